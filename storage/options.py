@@ -1,0 +1,23 @@
+"""What an owner can be told: one frozen dataclass, handed down by the supervisor.
+
+Lower layers read no globals and no environment; supervisor/config.py composes these from the configuration and checks ranges.
+"""
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StorageOptions:
+    """How entries are kept and when what was kept is given back."""
+
+    sync: str = "group"                       # "group": fdatasync before anything is answered; "interval": now and then; "none": the kernel decides
+    sync_interval_ms: int = 1_000             # with sync = "interval": how much of the newest data a power cut may cost
+    roll_over_bytes: int = 64 << 20           # a ledger is sealed when it holds this much; space is given back ledger by ledger
+    roll_over_entries: int = 1_000_000        # or this many entries
+    roll_over_age_s: int = 4 * 3600           # or when it is this old
+    journal_segment_bytes: int = 32 << 20     # segments are written over again and again: blocks written before sync 4 times faster than new ones
+    journal_segments_max: int = 8             # bound of what a recovery replays: segments x bytes
+    pass_bytes_max: int = 4 << 20             # bytes of entries that one pass takes in before it syncs
+    auto_create_topics: bool = True           # a topic comes to be when it is first used
+    auto_create_partitions: int = 0           # such topics are partitioned when this is above 0
+    auto_create_subscriptions: bool = True    # a subscription comes to be when it is first used
+    keep_alive_interval_ms: int = 30_000      # how long an owner waits for a suspected dead connection is derived from it
