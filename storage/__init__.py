@@ -1,0 +1,19 @@
+"""The owner's side: what is kept, and who gets it next.
+
+    options.py      what an owner can be told
+    errors.py       how the world can fail
+    format.py       every byte on disk
+    ledger.py       entries and their index, mapped
+    journal.py      what a pass decided, synced once; replayed after a crash
+    cursor.py       what a subscription has acknowledged
+    catalogue.py    tenants, namespaces, topics, subscriptions' names: SQLite
+    producers.py    who may publish to a partition
+    subscription.py a name, a cursor, its consumers
+    dispatch/       who gets the next entries: one small file per subscription type
+    partition.py    one partition: append, subscriptions, trimming
+    commands.py     what a client's command does to a partition
+    outbox.py       answers of a pass, by worker
+    owner.py        the process: receive, decide, sync, answer
+    recovery.py     journal -> ledgers and cursors, after a crash
+    counters.py     numbers that every process shows, in shared memory
+"""

@@ -1,0 +1,129 @@
+"""The answers a broker gives, one by one: each function returns the bytes of a frame.
+
+An optional field is set only when it says something: clients test for presence, not for values.
+"""
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.frames import frame
+
+NO_REQUEST = 0xFFFFFFFFFFFFFFFF   # the request id of what the broker says unasked
+SERVER_VERSION = "Pulsar Server 4.0.7 (Geminga 0.1.0)"
+PROTOCOL_VERSION = 21
+Type = api.BaseCommand.Type
+
+
+def connected(protocol_version: int, max_message_size: int) -> bytes:
+    command = api.BaseCommand(type=Type.CONNECTED)
+    answer = command.connected
+    answer.server_version = SERVER_VERSION
+    answer.protocol_version = min(PROTOCOL_VERSION, protocol_version)
+    answer.max_message_size = max_message_size
+    answer.feature_flags.supports_get_partitioned_metadata_without_auto_creation = True
+    return frame(command)
+
+
+def success(request_id: int) -> bytes:
+    return frame(api.BaseCommand(type=Type.SUCCESS, success=api.CommandSuccess(request_id=request_id)))
+
+
+def error(request_id: int, code: int, message: str) -> bytes:
+    return frame(api.BaseCommand(type=Type.ERROR, error=api.CommandError(request_id=request_id, error=code, message=message)))
+
+
+def send_error(producer_id: int, sequence_id: int, code: int, message: str) -> bytes:
+    answer = api.CommandSendError(producer_id=producer_id, sequence_id=sequence_id, error=code, message=message)
+    return frame(api.BaseCommand(type=Type.SEND_ERROR, send_error=answer))
+
+
+PING = frame(api.BaseCommand(type=Type.PING, ping=api.CommandPing()))
+PONG = frame(api.BaseCommand(type=Type.PONG, pong=api.CommandPong()))
+
+
+def producer_success(request_id: int, name: str, *, is_ready: bool = True, topic_epoch: int | None = None) -> bytes:
+    answer = api.CommandProducerSuccess(request_id=request_id, producer_name=name, last_sequence_id=-1, schema_version=b"",
+                                        producer_ready=is_ready)
+    if topic_epoch is not None:
+        answer.topic_epoch = topic_epoch
+    return frame(api.BaseCommand(type=Type.PRODUCER_SUCCESS, producer_success=answer))
+
+
+def close_producer(producer_id: int) -> bytes:
+    answer = api.CommandCloseProducer(producer_id=producer_id, request_id=NO_REQUEST)
+    return frame(api.BaseCommand(type=Type.CLOSE_PRODUCER, close_producer=answer))
+
+
+def close_consumer(consumer_id: int) -> bytes:
+    answer = api.CommandCloseConsumer(consumer_id=consumer_id, request_id=NO_REQUEST)
+    return frame(api.BaseCommand(type=Type.CLOSE_CONSUMER, close_consumer=answer))
+
+
+def active_consumer_change(consumer_id: int, is_active: bool) -> bytes:
+    answer = api.CommandActiveConsumerChange(consumer_id=consumer_id, is_active=is_active)
+    return frame(api.BaseCommand(type=Type.ACTIVE_CONSUMER_CHANGE, active_consumer_change=answer))
+
+
+def partitions(request_id: int, count: int) -> bytes:
+    answer = api.CommandPartitionedTopicMetadataResponse(
+        request_id=request_id, partitions=count, response=api.CommandPartitionedTopicMetadataResponse.Success)
+    return frame(api.BaseCommand(type=Type.PARTITIONED_METADATA_RESPONSE, partitionMetadataResponse=answer))
+
+
+def partitions_failed(request_id: int, code: int, message: str) -> bytes:
+    answer = api.CommandPartitionedTopicMetadataResponse(
+        request_id=request_id, response=api.CommandPartitionedTopicMetadataResponse.Failed, error=code, message=message)
+    return frame(api.BaseCommand(type=Type.PARTITIONED_METADATA_RESPONSE, partitionMetadataResponse=answer))
+
+
+def lookup(request_id: int, url: str) -> bytes:
+    """One host: the broker asked is the broker that serves.  Without TLS its URL is left out, not empty."""
+    answer = api.CommandLookupTopicResponse(
+        request_id=request_id, brokerServiceUrl=url, response=api.CommandLookupTopicResponse.Connect, authoritative=True,
+        proxy_through_service_url=False)
+    return frame(api.BaseCommand(type=Type.LOOKUP_RESPONSE, lookupTopicResponse=answer))
+
+
+def lookup_failed(request_id: int, code: int, message: str) -> bytes:
+    answer = api.CommandLookupTopicResponse(
+        request_id=request_id, response=api.CommandLookupTopicResponse.Failed, error=code, message=message)
+    return frame(api.BaseCommand(type=Type.LOOKUP_RESPONSE, lookupTopicResponse=answer))
+
+
+def ack_response(consumer_id: int, request_id: int, refusal: tuple[int, str] | None = None) -> bytes:
+    answer = api.CommandAckResponse(consumer_id=consumer_id, request_id=request_id)
+    if refusal:
+        answer.error, answer.message = refusal
+    return frame(api.BaseCommand(type=Type.ACK_RESPONSE, ackResponse=answer))
+
+
+def last_message_id(request_id: int, last: api.MessageIdData, mark_delete: api.MessageIdData | None) -> bytes:
+    answer = api.CommandGetLastMessageIdResponse(request_id=request_id, last_message_id=last, consumer_mark_delete_position=mark_delete)
+    return frame(api.BaseCommand(type=Type.GET_LAST_MESSAGE_ID_RESPONSE, getLastMessageIdResponse=answer))
+
+
+def message_id(ledger_id: int, entry_id: int, partition: int, batch_index: int = -1) -> api.MessageIdData:
+    """A position on the wire; -1 is written as 2**64 - 1."""
+    identity = api.MessageIdData(ledgerId=ledger_id & NO_REQUEST, entryId=entry_id & NO_REQUEST)
+    if partition >= 0:
+        identity.partition = partition
+    if batch_index >= 0:
+        identity.batch_index = batch_index
+    return identity
+
+
+def consumer_stats(request_id: int, **fields) -> bytes:
+    answer = api.CommandConsumerStatsResponse(request_id=request_id, **fields)
+    return frame(api.BaseCommand(type=Type.CONSUMER_STATS_RESPONSE, consumerStatsResponse=answer))
+
+
+def schema_missing(request_id: int, topic: str) -> bytes:
+    answer = api.CommandGetSchemaResponse(request_id=request_id, error_code=api.TopicNotFound, error_message=f"No schema of {topic}")
+    return frame(api.BaseCommand(type=Type.GET_SCHEMA_RESPONSE, getSchemaResponse=answer))
+
+
+def schema_refused(request_id: int, code: int, message: str) -> bytes:
+    answer = api.CommandGetOrCreateSchemaResponse(request_id=request_id, error_code=code, error_message=message)
+    return frame(api.BaseCommand(type=Type.GET_OR_CREATE_SCHEMA_RESPONSE, getOrCreateSchemaResponse=answer))
+
+
+def topics_of_namespace(request_id: int, topics: list[str]) -> bytes:
+    answer = api.CommandGetTopicsOfNamespaceResponse(request_id=request_id, topics=topics, filtered=False, changed=True)
+    return frame(api.BaseCommand(type=Type.GET_TOPICS_OF_NAMESPACE_RESPONSE, getTopicsOfNamespaceResponse=answer))

@@ -1,0 +1,192 @@
+"""One connection's state table: bytes in, events out.  No sockets, no clock, no ZeroMQ.
+
+`receive` reads the whole frames of a buffer and returns what happened, in order:
+
+    Sends            a run of SENDs, as rows and the bytes of their entries
+    SendRefused      a SEND that is answered with an error and changes nothing
+    BaseCommand      any other command, as the protobuf library decodes it
+
+Anything that is not the protocol raises ProtocolError, after which the connection is to be closed.  The events before it
+are kept in `events`: what a client has said in whole frames counts.
+"""
+from dataclasses import dataclass
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+
+from geminga.proto import frames, sends
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.errors import ProtocolError
+
+T = api.BaseCommand.Type
+
+NEW, CONNECTED = "NEW", "CONNECTED"
+
+# Connection state -> command type -> next state.  What is not here is a ProtocolError: unknown commands, answers that only
+# a broker gives, anything before CONNECT, a second CONNECT.
+TRANSITIONS: dict[str, dict[int, str]] = {
+    NEW: {T.CONNECT: CONNECTED},
+    CONNECTED: {command: CONNECTED for command in (
+        T.PING, T.PONG, T.PARTITIONED_METADATA, T.LOOKUP, T.GET_TOPICS_OF_NAMESPACE, T.GET_SCHEMA, T.GET_OR_CREATE_SCHEMA,
+        T.WATCH_TOPIC_LIST, T.WATCH_TOPIC_LIST_CLOSE,
+        T.PRODUCER, T.SEND, T.CLOSE_PRODUCER,
+        T.SUBSCRIBE, T.FLOW, T.ACK, T.REDELIVER_UNACKNOWLEDGED_MESSAGES, T.UNSUBSCRIBE, T.CLOSE_CONSUMER, T.SEEK,
+        T.GET_LAST_MESSAGE_ID, T.CONSUMER_STATS,
+        T.TC_CLIENT_CONNECT_REQUEST, T.NEW_TXN, T.ADD_PARTITION_TO_TXN, T.ADD_SUBSCRIPTION_TO_TXN, T.END_TXN)},
+}
+
+# The field of BaseCommand that holds each command, by its number in the enum: fields and types share their numbers but SEND's.
+_FIELD_OF_TYPE = {number: api.BaseCommand.DESCRIPTOR.fields_by_number[number].name
+                  for number in T.values() if number in api.BaseCommand.DESCRIPTOR.fields_by_number}
+_SEND_HEAD = b"\x08\x06"      # BaseCommand{type: SEND, ...} as every client writes it
+_WITHOUT_TEXT = frozenset((T.ACK, T.FLOW, T.PING, T.PONG, T.REDELIVER_UNACKNOWLEDGED_MESSAGES))
+_BACK_OFF_MAX = 4_096         # frames read one by one before a run is tried for again, where runs were short
+
+
+@dataclass(slots=True)
+class Sends:
+    """Some SENDs: rows (n,) SEND_ROW, and their entries' bytes, in order and without gaps."""
+
+    rows: NDArray
+    entries: NDArray[np.uint8] | bytes   # (n, size) view of the read buffer, valid until the next read; or bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SendRefused:
+    producer_id: int
+    sequence_id: int
+    code: int
+    message: str
+
+
+class Connection:
+    """The state of one connection as its bytes tell it."""
+
+    def __init__(self, message_size_max: int):
+        self.state = NEW
+        self.events: list = []
+        self._total_max = frames.frame_size_max(message_size_max)
+        self._layout: sends.Layout | None = None
+        self._rows: list[tuple] = []       # SENDs read one by one, not yet an event
+        self._entries: list[bytes] = []
+        self._singles = 0                  # frames to read one by one before the next try for a run
+        self._back_off = 0
+
+    def receive(self, buffer: NDArray[np.uint8], data: memoryview, end: int) -> int:
+        """Read the frames in the first `end` bytes of buffer (and data, the same bytes); returns how many bytes they took.
+
+        Adds to `events`.  Raises ProtocolError.
+        """
+        at = 0
+        while end - at >= 8:
+            total, command_size = frames.SIZES.unpack_from(data, at)
+            if total > self._total_max:
+                raise ProtocolError(f"a frame of {total} bytes; at most {self._total_max} are accepted")
+            if total < 4 or command_size > total - 4:
+                raise ProtocolError(f"a frame of {total} bytes with a command of {command_size}")
+            step = 4 + total
+            if self._singles <= 0 and (end - at) // step >= sends.RUN_MIN and (taken := self._run(buffer, at, end, step)):
+                at += taken
+                continue
+            if at + step > end:
+                break
+            self._one(bytes(data[at:at + step]), 8 + command_size)
+            self._singles -= 1
+            at += step
+        else:
+            if end - at >= 4 and (total := frames.SIZE.unpack_from(data, at)[0]) < 4:
+                raise ProtocolError(f"a frame of {total} bytes")
+        self._flush()
+        return at
+
+    def needed(self, data: memoryview, at: int, end: int) -> int:
+        """How many bytes the frame that begins at `at` takes in all, as far as is known; 8 at least."""
+        return 8 if end - at < 8 else 4 + frames.SIZE.unpack_from(data, at)[0]
+
+    def _run(self, buffer: NDArray[np.uint8], at: int, end: int, step: int) -> int:
+        """Read frames that look like the last SEND; returns the bytes taken, 0 when there is no such run."""
+        layout = self._layout
+        found = layout.read(buffer, at, end) if layout is not None and layout.total == step else None
+        if found is None or len(found[0]) < sends.RUN_MIN:
+            self._back_off = min(_BACK_OFF_MAX, 2 * self._back_off or 1)
+            self._singles = self._back_off
+            return 0
+        rows, entries, wrong = found
+        self._back_off = 0
+        self._flush()
+        if len(wrong):
+            # Few and far between: what comes before the first goes on as a run, that one is refused, the rest is read again.
+            count = int(wrong[0])
+            if count:
+                self.events.append(Sends(rows[:count], entries[:count]))
+            row = rows[count]
+            self.events.append(SendRefused(int(row["producer_id"]), int(row["sequence_id"]), api.ChecksumError, "Checksum failed"))
+            return (count + 1) * step
+        self.events.append(Sends(rows, entries))
+        return len(rows) * step
+
+    def _one(self, frame: bytes, command_end: int) -> None:
+        if frame[8:10] == _SEND_HEAD and self.state == CONNECTED:
+            return self._send(frame, command_end)
+        try:
+            command = api.BaseCommand.FromString(frame[8:command_end])
+        except DecodeError as error:
+            raise ProtocolError(f"a command that cannot be read: {error}") from None
+        if command.type == T.SEND and command.HasField("type"):
+            return self._send(frame, command_end)
+        self._flush()
+        self.state = self._next_state(command)
+        self.events.append(command)
+
+    def _next_state(self, command: api.BaseCommand) -> str:
+        kind = command.type if command.HasField("type") else -1
+        allowed = TRANSITIONS[self.state]
+        if kind not in allowed:
+            raise ProtocolError(f"command {T.Name(kind) if kind in T.values() else kind} while {self.state}")
+        field = _FIELD_OF_TYPE[kind]
+        if not command.HasField(field) or not getattr(command, field).IsInitialized():
+            raise ProtocolError(f"command {T.Name(kind)} lacks a required field")
+        if kind not in _WITHOUT_TEXT:
+            _check_text(getattr(command, field))
+        return allowed[kind]
+
+    def _send(self, frame: bytes, command_end: int) -> None:
+        try:
+            command = api.BaseCommand.FromString(frame[8:command_end])
+        except DecodeError as error:
+            raise ProtocolError(f"a SEND that cannot be read: {error}") from None
+        if T.SEND not in TRANSITIONS[self.state] or not command.send.IsInitialized():
+            raise ProtocolError(f"SEND while {self.state}, or without a required field")
+        send, entry = command.send, frame[command_end:]
+        try:
+            row = sends.read_one(send, entry)
+        except sends.BadChecksum:
+            return self._refuse(send, api.ChecksumError, "Checksum failed")
+        except sends.TransactionsRefused:
+            return self._refuse(send, api.NotAllowedError, "Transactions are not enabled.")
+        self._rows.append(row)
+        self._entries.append(entry)
+        if self._singles <= 1 and (self._layout is None or self._layout.total != len(frame) or self._back_off):
+            self._layout = sends.learn(frame, send, row)
+
+    def _refuse(self, send: api.CommandSend, code: int, message: str) -> None:
+        self._flush()
+        self.events.append(SendRefused(send.producer_id, send.sequence_id, code, message))
+
+    def _flush(self) -> None:
+        """Make an event of the SENDs that were read one by one."""
+        if self._rows:
+            self.events.append(Sends(np.array(self._rows, sends.SEND_ROW), b"".join(self._entries)))
+            self._rows, self._entries = [], []
+
+
+def _check_text(message) -> None:
+    """The library decodes strings when they are read; here, so that bytes that are no text end the connection and nothing else."""
+    try:
+        for field, value in message.ListFields():
+            if field.message_type is not None:
+                for part in value if field.is_repeated else (value,):
+                    _check_text(part)
+    except UnicodeDecodeError as error:
+        raise ProtocolError(f"a string that is not UTF-8: {error}") from None

@@ -1,0 +1,134 @@
+"""Receipts and messages -> bytes, as arrays: one template for a run of frames, with columns of varints stamped in.
+
+    receipt   total size 08 07 3a .. 08 PRODUCER 10 SEQUENCE 1a .. 08 LEDGER 10 ENTRY [20 HIGHEST]
+    message   total size 08 09 4a .. 08 CONSUMER 12 .. 08 LEDGER 10 ENTRY [18 PARTITION]  [broker entry metadata]  entry
+
+An entry's bytes are copied once, from the mapped ledger into the array that goes to the socket.
+"""
+import numpy as np
+from numpy.typing import NDArray
+
+from geminga.proto import varints
+from geminga.proto.frames import SIZE, SIZES
+
+RECEIPT_ROW = np.dtype([
+    ("connection", "<u4"),
+    ("flags", "<u4"),                # reserved
+    ("producer_id", "<u8"),
+    ("sequence_id", "<u8"),
+    ("highest_sequence_id", "<u8"),
+    ("ledger_id", "<u8"),
+    ("entry_id", "<u8"),
+])
+EQUAL_MIN = 8         # entries of one size; fewer are cheaper to put together one by one
+BROKER_TIMESTAMP, BROKER_INDEX = 1, 2   # bits: which fields of BrokerEntryMetadata are delivered
+
+
+def receipts(rows: NDArray) -> bytes:
+    """The SEND_RECEIPT frames of rows (n,) RECEIPT_ROW, all of one connection, in their order."""
+    columns = [(8, rows["producer_id"]), (16, rows["sequence_id"])]
+    identity = _Message([(8, rows["ledger_id"]), (16, rows["entry_id"])])
+    highest = rows["highest_sequence_id"]
+    tail = _Message([(32, highest)]) if highest.any() else _Message([])
+    body = _Message(columns)
+    size = body.size + 1 + varints.length(identity.size) + identity.size + tail.size
+    head = b"\x08\x07\x3a" + varints.encode(size)
+    middle = b"\x1a" + varints.encode(identity.size)
+    command = len(head) + size
+    block = np.empty((len(rows), 8 + command), np.uint8)
+    at = _put(block, 0, SIZES.pack(command + 4, command) + head)
+    at = _put(block, body.put(block, at), middle)
+    tail.put(block, identity.put(block, at))
+    return block.tobytes()
+
+
+class _Message:
+    """Fields of one protobuf message whose varints are columns: [(tag byte, values (n,))]."""
+
+    def __init__(self, fields: list[tuple[int, NDArray[np.uint64]]]):
+        self.fields = [(tag, values, varints.length(int(values.max()))) for tag, values in fields]
+        self.size = sum(1 + size for _, _, size in self.fields)
+
+    def put(self, block: NDArray[np.uint8], at: int) -> int:
+        for tag, values, size in self.fields:
+            block[:, at] = tag
+            varints.stamp(block, at + 1, values, size)
+            at += 1 + size
+        return at
+
+
+def _put(block: NDArray[np.uint8], at: int, data: bytes) -> int:
+    block[:, at:at + len(data)] = np.frombuffer(data, np.uint8)
+    return at + len(data)
+
+
+class Delivery:
+    """What is the same in all MESSAGE frames of one run: consumer, ledger, partition, what the broker adds."""
+
+    __slots__ = ("_prefix", "_suffix", "_broker_fields")
+
+    def __init__(self, consumer_id: int, ledger_id: int, partition: int, broker_fields: int = 0):
+        self._prefix = b"\x08" + varints.encode(consumer_id) + b"\x12", b"\x08" + varints.encode(ledger_id) + b"\x10"
+        self._suffix = b"\x18" + varints.encode(partition) if partition >= 0 else b""
+        self._broker_fields = broker_fields
+
+    def frames(self, first_entry: int, rows: NDArray, ledger: memoryview) -> list:
+        """Buffers with the MESSAGE frames of entries first_entry .. + len(rows), whose index rows and ledger are given."""
+        if len(rows) >= EQUAL_MIN and (rows["size"] == rows["size"][0]).all():
+            return [self._equal(first_entry, rows, ledger)]
+        return self._interleaved(first_entry, rows, ledger)
+
+    def _equal(self, first_entry: int, rows: NDArray, ledger: memoryview) -> memoryview:
+        """Entries of one size lie side by side in the ledger: one strided copy moves them all."""
+        size, count, start = int(rows["size"][0]), len(rows), int(rows["offset"][0])
+        head = self._heads(first_entry, rows, size)
+        width = head.shape[1]
+        block = np.empty((count, width + size), np.uint8)
+        block[:, :width] = head
+        block[:, width:] = np.frombuffer(ledger, np.uint8, count * size, start).reshape(count, size)
+        return block.data.cast("B") if block.size else memoryview(b"")
+
+    def _interleaved(self, first_entry: int, rows: NDArray, ledger: memoryview) -> list:
+        heads = self._heads(first_entry, rows, 0)
+        width = heads.shape[1]
+        heads[:, :4] = (rows["size"].astype(np.uint32) + np.uint32(width - 4)).astype(">u4").view(np.uint8).reshape(-1, 4)
+        text, out, at = heads.tobytes(), [], 0
+        for start, size in zip(rows["offset"].tolist(), rows["size"].tolist(), strict=True):
+            out += (text[at:at + width], ledger[start:start + size])
+            at += width
+        return [b"".join(out)]
+
+    def _heads(self, first_entry: int, rows: NDArray, size: int) -> NDArray[np.uint8]:
+        """All that precedes each entry, (n, width); the total is right for entries of `size` bytes."""
+        count = len(rows)
+        entries = np.arange(first_entry, first_entry + count, dtype=np.uint64)
+        entry_size = varints.length(first_entry + count - 1)
+        before, identity = self._prefix
+        identity_size = len(identity) + entry_size + len(self._suffix)
+        body = len(before) + varints.length(identity_size) + identity_size
+        start = b"\x08\x09\x4a" + varints.encode(body) + before + varints.encode(identity_size) + identity
+        command = len(start) + entry_size + len(self._suffix)
+        broker = self._broker_entry(rows)
+        width = 8 + command + broker.shape[1]
+        template = SIZES.pack(width - 4 + size, command) + start
+        block = np.empty((count, width), np.uint8)
+        at = _put(block, 0, template)
+        varints.stamp(block, at, entries, entry_size)
+        at = _put(block, at + entry_size, self._suffix)
+        block[:, at:] = broker
+        return block
+
+    def _broker_entry(self, rows: NDArray) -> NDArray[np.uint8]:
+        """(n, width) of 0x0e02, size and BrokerEntryMetadata; width 0 when nothing is to be added."""
+        if not self._broker_fields:
+            return np.empty((len(rows), 0), np.uint8)
+        fields = []
+        if self._broker_fields & BROKER_TIMESTAMP:
+            fields.append((8, rows["broker_time"].astype(np.uint64)))
+        if self._broker_fields & BROKER_INDEX:
+            # The index of a batch is that of its last message, as Pulsar's interceptor assigns it.
+            fields.append((16, rows["message_index"] + rows["messages"] - np.uint64(1)))
+        message = _Message(fields)
+        block = np.empty((len(rows), 6 + message.size), np.uint8)
+        message.put(block, _put(block, 0, b"\x0e\x02" + SIZE.pack(message.size)))
+        return block

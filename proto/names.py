@@ -1,0 +1,86 @@
+"""Topic names: {persistent|non-persistent}://tenant/namespace/topic, short forms, and partitions.
+
+`orders` means persistent://public/default/orders and `acme/eu/orders` means persistent://acme/eu/orders.  The older form
+with a cluster in the middle is refused with a hint.  A partition's name ends in -partition-N.
+"""
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.errors import Refusal
+
+_PARTITION = re.compile(r"^(.+)-partition-(0|[1-9][0-9]{0,8})$", re.DOTALL)
+_PART = re.compile(r"^[-=:.\w]+$")  # tenants and namespaces, as Pulsar's NamedEntity has it
+LENGTH_MAX = 4_096                  # arbitrary; far above what anybody uses, far below what would hurt the catalogue
+
+
+@dataclass(frozen=True, slots=True)
+class TopicName:
+    """A complete name; `partition` is -1 when the name is not one of a partition."""
+
+    domain: str
+    tenant: str
+    namespace_name: str
+    local_name: str
+    partition: int
+
+    @property
+    def namespace(self) -> str:
+        return f"{self.tenant}/{self.namespace_name}"
+
+    @property
+    def base(self) -> "TopicName":
+        """The partitioned topic that this partition belongs to; itself otherwise."""
+        if self.partition < 0:
+            return self
+        return TopicName(self.domain, self.tenant, self.namespace_name, _PARTITION.match(self.local_name)[1], -1)
+
+    @property
+    def is_persistent(self) -> bool:
+        return self.domain == "persistent"
+
+    def partition_name(self, number: int) -> "TopicName":
+        return TopicName(self.domain, self.tenant, self.namespace_name, f"{self.local_name}-partition-{number}", number)
+
+    def __str__(self) -> str:
+        return f"{self.domain}://{self.tenant}/{self.namespace_name}/{self.local_name}"
+
+
+@lru_cache(maxsize=16_384)
+def parse(text: str) -> TopicName:
+    """The topic that `text` names; raises Refusal(InvalidTopicName)."""
+    domain, separator, path = text.partition("://")
+    if not separator:
+        domain, path = "persistent", text
+        parts = path.split("/")
+        if len(parts) == 1:
+            path = f"public/default/{path}"
+        elif len(parts) != 3:
+            raise _invalid(text, "a short name is either topic or tenant/namespace/topic")
+    if domain not in ("persistent", "non-persistent"):
+        raise _invalid(text, "the domain is persistent or non-persistent")
+    parts = path.split("/", 2)
+    if len(parts) != 3:
+        raise _invalid(text, "expected domain://tenant/namespace/topic")
+    tenant, namespace, local = parts
+    if "/" in local:
+        raise _invalid(text, "names with a cluster are of Pulsar 1; use domain://tenant/namespace/topic")
+    if not local or not _PART.match(tenant) or not _PART.match(namespace):
+        raise _invalid(text, "tenant and namespace are made of letters, digits and -=:._, and a topic is not empty")
+    if len(text) > LENGTH_MAX or "\0" in text:
+        raise _invalid(text[:80], f"longer than {LENGTH_MAX} characters, or with a NUL")
+    found = _PARTITION.match(local)
+    return TopicName(domain, tenant, namespace, local, int(found[2]) if found else -1)
+
+
+def namespace(text: str) -> str:
+    """`tenant/namespace` when that is what text is; raises Refusal(InvalidTopicName)."""
+    tenant, _, name = text.partition("/")
+    if not _PART.match(tenant) or not _PART.match(name):
+        raise _invalid(text, "expected tenant/namespace")
+    return text
+
+
+def _invalid(text: str, why: str) -> Refusal:
+    return Refusal(api.InvalidTopicName, f"Invalid topic name: {text!r}: {why}")

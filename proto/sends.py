@@ -1,0 +1,255 @@
+"""SEND frames -> rows: what is stored about an entry, read from many frames at once.
+
+    total command-size  08 06 32 .. 08 PRODUCER 10 SEQUENCE 18 COUNT   0e01 CRC32C metadata-size METADATA payload
+    |<------------------ command ---------------------------------->|  |<------------- entry ---------------->|
+
+Frames that follow each other mostly look alike: one length, one layout of fields, other numbers.  `Layout` is learnt from
+one frame that the protobuf library has decoded: the bytes of its head (all before the payload) and which of them may
+differ.  A run of frames that differ in those bytes only is read by a few operations per column (`Layout.read`); any other
+frame goes through the library (`read_one`).  Both give the same row for the same bytes, and a test holds them to it.
+"""
+import base64
+import binascii
+
+import numpy as np
+from crc32c import crc32c
+from google.protobuf.message import DecodeError
+from mmh3 import mmh3_32_uintdigest
+from numpy.typing import NDArray
+
+from geminga.proto import checksums, varints
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.errors import ProtocolError
+from geminga.proto.frames import CHECKSUM_END, MAGIC, SIZE, SIZES
+
+SEND_ROW = np.dtype([
+    ("producer", "<u8"),             # the owner's handle; 0 until the worker has looked it up
+    ("producer_id", "<u8"),          # the client's number, unique on its connection
+    ("sequence_id", "<u8"),
+    ("highest_sequence_id", "<u8"),  # of a batch; 0 when not given
+    ("publish_time", "<i8"),         # ms since 1970, the client's clock
+    ("deliver_at", "<i8"),           # ms since 1970; 0: at once
+    ("offset", "<u8"),               # of the entry in the bytes that travel with the rows
+    ("connection", "<u4"),           # the worker's number of it
+    ("size", "<u4"),                 # bytes of the entry
+    ("messages", "<u4"),             # 1, or how many a batch holds
+    ("key_hash", "<u4"),             # Murmur3 of ordering key or key, 31 bits; of the sequence id when there is none
+    ("crc32c", "<u4"),               # as it stands in the entry; 0 without KEPT_CHECKSUM
+    ("flags", "<u4"),
+])
+assert SEND_ROW.itemsize == 80
+
+# Bits of `flags`, kept in the index as well.
+KEPT_CHECKSUM = 1    # the entry begins with magic and checksum (clients since protocol version 6)
+IS_BATCH = 2         # num_messages_in_batch is present, even when it is 1
+IS_CHUNK = 4
+HAS_KEY = 8
+
+RUN_MIN = 16                   # frames; a shorter run costs less in the library
+_TXN_FIELDS = ("txnid_least_bits", "txnid_most_bits")
+_FIBONACCI = 0x9E3779B97F4A7C15
+
+
+class BadChecksum(Exception):
+    """The entry's bytes are not those that the producer sent."""
+
+
+class TransactionsRefused(Exception):
+    """The SEND belongs to a transaction."""
+
+
+def read_one(command: api.CommandSend, entry: bytes) -> tuple:
+    """The row of one SEND, in the order of SEND_ROW's fields, with 0 for producer, connection and offset.
+
+    Raises BadChecksum; ProtocolError when the entry cannot be read.
+    """
+    metadata, checksum = _metadata(entry)
+    if command.txnid_most_bits or command.txnid_least_bits:
+        raise TransactionsRefused
+    flags = KEPT_CHECKSUM if checksum is not None else 0
+    if metadata.HasField("num_messages_in_batch"):
+        flags |= IS_BATCH
+    if command.is_chunk:
+        flags |= IS_CHUNK
+    try:
+        key = _key(metadata)
+    except UnicodeDecodeError as error:
+        raise ProtocolError(f"a key that is not UTF-8: {error}") from None
+    if key is not None:
+        flags |= HAS_KEY
+    key_hash = _keyless_hash(command.sequence_id) if key is None else mmh3_32_uintdigest(key) & 0x7FFFFFFF
+    messages = max(1, metadata.num_messages_in_batch)
+    return (0, command.producer_id, command.sequence_id, command.highest_sequence_id, _signed(metadata.publish_time),
+            metadata.deliver_at_time, 0, 0, len(entry), messages, key_hash, checksum or 0, flags)
+
+
+def _metadata(entry: bytes) -> tuple[api.MessageMetadata, int | None]:
+    at, checksum = 0, None
+    if len(entry) >= 2 and entry[0] << 8 | entry[1] == MAGIC:
+        if len(entry) < CHECKSUM_END:
+            raise ProtocolError("SEND ends inside its checksum")
+        at, checksum = CHECKSUM_END, SIZE.unpack_from(entry, 2)[0]
+        if crc32c(memoryview(entry)[CHECKSUM_END:]) != checksum:
+            raise BadChecksum
+    if len(entry) < at + 4:
+        raise ProtocolError("SEND ends inside its metadata's size")
+    size, at = SIZE.unpack_from(entry, at)[0], at + 4
+    if size > len(entry) - at:
+        raise ProtocolError(f"SEND announces {size} bytes of metadata and has {len(entry) - at}")
+    try:
+        return api.MessageMetadata.FromString(entry[at:at + size]), checksum
+    except DecodeError as error:
+        raise ProtocolError(f"MessageMetadata cannot be read: {error}") from None
+
+
+def _key(metadata: api.MessageMetadata) -> bytes | None:
+    """What decides which consumer of a Key_Shared subscription gets the message."""
+    if metadata.HasField("ordering_key"):
+        return metadata.ordering_key
+    if not metadata.HasField("partition_key"):
+        return None
+    return key_bytes(metadata.partition_key, metadata.partition_key_b64_encoded)
+
+
+def key_bytes(key: str, is_base64: bool) -> bytes:
+    """The key as hashed: a key of bytes comes in base64 (one that is not base64 counts as it stands)."""
+    if is_base64:
+        try:
+            return base64.b64decode(key, validate=True)
+        except (binascii.Error, ValueError):
+            pass
+    return key.encode()
+
+
+def _keyless_hash(sequence_id: int) -> int:
+    """Spreads messages without a key evenly, one after the other."""
+    return (sequence_id * _FIBONACCI >> 33) & 0x7FFFFFFF
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value
+
+
+class Layout:
+    """How the SEND frames that look like one frame are laid out; made by `learn`."""
+
+    __slots__ = ("total", "command_end", "head_size", "template", "tight", "columns", "messages", "flags", "key", "key_hash",
+                 "highest_sequence_id", "deliver_at")
+
+    def read(self, buffer: NDArray[np.uint8], at: int, end: int) -> tuple[NDArray, NDArray[np.uint8], NDArray[np.intp]] | None:
+        """The frames from `at` on that look like this: (rows (n,), entries (n, size), which have a wrong checksum).
+
+        None when already the first does not.  The entries are views into buffer.
+        """
+        count = (end - at) // self.total
+        block = buffer[at:at + count * self.total].reshape(count, self.total)
+        unlike = (block[:, :self.head_size] ^ self.template) & self.tight
+        words = {name: np.ndarray(count, "<u8", buffer, at + column, (self.total,)) for name, (column, _) in self.columns.items()}
+        if unlike.any():
+            count = int(unlike.any(axis=1).argmax())
+        for name, (_, size) in self.columns.items():
+            mask, expected = varints.continuation_mask(size)
+            other = (words[name][:count] & np.uint64(mask)) != np.uint64(expected)
+            if other.any():
+                count = int(other.argmax())
+        if count == 0:
+            return None
+        block = block[:count]
+        entries = block[:, self.command_end:]
+        rows = self._rows(block, {name: varints.read_words(words[name][:count], size) for name, (_, size) in self.columns.items()})
+        return rows, entries, checksums.wrong_ones(entries[:, CHECKSUM_END:], rows["crc32c"])
+
+    def _rows(self, block: NDArray[np.uint8], values: dict[str, NDArray[np.uint64]]) -> NDArray:
+        rows = np.zeros(len(block), SEND_ROW)
+        rows["producer_id"] = values["producer_id"]
+        rows["sequence_id"] = values["sequence_id"]
+        rows["highest_sequence_id"] = values.get("highest_sequence_id", self.highest_sequence_id)
+        rows["publish_time"] = values["publish_time"]
+        rows["deliver_at"] = values.get("deliver_at_time", self.deliver_at)
+        rows["size"] = self.total - self.command_end
+        rows["messages"] = self.messages
+        rows["flags"] = self.flags
+        checksum = block[:, self.command_end + 2:self.command_end + 6]
+        rows["crc32c"] = np.ascontiguousarray(checksum).view(">u4").ravel()
+        if self.key is not None:
+            keys = np.ascontiguousarray(block[:, self.key[0]:self.key[1]]).view(f"V{self.key[1] - self.key[0]}").ravel()
+            rows["key_hash"] = np.fromiter(map(mmh3_32_uintdigest, keys.tolist()), np.uint32, len(keys)) & np.uint32(0x7FFFFFFF)
+        elif self.key_hash is not None:
+            rows["key_hash"] = self.key_hash
+        else:
+            rows["key_hash"] = (rows["sequence_id"] * np.uint64(_FIBONACCI) >> np.uint64(33)) & np.uint64(0x7FFFFFFF)
+        return rows
+
+
+# Fields whose varint may differ from frame to frame: of CommandSend and of MessageMetadata, by number.
+_COMMAND_COLUMNS = {1: "producer_id", 2: "sequence_id", 6: "highest_sequence_id"}
+_METADATA_COLUMNS = {2: "metadata_sequence_id", 3: "publish_time", 12: "event_time", 19: "deliver_at_time", 24: "metadata_highest"}
+_PARTITION_KEY = 6
+
+
+def learn(frame: bytes, command: api.CommandSend, row: tuple) -> Layout | None:
+    """The layout of frames like this one, which `read_one` has read as `row`; None when it has a form not seen from clients."""
+    total, command_size = len(frame), SIZES.unpack_from(frame, 0)[1]
+    layout = Layout()
+    layout.total, layout.command_end = total, 8 + command_size
+    flags = row[-1]
+    if not flags & KEPT_CHECKSUM or any(command.HasField(name) for name in _TXN_FIELDS):
+        return None
+    metadata_at = layout.command_end + CHECKSUM_END + 4
+    layout.head_size = metadata_at + SIZE.unpack_from(frame, metadata_at - 4)[0]
+    try:
+        outer = _fields(frame, 8, layout.command_end)
+        inner = _fields(frame, *outer[6])
+        metadata = _fields(frame, metadata_at, layout.head_size)
+    except (ValueError, KeyError):
+        return None
+    columns = {name: inner[number] for number, name in _COMMAND_COLUMNS.items() if number in inner}
+    columns |= {name: metadata[number] for number, name in _METADATA_COLUMNS.items() if number in metadata}
+    if not {"producer_id", "sequence_id", "publish_time"} <= columns.keys():
+        return None
+    layout.columns = {name: (at, stop - at) for name, (at, stop) in columns.items()}
+    if any(size > varints.WORD_MAX or at + varints.WORD_MAX > total for at, size in layout.columns.values()):
+        return None
+    layout.template = np.frombuffer(frame, np.uint8, layout.head_size).copy()
+    layout.tight = np.full(layout.head_size, 255, np.uint8)
+    layout.tight[layout.command_end + 2:layout.command_end + CHECKSUM_END] = 0
+    for at, size in layout.columns.values():
+        layout.tight[at:at + size] = 0
+    layout.messages, layout.flags = row[9], flags
+    layout.highest_sequence_id, layout.deliver_at = row[3], row[5]
+    _learn_key(layout, metadata, flags, row[10])
+    return layout
+
+
+def _learn_key(layout: Layout, metadata: dict[int, tuple[int, int]], flags: int, key_hash: int) -> None:
+    """Plain keys of one length may differ; an ordering key, or one in base64, is the same all through a run."""
+    layout.key, layout.key_hash = None, key_hash if flags & HAS_KEY else None
+    plain = _PARTITION_KEY in metadata and 18 not in metadata and 17 not in metadata
+    if plain and metadata[_PARTITION_KEY][1] > metadata[_PARTITION_KEY][0]:
+        layout.key = metadata[_PARTITION_KEY]
+        layout.tight[layout.key[0]:layout.key[1]] = 0
+
+
+def _fields(data: bytes, at: int, end: int) -> dict[int, tuple[int, int]]:
+    """Where each field's value lies: {number: (first byte, byte behind it)}.  Raises ValueError for a repeated field."""
+    found: dict[int, tuple[int, int]] = {}
+    while at < end:
+        tag, at = varints.decode(data, at)
+        if tag >> 3 in found and tag & 7 == 0:
+            raise ValueError("repeated")
+        start = at
+        if tag & 7 == 0:
+            _, at = varints.decode(data, at)
+        elif tag & 7 == 2:
+            size, start = varints.decode(data, at)
+            at = start + size
+        elif tag & 7 == 1:
+            at += 8
+        elif tag & 7 == 5:
+            at += 4
+        else:
+            raise ValueError("groups are not used")
+        found[tag >> 3] = (start, at)
+    if at != end:
+        raise ValueError("a field ends behind its message")
+    return found

@@ -1,0 +1,60 @@
+"""Columns of protobuf varints: many of them written into, or read from, the same columns of a block of bytes.
+
+A varint of n bytes holds 7n bits, lowest first; the top bit of every byte but the last is set.  All values of a column
+take the same number of bytes: where they differ, shorter ones are padded with continuation bytes of no value
+(5 in two bytes is 85 00), which every protobuf decoder reads as the same number.
+"""
+import numpy as np
+from numpy.typing import NDArray
+
+WORD_MAX = 8                                  # longest varint that can be read from one 8-byte load
+
+
+def encode(value: int) -> bytes:
+    """The varint of a number in 0 .. 2**64 - 1."""
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def decode(data, at: int) -> tuple[int, int]:
+    """(value, offset behind it); raises ValueError when it is longer than ten bytes, IndexError when it is cut."""
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value & 0xFFFFFFFFFFFFFFFF, at
+        shift += 7
+        if shift > 63:
+            raise ValueError("varint longer than ten bytes")
+
+
+def length(value: int) -> int:
+    """Bytes that the varint of value takes."""
+    return max(1, (value.bit_length() + 6) // 7)
+
+
+def stamp(block: NDArray[np.uint8], column: int, values: NDArray[np.uint64], size: int) -> None:
+    """Write values (n,) as varints of `size` bytes into block[:, column : column + size]."""
+    for byte in range(size):
+        part = (values >> np.uint64(7 * byte)).astype(np.uint8)
+        block[:, column + byte] = (part & 127 if byte == size - 1 else part | 128)
+
+
+def continuation_mask(size: int) -> tuple[int, int]:
+    """(mask, expected) of a little-endian word that begins with a varint of exactly `size` bytes."""
+    mask = int.from_bytes(b"\x80" * size, "little")
+    return mask, int.from_bytes(b"\x80" * (size - 1), "little")
+
+
+def read_words(words: NDArray[np.uint64], size: int) -> NDArray[np.uint64]:
+    """The values of varints of `size` bytes (at most 8) that words (n,) begin with."""
+    values = words & np.uint64(127)
+    for byte in range(1, size):
+        values |= (words >> np.uint64(byte)) & np.uint64(127 << (7 * byte))
+    return values

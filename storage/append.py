@@ -1,0 +1,134 @@
+"""SENDs of one pass -> ledgers: one table for all partitions it touches, sorted by partition.
+
+`plan` decides where every entry goes and changes nothing but the room that is reserved; the journal makes the plan
+durable; `apply` writes it into the ledgers.  The entries' bytes stay in the pieces that came from the workers: the journal
+writes them as they are, and each stretch that is also in one piece in its ledger is copied there at once.
+"""
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from geminga.proto.sends import SEND_ROW
+from geminga.storage import format
+from geminga.storage.journal import Record
+from geminga.storage.ledger import Ledger
+from geminga.storage.partition import Partition
+
+_NO_OPS = np.empty(0, format.OP_ROW)
+
+
+@dataclass(slots=True)
+class Batch:
+    """The SENDs of a pass as they came: rows (n,) SEND_ROW with offsets into pieces laid end to end, and who sent each."""
+
+    rows: NDArray
+    workers: NDArray[np.uint32]
+    pieces: list[memoryview]
+    bases: NDArray[np.int64]          # where each piece begins
+
+    @property
+    def size(self) -> int:
+        return int(self.bases[-1]) + len(self.pieces[-1])
+
+
+@dataclass(slots=True)
+class Plan:
+    """Where the rows go.  groups: (partition, ledger, first row, row behind the last), in the order of rows."""
+
+    batch: Batch                      # rows sorted by partition, in order of arrival within each
+    groups: list[tuple[Partition, Ledger, int, int]]
+    index: NDArray                    # (n,) INDEX_ROW
+    ledger_ids: NDArray[np.uint64]    # (n,)
+    entry_ids: NDArray[np.int64]      # (n,)
+
+    def record(self, ops: NDArray) -> Record:
+        table = np.array([(partition.partition_id, ledger.ledger_id, int(self.entry_ids[start]), end - start)
+                          for partition, ledger, start, end in self.groups], format.GROUP_ROW)
+        return Record(table, self.index, self.batch.rows["offset"].astype(format.SOURCE), ops, self.batch.pieces, self.batch.size)
+
+
+def gather(sends: list[tuple[int, NDArray, memoryview]]) -> Batch:
+    """One batch of what (worker, rows, entries) brought."""
+    sizes = np.array([len(data) for _, _, data in sends], np.int64)
+    bases = np.cumsum(sizes) - sizes
+    rows = np.concatenate([rows for _, rows, _ in sends])      # a copy: what came is read-only
+    counts = [len(found) for _, found, _ in sends]
+    if len(sends) > 1:
+        rows["offset"] += np.repeat(bases, counts).astype(np.uint64)
+    workers = np.repeat(np.array([worker for worker, _, _ in sends], np.uint32), counts)
+    return Batch(rows, workers, [data for _, _, data in sends], bases)
+
+
+def sort_by_partition(batch: Batch, slots: NDArray[np.int64]) -> tuple[Batch, NDArray[np.intp]]:
+    """The rows with a slot >= 0, those of one partition together and in order; and where each partition begins."""
+    if len(slots) and (slots == slots[0]).all():
+        kept = batch if slots[0] >= 0 else Batch(batch.rows[:0], batch.workers[:0], batch.pieces, batch.bases)
+        return kept, np.zeros(1 if len(kept.rows) else 0, np.intp)
+    order = np.argsort(slots, kind="stable")
+    order = order[np.searchsorted(slots[order], 0):]
+    slots = slots[order]
+    starts = np.flatnonzero(np.diff(slots, prepend=-1))
+    return Batch(batch.rows[order], batch.workers[order], batch.pieces, batch.bases), starts
+
+
+def plan(batch: Batch, places: list[tuple[Partition, Ledger]], starts: NDArray[np.intp], now_ms: int) -> Plan:
+    """Where each row of batch goes, when the rows from starts[i] on go behind the last entry of places[i]."""
+    rows, count = batch.rows, len(batch.rows)
+    ends = np.append(starts[1:], count)
+    lengths = ends - starts
+    ledgers = [ledger for _, ledger in places]
+    index = np.zeros(count, format.INDEX_ROW)
+    for name in ("publish_time", "deliver_at", "size", "messages", "key_hash", "flags", "crc32c"):
+        index[name] = rows[name]
+    index["broker_time"] = now_ms
+    index["offset"] = _running(rows["size"], starts, lengths, [ledger.size for ledger in ledgers])
+    index["message_index"] = _running(rows["messages"], starts, lengths, [partition.next_message for partition, _ in places])
+    first_entries = np.array([ledger.entries for ledger in ledgers], np.int64)
+    entry_ids = np.arange(count) + np.repeat(first_entries - starts, lengths)
+    ledger_ids = np.repeat(np.array([ledger.ledger_id for ledger in ledgers], np.uint64), lengths)
+    index["checksum"] = format.row_checksums(index, ledger_ids, entry_ids)
+    groups = [(partition, ledger, start, end) for (partition, ledger), start, end in
+              zip(places, starts.tolist(), ends.tolist(), strict=True)]
+    return Plan(batch, groups, index, ledger_ids, entry_ids)
+
+
+def _running(values: NDArray, starts: NDArray[np.intp], lengths: NDArray[np.intp], bases: list[int]) -> NDArray[np.int64]:
+    """For each group: its base, then its base and the sum of the values before."""
+    before = np.cumsum(values, dtype=np.int64) - values
+    return before + np.repeat(np.array(bases, np.int64) - before[starts], lengths)
+
+
+def apply(planned: Plan) -> None:
+    """Write the entries and their index rows into the ledgers."""
+    batch, index = planned.batch, planned.index
+    sources = batch.rows["offset"].astype(np.int64)
+    sizes = batch.rows["size"].astype(np.int64)
+    # A stretch goes on as long as source and target both do, within one group and one piece.
+    breaks = np.ones(len(index), bool)
+    breaks[1:] = sources[1:] != sources[:-1] + sizes[:-1]
+    breaks[[start for _, _, start, _ in planned.groups]] = True
+    if len(batch.pieces) > 1:
+        owners = np.searchsorted(batch.bases, sources, side="right") - 1
+        breaks[1:] |= owners[1:] != owners[:-1]
+    else:
+        owners = np.zeros(len(index), np.intp)
+    starts = np.flatnonzero(breaks)
+    ends = np.append(starts[1:], len(index)) - 1
+    at = sources[starts] - batch.bases[owners[starts]]
+    length = sources[ends] + sizes[ends] - sources[starts]
+    stretches = zip(starts.tolist(), owners[starts].tolist(), at.tolist(), length.tolist(), index["offset"][starts].tolist(), strict=True)
+    stretch = next(stretches)
+    for _, ledger, first, end in planned.groups:
+        target = ledger.bytes
+        while stretch is not None and stretch[0] < end:
+            _, piece, source, size, offset = stretch
+            target[offset:offset + size] = batch.pieces[piece][source:source + size]
+            stretch = next(stretches, None)
+        ledger.append(index[first:end])
+    for partition, _, _, end in planned.groups:
+        last = index[end - 1]
+        partition.next_message = int(last["message_index"]) + int(last["messages"])
+
+
+assert SEND_ROW["size"] == format.INDEX_ROW["size"]

@@ -1,0 +1,166 @@
+"""The catalogue: what is small and relational, in SQLite, shared by all processes.
+
+Every process opens it by itself; writers take turns.  A reader asks `changed` (one pragma, no I/O) whether anybody has
+committed since it last looked.  What is in a committed transaction is on disk.
+
+Ids of partitions, subscriptions and ledgers are handed out once and never again: AUTOINCREMENT for the first two, and for
+ledgers a counter from which each owner takes a block at a time.
+"""
+import sqlite3
+import time
+from pathlib import Path
+
+from geminga.proto.names import TopicName
+
+LEDGER_BLOCK = 1_000         # ledger ids taken at a time; what is left of a block at a crash is never used
+VERSION = 1
+
+_TABLES = """
+CREATE TABLE tenants (name TEXT PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE namespaces (name TEXT PRIMARY KEY, tenant TEXT NOT NULL REFERENCES tenants) WITHOUT ROWID;
+-- A topic as its users name it: partitions = 0 when it is not partitioned.
+CREATE TABLE topics (name TEXT PRIMARY KEY, namespace TEXT NOT NULL REFERENCES namespaces, partitions INTEGER NOT NULL,
+                     created_ms INTEGER NOT NULL) WITHOUT ROWID;
+CREATE INDEX topics_by_namespace ON topics (namespace);
+-- What is stored: a topic that is not partitioned, or one partition.
+CREATE TABLE partitions (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, topic_epoch INTEGER);
+CREATE TABLE subscriptions (id INTEGER PRIMARY KEY AUTOINCREMENT, partition_id INTEGER NOT NULL REFERENCES partitions, name TEXT NOT NULL,
+                            UNIQUE (partition_id, name));
+CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+"""
+
+
+class CatalogueError(Exception):
+    """The catalogue cannot be used: of a newer version, or not a catalogue."""
+
+
+class Catalogue:
+    """One process's connection.  Writing happens in a transaction that `commit` ends; reading sees what is committed."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._db = sqlite3.connect(path, isolation_level=None, timeout=30, check_same_thread=False)
+        self._db.execute("PRAGMA synchronous = FULL")
+        self._db.execute("PRAGMA foreign_keys = ON")
+        self._seen = -1
+        self._ledger_ids = iter(())
+
+    def close(self) -> None:
+        self._db.close()
+
+    def changed(self) -> bool:
+        """Whether another process has committed since the last time this was asked."""
+        seen = self._db.execute("PRAGMA data_version").fetchone()[0]
+        if seen == self._seen:
+            return False
+        self._seen = seen
+        return True
+
+    # -- transactions
+
+    def _write(self, statement: str, values: tuple = ()) -> sqlite3.Cursor:
+        if not self._db.in_transaction:
+            self._db.execute("BEGIN IMMEDIATE")
+        return self._db.execute(statement, values)
+
+    def commit(self) -> None:
+        """What was written since the last commit is on disk."""
+        if self._db.in_transaction:
+            self._db.execute("COMMIT")
+
+    def _one(self, statement: str, values: tuple = ()):
+        row = self._db.execute(statement, values).fetchone()
+        return row[0] if row else None
+
+    def _column(self, statement: str, values: tuple = ()) -> list:
+        return [row[0] for row in self._db.execute(statement, values)]
+
+    # -- tenants, namespaces, topics
+
+    def create_namespace(self, name: str) -> None:
+        """The namespace and its tenant exist."""
+        tenant = name.split("/", 1)[0]
+        self._write("INSERT OR IGNORE INTO tenants VALUES (?)", (tenant,))
+        self._write("INSERT OR IGNORE INTO namespaces VALUES (?, ?)", (name, tenant))
+
+    def has_namespace(self, name: str) -> bool:
+        return self._one("SELECT 1 FROM namespaces WHERE name = ?", (name,)) is not None
+
+    def partition_count(self, topic: TopicName) -> int | None:
+        """Of a topic by its base name: 0 when it is not partitioned, None when there is no such topic."""
+        return self._one("SELECT partitions FROM topics WHERE name = ?", (str(topic),))
+
+    def create_topic(self, topic: TopicName, partitions: int) -> bool:
+        """False when there is one already."""
+        done = self._write("INSERT OR IGNORE INTO topics VALUES (?, ?, ?, ?)", (str(topic), topic.namespace, partitions, now_ms()))
+        return done.rowcount > 0
+
+    def topics(self, namespace: str) -> list[str]:
+        """Complete names, a partitioned topic by each of its partitions, sorted."""
+        rows = self._db.execute("SELECT name, partitions FROM topics WHERE namespace = ? ORDER BY name", (namespace,))
+        return [part for name, count in rows for part in ([name] if count == 0 else [f"{name}-partition-{n}" for n in range(count)])]
+
+    # -- partitions and subscriptions
+
+    def partition(self, name: TopicName) -> tuple[int, int | None] | None:
+        """(id, topic epoch) of a stored partition, None when nothing was stored under the name yet."""
+        return self._db.execute("SELECT id, topic_epoch FROM partitions WHERE name = ?", (str(name),)).fetchone()
+
+    def create_partition(self, name: TopicName) -> int:
+        return self._write("INSERT INTO partitions (name) VALUES (?)", (str(name),)).lastrowid
+
+    def set_topic_epoch(self, partition_id: int, epoch: int) -> None:
+        self._write("UPDATE partitions SET topic_epoch = ? WHERE id = ?", (epoch, partition_id))
+
+    def subscriptions(self, partition_id: int) -> dict[str, int]:
+        """{name: id} of the durable ones."""
+        return dict(self._db.execute("SELECT name, id FROM subscriptions WHERE partition_id = ?", (partition_id,)))
+
+    def create_subscription(self, partition_id: int, name: str) -> int:
+        return self._write("INSERT INTO subscriptions (partition_id, name) VALUES (?, ?)", (partition_id, name)).lastrowid
+
+    def delete_subscription(self, subscription_id: int) -> None:
+        self._write("DELETE FROM subscriptions WHERE id = ?", (subscription_id,))
+
+    # -- counters
+
+    def next_ledger_id(self) -> int:
+        """Never given out before, nor ever again."""
+        for ledger_id in self._ledger_ids:
+            return ledger_id
+        last = self.take("ledgers", LEDGER_BLOCK)
+        self.commit()      # before the first of them names a file
+        self._ledger_ids = iter(range(last - LEDGER_BLOCK + 1, last + 1))
+        return next(self._ledger_ids)
+
+    def take(self, counter: str, count: int = 1) -> int:
+        """Raise the counter by count; returns its new value.  Part of the open transaction."""
+        return self._write("INSERT INTO counters VALUES (?, ?) ON CONFLICT DO UPDATE SET value = value + excluded.value RETURNING value",
+                           (counter, count)).fetchone()[0]
+
+
+def open_catalogue(path: Path) -> Catalogue:
+    """The catalogue at path, made when there is none.  Raises CatalogueError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        catalogue = Catalogue(path)
+        found = catalogue._one("PRAGMA user_version")
+        if found == 0:
+            _create(catalogue)
+        elif found != VERSION:
+            raise CatalogueError(f"{path} has format version {found}; this program reads {VERSION}")
+    except sqlite3.DatabaseError as error:
+        raise CatalogueError(f"{path}: {error}") from error
+    return catalogue
+
+
+def _create(catalogue: Catalogue) -> None:
+    catalogue._db.execute("PRAGMA journal_mode = WAL")
+    catalogue._db.executescript(f"BEGIN IMMEDIATE; {_TABLES} PRAGMA user_version = {VERSION}; COMMIT;")
+    for namespace in ("public/default", "pulsar/system"):
+        catalogue.create_namespace(namespace)
+    catalogue.commit()
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000

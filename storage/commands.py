@@ -1,0 +1,446 @@
+"""What a client's command does to a partition: one function per command, found in a table.
+
+Each takes (owner, session, command), changes the owner's tables, notes what the journal has to keep, and puts answers into
+the outbox; none of them leaves before the pass is durable.  A Refusal raised here becomes the command's error answer.
+"""
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from geminga.proto import commands as answers
+from geminga.proto import envelope, names
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.errors import Refusal
+from geminga.proto.names import TopicName
+from geminga.storage import format, partition
+from geminga.storage.cursor import Position
+from geminga.storage.dispatch import DISPATCHERS
+from geminga.storage.partition import Partition, op
+from geminga.storage.producers import Producer
+from geminga.storage.subscription import Consumer, Subscription, SubType
+
+T = api.BaseCommand.Type
+_RESERVED = ("pulsar.repl",)              # prefixes of subscription names that Pulsar keeps for itself
+_RESERVED_NAMES = ("", "pulsar.dedup")
+
+
+def carry_out(owner, session, command: api.BaseCommand) -> None:
+    """Do what the command says.  Raises Refusal, StorageFull."""
+    _COMMANDS[command.type](owner, session, command)
+
+
+def refuse(owner, session, command: api.BaseCommand, refusal: Refusal) -> None:
+    """Tell the client; and its worker, that the producer or consumer it asked for does not exist."""
+    body = getattr(command, _REQUESTS[command.type])
+    data = answers.error(body.request_id, refusal.code, refusal.message)
+    action, object_id = envelope.WRITE, 0
+    if command.type == T.PRODUCER and body.producer_id not in session.producers:
+        action, object_id = envelope.PRODUCER_GONE, body.producer_id
+    elif command.type == T.SUBSCRIBE and body.consumer_id not in session.consumers:
+        action, object_id = envelope.CONSUMER_GONE, body.consumer_id
+    owner.outbox(session.worker).reply(session.connection, data, action=action, object_id=object_id)
+
+
+def end_session(owner, session) -> None:
+    """The connection is closed: its producers and consumers are gone."""
+    owner.sessions.pop((session.worker, session.connection), None)
+    for producer in list(session.producers.values()):
+        _remove_producer(owner, producer)
+    for consumer in list(session.consumers.values()):
+        _remove_consumer(owner, consumer)
+    session.producers.clear()
+    session.consumers.clear()
+    resume(owner, session, is_alive=False)
+
+
+def resume(owner, session, *, is_alive: bool) -> None:
+    """Carry out the commands that waited for the fate of this session's connection."""
+    for other, command in owner.parked.pop((session.worker, session.connection), ()):
+        if (other.worker, other.connection) not in owner.sessions:
+            continue
+        try:
+            _COMMANDS[command.type](owner, other, command, probed=is_alive)
+        except Refusal as refusal:
+            refuse(owner, other, command, refusal)
+
+
+def _park(owner, session, command: api.BaseCommand, worker: int, connection: int) -> None:
+    """Wait with the command until the other connection, which is in its way, has shown whether it lives."""
+    owner.parked.setdefault((worker, connection), []).append((session, command))
+    owner.outbox(worker).reply(connection, b"", action=envelope.PROBE)
+
+
+# -- topics
+
+def _find_or_create(owner, name: TopicName, *, may_create: bool = True) -> Partition:
+    """The partition of that name; made when it may be.  Raises Refusal."""
+    found = owner.partition(name)
+    if found is not None:
+        return found
+    catalogue, base = owner.catalogue, name.base
+    if not catalogue.has_namespace(name.namespace):
+        raise Refusal(api.TopicNotFound, f"Namespace {name.namespace} does not exist")
+    count = catalogue.partition_count(base)
+    if count and not 0 <= name.partition < count:
+        why = "is partitioned: use its partitions" if name.partition < 0 else f"has {count} partitions"
+        raise Refusal(api.TopicNotFound, f"Topic {base} {why}; {name} does not exist")
+    if not count and catalogue.partition_count(name) is None:
+        if not (may_create and owner.options.auto_create_topics):
+            raise Refusal(api.TopicNotFound, f"Topic {name} does not exist")
+        catalogue.create_topic(name, 0)
+    owner.answer_needs_sync()
+    return owner.create_partition(name)
+
+
+# -- producers
+
+def _producer(owner, session, command: api.BaseCommand, *, probed: bool = False) -> None:
+    request = command.producer
+    existing = session.producers.get(request.producer_id)
+    if existing is not None:
+        if not existing.is_ready:
+            raise Refusal(api.ServiceNotReady, "Producer is already present on the connection")
+        return _producer_ready(owner, existing, request.request_id)
+    if request.HasField("schema"):
+        raise Refusal(api.NotAllowedError, "Schemas are not available in this version")
+    if request.txn_enabled:
+        raise Refusal(api.NotAllowedError, "Transactions are not enabled.")
+    found = _find_or_create(owner, names.parse(request.topic))
+    producer = Producer(
+        owner.new_handle(), session.worker, session.connection, request.producer_id, request.request_id,
+        request.producer_name or _generated_name(owner), not (request.user_provided_producer_name and request.producer_name),
+        request.epoch, request.producer_access_mode, request.topic_epoch if request.HasField("topic_epoch") else None, found)
+    holder = found.producers.holder_of_name(producer)
+    if holder is not None and request.producer_access_mode != api.ExclusiveWithFencing:
+        if not probed and (holder.worker, holder.connection) != (session.worker, session.connection):
+            return _park(owner, session, command, holder.worker, holder.connection)
+        raise Refusal(api.ProducerBusy, f"Producer with name '{producer.name}' is already connected to topic")
+    initial = request.initial_subscription_name
+    if initial and (initial, True) not in found.subscriptions:
+        if not owner.options.auto_create_subscriptions:
+            raise Refusal(api.NotAllowedError, f"Initial subscription {initial} may not be created: automatic creation is off")
+        _create_subscription(owner, found, initial, found.before(partition.EARLIEST))
+    for outcast in found.producers.admit(producer):
+        _expel_producer(owner, outcast)
+    session.producers[producer.producer_id] = producer
+    owner.producers[producer.handle] = producer
+    owner.counters.add("producers")
+    if producer.is_ready:
+        _producer_ready(owner, producer, request.request_id)
+    else:
+        data = answers.producer_success(request.request_id, producer.name, is_ready=False)
+        owner.outbox(session.worker).reply(session.connection, data)
+
+
+def _generated_name(owner) -> str:
+    """Never used before: a counter that the catalogue keeps."""
+    owner.answer_needs_sync()
+    return f"geminga-{owner.catalogue.take('producers')}"
+
+
+def _producer_ready(owner, producer: Producer, request_id: int) -> None:
+    found = producer.partition
+    if found.producers.exclusive is producer:
+        owner.catalogue.set_topic_epoch(found.partition_id, producer.topic_epoch)
+    data = answers.producer_success(request_id, producer.name, topic_epoch=producer.topic_epoch)
+    owner.outbox(producer.worker).reply(producer.connection, data, action=envelope.PRODUCER_READY,
+                                        object_id=producer.producer_id, handle=producer.handle)
+
+
+def _remove_producer(owner, producer: Producer) -> None:
+    owner.producers.pop(producer.handle, None)
+    owner.counters.add("producers", -1)
+    successor = producer.partition.producers.leave(producer)
+    if successor is not None:
+        _producer_ready(owner, successor, successor.request_id)
+
+
+def _expel_producer(owner, producer: Producer) -> None:
+    """Another has taken its place; its client may come back and be told what holds."""
+    session = owner.sessions.get((producer.worker, producer.connection))
+    if session is not None:
+        session.producers.pop(producer.producer_id, None)
+    if owner.producers.pop(producer.handle, None) is not None:
+        owner.counters.add("producers", -1)
+    data = answers.close_producer(producer.producer_id)
+    if not producer.is_ready:
+        data = answers.error(producer.request_id, api.ProducerFenced, "Fenced by a producer with ExclusiveWithFencing")
+    owner.outbox(producer.worker).reply(producer.connection, data, action=envelope.PRODUCER_GONE, object_id=producer.producer_id)
+
+
+def _close_producer(owner, session, command: api.BaseCommand) -> None:
+    request = command.close_producer
+    producer = session.producers.pop(request.producer_id, None)
+    if producer is not None:
+        _remove_producer(owner, producer)
+    _success(owner, session, request.request_id, envelope.PRODUCER_GONE, request.producer_id)
+
+
+def _success(owner, session, request_id: int, action: int = envelope.WRITE, object_id: int = 0) -> None:
+    owner.outbox(session.worker).reply(session.connection, answers.success(request_id), action=action, object_id=object_id)
+
+
+# -- subscriptions and consumers
+
+def _subscribe(owner, session, command: api.BaseCommand, *, probed: bool = False) -> None:
+    request = command.subscribe
+    existing = session.consumers.get(request.consumer_id)
+    if existing is not None:
+        return _consumer_ready(owner, existing, request.request_id)
+    _check_subscribe(request)
+    found = _find_or_create(owner, names.parse(request.topic), may_create=request.force_topic_creation)
+    subscription = found.subscriptions.get((request.subscription, request.durable))
+    if subscription is not None and subscription.consumers:
+        holder = subscription.consumers[0]
+        if not probed and (holder.worker, holder.connection) != (session.worker, session.connection):
+            return _park(owner, session, command, holder.worker, holder.connection)
+        raise Refusal(api.ConsumerBusy, "Exclusive consumer is already connected")
+    if subscription is None:
+        subscription = _new_subscription(owner, found, request)
+    consumer = Consumer(owner.new_handle(), session.worker, session.connection, request.consumer_id, request.consumer_name,
+                        session.protocol_version, subscription, owner.now_ms)
+    subscription.consumers.append(consumer)
+    subscription.kind = request.subType
+    subscription.rewind()
+    session.consumers[consumer.consumer_id] = consumer
+    owner.consumers[consumer.handle] = consumer
+    owner.counters.add("consumers")
+    _consumer_ready(owner, consumer, request.request_id)
+
+
+def _check_subscribe(request: api.CommandSubscribe) -> None:
+    name = request.subscription
+    if name in _RESERVED_NAMES or name.startswith(_RESERVED):
+        raise Refusal(api.ProducerBusy, f"Subscription name {name!r} is reserved")
+    if request.subType not in DISPATCHERS:
+        raise Refusal(api.NotAllowedError, f"{SubType.Name(request.subType)} subscriptions are not available in this version")
+    if request.HasField("schema"):
+        raise Refusal(api.NotAllowedError, "Schemas are not available in this version")
+
+
+def _new_subscription(owner, found: Partition, request: api.CommandSubscribe) -> Subscription:
+    if request.durable and not owner.options.auto_create_subscriptions:
+        raise Refusal(api.SubscriptionNotFound, f"Subscription {request.subscription} does not exist, and may not be created")
+    if request.HasField("start_message_id"):
+        position = found.before(_position(request.start_message_id))
+    elif request.start_message_rollback_duration_sec:
+        position = found.before_time(owner.now_ms - request.start_message_rollback_duration_sec * 1000)
+    elif request.initialPosition == api.CommandSubscribe.Earliest:
+        position = found.before(partition.EARLIEST)
+    else:
+        position = found.last_confirmed
+    if request.durable:
+        return _create_subscription(owner, found, request.subscription, position)
+    return found.add_subscription(request.subscription, 0, position, is_durable=False)
+
+
+def _create_subscription(owner, found: Partition, name: str, position: Position) -> Subscription:
+    subscription_id = owner.catalogue.create_subscription(found.partition_id, name)
+    subscription = found.add_subscription(name, subscription_id, position, is_durable=True)
+    _reset(owner, subscription, position)
+    return subscription
+
+
+def _reset(owner, subscription: Subscription, position: Position) -> None:
+    """The cursor starts anew behind position."""
+    subscription.cursor.move(position)
+    subscription.rewind()
+    if subscription.is_durable:
+        found = subscription.partition
+        subscription.unwritten = True
+        owner.note(found, op(format.CURSOR_RESET, found.partition_id, subscription_id=subscription.cursor.subscription_id,
+                             ledger_id=position[0], entry_id=position[1]))
+        owner.answer_needs_sync()
+
+
+def _consumer_ready(owner, consumer: Consumer, request_id: int) -> None:
+    data = answers.success(request_id)
+    if consumer.protocol_version >= 12:
+        data += answers.active_consumer_change(consumer.consumer_id, True)
+    owner.outbox(consumer.worker).reply(consumer.connection, data, action=envelope.CONSUMER_READY, object_id=consumer.consumer_id,
+                                        handle=consumer.handle, partition=consumer.subscription.partition.name.partition)
+
+
+def _remove_consumer(owner, consumer: Consumer) -> None:
+    subscription = consumer.subscription
+    owner.consumers.pop(consumer.handle, None)
+    owner.counters.add("consumers", -1)
+    subscription.detach(consumer)
+    if not subscription.is_durable and not subscription.consumers:
+        subscription.partition.remove_subscription(subscription)
+    owner.wake(subscription.partition)
+
+
+def _expel_consumers(owner, subscription: Subscription) -> None:
+    """They are to subscribe again: what they were given no longer counts."""
+    for consumer in list(subscription.consumers):
+        session = owner.sessions.get((consumer.worker, consumer.connection))
+        if session is not None:
+            session.consumers.pop(consumer.consumer_id, None)
+        subscription.consumers.remove(consumer)
+        owner.consumers.pop(consumer.handle, None)
+        owner.counters.add("consumers", -1)
+        owner.outbox(consumer.worker).reply(consumer.connection, answers.close_consumer(consumer.consumer_id),
+                                            action=envelope.CONSUMER_GONE, object_id=consumer.consumer_id)
+    subscription.kind = None
+    subscription.rewind()
+
+
+def _close_consumer(owner, session, command: api.BaseCommand) -> None:
+    request = command.close_consumer
+    consumer = session.consumers.pop(request.consumer_id, None)
+    if consumer is not None:
+        _remove_consumer(owner, consumer)
+    _success(owner, session, request.request_id, envelope.CONSUMER_GONE, request.consumer_id)
+
+
+def _consumer(session, consumer_id: int) -> Consumer:
+    if consumer_id not in session.consumers:
+        raise Refusal(api.MetadataError, "Consumer not found")
+    return session.consumers[consumer_id]
+
+
+def _unsubscribe(owner, session, command: api.BaseCommand) -> None:
+    request = command.unsubscribe
+    consumer = _consumer(session, request.consumer_id)
+    subscription, found = consumer.subscription, consumer.subscription.partition
+    del session.consumers[request.consumer_id]
+    _remove_consumer(owner, consumer)
+    if subscription.is_durable:
+        owner.catalogue.delete_subscription(subscription.cursor.subscription_id)
+        owner.note(found, op(format.SUBSCRIPTION_DELETED, found.partition_id, subscription_id=subscription.cursor.subscription_id))
+        owner.answer_needs_sync()
+        found.remove_subscription(subscription)
+        owner.wake_trimming(found)
+    _success(owner, session, request.request_id, envelope.CONSUMER_GONE, request.consumer_id)
+
+
+def _redeliver(owner, session, command: api.BaseCommand) -> None:
+    """On an Exclusive subscription ids do not matter: everything unacknowledged comes again, in order."""
+    consumer = session.consumers.get(command.redeliverUnacknowledgedMessages.consumer_id)
+    if consumer is not None:
+        consumer.subscription.rewind()
+        owner.wake(consumer.subscription.partition)
+
+
+# -- positions
+
+def _position(identity: api.MessageIdData) -> Position:
+    return tuple(value - (1 << 64) if value >> 63 else value for value in (identity.ledgerId, identity.entryId))
+
+
+def _seek(owner, session, command: api.BaseCommand) -> None:
+    request = command.seek
+    subscription = _consumer(session, request.consumer_id).subscription
+    found = subscription.partition
+    if request.HasField("message_id"):
+        position = found.before(_position(request.message_id))
+    elif request.HasField("message_publish_time"):
+        position = found.before_time(min(request.message_publish_time, (1 << 63) - 1))
+    else:
+        raise Refusal(api.MetadataError, "SEEK names neither a message id nor a time")
+    _expel_consumers(owner, subscription)
+    _reset(owner, subscription, position)
+    _success(owner, session, request.request_id)
+
+
+def _get_last_message_id(owner, session, command: api.BaseCommand) -> None:
+    request = command.getLastMessageId
+    subscription = _consumer(session, request.consumer_id).subscription
+    found = subscription.partition
+    number = found.name.partition
+    ledger_id, entry_id, batch_index = found.last_message()
+    mark_delete = subscription.cursor.mark_delete
+    data = answers.last_message_id(request.request_id, answers.message_id(ledger_id, entry_id, number, batch_index),
+                                   answers.message_id(*mark_delete, number))
+    owner.outbox(session.worker).reply(session.connection, data)
+
+
+def _consumer_stats(owner, session, command: api.BaseCommand) -> None:
+    request = command.consumerStats
+    consumer = session.consumers.get(request.consumer_id)
+    if consumer is None:
+        data = answers.consumer_stats(request.request_id, error_code=api.ConsumerNotFound, error_message="Consumer not found")
+    else:
+        subscription = consumer.subscription
+        backlog = subscription.cursor.backlog(subscription.partition.ledgers)
+        data = answers.consumer_stats(
+            request.request_id, msgRateOut=0.0, msgThroughputOut=0.0, msgRateRedeliver=0.0, consumerName=consumer.name,
+            availablePermits=max(0, consumer.permits), unackedMessages=0, blockedConsumerOnUnackedMsgs=False,
+            type=SubType.Name(subscription.kind), msgRateExpired=0.0, msgBacklog=backlog, messageAckRate=0.0)
+    owner.outbox(session.worker).reply(session.connection, data)
+
+
+# -- acknowledgements
+
+def acknowledge(owner, consumer: Consumer, rows: NDArray) -> None:
+    """Apply ACK_ROW rows (n,) of one consumer to its cursor.
+
+    Ids that never existed, or are acknowledged already, change nothing.  Part of a batch changes nothing before all of it.
+    """
+    subscription = consumer.subscription
+    found, cursor = subscription.partition, subscription.cursor
+    before = cursor.mark_delete
+    ops = []
+    flags = rows["flags"]
+    cumulative = (flags & envelope.CUMULATIVE) != 0
+    if cumulative.any():
+        _acknowledge_up_to(found, subscription, rows[cumulative])
+    single = rows[~cumulative & ((flags & (envelope.PARTIAL | envelope.NOTHING)) == 0)]
+    for ledger_id in np.unique(single["ledger_id"]).tolist():
+        ledger = found.find(ledger_id)
+        if ledger is None:
+            continue
+        entries = single["entry_id"][single["ledger_id"] == ledger_id]
+        entries = np.unique(entries[entries < ledger.entries]).astype(np.int64)
+        if not cursor.acknowledge_in_order(ledger, entries):
+            ops.append(_acknowledged(found, subscription, ledger_id, cursor.acknowledge(ledger, entries)))
+    cursor.advance(found.ledgers_from(cursor.mark_delete[0]))
+    if subscription.is_durable:
+        if cursor.mark_delete != before:
+            subscription.unwritten = True
+            ops.append(op(format.MARK_DELETE, found.partition_id, subscription_id=cursor.subscription_id,
+                          ledger_id=cursor.mark_delete[0], entry_id=cursor.mark_delete[1]))
+        if ops:
+            owner.note(found, *ops)
+        if found.ledgers[0].is_sealed:
+            owner.wake_trimming(found)
+    subscription.read = max(subscription.read, (cursor.mark_delete[0], cursor.mark_delete[1] + 1))
+    _answer_acknowledgements(owner, consumer, rows[(flags & envelope.WANTS_RESPONSE) != 0])
+
+
+def _acknowledge_up_to(found: Partition, subscription: Subscription, rows: NDArray) -> None:
+    """Move the mark-delete position to the highest of rows that exists."""
+    cursor = subscription.cursor
+    ledger_id = int(rows["ledger_id"].max())
+    last = rows[rows["ledger_id"] == ledger_id]
+    entry_id = int((last["entry_id"].astype(np.int64) - ((last["flags"] & envelope.PARTIAL) != 0)).max())
+    ledger = found.find(ledger_id)
+    if ledger is not None and entry_id < ledger.entries and (ledger_id, entry_id) > cursor.mark_delete:
+        for passed in [found_id for found_id in cursor.bitmaps if found_id < ledger_id]:
+            cursor.forget(passed)
+        cursor.mark_delete = ledger_id, entry_id
+
+
+def _acknowledged(found: Partition, subscription: Subscription, ledger_id: int, entries: NDArray[np.int64]) -> NDArray:
+    ops = np.zeros(len(entries), format.OP_ROW)
+    ops["kind"], ops["partition_id"], ops["ledger_id"] = format.ACKNOWLEDGED, found.partition_id, ledger_id
+    ops["subscription_id"], ops["entry_id"] = subscription.cursor.subscription_id, entries
+    return ops
+
+
+def _answer_acknowledgements(owner, consumer: Consumer, rows: NDArray) -> None:
+    for request_id in rows["request_id"].tolist():
+        owner.answer_needs_sync()
+        owner.outbox(consumer.worker).reply(consumer.connection, answers.ack_response(consumer.consumer_id, request_id))
+
+
+_COMMANDS: dict[int, Callable] = {
+    T.PRODUCER: _producer, T.CLOSE_PRODUCER: _close_producer,
+    T.SUBSCRIBE: _subscribe, T.CLOSE_CONSUMER: _close_consumer, T.UNSUBSCRIBE: _unsubscribe,
+    T.REDELIVER_UNACKNOWLEDGED_MESSAGES: _redeliver,
+    T.SEEK: _seek, T.GET_LAST_MESSAGE_ID: _get_last_message_id, T.CONSUMER_STATS: _consumer_stats,
+}
+_REQUESTS = {T.PRODUCER: "producer", T.CLOSE_PRODUCER: "close_producer", T.SUBSCRIBE: "subscribe", T.CLOSE_CONSUMER: "close_consumer",
+             T.UNSUBSCRIBE: "unsubscribe", T.SEEK: "seek", T.GET_LAST_MESSAGE_ID: "getLastMessageId", T.CONSUMER_STATS: "consumerStats"}

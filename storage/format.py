@@ -1,0 +1,163 @@
+"""Every byte this broker writes to disk is defined here, and nowhere else (the catalogue's tables: catalogue.py).
+
+    <data>/lock                                   held by the supervisor that serves this folder
+    <data>/catalogue.sqlite                       see catalogue.py
+    <data>/journal/<owner>/<n>.journal            SEGMENT_HEADER, then records: RECORD_HEADER, groups, rows, sources, ops, entries
+    <data>/partitions/<id>/<ledger>.ledger        LEDGER_HEADER, then entries as they came, without gaps
+    <data>/partitions/<id>/<ledger>.index         INDEX_HEADER, then an INDEX_ROW per entry, row n = entry n
+    <data>/partitions/<id>/<ledger>.<sub>.acks    a bit per entry of the ledger, 1 = acknowledged by that subscription
+    <data>/partitions/<id>/cursors                CURSORS_HEADER, then a CURSOR_ROW per subscription
+
+Little-endian throughout.  Files are allocated ahead and zero where nothing was written: a row of zeros has no valid
+checksum.  An entry carries its producer's CRC32-C over its content; its row carries a copy of that, and a checksum of its
+own over the row and its place, so that a row copied to another place, or pointing at other bytes, fails.
+
+To change a layout: raise its VERSION, keep the old dtype beside it as NAME_V<old> with a reader, and write down here what
+each version added.    Version 1: the first.
+"""
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+VERSION = 1
+LEDGER_MAGIC, INDEX_MAGIC, CURSORS_MAGIC, SEGMENT_MAGIC = b"GEMLEDGR", b"GEMINDEX", b"GEMCURSR", b"GEMJOURN"
+RECORD_MAGIC = 0x47454D52
+
+OPEN, SEALED = 1, 2
+
+LEDGER_HEADER = np.dtype([
+    ("magic", "S8"), ("version", "<u4"), ("unused", "<u4"), ("ledger_id", "<u8"), ("partition_id", "<u8"), ("reserved", "V32")])
+
+INDEX_HEADER = np.dtype([
+    ("magic", "S8"), ("version", "<u4"),
+    ("state", "<u4"),                # OPEN or SEALED
+    ("ledger_id", "<u8"), ("partition_id", "<u8"),
+    ("first_message", "<u8"),        # messages of the partition before this ledger
+    ("created_ms", "<i8"),
+    ("entries", "<u8"),              # of a sealed ledger
+    ("size", "<u8"),                 # of a sealed ledger: offset behind its last entry
+])
+
+INDEX_ROW = np.dtype([
+    ("offset", "<u8"),               # of the entry in the ledger's file
+    ("publish_time", "<i8"),         # ms, the producer's clock
+    ("broker_time", "<i8"),          # ms, ours
+    ("deliver_at", "<i8"),           # ms; 0: at once
+    ("message_index", "<u8"),        # messages of the partition before this entry
+    ("size", "<u4"),
+    ("messages", "<u4"),
+    ("key_hash", "<u4"),
+    ("flags", "<u4"),                # proto/sends.py
+    ("crc32c", "<u4"),               # the entry's own
+    ("checksum", "<u4"),             # of this row and its place
+])
+
+CURSORS_HEADER = np.dtype([("magic", "S8"), ("version", "<u4"), ("unused", "<u4"), ("partition_id", "<u8"), ("reserved", "V40")])
+
+CURSOR_ROW = np.dtype([
+    ("subscription_id", "<u8"),      # 0: free
+    ("ledger_id", "<i8"),            # mark-delete position
+    ("entry_id", "<i8"),
+    ("reserved", "V32"),
+    ("unused", "<u4"),
+    ("checksum", "<u4"),
+])
+
+SEGMENT_HEADER = np.dtype([
+    ("magic", "S8"), ("version", "<u4"),
+    ("is_retired", "<u4"),           # 1: all it holds is where it belongs, and synced there
+    ("sequence", "<u8"),             # never used twice
+    ("first_record", "<u8"),         # number of its first record
+    ("reserved", "V32"),
+])
+
+RECORD_HEADER = np.dtype([
+    ("magic", "<u4"),
+    ("checksum", "<u4"),             # CRC32-C over the header behind this field and the whole record
+    ("segment", "<u8"),              # sequence of its segment: what an earlier use of the file left behind does not count
+    ("number", "<u8"),               # one more than the record before
+    ("size", "<u8"),                 # bytes behind the header
+    ("groups", "<u4"), ("rows", "<u4"), ("ops", "<u4"), ("unused", "<u4"),
+    ("reserved", "V16"),
+])
+CHECKED_FROM = 8                     # bytes of a record's header before what its checksum covers
+
+GROUP_ROW = np.dtype([("partition_id", "<u8"), ("ledger_id", "<u8"), ("first_entry", "<u8"), ("count", "<u8")])
+SOURCE = np.dtype("<u4")             # per row: offset of its entry in the record's entries
+
+OP_ROW = np.dtype([
+    ("kind", "<u4"), ("subscription_id", "<u4"), ("partition_id", "<u8"),
+    ("ledger_id", "<i8"), ("entry_id", "<i8"), ("value", "<i8"),
+])
+LEDGER_OPENED = 1          # ledger_id; value = first message; entry_id = created, ms
+LEDGER_DELETED = 2         # ledger_id
+MARK_DELETE = 3            # subscription, (ledger_id, entry_id)
+ACKNOWLEDGED = 4           # subscription, (ledger_id, entry_id), beyond the mark-delete position
+CURSOR_RESET = 5           # subscription starts anew behind (ledger_id, entry_id): nothing beyond is acknowledged
+SUBSCRIPTION_DELETED = 6   # subscription
+
+for _header in (LEDGER_HEADER, INDEX_HEADER, INDEX_ROW, CURSORS_HEADER, CURSOR_ROW, SEGMENT_HEADER, RECORD_HEADER):
+    assert _header.itemsize == 64
+assert OP_ROW.itemsize == 40
+
+HEADER_SIZE = 64
+_ODD = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93, 0xA0761D6478BD642F,
+                 0xE7037ED1A0B428DB, 0x8EBC6AF09C88C6E3, 0x589965CC75374CC3], np.uint64)
+_LEDGER_ODD, _ENTRY_ODD = np.uint64(0x1D8E4E27C47D124F), np.uint64(0xEB44ACCAB455D165)
+
+
+def partition_folder(data_dir: Path, partition_id: int) -> Path:
+    return data_dir / "partitions" / str(partition_id)
+
+
+def ledger_path(folder: Path, ledger_id: int) -> Path:
+    return folder / f"{ledger_id}.ledger"
+
+
+def index_path(folder: Path, ledger_id: int) -> Path:
+    return folder / f"{ledger_id}.index"
+
+
+def acks_path(folder: Path, ledger_id: int, subscription_id: int) -> Path:
+    return folder / f"{ledger_id}.{subscription_id}.acks"
+
+
+def cursors_path(folder: Path) -> Path:
+    return folder / "cursors"
+
+
+def header(dtype: np.dtype, **fields) -> bytes:
+    """The bytes of a header with these fields and the current version."""
+    out = np.zeros(1, dtype)
+    out["version"] = VERSION
+    for name, value in fields.items():
+        out[name] = value
+    return out.tobytes()
+
+
+def row_checksums(rows: NDArray, ledger_ids: NDArray | int, entry_ids: NDArray) -> NDArray[np.uint32]:
+    """What `checksum` of INDEX_ROW rows (n,) in these places is: a multilinear hash, high word.
+
+    Each factor is odd, so that a change of any one bit changes the sum; a look-up or a call per row would cost ten times
+    as much as these few multiplications.
+    """
+    words = np.ascontiguousarray(rows).view(np.uint64).reshape(len(rows), 8).copy()
+    words[:, 7] &= np.uint64(0xFFFFFFFF)          # without the checksum itself
+    total = words @ _ODD
+    total += np.asarray(ledger_ids, np.uint64) * _LEDGER_ODD + (entry_ids.astype(np.uint64) + np.uint64(1)) * _ENTRY_ODD
+    return (total >> np.uint64(32)).astype(np.uint32)
+
+
+def valid_rows(rows: NDArray, ledger_id: int) -> int:
+    """How many rows from the first on are in their place and whole."""
+    found = row_checksums(rows, ledger_id, np.arange(len(rows)))
+    wrong = (found != rows["checksum"]) | (rows["size"] == 0)
+    return int(wrong.argmax()) if wrong.any() else len(rows)
+
+
+def cursor_checksum(row: NDArray) -> int:
+    """Of one CURSOR_ROW (shape (1,))."""
+    words = row.view(np.uint64)
+    total = sum(int(word) * int(odd) for word, odd in zip(words[:7], _ODD, strict=False))
+    return total >> 32 & 0xFFFFFFFF

@@ -1,0 +1,240 @@
+"""The journal of an owner: what a pass decided, in one record, synced once.
+
+    segment     SEGMENT_HEADER | record | record | ... | what an earlier use of the file left behind
+    record      RECORD_HEADER | groups | rows | sources | ops | entries' bytes, as they came from the workers
+
+A pass that touches 500 ledgers would pay 500 syncs; here it pays one.  The record is written and synced first; ledgers,
+indexes and cursors are then written through their mappings and reach the disk when the kernel or a checkpoint sees to it.
+After a crash the records are applied again, in order; that is idempotent.
+
+Segments are files of one size that are used over and over: overwriting blocks that were written before syncs four times
+faster than writing new ones (1 MiB: 0.6 ms against 2.9 ms, ext4 on a virtual disk), which is also why entries are written twice
+rather than synced in their ledgers.  When a segment is full, a thread syncs all files that were written since the last one
+was begun (a checkpoint); only then may the full one be used again.
+"""
+import os
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from geminga.storage import format
+from geminga.storage.ledger import allocate
+
+_IOV_MAX = 1000                  # pieces of one write; the kernel takes 1024
+
+
+@dataclass(slots=True)
+class Record:
+    """What one pass decided: groups (g,) GROUP_ROW over rows (n,) INDEX_ROW, their sources (n,) in data, and ops."""
+
+    groups: NDArray
+    rows: NDArray
+    sources: NDArray
+    ops: NDArray
+    data: list            # pieces of bytes, to be read as one
+    size: int             # bytes of data together
+
+
+@dataclass(slots=True)
+class _Segment:
+    path: Path
+    fd: int
+    sequence: int
+
+
+class Journal:
+    """The journal while it is written; `open_journal` makes one, `replay` reads one."""
+
+    def __init__(self, folder: Path, *, segment_bytes: int, segments_max: int, sequence: int, number: int, free: list[Path]):
+        self._folder, self._segment_bytes, self._segments_max = folder, segment_bytes, segments_max
+        self._number = number
+        self._free = free
+        self._segments = len(free)                        # files there are
+        self._dirty: set = set()                          # what was written through mappings since this segment was begun
+        self._checkpoints: list[tuple[Future, _Segment]] = []   # oldest first
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._segment = self._begin(sequence)
+        self._at = format.HEADER_SIZE
+
+    @property
+    def size_max(self) -> int:
+        """Bytes that a record can have."""
+        return self._segment_bytes - format.HEADER_SIZE
+
+    def append(self, record: Record) -> None:
+        """Write the record; durable after `sync`.  Raises StorageFull, OSError."""
+        tables = [record.groups.tobytes(), record.rows.tobytes(), record.sources.tobytes(), record.ops.tobytes()]
+        size = sum(map(len, tables)) + record.size
+        whole = format.HEADER_SIZE + size
+        assert whole <= self.size_max, (whole, self.size_max)
+        if self._at + whole > self._segment_bytes:
+            self._roll()
+        self._number += 1
+        head = np.zeros(1, format.RECORD_HEADER)
+        head["magic"], head["segment"], head["number"], head["size"] = format.RECORD_MAGIC, self._segment.sequence, self._number, size
+        head["groups"], head["rows"], head["ops"] = len(record.groups), len(record.rows), len(record.ops)
+        pieces = tables + record.data
+        checksum = crc32c(head.tobytes()[format.CHECKED_FROM:])
+        for piece in pieces:
+            checksum = crc32c(piece, checksum)
+        head["checksum"] = checksum
+        self._write([head.tobytes(), *pieces], whole)
+
+    def _write(self, pieces: list, size: int) -> None:
+        if len(pieces) > _IOV_MAX:
+            pieces = [b"".join(pieces)]
+        written = os.pwritev(self._segment.fd, pieces, self._at)
+        if written != size:   # a signal, or a file system that takes less: rare enough to do it the plain way
+            rest = b"".join(pieces)
+            while written < size:
+                written += os.pwrite(self._segment.fd, rest[written:], self._at + written)
+        self._at += size
+
+    def sync(self) -> None:
+        """What was appended is on disk.  An error here is never retried: the kernel forgets what it could not write."""
+        os.fdatasync(self._segment.fd)
+
+    def touched(self, written) -> None:
+        """Something was written through mappings; the next checkpoint syncs `written.files()`."""
+        self._dirty.add(written)
+
+    def _dirty_files(self) -> set[Path]:
+        for written in list(self._dirty):
+            written.before_checkpoint()
+        files, self._dirty = {path for written in self._dirty for path in written.files()}, set()
+        return files
+
+    def _roll(self) -> None:
+        """Go on in another segment, and have what this one stands for synced."""
+        self.sync()
+        full = self._segment
+        self._checkpoints.append((self._thread.submit(sync_files, self._dirty_files()), full))
+        while self._checkpoints and (self._checkpoints[0][0].done() or not (self._free or self._segments < self._segments_max)):
+            done, segment = self._checkpoints.pop(0)
+            done.result()        # waits when there is no other segment: this is how a slow disk slows publishing
+            _retire(segment)
+            os.close(segment.fd)
+            self._free.append(segment.path)
+        self._segment = self._begin(full.sequence + 1)
+        self._at = format.HEADER_SIZE
+
+    def _begin(self, sequence: int) -> _Segment:
+        if self._free:
+            path = self._free.pop()
+        else:
+            self._segments += 1
+            path = self._folder / f"{sequence}.journal"
+            allocate(path, self._segment_bytes)
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        os.pwrite(fd, format.header(format.SEGMENT_HEADER, magic=format.SEGMENT_MAGIC, sequence=sequence, first_record=self._number + 1), 0)
+        return _Segment(path, fd, sequence)
+
+    def close(self) -> None:
+        """Everything is synced where it belongs and nothing is left to replay."""
+        self.sync()
+        self._thread.submit(sync_files, self._dirty_files()).result()
+        for segment in [segment for _, segment in self._checkpoints] + [self._segment]:
+            _retire(segment)
+            os.fdatasync(segment.fd)
+            os.close(segment.fd)
+        self._thread.shutdown()
+
+
+def _retire(segment: _Segment) -> None:
+    os.pwrite(segment.fd, format.header(format.SEGMENT_HEADER, magic=format.SEGMENT_MAGIC, is_retired=1, sequence=segment.sequence), 0)
+
+
+def sync_files(paths: set[Path]) -> None:
+    """fdatasync each file that is still there, and the folders that name them."""
+    for path in paths:
+        try:
+            _sync(path, os.fdatasync)
+        except FileNotFoundError:   # deleted since: fully acknowledged
+            continue
+    for folder in {path.parent for path in paths}:
+        if folder.exists():
+            _sync(folder, os.fsync)
+    for folder in {path.parent.parent for path in paths}:
+        _sync(folder, os.fsync)
+
+
+def _sync(path: Path, how) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        how(fd)
+    finally:
+        os.close(fd)
+
+
+def replay(folder: Path) -> list[Record]:
+    """All whole records that a crash may have kept from where they belong, in order.
+
+    Segments are retired oldest first, so what counts is the unbroken chain that ends with the newest.
+    """
+    segments = []
+    for path in folder.glob("*.journal"):
+        raw = memoryview(path.read_bytes())
+        if (head := _segment_header(raw)) is not None and not head["is_retired"]:
+            segments.append((int(head["sequence"]), int(head["first_record"]), raw))
+    chain: list[list[Record]] = []
+    following = None                                   # number of the first record behind those read so far
+    for sequence, first, raw in sorted(segments, key=lambda segment: segment[0], reverse=True):
+        records = _records(raw, sequence, first)
+        if following is not None and first + len(records) != following:
+            break
+        chain.append(records)
+        following = first
+    return [record for records in reversed(chain) for record in records]
+
+
+def _segment_header(raw: memoryview):
+    if len(raw) < format.HEADER_SIZE:
+        return None
+    head = np.frombuffer(raw, format.SEGMENT_HEADER, 1)[0]
+    return head if head["magic"] == format.SEGMENT_MAGIC else None
+
+
+def _records(raw: memoryview, sequence: int, number: int) -> list[Record]:
+    """The whole records of a segment, numbered from `number` on, up to the first that is not."""
+    found: list[Record] = []
+    at = format.HEADER_SIZE
+    while at + format.HEADER_SIZE <= len(raw):
+        head = np.frombuffer(raw, format.RECORD_HEADER, 1, at)[0]
+        start = at + format.HEADER_SIZE
+        end = start + int(head["size"])
+        expected = head["magic"], head["segment"], head["number"]
+        if expected != (format.RECORD_MAGIC, sequence, number + len(found)) or end > len(raw):
+            break
+        if crc32c(raw[at + format.CHECKED_FROM:end]) != head["checksum"]:
+            break
+        tables = []
+        for dtype, count in ((format.GROUP_ROW, head["groups"]), (format.INDEX_ROW, head["rows"]), (format.SOURCE, head["rows"]),
+                             (format.OP_ROW, head["ops"])):
+            tables.append(np.frombuffer(raw, dtype, int(count), start))
+            start += int(count) * dtype.itemsize
+        found.append(Record(*tables, [raw[start:end]], end - start))
+        at = end
+    return found
+
+
+def open_journal(folder: Path, *, segment_bytes: int, segments_max: int) -> Journal:
+    """A journal to write, when all that was in it has been applied and synced; its files are used again."""
+    folder.mkdir(parents=True, exist_ok=True)
+    free, sequence = [], 0
+    for path in sorted(folder.glob("*.journal")):
+        with open(path, "r+b") as file:
+            head = _segment_header(memoryview(file.read(format.HEADER_SIZE)))
+            if head is not None:
+                sequence = max(sequence, int(head["sequence"]))
+                _retire(_Segment(path, file.fileno(), int(head["sequence"])))
+                os.fdatasync(file.fileno())
+        if head is not None and path.stat().st_size == segment_bytes and len(free) < segments_max:
+            free.append(path)
+        else:
+            path.unlink()
+    return Journal(folder, segment_bytes=segment_bytes, segments_max=segments_max, sequence=sequence + 1, number=0, free=free)

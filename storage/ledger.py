@@ -1,0 +1,184 @@
+"""A ledger: entries and their index in two mapped files, one writer, any number of readers.
+
+The owner writes through its mapping after the journal holds what it writes; workers map the same files to read.  Files
+are allocated before they are mapped (a full disk under a sparse mapping would be SIGBUS, not an error) and are never
+shortened while anybody may map them; growing means a longer file and a new mapping.
+"""
+import mmap
+import os
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from geminga.storage import format
+from geminga.storage.errors import CorruptFile, StorageFull
+
+_EXTENT_MIN = 64 << 10          # first allocation of a ledger's file; doubled whenever it is full
+_INDEX_EXTENT_MIN = 16 << 10
+_PAGE = 4096
+
+
+def allocate(path: Path, size: int) -> None:
+    """Make the file at least `size` bytes long and all of it writable; raises StorageFull."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    try:
+        os.posix_fallocate(fd, 0, size)
+    except OSError as error:
+        raise StorageFull(f"{path}: {error.strerror}") from error
+    finally:
+        os.close(fd)
+
+
+def map_file(path: Path, *, writable: bool) -> mmap.mmap:
+    """The whole file, shared."""
+    fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+    try:
+        return mmap.mmap(fd, 0, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
+    finally:
+        os.close(fd)
+
+
+class Ledger:
+    """The owner's view of one ledger.
+
+    Invariant: rows 0 .. entries-1 of the index are valid, and their bytes lie below `size` in the ledger's file.
+    """
+
+    def __init__(self, folder: Path, partition_id: int, ledger_id: int):
+        self.folder, self.partition_id, self.ledger_id = folder, partition_id, ledger_id
+        self.entries = 0
+        self.size = format.HEADER_SIZE
+        self.first_message = 0
+        self.created_ms = 0
+        self.is_sealed = False
+        self._index: NDArray | None = None
+        self._bytes: memoryview | None = None
+
+    def __repr__(self) -> str:
+        return f"<Ledger {self.ledger_id} entries={self.entries} size={self.size}{' sealed' if self.is_sealed else ''}>"
+
+    @property
+    def ledger_path(self) -> Path:
+        return format.ledger_path(self.folder, self.ledger_id)
+
+    @property
+    def index_path(self) -> Path:
+        return format.index_path(self.folder, self.ledger_id)
+
+    @property
+    def index(self) -> NDArray:
+        """INDEX_ROW of all that is allocated; rows from `entries` on are not written yet."""
+        if self._index is None:
+            self._index = np.frombuffer(map_file(self.index_path, writable=True), format.INDEX_ROW, offset=format.HEADER_SIZE)
+        return self._index
+
+    @property
+    def bytes(self) -> memoryview:
+        if self._bytes is None:
+            self._bytes = memoryview(map_file(self.ledger_path, writable=True))
+        return self._bytes
+
+    @property
+    def last_entry(self) -> int:
+        return self.entries - 1
+
+    def reserve(self, count: int, size: int) -> None:
+        """Make room for `count` entries of together `size` bytes; raises StorageFull."""
+        if self.size + size > len(self.bytes):
+            allocate(self.ledger_path, max(2 * len(self.bytes), _round_up(self.size + size)))
+            self._bytes = None
+        if self.entries + count > len(self.index):
+            needed = format.HEADER_SIZE + (self.entries + count) * format.INDEX_ROW.itemsize
+            allocate(self.index_path, _round_up(max(2 * len(self.index) * format.INDEX_ROW.itemsize, needed)))
+            self._index = None
+
+    def append(self, rows: NDArray) -> None:
+        """Add index rows (n,) INDEX_ROW behind the last; their bytes are in place (`bytes`) already."""
+        end = self.entries + len(rows)
+        assert int(rows["offset"][0]) == self.size, (int(rows["offset"][0]), self)
+        self.index[self.entries:end] = rows
+        self.entries = end
+        self.size = int(rows["offset"][-1]) + int(rows["size"][-1])
+
+    def seal(self) -> None:
+        """Nothing is appended any more; the header says how much there is."""
+        self.is_sealed = True
+        self._bytes = None
+        self._write_header()
+
+    def _write_header(self) -> None:
+        head = format.header(format.INDEX_HEADER, magic=format.INDEX_MAGIC, state=format.SEALED if self.is_sealed else format.OPEN,
+                             ledger_id=self.ledger_id, partition_id=self.partition_id, first_message=self.first_message,
+                             created_ms=self.created_ms, entries=self.entries, size=self.size)
+        fd = os.open(self.index_path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            os.pwrite(fd, head, 0)
+        finally:
+            os.close(fd)
+
+    def before_checkpoint(self) -> None:
+        """Nothing is held back in memory."""
+
+    def files(self) -> list[Path]:
+        return [self.ledger_path, self.index_path]
+
+    @property
+    def next_message(self) -> int:
+        """Messages of the partition up to and with this ledger."""
+        if not self.entries:
+            return self.first_message
+        last = self.index[self.entries - 1]
+        return int(last["message_index"]) + int(last["messages"])
+
+    def unlink(self) -> None:
+        """Remove its files; mappings of them stay readable."""
+        self._index = self._bytes = None
+        for path in (self.ledger_path, self.index_path, *self.folder.glob(f"{self.ledger_id}.*.acks")):
+            path.unlink(missing_ok=True)
+
+
+def _round_up(size: int) -> int:
+    return -(-size // _PAGE) * _PAGE
+
+
+def create(folder: Path, partition_id: int, ledger_id: int, *, first_message: int, created_ms: int, extent: int = 0) -> Ledger:
+    """A new, empty ledger; what of it exists already (a journal being replayed) is kept.  Raises StorageFull."""
+    ledger = Ledger(folder, partition_id, ledger_id)
+    ledger.first_message, ledger.created_ms = first_message, created_ms
+    folder.mkdir(parents=True, exist_ok=True)
+    allocate(ledger.ledger_path, max(_EXTENT_MIN, extent))
+    allocate(ledger.index_path, _INDEX_EXTENT_MIN)
+    head = format.header(format.LEDGER_HEADER, magic=format.LEDGER_MAGIC, ledger_id=ledger_id, partition_id=partition_id)
+    ledger.bytes[:format.HEADER_SIZE] = head
+    ledger._write_header()
+    return ledger
+
+
+def open_ledger(folder: Path, partition_id: int, ledger_id: int) -> Ledger:
+    """The ledger as it lies on disk; an open one is as long as its valid rows.  Raises CorruptFile."""
+    ledger = Ledger(folder, partition_id, ledger_id)
+    with open(ledger.index_path, "rb") as file:
+        raw = file.read(format.HEADER_SIZE)
+    if len(raw) < format.HEADER_SIZE:
+        raise CorruptFile(ledger.index_path, 0, f"{format.HEADER_SIZE} bytes of header", len(raw))
+    head = np.frombuffer(raw, format.INDEX_HEADER)[0]
+    if (head["magic"], int(head["ledger_id"])) != (format.INDEX_MAGIC, ledger_id):
+        raise CorruptFile(ledger.index_path, 0, f"index of ledger {ledger_id}", (head["magic"], int(head["ledger_id"])))
+    if head["version"] > format.VERSION:
+        raise CorruptFile(ledger.index_path, 8, f"format version {format.VERSION} or older", int(head["version"]))
+    ledger.first_message, ledger.created_ms = int(head["first_message"]), int(head["created_ms"])
+    ledger.is_sealed = head["state"] == format.SEALED
+    if ledger.is_sealed:
+        ledger.entries, ledger.size = int(head["entries"]), int(head["size"])
+    else:
+        ledger.entries = format.valid_rows(ledger.index, ledger_id)
+        if ledger.entries:
+            last = ledger.index[ledger.entries - 1]
+            ledger.size = int(last["offset"]) + int(last["size"])
+    return ledger
+
+
+def ledger_ids(folder: Path) -> list[int]:
+    """Of the ledgers in a partition's folder, ascending."""
+    return sorted(int(path.stem) for path in folder.glob("*.index") if path.stem.isdigit())

@@ -1,0 +1,50 @@
+"""The answers of one pass to one worker, in the order they are to be written."""
+import numpy as np
+from numpy.typing import NDArray
+
+from geminga.proto import envelope
+
+
+class Outbox:
+    """Sections of an envelope being put together; neighbours of one kind become one section."""
+
+    def __init__(self) -> None:
+        self._sections: list[tuple[int, NDArray, bytes]] = []
+        self._kind = 0
+        self._rows: list = []
+        self._data: list[bytes] = []
+
+    def receipts(self, rows: NDArray) -> None:
+        self._close()
+        self._sections.append((envelope.RECEIPTS, rows, b""))
+
+    def reply(self, connection: int, data: bytes, *, action: int = envelope.WRITE, object_id: int = 0, handle: int = 0,
+              partition: int = -1) -> None:
+        """Write data to the client, and before that what `action` says."""
+        self._add(envelope.REPLIES, (connection, action, object_id, handle, len(data), partition), data)
+
+    def run(self, connection: int, consumer: int, partition_id: int, ledger_id: int, first_entry: int, count: int) -> None:
+        """Deliver entries."""
+        self._add(envelope.RUNS, (connection, count, consumer, partition_id, ledger_id, first_entry), b"")
+
+    def forget(self, ledger_id: int) -> None:
+        """The ledger was deleted: unmap it."""
+        self._add(envelope.FORGET, (ledger_id,), b"")
+
+    def _add(self, kind: int, row: tuple, data: bytes) -> None:
+        if kind != self._kind:
+            self._close()
+            self._kind = kind
+        self._rows.append(row)
+        if data:
+            self._data.append(data)
+
+    def _close(self) -> None:
+        if self._rows:
+            self._sections.append((self._kind, np.array(self._rows, envelope.ROWS[self._kind]), b"".join(self._data)))
+        self._kind, self._rows, self._data = 0, [], []
+
+    def seal(self, taken: int) -> list:
+        """The envelope's frames."""
+        self._close()
+        return envelope.seal(self._sections, taken)

@@ -1,0 +1,401 @@
+"""An owner: the one process that may write its partitions.  Receive, decide, sync, answer.
+
+`receive` takes in what workers sent; `end_pass` makes all of it durable at once, applies it, and returns the answers.  In
+between nothing is answered, so nothing is answered before it is durable.  The order within a pass:
+
+    SENDs   -> plan -> journal, synced -> ledgers -> receipts -> what consumers get now
+    acks    -> cursors -> journal, synced -> acknowledgement receipts -> ledgers that nobody needs
+    commands are carried out in between, when what came before them has been applied
+
+What a command does stands in commands.py; this file has the tables and the pass.
+"""
+import errno
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from geminga.proto import commands as answers
+from geminga.proto import envelope
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.deliveries import RECEIPT_ROW
+from geminga.proto.errors import Refusal
+from geminga.proto.names import TopicName
+from geminga.storage import append, commands, format
+from geminga.storage.catalogue import Catalogue
+from geminga.storage.counters import Counters
+from geminga.storage.dispatch import DISPATCHERS
+from geminga.storage.errors import StorageFull
+from geminga.storage.journal import Journal, Record
+from geminga.storage.ledger import Ledger
+from geminga.storage.options import StorageOptions
+from geminga.storage.outbox import Outbox
+from geminga.storage.partition import Partition, op, open_partition
+from geminga.storage.producers import Producer
+from geminga.storage.subscription import Consumer
+
+TICK_MS = 1_000             # how often ages are looked at
+ACK_SYNC_MS = 10            # an acknowledgement that nobody waits for is synced with the next answer, or after this
+_NO_ROWS, _NO_GROUPS = np.empty(0, format.INDEX_ROW), np.empty(0, format.GROUP_ROW)
+_NO_SOURCES, _NO_OPS = np.empty(0, format.SOURCE), np.empty(0, format.OP_ROW)
+_PERMITS_MAX = 1 << 31      # a consumer that asks for more is not lied to: it will not get there
+
+
+@dataclass(eq=False, slots=True)
+class Session:
+    """What one client connection has here."""
+
+    worker: int
+    connection: int
+    protocol_version: int
+    producers: dict[int, Producer] = field(default_factory=dict)     # by the client's id
+    consumers: dict[int, Consumer] = field(default_factory=dict)
+
+
+class Owner:
+    """The tables of one owner and what a pass does to them."""
+
+    def __init__(self, data_dir: Path, options: StorageOptions, catalogue: Catalogue, journal: Journal, counters: Counters, now_ms: int):
+        self.data_dir, self.options, self.catalogue, self.journal, self.counters = data_dir, options, catalogue, journal, counters
+        self.now_ms = now_ms
+        self.partitions: list[Partition] = []                     # by slot
+        self.by_name: dict[TopicName, Partition] = {}
+        self.sessions: dict[tuple[int, int], Session] = {}
+        self.producers: dict[int, Producer] = {}                  # by handle
+        self.consumers: dict[int, Consumer] = {}
+        self.parked: dict[tuple[int, int], list[tuple]] = {}      # commands that wait until a connection is known to be alive or dead
+        self.ops: list[NDArray] = []                              # of this pass, not yet in the journal
+        self._next_handle = 1
+        self._sends: list[tuple[int, NDArray, memoryview]] = []
+        self._acks: list[NDArray] = []
+        self._outboxes: dict[int, Outbox] = {}
+        self._taken: dict[int, int] = {}                          # bytes of entries taken from each worker
+        self._to_dispatch: dict[Partition, None] = {}
+        self._to_trim: dict[Partition, None] = {}
+        self._recent: set[Partition] = set()                      # written to since they were last found idle
+        self._must_sync = False
+        self._unsynced_since: int | None = None
+        self._next_tick_ms = now_ms + TICK_MS
+
+    # -- what commands.py works with
+
+    def new_handle(self) -> int:
+        self._next_handle += 1
+        return self._next_handle
+
+    def outbox(self, worker: int) -> Outbox:
+        if worker not in self._outboxes:
+            self._outboxes[worker] = Outbox()
+        return self._outboxes[worker]
+
+    def note(self, partition: Partition, *ops: NDArray) -> None:
+        """These ops are part of what this pass decided."""
+        self.ops += ops
+        self.journal.touched(partition)
+
+    def answer_needs_sync(self) -> None:
+        self._must_sync = True
+
+    def wake(self, partition: Partition) -> None:
+        """Its consumers may be able to get something."""
+        self._to_dispatch[partition] = None
+
+    def wake_trimming(self, partition: Partition) -> None:
+        """Some of its ledgers may not be needed any more."""
+        self._to_trim[partition] = None
+
+    def partition(self, name: TopicName) -> Partition | None:
+        """The partition of that name, opened when it is stored; None when nothing is."""
+        found = self.by_name.get(name)
+        if found is None and (stored := self.catalogue.partition(name)) is not None:
+            names = self.catalogue.subscriptions(stored[0])
+            found = open_partition(self.data_dir, stored[0], name, stored[1], names)
+            for text, subscription_id in names.items():
+                if (text, True) not in found.subscriptions:
+                    self.catalogue.delete_subscription(subscription_id)
+            self._adopt(found)
+        return found
+
+    def create_partition(self, name: TopicName) -> Partition:
+        """A new, empty partition.  Raises StorageFull."""
+        found = open_partition(self.data_dir, self.catalogue.create_partition(name), name, None, {})
+        self._adopt(found)
+        return found
+
+    def _adopt(self, partition: Partition) -> None:
+        if not partition.ledgers:
+            self.note(partition, partition.add_ledger(self.catalogue.next_ledger_id(), self.now_ms))
+            self._must_sync = True
+        partition.slot = len(self.partitions)
+        self.partitions.append(partition)
+        self.by_name[partition.name] = partition
+        self.counters.add("partitions_open")
+
+    # -- a pass
+
+    def begin_pass(self, now_ms: int) -> None:
+        self.now_ms = now_ms
+
+    def receive(self, worker: int, sections: list[tuple[int, NDArray, memoryview]]) -> None:
+        for kind, rows, data in sections:
+            if kind == envelope.SENDS:
+                self._sends.append((worker, rows, data))
+                self._taken[worker] = self._taken.get(worker, 0) + len(data)
+                self.outbox(worker)
+            elif kind == envelope.ACKS:
+                self._acks.append(rows)
+            elif kind == envelope.FLOWS:
+                self._grant(rows)
+            else:
+                self._apply_data()
+                self._carry_out(worker, rows, data)
+
+    def end_pass(self) -> list[tuple[int, list]]:
+        """Everything received is durable and applied; returns [(worker, envelope)]."""
+        self._apply_data()
+        if self.now_ms >= self._next_tick_ms:
+            self._tick()
+        self._trim()
+        self._commit(None)
+        for partition in self._to_dispatch:
+            self._dispatch(partition)
+        self._to_dispatch = {}
+        out = [(worker, outbox.seal(self._taken.get(worker, 0))) for worker, outbox in self._outboxes.items()]
+        self._outboxes = {}
+        return out
+
+    def next_deadline_ms(self) -> int:
+        """When the next pass is due although nothing came."""
+        if self._unsynced_since is not None:
+            return min(self._next_tick_ms, self._unsynced_since + ACK_SYNC_MS)
+        return self._next_tick_ms
+
+    def worker_gone(self, worker: int) -> None:
+        """The worker's process ended: all its connections did."""
+        for key in [key for key in self.sessions if key[0] == worker]:
+            commands.end_session(self, self.sessions[key])
+        self._outboxes.pop(worker, None)
+        self._taken.pop(worker, None)
+
+    def close(self) -> None:
+        """Everything is on disk, and nothing is left to replay."""
+        self._apply_data()
+        self._commit(None)
+        self.journal.close()
+        self.catalogue.close()
+
+    def _apply_data(self) -> None:
+        if self._acks:
+            self._acknowledge()
+        if self._sends:
+            sends, self._sends = self._sends, []
+            self._publish(append.gather(sends))
+
+    # -- publishing
+
+    def _publish(self, batch: append.Batch) -> None:
+        handles, inverse = _distinct(batch.rows["producer"])
+        slots = np.array([self._slot_of(handle) for handle in handles.tolist()], np.int64)[inverse]
+        batch, starts = append.sort_by_partition(batch, slots)
+        if not len(batch.rows):
+            return
+        batch, starts, places = self._places(batch, starts)
+        if not places:
+            return
+        planned = append.plan(batch, places, starts, self.now_ms)
+        self._must_sync = True
+        self._commit(planned)
+        append.apply(planned)
+        for partition, ledger, _, _ in planned.groups:
+            self.journal.touched(ledger)
+            self._to_dispatch[partition] = None
+        self._recent.update(partition for partition, _, _, _ in planned.groups)
+        self.counters.add("entries_in", len(batch.rows))
+        self.counters.add("messages_in", int(batch.rows["messages"].sum(dtype=np.int64)))
+        self.counters.add("bytes_in", int(batch.rows["size"].sum(dtype=np.int64)))
+        self._receipts(planned)
+
+    def _slot_of(self, handle: int) -> int:
+        """-1 for a producer that is gone: its client has been told, and what it still sends counts for nothing."""
+        producer = self.producers.get(handle)
+        return producer.partition.slot if producer is not None and producer.is_ready else -1
+
+    def _places(self, batch: append.Batch, starts: NDArray[np.intp]):
+        """Room for each group: [(partition, ledger)].  Groups for which there is none are refused and taken out."""
+        first = batch.rows["producer"][starts].tolist()
+        sizes = np.add.reduceat(batch.rows["size"], starts, dtype=np.int64).tolist()
+        counts = np.diff(np.append(starts, len(batch.rows))).tolist()
+        places, refused = [], []
+        for number, (handle, count, size) in enumerate(zip(first, counts, sizes, strict=True)):
+            partition = self.producers[handle].partition
+            try:
+                places.append((partition, self._room(partition, count, size)))
+            except StorageFull as error:
+                refused.append((number, str(error)))
+        if refused:
+            batch, starts = self._refuse(batch, starts, counts, refused)
+        return batch, starts, places
+
+    def _room(self, partition: Partition, count: int, size: int) -> Ledger:
+        """The partition's open ledger, with room for so much; a new one when the old one is full or old."""
+        ledger, options = partition.open_ledger, self.options
+        if ledger.entries and (ledger.size + size > options.roll_over_bytes or ledger.entries + count > options.roll_over_entries
+                               or self.now_ms - ledger.created_ms > options.roll_over_age_s * 1000):
+            self._roll(partition)
+            ledger = partition.open_ledger
+        ledger.reserve(count, size)
+        return ledger
+
+    def _roll(self, partition: Partition) -> None:
+        self.note(partition, partition.add_ledger(self.catalogue.next_ledger_id(), self.now_ms))
+        self._to_trim[partition] = None
+
+    def _refuse(self, batch: append.Batch, starts: NDArray[np.intp], counts: list[int], refused: list[tuple[int, str]]):
+        """Answer the groups' SENDs with PersistenceError, which clients try again; the others stay."""
+        keep = np.ones(len(counts), bool)
+        for number, why in refused:
+            keep[number] = False
+            start = int(starts[number])
+            for row, worker in zip(batch.rows[start:start + counts[number]], batch.workers[start:start + counts[number]], strict=True):
+                self.outbox(int(worker)).reply(int(row["connection"]), answers.send_error(
+                    int(row["producer_id"]), int(row["sequence_id"]), api.PersistenceError, why))
+        mask = np.repeat(keep, counts)
+        lengths = np.array(counts)[keep]
+        return append.Batch(batch.rows[mask], batch.workers[mask], batch.pieces, batch.bases), np.cumsum(lengths) - lengths
+
+    def _receipts(self, planned: append.Plan) -> None:
+        rows = planned.batch.rows
+        out = np.zeros(len(rows), RECEIPT_ROW)
+        for name in ("connection", "producer_id", "sequence_id", "highest_sequence_id"):
+            out[name] = rows[name]
+        out["ledger_id"], out["entry_id"] = planned.ledger_ids, planned.entry_ids
+        workers = planned.batch.workers
+        if (workers == workers[0]).all():
+            return self.outbox(int(workers[0])).receipts(out)
+        for worker in np.unique(workers).tolist():
+            self.outbox(worker).receipts(out[workers == worker])
+
+    # -- consuming
+
+    def _grant(self, rows: NDArray) -> None:
+        for handle, permits in zip(rows["consumer"].tolist(), rows["permits"].tolist(), strict=True):
+            if (consumer := self.consumers.get(handle)) is not None:
+                consumer.permits = min(consumer.permits + permits, _PERMITS_MAX)
+                self._to_dispatch[consumer.subscription.partition] = None
+
+    def _acknowledge(self) -> None:
+        rows, self._acks = np.concatenate(self._acks), []
+        handles, inverse = _distinct(rows["consumer"])
+        for number, handle in enumerate(handles.tolist()):
+            if (consumer := self.consumers.get(handle)) is not None:
+                commands.acknowledge(self, consumer, rows if len(handles) == 1 else rows[inverse == number])
+
+    def _dispatch(self, partition: Partition) -> None:
+        for subscription in partition.subscriptions.values():
+            if not subscription.consumers:
+                continue
+            choose = DISPATCHERS[subscription.kind]
+            for consumer, ledger, first, count in choose(subscription, partition.ledgers_from(subscription.read[0])):
+                self.outbox(consumer.worker).run(consumer.connection, consumer.handle, partition.partition_id, ledger.ledger_id, first, count)
+                self.counters.add("entries_out", count)
+
+    # -- durability
+
+    def _commit(self, planned: append.Plan | None) -> None:
+        """Put what was decided into the journal, and sync if anybody is about to be told."""
+        self.catalogue.commit()
+        if planned is None and not self.ops:
+            return self._sync_when_due()
+        ops = np.concatenate(self.ops) if self.ops else _NO_OPS
+        self.ops = []
+        record = planned.record(ops) if planned else Record(_NO_GROUPS, _NO_ROWS, _NO_SOURCES, ops, [], 0)
+        self.journal.append(record)
+        if self._unsynced_since is None:
+            self._unsynced_since = self.now_ms
+        self._sync_when_due()
+
+    def _sync_when_due(self) -> None:
+        if self._unsynced_since is None:
+            return
+        wait = {"group": ACK_SYNC_MS, "interval": self.options.sync_interval_ms}.get(self.options.sync)
+        if wait is None or not (self._must_sync and self.options.sync == "group" or self.now_ms - self._unsynced_since >= wait):
+            self._must_sync = False
+            if wait is None:
+                self._unsynced_since = None
+            return
+        self.journal.sync()
+        self.counters.add("syncs")
+        self._must_sync, self._unsynced_since = False, None
+
+    # -- giving space back
+
+    def _trim(self) -> None:
+        """Delete ledgers that nobody needs: told to the journal first, so that a replay does not miss them."""
+        gone = []
+        for partition in self._to_trim:
+            for ledger in partition.take_acknowledged_ledgers():
+                self.note(partition, op(format.LEDGER_DELETED, partition.partition_id, ledger_id=ledger.ledger_id))
+                gone.append(ledger)
+        self._to_trim = {}
+        if not gone:
+            return
+        self._must_sync = True
+        self._commit(None)
+        for ledger in gone:
+            ledger.unlink()
+            for worker in {worker for worker, _ in self.sessions}:
+                self.outbox(worker).forget(ledger.ledger_id)
+
+    def _tick(self) -> None:
+        """An idle partition whose open ledger is drained gives up its disk space."""
+        self._next_tick_ms = self.now_ms + TICK_MS
+        for partition in list(self._recent):
+            last = partition.open_ledger
+            idle = not last.entries or self.now_ms - int(last.index[last.last_entry]["broker_time"]) >= TICK_MS
+            if idle and partition.could_shrink():
+                try:
+                    self._roll(partition)
+                except StorageFull:
+                    continue
+            if idle and partition.open_ledger.entries == 0:
+                self._recent.discard(partition)
+
+    # -- commands
+
+    def _carry_out(self, worker: int, rows: NDArray, data: memoryview) -> None:
+        at = 0
+        for row in rows:
+            size = int(row["size"])
+            key = worker, int(row["connection"])
+            session = self.sessions.get(key)
+            if session is None:
+                session = Session(worker, key[1], int(row["protocol_version"]))
+                if int(row["kind"]) == envelope.COMMAND:
+                    self.sessions[key] = session
+            self._carry_out_one(session, int(row["kind"]), bytes(data[at:at + size]))
+            at += size
+
+    def _carry_out_one(self, session: Session, kind: int, data: bytes) -> None:
+        if kind == envelope.CONNECTION_GONE:
+            return commands.end_session(self, session)
+        if kind == envelope.CONNECTION_ALIVE:
+            return commands.resume(self, session, is_alive=True)
+        command = api.BaseCommand.FromString(data)
+        try:
+            commands.carry_out(self, session, command)
+        except Refusal as refusal:
+            commands.refuse(self, session, command, refusal)
+        except StorageFull as error:
+            commands.refuse(self, session, command, Refusal(api.PersistenceError, str(error)))
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+                raise
+            commands.refuse(self, session, command, Refusal(api.PersistenceError, error.strerror))
+
+
+def _distinct(values: NDArray) -> tuple[NDArray, NDArray[np.intp]]:
+    """numpy's unique with inverse, without sorting when all are the same."""
+    if (values == values[0]).all():
+        return values[:1], np.zeros(len(values), np.intp)
+    return np.unique(values, return_inverse=True)

@@ -1,0 +1,175 @@
+"""One partition: its chain of ledgers, its subscriptions and its producers.
+
+Ledgers are ascending by id; the last one is open, all others are sealed.  What changes here is told to the journal as ops
+(format.OP_ROW) by whoever calls; nothing in this file syncs or answers.
+"""
+import bisect
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from geminga.proto.names import TopicName
+from geminga.storage import format, ledger
+from geminga.storage.cursor import Cursor, CursorTable, Position, load_bitmaps
+from geminga.storage.ledger import Ledger
+from geminga.storage.producers import Producers
+from geminga.storage.subscription import Subscription
+
+EARLIEST, LATEST = (-1, -1), ((1 << 63) - 1, (1 << 63) - 1)     # as clients write them in message ids
+_SHRINK_MIN = 1 << 20      # bytes that an idle, drained ledger must occupy before it is given up for a fresh one
+
+
+@dataclass(eq=False, slots=True)
+class Partition:
+    partition_id: int
+    name: TopicName
+    folder: Path
+    table: CursorTable
+    producers: Producers
+    ledgers: list[Ledger] = field(default_factory=list)
+    subscriptions: dict[tuple[str, bool], Subscription] = field(default_factory=dict)
+    next_message: int = 0            # messages ever published
+    slot: int = -1                   # in the owner's table
+
+    def __repr__(self) -> str:
+        return f"<Partition {self.partition_id} {self.name} ledgers={len(self.ledgers)}>"
+
+    # -- positions
+
+    @property
+    def open_ledger(self) -> Ledger:
+        return self.ledgers[-1]
+
+    @property
+    def last_confirmed(self) -> Position:
+        """The last entry; entry -1 of the open ledger when that is empty."""
+        return self.open_ledger.ledger_id, self.open_ledger.last_entry
+
+    def ledgers_from(self, ledger_id: int) -> list[Ledger]:
+        """The ledger with that id, or the next there is, and all behind it."""
+        if ledger_id >= self.open_ledger.ledger_id:      # nearly always
+            return self.ledgers[-1:]
+        return self.ledgers[bisect.bisect_left(self.ledgers, ledger_id, key=_ledger_id):]
+
+    def find(self, ledger_id: int) -> Ledger | None:
+        found = self.ledgers_from(ledger_id)
+        return found[0] if found and found[0].ledger_id == ledger_id else None
+
+    def before(self, position: Position) -> Position:
+        """The mark-delete position of a cursor whose next entry is the one at position, or the first behind it that exists."""
+        if position == EARLIEST or position[0] < self.ledgers[0].ledger_id:
+            return self.ledgers[0].ledger_id, -1
+        found = self.find(position[0])
+        if found is None:
+            behind = self.ledgers_from(position[0])[0]
+            return (behind.ledger_id, -1) if behind.ledger_id > position[0] else self.last_confirmed
+        return found.ledger_id, min(max(position[1] - 1, -1), found.last_entry)
+
+    def before_time(self, publish_time_ms: int) -> Position:
+        """The mark-delete position of a cursor whose next entry is the first published at that time or later."""
+        for found in self.ledgers:
+            late = found.index["publish_time"][:found.entries] >= publish_time_ms
+            if late.any():
+                return found.ledger_id, int(late.argmax()) - 1
+        return self.last_confirmed
+
+    def last_message(self) -> tuple[int, int, int]:
+        """(ledger, entry, batch index) of the last message there is; -1 each when there is none."""
+        for found in reversed(self.ledgers):
+            if found.entries:
+                row = found.index[found.last_entry]
+                is_batch = int(row["flags"]) & 2
+                return found.ledger_id, found.last_entry, int(row["messages"]) - 1 if is_batch else -1
+        return -1, -1, -1
+
+    # -- ledgers
+
+    def add_ledger(self, ledger_id: int, now_ms: int) -> np.ndarray:
+        """Seal the open ledger and go on in a new one; returns the op.  Raises StorageFull and changes nothing then."""
+        extent = 0
+        if self.ledgers:
+            extent = min(len(self.open_ledger.bytes), self.open_ledger.size)    # the next one fills up as fast as this one did
+        fresh = ledger.create(self.folder, self.partition_id, ledger_id, first_message=self.next_message, created_ms=now_ms, extent=extent)
+        if self.ledgers:
+            self.open_ledger.seal()
+        self.ledgers.append(fresh)
+        return op(format.LEDGER_OPENED, self.partition_id, ledger_id=ledger_id, entry_id=now_ms, value=self.next_message)
+
+    def take_acknowledged_ledgers(self) -> list[Ledger]:
+        """Remove from the chain the sealed ledgers that no durable subscription needs; they are to be unlinked."""
+        durable = [s.cursor.mark_delete for s in self.subscriptions.values() if s.is_durable]
+        gone = []
+        while len(self.ledgers) > 1:
+            first = self.ledgers[0]
+            if any(position < (first.ledger_id, first.last_entry) for position in durable):
+                break
+            gone.append(self.ledgers.pop(0))
+        for found in gone:
+            for subscription in self.subscriptions.values():
+                subscription.cursor.forget(found.ledger_id)
+        return gone
+
+    def could_shrink(self) -> bool:
+        """Whether all of the open ledger is acknowledged and it holds enough to be worth a new one."""
+        open_ledger = self.open_ledger
+        if open_ledger.size < _SHRINK_MIN:
+            return False
+        return all(s.cursor.mark_delete >= self.last_confirmed for s in self.subscriptions.values() if s.is_durable)
+
+    # -- subscriptions
+
+    def add_subscription(self, name: str, subscription_id: int, mark_delete: Position, *, is_durable: bool) -> Subscription:
+        subscription = Subscription(name, Cursor(self.folder, subscription_id, mark_delete, is_durable=is_durable), self)
+        subscription.rewind()
+        self.subscriptions[subscription.key] = subscription
+        return subscription
+
+    def remove_subscription(self, subscription: Subscription) -> None:
+        del self.subscriptions[subscription.key]
+        if subscription.is_durable:
+            subscription.cursor.move(self.last_confirmed)
+            self.table.remove(subscription.cursor.subscription_id)
+
+    # -- checkpoints
+
+    def before_checkpoint(self) -> None:
+        """Cursors are in the journal; their rows are written when a segment of it is to be used again."""
+        for subscription in self.subscriptions.values():
+            if subscription.unwritten:
+                self.table.write(subscription.cursor.subscription_id, subscription.cursor.mark_delete)
+                subscription.unwritten = False
+
+    def files(self) -> list[Path]:
+        bitmaps = [format.acks_path(self.folder, ledger_id, s.cursor.subscription_id)
+                   for s in self.subscriptions.values() if s.is_durable for ledger_id in s.cursor.bitmaps]
+        return [self.table.path, *bitmaps]
+
+
+def _ledger_id(found: Ledger) -> int:
+    return found.ledger_id
+
+
+def op(kind: int, partition_id: int, *, subscription_id: int = 0, ledger_id: int = 0, entry_id: int = 0, value: int = 0) -> np.ndarray:
+    """One OP_ROW, as an array of one."""
+    return np.array([(kind, subscription_id, partition_id, ledger_id, entry_id, value)], format.OP_ROW)
+
+
+def open_partition(data_dir: Path, partition_id: int, name: TopicName, topic_epoch: int | None, names: dict[str, int]) -> Partition:
+    """The partition as it lies on disk, with its durable subscriptions {name: id}."""
+    folder = format.partition_folder(data_dir, partition_id)
+    partition = Partition(partition_id, name, folder, CursorTable(folder, partition_id), Producers(topic_epoch))
+    partition.ledgers = [ledger.open_ledger(folder, partition_id, found) for found in ledger.ledger_ids(folder)]
+    if partition.ledgers:
+        for found in partition.ledgers[:-1]:
+            if not found.is_sealed:
+                found.seal()
+        partition.next_message = partition.open_ledger.next_message
+    positions = partition.table.positions()
+    for text, subscription_id in names.items():
+        if subscription_id in positions:     # else its creation was never answered, and did not happen
+            subscription = partition.add_subscription(text, subscription_id, positions[subscription_id], is_durable=True)
+            load_bitmaps(subscription.cursor)
+            subscription.cursor.advance(partition.ledgers_from(subscription.cursor.mark_delete[0]))
+            subscription.rewind()
+    return partition

@@ -1,0 +1,138 @@
+"""journal -> ledgers and cursors: what a crash kept from where it belongs is put there.
+
+Works on files alone, before anything is served, and is idempotent: the same records may be applied any number of times.  A
+ledger that has no files has been deleted since, unless a record says that it was opened.
+"""
+import os
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from geminga.storage import format, journal, ledger
+from geminga.storage.cursor import Cursor, CursorTable, load_bitmaps
+from geminga.storage.journal import Record
+from geminga.storage.ledger import Ledger
+
+
+class Recovery:
+    """The files that records being replayed belong to, opened when first needed."""
+
+    def __init__(self, data_dir: Path):
+        self.data_dir = data_dir
+        self.entries = 0
+        self._ledgers: dict[tuple[int, int], Ledger | None] = {}
+        self._tables: dict[int, CursorTable] = {}
+        self._cursors: dict[tuple[int, int], Cursor] = {}
+
+    def apply(self, record: Record) -> None:
+        self._apply_ops(record.ops, opened=True)
+        start = 0
+        for group in record.groups:
+            end = start + int(group["count"])
+            found = self._ledger(int(group["partition_id"]), int(group["ledger_id"]))
+            if found is not None:
+                _put(found, int(group["first_entry"]), record.rows[start:end], record.sources[start:end], record.data[0])
+                self.entries += end - start
+            start = end
+        self._apply_ops(record.ops, opened=False)
+
+    def finish(self) -> None:
+        """Everything applied is on disk."""
+        for (partition_id, subscription_id), cursor in self._cursors.items():
+            self._table(partition_id).write(subscription_id, cursor.mark_delete)
+        files = {path for found in self._ledgers.values() if found is not None for path in found.files()}
+        files |= {table.path for table in self._tables.values()}
+        files |= {format.acks_path(cursor.folder, ledger_id, cursor.subscription_id)
+                  for cursor in self._cursors.values() for ledger_id in cursor.bitmaps}
+        journal.sync_files(files)
+
+    def _folder(self, partition_id: int) -> Path:
+        return format.partition_folder(self.data_dir, partition_id)
+
+    def _table(self, partition_id: int) -> CursorTable:
+        if partition_id not in self._tables:
+            self._tables[partition_id] = CursorTable(self._folder(partition_id), partition_id)
+        return self._tables[partition_id]
+
+    def _cursor(self, partition_id: int, subscription_id: int) -> Cursor:
+        key = partition_id, subscription_id
+        if key not in self._cursors:
+            position = self._table(partition_id).positions().get(subscription_id, (-1, -1))
+            cursor = self._cursors[key] = Cursor(self._folder(partition_id), subscription_id, position, is_durable=True)
+            load_bitmaps(cursor)
+        return self._cursors[key]
+
+    def _ledger(self, partition_id: int, ledger_id: int) -> Ledger | None:
+        key = partition_id, ledger_id
+        if key not in self._ledgers:
+            folder = self._folder(partition_id)
+            exists = format.index_path(folder, ledger_id).exists() and format.ledger_path(folder, ledger_id).exists()
+            self._ledgers[key] = ledger.open_ledger(folder, partition_id, ledger_id) if exists else None
+        return self._ledgers[key]
+
+    def _apply_ops(self, ops: NDArray, *, opened: bool) -> None:
+        """Those that open ledgers come before the record's entries, all others after them."""
+        ops = ops[(ops["kind"] == format.LEDGER_OPENED) == opened]
+        if not len(ops):
+            return
+        same = np.ones(len(ops), bool)
+        same[0] = False
+        for name in ("kind", "partition_id", "subscription_id", "ledger_id"):
+            same[1:] &= ops[name][1:] == ops[name][:-1]
+        for run in np.split(ops, np.flatnonzero(~same)[1:]):
+            self._apply_run(run)
+
+    def _apply_run(self, ops: NDArray) -> None:
+        """Ops (n,) of one kind about one ledger or subscription."""
+        last = ops[-1]
+        kind, partition_id = int(last["kind"]), int(last["partition_id"])
+        subscription_id, position = int(last["subscription_id"]), (int(last["ledger_id"]), int(last["entry_id"]))
+        if kind == format.LEDGER_OPENED:
+            if self._ledger(partition_id, position[0]) is None:
+                self._ledgers[partition_id, position[0]] = ledger.create(
+                    self._folder(partition_id), partition_id, position[0], first_message=int(last["value"]), created_ms=position[1])
+        elif kind == format.LEDGER_DELETED:
+            if (found := self._ledger(partition_id, position[0])) is not None:
+                found.unlink()
+            self._ledgers[partition_id, position[0]] = None
+        elif kind == format.MARK_DELETE:
+            self._cursor(partition_id, subscription_id).mark_delete = position
+        elif kind == format.CURSOR_RESET:
+            self._cursor(partition_id, subscription_id).move(position)
+        elif kind == format.ACKNOWLEDGED:
+            if (found := self._ledger(partition_id, position[0])) is not None:
+                self._cursor(partition_id, subscription_id).acknowledge(found, np.unique(ops["entry_id"]))
+        elif kind == format.SUBSCRIPTION_DELETED:
+            self._cursors.pop((partition_id, subscription_id), None)
+            self._table(partition_id).remove(subscription_id)
+
+
+def _put(found: Ledger, first_entry: int, rows: NDArray, sources: NDArray, data: memoryview) -> None:
+    """Write rows and their bytes from first_entry on, whether or not they were there before."""
+    known, known_size = found.entries, found.size
+    found.entries, found.size = first_entry, int(rows["offset"][0])
+    found.reserve(len(rows), int(rows["size"].sum(dtype=np.int64)))
+    breaks = np.flatnonzero(sources[1:].astype(np.int64) != sources[:-1].astype(np.int64) + rows["size"][:-1]) + 1
+    for start, end in zip([0, *breaks.tolist()], [*breaks.tolist(), len(rows)], strict=True):
+        size = int(rows["offset"][end - 1]) + int(rows["size"][end - 1]) - int(rows["offset"][start])
+        offset, source = int(rows["offset"][start]), int(sources[start])
+        found.bytes[offset:offset + size] = data[source:source + size]
+    found.append(rows)
+    if known > found.entries:
+        found.entries, found.size = known, known_size
+
+
+def recover(data_dir: Path, folder: Path) -> int:
+    """Apply what the journal in folder holds; returns how many entries that were."""
+    recovery = Recovery(data_dir)
+    records = journal.replay(folder) if folder.exists() else []
+    for record in records:
+        recovery.apply(record)
+    if records:
+        recovery.finish()
+    return recovery.entries
+
+
+def journal_folder(data_dir: Path, owner: int) -> Path:
+    return data_dir / "journal" / str(owner)

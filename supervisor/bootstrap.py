@@ -1,0 +1,243 @@
+"""From a fresh checkout to a running broker, or to its passed tests, in one command.
+
+    python3 supervisor/bootstrap.py serve [arguments of `geminga serve`]
+    python3 supervisor/bootstrap.py test  [arguments of pytest]
+
+It chooses an interpreter, makes <checkout>/.venv with it, installs the project there (editable, with its pinned
+dependencies) and becomes the program asked for.  A stamp in the environment says what it was made of, so that a
+start which finds it still true does nothing else:
+
+    no environment                                               -> from scratch
+    stamp UNFINISHED or cut off: a run was interrupted           -> from scratch
+    made elsewhere: checkout moved, interpreter gone or upgraded -> from scratch
+    pyproject.toml changed, or tests asked for after serve       -> pip again, in place
+    no stamp: made by hand                                       -> pip again, in place; what its owner added stays
+    no stamp and no pip                                          -> refused: not ours to remove
+
+Only the standard library is used, and this file parses on interpreters too old to run the broker: it is the one
+that has to tell their users.
+"""
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+SUPPORTED = ((3, 11), (3, 13))  # first and last; a test compares them with requires-python
+PROGRAMS = {"serve": ("geminga", ""), "test": ("pytest", "dev")}  # verb -> its console script, the extras that bring it
+STAMP = "geminga-setup.json"
+UNFINISHED = "{}"
+
+
+class SetUpError(Exception):
+    """The set-up cannot go on; the text is the line to show."""
+
+
+def main(arguments):
+    if arguments == ["facts"]:  # asked by interpreter_facts(), in the interpreter it is about
+        print(json.dumps(own_facts()))
+        return 0
+    if not arguments or arguments[0] not in PROGRAMS:
+        print("usage: python3 supervisor/bootstrap.py serve|test [arguments]", file=sys.stderr)
+        return 2
+    verb, *rest = arguments
+    program, extras = PROGRAMS[verb]
+    environment = CHECKOUT / ".venv"
+    try:
+        if not is_ready(environment, program, extras):
+            set_up(environment, program, extras)
+    except (SetUpError, OSError) as error:
+        say(error)
+        return 1
+    except KeyboardInterrupt:
+        say("interrupted; the next run starts the set-up again")
+        return 130
+    if verb == "test":
+        os.chdir(CHECKOUT)  # where pytest finds its configuration
+    else:
+        rest = ["serve", *rest]  # started where the user stands: --config and --data-dir are paths of theirs
+    script = environment / "bin" / program
+    os.execv(script, [str(script), *rest])
+
+
+def say(text):
+    print(f"bootstrap: {text}", file=sys.stderr, flush=True)
+
+
+# --- the environment ---------------------------------------------------------------------------------------------
+
+def is_ready(environment, program, extras):
+    """Whether nothing needs doing: reads two small files and starts no process (it is on the path of every start)."""
+    stamp = read_stamp(environment)
+    return (
+        stamp is not None
+        and stamp == stamp_of(environment, stamp.get("extras"))
+        and extras in ("", stamp["extras"])
+        and os.access(environment / "bin" / program, os.X_OK)
+    )
+
+
+def stamp_of(environment, extras):
+    """What an environment finished now would be made of."""
+    return {
+        "checkout": str(CHECKOUT),  # console scripts and the editable install hold this path
+        "interpreter": os.path.realpath(environment / "bin" / "python"),  # its name carries 3.N on every distribution
+        "project": hashlib.sha256((CHECKOUT / "pyproject.toml").read_bytes()).hexdigest(),
+        "extras": extras,
+    }
+
+
+def read_stamp(environment):
+    """The stamp, {} for an unfinished environment, None where there is no stamp."""
+    try:
+        return json.loads((environment / STAMP).read_text())
+    except FileNotFoundError:
+        return None
+    except ValueError:  # cut off by a crash of the machine
+        return {}
+
+
+def set_up(environment, program, extras):
+    """Make the environment ready; one run at a time, and whatever interrupts it leaves it UNFINISHED."""
+    with open(CHECKOUT / "pyproject.toml", "rb") as lock:  # a lock needs some file, and this one is always there
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("waiting for another set-up of this checkout to end")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if is_ready(environment, program, extras):
+            return
+        stamp = read_stamp(environment)
+        if can_be_kept(environment, stamp):
+            extras = extras or (stamp or {}).get("extras", "")  # serve after test takes nothing away
+            say(f"bringing {environment} up to date")
+            (environment / STAMP).write_text(UNFINISHED)
+        else:
+            interpreter = chosen_interpreter()
+            say(f"making {environment} with {interpreter} (once, about a minute)")
+            clear(environment)
+            run([interpreter, "-I", "-m", "venv", str(environment)], lock)
+        install(environment, extras, lock)
+        write_stamp(environment, extras)
+
+
+def can_be_kept(environment, stamp):
+    """Whether pip may work in the environment there is, rather than in a new one; see the table at the top."""
+    if stamp is None:
+        if not environment.exists() or not any(environment.iterdir()):
+            return False
+        if not interpreter_facts(environment / "bin" / "python").get("pip"):
+            raise SetUpError(f"{environment} was not made by this command and has no working pip: remove it, then try again")
+        return True
+    now = stamp_of(environment, "")
+    return all(stamp.get(key) == now[key] for key in ("checkout", "interpreter"))
+
+
+def clear(environment):
+    """Leave an empty folder but for the stamp, which says UNFINISHED from before the first removal on."""
+    environment.mkdir(exist_ok=True)
+    (environment / STAMP).write_text(UNFINISHED)
+    for path in environment.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != STAMP:
+            path.unlink()
+
+
+def install(environment, extras, lock):
+    project = f"{CHECKOUT}[{extras}]" if extras else str(CHECKOUT)
+    pip = [str(environment / "bin" / "python"), "-I", "-m", "pip"]
+    # Quiet leaves errors and pip's own retries to see, and hides that this checkout has a folder per package.
+    run([*pip, "install", "--quiet", "--disable-pip-version-check", "--editable", project], lock)
+
+
+def write_stamp(environment, extras):
+    new = environment / (STAMP + ".new")
+    new.write_text(json.dumps(stamp_of(environment, extras), indent=1) + "\n")
+    new.replace(environment / STAMP)
+
+
+def run(command, lock):
+    """Run to its end, its output shown.
+
+    The child inherits the lock: one that outlives a killed parent still keeps the next set-up waiting.
+    """
+    import subprocess  # costs a start that has nothing to do more than the rest of this file
+
+    status = subprocess.run(command, pass_fds=(lock.fileno(),)).returncode
+    if status:
+        raise SetUpError(f"set-up failed: `{' '.join(command)}` ended with status {status}")
+
+
+# --- the interpreter ---------------------------------------------------------------------------------------------
+
+def is_optimised():
+    """Whether the running interpreter was built with profile-guided optimisation.
+
+    Debian and Ubuntu do so from a makefile of their own, which leaves no trace in the arguments of configure:
+    an interpreter that lives in /usr counts as the distribution's.
+    """
+    import sysconfig
+
+    if sysconfig.get_config_var("Py_DEBUG"):
+        return False
+    return "--enable-optimizations" in (sysconfig.get_config_var("CONFIG_ARGS") or "") or sys.base_prefix == "/usr"
+
+
+def own_facts():
+    from importlib.util import find_spec
+
+    return {
+        "path": getattr(sys, "_base_executable", sys.executable),  # of an environment's python: the one it was made with
+        "version": sys.version_info[:2],
+        "optimised": is_optimised(),
+        "venv": find_spec("venv") is not None and find_spec("ensurepip") is not None,
+        "pip": find_spec("pip") is not None,
+    }
+
+
+def interpreter_facts(path):
+    """own_facts() of the interpreter at path; {} where there is none that runs."""
+    import subprocess
+
+    try:
+        answer = subprocess.run([str(path), "-I", __file__, "facts"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=30)
+        return json.loads(answer.stdout)
+    except (OSError, ValueError, subprocess.TimeoutExpired):  # absent; not Python, or a version manager's empty shim
+        return {}
+
+
+def candidates():
+    """Interpreters in the order of preference: the caller's choice, the distribution's, then by version."""
+    first, last = SUPPORTED
+    yield sys.executable
+    yield "/usr/bin/python3"
+    for minor in range(last[1], first[1] - 1, -1):
+        path = shutil.which(f"python3.{minor}")
+        if path:
+            yield path
+
+
+def chosen_interpreter():
+    """The path of the first optimised interpreter that is supported and can make environments, else of the first such one."""
+    first, last = SUPPORTED
+    named = f"Python {first[0]}.{first[1]} to {last[0]}.{last[1]}"
+    found = [facts for facts in map(interpreter_facts, candidates()) if facts]
+    supported = [facts for facts in found if first <= tuple(facts["version"]) <= last]
+    if not supported:
+        raise SetUpError(f"{named} is needed and none was found: apt-get install python3 python3-venv")
+    usable = [facts for facts in supported if facts["venv"]]
+    if not usable:
+        raise SetUpError(f"{supported[0]['path']} has no venv module: apt-get install python3-venv")
+    best = next((facts for facts in usable if facts["optimised"]), usable[0])
+    if not best["optimised"]:
+        say(f"warning: {best['path']} was built without optimisation, which costs 1.5 to 2 times the CPU; "
+            "the distribution's is not: apt-get install python3 python3-venv")
+    return best["path"]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,299 @@
+"""The configuration: where the value of each key comes from, and what is refused before a process starts.
+
+    command line  >  GEMINGA_<SECTION>_<KEY>  >  PULSAR_PREFIX_<name>  >  file (TOML, or Pulsar's key=value)  >  defaults
+
+KEYS is derived from the dataclasses that the layers declare beside their use; a field added there is a key here, and RANGES or FORMS says
+which values it takes.  Nothing below the supervisor reads a file or the environment: it is handed its part of a Config.
+"""
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from geminga.storage.options import StorageOptions
+from geminga.supervisor.properties import ConfigError, Setting, from_environment, nearest, parse, translate
+from geminga.workers.options import WorkerOptions
+
+__all__ = ["Config", "ConfigError", "KEYS", "core_count", "load"]
+
+FRAME_OVERHEAD = 10 * 1024     # what a frame may hold beside the message, as Pulsar has it
+MIB = 1 << 20
+ENVIRONMENT_PREFIX = "GEMINGA_"
+Settings = dict[str, Setting]
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Everything the supervisor knows when it starts.  What load() returns has its zeros and blanks filled in."""
+
+    data_dir: Path = Path("/var/lib/geminga")     # everything that is kept lies below
+    cluster_name: str = "standalone"              # as clients and tools see it
+    http_port: int = 8080                         # administration, HTTP lookup and metrics; 0 takes a free one
+    http_bind: str = ""                           # address for these; empty: the same as network.bind
+    workers: int = 0                              # processes that serve connections; 0: one per core
+    owners: int = 0                               # processes that keep partitions; 0: one per core
+    storage: StorageOptions = field(default_factory=StorageOptions)
+    worker: WorkerOptions = field(default_factory=WorkerOptions)
+
+
+# Section: (field of Config, dataclass).  A key is "name" or "section.name".
+SECTIONS = {"storage": ("storage", StorageOptions), "network": ("worker", WorkerOptions)}
+# Told to both sides, so that they cannot disagree: an owner takes over what [network] says.
+SHARED = {"storage.keep_alive_interval_ms": "network.keep_alive_interval_ms"}
+
+
+class Key(NamedTuple):
+    type: Any
+    default: Any
+
+
+def _keys() -> dict[str, Key]:
+    sections = {name for name, _ in SECTIONS.values()}
+    keys = {f.name: Key(f.type, f.default) for f in fields(Config) if f.name not in sections}
+    for section, (_, options) in SECTIONS.items():
+        keys |= {f"{section}.{f.name}": Key(f.type, f.default) for f in fields(options)}
+    return {name: key for name, key in keys.items() if name not in SHARED}
+
+
+KEYS = _keys()
+
+# First and last value allowed.  Where nothing else sets a bound, it is arbitrary: far beyond use, and small enough to catch a wrong unit.
+RANGES = {
+    "http_port": (0, 65_535),
+    "workers": (0, 1_024),
+    "owners": (0, 1_024),
+    "storage.sync_interval_ms": (1, 3_600_000),
+    "storage.roll_over_bytes": (MIB, 1 << 40),
+    "storage.roll_over_entries": (1, (1 << 31) - 1),
+    "storage.roll_over_age_s": (1, 10 * 365 * 24 * 3600),
+    "storage.journal_segment_bytes": (MIB, 4 << 30),
+    "storage.journal_segments_max": (2, 1_024),          # one is written while the others are checkpointed
+    "storage.pass_bytes_max": (64 << 10, 1 << 30),
+    "storage.auto_create_partitions": (0, 10_000),
+    "network.port": (0, 65_535),
+    "network.max_message_size": (1_024, 256 << 20),      # a worker holds a whole frame in memory
+    "network.keep_alive_interval_ms": (100, 3_600_000),
+    "network.write_buffer_bytes": (64 << 10, 1 << 30),
+    "network.in_flight_bytes": (MIB, 1 << 34),
+}
+
+_HOST = r"[^\s/,]+"
+# What a text, or each of a list of texts, must match, and how an error says so.
+FORMS = {
+    "cluster_name": (r"[-=:.\w]+", "letters, digits and -=:._"),
+    "http_bind": (rf"({_HOST})?", "an address"),
+    "storage.sync": (r"group|interval|none", "group, interval or none"),
+    "network.bind": (_HOST, "an address"),
+    "network.advertised_address": (rf"({_HOST})?", "a host name or address, without scheme"),
+    "network.advertised_listeners": (r"[-.\w]+:pulsar://(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):\d{1,5}", "name:pulsar://host:port"),
+    "network.broker_entry_metadata": (r"timestamp|index", "timestamp or index"),
+}
+
+
+def load(config_path: Path | str | None, environ: Mapping[str, str], overrides: Mapping[str, Any]) -> tuple[Config, list[str]]:
+    """(the configuration, notes for the log); ConfigError names the first key that is wrong.
+
+    overrides: the command line's values by key ("http_port", "network.port"), None for what was not given.
+    """
+    given, notes = _gather(config_path, environ, overrides)
+    values = {name: key.default for name, key in KEYS.items()}
+    values |= {name: _value(name, setting) for name, setting in given.items()}
+    notes += _relate(values, given)
+    values["http_bind"] = values["http_bind"] or values["network.bind"]
+    for name in ("workers", "owners"):
+        values[name] = values[name] or core_count()
+    return _compose(values), notes
+
+
+def _gather(config_path: Path | str | None, environ: Mapping[str, str], overrides: Mapping[str, Any]) -> tuple[Settings, list[str]]:
+    """Each key's strongest setting, still as it was written."""
+    document, properties = _read(config_path) if config_path is not None else ({}, {})
+    # Pulsar's settings are merged before they are translated: two of them may make one of ours.
+    translated, notes = translate(properties | from_environment(environ))
+    variables, more = _variables(environ)
+    line = {name: Setting(value, "command line") for name, value in overrides.items() if value is not None}
+    given = document | translated | variables | line
+    for name, setting in given.items():
+        if name not in KEYS:
+            raise ConfigError(f"{setting.origin}: {name} is not a key{nearest(name, KEYS)}")
+    return given, notes + more
+
+
+def _read(config_path: Path | str) -> tuple[Settings, Settings]:
+    """(settings of a TOML file, settings of a properties file): one of them is empty."""
+    path = Path(config_path)
+    try:
+        text = path.read_text("utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: is not UTF-8 text") from None
+    if path.suffix in (".conf", ".properties"):
+        return {}, parse(text, str(path))
+    try:
+        return _flat(tomllib.loads(text), "", text, path), {}
+    except tomllib.TOMLDecodeError as error:
+        if path.suffix == ".toml":
+            raise ConfigError(f"{path}: {error}") from None
+        return {}, parse(text, str(path))
+
+
+def _flat(table: Mapping[str, Any], section: str, text: str, path: Path) -> Settings:
+    settings = {}
+    for name, value in table.items():
+        name = section + name
+        if isinstance(value, dict) and (value or name in SECTIONS):
+            settings |= _flat(value, name + ".", text, path)
+        else:
+            settings[name] = Setting(value, f"{path}{_line_of(name, text)}")
+    return settings
+
+
+def _line_of(name: str, text: str) -> str:
+    """":7" where the key stands on line 7; nothing where it is written in one of TOML's rarer ways."""
+    wanted, _, key = name.rpartition(".")
+    section = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := re.match(r"\s*\[\s*([^\[\]]*?)\s*\]", line):
+            section = header[1]
+        elif section == wanted and re.match(rf"\s*{re.escape(key)}\s*=", line):
+            return f":{number}"
+    return ""
+
+
+def _variables(environ: Mapping[str, str]) -> tuple[Settings, list[str]]:
+    names = {ENVIRONMENT_PREFIX + name.replace(".", "_").upper(): name for name in KEYS}
+    sections = tuple(f"{ENVIRONMENT_PREFIX}{section.upper()}_" for section in SECTIONS)
+    given, strange = {}, []
+    for variable in sorted(environ):
+        if variable in names:
+            given[names[variable]] = Setting(environ[variable], variable)
+        elif variable.startswith(ENVIRONMENT_PREFIX):
+            # Not all are errors: Kubernetes gives every pod GEMINGA_SERVICE_HOST and GEMINGA_PORT when a service is called geminga.
+            hint = nearest(variable, names, cutoff=0.85)
+            if hint or variable.startswith(sections):
+                raise ConfigError(f"{variable}: there is no such setting{hint or nearest(variable, names)}")
+            strange.append(variable)
+    return given, [f"variables without effect: {', '.join(strange)}"] if strange else []
+
+
+def _value(name: str, setting: Setting) -> Any:
+    """The setting's value as the key's type, within its bounds."""
+    try:
+        value = READERS[KEYS[name].type](setting.value)
+    except ValueError as error:
+        raise ConfigError(f"{setting.origin}: {name} must be {error}, not {setting.value!r}") from None
+    if name in RANGES and not RANGES[name][0] <= value <= RANGES[name][1]:
+        raise ConfigError(f"{setting.origin}: {name} must be {RANGES[name][0]} to {RANGES[name][1]}, not {value}")
+    if name in FORMS:
+        for text in value if isinstance(value, tuple) else (value,):
+            if not re.fullmatch(FORMS[name][0], text):
+                raise ConfigError(f"{setting.origin}: {name} must be {FORMS[name][1]}, not {text!r}")
+    return value
+
+
+def _integer(value: Any) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, str) and re.fullmatch(r"[+-]?\d+", value.strip()):
+        return int(value)
+    raise ValueError("a whole number")
+
+
+def _boolean(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.strip().lower() in ("true", "false"):
+        return value.strip().lower() == "true"
+    raise ValueError("true or false")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value.strip()
+    raise ValueError("text")
+
+
+def _path(value: Any) -> Path:
+    if isinstance(value, (str, Path)) and str(value).strip():
+        return Path(value)
+    raise ValueError("a path")
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    if isinstance(value, (list, tuple)) and all(isinstance(part, str) for part in value):
+        return tuple(value)
+    raise ValueError("a list of texts")
+
+
+READERS: dict[Any, Callable[[Any], Any]] = {int: _integer, bool: _boolean, str: _text, Path: _path, tuple[str, ...]: _texts}
+
+
+def _relate(values: dict[str, Any], given: Mapping[str, Setting]) -> list[str]:
+    """Refuse values that do not go together; a default that another key has outgrown grows with it, and a note says so."""
+    notes = []
+    message_size = values["network.max_message_size"]
+    reason = f"for network.max_message_size = {message_size}"
+    least_values = {
+        "storage.roll_over_bytes": message_size + FRAME_OVERHEAD + 1,    # any one entry fits a ledger
+        "storage.journal_segment_bytes": 4 * message_size,               # less, and tails that no entry fits waste much of it
+    }
+    for name, least in least_values.items():
+        if values[name] >= least:
+            continue
+        if name in given:
+            raise ConfigError(f"{given[name].origin}: {name} must be at least {least} {reason}, not {values[name]}")
+        values[name] = -(-least // MIB) * MIB
+        notes.append(f"{name} is {values[name]}, more than by default, {reason}")
+    _refuse_clashes(values, given)
+    return notes
+
+
+def _refuse_clashes(values: Mapping[str, Any], given: Mapping[str, Setting]) -> None:
+    port = values["http_port"]
+    if port and port == values["network.port"] and values["http_bind"] in ("", values["network.bind"]):
+        setting = given.get("http_port") or given["network.port"]
+        raise ConfigError(f"{setting.origin}: http_port and network.port must differ, both are {port}")
+    names = [listener.partition(":")[0] for listener in values["network.advertised_listeners"]]
+    if len(set(names)) < len(names):
+        origin = given["network.advertised_listeners"].origin
+        raise ConfigError(f"{origin}: network.advertised_listeners must have one address for each name")
+
+
+def _compose(values: Mapping[str, Any]) -> Config:
+    whole = values | {name: values[source] for name, source in SHARED.items()}
+    parts = {
+        name: options(**{f.name: whole[f"{section}.{f.name}"] for f in fields(options)})
+        for section, (name, options) in SECTIONS.items()
+    }
+    return Config(**{name: value for name, value in values.items() if "." not in name}, **parts)
+
+
+def core_count(root: Path = Path("/")) -> int:
+    """Cores this process may keep busy: its CPU affinity, or less where a control group's quota allows less.  At least 1."""
+    # A quota of one and a half cores is worth two processes.
+    limits = [-(-quota // period) for quota, period in _quotas(root)]
+    return max(1, min([len(os.sched_getaffinity(0)), *limits]))
+
+
+def _quotas(root: Path) -> list[tuple[int, int]]:
+    """(µs, of so many µs) for each control group that this process is in and that has a limit."""
+    groups = root / "sys/fs/cgroup"
+    own = next((line[3:] for line in _words(root / "proc/self/cgroup") if line.startswith("0::")), "/")
+    own_group = groups / own.strip("/")
+    levels = [level for level in (own_group, *own_group.parents) if level.is_relative_to(groups)]
+    limits = [_words(level / "cpu.max") for level in levels]
+    limits.append(_words(groups / "cpu/cpu.cfs_quota_us") + _words(groups / "cpu/cpu.cfs_period_us"))    # version 1: -1 is no limit
+    return [(int(limit[0]), int(limit[1])) for limit in limits if len(limit) == 2 and limit[0].isdigit()]
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        return path.read_text().split()
+    except OSError:
+        return []

@@ -1,0 +1,216 @@
+"""Pulsar's own settings, broker.conf and standalone.conf and PULSAR_PREFIX_ variables, said in our keys.
+
+    key=value ──parse──▶ {name: Setting} ──translate──▶ {our key: Setting}, notes
+
+The name of a setting is of one of five kinds: translated (TRANSLATED and SPECIAL), refused (REFUSED: to pass over it would leave open what
+its owner wanted closed), wanted but not there yet (NOT_YET), without effect here (all others in pulsar_keys.txt), or misspelt, which is an
+error.  Ranges are not looked at here: supervisor/config.py checks them once, wherever a value came from.
+"""
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+ENVIRONMENT_PREFIX = "PULSAR_PREFIX_"
+FREE_PREFIXES = ("bookkeeper_", "brokerClient_")   # Pulsar hands whatever follows to a client library of its own
+NEVER_S = 10 * 365 * 24 * 3600                     # Pulsar's "no limit" for a ledger's age: ten years stand for never
+
+LATER = "not available in this version"
+REFUSED = {
+    "authenticationEnabled": "authentication is",
+    "authorizationEnabled": "authorization is",
+    "brokerServicePortTls": "TLS is",
+    "encryptionRequireOnProducer": "the demand for encrypted messages is",
+    "tlsEnabled": "TLS is",
+    "tlsEnabledWithKeyStore": "TLS is",
+    "tlsRequireTrustedClientCertOnConnect": "TLS is",
+    "webServicePortTls": "TLS is",
+}
+NOT_YET = {"brokerDeduplicationEnabled": "deduplication is", "transactionCoordinatorEnabled": "transactions are"}
+PLAIN_PORTS = ("brokerServicePort", "webServicePort")
+INTERCEPTORS = {"AppendIndexMetadataInterceptor": "index", "AppendBrokerTimestampMetadataInterceptor": "timestamp"}
+
+
+class ConfigError(ValueError):
+    """What is wrong with the configuration: always one line, and it names the key."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split()))
+
+
+class Setting(NamedTuple):
+    value: Any
+    origin: str     # as errors print it: "broker.conf:3: maxMessageSize", "geminga.toml:7", "GEMINGA_HTTP_PORT"
+
+
+def parse(text: str, path: str) -> dict[str, Setting]:
+    """What a Java properties file says; of a name said twice the last counts, as in Java."""
+    settings = {}
+    for number, line in _logical_lines(text):
+        name, value = _split(line)
+        settings[name] = Setting(value, f"{path}:{number}: {name}")
+    return settings
+
+
+def from_environment(environ: Mapping[str, str]) -> dict[str, Setting]:
+    """Settings given the way Pulsar's container images take them: PULSAR_PREFIX_maxMessageSize=1048576."""
+    return {
+        name.removeprefix(ENVIRONMENT_PREFIX): Setting(environ[name].strip(), name)
+        for name in sorted(environ) if name.startswith(ENVIRONMENT_PREFIX)
+    }
+
+
+def translate(properties: Mapping[str, Setting]) -> tuple[dict[str, Setting], list[str]]:
+    """(settings under our keys, notes for the log); ConfigError for a name Pulsar does not have or a demand we cannot meet."""
+    _refuse_unknown(properties)
+    _refuse_demands(properties)
+    said = {name: setting for name, setting in properties.items() if setting.value}
+    given = {ours: _converted(said[name], convert) for name, (ours, convert) in TRANSLATED.items() if name in said}
+    special, notes = _special(said)
+    unheard = sorted(said.keys() - TRANSLATED.keys() - SPECIAL - NOT_YET.keys() - REFUSED.keys())
+    if unheard:
+        notes.append(f"{len(unheard)} settings of Pulsar have no effect here: {', '.join(unheard)}")
+    return given | special, notes
+
+
+def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:
+    """", did you mean …?" when some name comes close, else nothing."""
+    found = difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
+    return f", did you mean {found[0]}?" if found else ""
+
+
+@cache
+def known_names() -> frozenset[str]:
+    lines = files("geminga.supervisor").joinpath("pulsar_keys.txt").read_text("ascii").splitlines()
+    return frozenset(line for line in lines if line and not line.startswith("#"))
+
+
+def _refuse_unknown(properties: Mapping[str, Setting]) -> None:
+    for name, setting in properties.items():
+        if name not in known_names() and not name.startswith(FREE_PREFIXES):
+            raise ConfigError(f"{setting.origin}: Pulsar has no such setting{nearest(name, sorted(known_names()))}")
+
+
+def _refuse_demands(properties: Mapping[str, Setting]) -> None:
+    demands = [name for name in properties if name in REFUSED and properties[name].value.lower() not in ("", "false")]
+    if demands:
+        also = f" (refused too: {', '.join(demands[1:])})" if demands[1:] else ""
+        raise ConfigError(f"{properties[demands[0]].origin}: {REFUSED[demands[0]]} {LATER}{also}")
+    for name in PLAIN_PORTS:
+        # Pulsar takes an empty port for "do not listen without TLS".
+        if name in properties and not properties[name].value:
+            raise ConfigError(f"{properties[name].origin}: must not be empty: listening with TLS only is {LATER}")
+
+
+def _converted(setting: Setting, convert: Callable[[str], Any]) -> Setting:
+    try:
+        return Setting(convert(setting.value), setting.origin)
+    except ValueError as error:
+        raise ConfigError(f"{setting.origin}: {error}") from None
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"must be a whole number, not {text!r}") from None
+
+
+def _scaled(factor: int) -> Callable[[str], int]:
+    return lambda text: _whole(text) * factor
+
+
+def _age_s(text: str) -> int:
+    minutes = _whole(text)
+    return minutes * 60 if minutes > 0 else NEVER_S
+
+
+def _interceptors(text: str) -> tuple[str, ...]:
+    names = [part.strip().rpartition(".")[2] for part in text.split(",") if part.strip()]
+    for name in names:
+        if name not in INTERCEPTORS:
+            raise ValueError(f"knows {' and '.join(INTERCEPTORS)}, not {name!r}")
+    return tuple(dict.fromkeys(INTERCEPTORS[name] for name in names))
+
+
+# Pulsar's name: (our key, converter).  Where the converter is str, the text is read as an environment variable of ours would be.
+TRANSLATED: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "advertisedAddress": ("network.advertised_address", str),
+    "advertisedListeners": ("network.advertised_listeners", str),
+    "allowAutoSubscriptionCreation": ("storage.auto_create_subscriptions", str),
+    "allowAutoTopicCreation": ("storage.auto_create_topics", str),
+    "bindAddress": ("network.bind", str),
+    "brokerEntryMetadataInterceptors": ("network.broker_entry_metadata", _interceptors),
+    "brokerServicePort": ("network.port", str),
+    "clusterName": ("cluster_name", str),
+    "exposingBrokerEntryMetadataToClientEnabled": ("network.expose_broker_entry_metadata", str),
+    "keepAliveIntervalSeconds": ("network.keep_alive_interval_ms", _scaled(1_000)),
+    "managedLedgerMaxEntriesPerLedger": ("storage.roll_over_entries", str),
+    "managedLedgerMaxLedgerRolloverTimeMinutes": ("storage.roll_over_age_s", _age_s),
+    "managedLedgerMaxSizePerLedgerMbytes": ("storage.roll_over_bytes", _scaled(1 << 20)),
+    "maxMessageSize": ("network.max_message_size", str),
+    "webServicePort": ("http_port", str),
+}
+SPECIAL = {"allowAutoTopicCreationType", "defaultNumPartitions", "journalSyncData"}
+
+
+def _special(said: Mapping[str, Setting]) -> tuple[dict[str, Setting], list[str]]:
+    given = _partitions(said)
+    wanted = [name for name in NOT_YET if name in said and said[name].value.lower() == "true"]
+    notes = [f"{said[name].origin}: {NOT_YET[name]} {LATER}" for name in wanted]
+    sync = said.get("journalSyncData")
+    if sync and sync.value.lower() == "true":
+        given["storage.sync"] = Setting("group", sync.origin)
+    elif sync:
+        # Pulsar's standalone.conf ships with false; whoever copies that file has not chosen to lose messages.
+        notes.append(f"{sync.origin}: not followed: what is acknowledged stays on disk unless storage.sync says otherwise")
+    return given, notes
+
+
+def _partitions(said: Mapping[str, Setting]) -> dict[str, Setting]:
+    kind = said.get("allowAutoTopicCreationType")
+    if kind is None:
+        return {}
+    if kind.value not in ("partitioned", "non-partitioned"):
+        raise ConfigError(f"{kind.origin}: must be partitioned or non-partitioned, not {kind.value!r}")
+    if kind.value == "non-partitioned":
+        return {"storage.auto_create_partitions": Setting(0, kind.origin)}
+    number = _converted(said.get("defaultNumPartitions", Setting("1", kind.origin)), _whole)
+    if number.value < 1:
+        raise ConfigError(f"{number.origin}: must be at least 1, not {number.value}")
+    return {"storage.auto_create_partitions": number}
+
+
+def _logical_lines(text: str) -> Iterable[tuple[int, str]]:
+    """(line number, line) without blanks and comments; an odd number of backslashes at the end takes the next line in."""
+    joined, first = "", 0
+    for number, line in enumerate(text.splitlines(), 1):
+        line = line.lstrip()
+        if not joined and (not line or line[0] in "#!"):
+            continue
+        first = first if joined else number
+        if (len(line) - len(line.rstrip("\\"))) % 2:
+            joined += line[:-1]
+            continue
+        yield first, joined + line
+        joined = ""
+    if joined:
+        yield first, joined
+
+
+_NAME = re.compile(r"((?:\\.|[^\\=:\s])*)\s*[=:]?\s*(.*)", re.DOTALL)
+_ESCAPE = re.compile(r"\\(u[0-9A-Fa-f]{4}|.)", re.DOTALL)
+
+
+def _split(line: str) -> tuple[str, str]:
+    name, value = _NAME.fullmatch(line).groups()
+    return _unescaped(name), _unescaped(value).strip()
+
+
+def _unescaped(text: str) -> str:
+    def one(match: re.Match[str]) -> str:
+        escape = match[1]
+        return chr(int(escape[1:], 16)) if len(escape) == 5 else {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}.get(escape, escape)
+    return _ESCAPE.sub(one, text)

@@ -1,0 +1,295 @@
+"""Puts one load on a broker and measures it; from the command line it prints the figures as JSON.
+
+    python tests/bench/load.py 127.0.0.1:6650 [--pid PID] [--topics 500] [--batch 100] [--rate 2000] [--backlog 1000000] ...
+
+Producers and consumers are processes; this one only looks at the Board.  A load runs through its warm-up and on: what is measured
+is the difference between two looks at counts, clocks and CPU times, without the edges of starting and stopping.  Without a rate,
+producers hold back while too much is still on its way to the consumers, so that as much comes out as goes in.
+At the end every message with a receipt must have arrived, or the run fails.
+"""
+
+import argparse
+import contextlib
+import json
+import multiprocessing as mp
+import multiprocessing.connection
+import secrets
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import psutil
+import wire
+from clients import Consumer, Producer
+from link import ANSWER_MAX_S, CLOCK, Board, BrokerError, Link, Load
+from numpy.typing import NDArray
+
+LOOK_S = 0.05   # between two looks at the Board while waiting for a count
+START_MAX_S = 300.0
+
+
+def topic_names(count: int) -> tuple[str, ...]:
+    """Topics no one has used."""
+    run = secrets.token_hex(4)
+    return tuple(f"persistent://public/default/bench-{run}-{index}" for index in range(count))
+
+
+# --- the broker's processes -----------------------------------------------------------------------------------------------
+
+
+def _tree(pid: int) -> list[psutil.Process]:
+    try:
+        top = psutil.Process(pid)
+        return [top, *top.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        raise BrokerError(f"there is no process {pid}") from None
+
+
+def cpu_seconds(pid: int) -> float:
+    times = [process.cpu_times() for process in _tree(pid)]
+    return sum(each.user + each.system for each in times)
+
+
+def memory_bytes(pid: int, which: str) -> int:
+    """which: "pss", shared pages in parts, or "uss", private pages only; of the process and all below it."""
+    try:
+        return sum(getattr(process.memory_full_info(), which) for process in _tree(pid))
+    except psutil.AccessDenied:
+        raise BrokerError(f"may not read the memory of process {pid}: run as its user") from None
+
+
+# --- processes of the load ------------------------------------------------------------------------------------------------
+
+
+def _child(role: type, load: Load, index: int, board: Board, pipe: mp.connection.Connection) -> None:
+    try:
+        worker = role(load, index, board)
+        pipe.send("ready")
+        pipe.recv()
+        pipe.send(worker.run())
+    except (BrokerError, wire.WireError) as error:
+        pipe.send(error)
+    except KeyboardInterrupt:
+        pass
+
+
+class Child:
+    def __init__(self, role: type, load: Load, index: int, board: Board):
+        self.pipe, theirs = mp.Pipe()
+        self.role = role.__name__.lower()
+        self.process = mp.Process(target=_child, args=(role, load, index, board, theirs), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def answer(self, timeout_s: float) -> object:
+        """What the child says next; its error is raised here."""
+        mp.connection.wait([self.pipe, self.process.sentinel], timeout_s)
+        with contextlib.suppress(EOFError):
+            if self.pipe.poll():
+                said = self.pipe.recv()
+                if isinstance(said, Exception):
+                    raise said
+                return said
+        raise BrokerError(f"a {self.role} of the load {'says nothing' if self.process.is_alive() else 'died'}")
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    at: float
+    published: int
+    arrived: int
+    broker_cpu_s: float     # nan without a pid
+    own_cpu_s: float
+
+
+class Running:
+    """The processes of one load; leaving the context ends them."""
+
+    def __init__(self, load: Load, pid: int | None):
+        self.load, self.pid, self.board = load, pid, Board(load)
+        self.producers: list[Child] = []
+        self.consumers: list[Child] = []
+
+    def __enter__(self) -> "Running":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for child in [*self.producers, *self.consumers]:
+            child.process.kill()
+            child.process.join()
+
+    def start_consumers(self) -> None:
+        self.consumers = self._start(Consumer, self.load.consumers)
+
+    def start_producers(self) -> None:
+        self.producers = self._start(Producer, self.load.connections)
+
+    def _start(self, role: type, count: int) -> list[Child]:
+        children = [Child(role, self.load, index, self.board) for index in range(count)]
+        for child in children:
+            child.answer(START_MAX_S)
+        for child in children:
+            child.pipe.send("go")
+        return children
+
+    def look(self) -> Look:
+        children = [psutil.Process(child.process.pid).cpu_times() for child in [*self.producers, *self.consumers]]
+        return Look(
+            at=CLOCK(),
+            published=sum(self.board.published),
+            arrived=sum(self.board.arrived),
+            broker_cpu_s=cpu_seconds(self.pid) if self.pid else float("nan"),
+            own_cpu_s=sum(each.user + each.system for each in children),
+        )
+
+    def wait(self, seconds: float) -> None:
+        """Lets the load run; a failure of a child ends the wait."""
+        children = {child.pipe: child for child in [*self.producers, *self.consumers]}
+        sentinels = {child.process.sentinel: child for child in children.values()}
+        for ready in mp.connection.wait([*children, *sentinels], seconds):
+            (children.get(ready) or sentinels[ready]).answer(0)
+
+    def until(self, count: Callable[[], int], target: int, what: str) -> None:
+        """Waits for a count on the Board; fails when it stands still for long."""
+        last, moved_at = count(), CLOCK()
+        while last < target:
+            time.sleep(LOOK_S)
+            for child in self.consumers:
+                if child.pipe.poll():
+                    child.answer(0)
+            last, before = count(), last
+            if last != before:
+                moved_at = CLOCK()
+            elif CLOCK() - moved_at > ANSWER_MAX_S:
+                raise BrokerError(f"{target - last} of {target} messages were never {what}")
+
+    def finish_producers(self) -> list[dict]:
+        """Sending has ended, by the limit or now, and all receipts are here."""
+        if not self.load.limit:
+            self.board.producers_stop.value = 1
+        results = [child.answer(24 * 3600.0) for child in self.producers]
+        self.producers = []     # they end by themselves now
+        return results
+
+    def finish_consumers(self) -> list[dict]:
+        if self.consumers:
+            self.until(lambda: sum(self.board.arrived), sum(self.board.published), "delivered")
+        self.board.consumers_stop.value = 1
+        return [child.answer(START_MAX_S) for child in self.consumers]
+
+
+# --- measurements ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    published_rate: float
+    arrived_rate: float
+    cpu_us: float           # of the broker, a message: arrived if there are consumers, published if not; nan without a pid
+    own_cpu_us: float       # of the load's processes, likewise
+    publish_ms: NDArray = field(default_factory=lambda: np.zeros(0))    # of each entry, with a rate only
+    arrival_ms: NDArray = field(default_factory=lambda: np.zeros(0))    # likewise, with one topic and one consumer
+
+
+def measure(load: Load, *, pid: int | None, warmup_s: float, seconds: float) -> Figures:
+    with Running(load, pid) as running:
+        running.start_consumers()
+        running.start_producers()
+        running.wait(warmup_s)
+        first = running.look()
+        running.wait(seconds)
+        last = running.look()
+        produced, consumed = running.finish_producers(), running.finish_consumers()
+    figures = _between(first, last, by_arrival=bool(load.consumers))
+    if not load.rate:
+        return figures
+    measured = [(each["sent_at"] >= first.at) & (each["sent_at"] < last.at) for each in produced]
+    publish = [(each["confirmed_at"] - each["sent_at"])[chosen] for each, chosen in zip(produced, measured, strict=True)]
+    figures = replace(figures, publish_ms=np.concatenate(publish) * 1000)
+    if load.consumers == load.connections == len(load.topics) == 1:
+        sent_at = produced[0]["sent_at"]
+        arrival = (consumed[0]["arrived_at"][: len(sent_at)] - sent_at)[measured[0]]
+        figures = replace(figures, arrival_ms=arrival * 1000)
+    return figures
+
+
+def measure_backlog(load: Load, messages: int, *, pid: int | None) -> Figures:
+    """Publishes with nobody listening, then measures one consumer from its first permits to the last message."""
+    with Running(replace(load, limit=messages // load.batch // load.connections, lead=0), pid) as running:
+        _subscribe_and_leave(load)
+        running.start_producers()
+        running.finish_producers()
+        count = sum(running.board.published)
+        first = running.look()
+        running.start_consumers()
+        running.until(lambda: sum(running.board.arrived), count, "delivered")
+        last = running.look()
+        consumed = running.finish_consumers()
+    seconds = max(each["last_at"] for each in consumed) - min(each["started_at"] for each in consumed)
+    return replace(_between(first, last, by_arrival=True), arrived_rate=count / seconds)
+
+
+def _between(first: Look, last: Look, *, by_arrival: bool) -> Figures:
+    seconds = last.at - first.at
+    published, arrived = last.published - first.published, last.arrived - first.arrived
+    count = arrived if by_arrival else published
+    if not count:
+        raise BrokerError(f"no message {'arrived' if by_arrival else 'got a receipt'} in {seconds:.0f} s")
+    cpu_us, own_cpu_us = ((after - before) / count * 1e6 for before, after in
+                          ((first.broker_cpu_s, last.broker_cpu_s), (first.own_cpu_s, last.own_cpu_s)))
+    return Figures(published / seconds, arrived / seconds, cpu_us, own_cpu_us)
+
+
+def _subscribe_and_leave(load: Load) -> None:
+    link = Link(load)
+    for at, topic in enumerate(load.topics):
+        consumer_id = wire.ID_FIRST + at
+        link.find(topic)
+        request = wire.subscribe(topic, load.subscription, load.kind, consumer_id, link.request_id(), "bench-first")
+        link.ask(f"subscription on {topic}", request, wire.SUCCESS)
+        link.ask(f"leaving {topic}", wire.close_consumer(consumer_id, link.request_id()), wire.SUCCESS)
+    link.socket.close()
+
+
+def address(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")
+    return host, int(port)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("address", type=address)
+    parser.add_argument("--pid", type=int, help="of the broker: its CPU and that of its children is measured")
+    parser.add_argument("--topics", type=int, default=1, help="a producer and a consumer on each, messages in turn")
+    parser.add_argument("--type", dest="kind", choices=wire.SUBSCRIPTION_TYPES, default="exclusive")
+    parser.add_argument("--seconds", type=float, default=10)
+    parser.add_argument("--warmup", type=float, default=3)
+    parser.add_argument("--backlog", type=int, default=0, help="publish so many first, then measure reading them")
+    numbers = ("size_bytes", "batch", "rate", "connections", "consumers", "window", "permits", "lead")
+    for name in numbers:
+        default = Load.__dataclass_fields__[name].default
+        parser.add_argument("--" + name.replace("_", "-"), type=float if name == "rate" else int, default=default)
+    asked = parser.parse_args()
+    load = Load(*asked.address, topic_names(asked.topics), kind=asked.kind, **{name: getattr(asked, name) for name in numbers})
+    try:
+        if asked.backlog:
+            figures = measure_backlog(load, asked.backlog, pid=asked.pid)
+        else:
+            figures = measure(load, pid=asked.pid, warmup_s=asked.warmup, seconds=asked.seconds)
+    except (BrokerError, wire.WireError) as error:
+        print(f"load: {error}", file=sys.stderr)
+        return 1
+    shown = {name: round(getattr(figures, name), 2) for name in ("published_rate", "arrived_rate", "cpu_us", "own_cpu_us")}
+    for name in ("publish_ms", "arrival_ms"):
+        if len(times := getattr(figures, name)):
+            shown[name] = {f"p{part:g}": round(float(np.percentile(times, part)), 3) for part in (50, 99, 99.9)}
+    print(json.dumps(shown))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,28 @@
+"""The Python client as tests use it: connected to the shared broker, and quiet unless something is wrong."""
+
+from collections.abc import Callable, Iterator
+
+import pulsar
+import pytest
+
+Connect = Callable[..., pulsar.Client]
+
+
+@pytest.fixture
+def connect() -> Iterator[Connect]:
+    """connect(service_url): a client, closed with all it opened when the test ends."""
+    opened: list[pulsar.Client] = []
+
+    def connect(service_url: str, **options: object) -> pulsar.Client:
+        # Errors only: a reconnection is a warning, and is what some tests are about.
+        opened.append(pulsar.Client(service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error), **options))
+        return opened[-1]
+
+    yield connect
+    for client in opened:
+        client.shutdown()
+
+
+@pytest.fixture
+def client(broker, connect: Connect) -> pulsar.Client:
+    return connect(broker.service_url)

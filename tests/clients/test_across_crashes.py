@@ -1,0 +1,441 @@
+"""Publishing and consuming go on across killed processes, and nothing that was receipted is lost.
+
+Clients are the official ones, as they reconnect by rules of their own.  Where a test must see what a client hides (that it was told to
+look up again, that it was not), a bare connection stands in: Witness.
+"""
+
+import functools
+import random
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pulsar
+import pytest
+from geminga.proto import pulsar_api_pb2 as api
+
+from ..harness import Broker, eventually, partitioned_topic, request, unique_topic
+
+# A killed child is promised to be back in a second.  Machines that run tests are busy: the rest is for them.
+BACK_SECONDS = 3
+# Clients wait longer from attempt to attempt (100 ms, 200 ms, ...), so they notice later that it is back.
+RESUME_SECONDS = 15
+RECEIVE_MS = 10_000
+SILENCE_MS = 300
+WINDOW = 200  # messages published and not yet received
+
+TWO_OF_EACH = ("--workers", "2", "--owners", "2")
+
+
+class Traffic:
+    """A producer that never stops and a consumer that acknowledges all it receives, with a thread for each.
+
+    Messages are numbers, published in order.  Invariant: at most WINDOW of them are published and neither received nor refused.
+    """
+
+    def __init__(self, client: pulsar.Client, topic: str, **producer_options: object) -> None:
+        self.topic = topic
+        self.receipted: list[int] = []
+        self.refused: list[tuple[int, pulsar.Result]] = []
+        self.received: set[int] = set()
+        self._client = client
+        self._window = threading.Semaphore(WINDOW)
+        self._publishing_over = threading.Event()
+        self._receiving_over = threading.Event()
+        # Its backlog is everything: read at the end, from the disk.
+        client.subscribe(topic, "audit").close()
+        self._consumer = client.subscribe(topic, "live")
+        self._producer = client.create_producer(topic, **producer_options)
+        self._threads = [threading.Thread(target=run) for run in (self._publish, self._receive)]
+
+    def __repr__(self) -> str:
+        return f"<Traffic receipted={len(self.receipted)} received={len(self.received)} refused={self.refused[:3]}>"
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def _publish(self) -> None:
+        number = 0
+        while not self._publishing_over.is_set():
+            if self._window.acquire(timeout=0.1):
+                self._producer.send_async(b"%d" % number, functools.partial(self._settle, number))
+                number += 1
+
+    def _settle(self, number: int, result: pulsar.Result, message_id: pulsar.MessageId) -> None:
+        if result == pulsar.Result.Ok:
+            self.receipted.append(number)
+        else:
+            self.refused.append((number, result))
+            self._window.release()
+
+    def _receive(self) -> None:
+        while not self._receiving_over.is_set():
+            try:
+                message = self._consumer.receive(timeout_millis=100)
+            except pulsar.Timeout:
+                continue
+            number = int(message.data())
+            if number not in self.received:
+                self.received.add(number)
+                self._window.release()
+            self._consumer.acknowledge(message)
+
+    def wait_for_more(self, count: int, seconds: float = RESUME_SECONDS) -> None:
+        """Both ways go on: `count` more messages were receipted, and `count` more received."""
+        receipted, received = len(self.receipted) + count, len(self.received) + count
+        going_on = lambda: len(self.receipted) >= receipted and len(self.received) >= received  # noqa: E731
+        eventually(going_on, seconds, f"{count} more messages of {self}")
+
+    def finish(self) -> None:
+        """Publishes no more; returns when everything receipted was received."""
+        self._publishing_over.set()
+        self._threads[0].join()
+        eventually(lambda: self.received.issuperset(self.receipted), RESUME_SECONDS, f"the rest of {self}")
+
+    def stop(self) -> None:
+        self._publishing_over.set()
+        self._receiving_over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def audit(self) -> None:
+        """What the disk has holds everything receipted, and in the order of publishing, resent messages aside."""
+        consumer = self._client.subscribe(self.topic, "audit")
+        missing = set(self.receipted)
+        kept: dict[int, list[int]] = {}
+        seen: set[int] = set()
+        while missing:
+            message = consumer.receive(timeout_millis=RECEIVE_MS)
+            number = int(message.data())
+            missing.discard(number)
+            if number not in seen:
+                seen.add(number)
+                kept.setdefault(message.message_id().partition(), []).append(number)
+        assert all(numbers == sorted(numbers) for numbers in kept.values())
+
+
+@contextmanager
+def traffic_on(client: pulsar.Client, topic: str, **producer_options: object) -> Iterator[Traffic]:
+    """Traffic that flows when the block begins, and is over when it ends."""
+    traffic = Traffic(client, topic, **producer_options)
+    traffic.start()
+    try:
+        traffic.wait_for_more(500)
+        yield traffic
+    finally:
+        traffic.stop()
+
+
+def kill_and_wait(broker: Broker, role: str, index: int) -> None:
+    killed = broker.kill(role, index)
+    broker.wait_replaced(role, index, killed, BACK_SECONDS)
+
+
+def kill_all_and_start(broker: Broker) -> None:
+    broker.kill_supervisor()
+    broker.start()
+
+
+def stop_and_start(broker: Broker) -> None:
+    assert broker.stop() == 0
+    broker.start()
+
+
+def kill_workers_in_turn(broker: Broker, traffic: Traffic) -> None:
+    """Which of two a client is connected to is not for it to know: this hits it once at least."""
+    for index in (0, 1):
+        kill_and_wait(broker, "worker", index)
+        traffic.wait_for_more(500)
+
+
+def kill_owners_in_turn(broker: Broker, traffic: Traffic) -> None:
+    for index in (0, 1):
+        kill_and_wait(broker, "owner", index)
+        traffic.wait_for_more(500)
+
+
+def kill_the_supervisor(broker: Broker, traffic: Traffic) -> None:
+    kill_all_and_start(broker)
+
+
+def stop_under_load(broker: Broker, traffic: Traffic) -> None:
+    stop_and_start(broker)
+
+
+FAULTS = [kill_workers_in_turn, kill_owners_in_turn, kill_the_supervisor, stop_under_load]
+faults = pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+
+
+@faults
+@pytest.mark.parametrize(("partitions", "batching"), [(0, False), (3, True)], ids=["plain", "partitioned-batched"])
+def test_every_receipted_message_is_received(start_broker, connect, fault, partitions, batching):
+    """At least once, by a consumer that was there all the time, and once more from the disk, in order."""
+    broker = start_broker(*TWO_OF_EACH)
+    topic = partitioned_topic(broker.http_url, partitions) if partitions else unique_topic("crash")
+    client = connect(broker.service_url)
+    with traffic_on(client, topic, batching_enabled=batching, batching_max_publish_delay_ms=1) as traffic:
+        fault(broker, traffic)
+        traffic.wait_for_more(500)
+        traffic.finish()
+        assert traffic.refused == []
+        traffic.audit()
+
+
+@pytest.mark.parametrize("chunked", [False, True], ids=["large", "chunked"])
+def test_large_messages_come_whole_across_a_killed_worker(start_broker, connect, chunked):
+    """A connection that ends in the middle of a frame, or between the chunks of a message, leaves nothing half done."""
+    broker = start_broker("--workers", "1", "--owners", "1")
+    client = connect(broker.service_url)
+    topic = unique_topic("crash")
+    consumer = client.subscribe(topic, "sub")
+    producer = client.create_producer(topic, chunking_enabled=chunked, max_pending_messages=4, block_if_queue_full=True)
+    size = 6 * 1024 * 1024 if chunked else 4 * 1024 * 1024
+    sent = [random.Random(seed).randbytes(size) for seed in range(12)]
+    receipts: list[pulsar.Result] = []
+    half_way = threading.Event()
+
+    def settle(result: pulsar.Result, message_id: pulsar.MessageId) -> None:
+        receipts.append(result)
+        if len(receipts) == 4:
+            half_way.set()
+
+    publishing = threading.Thread(target=lambda: [producer.send_async(body, settle) for body in sent])
+    publishing.start()
+    assert half_way.wait(RESUME_SECONDS)
+    broker.kill("worker", 0)
+    publishing.join()
+
+    missing = set(sent)
+    while missing:
+        body = consumer.receive(timeout_millis=RECEIVE_MS).data()
+        assert body in sent
+        missing.discard(body)
+    eventually(lambda: len(receipts) == len(sent), RESUME_SECONDS, "all receipts")
+    assert set(receipts) == {pulsar.Result.Ok}
+
+
+@pytest.mark.parametrize("how", ["owners", "supervisor"])
+def test_what_was_acknowledged_stays_acknowledged(start_broker, connect, how):
+    """Once a consumer's close was answered its acknowledgements are as durable as receipts are."""
+    broker = start_broker(*TWO_OF_EACH)
+    client = connect(broker.service_url)
+    topics = [unique_topic("crash") for _ in range(4)]
+    for topic in topics:
+        consumer = client.subscribe(topic, "sub")
+        producer = client.create_producer(topic)
+        for number in range(100):
+            producer.send_async(b"%d" % number, lambda result, message_id: None)
+        producer.flush()
+        for _ in range(100):
+            message = consumer.receive(timeout_millis=RECEIVE_MS)
+            if int(message.data()) % 3:
+                consumer.acknowledge(message)
+        consumer.close()
+
+    if how == "supervisor":
+        kill_all_and_start(broker)
+    else:
+        for index in (0, 1):
+            kill_and_wait(broker, "owner", index)
+
+    for topic in topics:
+        consumer = client.subscribe(topic, "sub")
+        left = [int(consumer.receive(timeout_millis=RECEIVE_MS).data()) for _ in range(34)]
+        assert left == list(range(0, 100, 3))
+        with pytest.raises(pulsar.Timeout):
+            consumer.receive(timeout_millis=SILENCE_MS)
+
+
+def test_partitioned_topics_and_positions_survive_a_killed_supervisor(fresh_broker, connect):
+    """Ids given out before are never given to other messages after."""
+    topic = partitioned_topic(fresh_broker.http_url, 2)
+    first = connect(fresh_broker.service_url)
+    before = [str(first.create_producer(topic).send(b"before")) for _ in range(4)]
+    kill_all_and_start(fresh_broker)
+    second = connect(fresh_broker.service_url)
+    after = [str(second.create_producer(topic).send(b"after")) for _ in range(4)]
+    assert len(set(before + after)) == 8
+    assert len(second.get_topic_partitions(topic)) == 2
+
+
+def test_a_killed_admin_process_is_back_and_no_client_noticed(start_broker, connect, witness_of):
+    broker = start_broker(*TWO_OF_EACH)
+    witness = witness_of(broker)
+    witness.create_producer(1, unique_topic("crash"))
+    with traffic_on(connect(broker.service_url), unique_topic("crash")) as traffic:
+        kill_and_wait(broker, "admin", 0)
+        eventually(lambda: answers(broker), BACK_SECONDS, "an answer over HTTP")
+        traffic.wait_for_more(500)
+        traffic.finish()
+    assert witness.publish(1) == "receipt"
+    assert witness.closed_producers == {}
+
+
+def answers(broker: Broker) -> bool:
+    try:
+        return request("GET", f"{broker.http_url}/admin/v2/brokers/health")[0] == 200
+    except OSError:
+        return False
+
+
+def test_no_process_of_a_killed_supervisor_is_left_and_its_folder_can_be_used_at_once(start_broker):
+    """Three times over, as a machine that restarts in a loop would do it."""
+    broker = start_broker(*TWO_OF_EACH)
+    for _ in range(3):
+        eventually(lambda: len(broker.children()) >= 5, BACK_SECONDS, "two workers, two owners and the admin process")
+        kill_all_and_start(broker)
+    assert broker.stop() == 0
+
+
+# What clients are told
+
+
+class Witness:
+    """One bare connection: sees every command the broker sends, and does nothing that it was not told to do."""
+
+    def __init__(self, broker: Broker) -> None:
+        port = int(broker.service_url.rpartition(":")[2])
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=BACK_SECONDS)
+        self._stream = self._socket.makefile("rb")
+        self.closed_producers: dict[int, int] = {}  # id -> request id of the command that said so
+        self.closed_consumers: dict[int, int] = {}
+        hello = api.CommandConnect(client_version="witness", protocol_version=19)
+        self._send(api.BaseCommand(type=api.BaseCommand.CONNECT, connect=hello))
+        assert self.next().type == api.BaseCommand.CONNECTED
+
+    def close(self) -> None:
+        self._stream.close()
+        self._socket.close()
+
+    def _send(self, command: api.BaseCommand, after: bytes = b"") -> None:
+        body = command.SerializeToString()
+        self._socket.sendall(struct.pack(">II", 4 + len(body) + len(after), len(body)) + body + after)
+
+    def next(self) -> api.BaseCommand | None:
+        """The next command that is about us, None at the end of the connection; TimeoutError after BACK_SECONDS of silence."""
+        while True:
+            header = self._stream.read(8)
+            if len(header) < 8:
+                return None
+            total, size = struct.unpack(">II", header)
+            command = api.BaseCommand.FromString(self._stream.read(size))
+            self._stream.read(total - 4 - size)
+            if command.type == api.BaseCommand.CLOSE_PRODUCER:
+                self.closed_producers[command.close_producer.producer_id] = command.close_producer.request_id
+            elif command.type == api.BaseCommand.CLOSE_CONSUMER:
+                self.closed_consumers[command.close_consumer.consumer_id] = command.close_consumer.request_id
+            if command.type == api.BaseCommand.PING:
+                self._send(api.BaseCommand(type=api.BaseCommand.PONG, pong=api.CommandPong()))
+            else:
+                return command
+
+    def next_of(self, *types: int) -> api.BaseCommand:
+        while (command := self.next()) is not None:
+            if command.type in types:
+                return command
+        raise ConnectionError("the broker ended the connection")
+
+    def hear_all(self) -> None:
+        """Everything the broker had to say so far is heard: its answer to a PING comes behind it."""
+        self._send(api.BaseCommand(type=api.BaseCommand.PING, ping=api.CommandPing()))
+        self.next_of(api.BaseCommand.PONG)
+
+    def create_producer(self, producer_id: int, topic: str) -> bool:
+        asked = api.CommandProducer(topic=topic, producer_id=producer_id, request_id=producer_id)
+        self._send(api.BaseCommand(type=api.BaseCommand.PRODUCER, producer=asked))
+        return self.next_of(api.BaseCommand.PRODUCER_SUCCESS, api.BaseCommand.ERROR).type == api.BaseCommand.PRODUCER_SUCCESS
+
+    def subscribe(self, consumer_id: int, topic: str) -> bool:
+        asked = api.CommandSubscribe(
+            topic=topic, subscription="sub", subType=api.CommandSubscribe.Exclusive, consumer_id=consumer_id, request_id=consumer_id
+        )
+        self._send(api.BaseCommand(type=api.BaseCommand.SUBSCRIBE, subscribe=asked))
+        return self.next_of(api.BaseCommand.SUCCESS, api.BaseCommand.ERROR).type == api.BaseCommand.SUCCESS
+
+    def publish(self, producer_id: int) -> str:
+        """One message; says how it was answered."""
+        metadata = api.MessageMetadata(producer_name="witness", sequence_id=0, publish_time=1).SerializeToString()
+        sent = api.CommandSend(producer_id=producer_id, sequence_id=0)
+        # Without a checksum, as old clients do: the metadata's size follows at once.
+        self._send(api.BaseCommand(type=api.BaseCommand.SEND, send=sent), struct.pack(">I", len(metadata)) + metadata + b"seen")
+        while True:
+            answer = self.next_of(api.BaseCommand.SEND_RECEIPT, api.BaseCommand.SEND_ERROR)
+            if answer.type == api.BaseCommand.SEND_ERROR:
+                return f"refused: {answer.send_error.message}"
+            if answer.send_receipt.producer_id == producer_id:
+                return "receipt"
+
+
+@pytest.fixture
+def witness_of() -> Iterator[Callable[[Broker], Witness]]:
+    witnesses: list[Witness] = []
+
+    def witness_of(broker: Broker) -> Witness:
+        witnesses.append(Witness(broker))
+        return witnesses[-1]
+
+    yield witness_of
+    for witness in witnesses:
+        witness.close()
+
+
+NOT_ASKED_FOR = 2**64 - 1  # the request id of what the broker says of its own accord
+
+
+def test_a_killed_owner_is_noticed_by_its_own_clients_only(start_broker, witness_of):
+    """They are told to look up again; on the same connection the others' producers and consumers go on as if nothing happened."""
+    broker = start_broker(*TWO_OF_EACH)
+    witness = witness_of(broker)
+    topics = {number: unique_topic("crash") for number in range(16)}  # all at one owner: once in 32,768 runs
+    assert all(witness.create_producer(number, topic) for number, topic in topics.items())
+    assert all(witness.subscribe(number, topic) for number, topic in topics.items())
+
+    killed = broker.kill("owner", 0)
+    witness.next_of(api.BaseCommand.CLOSE_PRODUCER)
+    broker.wait_replaced("owner", 0, killed, BACK_SECONDS)
+
+    witness.hear_all()
+    unaffected = topics.keys() - witness.closed_producers.keys()
+    assert [witness.publish(number) for number in unaffected] == ["receipt"] * len(unaffected)
+    assert topics.keys() - witness.closed_producers.keys() == unaffected
+    assert topics.keys() - witness.closed_consumers.keys() == unaffected
+    assert 0 < len(unaffected) < len(topics)
+    assert {*witness.closed_producers.values(), *witness.closed_consumers.values()} == {NOT_ASKED_FOR}
+    for number in witness.closed_producers:
+        eventually(lambda number=number: witness.create_producer(number, topics[number]), BACK_SECONDS, "its owner's return")
+        assert witness.publish(number) == "receipt"
+
+
+def test_clients_of_a_stopping_broker_are_told_before_their_connections_end(start_broker, witness_of):
+    broker = start_broker(*TWO_OF_EACH)
+    witness = witness_of(broker)
+    for number in range(4):
+        assert witness.create_producer(number, unique_topic("stop"))
+        assert witness.subscribe(number, unique_topic("stop"))
+
+    assert broker.stop() == 0
+
+    while witness.next() is not None:
+        pass
+    assert witness.closed_producers == dict.fromkeys(range(4), NOT_ASKED_FOR)
+    assert witness.closed_consumers == dict.fromkeys(range(4), NOT_ASKED_FOR)
+
+
+def test_every_topic_goes_on_while_owners_are_killed(start_broker, connect):
+    """Eight topics of real clients over two owners: each of them carries messages soon after each kill."""
+    broker = start_broker(*TWO_OF_EACH)
+    client = connect(broker.service_url)
+    topics = [unique_topic("crash") for _ in range(8)]
+    consumers = [client.subscribe(topic, "sub") for topic in topics]
+    producers = [client.create_producer(topic, send_timeout_millis=10_000) for topic in topics]
+    for index in (0, 1):
+        broker.kill("owner", index)
+        for producer in producers:
+            producer.send(b"%d" % index)
+    for consumer in consumers:
+        seen = set()
+        while seen != {b"0", b"1"}:
+            seen.add(consumer.receive(timeout_millis=RECEIVE_MS).data())

@@ -1,0 +1,131 @@
+"""What the Java client is promised, shown with the tools that users of it have: pulsar-client, pulsar-perf, pulsar-admin.
+
+Java writes and Python reads, Python writes and Java reads: what one of them compresses, batches or cuts, the other puts together.
+"""
+
+import random
+import re
+import string
+
+import pulsar
+import pytest
+
+from ..harness import partitioned_topic, unique_topic
+from .java import JavaTools, fetch_jars
+
+pytestmark = pytest.mark.java
+
+RECEIVE_MS = 10_000
+COMPRESSIONS = {
+    "NONE": pulsar.CompressionType.NONE,
+    "LZ4": pulsar.CompressionType.LZ4,
+    "ZLIB": pulsar.CompressionType.ZLib,
+    "ZSTD": pulsar.CompressionType.ZSTD,
+    "SNAPPY": pulsar.CompressionType.SNAPPY,
+}
+
+
+@pytest.fixture(scope="module")
+def java(broker, tmp_path_factory: pytest.TempPathFactory) -> JavaTools:
+    return JavaTools(fetch_jars(), tmp_path_factory.mktemp("java"), broker.service_url, broker.http_url)
+
+
+def topic_of(broker, partitions: int) -> str:
+    return partitioned_topic(broker.http_url, partitions) if partitions else unique_topic("java")
+
+
+plain_and_partitioned = pytest.mark.parametrize("partitions", [0, 3], ids=["plain", "partitioned"])
+
+
+def contents(printed: str) -> list[str]:
+    return re.findall(r"content:(.*)", printed)
+
+
+@plain_and_partitioned
+@pytest.mark.parametrize("options", [(), ("--disable-batching",)], ids=["batched", "single"])
+def test_java_receives_what_java_published(broker, client, java, partitions, options):
+    """Keys and properties come along; messages of one key keep their order."""
+    topic = topic_of(broker, partitions)
+    client.subscribe(topic, "sub").close()
+    printed = java.client("produce", topic, "-m", "one,two,three", "-n", "10", "-k", "a key", "-p", "colour=red", *options)
+    assert "30 messages successfully produced" in printed
+
+    printed = java.client("consume", topic, "-s", "sub", "-n", "30")
+
+    assert contents(printed) == ["one", "two", "three"] * 10
+    assert printed.count("key:[a key], properties:[colour=red]") == 30
+
+
+@plain_and_partitioned
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_python_reads_what_java_compressed(broker, client, java, tmp_path, compression, partitions):
+    """In batches, of three different texts."""
+    topic = topic_of(broker, partitions)
+    texts = ["short", "a longer text " * 20, "".join(random.Random(1).choices(string.ascii_letters, k=5000))]
+    (tmp_path / "texts").write_text("\n".join(texts))
+    consumer = client.subscribe(topic, "sub")
+
+    java.perf("produce", topic, "-m", "100", "-r", "1000", "-f", str(tmp_path / "texts"), "-z", compression, "--warmup-time", "0")
+
+    received = [consumer.receive(timeout_millis=RECEIVE_MS) for _ in range(100)]
+    assert {message.data().decode() for message in received} == set(texts)
+    assert any(message.message_id().batch_index() >= 0 for message in received)
+
+
+@plain_and_partitioned
+def test_java_reads_what_python_compressed(broker, client, java, partitions):
+    """Every compression, in batches and not, on one topic: each message says for itself how it is to be read."""
+    topic = topic_of(broker, partitions)
+    client.subscribe(topic, "sub").close()
+    expected = []
+    for name, compression in COMPRESSIONS.items():
+        for batching in (False, True):
+            producer = client.create_producer(topic, compression_type=compression, batching_enabled=batching)
+            for number in range(3):
+                text = f"{name} {batching} {number} " + "text " * 50
+                producer.send_async(text.encode(), lambda result, message_id: None, partition_key=name)
+                expected.append(text)
+            producer.flush()
+    assert sorted(contents(java.client("consume", topic, "-s", "sub", "-n", "30"))) == sorted(expected)
+
+
+def test_python_reads_what_java_cut_into_chunks(broker, client, java, tmp_path):
+    topic = partitioned_topic(broker.http_url, 2)
+    body = random.Random(3).randbytes(12 * 1024 * 1024)
+    (tmp_path / "body").write_bytes(body)
+    consumer = client.subscribe(topic, "sub")
+    java.client("produce", topic, "--chunking", "-f", str(tmp_path / "body"))
+    assert consumer.receive(timeout_millis=RECEIVE_MS).data() == body
+
+
+def test_java_reads_what_python_cut_into_chunks(client, java):
+    topic = unique_topic("java")
+    client.subscribe(topic, "sub").close()
+    body = "".join(random.Random(4).choices(string.ascii_letters, k=1024)) * (12 * 1024)
+    client.create_producer(topic, chunking_enabled=True).send(body.encode())
+    assert contents(java.client("consume", topic, "-s", "sub", "-n", "1")) == [body]
+
+
+def test_java_counts_every_message_of_a_backlog(broker, client, java):
+    """Two topics with partitions, two producers on each, batches and keys; then one consumer on each."""
+    topics = [partitioned_topic(broker.http_url, 3) for _ in range(2)]
+    for topic in topics:
+        client.subscribe(topic, "sub").close()
+    common = ("-t", "2", "-m", "20000")
+    java.perf("produce", *topics, *common, "-n", "2", "-r", "50000", "-s", "100", "-mk", "random", "--warmup-time", "0")
+    printed = java.perf("consume", *topics, *common)
+    received = re.search(r"Aggregated throughput stats --- (\d+) records received", printed)
+    assert received, printed[-3000:]
+    assert int(received[1]) >= 20_000
+
+
+def test_java_administrates_partitioned_topics(broker, java):
+    """Creation, metadata and lookup, each by the tool's own REST calls."""
+    topic = unique_topic("java")
+    java.admin("topics", "create-partitioned-topic", topic, "-p", "4")
+    assert re.search(r'"partitions"\s*:\s*4', java.admin("topics", "get-partitioned-topic-metadata", topic))
+    assert broker.service_url in java.admin("topics", "lookup", f"{topic}-partition-0")
+
+
+def test_java_finds_the_broker_well(java):
+    assert "ok" in java.admin("brokers", "healthcheck")

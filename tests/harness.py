@@ -1,0 +1,243 @@
+"""A whole broker as its user runs it: the console script, real processes, a real folder, found by what it prints.
+
+    broker = Broker(data_dir)
+    broker.start()                  # geminga serve --data-dir D --bind 127.0.0.1 --port 0 --http-port 0
+    broker.service_url              # as printed: pulsar://127.0.0.1:PORT
+    broker.kill("owner", 1)         # SIGKILL, as the kernel would
+    broker.stop()                   # SIGTERM, and it must be gone in STOP_SECONDS
+
+Nothing here reaches into the broker: it is watched by what it prints, by /proc, and by its answers.  A child is known by the name the
+kernel has for it (/proc/PID/comm), so that what `ps` and `top` show an operator is what the tests rely on.
+
+No sleeps: whoever waits names a condition and a deadline (eventually).
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+
+T = TypeVar("T")
+
+COMMAND = [str(Path(sys.executable).with_name("geminga")), "serve"]
+
+# Far above what is promised (under a second), so that a busy machine does not fail tests that are about something else.
+START_SECONDS = 20
+STOP_SECONDS = 5
+POLL_SECONDS = 0.01
+
+COMM_OF_ROLE = {"worker": "geminga-w{}", "owner": "geminga-o{}", "admin": "geminga-admin"}
+
+
+def eventually(predicate: Callable[[], T], seconds: float, what: str = "") -> T:
+    """Returns the first true answer of `predicate`; TimeoutError when there was none within `seconds`."""
+    never = threading.Event()
+    deadline = time.monotonic() + seconds
+    while not (answer := predicate()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {seconds} s: {what or predicate}")
+        never.wait(POLL_SECONDS)
+    return answer
+
+
+def unique_topic(hint: str = "topic") -> str:
+    """A topic's full name that nobody used before, so that tests share a broker without meeting."""
+    return f"persistent://public/default/{hint}-{uuid.uuid4().hex[:12]}"
+
+
+def request(method: str, url: str, body: bytes | None = None) -> tuple[int, str]:
+    """Status and text of one HTTP exchange.  An error status is an answer like any other."""
+    headers = {"Content-Type": "application/json"} if body is not None else {}
+    asked = urllib.request.Request(url, data=body, method=method, headers=headers)
+    try:
+        with urllib.request.urlopen(asked, timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as refused:
+        with refused:
+            return refused.code, refused.read().decode()
+
+
+def partitions_url(http_url: str, topic: str) -> str:
+    return f"{http_url}/admin/v2/{topic.replace('://', '/')}/partitions"
+
+
+def partitioned_topic(http_url: str, partitions: int, hint: str = "parted") -> str:
+    """Creates a partitioned topic the way an operator does; returns its full name."""
+    topic = unique_topic(hint)
+    status, text = request("PUT", partitions_url(http_url, topic), str(partitions).encode())
+    assert status == 204, (status, text)
+    return topic
+
+
+class Broker:
+    """One `geminga serve` on one data folder; can be started again on it after it stopped or was killed.
+
+    The ports are free ones chosen by the first start; later starts ask for the same, as clients remember them.
+    """
+
+    def __init__(self, data_dir: Path, *options: str) -> None:
+        self.data_dir = data_dir
+        self.options = options
+        self.log_path = data_dir.with_name(data_dir.name + ".log")
+        self.service_url = ""
+        self.http_url = ""
+        self._process: subprocess.Popen[str] | None = None
+        self._reader: threading.Thread | None = None
+        self._printed: list[str] = []
+        self._addresses_known = threading.Event()
+
+    def __repr__(self) -> str:
+        return f"<Broker {self.service_url or 'never started'} pid={self._process.pid if self._process else None} log={self.log_path}>"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "not started"
+        return self._process.pid
+
+    def start(self) -> "Broker":
+        """Serving when this returns: both addresses were printed.  What it says goes to log_path, over restarts too."""
+        assert self._process is None, "already started"
+        command = [*COMMAND, "--data-dir", str(self.data_dir), "--bind", "127.0.0.1"]
+        command += ["--port", _port_of(self.service_url), "--http-port", _port_of(self.http_url), *self.options]
+        self._addresses_known.clear()
+        self._printed = []
+        with self.log_path.open("a") as log:
+            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        # A thread, and for as long as it lives: a broker whose pipe is full would stand still.
+        self._reader = threading.Thread(target=self._read_output, args=(self._process,), daemon=True)
+        self._reader.start()
+        known = self._addresses_known.wait(START_SECONDS)
+        if not known or self._process.poll() is not None:
+            self.close()
+            raise RuntimeError(f"the broker printed no addresses within {START_SECONDS} s; it said:\n{self.log()}")
+        return self
+
+    def _read_output(self, process: "subprocess.Popen[str]") -> None:
+        found: dict[str, str] = {}
+        assert process.stdout is not None
+        with process.stdout, self.log_path.open("a") as log:
+            for line in process.stdout:
+                self._printed.append(line)
+                log.write(line)
+                log.flush()
+                for url in re.findall(r"(?:pulsar|http)://127\.0\.0\.1:\d+", line):
+                    found.setdefault(url.partition(":")[0], url)
+                if len(found) == 2 and not self._addresses_known.is_set():
+                    self.service_url, self.http_url = found["pulsar"], found["http"]
+                    self._addresses_known.set()
+        self._addresses_known.set()  # the end of its output: whoever waits for addresses need not wait longer
+
+    def printed(self) -> str:
+        """What it wrote to standard output since its last start."""
+        return "".join(self._printed)
+
+    def log(self) -> str:
+        """Everything it wrote, to both outputs, over all starts."""
+        return self.log_path.read_text() if self.log_path.exists() else ""
+
+    def children(self) -> dict[str, int]:
+        """Process ids of what the supervisor runs, by the kernel's name: geminga-w0, geminga-o0, geminga-admin."""
+        found = {}
+        for child in _descendants(self.pid):
+            comm = _comm(child.pid)
+            if comm is not None:
+                found[comm] = child.pid
+        return found
+
+    def child(self, role: str, index: int = 0) -> int | None:
+        """Process id of one child; None while there is none."""
+        return self.children().get(COMM_OF_ROLE[role].format(index))
+
+    def kill(self, role: str, index: int = 0) -> int:
+        """Kills one child as the kernel would, without notice; returns the process id it had."""
+        pid = eventually(lambda: self.child(role, index), 5, f"a {role} {index} to kill")
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    def wait_replaced(self, role: str, index: int, old_pid: int, seconds: float) -> int:
+        """Returns the process id of the child that took the place of `old_pid`."""
+        return eventually(lambda: (pid := self.child(role, index)) != old_pid and pid, seconds, f"a new {role} {index}")
+
+    def kill_supervisor(self, seconds: float = 2) -> None:
+        """Kills the supervisor without notice; none of its children may outlive it by more than `seconds`."""
+        children = self.children()
+        self._end(signal.SIGKILL, seconds)
+        eventually(lambda: not _alive(children), seconds, f"the end of {children} after their supervisor's")
+
+    def stop(self) -> int:
+        """Asks it to stop; returns its exit status.  TimeoutError if it or a child is there after STOP_SECONDS."""
+        children = self.children()
+        deadline = time.monotonic() + STOP_SECONDS
+        status = self._end(signal.SIGTERM, STOP_SECONDS)
+        eventually(lambda: not _alive(children), deadline - time.monotonic(), f"the end of {children} after a SIGTERM")
+        return status
+
+    def _end(self, how: signal.Signals, seconds: float) -> int:
+        assert self._process is not None, "not started"
+        self._process.send_signal(how)
+        try:
+            status = self._process.wait(seconds)
+        except subprocess.TimeoutExpired as late:
+            raise TimeoutError(f"still there {seconds} s after {how.name}; it said:\n{self.log()}") from late
+        self._process = None
+        self._join_reader()
+        return status
+
+    def _join_reader(self) -> None:
+        assert self._reader is not None
+        self._reader.join(STOP_SECONDS)
+
+    def close(self) -> None:
+        """Nothing of it is left, whatever state it was in.  For the end of a test: says nothing about how it ends."""
+        if self._process is None:
+            return
+        children = self.children() if self._process.poll() is None else {}
+        self._process.kill()
+        self._process.wait()
+        self._process = None
+        for comm, pid in children.items():
+            if _comm(pid) == comm:
+                os.kill(pid, signal.SIGKILL)
+        self._join_reader()
+
+
+def _port_of(url: str) -> str:
+    return url.rpartition(":")[2] or "0"
+
+
+def _descendants(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _comm(pid: int) -> str | None:
+    """The kernel's name of a process; None when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def _alive(children: dict[str, int]) -> dict[str, int]:
+    """Those of `children` that still run.  One that nobody has reaped yet is dead all the same."""
+    return {comm: pid for comm, pid in children.items() if _comm(pid) == comm and not _is_zombie(pid)}
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

@@ -1,0 +1,362 @@
+"""The configuration: where values come from, what is refused and how, Pulsar's own files.
+
+Every refusal is one line that names the key as its author wrote it; the command prints that line and nothing else.
+"""
+import os
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from geminga.storage.options import StorageOptions
+from geminga.supervisor.config import FORMS, KEYS, RANGES, Config, ConfigError, core_count, load
+from geminga.supervisor.properties import known_names, parse
+from geminga.workers.options import WorkerOptions
+
+EXAMPLE = Path(__file__).parents[2] / "systemd" / "geminga.toml.example"
+INDEX = "org.apache.pulsar.common.intercept.AppendIndexMetadataInterceptor"
+TIMESTAMP = "org.apache.pulsar.common.intercept.AppendBrokerTimestampMetadataInterceptor"
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Write a configuration file; returns its path."""
+    def write(text, name="geminga.toml"):
+        path = tmp_path / name
+        path.write_text(text)
+        return path
+    return write
+
+
+def refusal(path=None, environ=None, overrides=None):
+    with pytest.raises(ConfigError) as caught:
+        load(path, environ or {}, overrides or {})
+    line = str(caught.value)
+    assert "\n" not in line
+    return line
+
+
+# -- defaults and precedence ----------------------------------------------------------------------------------------------------------
+
+def test_without_any_setting_the_layers_defaults_hold():
+    """Nothing is said twice: the defaults are those of the layers' dataclasses, with zeros and blanks filled in."""
+    config, notes = load(None, {}, {})
+    assert (config.storage, config.worker, notes) == (StorageOptions(), WorkerOptions(), [])
+    assert (config.http_port, config.http_bind, config.cluster_name) == (8080, config.worker.bind, "standalone")
+    assert config.workers == config.owners == core_count()
+
+
+def test_the_example_file_shows_every_key_with_its_default():
+    """Uncommented, the example holds every key, no other, and changes nothing; as shipped it changes nothing either."""
+    text = re.sub(r"^#(?=\w+ = )", "", EXAMPLE.read_text(), flags=re.MULTILINE)
+    document = tomllib.loads(text)
+    shown = {name: value for name, value in document.items() if not isinstance(value, dict)}
+    shown |= {f"{section}.{name}": value for section in ("storage", "network") for name, value in document[section].items()}
+    assert shown == {
+        name: str(key.default) if key.type is Path else list(key.default) if isinstance(key.default, tuple) else key.default
+        for name, key in KEYS.items()
+    }
+    assert list(shown) == sorted(shown, key=lambda name: list(KEYS).index(name)), "in the dataclasses' order"
+    assert load(EXAMPLE, {}, {}) == load(None, {}, {})
+
+
+def test_every_key_is_explained_in_the_example():
+    """Above each key of the example stands a comment."""
+    lines = EXAMPLE.read_text().splitlines()
+    for before, line in zip(lines, lines[1:], strict=False):
+        if re.match(r"#\w+ = ", line):
+            assert before.startswith("# "), line
+
+
+def test_every_number_has_a_range_and_every_text_a_form():
+    """A key added to a dataclass gets its bounds here, too."""
+    for name, key in KEYS.items():
+        assert key.type in (bool, Path) or name in (RANGES if key.type is int else FORMS), name
+    for name, (first, last) in RANGES.items():
+        assert first <= KEYS[name].default <= last, name
+
+
+SOURCES = [
+    ({}, {}, {}, 8080),
+    ({"file": 1}, {}, {}, 1),
+    ({"file": 1}, {"PULSAR_PREFIX_webServicePort": "2"}, {}, 2),
+    ({"file": 1}, {"PULSAR_PREFIX_webServicePort": "2", "GEMINGA_HTTP_PORT": "3"}, {}, 3),
+    ({"file": 1}, {"PULSAR_PREFIX_webServicePort": "2", "GEMINGA_HTTP_PORT": "3"}, {"http_port": 4}, 4),
+    ({"file": 1}, {}, {"http_port": None}, 1),
+]
+
+
+@pytest.mark.parametrize(("file", "environ", "overrides", "expected"), SOURCES)
+@pytest.mark.parametrize(("name", "line"), [("geminga.toml", "http_port = {}"), ("broker.conf", "webServicePort={}")])
+def test_the_stronger_source_wins(written, name, line, file, environ, overrides, expected):
+    """Command line over GEMINGA_ over PULSAR_PREFIX_ over file over default; None on the command line is nothing said."""
+    path = written(line.format(file["file"]), name) if file else None
+    assert load(path, environ, overrides)[0].http_port == expected
+
+
+@pytest.mark.parametrize(("variable", "text", "read"), [
+    ("GEMINGA_DATA_DIR", "/srv/data", lambda config: str(config.data_dir) == "/srv/data"),
+    ("GEMINGA_STORAGE_SYNC", "interval", lambda config: config.storage.sync == "interval"),
+    ("GEMINGA_STORAGE_SYNC_INTERVAL_MS", "50", lambda config: config.storage.sync_interval_ms == 50),
+    ("GEMINGA_STORAGE_AUTO_CREATE_TOPICS", "False", lambda config: config.storage.auto_create_topics is False),
+    ("GEMINGA_NETWORK_PORT", "0", lambda config: config.worker.port == 0),
+    ("GEMINGA_NETWORK_BROKER_ENTRY_METADATA", "index, timestamp",
+     lambda config: config.worker.broker_entry_metadata == ("index", "timestamp")),
+])
+def test_a_variable_is_read_as_its_keys_type(variable, text, read):
+    """GEMINGA_<SECTION>_<KEY> takes numbers, true and false, lists with commas."""
+    assert read(load(None, {variable: text, "PATH": "/bin"}, {})[0])
+
+
+def test_variables_that_something_else_made_are_noted_not_refused():
+    """In a Kubernetes pod beside a service named geminga the broker starts, and says what it passed over."""
+    environ = {"GEMINGA_PORT": "tcp://10.0.0.1:6650", "GEMINGA_SERVICE_HOST": "10.0.0.1", "GEMINGA_PORT_6650_TCP_PORT": "6650"}
+    assert load(None, environ, {})[1] == ["variables without effect: " + ", ".join(sorted(environ))]
+
+
+def test_addresses_follow_each_other_unless_told():
+    """http_bind is network.bind's unless set; an owner's keep-alive interval is always the network's."""
+    config = load(None, {}, {"network.bind": "0.0.0.0", "network.keep_alive_interval_ms": 5_000})[0]
+    assert (config.http_bind, config.storage.keep_alive_interval_ms, config.worker.keep_alive_interval_ms) == ("0.0.0.0", 5_000, 5_000)
+    assert load(None, {}, {"network.bind": "0.0.0.0", "http_bind": "127.0.0.1"})[0].http_bind == "127.0.0.1"
+
+
+# -- refusals -------------------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize(("text", "line"), [
+    ("http_prot = 1", "geminga.toml:1: http_prot is not a key, did you mean http_port?"),
+    ("\n[storage]\n# why\nsink = 'none'", "geminga.toml:4: storage.sink is not a key, did you mean storage.sync?"),
+    ("[worker]\nport = 1", "geminga.toml:2: worker.port is not a key, did you mean network.port?"),
+    ("[storage]\nkeep_alive_interval_ms = 1", "storage.keep_alive_interval_ms is not a key, did you mean network.keep_alive_interval_ms?"),
+    ("[stroage]", "geminga.toml: stroage is not a key"),
+    ("storage = 3", "geminga.toml:1: storage is not a key"),
+    ("http_port = '80 80'", "geminga.toml:1: http_port must be a whole number, not '80 80'"),
+    ("http_port = true", "geminga.toml:1: http_port must be a whole number, not True"),
+    ("http_port = 65536", "geminga.toml:1: http_port must be 0 to 65535, not 65536"),
+    ("http_port = 6650", "geminga.toml:1: http_port and network.port must differ, both are 6650"),
+    ("workers = -1", "geminga.toml:1: workers must be 0 to 1024, not -1"),
+    ("data_dir = ''", "geminga.toml:1: data_dir must be a path, not ''"),
+    ("cluster_name = 'a/b'", "geminga.toml:1: cluster_name must be letters, digits and -=:._, not 'a/b'"),
+    ("cluster_name = 'a\\nb'", "geminga.toml:1: cluster_name must be"),
+    ("[storage]\nsync = 'grop'", "geminga.toml:2: storage.sync must be group, interval or none, not 'grop'"),
+    ("[storage]\nauto_create_topics = 'yes'", "geminga.toml:2: storage.auto_create_topics must be true or false, not 'yes'"),
+    ("[storage]\nauto_create_topics = 1", "geminga.toml:2: storage.auto_create_topics must be true or false, not 1"),
+    ("[storage]\nroll_over_bytes = 5242880",
+     "geminga.toml:2: storage.roll_over_bytes must be at least 5253121 for network.max_message_size = 5242880, not 5242880"),
+    ("[network]\nmax_message_size = 5242880\n[storage]\njournal_segment_bytes = 20971519",
+     "geminga.toml:4: storage.journal_segment_bytes must be at least 20971520 for network.max_message_size = 5242880, not 20971519"),
+    ("[network]\nadvertised_address = 'pulsar://here'", "geminga.toml:2: network.advertised_address must be a host name"),
+    ("[network]\nadvertised_listeners = ['pulsar://here:6650']", "network.advertised_listeners must be name:pulsar://host:port"),
+    ("[network]\nadvertised_listeners = ['a:pulsar://x:1', 'a:pulsar://y:1']", "must have one address for each name"),
+    ("[network]\nadvertised_listeners = [1]", "network.advertised_listeners must be a list of texts, not [1]"),
+    ("[network]\nbroker_entry_metadata = ['indx']", "network.broker_entry_metadata must be timestamp or index, not 'indx'"),
+    ("[network", "geminga.toml: "),
+])
+def test_a_wrong_file_is_refused_in_one_line_that_names_the_key(written, text, line):
+    """Unknown keys come with the nearest name, wrong values with what is allowed, both with the line they stand on."""
+    assert line in refusal(written(text))
+
+
+@pytest.mark.parametrize(("environ", "overrides", "line"), [
+    ({"GEMINGA_STORAGE_SYNK": "none"}, {}, "GEMINGA_STORAGE_SYNK: there is no such setting, did you mean GEMINGA_STORAGE_SYNC?"),
+    ({"GEMINGA_STORAGE_XYZ": "1"}, {}, "GEMINGA_STORAGE_XYZ: there is no such setting"),
+    ({"GEMINGA_OWNER": "2"}, {}, "GEMINGA_OWNER: there is no such setting, did you mean GEMINGA_OWNERS?"),
+    ({"GEMINGA_HTTP_PORT": ""}, {}, "GEMINGA_HTTP_PORT: http_port must be a whole number, not ''"),
+    ({"GEMINGA_HTTP_PORT": "tcp://10.0.0.1:8080"}, {}, "GEMINGA_HTTP_PORT: http_port must be a whole number"),
+    ({"PULSAR_PREFIX_maxMesageSize": "1"}, {}, "PULSAR_PREFIX_maxMesageSize: Pulsar has no such setting, did you mean maxMessageSize?"),
+    ({"PULSAR_PREFIX_authenticationEnabled": "true"}, {},
+     "PULSAR_PREFIX_authenticationEnabled: authentication is not available in this version"),
+    ({}, {"network.port": 70_000}, "command line: network.port must be 0 to 65535, not 70000"),
+    ({}, {"network.prot": 1}, "command line: network.prot is not a key, did you mean network.port?"),
+])
+def test_a_wrong_variable_or_argument_is_refused_in_one_line(environ, overrides, line):
+    """The line begins with where the value came from."""
+    assert refusal(None, environ, overrides).startswith(line)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    """No file, no text: one line with the path."""
+    assert refusal(tmp_path / "none.toml") == f"{tmp_path}/none.toml: No such file or directory"
+    (tmp_path / "broker.conf").write_bytes(b"\xff\xfe")
+    assert refusal(tmp_path / "broker.conf") == f"{tmp_path}/broker.conf: is not UTF-8 text"
+
+
+def test_a_default_grows_with_the_message_size_and_says_so():
+    """A larger max_message_size alone is enough: ledgers and journal segments nobody has set make room for it."""
+    config, notes = load(None, {"PULSAR_PREFIX_maxMessageSize": str(100 << 20)}, {})
+    assert config.storage.journal_segment_bytes == 400 << 20
+    assert config.storage.roll_over_bytes == 101 << 20
+    assert [note.split()[0] for note in notes] == ["storage.roll_over_bytes", "storage.journal_segment_bytes"]
+
+
+# -- Pulsar's files -------------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize(("line", "read", "expected"), [
+    ("brokerServicePort=6652", lambda c: c.worker.port, 6652),
+    ("webServicePort : 8081", lambda c: c.http_port, 8081),
+    ("bindAddress 0.0.0.0", lambda c: (c.worker.bind, c.http_bind), ("0.0.0.0", "0.0.0.0")),
+    ("advertisedAddress=localhost", lambda c: c.worker.advertised_address, "localhost"),
+    ("advertisedListeners=a:pulsar://h:1,b:pulsar://[::1]:2", lambda c: c.worker.advertised_listeners, ("a:pulsar://h:1", "b:pulsar://[::1]:2")),
+    ("clusterName=east-1", lambda c: c.cluster_name, "east-1"),
+    ("clusterName=", lambda c: c.cluster_name, "standalone"),
+    ("maxMessageSize=1024000", lambda c: c.worker.max_message_size, 1_024_000),
+    ("keepAliveIntervalSeconds=15", lambda c: c.worker.keep_alive_interval_ms, 15_000),
+    ("managedLedgerMaxEntriesPerLedger=50000", lambda c: c.storage.roll_over_entries, 50_000),
+    ("managedLedgerMaxSizePerLedgerMbytes=2048", lambda c: c.storage.roll_over_bytes, 2 << 30),
+    ("managedLedgerMaxLedgerRolloverTimeMinutes=240", lambda c: c.storage.roll_over_age_s, 14_400),
+    ("managedLedgerMaxLedgerRolloverTimeMinutes=0", lambda c: c.storage.roll_over_age_s, 315_360_000),
+    ("allowAutoTopicCreation=false", lambda c: c.storage.auto_create_topics, False),
+    ("allowAutoSubscriptionCreation=FALSE", lambda c: c.storage.auto_create_subscriptions, False),
+    ("allowAutoTopicCreationType=non-partitioned\ndefaultNumPartitions=4", lambda c: c.storage.auto_create_partitions, 0),
+    ("allowAutoTopicCreationType=partitioned\ndefaultNumPartitions=4", lambda c: c.storage.auto_create_partitions, 4),
+    ("allowAutoTopicCreationType=partitioned", lambda c: c.storage.auto_create_partitions, 1),
+    ("defaultNumPartitions=4", lambda c: c.storage.auto_create_partitions, 0),
+    (f"brokerEntryMetadataInterceptors={INDEX},{TIMESTAMP}", lambda c: c.worker.broker_entry_metadata, ("index", "timestamp")),
+    ("exposingBrokerEntryMetadataToClientEnabled=true", lambda c: c.worker.expose_broker_entry_metadata, True),
+    ("journalSyncData=true", lambda c: c.storage.sync, "group"),
+    ("brokerServicePort=1\nbrokerServicePort=2", lambda c: c.worker.port, 2),
+])
+def test_a_setting_of_pulsar_is_followed_in_our_units(written, line, read, expected):
+    """What has a counterpart here is taken over, without a note."""
+    config, notes = load(written(line, "broker.conf"), {}, {})
+    assert (read(config), notes) == (expected, [])
+
+
+def test_two_settings_from_two_places_make_one_of_ours(written):
+    """A variable of the container image completes what the file says."""
+    path = written("allowAutoTopicCreationType=partitioned\ndefaultNumPartitions=2", "standalone.conf")
+    assert load(path, {"PULSAR_PREFIX_defaultNumPartitions": "6"}, {})[0].storage.auto_create_partitions == 6
+
+
+def test_unsafe_durability_is_not_copied(written):
+    """standalone.conf's journalSyncData=false leaves sync at group, with a note; our own key may still choose otherwise."""
+    path = written("journalSyncData=false", "standalone.conf")
+    config, notes = load(path, {}, {})
+    assert config.storage.sync == "group"
+    assert notes == [f"{path}:1: journalSyncData: not followed: what is acknowledged stays on disk unless storage.sync says otherwise"]
+    assert load(path, {"GEMINGA_STORAGE_SYNC": "none"}, {})[0].storage.sync == "none"
+
+
+def test_settings_without_effect_are_listed_once(written):
+    """One note for all of them, names included; empty ones and ones for Pulsar's own clients are known as well."""
+    text = "zookeeperServers=\nnumIOThreads=8\nloadBalancerEnabled=true\nbookkeeper_tlsHostnameVerificationEnabled=false\ntlsEnabled=false"
+    assert load(written(text, "broker.conf"), {}, {})[1] == [
+        "3 settings of Pulsar have no effect here: bookkeeper_tlsHostnameVerificationEnabled, loadBalancerEnabled, numIOThreads"]
+
+
+@pytest.mark.parametrize(("name", "what"), [
+    ("brokerDeduplicationEnabled", "deduplication is"), ("transactionCoordinatorEnabled", "transactions are"),
+])
+def test_what_is_wanted_and_missing_is_noted_by_name(written, name, what):
+    """The broker starts; its log says what a client will not find."""
+    path = written(f"{name}=true", "broker.conf")
+    assert load(path, {}, {})[1] == [f"{path}:1: {name}: {what} not available in this version"]
+    assert load(written(f"{name}=false", "broker.conf"), {}, {})[1] == []
+
+
+DEMANDS = [
+    ("authenticationEnabled=true", "authentication"), ("authorizationEnabled=true", "authorization"), ("tlsEnabled=TRUE", "TLS"),
+    ("brokerServicePortTls=6651", "TLS"), ("webServicePortTls=8443", "TLS"), ("tlsRequireTrustedClientCertOnConnect=true", "TLS"),
+    ("tlsEnabledWithKeyStore=true", "TLS"), ("encryptionRequireOnProducer=yes", "the demand for encrypted messages"),
+]
+
+
+@pytest.mark.parametrize(("line", "what"), DEMANDS)
+def test_a_demand_for_security_is_never_passed_over(written, line, what):
+    """Whoever asks for a closed door is not given an open one: the start is refused, and the line names the setting."""
+    path = written("# first\n" + line, "broker.conf")
+    name = line.partition("=")[0]
+    assert refusal(path) == f"{path}:2: {name}: {what} is not available in this version"
+    for harmless in ("", "false"):
+        assert load(written(f"{name}={harmless}", "broker.conf"), {}, {})[1] == []
+
+
+def test_all_demands_are_named_at_once(written):
+    """One line names every refused setting, so that one look is enough; a variable can withdraw a file's demand."""
+    path = written("authenticationEnabled=true\nmaxMessageSize=1024000\ntlsEnabled=true", "broker.conf")
+    assert refusal(path).endswith(": authenticationEnabled: authentication is not available in this version (refused too: tlsEnabled)")
+    withdrawn = {"PULSAR_PREFIX_authenticationEnabled": "false", "PULSAR_PREFIX_tlsEnabled": ""}
+    assert load(path, withdrawn, {})[0].worker.max_message_size == 1_024_000
+
+
+@pytest.mark.parametrize(("line", "complaint"), [
+    ("brokerServicPort=6650", "brokerServicPort: Pulsar has no such setting, did you mean brokerServicePort?"),
+    ("qqqqqqqq=1", "qqqqqqqq: Pulsar has no such setting"),
+    ("brokerServicePort=", "brokerServicePort: must not be empty: listening with TLS only is not available in this version"),
+    ("brokerServicePort=http", "brokerServicePort: network.port must be a whole number, not 'http'"),
+    ("maxMessageSize=0", "maxMessageSize: network.max_message_size must be 1024 to 268435456, not 0"),
+    ("keepAliveIntervalSeconds=1s", "keepAliveIntervalSeconds: must be a whole number, not '1s'"),
+    ("managedLedgerMaxSizePerLedgerMbytes=4", "managedLedgerMaxSizePerLedgerMbytes: storage.roll_over_bytes must be at least 5253121"),
+    ("allowAutoTopicCreation=no", "allowAutoTopicCreation: storage.auto_create_topics must be true or false, not 'no'"),
+    ("allowAutoTopicCreationType=both", "allowAutoTopicCreationType: must be partitioned or non-partitioned, not 'both'"),
+    ("allowAutoTopicCreationType=partitioned\ndefaultNumPartitions=0", "defaultNumPartitions: must be at least 1, not 0"),
+    ("brokerEntryMetadataInterceptors=com.example.Mine", "brokerEntryMetadataInterceptors: knows "),
+    ("advertisedListeners=a:pulsar+ssl://h:6651", "advertisedListeners: network.advertised_listeners must be name:pulsar://host:port"),
+])
+def test_a_wrong_setting_of_pulsar_is_refused_by_its_name(written, line, complaint):
+    """The line has file, line number and the name the author wrote."""
+    path = written(line, "broker.conf")
+    assert re.match(rf"{path}:\d: {re.escape(complaint)}", refusal(path))
+
+
+@pytest.mark.parametrize(("name", "text", "port"), [
+    ("broker.conf", "brokerServicePort=1", 1),
+    ("my.properties", "brokerServicePort=1", 1),
+    ("settings", "bindAddress=0.0.0.0\nbrokerServicePort=1", 1),
+    ("settings", "[network]\nport = 1", 1),
+])
+def test_the_kind_of_file_is_told_by_name_or_content(written, name, text, port):
+    """.conf and .properties are Pulsar's, .toml is ours, anything else is ours if it is TOML."""
+    assert load(written(text, name), {}, {})[0].worker.port == port
+
+
+@pytest.mark.parametrize(("text", "expected"), [
+    ("a=1\n\n# c\n! d\nb = 2 ", {"a": ("1", 1), "b": ("2", 5)}),
+    ("a=1,\\\n   2,\\\n\t3\nb=2", {"a": ("1,2,3", 1), "b": ("2", 4)}),
+    ("a=x\\\\\nb=2", {"a": ("x\\", 1), "b": ("2", 2)}),
+    ("a\\:b=c\\=d\\u0041", {"a:b": ("c=dA", 1)}),
+    ("a = b = c", {"a": ("b = c", 1)}),
+    ("a:{\"k\":\"v\"}", {"a": ('{"k":"v"}', 1)}),
+    ("a\r\nb=1\r\n", {"a": ("", 1), "b": ("1", 2)}),
+    ("a=1\\", {"a": ("1", 1)}),
+])
+def test_a_properties_file_is_read_as_java_reads_it(text, expected):
+    """Separators, comments, continued lines, escapes; each value knows its line."""
+    assert parse(text, "f") == {name: (value, f"f:{line}: {name}") for name, (value, line) in expected.items()}
+
+
+def test_the_list_of_pulsars_names_is_a_list_of_names():
+    """Sorted, no name twice, only names, and whole: from broker, bookie and offloader settings something is there."""
+    lines = (Path(__file__).parents[2] / "supervisor" / "pulsar_keys.txt").read_text().splitlines()[1:]
+    assert lines == sorted(set(lines))
+    assert all(re.fullmatch(r"[A-Za-z]\w+", line) for line in lines)
+    assert known_names() == set(lines)
+    assert known_names() >= {"brokerServicePort", "journalSyncData", "s3ManagedLedgerOffloadBucket", "tokenSecretKey"}
+
+
+# -- cores ----------------------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize(("files", "expected"), [
+    ({}, 8),
+    ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/cpu.max": "max 100000\n"}, 8),
+    ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/cpu.max": "max 100000\n", "sys/fs/cgroup/a/cpu.max": "150000 100000\n"}, 2),
+    ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "10000 100000\n"}, 1),
+    ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "6400000 100000\n"}, 8),
+    ({"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "300000\n", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n"}, 3),
+    ({"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n"}, 8),
+])
+def test_cores_are_those_this_process_may_use(tmp_path, monkeypatch, files, expected):
+    """Affinity and the tightest quota of its control groups, either version, rounded up, never none."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert core_count(tmp_path) == expected
+
+
+def test_a_number_of_processes_that_is_set_is_kept():
+    """Only 0 stands for one per core."""
+    config, _ = load(None, {"GEMINGA_WORKERS": "3"}, {"owners": 1})
+    assert (config.workers, config.owners) == (3, 1)
+    assert isinstance(config, Config)

@@ -1,0 +1,85 @@
+"""The arrows between the layers, read from the sources: supervisor -> workers -> storage -> proto, and never back."""
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+LAYERS = ("proto", "storage", "workers", "supervisor")  # each may use itself and those before it
+SOURCES = sorted(path.relative_to(ROOT) for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))
+COMPILED = {".c", ".cc", ".cpp", ".cxx", ".h", ".hpp", ".pyx", ".pxd", ".rs", ".go", ".o", ".a", ".so", ".pyd", ".dll", ".dylib"}
+
+each_source = pytest.mark.parametrize("source", SOURCES, ids=str)
+
+
+def imported(source):
+    """Absolute dotted names that a file imports, wherever in it: `from geminga.a import b` gives geminga.a.b."""
+    package = ("geminga", *source.parent.parts)
+    names = []
+    for node in ast.walk(ast.parse((ROOT / source).read_text())):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[:len(package) - node.level + 1] if node.level else ()
+            names += [".".join([*base, *filter(None, [node.module]), alias.name]) for alias in node.names]
+    return names
+
+
+@each_source
+def test_a_layer_uses_only_those_below_it(source):
+    """No file imports from a layer above its own, not even inside a function or for annotations."""
+    below = LAYERS[:LAYERS.index(source.parts[0]) + 1]
+    ours = [name for name in imported(source) if name.split(".")[0] == "geminga"]
+    assert [name for name in ours if name.split(".")[1] not in below] == []
+
+
+@each_source
+def test_a_layer_is_imported_by_its_installed_name(source):
+    """`import proto` finds our folder from the checkout and another project's package elsewhere."""
+    assert [name for name in imported(source) if name.split(".")[0] in LAYERS] == []
+
+
+def test_the_check_of_arrows_sees_every_way_to_import(tmp_path, monkeypatch):
+    """A canary: absolute, relative, nested and aliased imports are all resolved to the same name."""
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    source = Path("storage/dispatch/order.py")
+    (tmp_path / source).parent.mkdir(parents=True)
+    (tmp_path / source).write_text(
+        "import geminga.workers.loop as l\n"
+        "from geminga import workers\n"
+        "from geminga.workers import loop\n"
+        "def f():\n    from ...workers import loop\n"
+        "from . import shared\n"
+        "from ..options import StorageOptions\n"
+    )
+    assert sorted(imported(source)) == [
+        "geminga.storage.dispatch.shared",
+        "geminga.storage.options.StorageOptions",
+        "geminga.workers",
+        "geminga.workers.loop", "geminga.workers.loop", "geminga.workers.loop",
+    ]
+
+
+def test_the_bootstrap_needs_only_the_standard_library():
+    """It runs before anything is installed, on the interpreter the user happens to have."""
+    assert [name for name in imported(Path("supervisor/bootstrap.py")) if name.split(".")[0] not in sys.stdlib_module_names] == []
+
+
+def test_no_neighbour_of_the_bootstrap_hides_the_standard_library():
+    """Run as a script it sees its own folder first: supervisor/signal.py would become everybody's `signal`."""
+    neighbours = {path.stem for path in (ROOT / "supervisor").iterdir() if path.suffix == ".py" or path.is_dir()}
+    assert neighbours & sys.stdlib_module_names == set()
+
+
+def test_no_code_of_ours_is_compiled():
+    """The broker is Python throughout: no extension's source, no library, no build step."""
+    assert [str(path) for layer in LAYERS for path in (ROOT / layer).rglob("*") if path.suffix in COMPILED] == []
+    assert not (ROOT / "setup.py").exists()
+    assert "ext-modules" not in (ROOT / "pyproject.toml").read_text()
+
+
+def test_the_namespace_stays_open():
+    """`geminga` has no __init__.py: the layers are separate folders that share the name only once installed."""
+    assert not (ROOT / "geminga").exists()
+    assert not (ROOT / "__init__.py").exists()
