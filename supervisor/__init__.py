@@ -1,0 +1,11 @@
+"""Configuration, processes, administration.
+
+    bootstrap.py    from a checkout to a running broker, or to its tests, with nothing but Python
+    main.py         the geminga command
+    config.py       one TOML file, the environment, the command line -> options of every layer
+    properties.py   Pulsar's own key=value files -> the same
+    serve.py        a broker's life: sockets, children, signals, the end
+    children.py     fork, watch, restart
+    client.py       a small client of the binary protocol: the health check's, and the command line's
+    admin/          HTTP: administration, lookup, metrics, health
+"""

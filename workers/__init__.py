@@ -1,0 +1,9 @@
+"""The network's side: accept, read, route, write.
+
+    options.py   what a worker can be told
+    worker.py    the process: its loop, its clients, its links to the owners
+    client.py    one connection's events turned into envelopes, and back
+    requests.py  what a worker answers by itself: lookup, partition metadata
+    links.py     the way to one owner, and which owner has what
+    egress.py    runs of entries -> bytes, from the mapped ledgers
+"""

@@ -44,7 +44,7 @@ class Load:
     kind: str = "exclusive"     # subscription type
     window: int = 5000          # entries of one connection without a receipt
     permits: int = 20_000       # messages, of each consumer
-    lead: int = 200_000         # messages that may be on their way before producers hold back
+    lead: int = 50_000          # messages that may be on their way before producers hold back
     limit: int = 0              # entries of one connection; 0 is until told to stop
     subscription: str = "bench"
 

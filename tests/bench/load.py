@@ -9,14 +9,12 @@ At the end every message with a receipt must have arrived, or the run fails.
 """
 
 import argparse
-import contextlib
 import json
 import multiprocessing as mp
 import multiprocessing.connection
 import secrets
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -79,20 +77,32 @@ class Child:
     def __init__(self, role: type, load: Load, index: int, board: Board):
         self.pipe, theirs = mp.Pipe()
         self.role = role.__name__.lower()
+        self.said: list[object] = []
         self.process = mp.Process(target=_child, args=(role, load, index, board, theirs), daemon=True)
         self.process.start()
         theirs.close()
 
     def answer(self, timeout_s: float) -> object:
         """What the child says next; its error is raised here."""
-        mp.connection.wait([self.pipe, self.process.sentinel], timeout_s)
-        with contextlib.suppress(EOFError):
-            if self.pipe.poll():
-                said = self.pipe.recv()
-                if isinstance(said, Exception):
-                    raise said
-                return said
-        raise BrokerError(f"a {self.role} of the load {'says nothing' if self.process.is_alive() else 'died'}")
+        if not self.said:
+            mp.connection.wait([self.pipe, self.process.sentinel], timeout_s)
+            self.check()
+        if not self.said:
+            raise BrokerError(f"a {self.role} of the load says nothing")
+        return self.said.pop()
+
+    def check(self) -> None:
+        """Raises the error of a child that failed; what it says otherwise is kept for `answer`."""
+        try:
+            said = self.pipe.recv() if self.pipe.poll() else None
+        except EOFError:
+            if not self.said:
+                raise BrokerError(f"a {self.role} of the load died") from None
+            return
+        if isinstance(said, Exception):
+            raise said
+        if said is not None:
+            self.said.append(said)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,24 +156,26 @@ class Running:
 
     def wait(self, seconds: float) -> None:
         """Lets the load run; a failure of a child ends the wait."""
-        children = {child.pipe: child for child in [*self.producers, *self.consumers]}
-        sentinels = {child.process.sentinel: child for child in children.values()}
-        for ready in mp.connection.wait([*children, *sentinels], seconds):
-            (children.get(ready) or sentinels[ready]).answer(0)
+        end = CLOCK() + seconds
+        while (left := end - CLOCK()) > 0:
+            time.sleep(min(left, LOOK_S))
+            self._check()
 
-    def until(self, count: Callable[[], int], target: int, what: str) -> None:
-        """Waits for a count on the Board; fails when it stands still for long."""
-        last, moved_at = count(), CLOCK()
+    def until_arrived(self, target: int) -> None:
+        """Waits for so many messages; fails when none comes for long."""
+        last, moved_at = sum(self.board.arrived), CLOCK()
         while last < target:
             time.sleep(LOOK_S)
-            for child in self.consumers:
-                if child.pipe.poll():
-                    child.answer(0)
-            last, before = count(), last
+            self._check()
+            last, before = sum(self.board.arrived), last
             if last != before:
                 moved_at = CLOCK()
             elif CLOCK() - moved_at > ANSWER_MAX_S:
-                raise BrokerError(f"{target - last} of {target} messages were never {what}")
+                raise BrokerError(f"{target - last} of {target} messages were never delivered")
+
+    def _check(self) -> None:
+        for child in [*self.producers, *self.consumers]:
+            child.check()
 
     def finish_producers(self) -> list[dict]:
         """Sending has ended, by the limit or now, and all receipts are here."""
@@ -175,7 +187,7 @@ class Running:
 
     def finish_consumers(self) -> list[dict]:
         if self.consumers:
-            self.until(lambda: sum(self.board.arrived), sum(self.board.published), "delivered")
+            self.until_arrived(sum(self.board.published))
         self.board.consumers_stop.value = 1
         return [child.answer(START_MAX_S) for child in self.consumers]
 
@@ -194,12 +206,16 @@ class Figures:
 
 
 def measure(load: Load, *, pid: int | None, warmup_s: float, seconds: float) -> Figures:
+    """Between the warm-up and the end of the seconds, or, of a load with a limit, its last arrival."""
     with Running(load, pid) as running:
         running.start_consumers()
         running.start_producers()
         running.wait(warmup_s)
         first = running.look()
-        running.wait(seconds)
+        if load.limit:
+            running.until_arrived(load.limit * load.batch * load.connections)
+        else:
+            running.wait(seconds)
         last = running.look()
         produced, consumed = running.finish_producers(), running.finish_consumers()
     figures = _between(first, last, by_arrival=bool(load.consumers))
@@ -224,7 +240,7 @@ def measure_backlog(load: Load, messages: int, *, pid: int | None) -> Figures:
         count = sum(running.board.published)
         first = running.look()
         running.start_consumers()
-        running.until(lambda: sum(running.board.arrived), count, "delivered")
+        running.until_arrived(count)
         last = running.look()
         consumed = running.finish_consumers()
     seconds = max(each["last_at"] for each in consumed) - min(each["started_at"] for each in consumed)

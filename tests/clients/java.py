@@ -42,6 +42,7 @@ LOGGING = """<Configuration>
   <Appenders><Console name="stderr" target="SYSTEM_ERR"><PatternLayout pattern="%d %p %c{1} %m%n"/></Console></Appenders>
   <Loggers>
     <Logger name="org.apache.pulsar.testclient" level="info"/>
+    <Logger name="org.apache.pulsar.client.cli" level="info"/>
     <Root level="warn"><AppenderRef ref="stderr"/></Root>
   </Loggers>
 </Configuration>

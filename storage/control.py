@@ -1,0 +1,50 @@
+"""The supervisor's word to its children and theirs to it: JSON lines over a socket pair made before the fork.
+
+    child -> supervisor    {"ready": {...}}
+    supervisor -> child    {"owner": [index, serial]}       an owner is up; a link to it is to be made
+                           {"owner_gone": index}            it ended: everything that hung on it is gone
+                           {"worker_gone": serial}          a worker ended: so did all its connections
+                           {"stop": true}                   say good-bye and exit
+"""
+import json
+import socket
+
+
+class Control:
+    """One end.  Never blocks on reading."""
+
+    def __init__(self, end: socket.socket):
+        self._socket = end
+        self._rest = b""
+        self.is_open = True
+        end.setblocking(False)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def send(self, **message) -> None:
+        try:
+            self._socket.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:      # the other end is gone: whoever watches processes sees to it
+            self.is_open = False
+
+    def receive(self) -> list[dict]:
+        """Messages that have come; `is_open` is false when the other end is closed."""
+        try:
+            while chunk := self._socket.recv(65536):
+                self._rest += chunk
+            self.is_open = False
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.is_open = False
+        *lines, self._rest = self._rest.split(b"\n")
+        return [json.loads(line) for line in lines]
+
+
+def control_pair() -> tuple[Control, Control]:
+    ours, theirs = socket.socketpair()
+    return Control(ours), Control(theirs)

@@ -1,0 +1,80 @@
+"""The admin process: an aiohttp server over the catalogue.
+
+Answers have Pulsar's status codes and shapes: 204 without a body for what was done, {"reason": "..."} for what was not.
+"""
+import asyncio
+import json
+import socket
+import traceback
+
+import uvloop
+from aiohttp import web
+
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.errors import Refusal
+from geminga.storage.catalogue import open_catalogue
+from geminga.storage.control import Control
+from geminga.storage.counters import Counters
+from geminga.supervisor.admin import health, metrics, topics
+from geminga.supervisor.config import Config
+
+_BODY_MAX = 1 << 20
+
+
+@web.middleware
+async def errors_as_json(request: web.Request, handler) -> web.StreamResponse:
+    """Whatever goes wrong is told as clients of Pulsar's REST expect it."""
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        return _reason(error.status, error.text or error.reason)
+    except Refusal as refusal:
+        status = {api.InvalidTopicName: 412, api.TopicNotFound: 404, api.ServiceNotReady: 503}.get(refusal.code, 500)
+        return _reason(status, refusal.message)
+    except Exception:
+        traceback.print_exc()
+        return _reason(500, "An error of the broker's own; its log has the details")
+
+
+def _reason(status: int, text: str) -> web.Response:
+    return web.json_response({"reason": text}, status=status)
+
+
+def make_app(config: Config, service_url: str, http_url: str, counters: dict[tuple[str, int], Counters]) -> web.Application:
+    app = web.Application(middlewares=[errors_as_json], client_max_size=_BODY_MAX)
+    catalogue = open_catalogue(config.data_dir / "catalogue.sqlite")
+    app[topics.TOPICS] = topics.Topics(catalogue, service_url, http_url, config)
+    app[health.SERVICE_URL] = service_url
+    app[metrics.METRICS] = metrics.Metrics(config.cluster_name, counters)
+    app.add_routes([*topics.routes, *health.routes, *metrics.routes])
+    return app
+
+
+def run(config: Config, listener: socket.socket, service_url: str, http_url: str, counters: dict[tuple[str, int], Counters],
+        control: Control) -> None:
+    """Be the admin process until told to stop."""
+    uvloop.run(_serve(make_app(config, service_url, http_url, counters), listener, control))
+
+
+async def _serve(app: web.Application, listener: socket.socket, control: Control) -> None:
+    stopping = asyncio.Event()
+
+    def told() -> None:
+        if any("stop" in message for message in control.receive()) or not control.is_open:
+            stopping.set()
+
+    asyncio.get_running_loop().add_reader(control.fileno(), told)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.SockSite(runner, listener, shutdown_timeout=0.5).start()
+    control.send(ready={})
+    await stopping.wait()
+    await runner.cleanup()
+
+
+def json_body(text: str):
+    """The value of a JSON body; raises 400."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise web.HTTPBadRequest(text="The body is not JSON") from None

@@ -1,0 +1,97 @@
+"""The children: forked, watched, restarted.
+
+    STARTING --ready--> READY --ended--> GONE --restarted--> STARTING
+                          \\--told to stop--> STOPPING --ended--> GONE
+
+The supervisor has no thread, no ZeroMQ context and no open catalogue, so that a fork is a clean copy.  A child dies with it
+(PR_SET_PDEATHSIG), and has a serial number of its own, never used again while the supervisor lives.
+"""
+import ctypes
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from geminga.storage.control import Control, control_pair
+
+STARTING, READY, STOPPING, GONE = "STARTING", "READY", "STOPPING", "GONE"
+TRANSITIONS = {STARTING: {READY, STOPPING, GONE}, READY: {STOPPING, GONE}, STOPPING: {GONE}, GONE: {STARTING}}
+
+EXIT_CANNOT_BOOT = 3           # trying again would not help: the supervisor stops
+RESTART_MIN_SECONDS = 1.0      # a child that lived shorter than this is started again only after
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(eq=False, slots=True)
+class Child:
+    """One place for a process: a role, a number, and whoever fills it now."""
+
+    role: str                                         # worker, owner or admin
+    index: int
+    name: str                                         # as the kernel shows it
+    body: Callable[["Child", Control], None]          # what the process does, given its end of the control line
+    state: str = GONE
+    pid: int = 0
+    serial: int = 0
+    started: float = 0.0
+    control: Control | None = field(default=None, repr=False)
+
+    def become(self, state: str) -> None:
+        assert state in TRANSITIONS[self.state], (self, state)
+        self.state = state
+
+
+def start(child: Child, serial: int, supervisor_only: list) -> None:
+    """Fork the child.  supervisor_only: what has a descriptor that the child must not keep open."""
+    child.become(STARTING)
+    child.serial, child.started = serial, time.monotonic()
+    child.control, theirs = control_pair()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        theirs.close()
+        child.pid = pid
+        return
+    status = 1
+    try:
+        _settle(parent, child)
+        for held in supervisor_only:
+            held.close()
+        child.body(child, theirs)
+        status = 0
+    except SystemExit as leaving:
+        status = leaving.code if isinstance(leaving.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _settle(parent: int, child: Child) -> None:
+    """What every child does first: die with the supervisor, have a name, leave signals to it."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    _libc.prctl(_PR_SET_NAME, child.name.encode())
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    child.control.close()
+
+
+def describe_exit(status: int) -> str:
+    """An exit status, as waitpid gives it, in an operator's words."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        hint = " (perhaps out of memory)" if number == signal.SIGKILL else ""
+        return f"killed by {signal.Signals(number).name}{hint}"
+    return f"exited with status {os.WEXITSTATUS(status)}"

@@ -1,0 +1,79 @@
+"""The geminga command."""
+import argparse
+import os
+import sys
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")     # before numpy is imported: no thread per core and process
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; returns the exit status (2: bad configuration or arguments)."""
+    options = _parser().parse_args(arguments)
+    return options.run(options)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="geminga", description="A message broker for one host that Apache Pulsar clients talk to.")
+    commands = parser.add_subparsers(required=True, metavar="command")
+    serve = commands.add_parser("serve", help="run the broker in the foreground")
+    serve.add_argument("--config", metavar="FILE", help="TOML, or Pulsar's broker.conf or standalone.conf")
+    serve.add_argument("--data-dir", metavar="DIR", help="where everything is kept (default: ./data)")
+    serve.add_argument("--bind", metavar="ADDRESS", help="address to listen on (default: 127.0.0.1)")
+    serve.add_argument("--port", help="of the binary protocol (default: 6650; 0 takes a free one)")
+    serve.add_argument("--http-port", help="of HTTP (default: 8080; 0 takes a free one)")
+    serve.add_argument("--workers", help="network processes (default: one per core)")
+    serve.add_argument("--owners", help="storage processes (default: one per core)")
+    serve.set_defaults(run=_serve)
+    publish = commands.add_parser("publish", help="publish messages to a topic")
+    publish.add_argument("topic")
+    publish.add_argument("messages", nargs="+", metavar="message")
+    publish.add_argument("--url", default="pulsar://127.0.0.1:6650")
+    publish.set_defaults(run=_publish)
+    read = commands.add_parser("read", help="print what a topic holds, and leave it there")
+    read.add_argument("topic")
+    read.add_argument("--url", default="pulsar://127.0.0.1:6650")
+    read.set_defaults(run=_read)
+    return parser
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from geminga.supervisor import config as configuration
+    from geminga.supervisor.serve import serve
+    given = {"data_dir": options.data_dir, "network.bind": options.bind, "network.port": options.port, "http_port": options.http_port,
+             "workers": options.workers, "owners": options.owners}
+    try:
+        loaded, notes = configuration.load(options.config, os.environ, given)
+    except configuration.ConfigError as error:
+        print(f"geminga: {error}", file=sys.stderr)
+        return 2
+    return serve(loaded, notes)
+
+
+def _publish(options: argparse.Namespace) -> int:
+    import asyncio
+
+    from geminga.supervisor import client
+    try:
+        for message_id in asyncio.run(client.publish(options.url, options.topic, [text.encode() for text in options.messages])):
+            print("published %d:%d" % message_id)
+    except (OSError, client.ClientError) as error:
+        print(f"geminga: {options.url}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _read(options: argparse.Namespace) -> int:
+    import asyncio
+
+    from geminga.supervisor import client
+    try:
+        for payload in asyncio.run(client.read(options.url, options.topic)):
+            print(payload.decode(errors="replace"))
+    except (OSError, client.ClientError) as error:
+        print(f"geminga: {options.url}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

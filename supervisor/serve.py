@@ -1,0 +1,317 @@
+"""A broker's life: sockets, children, signals, the end.
+
+    bind -> catalogue -> fork owners (each recovers its partitions) -> fork workers and admin when all are ready -> watch
+
+Every pass of `run` re-establishes what should be: a child that is gone is started again, whatever woke the loop.  Workers
+accept only while all owners have recovered at least once, so nobody meets half a broker.
+"""
+import contextlib
+import fcntl
+import gc
+import os
+import resource
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from geminga.storage import process as owner_process
+from geminga.storage.catalogue import CatalogueError, open_catalogue
+from geminga.storage.control import Control
+from geminga.storage.counters import make_counters
+from geminga.supervisor import bootstrap
+from geminga.supervisor.children import (
+    EXIT_CANNOT_BOOT,
+    GONE,
+    READY,
+    RESTART_MIN_SECONDS,
+    STARTING,
+    STOPPING,
+    Child,
+    describe_exit,
+    start,
+)
+from geminga.supervisor.config import Config
+from geminga.workers import worker as worker_process
+
+STOP_SECONDS = 4.0            # until children that were told to stop are killed
+_SOCKET_PATH_MAX = 80         # a Unix socket's path takes 107 bytes; this leaves room for its name
+
+
+class CannotServe(Exception):
+    """One line that says why."""
+
+
+class Supervisor:
+    """Reads no message and touches no data: it starts, watches and stops those who do."""
+
+    def __init__(self, config: Config):
+        self.config = config
+        self.began = time.monotonic()
+        self.listeners: list[socket.socket] = []
+        self.http_listener: socket.socket | None = None
+        self.children: list[Child] = []
+        self._serial = 0
+        self._is_stopping = False
+        self._is_ready = False
+        self._failure = ""
+        self._selector = selectors.DefaultSelector()
+        self._wake_read, self._wake_write = socket.socketpair()
+
+    # -- before anything is forked
+
+    def prepare(self) -> None:
+        """Take the data folder and the ports.  Raises CannotServe."""
+        config = self.config
+        config.data_dir.mkdir(parents=True, exist_ok=True)
+        self._lock = open(config.data_dir / "lock", "a")  # noqa: SIM115 - held as long as the supervisor lives
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CannotServe(f"data_dir: {config.data_dir} is in use by another geminga") from None
+        _raise_file_limit()
+        self._bind()
+        self.run_dir = _run_dir(config.data_dir)
+        try:
+            open_catalogue(config.data_dir / "catalogue.sqlite").close()
+        except CatalogueError as error:
+            raise CannotServe(str(error)) from None
+        counters = make_counters(config.workers + config.owners + 1)
+        self.counters = dict(zip(
+            [*(("owner", n) for n in range(config.owners)), *(("worker", n) for n in range(config.workers)), ("admin", 0)], counters,
+            strict=True))
+        self.children = [Child("owner", n, f"geminga-o{n}", self._be_owner) for n in range(config.owners)]
+        self.children += [Child("worker", n, f"geminga-w{n}", self._be_worker) for n in range(config.workers)]
+        self.children.append(Child("admin", 0, "geminga-admin", self._be_admin))
+
+    def _bind(self) -> None:
+        """A listening socket for each worker, kept here as well: connections wait in it while a worker is started again."""
+        options = self.config.worker
+        port = options.port
+        for _ in range(self.config.workers):
+            listener = _listen(options.bind, port, "network.port", is_shared=True, is_first=not self.listeners)
+            port = listener.getsockname()[1]
+            self.listeners.append(listener)
+        self.http_listener = _listen(self.config.http_bind, self.config.http_port, "http_port")
+
+    @property
+    def service_url(self) -> str:
+        return worker_process.advertised_url(self.config.worker, self.listeners[0].getsockname()[1])
+
+    @property
+    def http_url(self) -> str:
+        host, port = self.http_listener.getsockname()[:2]
+        host = {"0.0.0.0": "localhost", "::": "localhost"}.get(host, f"[{host}]" if ":" in host else host)
+        return f"http://{host}:{port}"
+
+    # -- what children do
+
+    def _be_owner(self, child: Child, control: Control) -> None:
+        owner_process.run(child.index, child.serial, self.run_dir, self.config.data_dir, self.config.storage, control,
+                          self.counters["owner", child.index])
+
+    def _be_worker(self, child: Child, control: Control) -> None:
+        storage = self.config.storage
+        worker_process.run(child.serial, self.config.owners, self.run_dir, self.config.data_dir, self.config.worker,
+                           self.listeners[child.index], control, self.counters["worker", child.index],
+                           auto_create=storage.auto_create_topics, auto_create_partitions=storage.auto_create_partitions)
+
+    def _be_admin(self, child: Child, control: Control) -> None:
+        from geminga.supervisor.admin import app   # only this process needs an HTTP server
+        app.run(self.config, self.http_listener, self.service_url, self.http_url, self.counters, control)
+
+    # -- the loop
+
+    def run(self) -> int:
+        """Serve until a signal says otherwise; returns the exit status."""
+        self._install_signals()
+        gc.collect()
+        gc.freeze()        # the children share these pages as long as nobody counts references in them
+        while True:
+            self._start_missing()
+            self._report_ready()
+            for key, _ in self._selector.select(self._patience()):
+                self._wake_read.recv(4096) if key.data is None else self._told(key.data)
+            self._reap()
+            if self._is_stopping and self._stop_step():
+                break
+        shutil.rmtree(self.run_dir, ignore_errors=True)
+        if self._failure:
+            print(f"geminga: {self._failure}", file=sys.stderr)
+        return 1 if self._failure else 0
+
+    def _install_signals(self) -> None:
+        self._wake_read.setblocking(False)
+        self._wake_write.setblocking(False)
+        signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
+        self._selector.register(self._wake_read, selectors.EVENT_READ)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._stop_requested)
+
+    def _stop_requested(self, *_) -> None:
+        self._begin_stop()
+
+    def _begin_stop(self) -> None:
+        if not self._is_stopping:
+            self._is_stopping = True
+            self._stop_deadline = time.monotonic() + STOP_SECONDS
+
+    def _of(self, role: str) -> list[Child]:
+        return [child for child in self.children if child.role == role]
+
+    def _start_missing(self) -> None:
+        if self._is_stopping:
+            return
+        owners_are_ready = self._is_ready or all(child.state == READY for child in self._of("owner"))
+        for child in self.children:
+            if child.state == GONE and time.monotonic() >= child.started and (child.role == "owner" or owners_are_ready):
+                self._serial += 1
+                others = [other.control for other in self.children if other.control is not None and other is not child]
+                start(child, self._serial, [*others, self._selector, self._wake_read, self._wake_write, self._lock])
+                self._selector.register(child.control, selectors.EVENT_READ, child)
+
+    def _patience(self) -> float | None:
+        """Seconds until something is due although nobody says anything."""
+        if self._is_stopping:
+            return 0.05
+        waiting = [child.started for child in self.children if child.state == GONE]
+        return max(0.0, min(waiting) - time.monotonic()) if waiting else None
+
+    def _told(self, child: Child) -> None:
+        for message in child.control.receive():
+            if "ready" in message and child.state == STARTING:
+                child.become(READY)
+                self._introduce(child)
+        if not child.control.is_open:
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(child.control)
+
+    def _introduce(self, child: Child) -> None:
+        """Workers and owners are told of each other."""
+        if child.role == "owner":
+            for worker in self._of("worker"):
+                if worker.state in (STARTING, READY):
+                    worker.control.send(owner=[child.index, child.serial])
+        elif child.role == "worker":
+            for owner in self._of("owner"):
+                if owner.state == READY:
+                    child.control.send(owner=[owner.index, owner.serial])
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            for child in self.children:
+                if child.pid == pid:
+                    self._ended(child, status)
+
+    def _ended(self, child: Child, status: int) -> None:
+        lived = time.monotonic() - child.started
+        if not self._is_stopping:
+            print(f"geminga: {child.name} (pid {child.pid}) {describe_exit(status)}; starting it again", file=sys.stderr, flush=True)
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(child.control)
+        child.control.close()
+        child.control, child.pid = None, 0
+        child.become(GONE)
+        child.started = time.monotonic() + (RESTART_MIN_SECONDS if lived < RESTART_MIN_SECONDS else 0.0)   # when it is due again
+        if os.WIFEXITED(status) and os.WEXITSTATUS(status) == EXIT_CANNOT_BOOT and not self._is_stopping:
+            self._failure = f"{child.name} cannot start"
+            self._begin_stop()
+        gone = {"owner": {"owner_gone": child.index}, "worker": {"worker_gone": child.serial}}.get(child.role)
+        for other in self._of("worker" if child.role == "owner" else "owner"):
+            if gone and other.control is not None:
+                other.control.send(**gone)
+
+    def _report_ready(self) -> None:
+        if self._is_ready or self._is_stopping or not all(child.state == READY for child in self.children):
+            return
+        self._is_ready = True
+        print(f"Geminga is ready after {time.monotonic() - self.began:.2f} s: {self.config.workers} workers, {self.config.owners} owners\n"
+              f"  clients   {self.service_url}\n"
+              f"  http      {self.http_url}\n"
+              f"  data      {self.config.data_dir.resolve()}\n"
+              f"Publish a first message:\n"
+              f"  {Path(sys.argv[0]).absolute()} publish --url {self.service_url} my-topic 'Hello'", flush=True)
+
+    # -- the end
+
+    def _stop_step(self) -> bool:
+        """Workers say good-bye first, then owners put everything in its place; true when all are gone."""
+        late = time.monotonic() > self._stop_deadline
+        for roles in (("worker", "admin"), ("owner",)):
+            alive = [child for child in self.children if child.role in roles and child.state != GONE]
+            for child in alive:
+                if child.state != STOPPING:
+                    child.become(STOPPING)
+                    child.control.send(stop=True)
+                elif late:
+                    print(f"geminga: {child.name} does not stop; killed", file=sys.stderr)
+                    os.kill(child.pid, signal.SIGKILL)
+            if alive:
+                return False
+        return True
+
+
+def _listen(bind: str, port: int, key: str, *, is_shared: bool = False, is_first: bool = True) -> socket.socket:
+    """A listening socket.  Raises CannotServe with the key of the configuration that asks for it.
+
+    A port that is shared by sockets of ours must be free when the first binds it: SO_REUSEPORT would let another broker of
+    the same user take part without a word.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(bind, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        if is_shared and is_first:
+            with socket.socket(family, kind, protocol) as alone:
+                alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                alone.bind(address)
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind(address)
+        listener.listen(1024)
+    except OSError as error:
+        raise CannotServe(f"{key}: cannot listen on {bind}:{port}: {error.strerror or error}") from None
+    return listener
+
+
+def _run_dir(data_dir: Path) -> Path:
+    """Where owners' sockets lie: in the data folder when its path is short enough for a socket's."""
+    place = data_dir.resolve() / "run"
+    if len(str(place)) > _SOCKET_PATH_MAX:
+        return Path(tempfile.mkdtemp(prefix="geminga-"))
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(mode=0o700)
+    return place
+
+
+def _raise_file_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def serve(config: Config, notes: list[str]) -> int:
+    """Serve; returns the exit status."""
+    for note in notes:
+        print(f"geminga: {note}", file=sys.stderr)
+    if not bootstrap.is_optimised():
+        print("geminga: this Python was built without optimisation and takes 1.5 to 2 times the CPU; the distribution's is faster",
+              file=sys.stderr)
+    supervisor = Supervisor(config)
+    try:
+        supervisor.prepare()
+    except CannotServe as error:
+        print(f"geminga: {error}", file=sys.stderr)
+        return 1
+    return supervisor.run()

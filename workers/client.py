@@ -1,0 +1,388 @@
+"""One client connection: its bytes turned into envelopes for owners, and owners' answers into its bytes.
+
+What a client says is read by proto/connection.py; this file knows which owner has which of the client's producers and
+consumers, and writes no faster than the client reads.
+"""
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from geminga.proto import commands as answers
+from geminga.proto import deliveries, envelope, names
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.connection import Connection, SendRefused, Sends
+from geminga.proto.errors import ProtocolError, Refusal
+from geminga.workers.egress import LedgerGone
+from geminga.workers.links import OwnerLink
+from geminga.workers.requests import ANSWERS
+
+T = api.BaseCommand.Type
+_OWN_BUFFER_MIN = 64 << 10       # a frame cut short that is larger gets a buffer of its own size
+_UNREAD_MAX = 8                  # times write_buffer_bytes that answers may wait before this client is no longer read from
+
+
+@dataclass(eq=False, slots=True)
+class Route:
+    """Which owner has a producer or consumer of this client, and under which handle; 0 until it has answered."""
+
+    link: OwnerLink
+    object_id: int
+    handle: int = 0
+    delivery_to: tuple[int, int] = (-1, -1)      # ledger id of `delivery`
+    delivery: deliveries.Delivery | None = None
+    partition: int = -1
+
+
+class Client(asyncio.BufferedProtocol):
+    """The protocol object that the loop calls."""
+
+    def __init__(self, worker):
+        self.worker = worker
+        self.number = worker.next_connection()
+        self.connection = Connection(worker.options.max_message_size)
+        self.protocol_version = 0
+        self.broker_fields = 0                     # of BrokerEntryMetadata, delivered to this client
+        self.producers: dict[int, Route] = {}
+        self.consumers: dict[int, Route] = {}
+        self.by_handle: dict[tuple[OwnerLink, int], Route] = {}     # consumers
+        self.was_heard = True                      # since the last keep-alive tick
+        self.is_probed: list[OwnerLink] = []       # who wants to know whether this client lives
+        self._closed_producers: set[int] = set()   # closed by the broker: what their client still sends is ignored
+        self._rest = b""                           # of a frame cut short
+        self._own: bytearray | None = None         # a large frame cut short, in a buffer of its own
+        self._filled = 0
+        self._runs: deque[list] = deque()          # [route, partition_id, ledger_id, first, count] to be written
+        self._is_writable = True
+        self._is_reading = True
+
+    def __repr__(self) -> str:
+        return f"<Client {self.number} producers={len(self.producers)} consumers={len(self.consumers)}>"
+
+    # -- the loop's calls
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        self.transport = transport
+        transport.set_write_buffer_limits(high=self.worker.options.write_buffer_bytes)
+        self.worker.opened(self)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._runs.clear()
+        self.worker.closed(self)
+
+    def get_buffer(self, hint: int) -> memoryview:
+        if self._own is not None:
+            return memoryview(self._own)[self._filled:]
+        buffer, size = self.worker.buffer, len(self._rest)
+        buffer[:size] = self._rest
+        return buffer[size:]
+
+    def buffer_updated(self, count: int) -> None:
+        self.was_heard = True
+        if self.is_probed:
+            self.worker.answer_probes(self)
+        if self._own is not None:
+            self._filled += count
+            if self._filled == len(self._own):
+                own, self._own = self._own, None
+                self._rest = b""
+                self._read(np.frombuffer(own, np.uint8), memoryview(own), len(own))
+            return
+        self._read(self.worker.buffer_array, self.worker.buffer, len(self._rest) + count)
+
+    def pause_writing(self) -> None:
+        self._is_writable = False
+
+    def resume_writing(self) -> None:
+        self._is_writable = True
+        if not self._is_reading:
+            self._is_reading = True
+            self.transport.resume_reading()
+        self._write_runs()
+
+    def _read(self, array: NDArray[np.uint8], data: memoryview, end: int) -> None:
+        connection = self.connection
+        try:
+            try:
+                taken = connection.receive(array, data, end)
+            finally:
+                events, connection.events = connection.events, []
+                for event in events:
+                    self._happened(event)
+        except ProtocolError as error:
+            return self.worker.broke_protocol(self, error)
+        self._rest = bytes(data[taken:end])
+        needed = connection.needed(data, taken, end)
+        if needed > _OWN_BUFFER_MIN:
+            self._own, self._filled = bytearray(needed), end - taken
+            self._own[:self._filled] = self._rest
+
+    def pause_reading(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._is_reading and not self.transport.is_closing():
+            self.transport.resume_reading()
+
+    def write(self, data: bytes) -> None:
+        """Send an answer.  A client that does not read its answers is not read from either."""
+        self.transport.write(data)
+        if not self._is_writable and self._is_reading and \
+                self.transport.get_write_buffer_size() > _UNREAD_MAX * self.worker.options.write_buffer_bytes:
+            self._is_reading = False
+            self.transport.pause_reading()
+
+    def abort(self) -> None:
+        """End the connection once what was written to it is on its way."""
+        self.transport.close()
+
+    # -- what the client says
+
+    def _happened(self, event) -> None:
+        if type(event) is Sends:
+            self._publish(event.rows, event.entries)
+        elif type(event) is SendRefused:
+            self.worker.counters.add("sends_refused")
+            self._route(self.producers, event.producer_id)
+            self.write(answers.send_error(event.producer_id, event.sequence_id, event.code, event.message))
+        elif (answer := ANSWERS.get(event.type)) is not None:
+            self.worker.counters.add("commands")
+            self.write(answer(self.worker.directory, event))
+        else:
+            _COMMANDS[event.type](self, event)
+
+    def _publish(self, rows: NDArray, entries: NDArray[np.uint8] | bytes) -> None:
+        """Hand SENDs to the owners of their producers."""
+        ids = rows["producer_id"]
+        rows["connection"] = self.number
+        if (ids == ids[0]).all():
+            route = self._route(self.producers, int(ids[0]))
+            if route is not None:
+                rows["producer"] = route.handle
+                self._forward(route.link, rows, entries)
+            return
+        distinct, inverse = np.unique(ids, return_inverse=True)
+        routes = [self._route(self.producers, producer_id) for producer_id in distinct.tolist()]
+        rows["producer"] = np.array([route.handle if route else 0 for route in routes], np.uint64)[inverse]
+        if not isinstance(entries, np.ndarray):
+            ends = np.cumsum(rows["size"], dtype=np.int64)
+        for link in {route.link for route in routes if route}:
+            mine = np.array([route is not None and route.link is link for route in routes])[inverse]
+            if mine.all():
+                self._forward(link, rows, entries)
+            elif isinstance(entries, np.ndarray):
+                self._forward(link, rows[mine], entries[mine])
+            else:
+                pieces = [entries[end - size:end] for end, size in zip(ends[mine].tolist(), rows["size"][mine].tolist(), strict=True)]
+                self._forward(link, rows[mine], b"".join(pieces))
+
+    def _forward(self, link: OwnerLink, rows: NDArray, entries: NDArray[np.uint8] | bytes) -> None:
+        rows["offset"] = np.cumsum(rows["size"], dtype=np.uint64) - rows["size"]
+        link.sends(rows, entries if isinstance(entries, bytes) else entries.tobytes())
+        self.worker.schedule_flush()
+
+    def _route(self, routes: dict[int, Route], object_id: int) -> Route | None:
+        """Of the producer; None when the broker has closed it.  Raises ProtocolError for one that never was."""
+        route = routes.get(object_id)
+        if route is None or not route.handle:
+            if object_id in self._closed_producers:
+                return None
+            raise ProtocolError(f"SEND for producer {object_id}, which is not there")
+        return route
+
+    def _connect(self, command: api.BaseCommand) -> None:
+        request = command.connect
+        if request.auth_method_name not in ("", "none"):
+            self.write(answers.error(answers.NO_REQUEST, api.AuthenticationError,
+                                     f"Authentication method {request.auth_method_name} is not available"))
+            raise ProtocolError(f"authentication method {request.auth_method_name}")
+        self.protocol_version = max(0, min(request.protocol_version, answers.PROTOCOL_VERSION))
+        if self.protocol_version >= 18 and request.feature_flags.supports_broker_entry_metadata:
+            self.broker_fields = self.worker.broker_fields
+        self.write(answers.connected(self.protocol_version, self.worker.options.max_message_size))
+
+    def _ping(self, command: api.BaseCommand) -> None:
+        self.write(answers.PONG)
+
+    def _pong(self, command: api.BaseCommand) -> None:
+        """That it came is all it says."""
+
+    def _open_producer(self, command: api.BaseCommand) -> None:
+        request = command.producer
+        self._closed_producers.discard(request.producer_id)
+        self._open(command, request, self.producers, request.producer_id)
+
+    def _subscribe(self, command: api.BaseCommand) -> None:
+        self._open(command, command.subscribe, self.consumers, command.subscribe.consumer_id)
+
+    def _open(self, command: api.BaseCommand, request, routes: dict[int, Route], object_id: int) -> None:
+        """Have the owner of the topic make a producer or consumer; one that is there already is its owner's affair."""
+        try:
+            topic = names.parse(request.topic)
+            if not topic.is_persistent:
+                raise Refusal(api.NotAllowedError, "Non-persistent topics are not available in this version")
+            link = routes[object_id].link if object_id in routes else self.worker.link_of(topic)
+        except Refusal as refusal:
+            return self.write(answers.error(request.request_id, refusal.code, refusal.message))
+        routes.setdefault(object_id, Route(link, object_id))
+        self._forward_command(link, command)
+
+    def _forward_command(self, link: OwnerLink, command: api.BaseCommand) -> None:
+        self.worker.counters.add("commands")
+        link.command(self.number, self.protocol_version, command.SerializeToString())
+        self.worker.schedule_flush()
+
+    def _close_producer(self, command: api.BaseCommand) -> None:
+        request = command.close_producer
+        self._close(command, request, self.producers, request.producer_id)
+
+    def _close_consumer(self, command: api.BaseCommand) -> None:
+        request = command.close_consumer
+        self._close(command, request, self.consumers, request.consumer_id)
+
+    def _close(self, command: api.BaseCommand, request, routes: dict[int, Route], object_id: int) -> None:
+        """What is not there is as good as closed."""
+        if object_id in routes:
+            return self._forward_command(routes[object_id].link, command)
+        self.write(answers.success(request.request_id))
+
+    def _flow(self, command: api.BaseCommand) -> None:
+        request = command.flow
+        if request.messagePermits == 0:
+            raise ProtocolError("FLOW with no permits")
+        route = self.consumers.get(request.consumer_id)
+        if route is not None and route.handle:
+            route.link.flow(route.handle, request.messagePermits)
+            self.worker.schedule_flush()
+
+    def _ack(self, command: api.BaseCommand) -> None:
+        request = command.ack
+        route = self.consumers.get(request.consumer_id)
+        if route is None or not route.handle:
+            return
+        if request.txnid_most_bits or request.txnid_least_bits:
+            refusal = api.NotAllowedError, "Transactions are not enabled."
+            return self.write(answers.ack_response(request.consumer_id, request.request_id, refusal))
+        flags = envelope.CUMULATIVE if request.ack_type == api.CommandAck.Cumulative else 0
+        if flags and len(request.message_id) != 1:
+            rows = []       # as Pulsar has it: nothing is acknowledged, and nobody is told
+        else:
+            rows = [(route.handle, found.ledgerId, found.entryId, 0, flags | (envelope.PARTIAL if found.ack_set else 0), 0)
+                    for found in request.message_id]
+        if request.HasField("request_id"):
+            if not rows:
+                rows.append((route.handle, 0, 0, 0, envelope.NOTHING, 0))
+            rows[-1] = (*rows[-1][:3], request.request_id, rows[-1][4] | envelope.WANTS_RESPONSE, 0)
+        route.link.acks(rows)
+        self.worker.schedule_flush()
+
+    def _of_consumer(self, command: api.BaseCommand) -> None:
+        """A request about a consumer goes to the owner that has it."""
+        request = getattr(command, _CONSUMER_REQUESTS[command.type])
+        route = self.consumers.get(request.consumer_id)
+        if route is not None:
+            return self._forward_command(route.link, command)
+        if command.type == T.CONSUMER_STATS:
+            self.write(answers.consumer_stats(request.request_id, error_code=api.ConsumerNotFound, error_message="Consumer not found"))
+        elif command.type != T.REDELIVER_UNACKNOWLEDGED_MESSAGES:
+            self.write(answers.error(request.request_id, api.MetadataError, "Consumer not found"))
+
+    # -- what owners say
+
+    def reply(self, link: OwnerLink, action: int, object_id: int, handle: int, partition: int, data: bytes) -> None:
+        """Do what a REPLY_ROW says, then write its frames."""
+        if action == envelope.PRODUCER_READY and object_id in self.producers:
+            self.producers[object_id].handle = handle
+        elif action == envelope.PRODUCER_GONE:
+            if self.producers.pop(object_id, None) is not None:
+                self._closed_producers.add(object_id)
+        elif action == envelope.CONSUMER_READY and object_id in self.consumers:
+            route = self.consumers[object_id]
+            route.handle, route.partition = handle, partition
+            self.by_handle[link, handle] = route
+        elif action == envelope.CONSUMER_GONE:
+            route = self.consumers.pop(object_id, None)
+            if route is not None:
+                self.by_handle.pop((link, route.handle), None)
+        elif action == envelope.PROBE:
+            self.is_probed.append(link)
+            self.worker.probe(self)
+            data = answers.PING
+        if data:
+            self.write(data)
+
+    def deliver(self, link: OwnerLink, handle: int, partition_id: int, ledger_id: int, first: int, count: int) -> None:
+        """Write these entries to a consumer, now or when the client has read what was written before."""
+        route = self.by_handle.get((link, handle))
+        if route is None:
+            return
+        last = self._runs[-1] if self._runs else None
+        if last and last[0] is route and last[2] == ledger_id and last[3] + last[4] == first:
+            last[4] += count
+        else:
+            self._runs.append([route, partition_id, ledger_id, first, count])
+        if self._is_writable:
+            self._write_runs()
+
+    def _write_runs(self) -> None:
+        runs, ledgers, write = self._runs, self.worker.ledgers, self.transport.write
+        while runs and self._is_writable:
+            route, partition_id, ledger_id, first, count = run = runs[0]
+            if self.consumers.get(route.object_id) is not route:
+                runs.popleft()
+                continue
+            try:
+                rows, data = ledgers.read(partition_id, ledger_id, first, count)
+            except LedgerGone:
+                runs.popleft()
+                continue
+            if route.delivery is None or route.delivery_to != ledger_id:
+                route.delivery = deliveries.Delivery(route.object_id, ledger_id, route.partition, self.broker_fields)
+                route.delivery_to = ledger_id
+            for piece in route.delivery.frames(first, rows, data):
+                write(piece)
+            self.worker.counters.add("deliveries", len(rows))
+            run[3] += len(rows)
+            run[4] -= len(rows)
+            if not run[4]:
+                runs.popleft()
+
+    def owner_gone(self, link: OwnerLink) -> None:
+        """The owner's process ended: its producers and consumers are to be made again."""
+        for routes, close in ((self.producers, answers.close_producer), (self.consumers, answers.close_consumer)):
+            for object_id in [object_id for object_id, route in routes.items() if route.link is link]:
+                del routes[object_id]
+                self.write(close(object_id))
+                if routes is self.producers:
+                    self._closed_producers.add(object_id)
+        self.by_handle = {key: route for key, route in self.by_handle.items() if key[0] is not link}
+        self.is_probed = [probing for probing in self.is_probed if probing is not link]
+
+    def keep_alive(self) -> None:
+        """Ask for a sign of life; without one since the last time the connection is dead."""
+        if not self.was_heard:
+            return self.transport.abort()
+        self.was_heard = False
+        self.write(answers.PING)
+
+    def say_goodbye(self) -> None:
+        """The broker stops: tell the client to look its topics up again, and close."""
+        for producer_id in self.producers:
+            self.write(answers.close_producer(producer_id))
+        for consumer_id in self.consumers:
+            self.write(answers.close_consumer(consumer_id))
+        self.transport.close()
+
+
+_CONSUMER_REQUESTS = {
+    T.UNSUBSCRIBE: "unsubscribe", T.SEEK: "seek", T.GET_LAST_MESSAGE_ID: "getLastMessageId", T.CONSUMER_STATS: "consumerStats",
+    T.REDELIVER_UNACKNOWLEDGED_MESSAGES: "redeliverUnacknowledgedMessages",
+}
+_COMMANDS = {
+    T.CONNECT: Client._connect, T.PING: Client._ping, T.PONG: Client._pong,
+    T.PRODUCER: Client._open_producer, T.CLOSE_PRODUCER: Client._close_producer,
+    T.SUBSCRIBE: Client._subscribe, T.CLOSE_CONSUMER: Client._close_consumer, T.FLOW: Client._flow, T.ACK: Client._ack,
+} | dict.fromkeys(_CONSUMER_REQUESTS, Client._of_consumer)

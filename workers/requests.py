@@ -1,0 +1,132 @@
+"""What a worker answers by itself, from the catalogue: lookup, partition metadata, topics of a namespace.
+
+Each function returns the bytes of the answer; failures are answers of the same kind, as clients expect.
+"""
+from geminga.proto import commands as answers
+from geminga.proto import names
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.errors import Refusal
+from geminga.proto.names import TopicName
+from geminga.storage.catalogue import Catalogue
+
+_CACHE_MAX = 65_536
+
+
+class Directory:
+    """What this worker knows of the catalogue; forgotten whenever anybody has committed to it."""
+
+    def __init__(self, catalogue: Catalogue, *, url: str, listeners: dict[str, str], auto_create: bool, auto_create_partitions: int):
+        self._catalogue, self._url, self._listeners = catalogue, url, listeners
+        self._auto_create, self._auto_create_partitions = auto_create, auto_create_partitions
+        self._counts: dict[TopicName, int | None] = {}
+        self._namespaces: dict[str, bool] = {}
+
+    def _refresh(self) -> None:
+        if self._catalogue.changed() or len(self._counts) > _CACHE_MAX:
+            self._counts.clear()
+            self._namespaces.clear()
+
+    def _partition_count(self, topic: TopicName) -> int | None:
+        if topic not in self._counts:
+            self._counts[topic] = self._catalogue.partition_count(topic)
+        return self._counts[topic]
+
+    def _has_namespace(self, namespace: str) -> bool:
+        if namespace not in self._namespaces:
+            self._namespaces[namespace] = self._catalogue.has_namespace(namespace)
+        return self._namespaces[namespace]
+
+    def partitions(self, text: str, *, may_create: bool = True) -> int:
+        """How many partitions the topic has, 0 when it is not partitioned.  Raises Refusal."""
+        self._refresh()
+        topic = names.parse(text)
+        if not self._has_namespace(topic.namespace):
+            raise Refusal(api.TopicNotFound, f"Namespace {topic.namespace} does not exist")
+        if topic.partition >= 0:
+            count = self._partition_count(topic.base)
+            if count and topic.partition >= count:
+                raise Refusal(api.TopicNotFound, f"Topic {topic.base} has {count} partitions; {topic} does not exist")
+            return 0
+        count = self._partition_count(topic)
+        if count is not None:
+            return count
+        if not (may_create and self._auto_create):
+            raise Refusal(api.TopicNotFound, f"Topic {topic} does not exist")
+        if self._auto_create_partitions and topic.is_persistent:
+            self._catalogue.create_topic(topic, self._auto_create_partitions)
+            self._catalogue.commit()
+            self._counts.clear()
+            return self._partition_count(topic)
+        return 0        # made when it is first produced to or subscribed
+
+    def url(self, text: str, listener: str = "") -> str:
+        """Where the topic is served.  Raises Refusal."""
+        self._refresh()
+        topic = names.parse(text)
+        if not self._has_namespace(topic.namespace):
+            raise Refusal(api.TopicNotFound, f"Namespace {topic.namespace} does not exist")
+        if listener and listener not in self._listeners:
+            raise Refusal(api.ServiceNotReady, f"the broker do not have {listener} listener")   # clients look for these words
+        return self._listeners[listener] if listener else self._url
+
+    def topics(self, namespace: str, mode: int) -> list[str]:
+        """Complete names of the namespace's topics, partitions one by one.  Raises Refusal."""
+        domains = {api.CommandGetTopicsOfNamespace.PERSISTENT: ("persistent://",),
+                   api.CommandGetTopicsOfNamespace.NON_PERSISTENT: ("non-persistent://",)}.get(mode, ("persistent://", "non-persistent://"))
+        return [name for name in self._catalogue.topics(names.namespace(namespace)) if name.startswith(domains)]
+
+
+def partition_metadata(directory: Directory, command: api.BaseCommand) -> bytes:
+    request = command.partitionMetadata
+    try:
+        return answers.partitions(request.request_id, directory.partitions(request.topic, may_create=request.metadata_auto_creation_enabled))
+    except Refusal as refusal:
+        return answers.partitions_failed(request.request_id, refusal.code, refusal.message)
+
+
+def lookup(directory: Directory, command: api.BaseCommand) -> bytes:
+    request = command.lookupTopic
+    try:
+        return answers.lookup(request.request_id, directory.url(request.topic, request.advertised_listener_name))
+    except Refusal as refusal:
+        return answers.lookup_failed(request.request_id, refusal.code, refusal.message)
+
+
+def topics_of_namespace(directory: Directory, command: api.BaseCommand) -> bytes:
+    request = command.getTopicsOfNamespace
+    try:
+        return answers.topics_of_namespace(request.request_id, directory.topics(request.namespace, request.mode))
+    except Refusal as refusal:
+        return answers.error(request.request_id, refusal.code, refusal.message)
+
+
+def get_schema(directory: Directory, command: api.BaseCommand) -> bytes:
+    """No topic has a schema yet, and this is how a broker says so."""
+    return answers.schema_missing(command.getSchema.request_id, command.getSchema.topic)
+
+
+def get_or_create_schema(directory: Directory, command: api.BaseCommand) -> bytes:
+    return answers.schema_refused(command.getOrCreateSchema.request_id, api.NotAllowedError, "Schemas are not available in this version")
+
+
+def no_transactions(directory: Directory, command: api.BaseCommand) -> bytes:
+    return answers.error(_body(command).request_id, api.NotAllowedError, "Transactions are not enabled.")
+
+
+def no_watchers(directory: Directory, command: api.BaseCommand) -> bytes:
+    return answers.error(_body(command).request_id, api.NotAllowedError, "Topic list watchers are not available in this version")
+
+
+def _body(command: api.BaseCommand):
+    """The command inside."""
+    return next(value for field, value in command.ListFields() if field.message_type is not None)
+
+
+T = api.BaseCommand.Type
+ANSWERS = {
+    T.PARTITIONED_METADATA: partition_metadata, T.LOOKUP: lookup, T.GET_TOPICS_OF_NAMESPACE: topics_of_namespace,
+    T.GET_SCHEMA: get_schema, T.GET_OR_CREATE_SCHEMA: get_or_create_schema,
+    T.WATCH_TOPIC_LIST: no_watchers, T.WATCH_TOPIC_LIST_CLOSE: no_watchers,
+    T.TC_CLIENT_CONNECT_REQUEST: no_transactions, T.NEW_TXN: no_transactions, T.ADD_PARTITION_TO_TXN: no_transactions,
+    T.ADD_SUBSCRIPTION_TO_TXN: no_transactions, T.END_TXN: no_transactions,
+}

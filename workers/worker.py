@@ -1,0 +1,255 @@
+"""The worker's process: it accepts connections, and stands between them and the owners.
+
+One pass of the loop reads what sockets have, and then (`_flush`) sends each owner one envelope.  What owners answer is
+written to the clients as it comes.  asyncio with uvloop: it reads straight into our buffer and keeps what a socket cannot
+take yet.
+"""
+import asyncio
+import socket
+from pathlib import Path
+
+import numpy as np
+import uvloop
+import zmq
+from numpy.typing import NDArray
+
+from geminga.proto import deliveries, envelope
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.errors import ProtocolError, Refusal
+from geminga.proto.names import TopicName
+from geminga.storage.catalogue import open_catalogue
+from geminga.storage.control import Control
+from geminga.storage.counters import Counters
+from geminga.workers.client import Client
+from geminga.workers.egress import Ledgers
+from geminga.workers.links import OwnerLink, owner_of
+from geminga.workers.options import WorkerOptions
+from geminga.workers.requests import Directory
+
+_BUFFER_BYTES = 1 << 20          # what one read can bring, shared by all connections: a read is dealt with before the next
+_PROBE_SECONDS = 2               # silence after a PING that ends a connection somebody else wants to replace
+_GOODBYE_SECONDS = 2             # until what was written to clients must have been sent when the broker stops
+
+
+class Worker:
+    """All clients of one process."""
+
+    def __init__(self, serial: int, owners: int, run_dir: Path, data_dir: Path, options: WorkerOptions, directory: Directory,
+                 counters: Counters):
+        self.serial, self.options, self.directory, self.counters = serial, options, directory, counters
+        self.buffer = memoryview(bytearray(_BUFFER_BYTES))
+        self.buffer_array = np.frombuffer(self.buffer, np.uint8)
+        self.ledgers = Ledgers(data_dir)
+        self.broker_fields = _broker_fields(options)
+        self._run_dir = run_dir
+        self._context = zmq.Context()
+        self._links: list[OwnerLink | None] = [None] * owners
+        self._clients: dict[int, Client] = {}
+        self._connections = 0
+        self._flush_is_due = False
+        self._is_paused = False
+        self._loop = asyncio.get_running_loop()
+
+    # -- clients
+
+    def next_connection(self) -> int:
+        self._connections += 1
+        return self._connections & 0xFFFFFFFF
+
+    def opened(self, client: Client) -> None:
+        self._clients[client.number] = client
+        self.counters.add("connections_opened")
+        if self._is_paused:
+            client.pause_reading()
+
+    def closed(self, client: Client) -> None:
+        if self._clients.pop(client.number, None) is None:
+            return
+        self.counters.add("connections_closed")
+        for link in self._links:
+            if link is not None and (client.is_probed or any(
+                    route.link is link for routes in (client.producers, client.consumers) for route in routes.values())):
+                link.command(client.number, client.protocol_version, b"", envelope.CONNECTION_GONE)
+        self.schedule_flush()
+
+    def broke_protocol(self, client: Client, error: ProtocolError) -> None:
+        self.counters.add("protocol_errors")
+        client.abort()
+
+    def probe(self, client: Client) -> None:
+        """End the connection unless the client says something soon."""
+        client.was_heard = False
+        self._loop.call_later(_PROBE_SECONDS, self._end_if_silent, client)
+
+    def _end_if_silent(self, client: Client) -> None:
+        if not client.was_heard:
+            client.transport.abort()
+
+    def answer_probes(self, client: Client) -> None:
+        for link in client.is_probed:
+            link.command(client.number, client.protocol_version, b"", envelope.CONNECTION_ALIVE)
+        client.is_probed = []
+        self.schedule_flush()
+
+    def keep_alive(self) -> None:
+        """PING everybody; who has said nothing since the last time is taken for dead."""
+        for client in list(self._clients.values()):
+            client.keep_alive()
+        self._loop.call_later(self.options.keep_alive_interval_ms / 1000, self.keep_alive)
+
+    # -- owners
+
+    def link_of(self, topic: TopicName) -> OwnerLink:
+        """The way to the partition's owner.  Raises Refusal while that is being started again."""
+        link = self._links[owner_of(str(topic), len(self._links))]
+        if link is None:
+            raise Refusal(api.ServiceNotReady, "The topic's owner is being started; try again")
+        return link
+
+    def owner_up(self, index: int, serial: int) -> None:
+        self.owner_gone(index)
+        link = self._links[index] = OwnerLink(self._context, self._run_dir, serial, self.serial)
+        self._loop.add_reader(link.socket.getsockopt(zmq.FD), self._receive, link)
+
+    def owner_gone(self, index: int) -> None:
+        link, self._links[index] = self._links[index], None
+        if link is None:
+            return
+        for client in list(self._clients.values()):
+            client.owner_gone(link)
+        self._loop.remove_reader(link.socket.getsockopt(zmq.FD))
+        link.close()
+        self._resume_when_possible()
+
+    def schedule_flush(self) -> None:
+        """Send what was gathered when all that this pass brought has been read."""
+        if not self._flush_is_due:
+            self._flush_is_due = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_is_due = False
+        for link in self._links:
+            if link is None:
+                continue
+            if not link.is_idle:
+                link.flush()
+                if link.in_flight > self.options.in_flight_bytes and not self._is_paused:
+                    self._is_paused = True
+                    for client in self._clients.values():
+                        client.pause_reading()
+            self._receive(link)      # ZeroMQ's descriptor tells of changes only: what came while sending has to be looked for
+
+    def _resume_when_possible(self) -> None:
+        limit = self.options.in_flight_bytes // 2
+        if self._is_paused and all(link is None or link.in_flight <= limit for link in self._links):
+            self._is_paused = False
+            for client in self._clients.values():
+                client.resume_reading()
+
+    def _receive(self, link: OwnerLink) -> None:
+        try:
+            while True:
+                parts = link.socket.recv_multipart(zmq.NOBLOCK)
+                link.taken, sections = envelope.unseal(parts)
+                for kind, rows, data in sections:
+                    _SECTIONS[kind](self, link, rows, data)
+        except zmq.Again:
+            pass
+        except zmq.ZMQError:
+            if not link.socket.closed:
+                raise
+        self._resume_when_possible()
+
+    def _receipts(self, link: OwnerLink, rows: NDArray, data: memoryview) -> None:
+        connections = rows["connection"]
+        borders = np.flatnonzero(connections[1:] != connections[:-1]) + 1 if len(rows) > 1 else ()
+        for start, end in zip([0, *borders], [*borders, len(rows)], strict=True):
+            client = self._clients.get(int(connections[start]))
+            if client is not None:
+                client.write(deliveries.receipts(rows[start:end]))
+
+    def _runs(self, link: OwnerLink, rows: NDArray, data: memoryview) -> None:
+        for connection, count, consumer, partition_id, ledger_id, first in rows.tolist():
+            client = self._clients.get(connection)
+            if client is not None:
+                client.deliver(link, consumer, partition_id, ledger_id, first, count)
+
+    def _replies(self, link: OwnerLink, rows: NDArray, data: memoryview) -> None:
+        at = 0
+        for connection, action, object_id, handle, size, partition in rows.tolist():
+            client = self._clients.get(connection)
+            if client is not None:
+                client.reply(link, action, object_id, handle, partition, bytes(data[at:at + size]))
+            at += size
+
+    def _forget(self, link: OwnerLink, rows: NDArray, data: memoryview) -> None:
+        for ledger_id in rows["ledger_id"].tolist():
+            self.ledgers.forget(ledger_id)
+
+    # -- the end
+
+    async def stop(self) -> None:
+        """Everybody is told, and what they have been told is sent."""
+        for client in list(self._clients.values()):
+            client.pause_reading()
+        deadline = self._loop.time() + _GOODBYE_SECONDS
+        while any(link is not None and link.in_flight for link in self._links) and self._loop.time() < deadline:
+            await asyncio.sleep(0.005)
+        for client in list(self._clients.values()):
+            client.say_goodbye()
+        while self._clients and self._loop.time() < deadline:
+            await asyncio.sleep(0.005)
+
+
+_SECTIONS = {envelope.RECEIPTS: Worker._receipts, envelope.RUNS: Worker._runs, envelope.REPLIES: Worker._replies,
+             envelope.FORGET: Worker._forget}
+
+
+def _broker_fields(options: WorkerOptions) -> int:
+    if not options.expose_broker_entry_metadata:
+        return 0
+    bits = {"timestamp": deliveries.BROKER_TIMESTAMP, "index": deliveries.BROKER_INDEX}
+    return sum(bits[name] for name in options.broker_entry_metadata)
+
+
+def advertised_url(options: WorkerOptions, port: int) -> str:
+    """Where clients are told to go: never an address that means "any"."""
+    host = options.advertised_address or ("localhost" if options.bind in ("0.0.0.0", "::", "") else options.bind)
+    return f"pulsar://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def run(serial: int, owners: int, run_dir: Path, data_dir: Path, options: WorkerOptions, listener: socket.socket, control: Control,
+        counters: Counters, *, auto_create: bool, auto_create_partitions: int) -> None:
+    """Be a worker until told to stop."""
+    catalogue = open_catalogue(data_dir / "catalogue.sqlite")
+    listeners = dict(text.split(":", 1) for text in options.advertised_listeners)
+    directory = Directory(catalogue, url=advertised_url(options, listener.getsockname()[1]), listeners=listeners,
+                          auto_create=auto_create, auto_create_partitions=auto_create_partitions)
+    uvloop.run(_serve(serial, owners, run_dir, data_dir, options, listener, control, counters, directory))
+
+
+async def _serve(serial: int, owners: int, run_dir: Path, data_dir: Path, options: WorkerOptions, listener: socket.socket,
+                 control: Control, counters: Counters, directory: Directory) -> None:
+    loop = asyncio.get_running_loop()
+    worker = Worker(serial, owners, run_dir, data_dir, options, directory, counters)
+    stopping = asyncio.Event()
+
+    def told() -> None:
+        for message in control.receive():
+            if "owner" in message:
+                worker.owner_up(*message["owner"])
+            elif "owner_gone" in message:
+                worker.owner_gone(message["owner_gone"])
+            elif "stop" in message:
+                stopping.set()
+        if not control.is_open:
+            stopping.set()
+
+    loop.add_reader(control.fileno(), told)
+    server = await loop.create_server(lambda: Client(worker), sock=listener)
+    loop.call_later(options.keep_alive_interval_ms / 1000, worker.keep_alive)
+    control.send(ready={})
+    await stopping.wait()
+    server.close()
+    await worker.stop()
