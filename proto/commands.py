@@ -56,11 +56,6 @@ def close_consumer(consumer_id: int) -> bytes:
     return frame(api.BaseCommand(type=Type.CLOSE_CONSUMER, close_consumer=answer))
 
 
-def active_consumer_change(consumer_id: int, is_active: bool) -> bytes:
-    answer = api.CommandActiveConsumerChange(consumer_id=consumer_id, is_active=is_active)
-    return frame(api.BaseCommand(type=Type.ACTIVE_CONSUMER_CHANGE, active_consumer_change=answer))
-
-
 def partitions(request_id: int, count: int) -> bytes:
     answer = api.CommandPartitionedTopicMetadataResponse(
         request_id=request_id, partitions=count, response=api.CommandPartitionedTopicMetadataResponse.Success)

@@ -255,11 +255,9 @@ def _reset(owner, subscription: Subscription, position: Position) -> None:
 
 
 def _consumer_ready(owner, consumer: Consumer, request_id: int) -> None:
-    data = answers.success(request_id)
-    if consumer.protocol_version >= 12:
-        data += answers.active_consumer_change(consumer.consumer_id, True)
-    owner.outbox(consumer.worker).reply(consumer.connection, data, action=envelope.CONSUMER_READY, object_id=consumer.consumer_id,
-                                        handle=consumer.handle, partition=consumer.subscription.partition.name.partition)
+    owner.outbox(consumer.worker).reply(consumer.connection, answers.success(request_id), action=envelope.CONSUMER_READY,
+                                        object_id=consumer.consumer_id, handle=consumer.handle,
+                                        partition=consumer.subscription.partition.name.partition)
 
 
 def _remove_consumer(owner, consumer: Consumer) -> None:

@@ -182,7 +182,7 @@ class Client(asyncio.BufferedProtocol):
     def _forward(self, link: OwnerLink, rows: NDArray, entries: NDArray[np.uint8] | bytes) -> None:
         rows["offset"] = np.cumsum(rows["size"], dtype=np.uint64) - rows["size"]
         link.sends(rows, entries if isinstance(entries, bytes) else entries.tobytes())
-        self.worker.schedule_flush()
+        self.worker.schedule_flush(link)
 
     def _route(self, routes: dict[int, Route], object_id: int) -> Route | None:
         """Of the producer; None when the broker has closed it.  Raises ProtocolError for one that never was."""

@@ -27,7 +27,8 @@ class OwnerLink:
         self.socket.setsockopt(zmq.RCVHWM, 0)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.connect(socket_path(run_dir, owner_serial))
-        self.sent = 0                              # bytes of entries
+        self.gathered = 0                          # bytes of entries in the next envelope
+        self.sent = 0                              # and in all so far
         self.taken = 0                             # of them, taken by the owner
         self._sections: list[tuple[int, NDArray, bytes]] = []
         self._acks: list[tuple] = []
@@ -46,6 +47,7 @@ class OwnerLink:
     def sends(self, rows: NDArray, entries: bytes) -> None:
         self._close_commands()
         self._sections.append((envelope.SENDS, rows, entries))
+        self.gathered += len(entries)
         self.sent += len(entries)
 
     def acks(self, rows: list[tuple]) -> None:
@@ -80,7 +82,7 @@ class OwnerLink:
         self._close_commands()
         if self._sections:
             self.socket.send_multipart(envelope.seal(self._sections), copy=False)
-            self._sections = []
+            self._sections, self.gathered = [], 0
 
     def close(self) -> None:
         self.socket.close()

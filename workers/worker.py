@@ -27,6 +27,7 @@ from geminga.workers.options import WorkerOptions
 from geminga.workers.requests import Directory
 
 _BUFFER_BYTES = 1 << 20          # what one read can bring, shared by all connections: a read is dealt with before the next
+_ENVELOPE_BYTES = 1 << 20        # of entries; an owner begins with them while more is read
 _PROBE_SECONDS = 2               # silence after a PING that ends a connection somebody else wants to replace
 _GOODBYE_SECONDS = 2             # until what was written to clients must have been sent when the broker stops
 
@@ -121,8 +122,10 @@ class Worker:
         link.close()
         self._resume_when_possible()
 
-    def schedule_flush(self) -> None:
-        """Send what was gathered when all that this pass brought has been read."""
+    def schedule_flush(self, link: OwnerLink | None = None) -> None:
+        """Send what was gathered when all that this pass brought has been read; at once what has become large on one link."""
+        if link is not None and link.gathered >= _ENVELOPE_BYTES:
+            link.flush()
         if not self._flush_is_due:
             self._flush_is_due = True
             self._loop.call_soon(self._flush)

@@ -18,11 +18,11 @@ import time
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import psutil
 import wire
 from clients import Consumer, Producer
 from link import ANSWER_MAX_S, CLOCK, Board, BrokerError, Link, Load
 from numpy.typing import NDArray
+from usage import cpu_seconds
 
 LOOK_S = 0.05   # between two looks at the Board while waiting for a count
 START_MAX_S = 300.0
@@ -32,30 +32,6 @@ def topic_names(count: int) -> tuple[str, ...]:
     """Topics no one has used."""
     run = secrets.token_hex(4)
     return tuple(f"persistent://public/default/bench-{run}-{index}" for index in range(count))
-
-
-# --- the broker's processes -----------------------------------------------------------------------------------------------
-
-
-def _tree(pid: int) -> list[psutil.Process]:
-    try:
-        top = psutil.Process(pid)
-        return [top, *top.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        raise BrokerError(f"there is no process {pid}") from None
-
-
-def cpu_seconds(pid: int) -> float:
-    times = [process.cpu_times() for process in _tree(pid)]
-    return sum(each.user + each.system for each in times)
-
-
-def memory_bytes(pid: int, which: str) -> int:
-    """which: "pss", shared pages in parts, or "uss", private pages only; of the process and all below it."""
-    try:
-        return sum(getattr(process.memory_full_info(), which) for process in _tree(pid))
-    except psutil.AccessDenied:
-        raise BrokerError(f"may not read the memory of process {pid}: run as its user") from None
 
 
 # --- processes of the load ------------------------------------------------------------------------------------------------
@@ -145,13 +121,13 @@ class Running:
         return children
 
     def look(self) -> Look:
-        children = [psutil.Process(child.process.pid).cpu_times() for child in [*self.producers, *self.consumers]]
+        own = [cpu_seconds(child.process.pid) for child in [*self.producers, *self.consumers]]
         return Look(
             at=CLOCK(),
             published=sum(self.board.published),
             arrived=sum(self.board.arrived),
             broker_cpu_s=cpu_seconds(self.pid) if self.pid else float("nan"),
-            own_cpu_s=sum(each.user + each.system for each in children),
+            own_cpu_s=sum(own),
         )
 
     def wait(self, seconds: float) -> None:

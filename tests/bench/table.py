@@ -23,13 +23,14 @@ from pathlib import Path
 
 import numpy as np
 from link import BrokerError, Load, Refused
-from load import Figures, address, measure, measure_backlog, memory_bytes, topic_names
+from load import Figures, address, measure, measure_backlog, topic_names
+from usage import memory_bytes
 from wire import WireError
 
 BATCH = {"batch": 100, "window": 500, "lead": 200_000}
 TOPICS, TOPICS_PERMITS, TOPICS_RATE = 500, 1000, 10_000
 PACED_RATE = 2000
-SETTLE_S = 5.0      # before memory is read: longer than a broker keeps what has been acknowledged for caches to reuse
+SETTLE_S = 5.0      # of rest before memory is read; arbitrary, long against the times after which brokers drop cached entries
 REFUSED = "refused"
 
 Cells = dict[str, float | str]  # figure -> value

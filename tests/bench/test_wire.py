@@ -34,7 +34,8 @@ def receipt(producer_id: int, sequence_id: int, entry_id: int) -> bytes:
 
 def test_commands_decode_to_what_was_asked_for():
     assert command(wire.connect())[0].connect.protocol_version == wire.PROTOCOL_VERSION
-    assert command(wire.partitioned_metadata(TOPIC, 3))[0].partitionMetadata == pb.CommandPartitionedTopicMetadata(topic=TOPIC, request_id=3)
+    asked = command(wire.partitioned_metadata(TOPIC, 3))[0].partitionMetadata
+    assert asked == pb.CommandPartitionedTopicMetadata(topic=TOPIC, request_id=3)
     assert command(wire.lookup(TOPIC, 3))[0].lookupTopic == pb.CommandLookupTopic(topic=TOPIC, request_id=3, authoritative=False)
     assert command(wire.flow(300, 20_000))[0].flow == pb.CommandFlow(consumer_id=300, messagePermits=20_000)
     assert command(wire.unsubscribe(130, 9))[0].unsubscribe == pb.CommandUnsubscribe(consumer_id=130, request_id=9)
