@@ -165,6 +165,12 @@ class Broker:
         os.kill(pid, signal.SIGKILL)
         return pid
 
+    def pause(self, role: str, index: int = 0) -> int:
+        """Stops one child where it is (SIGSTOP): alive, and silent; returns its process id.  A kill ends it all the same."""
+        pid = eventually(lambda: self.child(role, index), 5, f"a {role} {index} to pause")
+        os.kill(pid, signal.SIGSTOP)
+        return pid
+
     def wait_replaced(self, role: str, index: int, old_pid: int, seconds: float) -> int:
         """Returns the process id of the child that took the place of `old_pid`."""
         return eventually(lambda: (pid := self.child(role, index)) != old_pid and pid, seconds, f"a new {role} {index}")

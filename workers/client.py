@@ -225,10 +225,16 @@ class Client(asyncio.BufferedProtocol):
             if not topic.is_persistent:
                 raise Refusal(api.NotAllowedError, "Non-persistent topics are not available in this version")
             link = routes[object_id].link if object_id in routes else self.worker.link_of(topic)
+            if link is None:
+                return self.worker.wait_for_owner(self, topic, command)
         except Refusal as refusal:
             return self.write(answers.error(request.request_id, refusal.code, refusal.message))
         routes.setdefault(object_id, Route(link, object_id))
         self._forward_command(link, command)
+
+    def resume(self, command: api.BaseCommand) -> None:
+        """Deal with a command that waited for its owner."""
+        self._happened(command)
 
     def _forward_command(self, link: OwnerLink, command: api.BaseCommand) -> None:
         self.worker.counters.add("commands")

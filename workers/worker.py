@@ -28,6 +28,7 @@ from geminga.workers.requests import Directory
 
 _BUFFER_BYTES = 1 << 20          # what one read can bring, shared by all connections: a read is dealt with before the next
 _ENVELOPE_BYTES = 1 << 20        # of entries; an owner begins with them while more is read
+_WAITING_MAX = 100_000           # commands; what comes above is told to try again
 _PROBE_SECONDS = 2               # silence after a PING that ends a connection somebody else wants to replace
 _GOODBYE_SECONDS = 2             # until what was written to clients must have been sent when the broker stops
 
@@ -46,6 +47,7 @@ class Worker:
         self._context = zmq.Context()
         self._links: list[OwnerLink | None] = [None] * owners
         self._clients: dict[int, Client] = {}
+        self._waiting: list[tuple[int, Client, api.BaseCommand]] = []     # commands for owners that are being started
         self._connections = 0
         self._flush_is_due = False
         self._is_paused = False
@@ -100,17 +102,29 @@ class Worker:
 
     # -- owners
 
-    def link_of(self, topic: TopicName) -> OwnerLink:
-        """The way to the partition's owner.  Raises Refusal while that is being started again."""
-        link = self._links[owner_of(str(topic), len(self._links))]
-        if link is None:
+    def link_of(self, topic: TopicName) -> OwnerLink | None:
+        """The way to the partition's owner; None while that is being started again."""
+        return self._links[owner_of(str(topic), len(self._links))]
+
+    def wait_for_owner(self, client: Client, topic: TopicName, command: api.BaseCommand) -> None:
+        """Have the client's command dealt with when the partition's owner is back.
+
+        An error here, even one that asks to try again, makes C++ consumers that were connected before stop trying.
+        """
+        if len(self._waiting) >= _WAITING_MAX:
             raise Refusal(api.ServiceNotReady, "The topic's owner is being started; try again")
-        return link
+        self._waiting.append((owner_of(str(topic), len(self._links)), client, command))
 
     def owner_up(self, index: int, serial: int) -> None:
         self.owner_gone(index)
         link = self._links[index] = OwnerLink(self._context, self._run_dir, serial, self.serial)
         self._loop.add_reader(link.socket.getsockopt(zmq.FD), self._receive, link)
+        waiting, self._waiting = self._waiting, []
+        for owner, client, command in waiting:
+            if owner != index:
+                self._waiting.append((owner, client, command))
+            elif client.number in self._clients:
+                client.resume(command)
 
     def owner_gone(self, index: int) -> None:
         link, self._links[index] = self._links[index], None

@@ -44,8 +44,9 @@ class Load:
     kind: str = "exclusive"     # subscription type
     window: int = 5000          # entries of one connection without a receipt
     permits: int = 20_000       # messages, of each consumer
-    # Messages that may be on their way before producers hold back; 0 for no bound.  With 20,000 and more, Pulsar 4.0 at full rate
-    # was seen to fall behind now and then and stay at a quarter of its rate for good, so that one figure meant two things.
+    # Messages that may be on their way before producers hold back; 0 for no bound.  Two windows, so that what goes in and what comes
+    # out are in balance before the warm-up ends.  It does not steady a broker that has two speeds: Pulsar 4.0 at full rate now and
+    # then runs at a quarter of its usual rate (seen with 10,000, 20,000 and 50,000 alike), so compare medians of several rounds.
     lead: int = 10_000
     limit: int = 0              # entries of one connection; 0 is until told to stop
     subscription: str = "bench"
