@@ -20,7 +20,7 @@ RECEIPT_ROW = np.dtype([
     ("ledger_id", "<u8"),
     ("entry_id", "<u8"),
 ])
-EQUAL_MIN = 8         # entries of one size; fewer are cheaper to put together one by one
+FEW_MAX = 12          # entries that are cheaper to put together one by one than as arrays
 BROKER_TIMESTAMP, BROKER_INDEX = 1, 2   # bits: which fields of BrokerEntryMetadata are delivered
 
 
@@ -74,9 +74,29 @@ class Delivery:
 
     def frames(self, first_entry: int, rows: NDArray, ledger: memoryview) -> list:
         """Buffers with the MESSAGE frames of entries first_entry .. + len(rows), whose index rows and ledger are given."""
-        if len(rows) >= EQUAL_MIN and (rows["size"] == rows["size"][0]).all():
+        if len(rows) <= FEW_MAX and not self._broker_fields:
+            return [self._few(first_entry, rows, ledger)]
+        if (rows["size"] == rows["size"][0]).all():
             return [self._equal(first_entry, rows, ledger)]
         return self._interleaved(first_entry, rows, ledger)
+
+    def _few(self, first_entry: int, rows: NDArray, ledger: memoryview) -> bytes:
+        pieces, entry_size = [], 0
+        for entry_id, (offset, size) in enumerate(zip(rows["offset"].tolist(), rows["size"].tolist(), strict=True), first_entry):
+            entry = varints.encode(entry_id)
+            if len(entry) != entry_size:
+                entry_size = len(entry)
+                start, command = self._start(entry_size)
+            pieces += (SIZES.pack(4 + command + size, command), start, entry, self._suffix, ledger[offset:offset + size])
+        return b"".join(pieces)
+
+    def _start(self, entry_size: int) -> tuple[bytes, int]:
+        """(what precedes an entry id of so many bytes in the command, bytes of the command)."""
+        before, identity = self._prefix
+        identity_size = len(identity) + entry_size + len(self._suffix)
+        body = len(before) + varints.length(identity_size) + identity_size
+        start = b"\x08\x09\x4a" + varints.encode(body) + before + varints.encode(identity_size) + identity
+        return start, len(start) + entry_size + len(self._suffix)
 
     def _equal(self, first_entry: int, rows: NDArray, ledger: memoryview) -> memoryview:
         """Entries of one size lie side by side in the ledger: one strided copy moves them all."""
@@ -103,11 +123,7 @@ class Delivery:
         count = len(rows)
         entries = np.arange(first_entry, first_entry + count, dtype=np.uint64)
         entry_size = varints.length(first_entry + count - 1)
-        before, identity = self._prefix
-        identity_size = len(identity) + entry_size + len(self._suffix)
-        body = len(before) + varints.length(identity_size) + identity_size
-        start = b"\x08\x09\x4a" + varints.encode(body) + before + varints.encode(identity_size) + identity
-        command = len(start) + entry_size + len(self._suffix)
+        start, command = self._start(entry_size)
         broker = self._broker_entry(rows)
         width = 8 + command + broker.shape[1]
         template = SIZES.pack(width - 4 + size, command) + start

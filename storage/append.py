@@ -43,7 +43,7 @@ class Plan:
     entry_ids: NDArray[np.int64]      # (n,)
 
     def record(self, ops: NDArray) -> Record:
-        table = np.array([(partition.partition_id, ledger.ledger_id, int(self.entry_ids[start]), end - start)
+        table = np.array([(partition.partition_id, ledger.ledger_id, ledger.entries, end - start)
                           for partition, ledger, start, end in self.groups], format.GROUP_ROW)
         return Record(table, self.index, self.batch.rows["offset"].astype(format.SOURCE), ops, self.batch.pieces, self.batch.size)
 
@@ -119,16 +119,17 @@ def apply(planned: Plan) -> None:
     length = sources[ends] + sizes[ends] - sources[starts]
     stretches = zip(starts.tolist(), owners[starts].tolist(), at.tolist(), length.tolist(), index["offset"][starts].tolist(), strict=True)
     stretch = next(stretches)
-    for _, ledger, first, end in planned.groups:
+    lasts = np.array([end - 1 for _, _, _, end in planned.groups])
+    sizes_after = (index["offset"][lasts] + index["size"][lasts]).tolist()
+    messages_after = (index["message_index"][lasts] + index["messages"][lasts]).tolist()
+    for (partition, ledger, first, end), size_after, next_message in zip(planned.groups, sizes_after, messages_after, strict=True):
         target = ledger.bytes
         while stretch is not None and stretch[0] < end:
             _, piece, source, size, offset = stretch
             target[offset:offset + size] = batch.pieces[piece][source:source + size]
             stretch = next(stretches, None)
-        ledger.append(index[first:end])
-    for partition, _, _, end in planned.groups:
-        last = index[end - 1]
-        partition.next_message = int(last["message_index"]) + int(last["messages"])
+        ledger.append(index[first:end], size_after)
+        partition.next_message = next_message
 
 
 assert SEND_ROW["size"] == format.INDEX_ROW["size"]

@@ -4,6 +4,7 @@ Each takes (owner, session, command), changes the owner's tables, notes what the
 the outbox; none of them leaves before the pass is durable.  A Refusal raised here becomes the command's error answer.
 """
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
 from geminga.storage import format, partition
-from geminga.storage.cursor import Position
+from geminga.storage.cursor import NOWHERE, Position
 from geminga.storage.dispatch import DISPATCHERS
 from geminga.storage.partition import Partition, op
 from geminga.storage.producers import Producer
@@ -23,6 +24,7 @@ from geminga.storage.subscription import Consumer, Subscription, SubType
 T = api.BaseCommand.Type
 _RESERVED = ("pulsar.repl",)              # prefixes of subscription names that Pulsar keeps for itself
 _RESERVED_NAMES = ("", "pulsar.dedup")
+_FEW_ROWS = 64                            # acknowledgements of a pass that are cheaper one by one than as arrays
 
 
 def carry_out(owner, session, command: api.BaseCommand) -> None:
@@ -372,66 +374,96 @@ def _consumer_stats(owner, session, command: api.BaseCommand) -> None:
 
 # -- acknowledgements
 
-def acknowledge(owner, consumer: Consumer, rows: NDArray) -> None:
-    """Apply ACK_ROW rows (n,) of one consumer to its cursor.
+@dataclass(slots=True)
+class Acks:
+    """What some ACK_ROWs of one consumer say.  Part of a batch counts for nothing before all of it is acknowledged."""
 
-    Ids that never existed, or are acknowledged already, change nothing.  Part of a batch changes nothing before all of it.
-    """
+    up_to: Position = NOWHERE                                                # the highest cumulative one
+    single: dict[int, list[int] | NDArray] = field(default_factory=dict)     # ledger id -> entry ids
+    requests: list[int] = field(default_factory=list)                        # to be answered
+
+
+def acks_by_consumer(rows: NDArray) -> dict[int, Acks]:
+    """ACK_ROW rows (n,) by consumer; a few rows of many consumers cost least one by one."""
+    if len(rows) > _FEW_ROWS and (rows["consumer"] == rows["consumer"][0]).all():
+        return {int(rows["consumer"][0]): _summarise(rows)}
+    found: dict[int, Acks] = {}
+    for consumer, ledger_id, entry_id, request_id, flags, _ in rows.tolist():
+        acks = found.get(consumer)
+        if acks is None:
+            acks = found[consumer] = Acks()
+        if flags & envelope.CUMULATIVE:
+            acks.up_to = max(acks.up_to, (ledger_id, entry_id - 1 if flags & envelope.PARTIAL else entry_id))
+        elif not flags & (envelope.PARTIAL | envelope.NOTHING):
+            acks.single.setdefault(ledger_id, []).append(entry_id)
+        if flags & envelope.WANTS_RESPONSE:
+            acks.requests.append(request_id)
+    return found
+
+
+def _summarise(rows: NDArray) -> Acks:
+    """The same for many rows of one consumer."""
+    flags = rows["flags"]
+    acks = Acks(requests=rows["request_id"][(flags & envelope.WANTS_RESPONSE) != 0].tolist())
+    cumulative = rows[(flags & envelope.CUMULATIVE) != 0]
+    if len(cumulative):
+        ledger_id = int(cumulative["ledger_id"].max())
+        last = cumulative[cumulative["ledger_id"] == ledger_id]
+        acks.up_to = ledger_id, int((last["entry_id"].astype(np.int64) - ((last["flags"] & envelope.PARTIAL) != 0)).max())
+    single = rows[(flags & (envelope.CUMULATIVE | envelope.PARTIAL | envelope.NOTHING)) == 0]
+    for ledger_id in np.unique(single["ledger_id"]).tolist():
+        acks.single[ledger_id] = single["entry_id"][single["ledger_id"] == ledger_id]
+    return acks
+
+
+def acknowledge(owner, consumer: Consumer, acks: Acks) -> None:
+    """Move the consumer's cursor.  Ids that never existed, or are acknowledged already, change nothing."""
     subscription = consumer.subscription
     found, cursor = subscription.partition, subscription.cursor
     before = cursor.mark_delete
-    ops = []
-    flags = rows["flags"]
-    cumulative = (flags & envelope.CUMULATIVE) != 0
-    if cumulative.any():
-        _acknowledge_up_to(found, subscription, rows[cumulative])
-    single = rows[~cumulative & ((flags & (envelope.PARTIAL | envelope.NOTHING)) == 0)]
-    for ledger_id in np.unique(single["ledger_id"]).tolist():
-        ledger = found.find(ledger_id)
-        if ledger is None:
-            continue
-        entries = single["entry_id"][single["ledger_id"] == ledger_id]
-        entries = np.unique(entries[entries < ledger.entries]).astype(np.int64)
-        if not cursor.acknowledge_in_order(ledger, entries):
-            ops.append(_acknowledged(found, subscription, ledger_id, cursor.acknowledge(ledger, entries)))
-    cursor.advance(found.ledgers_from(cursor.mark_delete[0]))
-    if subscription.is_durable:
-        if cursor.mark_delete != before:
+    if acks.up_to > before:
+        _acknowledge_up_to(found, subscription, acks.up_to)
+    for ledger_id, entries in acks.single.items():
+        _acknowledge_single(owner, subscription, ledger_id, entries)
+    if cursor.bitmaps or cursor.mark_delete[0] != found.open_ledger.ledger_id:
+        cursor.advance(found.ledgers_from(cursor.mark_delete[0]))
+    if cursor.mark_delete != before:
+        subscription.read = max(subscription.read, (cursor.mark_delete[0], cursor.mark_delete[1] + 1))
+        if subscription.is_durable:
             subscription.unwritten = True
-            ops.append(op(format.MARK_DELETE, found.partition_id, subscription_id=cursor.subscription_id,
-                          ledger_id=cursor.mark_delete[0], entry_id=cursor.mark_delete[1]))
-        if ops:
-            owner.note(found, *ops)
-        if found.ledgers[0].is_sealed:
-            owner.wake_trimming(found)
-    subscription.read = max(subscription.read, (cursor.mark_delete[0], cursor.mark_delete[1] + 1))
-    _answer_acknowledgements(owner, consumer, rows[(flags & envelope.WANTS_RESPONSE) != 0])
-
-
-def _acknowledge_up_to(found: Partition, subscription: Subscription, rows: NDArray) -> None:
-    """Move the mark-delete position to the highest of rows that exists."""
-    cursor = subscription.cursor
-    ledger_id = int(rows["ledger_id"].max())
-    last = rows[rows["ledger_id"] == ledger_id]
-    entry_id = int((last["entry_id"].astype(np.int64) - ((last["flags"] & envelope.PARTIAL) != 0)).max())
-    ledger = found.find(ledger_id)
-    if ledger is not None and entry_id < ledger.entries and (ledger_id, entry_id) > cursor.mark_delete:
-        for passed in [found_id for found_id in cursor.bitmaps if found_id < ledger_id]:
-            cursor.forget(passed)
-        cursor.mark_delete = ledger_id, entry_id
-
-
-def _acknowledged(found: Partition, subscription: Subscription, ledger_id: int, entries: NDArray[np.int64]) -> NDArray:
-    ops = np.zeros(len(entries), format.OP_ROW)
-    ops["kind"], ops["partition_id"], ops["ledger_id"] = format.ACKNOWLEDGED, found.partition_id, ledger_id
-    ops["subscription_id"], ops["entry_id"] = subscription.cursor.subscription_id, entries
-    return ops
-
-
-def _answer_acknowledgements(owner, consumer: Consumer, rows: NDArray) -> None:
-    for request_id in rows["request_id"].tolist():
+            owner.note(found, op(format.MARK_DELETE, found.partition_id, subscription_id=cursor.subscription_id,
+                                 ledger_id=cursor.mark_delete[0], entry_id=cursor.mark_delete[1]))
+            if len(found.ledgers) > 1:
+                owner.wake_trimming(found)
+    for request_id in acks.requests:
         owner.answer_needs_sync()
         owner.outbox(consumer.worker).reply(consumer.connection, answers.ack_response(consumer.consumer_id, request_id))
+
+
+def _acknowledge_up_to(found: Partition, subscription: Subscription, position: Position) -> None:
+    ledger = found.find(position[0])
+    if ledger is not None and position[1] < ledger.entries:
+        cursor = subscription.cursor
+        for passed in [ledger_id for ledger_id in cursor.bitmaps if ledger_id < position[0]]:
+            cursor.forget(passed)
+        cursor.mark_delete = position
+
+
+def _acknowledge_single(owner, subscription: Subscription, ledger_id: int, entries: list[int] | NDArray) -> None:
+    found, cursor = subscription.partition, subscription.cursor
+    ledger = found.find(ledger_id)
+    if ledger is None:
+        return
+    known = np.array(entries, np.uint64)
+    known = np.unique(known[known < ledger.entries]).astype(np.int64)
+    if cursor.acknowledge_in_order(ledger, known):
+        return
+    fresh = cursor.acknowledge(ledger, known)
+    if subscription.is_durable and len(fresh):
+        ops = np.zeros(len(fresh), format.OP_ROW)
+        ops["kind"], ops["partition_id"], ops["ledger_id"] = format.ACKNOWLEDGED, found.partition_id, ledger_id
+        ops["subscription_id"], ops["entry_id"] = cursor.subscription_id, fresh
+        owner.note_many(found, ops)
 
 
 _COMMANDS: dict[int, Callable] = {

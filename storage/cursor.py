@@ -19,6 +19,7 @@ from geminga.storage import format
 from geminga.storage.ledger import Ledger, allocate, map_file
 
 Position = tuple[int, int]     # (ledger id, entry id); entry -1 is before the first
+NOWHERE: Position = (-1, -1)   # before everything
 
 
 class Cursor:

@@ -53,6 +53,7 @@ class Ledger:
         self.created_ms = 0
         self.is_sealed = False
         self._index: NDArray | None = None
+        self._messages: NDArray | None = None
         self._bytes: memoryview | None = None
 
     def __repr__(self) -> str:
@@ -71,7 +72,13 @@ class Ledger:
         """INDEX_ROW of all that is allocated; rows from `entries` on are not written yet."""
         if self._index is None:
             self._index = np.frombuffer(map_file(self.index_path, writable=True), format.INDEX_ROW, offset=format.HEADER_SIZE)
+            self._messages = self._index["messages"]
         return self._index
+
+    @property
+    def messages(self) -> NDArray[np.uint32]:
+        """The index's column of that name; kept, because making a view of a column costs as much as reading a few rows."""
+        return self._messages if self._index is not None else self.index["messages"]
 
     @property
     def bytes(self) -> memoryview:
@@ -93,13 +100,11 @@ class Ledger:
             allocate(self.index_path, _round_up(max(2 * len(self.index) * format.INDEX_ROW.itemsize, needed)))
             self._index = None
 
-    def append(self, rows: NDArray) -> None:
-        """Add index rows (n,) INDEX_ROW behind the last; their bytes are in place (`bytes`) already."""
+    def append(self, rows: NDArray, size: int) -> None:
+        """Add index rows (n,) INDEX_ROW behind the last; `size` is the offset behind their bytes, which are in place already."""
         end = self.entries + len(rows)
-        assert int(rows["offset"][0]) == self.size, (int(rows["offset"][0]), self)
         self.index[self.entries:end] = rows
-        self.entries = end
-        self.size = int(rows["offset"][-1]) + int(rows["size"][-1])
+        self.entries, self.size = end, size
 
     def seal(self) -> None:
         """Nothing is appended any more; the header says how much there is."""
@@ -133,7 +138,7 @@ class Ledger:
 
     def unlink(self) -> None:
         """Remove its files; mappings of them stay readable."""
-        self._index = self._bytes = None
+        self._index = self._messages = self._bytes = None
         for path in (self.ledger_path, self.index_path, *self.folder.glob(f"{self.ledger_id}.*.acks")):
             path.unlink(missing_ok=True)
 

@@ -65,7 +65,8 @@ class Owner:
         self.producers: dict[int, Producer] = {}                  # by handle
         self.consumers: dict[int, Consumer] = {}
         self.parked: dict[tuple[int, int], list[tuple]] = {}      # commands that wait until a connection is known to be alive or dead
-        self.ops: list[NDArray] = []                              # of this pass, not yet in the journal
+        self.ops: list[tuple] = []                                # of this pass, not yet in the journal
+        self.many_ops: list[NDArray] = []
         self._next_handle = 1
         self._sends: list[tuple[int, NDArray, memoryview]] = []
         self._acks: list[NDArray] = []
@@ -89,9 +90,14 @@ class Owner:
             self._outboxes[worker] = Outbox()
         return self._outboxes[worker]
 
-    def note(self, partition: Partition, *ops: NDArray) -> None:
-        """These ops are part of what this pass decided."""
-        self.ops += ops
+    def note(self, partition: Partition, op_row: tuple) -> None:
+        """This op is part of what this pass decided."""
+        self.ops.append(op_row)
+        self.journal.touched(partition)
+
+    def note_many(self, partition: Partition, ops: NDArray) -> None:
+        """These ops (n,) OP_ROW are; among the ops of a pass their order does not matter."""
+        self.many_ops.append(ops)
         self.journal.touched(partition)
 
     def answer_needs_sync(self) -> None:
@@ -285,11 +291,10 @@ class Owner:
                 self._to_dispatch[consumer.subscription.partition] = None
 
     def _acknowledge(self) -> None:
-        rows, self._acks = np.concatenate(self._acks), []
-        handles, inverse = _distinct(rows["consumer"])
-        for number, handle in enumerate(handles.tolist()):
+        rows, self._acks = self._acks[0] if len(self._acks) == 1 else np.concatenate(self._acks), []
+        for handle, acks in commands.acks_by_consumer(rows).items():
             if (consumer := self.consumers.get(handle)) is not None:
-                commands.acknowledge(self, consumer, rows if len(handles) == 1 else rows[inverse == number])
+                commands.acknowledge(self, consumer, acks)
 
     def _dispatch(self, partition: Partition) -> None:
         for subscription in partition.subscriptions.values():
@@ -305,10 +310,12 @@ class Owner:
     def _commit(self, planned: append.Plan | None) -> None:
         """Put what was decided into the journal, and sync if anybody is about to be told."""
         self.catalogue.commit()
-        if planned is None and not self.ops:
+        if planned is None and not (self.ops or self.many_ops):
             return self._sync_when_due()
-        ops = np.concatenate(self.ops) if self.ops else _NO_OPS
-        self.ops = []
+        ops = np.array(self.ops, format.OP_ROW) if self.ops else _NO_OPS
+        if self.many_ops:
+            ops = np.concatenate([*self.many_ops, ops])
+        self.ops, self.many_ops = [], []
         record = planned.record(ops) if planned else Record(_NO_GROUPS, _NO_ROWS, _NO_SOURCES, ops, [], 0)
         self.journal.append(record)
         if self._unsynced_since is None:

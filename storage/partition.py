@@ -7,8 +7,6 @@ import bisect
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
 from geminga.proto.names import TopicName
 from geminga.storage import format, ledger
 from geminga.storage.cursor import Cursor, CursorTable, Position, load_bitmaps
@@ -85,7 +83,7 @@ class Partition:
 
     # -- ledgers
 
-    def add_ledger(self, ledger_id: int, now_ms: int) -> np.ndarray:
+    def add_ledger(self, ledger_id: int, now_ms: int) -> tuple:
         """Seal the open ledger and go on in a new one; returns the op.  Raises StorageFull and changes nothing then."""
         extent = 0
         if self.ledgers:
@@ -150,9 +148,9 @@ def _ledger_id(found: Ledger) -> int:
     return found.ledger_id
 
 
-def op(kind: int, partition_id: int, *, subscription_id: int = 0, ledger_id: int = 0, entry_id: int = 0, value: int = 0) -> np.ndarray:
-    """One OP_ROW, as an array of one."""
-    return np.array([(kind, subscription_id, partition_id, ledger_id, entry_id, value)], format.OP_ROW)
+def op(kind: int, partition_id: int, *, subscription_id: int = 0, ledger_id: int = 0, entry_id: int = 0, value: int = 0) -> tuple:
+    """One OP_ROW."""
+    return kind, subscription_id, partition_id, ledger_id, entry_id, value
 
 
 def open_partition(data_dir: Path, partition_id: int, name: TopicName, topic_epoch: int | None, names: dict[str, int]) -> Partition:

@@ -118,7 +118,7 @@ def _put(found: Ledger, first_entry: int, rows: NDArray, sources: NDArray, data:
         size = int(rows["offset"][end - 1]) + int(rows["size"][end - 1]) - int(rows["offset"][start])
         offset, source = int(rows["offset"][start]), int(sources[start])
         found.bytes[offset:offset + size] = data[source:source + size]
-    found.append(rows)
+    found.append(rows, int(rows["offset"][-1]) + int(rows["size"][-1]))
     if known > found.entries:
         found.entries, found.size = known, known_size
 

@@ -20,8 +20,6 @@ class Consumer:
     subscription: "Subscription" = field(repr=False)
     connected_ms: int = 0
     permits: int = 0          # messages it has asked for and not been sent; below zero at most by one batch
-    messages_out: int = 0
-    bytes_out: int = 0
 
 
 @dataclass(eq=False, slots=True)

@@ -15,6 +15,7 @@ from geminga.proto import deliveries, envelope, names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.connection import Connection, SendRefused, Sends
 from geminga.proto.errors import ProtocolError, Refusal
+from geminga.workers import egress
 from geminga.workers.egress import LedgerGone
 from geminga.workers.links import OwnerLink
 from geminga.workers.requests import ANSWERS
@@ -31,7 +32,7 @@ class Route:
     link: OwnerLink
     object_id: int
     handle: int = 0
-    delivery_to: tuple[int, int] = (-1, -1)      # ledger id of `delivery`
+    delivery_to: int = -1                        # ledger id of `delivery`
     delivery: deliveries.Delivery | None = None
     partition: int = -1
 
@@ -100,7 +101,7 @@ class Client(asyncio.BufferedProtocol):
         if not self._is_reading:
             self._is_reading = True
             self.transport.resume_reading()
-        self._write_runs()
+        self.write_runs()
 
     def _read(self, array: NDArray[np.uint8], data: memoryview, end: int) -> None:
         connection = self.connection
@@ -321,7 +322,7 @@ class Client(asyncio.BufferedProtocol):
             self.write(data)
 
     def deliver(self, link: OwnerLink, handle: int, partition_id: int, ledger_id: int, first: int, count: int) -> None:
-        """Write these entries to a consumer, now or when the client has read what was written before."""
+        """Have these entries written to a consumer by the next `write_runs`, as far as the client reads them."""
         route = self.by_handle.get((link, handle))
         if route is None:
             return
@@ -330,31 +331,40 @@ class Client(asyncio.BufferedProtocol):
             last[4] += count
         else:
             self._runs.append([route, partition_id, ledger_id, first, count])
-        if self._is_writable:
-            self._write_runs()
 
-    def _write_runs(self) -> None:
-        runs, ledgers, write = self._runs, self.worker.ledgers, self.transport.write
+    def write_runs(self) -> None:
+        """Write what is to be delivered until the client has as much before it as it may have unread."""
+        runs, out, size, count = self._runs, [], 0, 0
         while runs and self._is_writable:
-            route, partition_id, ledger_id, first, count = run = runs[0]
-            if self.consumers.get(route.object_id) is not route:
-                runs.popleft()
-                continue
-            try:
-                rows, data = ledgers.read(partition_id, ledger_id, first, count)
-            except LedgerGone:
-                runs.popleft()
-                continue
-            if route.delivery is None or route.delivery_to != ledger_id:
-                route.delivery = deliveries.Delivery(route.object_id, ledger_id, route.partition, self.broker_fields)
-                route.delivery_to = ledger_id
-            for piece in route.delivery.frames(first, rows, data):
-                write(piece)
-            self.worker.counters.add("deliveries", len(rows))
-            run[3] += len(rows)
-            run[4] -= len(rows)
-            if not run[4]:
-                runs.popleft()
+            rows, pieces = self._next_of_run(runs)
+            count += rows
+            out += pieces
+            size += sum(map(len, pieces))
+            if size >= egress.BYTES_MAX or not runs:
+                self.transport.writelines(out)
+                out, size = [], 0
+        if out:
+            self.transport.writelines(out)
+        self.worker.counters.add("deliveries", count)
+
+    def _next_of_run(self, runs: deque[list]) -> tuple[int, list]:
+        """(entries, their MESSAGE frames) of as much of the first run as is dealt with at a time, which is taken off it."""
+        route, partition_id, ledger_id, first, count = run = runs[0]
+        try:
+            if self.consumers.get(route.object_id) is not route:     # closed meanwhile
+                raise LedgerGone
+            rows, data = self.worker.ledgers.read(partition_id, ledger_id, first, count)
+        except LedgerGone:
+            runs.popleft()
+            return 0, []
+        if route.delivery_to != ledger_id:
+            route.delivery = deliveries.Delivery(route.object_id, ledger_id, route.partition, self.broker_fields)
+            route.delivery_to = ledger_id
+        run[3] += len(rows)
+        run[4] -= len(rows)
+        if not run[4]:
+            runs.popleft()
+        return len(rows), route.delivery.frames(first, rows, data)
 
     def owner_gone(self, link: OwnerLink) -> None:
         """The owner's process ended: its producers and consumers are to be made again."""

@@ -4,8 +4,8 @@ A mapping is made when a run first names its ledger, made anew when the ledger h
 owner says that the ledger was deleted, or when too many are mapped.  What is written to a client is made only as fast as the
 client takes it.
 """
-import mmap
 from collections import OrderedDict
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,45 +23,56 @@ class LedgerGone(Exception):
     """The ledger was deleted before it was read: what it held is acknowledged."""
 
 
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """A ledger's files as they were when they were mapped; columns are kept, since making a view of one costs a microsecond."""
+
+    index: NDArray
+    offsets: NDArray[np.uint64]
+    sizes: NDArray[np.uint32]
+    data: memoryview
+
+    def holds(self, end: int) -> bool:
+        """Whether the entries before `end` are within what was mapped."""
+        return end <= len(self.index) and self.end_of(end - 1) <= len(self.data)
+
+    def end_of(self, entry_id: int) -> int:
+        return self.offsets.item(entry_id) + self.sizes.item(entry_id)
+
+
 class Ledgers:
     """The ledgers that this worker has mapped."""
 
     def __init__(self, data_dir: Path):
         self._data_dir = data_dir
-        self._mapped: OrderedDict[int, tuple[NDArray, memoryview]] = OrderedDict()
+        self._mapped: OrderedDict[int, Mapped] = OrderedDict()
 
     def read(self, partition_id: int, ledger_id: int, first: int, count: int) -> tuple[NDArray, memoryview]:
         """(index rows of as many of these entries as are dealt with at a time, the ledger's bytes).  Raises LedgerGone."""
-        index, data = self._get(partition_id, ledger_id)
         end = first + min(count, ENTRIES_MAX)
-        if end > len(index) or (len(index) and int(index["offset"][end - 1]) + int(index["size"][end - 1]) > len(data)):
-            index, data = self._map(partition_id, ledger_id)
-        rows = index[first:end]
-        reach = np.cumsum(rows["size"], dtype=np.int64)
-        if int(reach[-1]) > BYTES_MAX:
-            rows = rows[:max(1, int(np.searchsorted(reach, BYTES_MAX)))]
-        return rows, data
+        found = self._mapped.get(ledger_id)
+        if found is None or not found.holds(end):
+            found = self._map(partition_id, ledger_id)
+        else:
+            self._mapped.move_to_end(ledger_id)
+        if found.end_of(end - 1) - found.offsets.item(first) > BYTES_MAX:
+            reach = np.cumsum(found.sizes[first:end], dtype=np.int64)
+            end = first + max(1, int(np.searchsorted(reach, BYTES_MAX)))
+        return found.index[first:end], found.data
 
     def forget(self, ledger_id: int) -> None:
         self._mapped.pop(ledger_id, None)
 
-    def _get(self, partition_id: int, ledger_id: int) -> tuple[NDArray, memoryview]:
-        found = self._mapped.get(ledger_id)
-        if found is None:
-            return self._map(partition_id, ledger_id)
-        self._mapped.move_to_end(ledger_id)
-        return found
-
-    def _map(self, partition_id: int, ledger_id: int) -> tuple[NDArray, memoryview]:
+    def _map(self, partition_id: int, ledger_id: int) -> Mapped:
         folder = format.partition_folder(self._data_dir, partition_id)
         try:
-            index = map_file(format.index_path(folder, ledger_id), writable=False)
-            data: mmap.mmap = map_file(format.ledger_path(folder, ledger_id), writable=False)
+            index = np.frombuffer(map_file(format.index_path(folder, ledger_id), writable=False), format.INDEX_ROW,
+                                  offset=format.HEADER_SIZE)
+            data = memoryview(map_file(format.ledger_path(folder, ledger_id), writable=False))
         except FileNotFoundError as error:
             self.forget(ledger_id)
             raise LedgerGone from error
-        found = np.frombuffer(index, format.INDEX_ROW, offset=format.HEADER_SIZE), memoryview(data)
-        self._mapped[ledger_id] = found
+        found = self._mapped[ledger_id] = Mapped(index, index["offset"], index["size"], data)
         while len(self._mapped) > LEDGERS_MAX:
             self._mapped.popitem(last=False)
         return found

@@ -187,10 +187,14 @@ class Worker:
                 client.write(deliveries.receipts(rows[start:end]))
 
     def _runs(self, link: OwnerLink, rows: NDArray, data: memoryview) -> None:
+        touched = {}
         for connection, count, consumer, partition_id, ledger_id, first in rows.tolist():
             client = self._clients.get(connection)
             if client is not None:
                 client.deliver(link, consumer, partition_id, ledger_id, first, count)
+                touched[connection] = client
+        for client in touched.values():
+            client.write_runs()
 
     def _replies(self, link: OwnerLink, rows: NDArray, data: memoryview) -> None:
         at = 0

@@ -4,6 +4,8 @@ import numpy as np
 from geminga.storage.ledger import Ledger
 from geminga.storage.subscription import Consumer, Subscription
 
+_FEW = 16      # entries that are cheaper to look at one by one than as an array
+
 Run = tuple[Consumer, Ledger, int, int]     # first entry, count
 
 
@@ -21,10 +23,8 @@ def next_runs(subscription: Subscription, ledgers: list[Ledger]) -> list[Run]:
         for start, end in subscription.cursor.unacknowledged(ledger, first, ledger.entries):
             if consumer.permits <= 0:
                 return runs
-            count, messages, size = within_permits(ledger, start, end, consumer.permits)
+            count, messages = within_permits(ledger, start, end, consumer.permits)
             consumer.permits -= messages
-            consumer.messages_out += messages
-            consumer.bytes_out += size
             subscription.read = ledger.ledger_id, start + count
             runs.append((consumer, ledger, start, count))
         if consumer.permits <= 0:
@@ -33,9 +33,17 @@ def next_runs(subscription: Subscription, ledgers: list[Ledger]) -> list[Run]:
     return runs
 
 
-def within_permits(ledger: Ledger, start: int, end: int, permits: int) -> tuple[int, int, int]:
-    """(entries, messages, bytes) that permits for so many messages reach, from entry start on; a batch may exceed them once."""
-    rows = ledger.index[start:min(end, start + permits)]
-    reach = np.cumsum(rows["messages"], dtype=np.int64)
-    count = min(len(rows), int(np.searchsorted(reach, permits)) + 1)
-    return count, int(reach[count - 1]), int(rows["size"][:count].sum())
+def within_permits(ledger: Ledger, start: int, end: int, permits: int) -> tuple[int, int]:
+    """(entries, messages) that permits for so many messages reach, from entry start on; a batch may exceed them once."""
+    messages = ledger.messages[start:min(end, start + permits)]
+    if len(messages) <= _FEW:
+        total = count = 0
+        for many in messages.tolist():
+            if total >= permits:
+                break
+            total += many
+            count += 1
+        return count, total
+    reach = np.cumsum(messages, dtype=np.int64)
+    count = min(len(reach), int(np.searchsorted(reach, permits)) + 1)
+    return count, int(reach[count - 1])
