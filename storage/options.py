@@ -16,7 +16,7 @@ class StorageOptions:
     roll_over_age_s: int = 4 * 3600           # or when it is this old
     journal_segment_bytes: int = 32 << 20     # segments are written over again and again: blocks written before sync 4 times faster than new ones
     journal_segments_max: int = 8             # bound of what a recovery replays: segments x bytes
-    pass_bytes_max: int = 4 << 20             # bytes of entries that one pass takes in before it syncs
+    pass_bytes_max: int = 1 << 20             # bytes of entries that one pass takes in before it syncs
     auto_create_topics: bool = True           # a topic comes to be when it is first used
     auto_create_partitions: int = 0           # such topics are partitioned when this is above 0
     auto_create_subscriptions: bool = True    # a subscription comes to be when it is first used

@@ -78,10 +78,10 @@ def _receive(owner: Owner, router: zmq.Socket, bytes_max: int) -> None:
     size = 0
     for _ in range(_ENVELOPES_MAX):
         try:
-            identity, *parts = router.recv_multipart(zmq.NOBLOCK)
+            identity, *parts = router.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return
-        owner.receive(int(identity[1:]), envelope.unseal(parts)[1])
+        owner.receive(int(identity.bytes[1:]), envelope.unseal([part.buffer for part in parts])[1])
         size += sum(map(len, parts))
         if size >= bytes_max:
             return

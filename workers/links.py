@@ -81,7 +81,7 @@ class OwnerLink:
         self._close_data()
         self._close_commands()
         if self._sections:
-            self.socket.send_multipart(envelope.seal(self._sections))
+            self.socket.send_multipart(envelope.seal(self._sections), copy=False)
             self._sections, self.gathered = [], 0
 
     def close(self) -> None:

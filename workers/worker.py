@@ -27,7 +27,7 @@ from geminga.workers.options import WorkerOptions
 from geminga.workers.requests import Directory
 
 _BUFFER_BYTES = 1 << 20          # what one read can bring, shared by all connections: a read is dealt with before the next
-_ENVELOPE_BYTES = 1 << 20        # of entries; an owner begins with them while more is read
+_ENVELOPE_BYTES = 512 << 10      # of entries; an owner begins with them while more is read
 _WAITING_MAX = 100_000           # commands; what comes above is told to try again
 _PROBE_SECONDS = 2               # silence after a PING that ends a connection somebody else wants to replace
 _GOODBYE_SECONDS = 2             # until what was written to clients must have been sent when the broker stops
@@ -62,8 +62,6 @@ class Worker:
     def opened(self, client: Client) -> None:
         self._clients[client.number] = client
         self.counters.add("connections_opened")
-        if self._is_paused:
-            client.pause_reading()
 
     def closed(self, client: Client) -> None:
         if self._clients.pop(client.number, None) is None:
@@ -154,7 +152,8 @@ class Worker:
                 if link.in_flight > self.options.in_flight_bytes and not self._is_paused:
                     self._is_paused = True
                     for client in self._clients.values():
-                        client.pause_reading()
+                        if client.producers:
+                            client.pause_reading()
             self._receive(link)      # ZeroMQ's descriptor tells of changes only: what came while sending has to be looked for
 
     def _resume_when_possible(self) -> None:

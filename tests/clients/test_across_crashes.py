@@ -474,11 +474,11 @@ def test_clients_of_a_stopping_broker_are_told_before_their_connections_end(star
 
 
 def test_every_topic_goes_on_while_owners_are_killed(start_broker, connect):
-    """Eight topics of real clients over two owners: each of them carries messages soon after each kill.
+    """Eight topics of real clients over two owners: each of them carries messages soon after the kills.
 
-    The owners are killed as soon as they were started.  Whoever ends so young may be started again a little later, and clients ask for
-    their subscriptions in the meantime.  They must not be refused then: the consumer of the C++ library takes an error to such a
-    request for a connection, and never asks again (apache/pulsar-client-cpp, pull request 577).
+    Killed twice: who ends so young may be started again a little later, and meanwhile clients ask for their subscriptions.  They must
+    not be refused then: the consumer of the C++ library takes an error to such a request for a connection, and never asks again
+    (apache/pulsar-client-cpp, pull request 577).
     """
     broker = start_broker(*TWO_OF_EACH)
     client = connect(broker.service_url)
@@ -486,6 +486,7 @@ def test_every_topic_goes_on_while_owners_are_killed(start_broker, connect):
     consumers = [client.subscribe(topic, "sub") for topic in topics]
     producers = [client.create_producer(topic, send_timeout_millis=10_000) for topic in topics]
     for index in (0, 1):
+        kill_and_wait(broker, "owner", index)
         broker.kill("owner", index)
         for producer in producers:
             producer.send(b"%d" % index)
