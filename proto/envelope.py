@@ -48,9 +48,11 @@ REPLY_ROW = np.dtype([
     ("action", "<u4"),
     ("object_id", "<u8"),          # the client's producer or consumer id
     ("handle", "<u8"),             # the owner's
+    ("request_id", "<u8"),         # of the client's request that this answers, or NO_REQUEST
     ("size", "<u4"),               # bytes of frames to write to the client
     ("partition", "<i4"),          # CONSUMER_READY: what MESSAGE ids are to carry
 ])
+NO_REQUEST = 0xFFFFFFFFFFFFFFFF
 WRITE, PRODUCER_READY, PRODUCER_GONE, CONSUMER_READY, CONSUMER_GONE = 0, 1, 2, 3, 4
 PROBE = 5    # PING the client: a sign of life is told as CONNECTION_ALIVE, silence ends the connection
 

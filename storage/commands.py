@@ -41,7 +41,7 @@ def refuse(owner, session, command: api.BaseCommand, refusal: Refusal) -> None:
         action, object_id = envelope.PRODUCER_GONE, body.producer_id
     elif command.type == T.SUBSCRIBE and body.consumer_id not in session.consumers:
         action, object_id = envelope.CONSUMER_GONE, body.consumer_id
-    owner.outbox(session.worker).reply(session.connection, data, action=action, object_id=object_id)
+    owner.outbox(session.worker).reply(session.connection, data, request_id=body.request_id, action=action, object_id=object_id)
 
 
 def end_session(owner, session) -> None:
@@ -132,7 +132,7 @@ def _producer(owner, session, command: api.BaseCommand, *, probed: bool = False)
         _producer_ready(owner, producer, request.request_id)
     else:
         data = answers.producer_success(request.request_id, producer.name, is_ready=False)
-        owner.outbox(session.worker).reply(session.connection, data)
+        owner.outbox(session.worker).reply(session.connection, data, request_id=request.request_id)
 
 
 def _generated_name(owner) -> str:
@@ -146,7 +146,7 @@ def _producer_ready(owner, producer: Producer, request_id: int) -> None:
     if found.producers.exclusive is producer:
         owner.catalogue.set_topic_epoch(found.partition_id, producer.topic_epoch)
     data = answers.producer_success(request_id, producer.name, topic_epoch=producer.topic_epoch)
-    owner.outbox(producer.worker).reply(producer.connection, data, action=envelope.PRODUCER_READY,
+    owner.outbox(producer.worker).reply(producer.connection, data, request_id=request_id, action=envelope.PRODUCER_READY,
                                         object_id=producer.producer_id, handle=producer.handle)
 
 
@@ -180,7 +180,8 @@ def _close_producer(owner, session, command: api.BaseCommand) -> None:
 
 
 def _success(owner, session, request_id: int, action: int = envelope.WRITE, object_id: int = 0) -> None:
-    owner.outbox(session.worker).reply(session.connection, answers.success(request_id), action=action, object_id=object_id)
+    owner.outbox(session.worker).reply(session.connection, answers.success(request_id), request_id=request_id, action=action,
+                                       object_id=object_id)
 
 
 # -- subscriptions and consumers
@@ -257,8 +258,8 @@ def _reset(owner, subscription: Subscription, position: Position) -> None:
 
 
 def _consumer_ready(owner, consumer: Consumer, request_id: int) -> None:
-    owner.outbox(consumer.worker).reply(consumer.connection, answers.success(request_id), action=envelope.CONSUMER_READY,
-                                        object_id=consumer.consumer_id, handle=consumer.handle,
+    owner.outbox(consumer.worker).reply(consumer.connection, answers.success(request_id), request_id=request_id,
+                                        action=envelope.CONSUMER_READY, object_id=consumer.consumer_id, handle=consumer.handle,
                                         partition=consumer.subscription.partition.name.partition)
 
 
@@ -354,7 +355,7 @@ def _get_last_message_id(owner, session, command: api.BaseCommand) -> None:
     mark_delete = subscription.cursor.mark_delete
     data = answers.last_message_id(request.request_id, answers.message_id(ledger_id, entry_id, number, batch_index),
                                    answers.message_id(*mark_delete, number))
-    owner.outbox(session.worker).reply(session.connection, data)
+    owner.outbox(session.worker).reply(session.connection, data, request_id=request.request_id)
 
 
 def _consumer_stats(owner, session, command: api.BaseCommand) -> None:
@@ -369,7 +370,7 @@ def _consumer_stats(owner, session, command: api.BaseCommand) -> None:
             request.request_id, msgRateOut=0.0, msgThroughputOut=0.0, msgRateRedeliver=0.0, consumerName=consumer.name,
             availablePermits=max(0, consumer.permits), unackedMessages=0, blockedConsumerOnUnackedMsgs=False,
             type=SubType.Name(subscription.kind), msgRateExpired=0.0, msgBacklog=backlog, messageAckRate=0.0)
-    owner.outbox(session.worker).reply(session.connection, data)
+    owner.outbox(session.worker).reply(session.connection, data, request_id=request.request_id)
 
 
 # -- acknowledgements

@@ -18,10 +18,10 @@ class Outbox:
         self._close()
         self._sections.append((envelope.RECEIPTS, rows, b""))
 
-    def reply(self, connection: int, data: bytes, *, action: int = envelope.WRITE, object_id: int = 0, handle: int = 0,
-              partition: int = -1) -> None:
-        """Write data to the client, and before that what `action` says."""
-        self._add(envelope.REPLIES, (connection, action, object_id, handle, len(data), partition), data)
+    def reply(self, connection: int, data: bytes, *, request_id: int = envelope.NO_REQUEST, action: int = envelope.WRITE,
+              object_id: int = 0, handle: int = 0, partition: int = -1) -> None:
+        """Do what `action` says, then write data to the client: the answer to its request, when it is one."""
+        self._add(envelope.REPLIES, (connection, action, object_id, handle, request_id, len(data), partition), data)
 
     def run(self, connection: int, consumer: int, partition_id: int, ledger_id: int, first_entry: int, count: int) -> None:
         """Deliver entries."""

@@ -15,6 +15,7 @@ from geminga.proto import deliveries, envelope, names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.connection import Connection, SendRefused, Sends
 from geminga.proto.errors import ProtocolError, Refusal
+from geminga.proto.names import TopicName
 from geminga.workers import egress
 from geminga.workers.egress import LedgerGone
 from geminga.workers.links import OwnerLink
@@ -35,6 +36,7 @@ class Route:
     delivery_to: int = -1                        # ledger id of `delivery`
     delivery: deliveries.Delivery | None = None
     partition: int = -1
+    request: tuple[TopicName, api.BaseCommand] | None = None     # that it was made by, until it is there
 
 
 class Client(asyncio.BufferedProtocol):
@@ -51,6 +53,7 @@ class Client(asyncio.BufferedProtocol):
         self.by_handle: dict[tuple[OwnerLink, int], Route] = {}     # consumers
         self.was_heard = True                      # since the last keep-alive tick
         self.is_probed: list[OwnerLink] = []       # who wants to know whether this client lives
+        self._asked: dict[int, tuple[OwnerLink, int]] = {}           # requests that an owner has not answered, and their commands' types
         self._closed_producers: set[int] = set()   # closed by the broker: what their client still sends is ignored
         self._rest = b""                           # of a frame cut short
         self._own: bytearray | None = None         # a large frame cut short, in a buffer of its own
@@ -230,15 +233,17 @@ class Client(asyncio.BufferedProtocol):
                 return self.worker.wait_for_owner(self, topic, command)
         except Refusal as refusal:
             return self.write(answers.error(request.request_id, refusal.code, refusal.message))
-        routes.setdefault(object_id, Route(link, object_id))
-        self._forward_command(link, command)
+        routes.setdefault(object_id, Route(link, object_id, request=(topic, command)))
+        self._forward_command(link, command, request)
 
     def resume(self, command: api.BaseCommand) -> None:
         """Deal with a command that waited for its owner."""
         self._happened(command)
 
-    def _forward_command(self, link: OwnerLink, command: api.BaseCommand) -> None:
+    def _forward_command(self, link: OwnerLink, command: api.BaseCommand, request) -> None:
         self.worker.counters.add("commands")
+        if command.type != T.REDELIVER_UNACKNOWLEDGED_MESSAGES:
+            self._asked[request.request_id] = link, command.type
         link.command(self.number, self.protocol_version, command.SerializeToString())
         self.worker.schedule_flush()
 
@@ -253,7 +258,7 @@ class Client(asyncio.BufferedProtocol):
     def _close(self, command: api.BaseCommand, request, routes: dict[int, Route], object_id: int) -> None:
         """What is not there is as good as closed."""
         if object_id in routes:
-            return self._forward_command(routes[object_id].link, command)
+            return self._forward_command(routes[object_id].link, command, request)
         self.write(answers.success(request.request_id))
 
     def _flow(self, command: api.BaseCommand) -> None:
@@ -291,7 +296,7 @@ class Client(asyncio.BufferedProtocol):
         request = getattr(command, _CONSUMER_REQUESTS[command.type])
         route = self.consumers.get(request.consumer_id)
         if route is not None:
-            return self._forward_command(route.link, command)
+            return self._forward_command(route.link, command, request)
         if command.type == T.CONSUMER_STATS:
             self.write(answers.consumer_stats(request.request_id, error_code=api.ConsumerNotFound, error_message="Consumer not found"))
         elif command.type != T.REDELIVER_UNACKNOWLEDGED_MESSAGES:
@@ -302,13 +307,14 @@ class Client(asyncio.BufferedProtocol):
     def reply(self, link: OwnerLink, action: int, object_id: int, handle: int, partition: int, data: bytes) -> None:
         """Do what a REPLY_ROW says, then write its frames."""
         if action == envelope.PRODUCER_READY and object_id in self.producers:
-            self.producers[object_id].handle = handle
+            route = self.producers[object_id]
+            route.handle, route.request = handle, None
         elif action == envelope.PRODUCER_GONE:
             if self.producers.pop(object_id, None) is not None:
                 self._closed_producers.add(object_id)
         elif action == envelope.CONSUMER_READY and object_id in self.consumers:
             route = self.consumers[object_id]
-            route.handle, route.partition = handle, partition
+            route.handle, route.partition, route.request = handle, partition, None
             self.by_handle[link, handle] = route
         elif action == envelope.CONSUMER_GONE:
             route = self.consumers.pop(object_id, None)
@@ -366,16 +372,35 @@ class Client(asyncio.BufferedProtocol):
             runs.popleft()
         return len(rows), route.delivery.frames(first, rows, data)
 
+    def answered(self, request_id: int) -> None:
+        self._asked.pop(request_id, None)
+
     def owner_gone(self, link: OwnerLink) -> None:
-        """The owner's process ended: its producers and consumers are to be made again."""
+        """The owner's process ended: what it had is to be made again, and what it was asked gets an answer."""
+        waiting = []
         for routes, close in ((self.producers, answers.close_producer), (self.consumers, answers.close_consumer)):
             for object_id in [object_id for object_id, route in routes.items() if route.link is link]:
-                del routes[object_id]
+                route = routes.pop(object_id)
+                if route.request is not None:      # not there yet: its client goes on waiting
+                    waiting.append(route.request)
+                    continue
                 self.write(close(object_id))
                 if routes is self.producers:
                     self._closed_producers.add(object_id)
         self.by_handle = {key: route for key, route in self.by_handle.items() if key[0] is not link}
         self.is_probed = [probing for probing in self.is_probed if probing is not link]
+        for request_id in [request_id for request_id, (asked, _) in self._asked.items() if asked is link]:
+            _, kind = self._asked.pop(request_id)
+            if kind in (T.CLOSE_PRODUCER, T.CLOSE_CONSUMER):
+                self.write(answers.success(request_id))
+            elif kind not in (T.PRODUCER, T.SUBSCRIBE):
+                self.write(answers.error(request_id, api.ServiceNotReady, "The topic's owner ended before it answered"))
+        for topic, command in waiting:
+            try:
+                self.worker.wait_for_owner(self, topic, command)
+            except Refusal as refusal:
+                request = command.producer if command.type == T.PRODUCER else command.subscribe
+                self.write(answers.error(request.request_id, refusal.code, refusal.message))
 
     def keep_alive(self) -> None:
         """Ask for a sign of life; without one since the last time the connection is dead."""

@@ -128,6 +128,7 @@ class Worker:
         link, self._links[index] = self._links[index], None
         if link is None:
             return
+        self._receive(link)      # what it still answered
         for client in list(self._clients.values()):
             client.owner_gone(link)
         self._loop.remove_reader(link.socket.getsockopt(zmq.FD))
@@ -197,9 +198,10 @@ class Worker:
 
     def _replies(self, link: OwnerLink, rows: NDArray, data: memoryview) -> None:
         at = 0
-        for connection, action, object_id, handle, size, partition in rows.tolist():
+        for connection, action, object_id, handle, request_id, size, partition in rows.tolist():
             client = self._clients.get(connection)
             if client is not None:
+                client.answered(request_id)
                 client.reply(link, action, object_id, handle, partition, bytes(data[at:at + size]))
             at += size
 
