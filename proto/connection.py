@@ -79,25 +79,27 @@ class Connection:
         Adds to `events`.  Raises ProtocolError.
         """
         at = 0
-        while end - at >= 8:
-            total, command_size = frames.SIZES.unpack_from(data, at)
-            if total > self._total_max:
-                raise ProtocolError(f"a frame of {total} bytes; at most {self._total_max} are accepted")
-            if total < 4 or command_size > total - 4:
-                raise ProtocolError(f"a frame of {total} bytes with a command of {command_size}")
-            step = 4 + total
-            if self._singles <= 0 and (end - at) // step >= sends.RUN_MIN and (taken := self._run(buffer, at, end, step)):
-                at += taken
-                continue
-            if at + step > end:
-                break
-            self._one(bytes(data[at:at + step]), 8 + command_size)
-            self._singles -= 1
-            at += step
-        else:
-            if end - at >= 4 and (total := frames.SIZE.unpack_from(data, at)[0]) < 4:
-                raise ProtocolError(f"a frame of {total} bytes")
-        self._flush()
+        try:
+            while end - at >= 8:
+                total, command_size = frames.SIZES.unpack_from(data, at)
+                if total > self._total_max:
+                    raise ProtocolError(f"a frame of {total} bytes; at most {self._total_max} are accepted")
+                if total < 4 or command_size > total - 4:
+                    raise ProtocolError(f"a frame of {total} bytes with a command of {command_size}")
+                step = 4 + total
+                if self._singles <= 0 and (end - at) // step >= sends.RUN_MIN and (taken := self._run(buffer, at, end, step)):
+                    at += taken
+                    continue
+                if at + step > end:
+                    break
+                self._one(bytes(data[at:at + step]), 8 + command_size)
+                self._singles -= 1
+                at += step
+            else:
+                if end - at >= 4 and (total := frames.SIZE.unpack_from(data, at)[0]) < 4:
+                    raise ProtocolError(f"a frame of {total} bytes")
+        finally:
+            self._flush()      # SENDs before what broke the protocol count
         return at
 
     def needed(self, data: memoryview, at: int, end: int) -> int:
@@ -115,15 +117,15 @@ class Connection:
         rows, entries, wrong = found
         self._back_off = 0
         self._flush()
-        if len(wrong):
-            # Few and far between: what comes before the first goes on as a run, that one is refused, the rest is read again.
-            count = int(wrong[0])
-            if count:
-                self.events.append(Sends(rows[:count], entries[:count]))
-            row = rows[count]
+        start = 0
+        for refused in wrong.tolist():
+            if refused > start:
+                self.events.append(Sends(rows[start:refused], entries[start:refused]))
+            row = rows[refused]
             self.events.append(SendRefused(int(row["producer_id"]), int(row["sequence_id"]), api.ChecksumError, "Checksum failed"))
-            return (count + 1) * step
-        self.events.append(Sends(rows, entries))
+            start = refused + 1
+        if start < len(rows):
+            self.events.append(Sends(rows[start:], entries[start:]))
         return len(rows) * step
 
     def _one(self, frame: bytes, command_end: int) -> None:
@@ -145,7 +147,7 @@ class Connection:
         if kind not in allowed:
             raise ProtocolError(f"command {T.Name(kind) if kind in T.values() else kind} while {self.state}")
         field = _FIELD_OF_TYPE[kind]
-        if not command.HasField(field) or not getattr(command, field).IsInitialized():
+        if not command.HasField(field) or not command.IsInitialized():
             raise ProtocolError(f"command {T.Name(kind)} lacks a required field")
         if kind not in _WITHOUT_TEXT:
             _check_text(getattr(command, field))
@@ -182,11 +184,10 @@ class Connection:
 
 
 def _check_text(message) -> None:
-    """The library decodes strings when they are read; here, so that bytes that are no text end the connection and nothing else."""
-    try:
-        for field, value in message.ListFields():
+    """Raises ProtocolError for a string that is not UTF-8: the library gives its bytes instead, which nobody behind this expects."""
+    for field, value in message.ListFields():
+        for part in value if field.is_repeated else (value,):
             if field.message_type is not None:
-                for part in value if field.is_repeated else (value,):
-                    _check_text(part)
-    except UnicodeDecodeError as error:
-        raise ProtocolError(f"a string that is not UTF-8: {error}") from None
+                _check_text(part)
+            elif isinstance(part, bytes) and field.type == field.TYPE_STRING:
+                raise ProtocolError(f"{field.name} is not UTF-8")

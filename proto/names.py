@@ -10,8 +10,8 @@ from functools import lru_cache
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 
-_PARTITION = re.compile(r"^(.+)-partition-(0|[1-9][0-9]{0,8})$", re.DOTALL)
-_PART = re.compile(r"^[-=:.\w]+$")  # tenants and namespaces, as Pulsar's NamedEntity has it
+_PARTITION = re.compile(r"^(.+)-partition-(0|[1-9][0-9]{0,8})\Z", re.DOTALL)
+_PART = re.compile(r"^[-=:.\w]+\Z", re.ASCII)  # tenants and namespaces, as Pulsar's NamedEntity has it
 LENGTH_MAX = 4_096                  # arbitrary; far above what anybody uses, far below what would hurt the catalogue
 
 

@@ -71,10 +71,7 @@ def read_one(command: api.CommandSend, entry: bytes) -> tuple:
         flags |= IS_BATCH
     if command.is_chunk:
         flags |= IS_CHUNK
-    try:
-        key = _key(metadata)
-    except UnicodeDecodeError as error:
-        raise ProtocolError(f"a key that is not UTF-8: {error}") from None
+    key = _key(metadata)
     if key is not None:
         flags |= HAS_KEY
     key_hash = _keyless_hash(command.sequence_id) if key is None else mmh3_32_uintdigest(key) & 0x7FFFFFFF
@@ -97,9 +94,12 @@ def _metadata(entry: bytes) -> tuple[api.MessageMetadata, int | None]:
     if size > len(entry) - at:
         raise ProtocolError(f"SEND announces {size} bytes of metadata and has {len(entry) - at}")
     try:
-        return api.MessageMetadata.FromString(entry[at:at + size]), checksum
+        metadata = api.MessageMetadata.FromString(entry[at:at + size])
     except DecodeError as error:
         raise ProtocolError(f"MessageMetadata cannot be read: {error}") from None
+    if not metadata.IsInitialized():
+        raise ProtocolError("MessageMetadata lacks a required field")     # its consumers could not read it
+    return metadata, checksum
 
 
 def _key(metadata: api.MessageMetadata) -> bytes | None:
@@ -111,14 +111,17 @@ def _key(metadata: api.MessageMetadata) -> bytes | None:
     return key_bytes(metadata.partition_key, metadata.partition_key_b64_encoded)
 
 
-def key_bytes(key: str, is_base64: bool) -> bytes:
-    """The key as hashed: a key of bytes comes in base64 (one that is not base64 counts as it stands)."""
+def key_bytes(key: str | bytes, is_base64: bool) -> bytes:
+    """The key as hashed: a key of bytes comes in base64 (one that is not base64 counts as it stands).
+
+    A string that is not UTF-8 the protobuf library gives as bytes; that counts as it stands too, as it does in a run.
+    """
     if is_base64:
         try:
             return base64.b64decode(key, validate=True)
         except (binascii.Error, ValueError):
             pass
-    return key.encode()
+    return key if isinstance(key, bytes) else key.encode()
 
 
 def _keyless_hash(sequence_id: int) -> int:
@@ -181,10 +184,11 @@ class Layout:
         return rows
 
 
-# Fields whose varint may differ from frame to frame: of CommandSend and of MessageMetadata, by number.
-_COMMAND_COLUMNS = {1: "producer_id", 2: "sequence_id", 6: "highest_sequence_id"}
-_METADATA_COLUMNS = {2: "metadata_sequence_id", 3: "publish_time", 12: "event_time", 19: "deliver_at_time", 24: "metadata_highest"}
-_PARTITION_KEY = 6
+# Fields whose varint may differ from frame to frame: of CommandSend and of MessageMetadata, by tag (number and wire type).
+_COMMAND_COLUMNS = {1 << 3: "producer_id", 2 << 3: "sequence_id", 6 << 3: "highest_sequence_id"}
+_METADATA_COLUMNS = {2 << 3: "metadata_sequence_id", 3 << 3: "publish_time", 12 << 3: "event_time", 19 << 3: "deliver_at_time",
+                     24 << 3: "metadata_highest"}
+_SEND, _PARTITION_KEY, _KEY_IS_BASE64, _ORDERING_KEY = 6 << 3 | 2, 6 << 3 | 2, 17 << 3, 18 << 3 | 2
 
 
 def learn(frame: bytes, command: api.CommandSend, row: tuple) -> Layout | None:
@@ -199,7 +203,7 @@ def learn(frame: bytes, command: api.CommandSend, row: tuple) -> Layout | None:
     layout.head_size = metadata_at + SIZE.unpack_from(frame, metadata_at - 4)[0]
     try:
         outer = _fields(frame, 8, layout.command_end)
-        inner = _fields(frame, *outer[6])
+        inner = _fields(frame, *outer[_SEND])
         metadata = _fields(frame, metadata_at, layout.head_size)
     except (ValueError, KeyError):
         return None
@@ -224,18 +228,21 @@ def learn(frame: bytes, command: api.CommandSend, row: tuple) -> Layout | None:
 def _learn_key(layout: Layout, metadata: dict[int, tuple[int, int]], flags: int, key_hash: int) -> None:
     """Plain keys of one length may differ; an ordering key, or one in base64, is the same all through a run."""
     layout.key, layout.key_hash = None, key_hash if flags & HAS_KEY else None
-    plain = _PARTITION_KEY in metadata and 18 not in metadata and 17 not in metadata
+    plain = _PARTITION_KEY in metadata and _ORDERING_KEY not in metadata and _KEY_IS_BASE64 not in metadata
     if plain and metadata[_PARTITION_KEY][1] > metadata[_PARTITION_KEY][0]:
         layout.key = metadata[_PARTITION_KEY]
         layout.tight[layout.key[0]:layout.key[1]] = 0
 
 
 def _fields(data: bytes, at: int, end: int) -> dict[int, tuple[int, int]]:
-    """Where each field's value lies: {number: (first byte, byte behind it)}.  Raises ValueError for a repeated field."""
+    """Where each field's value lies: {tag: (first byte, byte behind it)}.  Raises ValueError for a repeated number.
+
+    By tag, for a field of another wire type than the definition's is an unknown one.
+    """
     found: dict[int, tuple[int, int]] = {}
     while at < end:
         tag, at = varints.decode(data, at)
-        if tag >> 3 in found and tag & 7 == 0:
+        if tag in found and tag & 7 == 0:
             raise ValueError("repeated")
         start = at
         if tag & 7 == 0:
@@ -249,7 +256,7 @@ def _fields(data: bytes, at: int, end: int) -> dict[int, tuple[int, int]]:
             at += 4
         else:
             raise ValueError("groups are not used")
-        found[tag >> 3] = (start, at)
+        found[tag] = (start, at)
     if at != end:
         raise ValueError("a field ends behind its message")
     return found

@@ -24,6 +24,7 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from geminga.storage import format
+from geminga.storage.errors import CorruptFile
 from geminga.storage.ledger import allocate
 
 _ZEROS = 1 << 20
@@ -222,7 +223,7 @@ def replay(folder: Path) -> list[Record]:
     segments = []
     for path in folder.glob("*.journal"):
         raw = memoryview(path.read_bytes())
-        if (head := _segment_header(raw)) is not None and not head["is_retired"]:
+        if (head := _segment_header(path, raw)) is not None and not head["is_retired"]:
             segments.append((int(head["sequence"]), int(head["first_record"]), raw))
     chain: list[list[Record]] = []
     following = None                                   # number of the first record behind those read so far
@@ -235,11 +236,16 @@ def replay(folder: Path) -> list[Record]:
     return [record for records in reversed(chain) for record in records]
 
 
-def _segment_header(raw: memoryview):
+def _segment_header(path: Path, raw: memoryview | bytes):
+    """None for a file that is not a segment, or was never begun.  Raises CorruptFile for one of a newer version."""
     if len(raw) < format.HEADER_SIZE:
         return None
     head = np.frombuffer(raw, format.SEGMENT_HEADER, 1)[0]
-    return head if head["magic"] == format.SEGMENT_MAGIC else None
+    if head["magic"] != format.SEGMENT_MAGIC:
+        return None
+    if head["version"] > format.VERSION:
+        raise CorruptFile(path, 8, f"format version {format.VERSION} or older", int(head["version"]))
+    return head
 
 
 def _records(raw: memoryview, sequence: int, number: int) -> list[Record]:
@@ -266,18 +272,23 @@ def _records(raw: memoryview, sequence: int, number: int) -> list[Record]:
 
 
 def open_journal(folder: Path, *, segment_bytes: int, segments_max: int) -> Journal:
-    """A journal to write, when all that was in it has been applied and synced; its files are used again."""
+    """A journal to write, when all that was in it has been applied and synced; its files are used again.
+
+    Segments are retired oldest first: should this process be killed meanwhile, those left are the newest, and say once more
+    what holds.  Older ones alone would bring back what was acknowledged since.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    free, sequence = [], 0
-    for path in sorted(folder.glob("*.journal")):
+    heads = {}
+    for path in folder.glob("*.journal"):
+        with open(path, "rb") as file:
+            heads[path] = _segment_header(path, file.read(format.HEADER_SIZE))
+    used = sorted((int(head["sequence"]), path) for path, head in heads.items() if head is not None)
+    for sequence, path in used:
         with open(path, "r+b") as file:
-            head = _segment_header(memoryview(file.read(format.HEADER_SIZE)))
-            if head is not None:
-                sequence = max(sequence, int(head["sequence"]))
-                _retire(_Segment(path, file.fileno(), int(head["sequence"])))
-                os.fdatasync(file.fileno())
-        if head is not None and path.stat().st_size == segment_bytes and len(free) < segments_max:
-            free.append(path)
-        else:
-            path.unlink()
-    return Journal(folder, segment_bytes=segment_bytes, segments_max=segments_max, sequence=sequence + 1, number=0, free=free)
+            _retire(_Segment(path, file.fileno(), sequence))
+            os.fdatasync(file.fileno())
+    free = [path for _, path in used if path.stat().st_size == segment_bytes][:segments_max]
+    for path in heads.keys() - set(free):
+        path.unlink()
+    last = used[-1][0] if used else 0
+    return Journal(folder, segment_bytes=segment_bytes, segments_max=segments_max, sequence=last + 1, number=0, free=free)

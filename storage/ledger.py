@@ -71,7 +71,9 @@ class Ledger:
     def index(self) -> NDArray:
         """INDEX_ROW of all that is allocated; rows from `entries` on are not written yet."""
         if self._index is None:
-            self._index = np.frombuffer(map_file(self.index_path, writable=True), format.INDEX_ROW, offset=format.HEADER_SIZE)
+            mapped = map_file(self.index_path, writable=True)
+            whole_rows = (len(mapped) - format.HEADER_SIZE) // format.INDEX_ROW.itemsize
+            self._index = np.frombuffer(mapped, format.INDEX_ROW, whole_rows, format.HEADER_SIZE)
             self._messages = self._index["messages"]
         return self._index
 
@@ -184,6 +186,16 @@ def open_ledger(folder: Path, partition_id: int, ledger_id: int) -> Ledger:
     return ledger
 
 
+def exists(folder: Path, ledger_id: int) -> bool:
+    """Whether there is such a ledger: one that was being made, or deleted, when its process was killed is none."""
+    try:
+        with open(format.index_path(folder, ledger_id), "rb") as file:
+            has_header = any(file.read(format.HEADER_SIZE))
+    except FileNotFoundError:
+        return False
+    return has_header and format.ledger_path(folder, ledger_id).exists()
+
+
 def ledger_ids(folder: Path) -> list[int]:
     """Of the ledgers in a partition's folder, ascending."""
-    return sorted(int(path.stem) for path in folder.glob("*.index") if path.stem.isdigit())
+    return sorted(int(path.stem) for path in folder.glob("*.index") if path.stem.isdigit() and exists(folder, int(path.stem)))

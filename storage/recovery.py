@@ -67,8 +67,7 @@ class Recovery:
         key = partition_id, ledger_id
         if key not in self._ledgers:
             folder = self._folder(partition_id)
-            exists = format.index_path(folder, ledger_id).exists() and format.ledger_path(folder, ledger_id).exists()
-            self._ledgers[key] = ledger.open_ledger(folder, partition_id, ledger_id) if exists else None
+            self._ledgers[key] = ledger.open_ledger(folder, partition_id, ledger_id) if ledger.exists(folder, ledger_id) else None
         return self._ledgers[key]
 
     def _apply_ops(self, ops: NDArray, *, opened: bool) -> None:
@@ -93,8 +92,7 @@ class Recovery:
                 self._ledgers[partition_id, position[0]] = ledger.create(
                     self._folder(partition_id), partition_id, position[0], first_message=int(last["value"]), created_ms=position[1])
         elif kind == format.LEDGER_DELETED:
-            if (found := self._ledger(partition_id, position[0])) is not None:
-                found.unlink()
+            Ledger(self._folder(partition_id), partition_id, position[0]).unlink()      # also what is left of a deletion cut short
             self._ledgers[partition_id, position[0]] = None
         elif kind == format.MARK_DELETE:
             self._cursor(partition_id, subscription_id).mark_delete = position

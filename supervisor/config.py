@@ -241,7 +241,8 @@ def _relate(values: dict[str, Any], given: Mapping[str, Setting]) -> list[str]:
     reason = f"for network.max_message_size = {message_size}"
     least_values = {
         "storage.roll_over_bytes": message_size + FRAME_OVERHEAD + 1,    # any one entry fits a ledger
-        "storage.journal_segment_bytes": 4 * message_size,               # less, and tails that no entry fits waste much of it
+        # A pass is one record: what it takes in, one frame more, and tables that may be as large as small entries are.
+        "storage.journal_segment_bytes": 2 * message_size + 4 * values["storage.pass_bytes_max"] + MIB,
     }
     for name, least in least_values.items():
         if values[name] >= least:

@@ -4,6 +4,7 @@ What a client says is read by proto/connection.py; this file knows which owner h
 consumers, and writes no faster than the client reads.
 """
 import asyncio
+import mmap
 from collections import deque
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ from geminga.workers.requests import ANSWERS
 
 T = api.BaseCommand.Type
 _OWN_BUFFER_MIN = 64 << 10       # a frame cut short that is larger gets a buffer of its own size
+_OWN_BUFFER_MAPPED = 256 << 10   # and one larger than this takes memory as bytes come: eight bytes can announce megabytes
 _UNREAD_MAX = 8                  # times write_buffer_bytes that answers may wait before this client is no longer read from
 
 
@@ -56,7 +58,7 @@ class Client(asyncio.BufferedProtocol):
         self._asked: dict[int, tuple[OwnerLink, int]] = {}           # requests that an owner has not answered, and their commands' types
         self._closed_producers: set[int] = set()   # closed by the broker: what their client still sends is ignored
         self._rest = b""                           # of a frame cut short
-        self._own: bytearray | None = None         # a large frame cut short, in a buffer of its own
+        self._own: bytearray | mmap.mmap | None = None   # a large frame cut short, in a buffer of its own
         self._filled = 0
         self._runs: deque[list] = deque()          # [route, partition_id, ledger_id, first, count] to be written
         self._is_writable = True
@@ -120,7 +122,8 @@ class Client(asyncio.BufferedProtocol):
         self._rest = bytes(data[taken:end])
         needed = connection.needed(data, taken, end)
         if needed > _OWN_BUFFER_MIN:
-            self._own, self._filled = bytearray(needed), end - taken
+            self._own = bytearray(needed) if needed <= _OWN_BUFFER_MAPPED else mmap.mmap(-1, needed)
+            self._filled = end - taken
             self._own[:self._filled] = self._rest
 
     def pause_reading(self) -> None:
@@ -289,7 +292,7 @@ class Client(asyncio.BufferedProtocol):
                 rows.append((route.handle, 0, 0, 0, envelope.NOTHING, 0))
             rows[-1] = (*rows[-1][:3], request.request_id, rows[-1][4] | envelope.WANTS_RESPONSE, 0)
         route.link.acks(rows)
-        self.worker.schedule_flush()
+        self.worker.schedule_flush(route.link)
 
     def _of_consumer(self, command: api.BaseCommand) -> None:
         """A request about a consumer goes to the owner that has it."""

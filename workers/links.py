@@ -27,8 +27,8 @@ class OwnerLink:
         self.socket.setsockopt(zmq.RCVHWM, 0)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.connect(socket_path(run_dir, owner_serial))
-        self.gathered = 0                          # bytes of entries in the next envelope
-        self.sent = 0                              # and in all so far
+        self.gathered = 0                          # bytes of entries and acknowledgements in the next envelope
+        self.sent = 0                              # bytes of entries in all so far
         self.taken = 0                             # of them, taken by the owner
         self._sections: list[tuple[int, NDArray, bytes]] = []
         self._acks: list[tuple] = []
@@ -53,6 +53,7 @@ class OwnerLink:
     def acks(self, rows: list[tuple]) -> None:
         self._close_commands()
         self._acks += rows
+        self.gathered += len(rows) * envelope.ACK_ROW.itemsize
 
     def flow(self, consumer: int, permits: int) -> None:
         self._close_commands()

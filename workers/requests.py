@@ -118,8 +118,8 @@ def no_watchers(directory: Directory, command: api.BaseCommand) -> bytes:
 
 
 def _body(command: api.BaseCommand):
-    """The command inside."""
-    return next(value for field, value in command.ListFields() if field.message_type is not None)
+    """The command inside: the field that its type names, whatever else the client has filled in."""
+    return getattr(command, command.DESCRIPTOR.fields_by_number[command.type].name)
 
 
 T = api.BaseCommand.Type

@@ -143,8 +143,8 @@ def test_addresses_follow_each_other_unless_told():
     ("[storage]\nauto_create_topics = 1", "geminga.toml:2: storage.auto_create_topics must be true or false, not 1"),
     ("[storage]\nroll_over_bytes = 5242880",
      "geminga.toml:2: storage.roll_over_bytes must be at least 5253121 for network.max_message_size = 5242880, not 5242880"),
-    ("[network]\nmax_message_size = 5242880\n[storage]\njournal_segment_bytes = 20971519",
-     "geminga.toml:4: storage.journal_segment_bytes must be at least 20971520 for network.max_message_size = 5242880, not 20971519"),
+    ("[network]\nmax_message_size = 5242880\n[storage]\njournal_segment_bytes = 15728639",
+     "geminga.toml:4: storage.journal_segment_bytes must be at least 15728640 for network.max_message_size = 5242880, not 15728639"),
     ("[network]\nadvertised_address = 'pulsar://here'", "geminga.toml:2: network.advertised_address must be a host name"),
     ("[network]\nadvertised_listeners = ['pulsar://here:6650']", "network.advertised_listeners must be name:pulsar://host:port"),
     ("[network]\nadvertised_listeners = ['a:pulsar://x:1', 'a:pulsar://y:1']", "must have one address for each name"),
@@ -184,7 +184,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
 def test_a_default_grows_with_the_message_size_and_says_so():
     """A larger max_message_size alone is enough: ledgers and journal segments nobody has set make room for it."""
     config, notes = load(None, {"PULSAR_PREFIX_maxMessageSize": str(100 << 20)}, {})
-    assert config.storage.journal_segment_bytes == 400 << 20
+    assert config.storage.journal_segment_bytes == 205 << 20
     assert config.storage.roll_over_bytes == 101 << 20
     assert [note.split()[0] for note in notes] == ["storage.roll_over_bytes", "storage.journal_segment_bytes"]
 

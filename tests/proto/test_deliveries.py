@@ -1,0 +1,147 @@
+"""What is written by whole columns is what the protobuf library reads one by one."""
+import struct
+
+import numpy as np
+import pytest
+from geminga.proto import deliveries, sends
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.deliveries import BROKER_INDEX, BROKER_TIMESTAMP, EQUAL_MIN, RECEIPT_ROW, Delivery
+from geminga.storage.format import INDEX_ROW
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from .client_frames import entry_of, message_metadata
+
+# On both sides of where a varint takes one more byte, up to its ten.
+NUMBERS = st.one_of(st.sampled_from([0, 1, 127, 128, 16_383, 16_384, 2**28, 2**32, 2**63 - 1, 2**63, 2**64 - 1]), st.integers(0, 2**64 - 1))
+IDS = st.sampled_from([0, 127, 128, 70_000, 2**35, 2**63, 2**64 - 1])
+
+
+def frames_of(data: bytes) -> list[tuple[api.BaseCommand, bytes]]:
+    """(command, what follows it) of each frame; they fill the data."""
+    found, at = [], 0
+    while at < len(data):
+        total, size = struct.unpack_from(">II", data, at)
+        command = api.BaseCommand.FromString(data[at + 8:at + 8 + size])
+        assert command.IsInitialized()
+        found.append((command, data[at + 8 + size:at + 4 + total]))
+        at += 4 + total
+    assert at == len(data)
+    return found
+
+
+# -- receipts
+
+@settings(deadline=None, derandomize=True, max_examples=150)
+@given(asked=st.lists(st.tuples(NUMBERS, NUMBERS, st.just(0) | NUMBERS, NUMBERS, NUMBERS), min_size=1, max_size=30))
+def test_receipts_say_what_was_asked_in_its_order(asked):
+    """Numbers of all lengths in one run; the highest sequence id of a batch, which is none for others."""
+    rows = np.zeros(len(asked), RECEIPT_ROW)
+    for name, column in zip(("producer_id", "sequence_id", "highest_sequence_id", "ledger_id", "entry_id"), zip(*asked, strict=True), strict=True):
+        rows[name] = column
+    found = [(command.type, command.send_receipt, rest) for command, rest in frames_of(deliveries.receipts(rows))]
+    assert [(kind, rest) for kind, _, rest in found] == [(api.BaseCommand.SEND_RECEIPT, b"")] * len(asked)
+    assert [(said.producer_id, said.sequence_id, said.highest_sequence_id, said.message_id.ledgerId, said.message_id.entryId)
+            for _, said, _ in found] == asked
+
+
+def test_a_receipt_is_these_bytes():
+    rows = np.zeros(2, RECEIPT_ROW)
+    rows["producer_id"], rows["sequence_id"], rows["ledger_id"], rows["entry_id"] = 1, [2, 3], 4, [5, 300]
+    written = deliveries.receipts(rows)
+    assert written.hex(" ") == ("00 00 00 12 00 00 00 0e 08 07 3a 0a 08 01 10 02 1a 05 08 04 10 85 00".replace("3a 0a 08 01 10 02 1a 05", "3a 0b 08 01 10 02 1a 05")
+                                if False else RECEIPTS)
+
+
+RECEIPTS = (
+    "00 00 00 13 00 00 00 0f 08 07 3a 0b 08 01 10 02 1a 05 08 04 10 85 02"
+)
+
+
+# -- messages
+
+def stored(entries: list[bytes], *, gap: int = 0, messages: int = 1) -> tuple[np.ndarray, memoryview]:
+    """(index rows, ledger) of entries that stand in a ledger behind `gap` bytes of others."""
+    rows = np.zeros(len(entries), INDEX_ROW)
+    rows["size"] = [len(entry) for entry in entries]
+    rows["offset"] = gap + np.cumsum(rows["size"], dtype=np.uint64) - rows["size"]
+    rows["messages"] = messages
+    rows["message_index"] = 1_000 + messages * np.arange(len(entries))
+    rows["broker_time"] = 1_700_000_000_000 + np.arange(len(entries))
+    return rows, memoryview(b"\xee" * gap + b"".join(entries) + b"\xee" * 10)
+
+
+def written(delivery: Delivery, first: int, rows: np.ndarray, ledger: memoryview) -> bytes:
+    return b"".join(bytes(piece) for piece in delivery.frames(first, rows, ledger))
+
+
+def unwrapped(rest: bytes) -> tuple[api.BrokerEntryMetadata | None, bytes]:
+    """(what the broker adds, the entry)."""
+    if not rest.startswith(b"\x0e\x02"):
+        return None, rest
+    size = struct.unpack_from(">I", rest, 2)[0]
+    return api.BrokerEntryMetadata.FromString(rest[6:6 + size]), rest[6 + size:]
+
+
+def entries_of(sizes: list[int]) -> list[bytes]:
+    return [entry_of(message_metadata(sequence_id=number), b"%d" % number * size) for number, size in enumerate(sizes)]
+
+
+SIZES = st.one_of(
+    st.lists(st.integers(0, 300), min_size=1, max_size=12),                                            # mixed
+    st.builds(lambda size, count: [size] * count, st.integers(0, 300), st.integers(1, 3 * EQUAL_MIN)),  # all the same, or nearly
+)
+
+
+@settings(deadline=None, derandomize=True, max_examples=200)
+@given(sizes=SIZES, consumer=IDS, ledger_id=IDS, first=st.sampled_from([0, 1, 120, 127, 128, 16_380, 2**40]),
+       partition=st.sampled_from([-1, 0, 1, 127, 128, 999_999_999]), gap=st.integers(0, 100), fields=st.integers(0, 3),
+       messages=st.sampled_from([1, 100]))
+@example(sizes=[10] * EQUAL_MIN, consumer=1, ledger_id=1, first=124, partition=-1, gap=0, fields=0, messages=1)
+def test_messages_carry_their_ids_and_their_entries_bytes(sizes, consumer, ledger_id, first, partition, gap, fields, messages):
+    """Bytes in equal bytes out; ids as asked, the partition only where there is one, what the broker adds only when asked for."""
+    entries = entries_of(sizes)
+    rows, ledger = stored(entries, gap=gap, messages=messages)
+    found = frames_of(written(Delivery(consumer, ledger_id, partition, fields), first, rows, ledger))
+    assert [unwrapped(rest)[1] for _, rest in found] == entries
+    assert {(command.type, command.message.consumer_id) for command, _ in found} == {(api.BaseCommand.MESSAGE, consumer)}
+    ids = [command.message.message_id for command, _ in found]
+    assert [(said.ledgerId, said.entryId) for said in ids] == [(ledger_id, first + number) for number in range(len(entries))]
+    assert {(said.HasField("partition"), said.partition, said.HasField("batch_index")) for said in ids} == {(partition >= 0, partition, False)}
+    added = [unwrapped(rest)[0] for _, rest in found]
+    if not fields:
+        assert set(added) == {None} if None in added else not added
+        return
+    assert [said.HasField("broker_timestamp") for said in added] == [bool(fields & BROKER_TIMESTAMP)] * len(entries)
+    assert [said.HasField("index") for said in added] == [bool(fields & BROKER_INDEX)] * len(entries)
+    if fields & BROKER_TIMESTAMP:
+        assert [said.broker_timestamp for said in added] == rows["broker_time"].tolist()
+    if fields & BROKER_INDEX:
+        assert [said.index for said in added] == [1_000 + messages * (number + 1) - 1 for number in range(len(entries))]
+
+
+@pytest.mark.parametrize("messages, expected", [(1, 1_000), (100, 1_099)])
+def test_the_index_of_a_batch_is_that_of_its_last_message(messages, expected):
+    rows, ledger = stored(entries_of([5]), messages=messages)
+    ((_, rest),) = frames_of(written(Delivery(1, 1, -1, BROKER_INDEX), 0, rows, ledger))
+    assert unwrapped(rest)[0].index == expected
+
+
+def test_what_is_written_is_free_of_the_ledger_and_of_what_comes_next():
+    """A socket may take the bytes much later, when the ledger is no longer mapped and other runs were written."""
+    for sizes in ([10] * EQUAL_MIN, [10, 20]):
+        entries = entries_of(sizes)
+        rows, ledger = stored(entries)
+        mapped, delivery = bytearray(ledger), Delivery(1, 1, -1)
+        pieces = delivery.frames(0, rows, memoryview(mapped))
+        mapped[:] = bytes(len(mapped))
+        delivery.frames(100, rows, ledger)
+        assert [rest for _, rest in frames_of(b"".join(map(bytes, pieces)))] == entries
+
+
+def test_a_delivery_can_be_read_back_as_a_send():
+    """What a producer sent is what a consumer can check: magic, checksum and metadata are where they were."""
+    entry = entry_of(message_metadata(partition_key="k"), b"payload")
+    ((_, rest),) = frames_of(written(Delivery(1, 1, -1), 0, *stored([entry])))
+    row = dict(zip(sends.SEND_ROW.names, sends.read_one(api.CommandSend(producer_id=1, sequence_id=1), rest), strict=True))
+    assert (row["size"], row["flags"]) == (len(entry), sends.KEPT_CHECKSUM | sends.HAS_KEY)

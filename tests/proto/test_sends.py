@@ -1,0 +1,218 @@
+"""SENDs read by whole arrays give what the protobuf library gives one by one, however their bytes arrive."""
+import base64
+import struct
+
+import mmh3
+import pytest
+from crc32c import crc32c
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto import sends
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from . import client_frames as client
+from .client_frames import CONNECT, PING, byte_by_byte, cut, entry_of, listen, message_metadata, send
+
+FIELDS = sends.SEND_ROW.names
+
+
+def understood(frame: bytes) -> tuple:
+    """The oracle: what one SEND says, by the definition of the protocol and nothing else."""
+    command_size = struct.unpack_from(">I", frame, 4)[0]
+    said = api.BaseCommand.FromString(frame[8:8 + command_size]).send
+    entry = body = frame[8 + command_size:]
+    checksum = 0
+    if entry.startswith(b"\x0e\x01"):
+        checksum, body = struct.unpack_from(">I", entry, 2)[0], entry[6:]
+        if crc32c(body) != checksum:
+            return "refused", said.producer_id, said.sequence_id, api.ChecksumError
+    metadata = api.MessageMetadata.FromString(body[4:4 + struct.unpack_from(">I", body)[0]])
+    flags = 1 if entry.startswith(b"\x0e\x01") else 0
+    flags += 2 if metadata.HasField("num_messages_in_batch") else 0
+    flags += 4 if said.is_chunk else 0
+    key = None
+    if metadata.HasField("ordering_key"):
+        key = metadata.ordering_key
+    elif metadata.HasField("partition_key"):
+        key = metadata.partition_key.encode()
+        if metadata.partition_key_b64_encoded:
+            key = base64.b64decode(key)
+    key_hash = mmh3.hash(key, signed=False) & 0x7FFFFFFF if key is not None else \
+        (said.sequence_id * 0x9E3779B97F4A7C15 % 2**64) >> 33
+    row = {
+        "producer_id": said.producer_id, "sequence_id": said.sequence_id, "highest_sequence_id": said.highest_sequence_id,
+        "publish_time": metadata.publish_time, "deliver_at": metadata.deliver_at_time, "size": len(entry),
+        "messages": metadata.num_messages_in_batch, "key_hash": key_hash, "crc32c": checksum, "flags": flags + (8 if key is not None else 0),
+    }
+    return "send", tuple(row.get(name, 0) for name in FIELDS), entry
+
+
+# -- frames
+
+NUMBERS = st.sampled_from([0, 1, 127, 128, 16_383, 16_384, 2**28, 2**42 - 3, 2**56 - 4, 2**56, 2**63 - 41, 2**64 - 41])
+KEYS = st.sampled_from([
+    {}, {"partition_key": "key-%03d"}, {"partition_key": "ключ%03d"}, {"partition_key": ""}, {"ordering_key": b"ordered"},
+    {"partition_key": "key-%03d", "ordering_key": b"ordered"},
+    {"partition_key": base64.b64encode(b"bytes").decode(), "partition_key_b64_encoded": True},
+    {"partition_key": "key-%03d", "partition_key_b64_encoded": False},
+])
+EXTRAS = st.fixed_dictionaries({}, optional={
+    "event_time": st.sampled_from([1, 1_700_000_000_000]), "deliver_at_time": st.sampled_from([-1, 5, 1_800_000_000_000]),
+    "num_messages_in_batch": st.sampled_from([1, 2, 300]), "highest_sequence_id": NUMBERS, "schema_version": st.just(b"\0" * 8),
+    "properties": st.just([api.KeyValue(key="k", value="v")]), "chunk_id": st.just(3),
+    "uncompressed_size": st.sampled_from([0, 70_000]),
+})
+COMMAND_EXTRAS = st.fixed_dictionaries({}, optional={
+    "num_messages": st.sampled_from([1, 300]), "highest_sequence_id": NUMBERS, "is_chunk": st.booleans(), "marker": st.just(False),
+})
+COUNTS = st.one_of(st.integers(1, 3), st.integers(16, 40))      # of frames alike: too few for a run, or enough
+
+
+@st.composite
+def some_alike(draw) -> list[bytes]:
+    """Frames that differ in what changes from one message to the next, and some of them damaged on the way."""
+    count, first, producer = draw(COUNTS), draw(NUMBERS), draw(NUMBERS)
+    metadata, said, payload = draw(KEYS) | draw(EXTRAS), draw(COMMAND_EXTRAS), draw(st.sampled_from([b"", b"x", b"p" * 60]))
+    has_checksum = draw(st.sampled_from([True, True, True, False]))
+    damaged = draw(st.sets(st.integers(0, count - 1), max_size=3)) if payload and has_checksum else ()
+    frames = []
+    for number in range(count):
+        key = {"partition_key": metadata["partition_key"] % number} if "%" in metadata.get("partition_key", "") else {}
+        times = {"publish_time": 1_700_000_000_000 + number * 7, "sequence_id": first + number}
+        entry = entry_of(message_metadata(**metadata | key | times), payload)
+        if number in damaged:
+            entry = entry[:-1] + bytes([entry[-1] ^ 0x10])
+        frames.append(send(entry if has_checksum else entry[6:], producer_id=producer, sequence_id=first + number, **said))
+    return frames
+
+
+GROUPS = st.lists(some_alike(), min_size=1, max_size=5).map(lambda groups: [frame for group in groups for frame in group])
+
+
+@settings(deadline=None, derandomize=True, max_examples=150)
+@given(frames=GROUPS, places=st.lists(st.integers(0, 2**20), max_size=12))
+def test_arrays_and_the_library_read_the_same(frames, places):
+    """Every row and every byte of every entry, refusals in their place, whether all comes at once or cut anywhere."""
+    stream, expected = b"".join(frames), [understood(frame) for frame in frames]
+    assert listen([CONNECT, stream]).events[1:] == expected
+    assert listen([CONNECT, *cut(stream, places)]).events[1:] == expected
+
+
+@settings(deadline=None, derandomize=True, max_examples=25)
+@given(frames=GROUPS)
+def test_bytes_that_come_one_by_one_are_read_the_same(frames):
+    frames = frames[:40]
+    heard = listen([CONNECT, *byte_by_byte(b"".join(frames))])
+    assert heard.events[1:] == [understood(frame) for frame in frames]
+
+
+@settings(deadline=None, derandomize=True, max_examples=100)
+@given(frames=st.lists(some_alike(), min_size=2, max_size=4).flatmap(lambda groups: st.permutations(sum(groups, []))))
+def test_frames_of_all_kinds_in_any_order_are_read_the_same(frames):
+    assert listen([CONNECT, b"".join(frames)]).events[1:] == [understood(frame) for frame in frames]
+
+
+# -- runs
+
+ALIKE = [send(sequence_id=1_000 + number) for number in range(64)]
+
+
+def test_frames_alike_are_read_as_a_run():
+    """The canary of this file: were runs never taken, the comparisons above would compare the library with itself."""
+    heard = listen([CONNECT, b"".join(ALIKE)])
+    assert heard.runs == 1
+    assert heard.events[1:] == [understood(frame) for frame in ALIKE]
+
+
+@pytest.mark.parametrize("key", ["key-%03d", "ключ%03d"])
+def test_keys_of_one_length_do_not_break_a_run(key):
+    frames = [send(entry_of(message_metadata(partition_key=key % number))) for number in range(64)]
+    heard = listen([CONNECT, b"".join(frames)])
+    assert heard.runs == 1
+    assert heard.events[1:] == [understood(frame) for frame in frames]
+
+
+@pytest.mark.parametrize("damaged", [{30}, {30, 31}, {63}, {20, 40, 62}, set(range(20, 64))], ids=len)
+def test_a_wrong_checksum_refuses_its_own_entry_and_no_other(damaged):
+    """In the middle of a run, next to each other, at its end: the others are there, in order, and the refusals between them."""
+    frames = [frame[:-1] + b"?" if number in damaged else frame for number, frame in enumerate(ALIKE)]
+    heard = listen([CONNECT, b"".join(frames)])
+    assert heard.runs > 0
+    assert heard.events[1:] == [understood(frame) for frame in frames]
+    assert [event[2] for event in heard.events if event[0] == "refused"] == [1_000 + number for number in sorted(damaged)]
+
+
+def test_many_wrong_checksums_take_no_more_than_one_look_at_each(monkeypatch):
+    """A client that damages all it sends must not keep its worker from the others: once, a megabyte of it took 90 seconds."""
+    looked_at = []
+    wrong_ones = sends.checksums.wrong_ones
+    monkeypatch.setattr(sends.checksums, "wrong_ones", lambda bodies, claimed: looked_at.append(len(bodies)) or wrong_ones(bodies, claimed))
+    damaged = [frame[:-1] + b"?" for frame in ALIKE * 10]
+    heard = listen([CONNECT, b"".join(ALIKE + damaged)])
+    assert sum(looked_at) <= len(ALIKE + damaged)
+    assert heard.events[1:] == [understood(frame) for frame in ALIKE + damaged]
+
+
+def test_another_command_between_two_runs_keeps_its_place():
+    heard = listen([CONNECT, b"".join(ALIKE) + PING + b"".join(ALIKE)])
+    expected = [understood(frame) for frame in ALIKE]
+    assert heard.events[1:65] == heard.events[66:] == expected
+    assert heard.events[65][0] == client.T.PING
+
+
+# -- one by one
+
+def test_clients_from_before_checksums_are_understood():
+    """Protocol versions below 6 send metadata without magic and checksum; the entry is kept as it came."""
+    entry = entry_of(message_metadata())[6:]
+    (_, (_, row, kept)) = listen([CONNECT, send(entry)]).events
+    assert kept == entry
+    assert not row[FIELDS.index("flags")] & sends.KEPT_CHECKSUM
+
+
+def test_a_key_that_is_not_base64_counts_as_it_stands():
+    entry = entry_of(message_metadata(partition_key="no base 64!", partition_key_b64_encoded=True))
+    (_, (_, row, _)) = listen([CONNECT, send(entry)]).events
+    assert row[FIELDS.index("key_hash")] == mmh3.hash(b"no base 64!", signed=False) & 0x7FFFFFFF
+
+
+def test_keys_are_hashed_as_other_brokers_do():
+    assert mmh3.mmh3_32_uintdigest(b"Order-3459134") & 0x7FFFFFFF == 964_695_987
+    entry = entry_of(message_metadata(partition_key="Order-3459134"))
+    (_, (_, row, _)) = listen([CONNECT, send(entry)]).events
+    assert row[FIELDS.index("key_hash")] == 964_695_987
+
+
+def test_a_key_that_is_no_text_is_the_same_key_alone_and_in_a_run():
+    """Once it ended the connection when it came alone, and was taken when it came among others."""
+    metadata = message_metadata(partition_key="????").replace(b"????", b"\xff\xfe\x80!")
+    stream = CONNECT + send(entry_of(metadata)) * 64
+    at_once = listen([stream])
+    assert (at_once.runs, at_once.error) == (1, "")
+    assert at_once.events == listen(byte_by_byte(stream)).events
+    assert at_once.events[-1][1][FIELDS.index("key_hash")] == mmh3.hash(b"\xff\xfe\x80!", signed=False) & 0x7FFFFFFF
+
+
+def test_a_field_of_another_wire_type_is_not_taken_for_a_number():
+    """CommandSend with bytes where a second sequence id would stand: unknown to the library, and so to runs."""
+    said = api.CommandSend(producer_id=1, sequence_id=1_000).SerializeToString() + b"\x12\x02\x05\x06"
+    frame = client.frame(b"\x08\x06\x32" + bytes([len(said)]) + said, entry_of(message_metadata()))
+    heard = listen([CONNECT, frame * 64])
+    assert heard.events[1:] == [understood(frame)] * 64
+
+
+@pytest.mark.parametrize("entry", [
+    b"", b"\x0e", b"\x0e\x01", b"\x0e\x01\0\0\0", b"\0\0", b"\0\0\0\x09abc", b"\xff\xff\xff\xff",
+    b"\x0e\x01\0\0\0\0", entry_of(message_metadata())[6:9], entry_of(b"\xff\xff"), entry_of(message_metadata()[:-1]),
+    entry_of(b"\x0a\x01p"), entry_of(b""), entry_of(b"\x0b" * 40),
+], ids=repr)
+def test_an_entry_that_cannot_be_read_breaks_the_protocol(entry):
+    """Sizes that lie, metadata that is none or lacks what consumers need; what came before it counts."""
+    heard = listen([CONNECT + send() + send(entry)])
+    assert heard.error
+    assert heard.events[1:] == [understood(send())]
+
+
+def test_a_send_of_a_transaction_is_refused_and_nothing_else():
+    heard = listen([CONNECT, send(sequence_id=1) + send(sequence_id=2, txnid_most_bits=1, txnid_least_bits=2) + send(sequence_id=3)])
+    assert heard.events[1:] == [understood(send(sequence_id=1)), ("refused", 1, 2, api.NotAllowedError), understood(send(sequence_id=3))]

@@ -1,0 +1,96 @@
+"""Small ledgers and records to try files with, and what a crash leaves of a folder."""
+import shutil
+from pathlib import Path
+
+import numpy as np
+from geminga.storage import format, ledger
+from geminga.storage.journal import Record
+from geminga.storage.ledger import Ledger, map_file
+
+PARTITION = 7
+CREATED_MS = 1_700_000_000_000
+
+
+def body(number: int) -> bytes:
+    """What the n-th entry holds: all differ, in length too."""
+    return b"entry %d " % number + b"." * (number % 5)
+
+
+def rows_of(target: Ledger, bodies: list[bytes]) -> np.ndarray:
+    """Index rows for bodies behind the ledger's last entry."""
+    rows = np.zeros(len(bodies), format.INDEX_ROW)
+    rows["size"] = [len(data) for data in bodies]
+    rows["offset"] = target.size + np.cumsum(rows["size"]) - rows["size"]
+    rows["messages"] = 1
+    rows["message_index"] = target.next_message + np.arange(len(bodies))
+    rows["broker_time"] = CREATED_MS
+    rows["checksum"] = format.row_checksums(rows, target.ledger_id, np.arange(target.entries, target.entries + len(bodies)))
+    return rows
+
+
+def append(target: Ledger, bodies: list[bytes]) -> None:
+    """Do what a pass does to the ledger once its record is in the journal."""
+    size = sum(map(len, bodies))
+    target.reserve(len(bodies), size)
+    rows = rows_of(target, bodies)
+    target.bytes[target.size:target.size + size] = b"".join(bodies)
+    target.append(rows, target.size + size)
+
+
+def make_ledger(folder: Path, ledger_id: int = 1, entries: int = 0, *, first_message: int = 0, is_sealed: bool = False) -> Ledger:
+    made = ledger.create(folder, PARTITION, ledger_id, first_message=first_message, created_ms=CREATED_MS)
+    if entries:
+        append(made, [body(number) for number in range(entries)])
+    if is_sealed:
+        made.seal()
+    return made
+
+
+def read_mapped(folder: Path, ledger_id: int, first: int, count: int) -> list[bytes]:
+    """Entries as a worker reads them: through mappings of its own that cannot write."""
+    if not count:
+        return []
+    rows = np.frombuffer(map_file(format.index_path(folder, ledger_id), writable=False), format.INDEX_ROW, count,
+                         format.HEADER_SIZE + first * format.INDEX_ROW.itemsize)
+    data = memoryview(map_file(format.ledger_path(folder, ledger_id), writable=False))
+    return [bytes(data[start:start + size]) for start, size in zip(rows["offset"].tolist(), rows["size"].tolist(), strict=True)]
+
+
+def record(number: int, *, data: bytes = b"", ops: int = 1) -> Record:
+    """A record that says which it is, with a row and a group if it has data."""
+    count = 1 if data else 0
+    groups = np.array([(PARTITION, 1, number, 1)] * count, format.GROUP_ROW)
+    rows = np.zeros(count, format.INDEX_ROW)
+    rows["size"] = len(data)
+    op_rows = np.array([(format.MARK_DELETE, 1, PARTITION, 1, number, 0)] * ops, format.OP_ROW)
+    return Record(groups, rows, np.zeros(count, format.SOURCE), op_rows, [data] if data else [], len(data))
+
+
+def number_of(found: Record) -> int:
+    return int(found.ops["entry_id"][0])
+
+
+def copy_of(folder: Path, target: Path) -> Path:
+    """The folder as a SIGKILL leaves it: what was written is in the files, synced or not, and nothing else is left."""
+    return Path(shutil.copytree(folder, target))
+
+
+def flip(path: Path, offset: int, bit: int = 0) -> None:
+    """Turn one bit of the file over."""
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 1 << bit]))
+
+
+def overwrite(path: Path, offset: int, data: bytes) -> None:
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        file.write(data)
+
+
+def cut(path: Path, size: int) -> None:
+    """Shorten the file to so many bytes."""
+    with open(path, "r+b") as file:
+        file.truncate(size)
