@@ -4,6 +4,7 @@
 durable; `apply` writes it into the ledgers.  The entries' bytes stay in the pieces that came from the workers: the journal
 writes them as they are, and each stretch that is also in one piece in its ledger is copied there at once.
 """
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,12 +51,14 @@ class Plan:
 
 def gather(sends: list[tuple[int, NDArray, memoryview]]) -> Batch:
     """One batch of what (worker, rows, entries) brought."""
+    if len(sends) == 1:
+        worker, rows, data = sends[0]
+        return Batch(rows, np.full(len(rows), worker, np.uint32), [data], np.zeros(1, np.int64))
     sizes = np.array([len(data) for _, _, data in sends], np.int64)
     bases = np.cumsum(sizes) - sizes
-    rows = np.concatenate([rows for _, rows, _ in sends])      # a copy: what came is read-only
+    rows = np.concatenate([rows for _, rows, _ in sends])
     counts = [len(found) for _, found, _ in sends]
-    if len(sends) > 1:
-        rows["offset"] += np.repeat(bases, counts).astype(np.uint64)
+    rows["offset"] += np.repeat(bases, counts).astype(np.uint64)
     workers = np.repeat(np.array([worker for worker, _, _ in sends], np.uint32), counts)
     return Batch(rows, workers, [data for _, _, data in sends], bases)
 
@@ -78,15 +81,19 @@ def plan(batch: Batch, places: list[tuple[Partition, Ledger]], starts: NDArray[n
     ends = np.append(starts[1:], count)
     lengths = ends - starts
     ledgers = [ledger for _, ledger in places]
-    index = np.zeros(count, format.INDEX_ROW)
+    index = np.empty(count, format.INDEX_ROW)
     for name in ("publish_time", "deliver_at", "size", "messages", "key_hash", "flags", "crc32c"):
         index[name] = rows[name]
     index["broker_time"] = now_ms
     index["offset"] = _running(rows["size"], starts, lengths, [ledger.size for ledger in ledgers])
     index["message_index"] = _running(rows["messages"], starts, lengths, [partition.next_message for partition, _ in places])
-    first_entries = np.array([ledger.entries for ledger in ledgers], np.int64)
-    entry_ids = np.arange(count) + np.repeat(first_entries - starts, lengths)
-    ledger_ids = np.repeat(np.array([ledger.ledger_id for ledger in ledgers], np.uint64), lengths)
+    if len(ledgers) == 1:
+        entry_ids = np.arange(ledgers[0].entries, ledgers[0].entries + count)
+        ledger_ids = np.full(count, ledgers[0].ledger_id, np.uint64)
+    else:
+        first_entries = np.array([ledger.entries for ledger in ledgers], np.int64)
+        entry_ids = np.arange(count) + np.repeat(first_entries - starts, lengths)
+        ledger_ids = np.repeat(np.array([ledger.ledger_id for ledger in ledgers], np.uint64), lengths)
     index["checksum"] = format.row_checksums(index, ledger_ids, entry_ids)
     groups = [(partition, ledger, start, end) for (partition, ledger), start, end in
               zip(places, starts.tolist(), ends.tolist(), strict=True)]
@@ -96,40 +103,46 @@ def plan(batch: Batch, places: list[tuple[Partition, Ledger]], starts: NDArray[n
 def _running(values: NDArray, starts: NDArray[np.intp], lengths: NDArray[np.intp], bases: list[int]) -> NDArray[np.int64]:
     """For each group: its base, then its base and the sum of the values before."""
     before = np.cumsum(values, dtype=np.int64) - values
+    if len(bases) == 1:
+        return before + bases[0]
     return before + np.repeat(np.array(bases, np.int64) - before[starts], lengths)
 
 
 def apply(planned: Plan) -> None:
     """Write the entries and their index rows into the ledgers."""
-    batch, index = planned.batch, planned.index
+    batch, index, groups = planned.batch, planned.index, planned.groups
+    lasts = np.array([end - 1 for _, _, _, end in groups])
+    sizes = (index["offset"][lasts] + index["size"][lasts]).tolist()
+    messages = (index["message_index"][lasts] + index["messages"][lasts]).tolist()
+    if len(groups) == 1 and sizes[0] - groups[0][1].size == batch.size:      # nothing left out, nothing moved
+        pieces = [batch.pieces]
+    else:
+        pieces = _pieces_by_group(planned)
+    for (partition, ledger, first, end), found, size, next_message in zip(groups, pieces, sizes, messages, strict=True):
+        ledger.write(found, ledger.size)
+        ledger.append(index[first:end], size)
+        partition.next_message = next_message
+
+
+def _pieces_by_group(planned: Plan) -> Iterator[list[memoryview]]:
+    """For each group the bytes of its entries, in order, in as few pieces as they came."""
+    batch = planned.batch
     sources = batch.rows["offset"].astype(np.int64)
     sizes = batch.rows["size"].astype(np.int64)
-    # A stretch goes on as long as source and target both do, within one group and one piece.
-    breaks = np.ones(len(index), bool)
-    breaks[1:] = sources[1:] != sources[:-1] + sizes[:-1]
-    breaks[[start for _, _, start, _ in planned.groups]] = True
-    if len(batch.pieces) > 1:
-        owners = np.searchsorted(batch.bases, sources, side="right") - 1
-        breaks[1:] |= owners[1:] != owners[:-1]
-    else:
-        owners = np.zeros(len(index), np.intp)
+    owners = np.searchsorted(batch.bases, sources, side="right") - 1
+    # A stretch goes on as long as its source does, within one group and one piece.
+    breaks = np.ones(len(sources), bool)
+    breaks[1:] = (sources[1:] != sources[:-1] + sizes[:-1]) | (owners[1:] != owners[:-1])
+    breaks[[first for _, _, first, _ in planned.groups]] = True
     starts = np.flatnonzero(breaks)
-    ends = np.append(starts[1:], len(index)) - 1
+    ends = np.append(starts[1:], len(sources)) - 1
     at = sources[starts] - batch.bases[owners[starts]]
-    length = sources[ends] + sizes[ends] - sources[starts]
-    stretches = zip(starts.tolist(), owners[starts].tolist(), at.tolist(), length.tolist(), index["offset"][starts].tolist(), strict=True)
-    stretch = next(stretches)
-    lasts = np.array([end - 1 for _, _, _, end in planned.groups])
-    sizes_after = (index["offset"][lasts] + index["size"][lasts]).tolist()
-    messages_after = (index["message_index"][lasts] + index["messages"][lasts]).tolist()
-    for (partition, ledger, first, end), size_after, next_message in zip(planned.groups, sizes_after, messages_after, strict=True):
-        target = ledger.bytes
-        while stretch is not None and stretch[0] < end:
-            _, piece, source, size, offset = stretch
-            target[offset:offset + size] = batch.pieces[piece][source:source + size]
-            stretch = next(stretches, None)
-        ledger.append(index[first:end], size_after)
-        partition.next_message = next_message
+    lengths = sources[ends] + sizes[ends] - sources[starts]
+    stretches = [batch.pieces[owner][start:start + size]
+                 for owner, start, size in zip(owners[starts].tolist(), at.tolist(), lengths.tolist(), strict=True)]
+    borders = np.searchsorted(starts, [end for _, _, _, end in planned.groups]).tolist()
+    for first, end in zip([0, *borders], borders, strict=False):
+        yield stretches[first:end]
 
 
 assert SEND_ROW["size"] == format.INDEX_ROW["size"]

@@ -455,6 +455,8 @@ def _acknowledge_single(owner, subscription: Subscription, ledger_id: int, entri
     ledger = found.find(ledger_id)
     if ledger is None:
         return
+    if cursor.mark_delete[0] != ledger_id:
+        cursor.advance(found.ledgers_from(cursor.mark_delete[0]))      # perhaps to where this ledger begins
     known = np.array(entries, np.uint64)
     known = np.unique(known[known < ledger.entries]).astype(np.int64)
     if cursor.acknowledge_in_order(ledger, known):

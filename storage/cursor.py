@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geminga.storage import format
+from geminga.storage.errors import CorruptFile
 from geminga.storage.ledger import Ledger, allocate, map_file
 
 Position = tuple[int, int]     # (ledger id, entry id); entry -1 is before the first
@@ -51,10 +52,13 @@ class Cursor:
         return entry_ids[fresh]
 
     def acknowledge_in_order(self, ledger: Ledger, entry_ids: NDArray[np.int64]) -> bool:
-        """Move the position over entry_ids when they follow it without a gap and nothing beyond has a bit: no bitmap needed."""
-        follows = self.mark_delete[1] if self.mark_delete[0] == ledger.ledger_id else -1 if self.mark_delete[0] < ledger.ledger_id else None
-        if follows is None or ledger.ledger_id in self.bitmaps or not len(entry_ids):
+        """Move the position over entry_ids when they follow it without a gap and nothing beyond has a bit: no bitmap needed.
+
+        Only within the ledger that the position is in: whether those before are done is for `advance` to find out.
+        """
+        if self.mark_delete[0] != ledger.ledger_id or ledger.ledger_id in self.bitmaps or not len(entry_ids):
             return False
+        follows = self.mark_delete[1]
         if int(entry_ids[0]) != follows + 1 or int(entry_ids[-1]) != follows + len(entry_ids):
             return False
         self.mark_delete = (ledger.ledger_id, int(entry_ids[-1]))
@@ -67,8 +71,7 @@ class Cursor:
                 continue
             done = self.mark_delete[1] if ledger.ledger_id == self.mark_delete[0] else -1
             done = self._first_hole(ledger, done + 1) - 1
-            if done >= 0 or ledger.ledger_id == self.mark_delete[0]:
-                self.mark_delete = (ledger.ledger_id, done)
+            self.mark_delete = (ledger.ledger_id, done)      # also before its first entry: everything before it is done
             if done < ledger.last_entry or not ledger.is_sealed:
                 return
 
@@ -125,7 +128,7 @@ class Cursor:
     def _first_hole(self, ledger: Ledger, entry_id: int) -> int:
         """The first entry from entry_id on that is not acknowledged; ledger.entries when there is none."""
         bitmap = self.bitmaps.get(ledger.ledger_id)
-        if bitmap is None or entry_id >= ledger.entries:
+        if bitmap is None or entry_id >= min(ledger.entries, len(bitmap) * 8):
             return min(entry_id, ledger.entries)
         partial = ~bitmap[entry_id >> 3:] if not entry_id & 7 else np.concatenate((
             ~bitmap[entry_id >> 3:(entry_id >> 3) + 1] & np.uint8(0xFF << (entry_id & 7) & 0xFF), ~bitmap[(entry_id >> 3) + 1:]))
@@ -170,11 +173,21 @@ class CursorTable:
     def __init__(self, folder: Path, partition_id: int):
         self._path, self._partition_id = format.cursors_path(folder), partition_id
         folder.mkdir(parents=True, exist_ok=True)
-        if not self._path.exists():
-            allocate(self._path, 4096)
-            with open(self._path, "r+b") as file:
-                file.write(format.header(format.CURSORS_HEADER, magic=format.CURSORS_MAGIC, partition_id=partition_id))
+        self._begin()
         self._map()
+
+    def _begin(self) -> None:
+        """There is a file with a header, also when a process was killed while it made one.  Raises StorageFull, CorruptFile."""
+        allocate(self._path, 4096)
+        with open(self._path, "r+b") as file:
+            raw = file.read(format.HEADER_SIZE)
+            if not any(raw):
+                file.seek(0)
+                file.write(format.header(format.CURSORS_HEADER, magic=format.CURSORS_MAGIC, partition_id=self._partition_id))
+                return
+        head = np.frombuffer(raw, format.CURSORS_HEADER)[0]
+        if head["magic"] != format.CURSORS_MAGIC or head["version"] > format.VERSION:
+            raise CorruptFile(self._path, 0, f"cursors, format version {format.VERSION} or older", (head["magic"], int(head["version"])))
 
     def _map(self) -> None:
         self._rows = np.frombuffer(map_file(self._path, writable=True), format.CURSOR_ROW, offset=format.HEADER_SIZE)

@@ -1,8 +1,10 @@
-"""A ledger: entries and their index in two mapped files, one writer, any number of readers.
+"""A ledger: entries and their index in two files, one writer, any number of readers that map them.
 
-The owner writes through its mapping after the journal holds what it writes; workers map the same files to read.  Files
-are allocated before they are mapped (a full disk under a sparse mapping would be SIGBUS, not an error) and are never
-shortened while anybody may map them; growing means a longer file and a new mapping.
+The owner writes with pwritev, after the journal holds what it writes, and reads the index through its own mapping; workers
+map both files.  Writing through a mapping was measured and costs 2.6 us of CPU per new page against 1.0 (ext4: a fault, a
+zeroed page and a block look-up each, where one call writes large folios).  Files are allocated ahead, so that neither a
+write nor a mapped page meets a full disk, and are never shortened while anybody may map them; growing means a longer file
+and a new mapping.
 """
 import mmap
 import os
@@ -17,6 +19,7 @@ from geminga.storage.errors import CorruptFile, StorageFull
 _EXTENT_MIN = 64 << 10          # first allocation of a ledger's file; doubled whenever it is full
 _INDEX_EXTENT_MIN = 16 << 10
 _PAGE = 4096
+_IOV_MAX = 1000                 # pieces of one write; the kernel takes 1024
 
 
 def allocate(path: Path, size: int) -> None:
@@ -54,7 +57,8 @@ class Ledger:
         self.is_sealed = False
         self._index: NDArray | None = None
         self._messages: NDArray | None = None
-        self._bytes: memoryview | None = None
+        self._fds: tuple[int, int] | None = None         # of ledger and index, while it is written
+        self._allocated = (0, 0)                         # bytes of each
 
     def __repr__(self) -> str:
         return f"<Ledger {self.ledger_id} entries={self.entries} size={self.size}{' sealed' if self.is_sealed else ''}>"
@@ -69,9 +73,9 @@ class Ledger:
 
     @property
     def index(self) -> NDArray:
-        """INDEX_ROW of all that is allocated; rows from `entries` on are not written yet."""
-        if self._index is None:
-            mapped = map_file(self.index_path, writable=True)
+        """INDEX_ROW of all that was allocated when it was mapped; rows from `entries` on are not written yet."""
+        if self._index is None or len(self._index) < self.entries:
+            mapped = map_file(self.index_path, writable=False)
             whole_rows = (len(mapped) - format.HEADER_SIZE) // format.INDEX_ROW.itemsize
             self._index = np.frombuffer(mapped, format.INDEX_ROW, whole_rows, format.HEADER_SIZE)
             self._messages = self._index["messages"]
@@ -80,49 +84,74 @@ class Ledger:
     @property
     def messages(self) -> NDArray[np.uint32]:
         """The index's column of that name; kept, because making a view of a column costs as much as reading a few rows."""
-        return self._messages if self._index is not None else self.index["messages"]
-
-    @property
-    def bytes(self) -> memoryview:
-        if self._bytes is None:
-            self._bytes = memoryview(map_file(self.ledger_path, writable=True))
-        return self._bytes
+        index = self.index
+        return self._messages if self._messages is not None else index["messages"]
 
     @property
     def last_entry(self) -> int:
         return self.entries - 1
 
+    @property
+    def allocated(self) -> int:
+        """Bytes of its larger file."""
+        self._open()
+        return self._allocated[0]
+
+    def _open(self) -> tuple[int, int]:
+        if self._fds is None:
+            self._fds = os.open(self.ledger_path, os.O_RDWR | os.O_CLOEXEC), os.open(self.index_path, os.O_RDWR | os.O_CLOEXEC)
+            self._allocated = tuple(os.fstat(fd).st_size for fd in self._fds)
+        return self._fds
+
+    def close(self) -> None:
+        """Give up descriptors and mapping; what needs them opens them again."""
+        if self._fds is not None:
+            for fd in self._fds:
+                os.close(fd)
+        self._fds = self._index = self._messages = None
+
+    def __del__(self) -> None:
+        self.close()
+
     def reserve(self, count: int, size: int) -> None:
         """Make room for `count` entries of together `size` bytes; raises StorageFull."""
-        if self.size + size > len(self.bytes):
-            allocate(self.ledger_path, max(2 * len(self.bytes), _round_up(self.size + size)))
-            self._bytes = None
-        if self.entries + count > len(self.index):
-            needed = format.HEADER_SIZE + (self.entries + count) * format.INDEX_ROW.itemsize
-            allocate(self.index_path, _round_up(max(2 * len(self.index) * format.INDEX_ROW.itemsize, needed)))
-            self._index = None
+        self._open()
+        data, index = self._allocated
+        if self.size + size > data:
+            data = max(2 * data, _round_up(self.size + size))
+            allocate(self.ledger_path, data)
+        if (needed := format.HEADER_SIZE + (self.entries + count) * format.INDEX_ROW.itemsize) > index:
+            index = max(2 * index, _round_up(needed))
+            allocate(self.index_path, index)
+        self._allocated = data, index
+
+    def write(self, pieces: list, offset: int) -> None:
+        """Put the pieces, one behind the other, at this offset of the ledger's file, where there is room for them."""
+        fd = self._open()[0]
+        for start in range(0, len(pieces), _IOV_MAX):
+            some = pieces[start:start + _IOV_MAX]
+            size = sum(map(len, some))
+            if os.pwritev(fd, some, offset) != size:     # a signal came in between: rare enough to do it the plain way
+                _write_all(fd, b"".join(some), offset)
+            offset += size
 
     def append(self, rows: NDArray, size: int) -> None:
         """Add index rows (n,) INDEX_ROW behind the last; `size` is the offset behind their bytes, which are in place already."""
-        end = self.entries + len(rows)
-        self.index[self.entries:end] = rows
-        self.entries, self.size = end, size
+        _write_all(self._open()[1], memoryview(rows).cast("B"), format.HEADER_SIZE + self.entries * format.INDEX_ROW.itemsize)
+        self.entries += len(rows)
+        self.size = size
 
     def seal(self) -> None:
         """Nothing is appended any more; the header says how much there is."""
         self.is_sealed = True
-        self._bytes = None
         self._write_header()
+        self.close()
 
     def _write_header(self) -> None:
         head = format.header(format.INDEX_HEADER, magic=format.INDEX_MAGIC, state=format.SEALED if self.is_sealed else format.OPEN,
                              ledger_id=self.ledger_id, partition_id=self.partition_id, first_message=self.first_message,
                              created_ms=self.created_ms, entries=self.entries, size=self.size)
-        fd = os.open(self.index_path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            os.pwrite(fd, head, 0)
-        finally:
-            os.close(fd)
+        _write_all(self._open()[1], head, 0)
 
     def before_checkpoint(self) -> None:
         """Nothing is held back in memory."""
@@ -140,9 +169,16 @@ class Ledger:
 
     def unlink(self) -> None:
         """Remove its files; mappings of them stay readable."""
-        self._index = self._messages = self._bytes = None
+        self.close()
         for path in (self.ledger_path, self.index_path, *self.folder.glob(f"{self.ledger_id}.*.acks")):
             path.unlink(missing_ok=True)
+
+
+def _write_all(fd: int, data, offset: int) -> None:
+    data = memoryview(data)
+    while len(data):
+        written = os.pwrite(fd, data, offset)
+        data, offset = data[written:], offset + written
 
 
 def _round_up(size: int) -> int:
@@ -157,7 +193,7 @@ def create(folder: Path, partition_id: int, ledger_id: int, *, first_message: in
     allocate(ledger.ledger_path, max(_EXTENT_MIN, extent))
     allocate(ledger.index_path, _INDEX_EXTENT_MIN)
     head = format.header(format.LEDGER_HEADER, magic=format.LEDGER_MAGIC, ledger_id=ledger_id, partition_id=partition_id)
-    ledger.bytes[:format.HEADER_SIZE] = head
+    ledger.write([head], 0)
     ledger._write_header()
     return ledger
 

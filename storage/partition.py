@@ -87,7 +87,7 @@ class Partition:
         """Seal the open ledger and go on in a new one; returns the op.  Raises StorageFull and changes nothing then."""
         extent = 0
         if self.ledgers:
-            extent = min(len(self.open_ledger.bytes), self.open_ledger.size)    # the next one fills up as fast as this one did
+            extent = min(self.open_ledger.allocated, self.open_ledger.size)    # the next one fills up as fast as this one did
         fresh = ledger.create(self.folder, self.partition_id, ledger_id, first_message=self.next_message, created_ms=now_ms, extent=extent)
         if self.ledgers:
             self.open_ledger.seal()

@@ -115,7 +115,7 @@ def _put(found: Ledger, first_entry: int, rows: NDArray, sources: NDArray, data:
     for start, end in zip([0, *breaks.tolist()], [*breaks.tolist(), len(rows)], strict=True):
         size = int(rows["offset"][end - 1]) + int(rows["size"][end - 1]) - int(rows["offset"][start])
         offset, source = int(rows["offset"][start]), int(sources[start])
-        found.bytes[offset:offset + size] = data[source:source + size]
+        found.write([data[source:source + size]], offset)
     found.append(rows, int(rows["offset"][-1]) + int(rows["size"][-1]))
     if known > found.entries:
         found.entries, found.size = known, known_size

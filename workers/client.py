@@ -25,6 +25,7 @@ from geminga.workers.requests import ANSWERS
 T = api.BaseCommand.Type
 _OWN_BUFFER_MIN = 64 << 10       # a frame cut short that is larger gets a buffer of its own size
 _OWN_BUFFER_MAPPED = 256 << 10   # and one larger than this takes memory as bytes come: eight bytes can announce megabytes
+_TOPIC_EPOCH_MAX = 1 << 62       # what the catalogue keeps, with room to count on: nobody gets there who did not invent it
 _UNREAD_MAX = 8                  # times write_buffer_bytes that answers may wait before this client is no longer read from
 
 
@@ -219,6 +220,8 @@ class Client(asyncio.BufferedProtocol):
 
     def _open_producer(self, command: api.BaseCommand) -> None:
         request = command.producer
+        if request.topic_epoch > _TOPIC_EPOCH_MAX:
+            return self.write(answers.error(request.request_id, api.ProducerFenced, f"No topic has had the epoch {request.topic_epoch}"))
         self._closed_producers.discard(request.producer_id)
         self._open(command, request, self.producers, request.producer_id)
 
@@ -287,10 +290,12 @@ class Client(asyncio.BufferedProtocol):
         else:
             rows = [(route.handle, found.ledgerId, found.entryId, 0, flags | (envelope.PARTIAL if found.ack_set else 0), 0)
                     for found in request.message_id]
-        if request.HasField("request_id"):
-            if not rows:
-                rows.append((route.handle, 0, 0, 0, envelope.NOTHING, 0))
-            rows[-1] = (*rows[-1][:3], request.request_id, rows[-1][4] | envelope.WANTS_RESPONSE, 0)
+        if not request.HasField("request_id"):
+            route.link.acks(rows)
+            return self.worker.flush_acks_soon(route.link)
+        if not rows:
+            rows.append((route.handle, 0, 0, 0, envelope.NOTHING, 0))
+        rows[-1] = (*rows[-1][:3], request.request_id, rows[-1][4] | envelope.WANTS_RESPONSE, 0)
         route.link.acks(rows)
         self.worker.schedule_flush(route.link)
 

@@ -28,6 +28,7 @@ from geminga.workers.requests import Directory
 
 _BUFFER_BYTES = 1 << 20          # what one read can bring, shared by all connections: a read is dealt with before the next
 _ENVELOPE_BYTES = 512 << 10      # of entries; an owner begins with them while more is read
+_ACK_SECONDS = 0.005             # that an acknowledgement may wait for something to go along with
 _WAITING_MAX = 100_000           # commands; what comes above is told to try again
 _PROBE_SECONDS = 2               # silence after a PING that ends a connection somebody else wants to replace
 _GOODBYE_SECONDS = 2             # until what was written to clients must have been sent when the broker stops
@@ -50,6 +51,7 @@ class Worker:
         self._waiting: list[tuple[int, Client, api.BaseCommand]] = []     # commands for owners that are being started
         self._connections = 0
         self._flush_is_due = False
+        self._ack_timer: asyncio.TimerHandle | None = None
         self._is_paused = False
         self._loop = asyncio.get_running_loop()
 
@@ -143,8 +145,18 @@ class Worker:
             self._flush_is_due = True
             self._loop.call_soon(self._flush)
 
+    def flush_acks_soon(self, link: OwnerLink) -> None:
+        """Acknowledgements that nobody waits for go along with whatever is sent next; by themselves only after a while."""
+        if link.gathered >= _ENVELOPE_BYTES:
+            link.flush()
+        if self._ack_timer is None:
+            self._ack_timer = self._loop.call_later(_ACK_SECONDS, self.schedule_flush)
+
     def _flush(self) -> None:
         self._flush_is_due = False
+        if self._ack_timer is not None:
+            self._ack_timer.cancel()
+            self._ack_timer = None
         for link in self._links:
             if link is None:
                 continue

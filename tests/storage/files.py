@@ -33,7 +33,7 @@ def append(target: Ledger, bodies: list[bytes]) -> None:
     size = sum(map(len, bodies))
     target.reserve(len(bodies), size)
     rows = rows_of(target, bodies)
-    target.bytes[target.size:target.size + size] = b"".join(bodies)
+    target.write(bodies, target.size)
     target.append(rows, target.size + size)
 
 

@@ -1,0 +1,62 @@
+"""Checksums of many entries at once find what looking at each one finds."""
+import numpy as np
+import pytest
+from crc32c import crc32c
+from geminga.proto import checksums
+from geminga.proto.checksums import COMBINE_MIN
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+
+def bodies_of(count: int, size: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (count, size), np.uint8)
+
+
+def one_by_one(bodies: np.ndarray) -> np.ndarray:
+    return np.array([crc32c(body.tobytes()) for body in bodies], np.uint32)
+
+
+def test_the_checksum_is_the_castagnoli_one():
+    """The check value of CRC32-C, so that nobody puts another CRC in its place."""
+    body = np.frombuffer(b"123456789", np.uint8).reshape(1, 9)
+    assert checksums.wrong_ones(body, np.array([0xE3069283], np.uint32)).tolist() == []
+    assert checksums.wrong_ones(body, np.array([0xE3069282], np.uint32)).tolist() == [0]
+
+
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(count=st.sampled_from([1, 2, 3, 16, 17, COMBINE_MIN - 1, COMBINE_MIN, COMBINE_MIN + 1, COMBINE_MIN + 37, 2 * COMBINE_MIN + 1]),
+       size=st.sampled_from([1, 2, 3, 8, 101, checksums.LARGE_MIN - 1, checksums.LARGE_MIN]), wrong=st.sets(st.integers(0, 2**16), max_size=4), seed=st.integers(0, 9))
+def test_the_wrong_ones_are_those_found_one_by_one(count, size, wrong, seed):
+    """Any number, any size, on both sides of where they are combined; none, one or several wrong."""
+    bodies = bodies_of(count, size, seed)
+    claimed = one_by_one(bodies)
+    damaged = sorted({number % count for number in wrong})
+    bodies[damaged, size // 2] ^= 0x40
+    assert checksums.wrong_ones(bodies, claimed).tolist() == damaged
+
+
+@settings(deadline=None, derandomize=True, max_examples=100)
+@given(number=st.integers(0, COMBINE_MIN), bit=st.integers(0, 8 * 50 - 1))
+def test_any_single_flipped_bit_is_found_and_named(number, bit):
+    """Among so many that their checksums are compared as one: in a body, and in what is claimed."""
+    bodies = bodies_of(COMBINE_MIN + 1, 50)
+    claimed = one_by_one(bodies)
+    bodies[number, bit // 8] ^= 1 << bit % 8
+    assert checksums.wrong_ones(bodies, claimed).tolist() == [number]
+    bodies[number, bit // 8] ^= 1 << bit % 8
+    claimed[number] ^= np.uint32(1 << bit % 32)
+    assert checksums.wrong_ones(bodies, claimed).tolist() == [number]
+
+
+@pytest.mark.parametrize("count", [COMBINE_MIN, COMBINE_MIN + 1])
+def test_bodies_need_not_lie_side_by_side(count):
+    """They are columns of whole frames."""
+    frames = bodies_of(count, 40)
+    claimed = one_by_one(frames[:, 12:])
+    assert checksums.wrong_ones(frames[:, 12:], claimed).tolist() == []
+    frames[count - 1, 12] ^= 1
+    assert checksums.wrong_ones(frames[:, 12:], claimed).tolist() == [count - 1]
+
+
+def test_the_checksum_of_nothing_is_zero():
+    assert checksums.wrong_ones(np.empty((3, 0), np.uint8), np.array([0, 5, 0], np.uint32)).tolist() == [1]

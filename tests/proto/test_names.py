@@ -1,0 +1,98 @@
+"""What names of topics mean, and which are refused."""
+import pytest
+from geminga.proto import names
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.errors import Refusal
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+COMPLETE = {
+    "orders": "persistent://public/default/orders",
+    "acme/eu/orders": "persistent://acme/eu/orders",
+    "persistent://acme/eu/orders": "persistent://acme/eu/orders",
+    "non-persistent://acme/eu/orders": "non-persistent://acme/eu/orders",
+    "a.b:c=d-e_f/n1/x": "persistent://a.b:c=d-e_f/n1/x",
+    "persistent://acme/eu/with space, ключ and :": "persistent://acme/eu/with space, ключ and :",
+    "orders-partition-3": "persistent://public/default/orders-partition-3",
+}
+INVALID = [
+    "", "/", "//", "a/b", "a/b/", "/b/c", "a//c", "a/b/c/d", "://", "persistent://", "persistent://a", "persistent://a/b", "persistent://a/b/",
+    "persistent:///b/c", "persistent://a//c", "topic://a/b/c", "PERSISTENT://a/b/c", "http://localhost:8080/x", "persistent://a b/c/d",
+    "persistent://a\n/b/c", "persistent://a/b\n/c", "persistent://ä/b/c", "persistent://a/b/c\0d", "persistent://a/b/" + "x" * names.LENGTH_MAX,
+]
+
+
+def refusal_of(text: str) -> Refusal:
+    with pytest.raises(Refusal) as caught:
+        names.parse(text)
+    return caught.value
+
+
+@pytest.mark.parametrize("text, complete", COMPLETE.items())
+def test_a_name_means_a_complete_one(text, complete):
+    """A complete name means itself."""
+    assert str(names.parse(text)) == complete
+    assert names.parse(complete) == names.parse(text)
+
+
+@pytest.mark.parametrize("text", INVALID, ids=lambda text: repr(text)[:40])
+def test_what_names_no_topic_is_refused(text):
+    assert refusal_of(text).code == api.InvalidTopicName
+
+
+def test_a_name_of_pulsar_1_is_refused_with_a_hint():
+    """They have a cluster between tenant and namespace."""
+    refusal = refusal_of("persistent://tenant/cluster/namespace/topic")
+    assert (refusal.code, "Pulsar 1" in refusal.message) == (api.InvalidTopicName, True)
+    assert "domain://tenant/namespace/topic" in refusal.message
+
+
+def test_the_parts_of_a_name():
+    found = names.parse("non-persistent://acme/eu/orders-partition-12")
+    assert (found.domain, found.tenant, found.namespace_name, found.local_name) == ("non-persistent", "acme", "eu", "orders-partition-12")
+    assert (found.namespace, found.partition, found.is_persistent) == ("acme/eu", 12, False)
+
+
+@pytest.mark.parametrize("local, partition", [
+    ("orders", -1), ("orders-partition-0", 0), ("orders-partition-12", 12), ("orders-partition-999999999", 999_999_999),
+    ("orders-partition-", -1), ("orders-partition-x", -1), ("orders-partition--1", -1), ("orders-partition-01", -1), ("-partition-1", -1),
+    ("orders-partition-1x", -1), ("orders-partition-1\n", -1), ("orders-partition-1-partition-2", 2), ("two\nlines-partition-3", 3),
+    ("orders-partition-1000000000", -1), ("orders-partition-٣", -1),
+])
+def test_a_partition_is_known_by_the_end_of_its_name(local, partition):
+    """A number as it would be written, small enough for the protocol; anything else is a topic like others."""
+    assert names.parse(f"persistent://public/default/{local}").partition == partition
+
+
+@settings(deadline=None, derandomize=True)
+@given(local=st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=20), number=st.integers(0, 999_999_999))
+def test_a_partition_and_its_topic_name_each_other(local, number):
+    topic = names.parse(f"persistent://acme/eu/{local}")
+    partition = topic.partition_name(number)
+    assert partition.partition == number
+    assert partition.base == topic
+    assert names.parse(str(partition)) == partition
+    if topic.partition < 0:
+        assert topic.base is topic
+
+
+@settings(deadline=None, derandomize=True, max_examples=300)
+@given(text=st.text(st.sampled_from("ab/:-\n\0 persistent"), max_size=30) | st.text(max_size=30))
+def test_any_text_is_a_name_or_refused(text):
+    try:
+        found = names.parse(text)
+    except Refusal as refusal:
+        assert refusal.code == api.InvalidTopicName
+    else:
+        assert names.parse(str(found)) == found
+
+
+@pytest.mark.parametrize("text", ["public/default", "a.b/c_d"])
+def test_a_namespace_is_tenant_and_name(text):
+    assert names.namespace(text) == text
+
+
+@pytest.mark.parametrize("text", ["", "public", "/", "a/", "/b", "a/b/c", "a /b", "a/b\n"])
+def test_what_is_no_namespace_is_refused(text):
+    with pytest.raises(Refusal):
+        names.namespace(text)

@@ -1,0 +1,207 @@
+"""The catalogue: ids that are never given twice, names, counters, and who notices what others commit."""
+import multiprocessing
+import sqlite3
+
+import pytest
+from geminga.proto.names import parse
+from geminga.storage.catalogue import LEDGER_BLOCK, VERSION, Catalogue, CatalogueError, open_catalogue
+
+TOPIC = parse("persistent://public/default/orders")
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """opened(): a connection to the test's catalogue, as a process of its own would have it."""
+    made = []
+
+    def opened():
+        made.append(open_catalogue(tmp_path / "catalogue.sqlite"))
+        return made[-1]
+
+    yield opened
+    for one in made:
+        one.close()
+
+
+def test_a_new_catalogue_has_the_namespaces_that_everybody_uses(opened):
+    found = opened()
+    assert found.has_namespace("public/default") and found.has_namespace("pulsar/system")
+    assert not found.has_namespace("public/other")
+    found.create_namespace("acme/eu")
+    found.create_namespace("acme/eu")          # again changes nothing
+    found.commit()
+    assert opened().has_namespace("acme/eu")
+
+
+# -- ids --------------------------------------------------------------------------------------------------------------------------------
+
+def take_many(path, count, results):
+    """What an owner does, in a process of its own."""
+    mine = open_catalogue(path)
+    ledgers = [mine.next_ledger_id() for _ in range(count)]
+    names = []
+    for _ in range(50):
+        names.append(mine.take("producers"))
+        mine.commit()
+    mine.close()
+    results.put((ledgers, names))
+
+
+def test_processes_that_take_ids_at_once_never_get_the_same(tmp_path, opened):
+    """Three processes, more ledgers each than a block holds, and a counter that all raise one by one."""
+    opened()
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    takers = [context.Process(target=take_many, args=(tmp_path / "catalogue.sqlite", LEDGER_BLOCK + 200, results)) for _ in range(3)]
+    for taker in takers:
+        taker.start()
+    found = [results.get(timeout=60) for _ in takers]
+    for taker in takers:
+        taker.join()
+    for number, count in ((0, 3 * (LEDGER_BLOCK + 200)), (1, 150)):
+        taken = [value for result in found for value in result[number]]
+        assert len(set(taken)) == len(taken) == count
+    assert all(ledgers == sorted(ledgers) for ledgers, _ in found)
+
+
+def test_ledger_ids_grow_and_are_never_given_again_after_reopening(opened):
+    """What was left of a block when its process was killed is lost, not used twice."""
+    first = opened()
+    before = [first.next_ledger_id() for _ in range(3)]
+    again = opened()
+    after = [again.next_ledger_id() for _ in range(LEDGER_BLOCK + 1)]
+    assert before == [1, 2, 3]
+    assert min(after) > LEDGER_BLOCK and len(set(after)) == LEDGER_BLOCK + 1
+    assert first.next_ledger_id() == 4
+
+
+def test_ids_of_deleted_things_are_not_used_again(opened):
+    """Files on disk are named by them."""
+    found = opened()
+    partition_id = found.create_partition(TOPIC)
+    first = found.create_subscription(partition_id, "a")
+    found.delete_subscription(first)
+    second = found.create_subscription(partition_id, "a")
+    found.commit()
+    assert second > first
+    assert opened().subscriptions(partition_id) == {"a": second}
+
+
+def test_what_was_not_committed_did_not_happen(opened):
+    """A process that is killed in the middle of a transaction leaves nothing of it, and keeps nobody waiting."""
+    killed = opened()
+    killed.create_partition(TOPIC)
+    killed.take("producers", 5)
+    killed.close()
+    found = opened()
+    assert found.partition(TOPIC) is None
+    assert found.take("producers") == 1
+
+
+# -- topics and partitions --------------------------------------------------------------------------------------------------------------
+
+def test_a_topic_is_created_once(opened):
+    """Whoever comes second is told so, and changes nothing."""
+    found, other = opened(), opened()
+    assert found.partition_count(TOPIC) is None
+    assert found.create_topic(TOPIC, 3)
+    found.commit()
+    assert not other.create_topic(TOPIC, 5)
+    other.commit()
+    assert found.partition_count(TOPIC) == other.partition_count(TOPIC) == 3
+
+
+def test_topics_are_listed_by_partition_and_namespace(opened):
+    found = opened()
+    found.create_namespace("acme/eu")
+    for name, count in (("public/default/b", 2), ("public/default/a", 0), ("acme/eu/c", 0)):
+        found.create_topic(parse(name), count)
+    assert found.topics("public/default") == [
+        f"persistent://public/default/{name}" for name in ("a", "b-partition-0", "b-partition-1")]
+    assert found.topics("acme/eu") == ["persistent://acme/eu/c"]
+    assert found.topics("acme/us") == []
+
+
+def test_a_topic_needs_its_namespace(opened):
+    with pytest.raises(sqlite3.IntegrityError):
+        opened().create_topic(parse("acme/eu/c"), 0)
+
+
+def test_partitions_subscriptions_and_epochs_are_kept(opened):
+    found = opened()
+    partition_id = found.create_partition(TOPIC)
+    other_id = found.create_partition(TOPIC.partition_name(0))
+    for name in ("b", "a"):
+        found.create_subscription(partition_id, name)
+    found.create_subscription(other_id, "a")
+    found.set_topic_epoch(other_id, 7)
+    found.commit()
+    again = opened()
+    assert again.partition(TOPIC) == (partition_id, None)
+    assert again.partition(TOPIC.partition_name(0)) == (other_id, 7)
+    assert sorted(again.subscriptions(partition_id)) == ["a", "b"]
+    assert list(again.subscriptions(other_id)) == ["a"]
+
+
+# -- who notices what -------------------------------------------------------------------------------------------------------------------
+
+def test_changed_tells_once_what_others_have_committed(opened):
+    """It is asked before every use of what was read: nothing committed may be missed, and nothing is told twice."""
+    reader, writer = opened(), opened()
+    reader.changed()
+    assert not reader.changed()
+    writer.create_topic(TOPIC, 0)
+    assert not reader.changed()                     # not committed yet
+    writer.commit()
+    assert reader.changed()
+    assert reader.partition_count(TOPIC) == 0
+    assert not reader.changed()
+
+
+# -- files that are none ----------------------------------------------------------------------------------------------------------------
+
+def test_a_newer_version_is_refused_by_name(tmp_path, opened):
+    opened().close()
+    path = tmp_path / "catalogue.sqlite"
+    raw = sqlite3.connect(path)
+    raw.execute(f"PRAGMA user_version = {VERSION + 1}")
+    raw.close()
+    with pytest.raises(CatalogueError, match=rf"{path} has format version {VERSION + 1}; this program reads {VERSION}"):
+        open_catalogue(path)
+
+
+def test_a_file_that_is_no_database_is_refused_by_name(tmp_path):
+    path = tmp_path / "catalogue.sqlite"
+    path.write_bytes(b"something else entirely" * 100)
+    with pytest.raises(CatalogueError, match=str(path)):
+        open_catalogue(path)
+
+
+def test_a_catalogue_that_was_only_begun_is_made_again(tmp_path):
+    """A process killed before its first transaction."""
+    path = tmp_path / "catalogue.sqlite"
+    Catalogue(path).close()
+    path.touch()
+    found = open_catalogue(path)
+    assert found.has_namespace("public/default")
+    found.close()
+
+
+def begin_at_once(path, results):
+    try:
+        open_catalogue(path).close()
+        results.put("opened")
+    except Exception as error:
+        results.put(repr(error))
+
+
+def test_processes_may_open_a_new_catalogue_at_once(tmp_path):
+    """One of them makes it; the others find it made."""
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    openers = [context.Process(target=begin_at_once, args=(tmp_path / "catalogue.sqlite", results)) for _ in range(4)]
+    for opener in openers:
+        opener.start()
+    assert [results.get(timeout=60) for _ in openers] == ["opened"] * 4
+    for opener in openers:
+        opener.join()

@@ -1,0 +1,197 @@
+"""Who may publish to a partition: the four access modes against every state that a topic can be in."""
+import itertools
+
+import pytest
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.errors import Refusal
+from geminga.storage.producers import Exclusive, ExclusiveWithFencing, Producer, Producers, Shared, WaitForExclusive
+
+_numbers = itertools.count(1)
+MODES = {"Shared": Shared, "Exclusive": Exclusive, "WaitForExclusive": WaitForExclusive, "ExclusiveWithFencing": ExclusiveWithFencing}
+
+
+def producer(mode, name=None, *, epoch=0, topic_epoch=None, is_generated=True):
+    number = next(_numbers)
+    return Producer(number, 1, number, 1, 1, name or f"p{number}", is_generated, epoch, mode, topic_epoch, None)
+
+
+def admitted(producers, *modes):
+    made = [producer(mode) for mode in modes]
+    for one in made:
+        assert producers.admit(one) == []
+    return made
+
+
+def refusal(producers, newcomer):
+    """The error code; and a refused newcomer has changed nothing."""
+    before = dict(producers.live), list(producers.waiting), producers.exclusive, producers.topic_epoch
+    with pytest.raises(Refusal) as caught:
+        producers.admit(newcomer)
+    assert (producers.live, producers.waiting, producers.exclusive, producers.topic_epoch) == before
+    return api.ServerError.Name(caught.value.code)
+
+
+STATES = {
+    "nobody": [],
+    "shared": [Shared, Shared],
+    "shared, one waits": [Shared, WaitForExclusive],
+    "exclusive": [Exclusive],
+    "exclusive, one waits": [Exclusive, WaitForExclusive],
+    "fencing": [ExclusiveWithFencing],
+}
+OUTCOMES = {      # state -> what happens to a newcomer of each mode: in, in alone, waits, or the error it gets
+    "nobody":               {"Shared": "in", "Exclusive": "alone", "WaitForExclusive": "alone", "ExclusiveWithFencing": "alone"},
+    "shared":               {"Shared": "in", "Exclusive": "ProducerFenced", "WaitForExclusive": "waits", "ExclusiveWithFencing": "alone"},
+    "shared, one waits":    {"Shared": "ProducerBusy", "Exclusive": "ProducerFenced", "WaitForExclusive": "waits",
+                             "ExclusiveWithFencing": "alone"},
+    "exclusive":            {"Shared": "ProducerBusy", "Exclusive": "ProducerFenced", "WaitForExclusive": "waits",
+                             "ExclusiveWithFencing": "alone"},
+    "exclusive, one waits": {"Shared": "ProducerBusy", "Exclusive": "ProducerFenced", "WaitForExclusive": "waits",
+                             "ExclusiveWithFencing": "alone"},
+    "fencing":              {"Shared": "ProducerBusy", "Exclusive": "ProducerFenced", "WaitForExclusive": "waits",
+                             "ExclusiveWithFencing": "alone"},
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("state", STATES)
+def test_every_mode_in_every_state(state, mode):
+    """The table above; it names the outcome of each pair."""
+    producers = Producers(None)
+    present = admitted(producers, *STATES[state])
+    newcomer = producer(MODES[mode])
+    outcome = OUTCOMES[state][mode]
+    if outcome in api.ServerError.keys():
+        assert refusal(producers, newcomer) == outcome
+        return
+    out = producers.admit(newcomer)
+    assert newcomer.is_ready == (outcome != "waits")
+    assert (newcomer in producers.live.values()) == (outcome != "waits")
+    assert (producers.exclusive is newcomer) == (outcome == "alone")
+    assert (newcomer in producers.waiting) == (outcome == "waits")
+    assert out == (present if mode == "ExclusiveWithFencing" else [])
+    if outcome == "alone":
+        assert (list(producers.live.values()), producers.waiting) == ([newcomer], [])
+
+
+# -- epochs -----------------------------------------------------------------------------------------------------------------------------
+
+def test_the_topic_epoch_rises_with_every_exclusive_producer_and_with_no_other():
+    producers = Producers(None)
+    epochs = []
+    for mode in (Exclusive, WaitForExclusive, ExclusiveWithFencing, Shared, Exclusive):
+        [one] = admitted(producers, mode)
+        epochs.append((one.topic_epoch, producers.topic_epoch))
+        producers.leave(one)
+    assert epochs == [(0, 0), (1, 1), (2, 2), (None, 2), (3, 3)]
+
+
+def test_epochs_go_on_from_what_the_catalogue_kept():
+    producers = Producers(41)
+    [one] = admitted(producers, Exclusive)
+    assert (one.topic_epoch, producers.topic_epoch) == (42, 42)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_producer_with_an_older_topic_epoch_was_replaced_and_is_fenced(mode):
+    """It must not write again, in whichever way it asks."""
+    assert refusal(Producers(5), producer(MODES[mode], topic_epoch=4)) == "ProducerFenced"
+
+
+@pytest.mark.parametrize("mode", ["Exclusive", "WaitForExclusive"])
+def test_a_producer_that_comes_back_keeps_its_topic_epoch(mode):
+    """After a broken connection or a restarted broker: nobody was there meanwhile."""
+    producers = Producers(5)
+    one = producer(MODES[mode], topic_epoch=5)
+    assert producers.admit(one) == []
+    assert (one.is_ready, one.topic_epoch, producers.topic_epoch) == (True, 5, 5)
+
+
+def test_a_topic_epoch_is_accepted_by_a_topic_that_has_none():
+    """The topic was deleted and made again."""
+    producers = Producers(None)
+    assert producers.admit(producer(Exclusive, topic_epoch=3)) == []
+    assert producers.topic_epoch == 3
+
+
+# -- fencing ----------------------------------------------------------------------------------------------------------------------------
+
+def test_fencing_throws_out_those_who_wait_as_well():
+    """And when those who were thrown out leave, nobody gets their place."""
+    producers = Producers(None)
+    outcasts = admitted(producers, Exclusive, WaitForExclusive, WaitForExclusive)
+    winner = producer(ExclusiveWithFencing)
+    assert producers.admit(winner) == outcasts
+    assert [producers.leave(one) for one in outcasts] == [None, None, None]
+    assert (producers.exclusive, list(producers.live.values())) == (winner, [winner])
+
+
+def test_whoever_was_fenced_cannot_come_back_before_it_asks_anew():
+    producers = Producers(None)
+    [first] = admitted(producers, Exclusive)
+    winner = producer(ExclusiveWithFencing)
+    producers.admit(winner)
+    producers.leave(first)
+    producers.leave(winner)
+    assert refusal(producers, producer(Exclusive, first.name, epoch=1, topic_epoch=first.topic_epoch)) == "ProducerFenced"
+    assert producers.admit(producer(Exclusive, first.name, epoch=2)) == []
+
+
+# -- turns ------------------------------------------------------------------------------------------------------------------------------
+
+def test_those_who_wait_get_their_turn_in_order():
+    producers = Producers(None)
+    holder, second, third = admitted(producers, Exclusive, WaitForExclusive, WaitForExclusive)
+    assert producers.leave(holder) is second
+    assert (second.is_ready, second.topic_epoch, producers.exclusive) == (True, 1, second)
+    assert producers.leave(second) is third
+    assert producers.leave(third) is None
+    assert (producers.live, producers.waiting, producers.exclusive) == ({}, [], None)
+
+
+def test_exclusive_access_begins_when_the_last_of_many_has_left():
+    producers = Producers(None)
+    one, other, waits = admitted(producers, Shared, Shared, WaitForExclusive)
+    assert producers.leave(one) is None
+    assert producers.leave(other) is waits
+
+
+def test_who_leaves_while_waiting_gets_no_turn():
+    producers = Producers(None)
+    holder, impatient, patient = admitted(producers, Exclusive, WaitForExclusive, WaitForExclusive)
+    assert producers.leave(impatient) is None
+    assert producers.leave(holder) is patient
+
+
+# -- names ------------------------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("mode", ["Shared", "Exclusive", "WaitForExclusive"])
+def test_a_producer_that_reconnects_takes_its_own_place(mode):
+    """Its old connection is not seen to be dead yet: the newer incarnation replaces the older, and that one's end changes nothing."""
+    producers = Producers(None)
+    [old] = admitted(producers, MODES[mode])
+    new = producer(MODES[mode], old.name, epoch=old.epoch + 1, topic_epoch=old.topic_epoch)
+    assert producers.holder_of_name(new) is None
+    assert producers.admit(new) == [old]
+    assert producers.live == {old.name: new}
+    assert producers.leave(old) is None
+    assert producers.live == {old.name: new}
+    assert (producers.exclusive is new) == (mode != "Shared")
+
+
+@pytest.mark.parametrize(("epoch", "generated"), [(0, (True, True)), (1, (False, False)), (1, (True, False)), (1, (False, True))])
+def test_a_name_that_somebody_else_holds_is_taken(epoch, generated):
+    """The same epoch is another client; so is a name that a user chose, whatever its epoch."""
+    producers = Producers(None)
+    holder = producer(Shared, "name", is_generated=generated[0])
+    producers.admit(holder)
+    newcomer = producer(Shared, "name", epoch=epoch, is_generated=generated[1])
+    assert producers.holder_of_name(newcomer) is holder
+    assert producers.holder_of_name(producer(Shared, "free")) is None
+
+
+def test_a_refused_reconnection_leaves_the_old_producer_in_its_place():
+    """Somebody waits for exclusive access: nobody may join any more, and nobody is half gone."""
+    producers = Producers(None)
+    one, _ = admitted(producers, Shared, WaitForExclusive)
+    assert refusal(producers, producer(Shared, one.name, epoch=1)) == "ProducerBusy"

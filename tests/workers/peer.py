@@ -1,0 +1,98 @@
+"""A client of raw bytes: says anything, correct or not, and sees what the broker makes of it."""
+import socket
+import struct
+from urllib.parse import urlsplit
+
+from geminga.proto import pulsar_api_pb2 as api
+
+from ..proto.client_frames import CONNECT, T, command, field_of, frame
+
+SECONDS = 10          # nothing takes so long; a test that waits for it has failed
+
+
+class Closed(Exception):
+    """The broker has ended the connection."""
+
+
+class Peer:
+    """One connection, and the frames that have come on it."""
+
+    def __init__(self, service_url: str, first: bytes = CONNECT, *, receive_buffer: int = 0):
+        address = urlsplit(service_url)
+        self.socket = socket.socket()
+        if receive_buffer:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        self.socket.settimeout(SECONDS)
+        self.socket.connect((address.hostname, address.port))
+        self._data = bytearray()
+        self.say(first)
+        if first == CONNECT:
+            assert self.hear().type == T.CONNECTED
+
+    def __enter__(self) -> "Peer":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.socket.close()
+
+    def say(self, data: bytes) -> None:
+        """A broker that has closed the connection meanwhile is found out by hearing."""
+        try:
+            self.socket.sendall(data)
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+
+    def hear_frame(self) -> tuple[api.BaseCommand, bytes]:
+        """(command, what follows it) of the next frame.  Raises Closed; TimeoutError when nothing comes."""
+        while True:
+            if len(self._data) >= 8:
+                total, size = struct.unpack_from(">II", self._data)
+                if len(self._data) >= 4 + total:
+                    heard = api.BaseCommand.FromString(bytes(self._data[8:8 + size])), bytes(self._data[8 + size:4 + total])
+                    del self._data[:4 + total]
+                    return heard
+            try:
+                data = self.socket.recv(1 << 20)
+            except ConnectionResetError:
+                data = b""
+            if not data:
+                assert not self._data, f"the connection ended inside a frame: {bytes(self._data)}"
+                raise Closed
+            self._data += data
+
+    def hear(self) -> api.BaseCommand:
+        return self.hear_frame()[0]
+
+    def ask(self, kind: int, **fields) -> api.BaseCommand:
+        """Says a command and returns the next one heard."""
+        self.say(command(kind, **fields))
+        return self.hear()
+
+    def until_closed(self) -> list[api.BaseCommand]:
+        """All that is heard until the broker ends the connection."""
+        heard = []
+        try:
+            while True:
+                heard.append(self.hear())
+        except Closed:
+            return heard
+
+    # -- what correct clients do
+
+    def open_producer(self, topic: str, producer_id: int = 1) -> None:
+        answer = self.ask(T.PRODUCER, topic=topic, producer_id=producer_id, request_id=1)
+        assert answer.type == T.PRODUCER_SUCCESS, answer
+
+    def subscribe(self, topic: str, name: str = "sub", consumer_id: int = 1) -> None:
+        answer = self.ask(T.SUBSCRIBE, topic=topic, subscription=name, subType=api.CommandSubscribe.Exclusive, consumer_id=consumer_id,
+                          request_id=2, initialPosition=api.CommandSubscribe.Earliest)
+        assert answer.type == T.SUCCESS, answer
+
+
+def error_of(answer: api.BaseCommand) -> int:
+    """The error code of an answer of any kind."""
+    body = getattr(answer, field_of(answer.type))
+    return body.error if hasattr(body, "error") else body.error_code
+
+
+__all__ = ["CONNECT", "Closed", "Peer", "T", "command", "error_of", "frame"]
