@@ -26,6 +26,8 @@ BROKER_TIMESTAMP, BROKER_INDEX = 1, 2   # bits: which fields of BrokerEntryMetad
 
 def receipts(rows: NDArray) -> bytes:
     """The SEND_RECEIPT frames of rows (n,) RECEIPT_ROW, all of one connection, in their order."""
+    if len(rows) <= FEW_MAX:
+        return b"".join([_receipt(*row) for row in rows.tolist()])
     columns = [(8, rows["producer_id"]), (16, rows["sequence_id"])]
     identity = _Message([(8, rows["ledger_id"]), (16, rows["entry_id"])])
     highest = rows["highest_sequence_id"]
@@ -40,6 +42,16 @@ def receipts(rows: NDArray) -> bytes:
     at = _put(block, body.put(block, at), middle)
     tail.put(block, identity.put(block, at))
     return block.tobytes()
+
+
+def _receipt(_connection: int, _flags: int, producer_id: int, sequence_id: int, highest: int, ledger_id: int, entry_id: int) -> bytes:
+    encode = varints.encode
+    identity = b"\x08" + encode(ledger_id) + b"\x10" + encode(entry_id)
+    body = b"\x08" + encode(producer_id) + b"\x10" + encode(sequence_id) + b"\x1a" + encode(len(identity)) + identity
+    if highest:
+        body += b"\x20" + encode(highest)
+    command = b"\x08\x07\x3a" + encode(len(body)) + body
+    return SIZES.pack(len(command) + 4, len(command)) + command
 
 
 class _Message:

@@ -63,48 +63,48 @@ def gather(sends: list[tuple[int, NDArray, memoryview]]) -> Batch:
     return Batch(rows, workers, [data for _, _, data in sends], bases)
 
 
-def sort_by_partition(batch: Batch, slots: NDArray[np.int64]) -> tuple[Batch, NDArray[np.intp]]:
-    """The rows with a slot >= 0, those of one partition together and in order; and where each partition begins."""
-    if len(slots) and (slots == slots[0]).all():
-        kept = batch if slots[0] >= 0 else Batch(batch.rows[:0], batch.workers[:0], batch.pieces, batch.bases)
-        return kept, np.zeros(1 if len(kept.rows) else 0, np.intp)
+def sort_by_slot(batch: Batch, slots: NDArray[np.int64]) -> tuple[Batch, NDArray[np.int64], NDArray[np.intp]]:
+    """The rows with a slot >= 0, those of one slot together and in order; their slots; and where each slot begins."""
     order = np.argsort(slots, kind="stable")
     order = order[np.searchsorted(slots[order], 0):]
     slots = slots[order]
     starts = np.flatnonzero(np.diff(slots, prepend=-1))
-    return Batch(batch.rows[order], batch.workers[order], batch.pieces, batch.bases), starts
+    return Batch(batch.rows[order], batch.workers[order], batch.pieces, batch.bases), slots, starts
 
 
-def plan(batch: Batch, places: list[tuple[Partition, Ledger]], starts: NDArray[np.intp], now_ms: int) -> Plan:
-    """Where each row of batch goes, when the rows from starts[i] on go behind the last entry of places[i]."""
+def plan(batch: Batch, places: list[tuple[Partition, Ledger, int, int]], now_ms: int) -> Plan:
+    """Where each row of batch goes, when rows first .. end-1 go behind the last entry of each place."""
     rows, count = batch.rows, len(batch.rows)
-    ends = np.append(starts[1:], count)
-    lengths = ends - starts
-    ledgers = [ledger for _, ledger in places]
     index = np.empty(count, format.INDEX_ROW)
     for name in ("publish_time", "deliver_at", "size", "messages", "key_hash", "flags", "crc32c"):
         index[name] = rows[name]
     index["broker_time"] = now_ms
-    index["offset"] = _running(rows["size"], starts, lengths, [ledger.size for ledger in ledgers])
-    index["message_index"] = _running(rows["messages"], starts, lengths, [partition.next_message for partition, _ in places])
-    if len(ledgers) == 1:
-        entry_ids = np.arange(ledgers[0].entries, ledgers[0].entries + count)
-        ledger_ids = np.full(count, ledgers[0].ledger_id, np.uint64)
+    if len(places) == 1:
+        partition, ledger, _, _ = places[0]
+        index["offset"] = _before(rows["size"]) + ledger.size
+        index["message_index"] = _before(rows["messages"]) + partition.next_message
+        entry_ids = np.arange(ledger.entries, ledger.entries + count)
+        ledger_ids = np.full(count, ledger.ledger_id, np.uint64)
     else:
-        first_entries = np.array([ledger.entries for ledger in ledgers], np.int64)
+        starts = np.array([first for _, _, first, _ in places])
+        lengths = np.array([end - first for _, _, first, end in places])
+        index["offset"] = _running(rows["size"], starts, lengths, [ledger.size for _, ledger, _, _ in places])
+        index["message_index"] = _running(rows["messages"], starts, lengths, [partition.next_message for partition, _, _, _ in places])
+        first_entries = np.array([ledger.entries for _, ledger, _, _ in places], np.int64)
         entry_ids = np.arange(count) + np.repeat(first_entries - starts, lengths)
-        ledger_ids = np.repeat(np.array([ledger.ledger_id for ledger in ledgers], np.uint64), lengths)
+        ledger_ids = np.repeat(np.array([ledger.ledger_id for _, ledger, _, _ in places], np.uint64), lengths)
     index["checksum"] = format.row_checksums(index, ledger_ids, entry_ids)
-    groups = [(partition, ledger, start, end) for (partition, ledger), start, end in
-              zip(places, starts.tolist(), ends.tolist(), strict=True)]
-    return Plan(batch, groups, index, ledger_ids, entry_ids)
+    return Plan(batch, places, index, ledger_ids, entry_ids)
+
+
+def _before(values: NDArray) -> NDArray[np.int64]:
+    """For each value the sum of those before it."""
+    return np.cumsum(values, dtype=np.int64) - values
 
 
 def _running(values: NDArray, starts: NDArray[np.intp], lengths: NDArray[np.intp], bases: list[int]) -> NDArray[np.int64]:
     """For each group: its base, then its base and the sum of the values before."""
-    before = np.cumsum(values, dtype=np.int64) - values
-    if len(bases) == 1:
-        return before + bases[0]
+    before = _before(values)
     return before + np.repeat(np.array(bases, np.int64) - before[starts], lengths)
 
 

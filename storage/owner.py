@@ -201,15 +201,11 @@ class Owner:
     # -- publishing
 
     def _publish(self, batch: append.Batch) -> None:
-        handles, inverse = _distinct(batch.rows["producer"])
-        slots = np.array([self._slot_of(handle) for handle in handles.tolist()], np.int64)[inverse]
-        batch, starts = append.sort_by_partition(batch, slots)
-        if not len(batch.rows):
-            return
-        batch, starts, places = self._places(batch, starts)
+        batch, groups = self._groups(batch)
+        batch, places = self._places(batch, groups)
         if not places:
             return
-        planned = append.plan(batch, places, starts, self.now_ms)
+        planned = append.plan(batch, places, self.now_ms)
         self._must_sync = True
         self._commit(planned)
         append.apply(planned)
@@ -222,26 +218,37 @@ class Owner:
         self.counters.add("bytes_in", int(batch.rows["size"].sum(dtype=np.int64)))
         self._receipts(planned)
 
-    def _slot_of(self, handle: int) -> int:
-        """-1 for a producer that is gone: its client has been told, and what it still sends counts for nothing."""
-        producer = self.producers.get(handle)
-        return producer.partition.slot if producer is not None and producer.is_ready else -1
+    def _groups(self, batch: append.Batch) -> tuple[append.Batch, list[tuple[Partition, int, int]]]:
+        """The batch sorted by partition, and where each one's rows are: [(partition, first, end)].
 
-    def _places(self, batch: append.Batch, starts: NDArray[np.intp]):
-        """Room for each group: [(partition, ledger)].  Groups for which there is none are refused and taken out."""
-        first = batch.rows["producer"][starts].tolist()
-        sizes = np.add.reduceat(batch.rows["size"], starts, dtype=np.int64).tolist()
-        counts = np.diff(np.append(starts, len(batch.rows))).tolist()
+        What comes from a producer that is gone is left out: its client has been told, and what it still sends counts for nothing.
+        """
+        handles = batch.rows["producer"]
+        first = handles.item(0)
+        if (handles == first).all():
+            producer = self.producers.get(first)
+            return batch, [(producer.partition, 0, len(handles))] if producer is not None and producer.is_ready else []
+        distinct, inverse = np.unique(handles, return_inverse=True)
+        producers = [self.producers.get(handle) for handle in distinct.tolist()]
+        slots = np.array([producer.partition.slot if producer is not None and producer.is_ready else -1 for producer in producers])
+        batch, slots, starts = append.sort_by_slot(batch, slots[inverse])
+        firsts = starts.tolist()
+        return batch, [(self.partitions[slot], start, end)
+                       for slot, start, end in zip(slots[starts].tolist(), firsts, [*firsts[1:], len(slots)], strict=True)]
+
+    def _places(self, batch: append.Batch, groups: list[tuple[Partition, int, int]]):
+        """Room for each group: [(partition, ledger, first, end)].  Groups for which there is none are refused and taken out."""
+        ends = np.cumsum(batch.rows["size"], dtype=np.int64)
         places, refused = [], []
-        for number, (handle, count, size) in enumerate(zip(first, counts, sizes, strict=True)):
-            partition = self.producers[handle].partition
+        for partition, first, end in groups:
+            size = ends.item(end - 1) - (ends.item(first - 1) if first else 0)
             try:
-                places.append((partition, self._room(partition, count, size)))
+                places.append((partition, self._room(partition, end - first, size), first, end))
             except StorageFull as error:
-                refused.append((number, str(error)))
+                refused.append((first, end, str(error)))
         if refused:
-            batch, starts = self._refuse(batch, starts, counts, refused)
-        return batch, starts, places
+            return self._refuse(batch, places, refused)
+        return batch, places
 
     def _room(self, partition: Partition, count: int, size: int) -> Ledger:
         """The partition's open ledger, with room for so much; a new one when the old one is full or old."""
@@ -257,18 +264,19 @@ class Owner:
         self.note(partition, partition.add_ledger(self.catalogue.next_ledger_id(), self.now_ms))
         self._to_trim[partition] = None
 
-    def _refuse(self, batch: append.Batch, starts: NDArray[np.intp], counts: list[int], refused: list[tuple[int, str]]):
-        """Answer the groups' SENDs with PersistenceError, which clients try again; the others stay."""
-        keep = np.ones(len(counts), bool)
-        for number, why in refused:
-            keep[number] = False
-            start = int(starts[number])
-            for row, worker in zip(batch.rows[start:start + counts[number]], batch.workers[start:start + counts[number]], strict=True):
-                self.outbox(int(worker)).reply(int(row["connection"]), answers.send_error(
+    def _refuse(self, batch: append.Batch, places: list, refused: list[tuple[int, int, str]]):
+        """Answer these rows' SENDs with PersistenceError, which clients try again; the others close ranks."""
+        keep = np.ones(len(batch.rows), bool)
+        for first, end, why in refused:
+            keep[first:end] = False
+            for row, worker in zip(batch.rows[first:end], batch.workers[first:end].tolist(), strict=True):
+                self.outbox(worker).reply(int(row["connection"]), answers.send_error(
                     int(row["producer_id"]), int(row["sequence_id"]), api.PersistenceError, why))
-        mask = np.repeat(keep, counts)
-        lengths = np.array(counts)[keep]
-        return append.Batch(batch.rows[mask], batch.workers[mask], batch.pieces, batch.bases), np.cumsum(lengths) - lengths
+        moved, at = [], 0
+        for partition, ledger, first, end in places:
+            moved.append((partition, ledger, at, at + end - first))
+            at += end - first
+        return append.Batch(batch.rows[keep], batch.workers[keep], batch.pieces, batch.bases), moved
 
     def _receipts(self, planned: append.Plan) -> None:
         rows = planned.batch.rows
@@ -399,10 +407,3 @@ class Owner:
             if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EROFS):
                 raise
             commands.refuse(self, session, command, Refusal(api.PersistenceError, error.strerror))
-
-
-def _distinct(values: NDArray) -> tuple[NDArray, NDArray[np.intp]]:
-    """numpy's unique with inverse, without sorting when all are the same."""
-    if (values == values[0]).all():
-        return values[:1], np.zeros(len(values), np.intp)
-    return np.unique(values, return_inverse=True)

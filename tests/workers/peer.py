@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 
 from geminga.proto import pulsar_api_pb2 as api
 
-from ..proto.client_frames import CONNECT, T, command, field_of, frame
+from ..proto.client_frames import CONNECT, T, command, entry_of, field_of, message_metadata, send
 
 SECONDS = 10          # nothing takes so long; a test that waits for it has failed
 
@@ -42,6 +42,13 @@ class Peer:
         except (BrokenPipeError, ConnectionResetError):
             pass
 
+    def end(self) -> None:
+        """Says that nothing more will be said."""
+        try:
+            self.socket.shutdown(socket.SHUT_WR)
+        except OSError:      # the broker was faster
+            pass
+
     def hear_frame(self) -> tuple[api.BaseCommand, bytes]:
         """(command, what follows it) of the next frame.  Raises Closed; TimeoutError when nothing comes."""
         while True:
@@ -50,7 +57,10 @@ class Peer:
                 if len(self._data) >= 4 + total:
                     heard = api.BaseCommand.FromString(bytes(self._data[8:8 + size])), bytes(self._data[8 + size:4 + total])
                     del self._data[:4 + total]
-                    return heard
+                    if heard[0].type != T.PING:
+                        return heard
+                    self.say(command(T.PONG))
+                    continue
             try:
                 data = self.socket.recv(1 << 20)
             except ConnectionResetError:
@@ -95,4 +105,26 @@ def error_of(answer: api.BaseCommand) -> int:
     return body.error if hasattr(body, "error") else body.error_code
 
 
-__all__ = ["CONNECT", "Closed", "Peer", "T", "command", "error_of", "frame"]
+class Bystander:
+    """A correct client beside the others: publishes to a topic of its own and consumes from it."""
+
+    def __init__(self, service_url: str, topic: str):
+        self.peer = Peer(service_url)
+        self.peer.open_producer(topic)
+        self.peer.subscribe(topic)
+        self._rounds = 0
+
+    def round(self) -> None:
+        """One message to the broker and back, with its receipt."""
+        self._rounds += 1
+        body = entry_of(message_metadata(sequence_id=self._rounds), b"round %d" % self._rounds)
+        self.peer.say(command(T.FLOW, consumer_id=1, messagePermits=1) + send(body, sequence_id=self._rounds))
+        heard = dict((said.type, (said, entry)) for said, entry in (self.peer.hear_frame(), self.peer.hear_frame()))
+        assert heard.keys() == {T.SEND_RECEIPT, T.MESSAGE}
+        assert heard[T.SEND_RECEIPT][0].send_receipt.sequence_id == self._rounds
+        message, entry = heard[T.MESSAGE]
+        assert entry == body
+        self.peer.say(command(T.ACK, consumer_id=1, ack_type=api.CommandAck.Individual, message_id=[message.message.message_id]))
+
+    def close(self) -> None:
+        self.peer.socket.close()

@@ -1,0 +1,224 @@
+"""What a broker does with clients that break the protocol: its own error, or the end of that connection and of nothing else."""
+import struct
+
+import pytest
+from geminga.proto import pulsar_api_pb2 as api
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ..harness import partitioned_topic, unique_topic
+from ..proto.client_frames import CONNECT, MESSAGE_SIZE_MAX, PING, T, command, entry_of, frame, message_metadata, send
+from .peer import Bystander, Closed, Peer, error_of
+
+pytestmark = pytest.mark.usefixtures("unharmed")
+
+LARGEST = 2**64 - 1
+SIGNED_MAX = 2**63 - 1
+
+
+@pytest.fixture
+def peer(broker):
+    with Peer(broker.service_url) as connected:
+        yield connected
+
+
+# -- bytes that are no protocol
+
+@pytest.mark.parametrize("said", [
+    b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03" + bytes(500), bytes(16), b"\xff" * 100,
+    PING, send(), frame(b"\x08\x63"), command(T.PRODUCER, topic="t", producer_id=1, request_id=1),
+], ids=["http", "tls", "zeros", "ones", "ping", "send", "unknown", "producer"])
+def test_what_comes_before_connect_ends_the_connection(broker, said):
+    with Peer(broker.service_url, said) as peer:
+        assert peer.until_closed() == []
+
+
+@pytest.mark.parametrize("said", [
+    frame(b"\x08\x63"), frame(b"\x08\x03\x1a\0"), frame(b"\xff" * 10), frame(b""), CONNECT, frame(b"\x08\x05"),
+    struct.pack(">II", MESSAGE_SIZE_MAX + 10 * 1024 + 1, 4), struct.pack(">II", 3, 0), struct.pack(">I", 0), struct.pack(">II", 10, 7),
+    struct.pack(">II", 2**32 - 1, 2**32 - 1), frame(b"\x08\x05\x2a\x05\x0a\x03\xff\xfe\xfd"),
+    command(T.PRODUCER, topic="topic", producer_id=1, request_id=1).replace(b"topic", b"to\xff\xfec"),
+    command(T.LOOKUP, topic="topic", request_id=1).replace(b"topic", b"to\xff\xfec"),
+    send(b"\0\0\0\x09abc"), send(producer_id=77), command(T.FLOW, consumer_id=1, messagePermits=0),
+], ids=["unknown command", "a broker's command", "garbage", "empty", "second connect", "no producer inside", "too large", "size without room",
+        "size zero", "command behind the frame", "sizes of four gigabytes", "lacking fields", "topic no text", "lookup no text", "metadata cut",
+        "send for nobody", "no permits"])
+def test_what_breaks_the_protocol_ends_the_connection(peer, said):
+    """Without an answer, for there is none to it; what was asked before is answered."""
+    peer.say(PING + said)
+    assert [heard.type for heard in peer.until_closed()] == [T.PONG]
+
+
+def test_a_frame_of_the_largest_size_is_taken(peer):
+    """Payloads up to the size that CONNECTED announces, and what must be around them."""
+    peer.open_producer(unique_topic())
+    peer.say(send(entry_of(message_metadata(), bytes(MESSAGE_SIZE_MAX))))
+    assert peer.hear().type == T.SEND_RECEIPT
+
+
+def test_an_authentication_method_that_is_not_there_is_refused(broker):
+    """In the words of the protocol, then the connection ends; "none" and nothing are no method."""
+    with Peer(broker.service_url, command(T.CONNECT, client_version="test", auth_method_name="token", auth_data=b"secret")) as peer:
+        refused, = peer.until_closed()
+        assert (refused.type, error_of(refused)) == (T.ERROR, api.AuthenticationError)
+    with Peer(broker.service_url, command(T.CONNECT, client_version="test", auth_method_name="none")) as peer:
+        assert peer.hear().type == T.CONNECTED
+
+
+# -- commands that are refused
+
+def test_a_wrong_checksum_is_refused_and_the_connection_goes_on(peer):
+    """The others' receipts come, the refused one's never: its bytes are not stored."""
+    peer.open_producer(unique_topic())
+    damaged = send(entry_of(message_metadata(), wrong_by=1), sequence_id=50)
+    peer.say(b"".join(send(sequence_id=number) for number in range(50)) + damaged + b"".join(send(sequence_id=51 + number) for number in range(50)))
+    heard = [peer.hear() for _ in range(101)]
+    refused = [one.send_error for one in heard if one.type == T.SEND_ERROR]
+    assert [(one.producer_id, one.sequence_id, one.error) for one in refused] == [(1, 50, api.ChecksumError)]
+    receipts = [one.send_receipt for one in heard if one.type == T.SEND_RECEIPT]
+    assert [one.sequence_id for one in receipts] == [*range(50), *range(51, 101)]
+    assert [one.message_id.entryId for one in receipts] == list(range(100))
+
+
+def test_strangers_are_not_heard(peer):
+    """FLOW, ACK and redelivery for a consumer that is not there say nothing; the connection goes on."""
+    peer.say(command(T.FLOW, consumer_id=77, messagePermits=5)
+             + command(T.ACK, consumer_id=77, ack_type=api.CommandAck.Individual, message_id=[api.MessageIdData(ledgerId=1, entryId=1)], request_id=1)
+             + command(T.REDELIVER_UNACKNOWLEDGED_MESSAGES, consumer_id=77))
+    assert peer.ask(T.PING).type == T.PONG
+
+
+NOT_YET = {
+    "TC_CLIENT_CONNECT_REQUEST": {"tc_id": 0}, "NEW_TXN": {}, "END_TXN": {}, "ADD_PARTITION_TO_TXN": {}, "ADD_SUBSCRIPTION_TO_TXN": {},
+    "GET_OR_CREATE_SCHEMA": {"topic": "t", "schema": {"name": "s", "schema_data": b"", "type": api.Schema.String}},
+    "WATCH_TOPIC_LIST": {"watcher_id": 1, "namespace": "public/default", "topics_pattern": ".*"}, "WATCH_TOPIC_LIST_CLOSE": {"watcher_id": 1},
+    "PRODUCER": {"topic": "non-persistent://public/default/t", "producer_id": 1},
+    "SUBSCRIBE": {"topic": "non-persistent://public/default/t", "subscription": "s", "subType": 0, "consumer_id": 1},
+}
+
+
+@pytest.mark.parametrize("name", NOT_YET)
+def test_what_is_not_there_yet_is_refused_in_the_words_of_the_protocol(peer, name):
+    """Never silence: clients would wait."""
+    answer = peer.ask(T.Value(name), request_id=7, **NOT_YET[name])
+    assert error_of(answer) == api.NotAllowedError
+    assert peer.ask(T.PING).type == T.PONG
+
+
+def test_a_second_command_inside_does_not_confuse_the_answer(peer):
+    """The type says which one counts; once the first field was taken for it, which was an exception."""
+    both = api.BaseCommand(type=T.NEW_TXN, newTxn=api.CommandNewTxn(request_id=7), ping=api.CommandPing())
+    peer.say(frame(both.SerializeToString()))
+    assert (error := peer.hear()).error.request_id == 7
+    assert error_of(error) == api.NotAllowedError
+
+
+def test_a_subscription_of_no_kind_there_is_becomes_exclusive_or_is_refused(peer):
+    """A number that the enumeration does not know is a missing field to the protobuf library."""
+    whole = command(T.SUBSCRIBE, topic="t", subscription="s", subType=1, consumer_id=1, request_id=1)
+    peer.say(whole.replace(b"\x18\x01", b"\x18\x63"))
+    assert peer.until_closed() == []
+
+
+@pytest.mark.parametrize("topic, code", [
+    ("persistent://tenant/cluster/namespace/topic", api.InvalidTopicName), ("a/b", api.InvalidTopicName), ("", api.InvalidTopicName),
+    ("x" * 100_000, api.InvalidTopicName), ("persistent://public/nowhere/topic", api.TopicNotFound), ("acme/eu/topic", api.TopicNotFound),
+], ids=lambda value: str(value)[:20])
+@pytest.mark.parametrize("kind, fields", [
+    (T.PRODUCER, {"producer_id": 1}), (T.SUBSCRIBE, {"consumer_id": 1, "subscription": "s", "subType": 0}), (T.LOOKUP, {}),
+    (T.PARTITIONED_METADATA, {})], ids=["producer", "subscribe", "lookup", "partitions"])
+def test_a_topic_that_cannot_be_is_refused(peer, kind, fields, topic, code):
+    answer = peer.ask(kind, topic=topic, request_id=7, **fields)
+    assert error_of(answer) == code
+    assert peer.ask(T.PING).type == T.PONG
+
+
+def test_a_partition_that_is_not_there_is_refused(broker, peer):
+    """Behind the last one, and the partitioned topic itself; the last one is there."""
+    topic = partitioned_topic(broker.http_url, 2)
+    for name in (f"{topic}-partition-2", topic):
+        assert error_of(peer.ask(T.PRODUCER, topic=name, producer_id=5, request_id=1)) == api.TopicNotFound
+    peer.open_producer(f"{topic}-partition-1")
+
+
+# -- numbers as large as they can be
+
+@pytest.mark.parametrize("epoch", [SIGNED_MAX, SIGNED_MAX + 1, LARGEST])
+@pytest.mark.parametrize("mode", [api.Exclusive, api.ExclusiveWithFencing])
+def test_an_invented_topic_epoch_is_refused(peer, epoch, mode):
+    """Such a number was once more than the catalogue takes: its owner died of it, and so did each of its successors."""
+    topic = unique_topic()
+    answer = peer.ask(T.PRODUCER, topic=topic, producer_id=1, request_id=1, topic_epoch=epoch, producer_access_mode=mode)
+    assert error_of(answer) == api.ProducerFenced
+    assert peer.ask(T.PRODUCER, topic=topic, producer_id=1, request_id=1, producer_access_mode=mode).type == T.PRODUCER_SUCCESS
+
+
+@pytest.mark.parametrize("entry_id", [0, SIGNED_MAX, SIGNED_MAX + 1, LARGEST - 1, LARGEST])
+@pytest.mark.parametrize("ledger_id", [0, SIGNED_MAX, SIGNED_MAX + 1, LARGEST])
+def test_a_position_may_be_any_number(broker, ledger_id, entry_id):
+    """To begin at, to seek to, to acknowledge, one or all before it."""
+    where, topic = {"ledgerId": ledger_id, "entryId": entry_id}, unique_topic()
+    with Peer(broker.service_url) as peer:
+        peer.open_producer(topic)
+        peer.say(send())
+        assert peer.hear().type == T.SEND_RECEIPT
+        said = {"topic": topic, "subType": 0, "consumer_id": LARGEST, "request_id": LARGEST}
+        assert peer.ask(T.SUBSCRIBE, subscription="s", start_message_id=where, **said).type == T.SUCCESS
+        for kind in (api.CommandAck.Individual, api.CommandAck.Cumulative):
+            ids = [api.MessageIdData(**where, ack_set=[-1] if entry_id % 2 else [])]
+            assert peer.ask(T.ACK, consumer_id=LARGEST, ack_type=kind, message_id=ids, request_id=LARGEST).type == T.ACK_RESPONSE
+        peer.say(command(T.SEEK, consumer_id=LARGEST, request_id=LARGEST, message_id=where))
+        assert {peer.hear().type, peer.hear().type} == {T.SUCCESS, T.CLOSE_CONSUMER}
+
+
+@pytest.mark.parametrize("kind, fields", [
+    (T.SUBSCRIBE, {"subscription": "s", "subType": 0, "consumer_id": LARGEST, "start_message_rollback_duration_sec": LARGEST}),
+    (T.PRODUCER, {"producer_id": LARGEST, "epoch": LARGEST}),
+], ids=["subscribe", "producer"])
+def test_other_numbers_may_be_any(peer, kind, fields):
+    assert peer.ask(kind, topic=unique_topic(), request_id=LARGEST, **fields).type in (T.SUCCESS, T.PRODUCER_SUCCESS)
+
+
+def test_an_entry_may_say_any_number_of_itself(peer):
+    """Times, counts and ids are the producer's affair."""
+    peer.open_producer(topic := unique_topic())
+    strange = [{"publish_time": LARGEST, "num_messages_in_batch": 2**31 - 1, "deliver_at_time": -2**63}, {"publish_time": 2**63},
+               {"num_messages_in_batch": -2**31, "event_time": LARGEST, "highest_sequence_id": LARGEST, "sequence_id": LARGEST}]
+    entries = [entry_of(message_metadata(**fields)) for fields in strange]
+    for entry in entries:
+        peer.say(send(entry, sequence_id=LARGEST, highest_sequence_id=LARGEST, num_messages=-5))
+        assert peer.hear().type == T.SEND_RECEIPT
+    peer.subscribe(topic)
+    for entry in entries:      # each may take all permits there can be
+        peer.say(command(T.FLOW, consumer_id=1, messagePermits=2**32 - 1))
+        assert peer.hear_frame()[1] == entry
+
+
+# -- anything
+
+PIECES = st.one_of(
+    st.just(CONNECT), st.just(PING), st.just(send()), st.binary(max_size=50), st.binary(max_size=50).map(frame),
+    st.builds(lambda kind, body: frame(b"\x08" + bytes([kind, kind << 3 & 127 | 2, len(body)]) + body), st.integers(0, 15), st.binary(max_size=40)),
+    st.builds(lambda number: command(T.FLOW, consumer_id=number, messagePermits=1), st.integers(0, LARGEST)),
+    st.builds(lambda topic: command(T.LOOKUP, topic=topic, request_id=1), st.text(max_size=20)),
+    st.builds(lambda topic: command(T.PRODUCER, topic=topic, producer_id=1, request_id=1), st.text(max_size=20)),
+)
+
+
+@settings(deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(pieces=st.lists(PIECES, max_size=10), is_polite=st.booleans())
+def test_any_bytes_are_answered_in_frames_or_end_the_connection(broker, bystander: Bystander, pieces, is_polite):
+    """In as many writes as pieces; what is heard is whole frames, then the end."""
+    with Peer(broker.service_url, CONNECT if is_polite else b"") as peer:
+        for piece in pieces:
+            peer.say(piece)
+        peer.end()
+        peer.until_closed()
+    bystander.round()
+
+
+def test_a_connection_that_ended_says_so_to_whoever_goes_on(peer):
+    """A canary: were connections never ended, the tests above would wait, and this one pass for another reason."""
+    peer.say(frame(b"\x08\x63"))
+    with pytest.raises(Closed):
+        peer.hear()
