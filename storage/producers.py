@@ -62,22 +62,24 @@ class Producers:
             self.exclusive = None
             self._enter_exclusively(producer)
             return out
-        out = []
-        if producer.name in self.live:
-            out = [self.live[producer.name]]
-            self._drop(out[0])
+        old = self.live.get(producer.name)      # the same producer, which has come back
+        is_queued_for = bool(self.waiting) and (old is None or self.exclusive is not old)      # who had its turn keeps it
+        is_held = self.exclusive not in (None, old)
+        is_taken = is_held or is_queued_for or len(self.live) > (old is not None)
+        if producer.access_mode == Shared and (is_held or is_queued_for):
+            raise Refusal(api.ProducerBusy, "Topic has an exclusive producer")
+        if producer.access_mode == Exclusive and is_taken:
+            raise Refusal(api.ProducerFenced, "Topic has existing producers")
+        if old is not None:
+            self._drop(old)
         if producer.access_mode == Shared:
-            if self.exclusive or self.waiting:
-                raise Refusal(api.ProducerBusy, "Topic has an exclusive producer")
             self.live[producer.name] = producer
-        elif self.live or self.exclusive or self.waiting:
-            if producer.access_mode == Exclusive:
-                raise Refusal(api.ProducerFenced, "Topic has existing producers")
+        elif is_taken:
             producer.is_ready = False
             self.waiting.append(producer)
         else:
             self._enter_exclusively(producer)
-        return out
+        return [] if old is None else [old]
 
     def _check_epoch(self, producer: Producer) -> None:
         if producer.topic_epoch is not None and producer.topic_epoch < (self.topic_epoch if self.topic_epoch is not None else -1):

@@ -7,6 +7,7 @@ The supervisor has no thread, no ZeroMQ context and no open catalogue, so that a
 (PR_SET_PDEATHSIG), and has a serial number of its own, never used again while the supervisor lives.
 """
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -86,6 +87,7 @@ def _settle(parent: int, child: Child) -> None:
     # the system time of large entries.
     _libc.mallopt(_M_MMAP_THRESHOLD, 32 << 20)
     _libc.mallopt(_M_TRIM_THRESHOLD, 64 << 20)
+    gc.set_threshold(50_000, 20, 100)      # there are few cycles to collect, and a collection is a pause
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

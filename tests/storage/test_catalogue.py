@@ -1,6 +1,8 @@
 """The catalogue: ids that are never given twice, names, counters, and who notices what others commit."""
-import multiprocessing
+import json
 import sqlite3
+import subprocess
+import sys
 
 import pytest
 from geminga.proto.names import parse
@@ -35,33 +37,41 @@ def test_a_new_catalogue_has_the_namespaces_that_everybody_uses(opened):
 
 # -- ids --------------------------------------------------------------------------------------------------------------------------------
 
-def take_many(path, count, results):
-    """What an owner does, in a process of its own."""
-    mine = open_catalogue(path)
-    ledgers = [mine.next_ledger_id() for _ in range(count)]
-    names = []
-    for _ in range(50):
-        names.append(mine.take("producers"))
-        mine.commit()
-    mine.close()
-    results.put((ledgers, names))
+TAKE = """
+import json, sys
+from pathlib import Path
+from geminga.storage.catalogue import open_catalogue
+mine = open_catalogue(Path(sys.argv[1]))
+sys.stdin.read()
+found = {"ledgers": [mine.next_ledger_id() for _ in range(int(sys.argv[2]))], "producers": []}
+for _ in range(50):
+    found["producers"].append(mine.take("producers"))
+    mine.commit()
+print(json.dumps(found))
+"""
 
 
-def test_processes_that_take_ids_at_once_never_get_the_same(tmp_path, opened):
-    """Three processes, more ledgers each than a block holds, and a counter that all raise one by one."""
-    opened()
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    takers = [context.Process(target=take_many, args=(tmp_path / "catalogue.sqlite", LEDGER_BLOCK + 200, results)) for _ in range(3)]
-    for taker in takers:
-        taker.start()
-    found = [results.get(timeout=60) for _ in takers]
-    for taker in takers:
-        taker.join()
-    for number, count in ((0, 3 * (LEDGER_BLOCK + 200)), (1, 150)):
-        taken = [value for result in found for value in result[number]]
+def at_once(count, script, *arguments):
+    """What so many processes print that were told to go on at the same moment."""
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    running = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(count)]
+    for process in running:
+        process.stdin.close()
+    printed = []
+    for process in running:
+        with process:
+            printed.append(process.stdout.read())
+        assert process.returncode == 0
+    return printed
+
+
+def test_processes_that_take_ids_at_once_never_get_the_same(tmp_path):
+    """Three processes, more ledgers each than a block holds, and a counter that all raise one by one; none has made the file."""
+    found = [json.loads(text) for text in at_once(3, TAKE, tmp_path / "catalogue.sqlite", LEDGER_BLOCK + 200)]
+    for name, count in (("ledgers", 3 * (LEDGER_BLOCK + 200)), ("producers", 150)):
+        taken = [value for one in found for value in one[name]]
         assert len(set(taken)) == len(taken) == count
-    assert all(ledgers == sorted(ledgers) for ledgers, _ in found)
+    assert all(one["ledgers"] == sorted(one["ledgers"]) for one in found)
 
 
 def test_ledger_ids_grow_and_are_never_given_again_after_reopening(opened):
@@ -185,23 +195,3 @@ def test_a_catalogue_that_was_only_begun_is_made_again(tmp_path):
     found = open_catalogue(path)
     assert found.has_namespace("public/default")
     found.close()
-
-
-def begin_at_once(path, results):
-    try:
-        open_catalogue(path).close()
-        results.put("opened")
-    except Exception as error:
-        results.put(repr(error))
-
-
-def test_processes_may_open_a_new_catalogue_at_once(tmp_path):
-    """One of them makes it; the others find it made."""
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    openers = [context.Process(target=begin_at_once, args=(tmp_path / "catalogue.sqlite", results)) for _ in range(4)]
-    for opener in openers:
-        opener.start()
-    assert [results.get(timeout=60) for _ in openers] == ["opened"] * 4
-    for opener in openers:
-        opener.join()

@@ -124,7 +124,7 @@ class CursorMachine(RuleBasedStateMachine):
                 known[end:] = False
         self.cursor.advance(self.ledgers)
 
-    @precondition(lambda self: self.cursor.mark_delete[0] > self.ledgers[0].ledger_id and any(ledger.entries for ledger in self.ledgers[1:]))
+    @precondition(lambda self: self.cursor.mark_delete[0] > self.ledgers[0].ledger_id and any(one.entries for one in self.ledgers[1:]))
     @rule()
     def delete_the_first_ledger(self):
         gone = self.ledgers.pop(0).ledger_id

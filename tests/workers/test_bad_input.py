@@ -105,6 +105,21 @@ def test_what_is_not_there_yet_is_refused_in_the_words_of_the_protocol(peer, nam
     assert peer.ask(T.PING).type == T.PONG
 
 
+STRING_SCHEMA = {"name": "s", "schema_data": b"", "type": api.Schema.String}
+
+
+@pytest.mark.parametrize("kind, fields", [
+    (T.SUBSCRIBE, {"subType": api.CommandSubscribe.Shared}), (T.SUBSCRIBE, {"subType": api.CommandSubscribe.Failover}),
+    (T.SUBSCRIBE, {"subType": api.CommandSubscribe.Key_Shared}), (T.SUBSCRIBE, {"subType": 0, "schema": STRING_SCHEMA}),
+    (T.PRODUCER, {"schema": STRING_SCHEMA}), (T.PRODUCER, {"txn_enabled": True}),
+], ids=["shared", "failover", "key-shared", "schema of a consumer", "schema of a producer", "transactions"])
+def test_a_topic_is_not_used_in_ways_not_there_yet(peer, kind, fields):
+    more = {"producer_id": 1} if kind == T.PRODUCER else {"consumer_id": 1, "subscription": "s"}
+    answer = peer.ask(kind, topic=unique_topic(), request_id=7, **more, **fields)
+    assert (error_of(answer), answer.error.request_id) == (api.NotAllowedError, 7)
+    assert peer.ask(T.PING).type == T.PONG
+
+
 def test_a_second_command_inside_does_not_confuse_the_answer(peer):
     """The type says which one counts; once the first field was taken for it, which was an exception."""
     both = api.BaseCommand(type=T.NEW_TXN, newTxn=api.CommandNewTxn(request_id=7), ping=api.CommandPing())

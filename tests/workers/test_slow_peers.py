@@ -1,0 +1,143 @@
+"""Clients that do not read, do not write, or stop in the middle: memory stays bounded and the others go on."""
+import select
+import struct
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import psutil
+import pytest
+from geminga.proto import pulsar_api_pb2 as api
+
+from ..harness import Broker, unique_topic
+from ..proto.client_frames import CONNECT, MESSAGE_SIZE_MAX, PING, T, command, entry_of, message_metadata, send
+from .peer import SECONDS, Bystander, Closed, Peer
+
+pytestmark = pytest.mark.usefixtures("unharmed")
+
+GROWTH_MAX = 64 << 20       # bytes that all workers together may take for what these tests do
+ROUNDS = 20                 # of a bystander, during which memory is looked at
+
+
+def workers_memory(broker: Broker) -> int:
+    """Bytes that belong to the workers alone: without the ledgers they have mapped."""
+    return sum(psutil.Process(pid).memory_full_info().uss for name, pid in broker.children().items() if name.startswith("geminga-w"))
+
+
+@pytest.fixture
+def within_bounds(broker: Broker, bystander: Bystander) -> Iterator:
+    """within_bounds(): while a bystander goes on, the workers take no more than GROWTH_MAX above what they had."""
+    before = workers_memory(broker)
+
+    def check() -> None:
+        for _ in range(ROUNDS):
+            bystander.round()
+            assert workers_memory(broker) - before < GROWTH_MAX
+
+    yield check
+
+
+def wait_readable(peer: Peer) -> None:
+    assert select.select([peer.socket], [], [], SECONDS)[0]
+
+
+def test_consumers_that_never_read_hold_up_nobody(broker, within_bounds):
+    """200 MB wanted by consumers that take none of it: it waits in its ledger.  Who begins to read has all of it, in order."""
+    topic, entries = unique_topic(), [entry_of(message_metadata(sequence_id=number), bytes(100_000)) for number in range(200)]
+    with ExitStack() as open_peers:
+        producer = open_peers.enter_context(Peer(broker.service_url))
+        producer.open_producer(topic)
+        for number, entry in enumerate(entries):
+            producer.say(send(entry, sequence_id=number))
+        assert [producer.hear().send_receipt.sequence_id for _ in entries] == list(range(200))
+        deaf = [open_peers.enter_context(Peer(broker.service_url, receive_buffer=4_096)) for _ in range(10)]
+        for number, peer in enumerate(deaf):
+            peer.subscribe(topic, f"deaf-{number}")
+            peer.say(command(T.FLOW, consumer_id=1, messagePermits=1_000))
+        for peer in deaf:
+            wait_readable(peer)
+        within_bounds()
+        assert [deaf[0].hear_frame()[1] == entry for entry in entries] == [True] * 200
+        within_bounds()
+
+
+def say_until_stuck(peer: Peer, data: bytes, times: int) -> int:
+    """Writes data again and again until the broker takes no more of it for a second; returns the bytes it has taken."""
+    peer.socket.setblocking(False)
+    said, whole = 0, memoryview(data)
+    while said < times * len(data) and select.select([], [peer.socket], [], 1)[1]:
+        said += peer.socket.send(whole[said % len(data):])
+    peer.socket.settimeout(SECONDS)
+    return said
+
+
+def test_a_producer_that_never_reads_its_receipts_is_not_read_from(broker, within_bounds):
+    """What it is owed waits up to a bound, then so does it; when it reads, every receipt is there."""
+    with Peer(broker.service_url, receive_buffer=4_096) as peer:
+        peer.open_producer(unique_topic())
+        one = send(entry_of(message_metadata(), b""), sequence_id=1)
+        said = say_until_stuck(peer, one * 10_000, 200)
+        assert said < 200 * 10_000 * len(one)
+        within_bounds()
+        kinds = {peer.hear().type for _ in range(said // len(one))}
+        assert kinds == {T.SEND_RECEIPT}
+        peer.say(one[said % len(one):] if said % len(one) else b"")
+
+
+def test_a_client_that_never_reads_answers_is_not_read_from(broker, within_bounds):
+    """Answers that a worker gives by itself are bounded like others."""
+    with Peer(broker.service_url, receive_buffer=4_096) as peer:
+        asked = command(T.LOOKUP, topic="topic", request_id=1)
+        said = say_until_stuck(peer, asked * 1_000, 1_000)
+        assert said < 1_000 * 1_000 * len(asked)
+        within_bounds()
+
+
+HALF = {
+    "nothing": b"",
+    "half a size": b"\0\0",
+    "a size": struct.pack(">I", 100),
+    "connected": CONNECT,
+    "half a command": CONNECT + PING[:-1],
+    "a large frame announced": CONNECT + struct.pack(">II", MESSAGE_SIZE_MAX, 20) + send()[8:28],
+    "a large frame begun": CONNECT + struct.pack(">II", MESSAGE_SIZE_MAX, 20) + send()[8:28] + bytes(70_000),
+}
+
+
+@pytest.mark.parametrize("said", HALF.values(), ids=HALF)
+def test_many_connections_that_stop_in_the_middle_cost_little(broker, within_bounds, said):
+    """200 of them, and no memory for what they have only announced."""
+    with ExitStack() as open_peers:
+        for _ in range(200):
+            peer = open_peers.enter_context(Peer(broker.service_url, b""))
+            peer.say(said)
+        within_bounds()
+
+
+def test_a_connection_that_goes_away_in_the_middle_of_a_frame_leaves_nothing(broker):
+    """Its producer's name is free again at once, and half a message is none."""
+    topic = unique_topic()
+    name = {"topic": topic, "producer_id": 1, "request_id": 1, "producer_name": "named", "user_provided_producer_name": True}
+    with Peer(broker.service_url) as peer:
+        assert peer.ask(T.PRODUCER, **name).type == T.PRODUCER_SUCCESS
+        peer.say(send(sequence_id=1) + send(sequence_id=2)[:-1])
+        assert peer.hear().send_receipt.sequence_id == 1
+        peer.end()
+        with pytest.raises(Closed):
+            peer.hear()
+    with Peer(broker.service_url) as peer:
+        assert peer.ask(T.PRODUCER, **name).type == T.PRODUCER_SUCCESS
+        peer.subscribe(topic)
+        last = peer.ask(T.GET_LAST_MESSAGE_ID, consumer_id=1, request_id=3).getLastMessageIdResponse.last_message_id
+        assert last.entryId == 0
+
+
+def test_what_is_said_in_single_bytes_is_understood(broker):
+    """Each in a packet of its own, as far as the network lets it."""
+    with Peer(broker.service_url, b"") as peer:
+        for byte in CONNECT + command(T.PRODUCER, topic=unique_topic(), producer_id=1, request_id=1):
+            peer.say(bytes([byte]))
+        assert [peer.hear().type, peer.hear().type] == [T.CONNECTED, T.PRODUCER_SUCCESS]
+        for byte in send():
+            peer.say(bytes([byte]))
+        assert peer.hear().type == T.SEND_RECEIPT
+        assert api.BaseCommand.Type.Name(peer.ask(T.PING).type) == "PONG"
