@@ -23,7 +23,7 @@ def wrong_ones(bodies: NDArray[np.uint8], claimed: NDArray[np.uint32]) -> NDArra
     if size == 0:
         return np.flatnonzero(claimed)
     if size >= LARGE_MIN:
-        return np.array([row for row, (body, sum_) in enumerate(zip(bodies, claimed.tolist(), strict=True)) if crc32c(body) != sum_], np.intp)
+        return np.array([row for row, body in enumerate(bodies) if crc32c(body) != claimed[row]], np.intp)
     bodies = np.ascontiguousarray(bodies)
     if count >= COMBINE_MIN and crc32c(bodies.data) == _combine(claimed, size):
         return np.empty(0, np.intp)

@@ -114,10 +114,8 @@ def apply(planned: Plan) -> None:
     lasts = np.array([end - 1 for _, _, _, end in groups])
     sizes = (index["offset"][lasts] + index["size"][lasts]).tolist()
     messages = (index["message_index"][lasts] + index["messages"][lasts]).tolist()
-    if len(groups) == 1 and sizes[0] - groups[0][1].size == batch.size:      # nothing left out, nothing moved
-        pieces = [batch.pieces]
-    else:
-        pieces = _pieces_by_group(planned)
+    is_whole = len(groups) == 1 and sizes[0] - groups[0][1].size == batch.size      # nothing left out, nothing moved
+    pieces = [batch.pieces] if is_whole else _pieces_by_group(planned)
     for (partition, ledger, first, end), found, size, next_message in zip(groups, pieces, sizes, messages, strict=True):
         ledger.write(found, ledger.size)
         ledger.append(index[first:end], size)

@@ -14,7 +14,6 @@ were written while it was filled.  That is put off until segments run short, so 
 meanwhile are never written at all.
 """
 import os
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 class StorageOptions:
     """How entries are kept and when what was kept is given back."""
 
-    sync: str = "group"                       # "group": fdatasync before anything is answered; "interval": now and then; "none": the kernel decides
+    sync: str = "group"                       # "group": before anything is answered; "interval": now and then; "none": the kernel decides
     sync_interval_ms: int = 1_000             # with sync = "interval": how much of the newest data a power cut may cost
     roll_over_bytes: int = 64 << 20           # a ledger is sealed when it holds this much; space is given back ledger by ledger
     roll_over_entries: int = 1_000_000        # or this many entries
     roll_over_age_s: int = 4 * 3600           # or when it is this old
-    journal_segment_bytes: int = 16 << 20     # segments are written over again and again: blocks written before sync 4 times faster than new ones
+    journal_segment_bytes: int = 16 << 20     # segments are written over and over: blocks written before sync 4 times faster
     journal_segments_max: int = 8             # bound of what a recovery replays: segments x bytes
     pass_bytes_max: int = 1 << 20             # bytes of entries that one pass takes in before it syncs
     auto_create_topics: bool = True           # a topic comes to be when it is first used

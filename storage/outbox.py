@@ -3,6 +3,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geminga.proto import envelope
+from geminga.storage.subscription import Consumer
 
 
 class Outbox:
@@ -23,9 +24,9 @@ class Outbox:
         """Do what `action` says, then write data to the client: the answer to its request, when it is one."""
         self._add(envelope.REPLIES, (connection, action, object_id, handle, request_id, len(data), partition), data)
 
-    def run(self, connection: int, consumer: int, partition_id: int, ledger_id: int, first_entry: int, count: int) -> None:
-        """Deliver entries."""
-        self._add(envelope.RUNS, (connection, count, consumer, partition_id, ledger_id, first_entry), b"")
+    def run(self, consumer: Consumer, partition_id: int, ledger_id: int, first_entry: int, count: int) -> None:
+        """Deliver entries to the consumer."""
+        self._add(envelope.RUNS, (consumer.connection, count, consumer.handle, partition_id, ledger_id, first_entry), b"")
 
     def forget(self, ledger_id: int) -> None:
         """The ledger was deleted: unmap it."""

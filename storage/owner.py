@@ -174,7 +174,8 @@ class Owner:
     def next_deadline_ms(self) -> int:
         """When the next pass is due although nothing came."""
         if self._unsynced_since is not None:
-            return min(self._next_tick_ms, self._unsynced_since + ACK_SYNC_MS)
+            wait = ACK_SYNC_MS if self.options.sync == "group" else self.options.sync_interval_ms
+            return min(self._next_tick_ms, self._unsynced_since + wait)
         return self._next_tick_ms
 
     def worker_gone(self, worker: int) -> None:
@@ -310,7 +311,7 @@ class Owner:
                 continue
             choose = DISPATCHERS[subscription.kind]
             for consumer, ledger, first, count in choose(subscription, partition.ledgers_from(subscription.read[0])):
-                self.outbox(consumer.worker).run(consumer.connection, consumer.handle, partition.partition_id, ledger.ledger_id, first, count)
+                self.outbox(consumer.worker).run(consumer, partition.partition_id, ledger.ledger_id, first, count)
                 self.counters.add("entries_out", count)
 
     # -- durability
@@ -331,17 +332,19 @@ class Owner:
         self._sync_when_due()
 
     def _sync_when_due(self) -> None:
+        """Sync what was written, when an answer of this pass depends on it, or when it has waited long enough."""
+        must_sync, self._must_sync = self._must_sync, False
         if self._unsynced_since is None:
             return
-        wait = {"group": ACK_SYNC_MS, "interval": self.options.sync_interval_ms}.get(self.options.sync)
-        if wait is None or not (self._must_sync and self.options.sync == "group" or self.now_ms - self._unsynced_since >= wait):
-            self._must_sync = False
-            if wait is None:
-                self._unsynced_since = None
-            return
-        self.journal.sync()
-        self.counters.add("syncs")
-        self._must_sync, self._unsynced_since = False, None
+        waited_ms = self.now_ms - self._unsynced_since
+        is_due = {"group": must_sync or waited_ms >= ACK_SYNC_MS,
+                  "interval": waited_ms >= self.options.sync_interval_ms,
+                  "none": False}[self.options.sync]
+        if is_due:
+            self.journal.sync()
+            self.counters.add("syncs")
+        if is_due or self.options.sync == "none":
+            self._unsynced_since = None
 
     # -- giving space back
 

@@ -3,7 +3,6 @@
 Works on files alone, before anything is served, and is idempotent: the same records may be applied any number of times.  A
 ledger that has no files has been deleted since, unless a record says that it was opened.
 """
-import os
 from pathlib import Path
 
 import numpy as np

@@ -55,7 +55,7 @@ def _publish(options: argparse.Namespace) -> int:
     from geminga.supervisor import client
     try:
         for message_id in asyncio.run(client.publish(options.url, options.topic, [text.encode() for text in options.messages])):
-            print("published %d:%d" % message_id)
+            print("published {}:{}".format(*message_id))
     except (OSError, client.ClientError) as error:
         print(f"geminga: {options.url}: {error}", file=sys.stderr)
         return 1

@@ -121,7 +121,7 @@ class Supervisor:
                            auto_create=storage.auto_create_topics, auto_create_partitions=storage.auto_create_partitions)
 
     def _be_admin(self, child: Child, control: Control) -> None:
-        from geminga.supervisor.admin import app   # only this process needs an HTTP server
+        from geminga.supervisor.admin import app  # only this process needs an HTTP server
         app.run(self.config, self.http_listener, self.service_url, self.http_url, self.counters, control)
 
     # -- the loop

@@ -7,6 +7,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
+
 from geminga.supervisor import bootstrap
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -13,6 +13,6 @@ class WorkerOptions:
     max_message_size: int = 5_242_880         # told to clients; frames may be 10 KiB larger
     keep_alive_interval_ms: int = 30_000      # PING after so much silence; the connection ends after twice that
     write_buffer_bytes: int = 1 << 20         # bytes waiting for a slow client before deliveries to it pause
-    in_flight_bytes: int = 4 << 20            # bytes sent to an owner and not yet answered before producers are not read from; permits wait behind them
+    in_flight_bytes: int = 4 << 20            # unanswered bytes sent to an owner before producers wait; so do permits behind them
     broker_entry_metadata: tuple[str, ...] = ()  # of "timestamp", "index": what is added to entries delivered
     expose_broker_entry_metadata: bool = False   # deliver it to clients that understand it (protocol 18 and their feature flag)

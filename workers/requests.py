@@ -79,7 +79,8 @@ class Directory:
 def partition_metadata(directory: Directory, command: api.BaseCommand) -> bytes:
     request = command.partitionMetadata
     try:
-        return answers.partitions(request.request_id, directory.partitions(request.topic, may_create=request.metadata_auto_creation_enabled))
+        count = directory.partitions(request.topic, may_create=request.metadata_auto_creation_enabled)
+        return answers.partitions(request.request_id, count)
     except Refusal as refusal:
         return answers.partitions_failed(request.request_id, refusal.code, refusal.message)
 

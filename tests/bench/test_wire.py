@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from geminga.proto import pulsar_api_pb2 as pb
 
 _spec = importlib.util.spec_from_file_location("bench_wire", Path(__file__).with_name("wire.py"))

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 import pulsar
 import pytest
+
 from geminga.proto import pulsar_api_pb2 as api
 
 from ..harness import Broker, eventually, partitioned_topic, request, unique_topic

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from crc32c import crc32c
+
 from geminga.proto import connection as connections
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.connection import Connection, SendRefused, Sends

@@ -2,10 +2,11 @@
 import numpy as np
 import pytest
 from crc32c import crc32c
-from geminga.proto import checksums
-from geminga.proto.checksums import COMBINE_MIN
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from geminga.proto import checksums
+from geminga.proto.checksums import COMBINE_MIN
 
 
 def bodies_of(count: int, size: int, seed: int = 0) -> np.ndarray:

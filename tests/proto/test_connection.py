@@ -3,12 +3,13 @@ import re
 import struct
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
 from geminga.proto import connection as connections
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.connection import CONNECTED, NEW, TRANSITIONS
 from geminga.proto.frames import FRAME_PADDING
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 from .client_frames import CONNECT, PING, T, byte_by_byte, command, cut, entry_of, field_of, frame, listen, message_metadata, send
 

@@ -3,12 +3,13 @@ import struct
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
 from geminga.proto import deliveries, sends
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.deliveries import BROKER_INDEX, BROKER_TIMESTAMP, FEW_MAX, RECEIPT_ROW, Delivery
 from geminga.storage.format import INDEX_ROW
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 from .client_frames import entry_of, message_metadata
 

@@ -1,10 +1,11 @@
 """An envelope between worker and owner arrives as it was sealed."""
 import numpy as np
 import pytest
-from geminga.proto import envelope
-from geminga.proto.envelope import ROWS, seal, unseal
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from geminga.proto import envelope
+from geminga.proto.envelope import ROWS, seal, unseal
 
 
 @st.composite

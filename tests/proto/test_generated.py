@@ -4,8 +4,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from geminga.proto import pulsar_api_pb2
 from google.protobuf import descriptor_pb2
+
+from geminga.proto import pulsar_api_pb2
 
 PROTO = Path(__file__).resolve().parents[2] / "proto"
 

@@ -1,10 +1,11 @@
 """What names of topics mean, and which are refused."""
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 COMPLETE = {
     "orders": "persistent://public/default/orders",

@@ -5,10 +5,11 @@ import struct
 import mmh3
 import pytest
 from crc32c import crc32c
-from geminga.proto import pulsar_api_pb2 as api
-from geminga.proto import sends
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto import sends
 
 from . import client_frames as client
 from .client_frames import CONNECT, PING, byte_by_byte, cut, entry_of, listen, message_metadata, send

@@ -1,10 +1,11 @@
 """Columns of varints are what protobuf reads and writes as varints."""
 import numpy as np
 import pytest
-from geminga.proto import pulsar_api_pb2 as api
-from geminga.proto import varints
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto import varints
 
 NUMBERS = st.one_of(st.integers(0, 2**64 - 1), st.integers(0, 64).map(lambda bits: (1 << bits) - 1), st.integers(0, 63).map(lambda bits: 1 << bits))
 

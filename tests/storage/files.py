@@ -3,6 +3,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+
 from geminga.storage import format, ledger
 from geminga.storage.journal import Record
 from geminga.storage.ledger import Ledger, map_file

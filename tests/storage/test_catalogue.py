@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+
 from geminga.proto.names import parse
 from geminga.storage.catalogue import LEDGER_BLOCK, VERSION, Catalogue, CatalogueError, open_catalogue
 

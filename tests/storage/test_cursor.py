@@ -9,12 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from geminga.storage import format
-from geminga.storage.cursor import Cursor, CursorTable, load_bitmaps
-from geminga.storage.errors import CorruptFile
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from geminga.storage import format
+from geminga.storage.cursor import Cursor, CursorTable, load_bitmaps
+from geminga.storage.errors import CorruptFile
 
 from .files import PARTITION, flip, overwrite
 

@@ -7,6 +7,7 @@ import threading
 
 import numpy as np
 import pytest
+
 from geminga.storage import format, journal
 from geminga.storage.errors import CorruptFile, StorageFull
 from geminga.storage.journal import open_journal, replay

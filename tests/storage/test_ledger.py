@@ -4,6 +4,7 @@ import os
 
 import numpy as np
 import pytest
+
 from geminga.storage import format, ledger
 from geminga.storage.errors import CorruptFile, StorageFull
 from geminga.storage.ledger import map_file, open_ledger

@@ -2,6 +2,7 @@
 import itertools
 
 import pytest
+
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.storage.producers import Exclusive, ExclusiveWithFencing, Producer, Producers, Shared, WaitForExclusive

@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
 from geminga.storage.options import StorageOptions
 from geminga.supervisor.config import FORMS, KEYS, RANGES, Config, ConfigError, core_count, load
 from geminga.supervisor.properties import known_names, parse

@@ -2,9 +2,10 @@
 import struct
 
 import pytest
-from geminga.proto import pulsar_api_pb2 as api
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from geminga.proto import pulsar_api_pb2 as api
 
 from ..harness import partitioned_topic, unique_topic
 from ..proto.client_frames import CONNECT, MESSAGE_SIZE_MAX, PING, T, command, entry_of, frame, message_metadata, send

@@ -1,0 +1,45 @@
+"""Owners to drive, closed when their test ends."""
+import pytest
+
+from .rig import Rig
+
+
+class Rigs:
+    """Owners on folders of the test's own; those that crashed are on files that nobody else uses any more."""
+
+    def __init__(self, folder):
+        self._folder = folder
+        self._made = []
+
+    def __call__(self, **options) -> Rig:
+        return self._keep(Rig(self._folder / f"data-{len(self._made)}", **options))
+
+    def crash(self, rig, **options) -> Rig:
+        """The process is killed; the next one has recovered what it left."""
+        return self._keep(rig.crashed(self._folder / f"data-{len(self._made)}", **options))
+
+    def restart(self, rig, **options) -> Rig:
+        """The process is told to stop, and the next one started on the same folder."""
+        self._made.remove(rig)
+        rig.close()
+        return self._keep(Rig(rig.data_dir, now_ms=rig.now_ms, **rig.settings | options))
+
+    def _keep(self, rig):
+        self._made.append(rig)
+        return rig
+
+    def close(self):
+        for rig in self._made:
+            rig.close()
+
+
+@pytest.fixture
+def rigs(tmp_path):
+    made = Rigs(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def rig(rigs):
+    return rigs()

@@ -1,0 +1,254 @@
+"""One owner without ZeroMQ: what workers send goes in as envelopes, what it answers comes out, and time is a number.
+
+    rig = Rig(folder)
+    producer = rig.producer("orders")              # a Handle: the owner's number for it, and where its topic is
+    answers = rig.run(rig.sends(producer, b"a"), rig.flow(consumer, 10))      # one pass
+    answers.receipts, answers.runs, answers.replies, answers.forgotten
+
+`crashed` is what a SIGKILL leaves, opened by the next process: the files as they are, and nothing of this process's memory.
+"""
+import itertools
+import struct
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from crc32c import crc32c
+from geminga.proto import envelope, sends
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.frames import SIZES
+from geminga.storage import format
+from geminga.storage.catalogue import open_catalogue
+from geminga.storage.counters import make_counters
+from geminga.storage.journal import open_journal
+from geminga.storage.options import StorageOptions
+from geminga.storage.owner import Owner
+from geminga.storage.recovery import journal_folder, recover
+
+from .files import copy_of, read_mapped
+
+T = api.BaseCommand.Type
+WORKER, CONNECTION = 1, 1
+START_MS = 1_700_000_000_000
+_METADATA_END = 10      # of an entry: magic, checksum, size of metadata
+
+
+@dataclass(frozen=True)
+class Handle:
+    """A producer or consumer as its worker knows it."""
+
+    number: int
+    object_id: int
+    topic: str
+    worker: int = WORKER
+    connection: int = CONNECTION
+
+
+@dataclass
+class Answers:
+    """What one pass answered, over all workers, in order."""
+
+    receipts: list = field(default_factory=list)      # (worker, connection, producer id, sequence id, (ledger, entry))
+    runs: list = field(default_factory=list)          # (consumer's number, partition id, ledger, first entry, count)
+    replies: list = field(default_factory=list)       # (connection, action, object id, handle, command or None)
+    forgotten: list = field(default_factory=list)     # (worker, ledger)
+    taken: dict = field(default_factory=dict)         # worker -> bytes of entries taken from it so far
+
+    def commands(self, kind=None):
+        return [command for *_, command in self.replies if command is not None and kind in (None, command.type)]
+
+    @property
+    def positions(self):
+        return [receipt[-1] for receipt in self.receipts]
+
+
+def entry_of(payload, *, batch=0, publish_time=1, sequence_id=0):
+    """The bytes of an entry, as a client sends it behind a SEND."""
+    metadata = api.MessageMetadata(producer_name="p", sequence_id=sequence_id, publish_time=publish_time)
+    if batch:
+        metadata.num_messages_in_batch = batch
+    raw = metadata.SerializeToString()
+    content = struct.pack(">I", len(raw)) + raw + payload
+    return b"\x0e\x01" + struct.pack(">I", crc32c(content)) + content
+
+
+def payload_of(entry):
+    return entry[_METADATA_END + struct.unpack_from(">I", entry, 6)[0]:]
+
+
+class Rig:
+    """Invariant: between passes the owner has nothing to answer."""
+
+    def __init__(self, data_dir: Path, *, now_ms=START_MS, **options):
+        self.data_dir, self.now_ms = data_dir, now_ms
+        self.settings = {"journal_segment_bytes": 1 << 20, "journal_segments_max": 4} | options
+        self.options = StorageOptions(**self.settings)
+        self._numbers = itertools.count(1)
+        folder = journal_folder(data_dir, 0)
+        self.recovered = recover(data_dir, folder)
+        self.journal = open_journal(folder, segment_bytes=self.options.journal_segment_bytes,
+                                    segments_max=self.options.journal_segments_max)
+        self.counters = make_counters(1)[0]
+        self.owner = Owner(data_dir, self.options, open_catalogue(data_dir / "catalogue.sqlite"), self.journal, self.counters, now_ms)
+
+    def close(self):
+        self.owner.close()
+
+    def crashed(self, target: Path, **options) -> "Rig":
+        """The next process, on a copy of the files as they are."""
+        return Rig(copy_of(self.data_dir, target), now_ms=self.now_ms, **self.settings | options)
+
+    # -- what workers send
+
+    def number(self):
+        return next(self._numbers)
+
+    def sends(self, *messages, worker=WORKER):
+        """A section of SENDs: (handle, payload or entry's arguments) each."""
+        rows, entries, offset = [], [], 0
+        for handle, payload, *more in messages:
+            sequence_id = self.number()
+            entry = entry_of(payload, sequence_id=sequence_id, **(more[0] if more else {}))
+            row = np.array([sends.read_one(api.CommandSend(producer_id=handle.object_id, sequence_id=sequence_id), entry)], sends.SEND_ROW)
+            row["producer"], row["connection"], row["offset"] = handle.number, handle.connection, offset
+            rows.append(row)
+            entries.append(entry)
+            offset += len(entry)
+        return envelope.SENDS, np.concatenate(rows), b"".join(entries)
+
+    def acks(self, consumer, *positions, cumulative=False, flags=0, request_id=0):
+        """A section of acknowledgements; answered if there is a request id."""
+        rows = np.zeros(len(positions), envelope.ACK_ROW)
+        rows["consumer"] = consumer.number
+        rows["ledger_id"], rows["entry_id"] = np.array(positions, np.int64).T
+        rows["flags"] = flags | (envelope.CUMULATIVE if cumulative else 0)
+        if request_id:
+            rows["request_id"][-1] = request_id
+            rows["flags"][-1] |= envelope.WANTS_RESPONSE
+        return envelope.ACKS, rows, b""
+
+    def flow(self, consumer, permits):
+        return envelope.FLOWS, np.array([(consumer.number, permits)], envelope.FLOW_ROW), b""
+
+    def command(self, kind, *, connection=CONNECTION, **fields):
+        """A section of one command; `kind` is its field in BaseCommand."""
+        type_ = api.BaseCommand.DESCRIPTOR.fields_by_name[kind].number
+        data = api.BaseCommand(type=type_, **{kind: fields}).SerializeToString()
+        return self._command_section(connection, envelope.COMMAND, data)
+
+    def happened(self, kind, *, connection=CONNECTION):
+        """The worker's word that a connection is gone, or alive."""
+        return self._command_section(connection, kind, b"")
+
+    @staticmethod
+    def _command_section(connection, kind, data):
+        row = np.zeros(1, envelope.COMMAND_ROW)
+        row["connection"], row["kind"], row["protocol_version"], row["size"] = connection, kind, 21, len(data)
+        return envelope.COMMANDS, row, data
+
+    # -- passes
+
+    def run(self, *sections, worker=WORKER, after_ms=0) -> Answers:
+        """One pass that takes in these sections of one worker."""
+        return self.run_all({worker: sections}, after_ms=after_ms)
+
+    def run_all(self, by_worker, *, after_ms=0) -> Answers:
+        self.now_ms += after_ms
+        self.owner.begin_pass(self.now_ms)
+        for worker, sections in by_worker.items():
+            frames = [bytes(part) for part in envelope.seal(list(sections))]      # what comes from ZeroMQ cannot be written to
+            self.owner.receive(worker, envelope.unseal(frames)[1])
+        answers = Answers()
+        for worker, frames in self.owner.end_pass():
+            answers.taken[worker], found = envelope.unseal([bytes(part) for part in frames])
+            for kind, rows, data in found:
+                _READERS[kind](answers, worker, rows, data)
+        return answers
+
+    # -- what clients do
+
+    def producer(self, topic, *, worker=WORKER, connection=CONNECTION, **fields) -> Handle:
+        number = self.number()
+        answers = self.run(self.command("producer", connection=connection, topic=topic, producer_id=number, request_id=number, **fields),
+                           worker=worker)
+        [handle] = [handle for _, action, object_id, handle, _ in answers.replies
+                    if action == envelope.PRODUCER_READY and object_id == number]
+        return Handle(handle, number, topic, worker, connection)
+
+    def subscribe(self, topic, subscription, *, worker=WORKER, connection=CONNECTION, **fields):
+        """A section that asks for a consumer; (section, its number)."""
+        number = self.number()
+        fields = {"subType": 0, "initialPosition": 1, "topic": topic, "subscription": subscription} | fields
+        return self.command("subscribe", connection=connection, consumer_id=number, request_id=number, **fields), number
+
+    def consumer(self, topic, subscription="sub", *, worker=WORKER, connection=CONNECTION, **fields) -> Handle:
+        section, number = self.subscribe(topic, subscription, connection=connection, **fields)
+        return self.consumer_in(self.run(section, worker=worker), number, topic, worker, connection)
+
+    def consumer_in(self, answers, number, topic, worker=WORKER, connection=CONNECTION) -> Handle:
+        [handle] = [handle for _, action, object_id, handle, _ in answers.replies
+                    if action == envelope.CONSUMER_READY and object_id == number]
+        return Handle(handle, number, topic, worker, connection)
+
+    def close_consumer(self, consumer) -> Answers:
+        return self.run(self.command("close_consumer", connection=consumer.connection, consumer_id=consumer.object_id, request_id=9_999),
+                        worker=consumer.worker)
+
+    def publish(self, producer, *payloads) -> list:
+        """Publish in one pass; returns the positions."""
+        return self.run(self.sends(*[(producer, payload) for payload in payloads], worker=producer.worker), worker=producer.worker).positions
+
+    def receive(self, consumer, permits=1_000) -> list:
+        """All that one grant of permits brings: [(position, payload)]."""
+        return self.delivered(self.run(self.flow(consumer, permits)), consumer)
+
+    def delivered(self, answers, consumer) -> list:
+        found = []
+        for number, partition_id, ledger_id, first, count in answers.runs:
+            if number == consumer.number:
+                entries = read_mapped(format.partition_folder(self.data_dir, partition_id), ledger_id, first, count)
+                found += [((ledger_id, first + n), payload_of(entry)) for n, entry in enumerate(entries)]
+        return found
+
+    def everything(self, topic) -> list:
+        """All that the topic holds: [(position, payload)], as a reader from the beginning gets it."""
+        reader = self.consumer(topic, f"reader-{self.number()}", durable=False)
+        found = self.receive(reader, 1 << 30)
+        self.close_consumer(reader)
+        return found
+
+    def partition(self, topic):
+        from geminga.proto import names
+        return self.owner.by_name[names.parse(topic)]
+
+    def files(self, topic, suffix=".ledger"):
+        folder = self.partition(topic).folder
+        return sorted((int(path.stem.split(".")[0]) for path in folder.glob(f"*{suffix}")))
+
+
+def _receipts(answers, worker, rows, data):
+    for row in rows:
+        answers.receipts.append((worker, int(row["connection"]), int(row["producer_id"]), int(row["sequence_id"]),
+                                 (int(row["ledger_id"]), int(row["entry_id"]))))
+
+
+def _runs(answers, worker, rows, data):
+    names = "consumer", "partition_id", "ledger_id", "first_entry", "count"
+    answers.runs += [tuple(int(row[name]) for name in names) for row in rows]
+
+
+def _replies(answers, worker, rows, data):
+    at = 0
+    for row in rows:
+        size, command = int(row["size"]), None
+        if size:
+            command = api.BaseCommand.FromString(bytes(data[at + 8:at + 8 + SIZES.unpack_from(data, at)[1]]))
+        answers.replies.append((*(int(row[name]) for name in ("connection", "action", "object_id", "handle")), command))
+        at += size
+
+
+def _forgotten(answers, worker, rows, data):
+    answers.forgotten += [(worker, ledger_id) for ledger_id in rows["ledger_id"].tolist()]
+
+
+_READERS = {envelope.RECEIPTS: _receipts, envelope.RUNS: _runs, envelope.REPLIES: _replies, envelope.FORGET: _forgotten}

@@ -1,0 +1,305 @@
+"""What an owner promises to those who publish, and to the disk: one pass, one sync, and no answer before it."""
+import errno
+import os
+
+import pytest
+from geminga.proto import envelope
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.storage import append as appending
+from geminga.storage.owner import ACK_SYNC_MS, TICK_MS
+
+from .rig import T
+
+MIB = 1 << 20
+
+
+def topics(count):
+    return [f"topic-{number}" for number in range(count)]
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    """watched(rig): what its journal does, in order: "append" and "sync"."""
+    def watch(rig):
+        done = []
+        for name in ("append", "sync"):
+            real = getattr(rig.journal, name)
+
+            def wrapped(*arguments, name=name, real=real):
+                real(*arguments)
+                done.append(name)
+
+            monkeypatch.setattr(rig.journal, name, wrapped)
+        return done
+    return watch
+
+
+# -- durability before answers ------------------------------------------------------------------------------------------------------------
+
+def test_a_receipt_is_given_only_when_its_entry_is_synced(rig, watched):
+    producer = rig.producer("a")
+    done = watched(rig)
+    answers = rig.run(rig.sends((producer, b"x")))
+    assert (len(answers.receipts), done) == (1, ["append", "sync"])
+
+
+def test_a_pass_that_cannot_sync_answers_nothing(rig, monkeypatch):
+    """The kernel forgets what it could not write: the error ends the process, and nobody has been told anything."""
+    producer = rig.producer("a")
+
+    def fail(fd):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fdatasync", fail)
+    with pytest.raises(OSError, match="Input/output"):
+        rig.run(rig.sends((producer, b"x")))
+    monkeypatch.undo()
+
+
+def test_many_partitions_in_one_pass_cost_one_sync(rig, watched):
+    """Whoever publishes to 60 topics waits for the disk once; so do their acknowledgements in the same pass."""
+    producers = [rig.producer(topic) for topic in topics(60)]
+    consumers = [rig.consumer(topic) for topic in topics(60)]
+    first = rig.run(rig.sends(*[(producer, b"x") for producer in producers]))
+    done = watched(rig)
+    acks = [rig.acks(consumer, position, request_id=7) for consumer, position in zip(consumers, first.positions, strict=True)]
+    answers = rig.run(*acks, rig.sends(*[(producer, b"y") for producer in producers]))
+    assert (len(answers.receipts), len(answers.commands(T.ACK_RESPONSE))) == (60, 60)
+    assert done == ["append", "sync"]
+
+
+def test_acknowledgements_that_nobody_waits_for_are_synced_soon(rig, watched):
+    """With the next answer, or a moment later; the owner asks to be woken for it."""
+    producer, consumer = rig.producer("a"), rig.consumer("a")
+    [position] = rig.publish(producer, b"x")
+    done = watched(rig)
+    rig.run(rig.acks(consumer, position))
+    assert done == ["append"]
+    assert rig.owner.next_deadline_ms() == rig.now_ms + ACK_SYNC_MS
+    rig.run(after_ms=ACK_SYNC_MS)
+    assert done == ["append", "sync"]
+    assert rig.owner.next_deadline_ms() > rig.now_ms + ACK_SYNC_MS
+
+
+@pytest.mark.parametrize("request_id", [0, 5])
+def test_an_acknowledgement_is_answered_when_it_is_synced_and_asked_for(rig, watched, request_id):
+    producer, consumer = rig.producer("a"), rig.consumer("a")
+    [position] = rig.publish(producer, b"x")
+    done = watched(rig)
+    answers = rig.run(rig.acks(consumer, position, request_id=request_id))
+    assert [command.ackResponse.request_id for command in answers.commands(T.ACK_RESPONSE)] == [5] * bool(request_id)
+    assert done == (["append", "sync"] if request_id else ["append"])
+
+
+def test_a_new_subscription_is_synced_before_it_is_answered(rig, watched):
+    rig.producer("a")
+    done = watched(rig)
+    rig.consumer("a")
+    assert done == ["append", "sync"]
+
+
+@pytest.mark.parametrize(("sync", "syncs"), [("interval", 1), ("none", 0)])
+def test_other_ways_to_sync_answer_at_once(rigs, watched, sync, syncs):
+    """As the operator chose: now and then, or when the kernel likes."""
+    rig = rigs(sync=sync, sync_interval_ms=500)
+    producer = rig.producer("a")
+    rig.run(after_ms=500)
+    done = watched(rig)
+    for _ in range(5):
+        assert len(rig.run(rig.sends((producer, b"x"))).receipts) == 1
+    rig.run(after_ms=500)
+    assert done == ["append"] * 5 + ["sync"] * syncs
+
+
+# -- receipts -----------------------------------------------------------------------------------------------------------------------------
+
+def test_receipts_come_in_order_and_with_dense_ids(rig):
+    """Per partition ids go up by one; per producer receipts come in the order of its SENDs, over all sections of a pass."""
+    one, other, elsewhere = rig.producer("a"), rig.producer("a", connection=2), rig.producer("b")
+    messages = [(one, b"1"), (elsewhere, b"2"), (other, b"3"), (one, b"4"), (one, b"5"), (elsewhere, b"6")]
+    answers = rig.run_all({1: [rig.sends(*messages), rig.sends((one, b"7"))], 2: [rig.sends((other, b"8"))]})
+    by_producer = {}
+    for _, connection, producer_id, sequence_id, position in answers.receipts:
+        by_producer.setdefault((connection, producer_id), []).append((sequence_id, position))
+    assert all(found == sorted(found) for found in by_producer.values())
+    ledgers = {topic: rig.partition(topic).open_ledger.ledger_id for topic in "ab"}
+    assert sorted(answers.positions) == sorted([(ledgers["a"], n) for n in range(6)] + [(ledgers["b"], n) for n in range(2)])
+    assert [payload for _, payload in rig.everything("a")] == [b"1", b"3", b"4", b"5", b"7", b"8"]
+    assert [payload for _, payload in rig.everything("b")] == [b"2", b"6"]
+    assert {receipt[0] for receipt in answers.receipts} == {1, 2}
+
+
+def test_each_worker_is_told_what_was_taken_from_it(rig):
+    """Bytes of entries, over all passes: they are the worker's credit."""
+    producer = rig.producer("a")
+    section = rig.sends((producer, b"x" * 100), (producer, b"y"))
+    assert rig.run(section).taken == {1: len(section[2])}
+    assert rig.run(rig.sends((producer, b"x" * 100), (producer, b"y"))).taken == {1: 2 * len(section[2])}
+
+
+def test_what_a_producer_that_is_gone_still_sends_counts_for_nothing(rig):
+    """Its client has been told: nothing is stored and nothing answered, but the worker gets its credit back."""
+    gone, kept = rig.producer("a"), rig.producer("a")
+    rig.run(rig.command("close_producer", producer_id=gone.object_id, request_id=1))
+    answers = rig.run(rig.sends((gone, b"1"), (kept, b"2"), (gone, b"3")))
+    assert len(answers.receipts) == 1 and answers.taken[1] > 0
+    assert rig.run(rig.sends((gone, b"4"))).receipts == []
+    assert [payload for _, payload in rig.everything("a")] == [b"2"]
+
+
+def test_a_waiting_producer_cannot_publish_before_its_turn(rig):
+    first = rig.producer("a", producer_access_mode=api.Exclusive)
+    answers = rig.run(rig.command("producer", connection=2, topic="a", producer_id=1, request_id=1,
+                                  producer_access_mode=api.WaitForExclusive))
+    [waiting] = answers.commands(T.PRODUCER_SUCCESS)
+    assert not waiting.producer_success.producer_ready
+    answers = rig.run(rig.command("close_producer", producer_id=first.object_id, request_id=2))
+    [ready] = answers.commands(T.PRODUCER_SUCCESS)
+    assert (ready.producer_success.producer_ready, ready.producer_success.topic_epoch) == (True, 1)
+
+
+# -- full disks -----------------------------------------------------------------------------------------------------------------------------
+
+def test_a_full_disk_refuses_sends_and_later_ones_work(rig, monkeypatch):
+    """With an error that clients try again after; other partitions, for which there is room, notice nothing."""
+    big, small = rig.producer("a"), rig.producer("b")
+    real = os.posix_fallocate
+
+    def full(fd, offset, size):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    answers = rig.run(rig.sends((big, b"x" * 70_000), (small, b"y"), (big, b"z")))
+    errors = [(command.send_error.producer_id, command.send_error.error) for command in answers.commands(T.SEND_ERROR)]
+    assert errors == [(big.object_id, api.PersistenceError)] * 2
+    assert [receipt[2] for receipt in answers.receipts] == [small.object_id]
+    assert rig.run(rig.sends((big, b"x" * 70_000))).receipts == []         # all of a pass is refused
+    monkeypatch.setattr(os, "posix_fallocate", real)
+    [position] = rig.publish(big, b"x" * 70_000)
+    assert position[1] == 0
+    assert rig.everything("a") == [(position, b"x" * 70_000)]
+    assert [payload for _, payload in rig.everything("b")] == [b"y"]
+
+
+def test_a_full_disk_refuses_a_new_topic_and_the_next_try_makes_it(rig, monkeypatch):
+    real = os.posix_fallocate
+
+    def full(fd, offset, size):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    answers = rig.run(rig.command("producer", topic="a", producer_id=1, request_id=1))
+    assert [command.error.error for command in answers.commands(T.ERROR)] == [api.PersistenceError]
+    assert [action for _, action, *_ in answers.replies] == [envelope.PRODUCER_GONE]
+    monkeypatch.setattr(os, "posix_fallocate", real)
+    assert len(rig.publish(rig.producer("a"), b"x")) == 1
+
+
+# -- roll-over ------------------------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize(("options", "wait_ms"), [
+    ({"roll_over_bytes": 1_000}, 0), ({"roll_over_entries": 4}, 0), ({"roll_over_age_s": 60}, 61_000)], ids=["size", "count", "age"])
+def test_a_ledger_that_is_full_or_old_is_followed_by_another(rigs, options, wait_ms):
+    """Ids go on from zero in a ledger of a higher id; what is read is one sequence, also after a restart."""
+    rig = rigs(**options)
+    producer, _ = rig.producer("a"), rig.consumer("a")
+    positions = []
+    for number in range(12):
+        rig.now_ms += wait_ms if number % 4 == 0 else 0
+        positions += rig.publish(producer, b"%03d" % number * 70)
+    ledgers = rig.files("a")
+    assert len(ledgers) == 3
+    assert positions == [(ledger_id, entry) for ledger_id in ledgers for entry in range(4)]
+    expected = list(zip(positions, [b"%03d" % number * 70 for number in range(12)], strict=True))
+    assert rig.everything("a") == expected
+    assert rigs.restart(rig).everything("a") == expected
+
+
+def test_an_entry_larger_than_a_ledger_has_one_of_its_own(rigs):
+    rig = rigs(roll_over_bytes=1_000)
+    producer, _ = rig.producer("a"), rig.consumer("a")
+    for payload in (b"x", b"y" * 5_000, b"z"):
+        rig.publish(producer, payload)
+    assert [payload for _, payload in rig.everything("a")] == [b"x", b"y" * 5_000, b"z"]
+    assert len(rig.files("a")) == 3
+
+
+def test_an_empty_ledger_does_not_grow_old(rigs):
+    rig = rigs(roll_over_age_s=60)
+    producer, _ = rig.producer("a"), rig.consumer("a")
+    rig.now_ms += 1_000_000
+    rig.publish(producer, b"x")
+    assert len(rig.files("a")) == 1
+
+
+# -- giving space back ----------------------------------------------------------------------------------------------------------------------
+
+def filled(rigs, *subscriptions):
+    """Three ledgers of two entries each, and a consumer of each subscription: (rig, positions, consumers)."""
+    rig = rigs(roll_over_entries=2)
+    producer = rig.producer("a")
+    consumers = [rig.consumer("a", name) for name in subscriptions]
+    positions = [position for number in range(6) for position in rig.publish(producer, b"%d" % number)]
+    return rig, positions, consumers
+
+
+def test_fully_acknowledged_ledgers_are_deleted_and_workers_told(rigs):
+    """Their files are gone, bitmaps included, when the workers are told to forget them; the open ledger stays."""
+    rig, positions, [consumer] = filled(rigs, "sub")
+    assert rig.run(rig.acks(consumer, positions[3])).forgotten == []          # leaves a hole before it, and a bitmap
+    answers = rig.run(rig.acks(consumer, *positions[:3]))
+    gone = [positions[0][0], positions[2][0]]
+    assert answers.forgotten == [(1, ledger_id) for ledger_id in gone]
+    assert rig.files("a") == rig.files("a", ".index") == [positions[4][0]]
+    assert rig.files("a", ".acks") == []
+    assert [position for position, _ in rig.everything("a")] == positions[4:]
+
+
+def test_a_second_subscription_keeps_the_ledgers_it_needs(rigs):
+    rig, positions, [one, other] = filled(rigs, "one", "other")
+    rig.run(rig.acks(one, positions[-1], cumulative=True))
+    assert len(rig.files("a")) == 3
+    rig.run(rig.acks(other, positions[2], cumulative=True))
+    assert len(rig.files("a")) == 2
+    rig.run(rig.command("unsubscribe", consumer_id=other.object_id, request_id=1))
+    assert len(rig.files("a")) == 1
+
+
+def test_a_deletion_that_was_cut_short_is_completed(rigs, monkeypatch):
+    """The journal knows before the first file goes: whatever is left of them goes with the next start."""
+    rig, positions, [consumer] = filled(rigs, "sub")
+    victim = rig.partition("a").ledgers[0]
+    real = type(victim.ledger_path).unlink
+    monkeypatch.setattr(type(victim.ledger_path), "unlink", lambda path, **_: real(path) if path.suffix == ".ledger" else None)
+    rig.run(rig.acks(consumer, *positions[:2]))
+    monkeypatch.undo()
+    assert victim.index_path.exists() and not victim.ledger_path.exists()
+    again = rigs.crash(rig)
+    assert [position for position, _ in again.everything("a")] == positions[2:]
+    assert again.files("a", ".index") == again.files("a", ".ledger") == [positions[2][0], positions[4][0]]
+
+
+def test_a_drained_idle_partition_gives_its_space_back(rig):
+    """A second after the last entry, when nobody needs any: the large files go, and a small ledger takes their place."""
+    producer, consumer = rig.producer("a"), rig.consumer("a")
+    positions = rig.publish(producer, *[b"x" * 100_000] * 5) + rig.publish(producer, *[b"x" * 100_000] * 7)
+    rig.run(rig.acks(consumer, positions[-2], cumulative=True))
+    rig.run(after_ms=3 * TICK_MS)
+    assert rig.files("a") == [positions[0][0]]                # one entry is not acknowledged
+    rig.run(rig.acks(consumer, positions[-1]))
+    answers = rig.run(after_ms=TICK_MS)
+    assert answers.forgotten == [(1, positions[0][0])]
+    [ledger_id] = rig.files("a")
+    assert ledger_id > positions[0][0]
+    assert sum(path.stat().st_blocks * 512 for path in rig.partition("a").folder.iterdir()) < 2 * MIB
+    assert rig.publish(producer, b"y") == [(ledger_id, 0)]
+    assert rig.receive(consumer) == [((ledger_id, 0), b"y")]
+
+
+def test_a_partition_in_use_keeps_its_ledger(rig):
+    """It would be filled again at once."""
+    producer, consumer = rig.producer("a"), rig.consumer("a")
+    for _ in range(5):
+        positions = rig.publish(producer, *[b"x" * 100_000] * 9)
+        rig.run(rig.acks(consumer, positions[-1], cumulative=True), after_ms=TICK_MS // 2)
+    assert rig.files("a") == [positions[0][0]]
