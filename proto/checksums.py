@@ -12,7 +12,8 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-COMBINE_MIN = 2048           # entries; below that the look-ups, a microsecond each however short, cost more than the calls
+COMBINE_MIN = 1024           # entries; below that the look-ups, a microsecond each however short, cost more than the calls
+_GROUPS_BITS = 5             # log2 of how many groups are left when combining stops: a call for each is cheaper than going on
 LARGE_MIN = 1024             # bytes; copying bodies this large side by side costs more than it saves
 _POLYNOMIAL = 0x82F63B78     # CRC32-C, reflected
 
@@ -25,20 +26,30 @@ def wrong_ones(bodies: NDArray[np.uint8], claimed: NDArray[np.uint32]) -> NDArra
     if size >= LARGE_MIN:
         return np.array([row for row, body in enumerate(bodies) if crc32c(body) != claimed[row]], np.intp)
     bodies = np.ascontiguousarray(bodies)
-    if count >= COMBINE_MIN and crc32c(bodies.data) == _combine(claimed, size):
-        return np.empty(0, np.intp)
-    found = np.fromiter(map(crc32c, bodies.view(f"V{size}").ravel().tolist()), np.uint32, count)
+    if count < COMBINE_MIN:
+        return _wrong_one_by_one(bodies, claimed)
+    wrong = [first + _wrong_one_by_one(bodies[first:end], claimed[first:end])
+             for first, end, expected in _combine(claimed, size) if crc32c(bodies[first:end].data) != expected]
+    return np.concatenate(wrong) if wrong else np.empty(0, np.intp)
+
+
+def _wrong_one_by_one(bodies: NDArray[np.uint8], claimed: NDArray[np.uint32]) -> NDArray[np.intp]:
+    found = np.fromiter(map(crc32c, bodies.view(f"V{bodies.shape[1]}").ravel().tolist()), np.uint32, len(bodies))
     return np.flatnonzero(found != claimed)
 
 
-def _combine(checksums: NDArray[np.uint32], size: int) -> int:
-    """The checksum of n pieces of `size` bytes laid end to end, from each one's own."""
-    while len(checksums) > 1:
-        if len(checksums) & 1:   # nothing at all has checksum 0, and comes first
-            checksums = np.concatenate((np.zeros(1, np.uint32), checksums))
+def _combine(checksums: NDArray[np.uint32], size: int) -> list[tuple[int, int, int]]:
+    """[(first, end, checksum of these pieces laid end to end)] of some tens of groups of pieces of `size` bytes."""
+    count = len(checksums)
+    levels = max(0, (count - 1).bit_length() - _GROUPS_BITS)
+    missing = -count % (1 << levels)                     # nothing at all has checksum 0, and comes first
+    checksums = np.concatenate((np.zeros(missing, np.uint32), checksums))
+    for _ in range(levels):
         checksums = _apply(_tables(size), checksums[0::2]) ^ checksums[1::2]
         size *= 2
-    return int(checksums[0])
+    step = 1 << levels
+    return [(max(0, number * step - missing), (number + 1) * step - missing, expected)
+            for number, expected in enumerate(checksums.tolist())]
 
 
 def _apply(tables: NDArray[np.uint32], vectors: NDArray[np.uint32]) -> NDArray[np.uint32]:

@@ -12,6 +12,7 @@ from geminga.proto.errors import Refusal
 
 _PARTITION = re.compile(r"^(.+)-partition-(0|[1-9][0-9]{0,8})\Z", re.DOTALL)
 _PART = re.compile(r"^[-=:.\w]+\Z", re.ASCII)  # tenants and namespaces, as Pulsar's NamedEntity has it
+_SHOWN_MAX = 200                    # characters of a name that is refused; five megabytes of it would not fit into an answer
 LENGTH_MAX = 4_096                  # arbitrary; far above what anybody uses, far below what would hurt the catalogue
 
 
@@ -69,7 +70,7 @@ def parse(text: str) -> TopicName:
     if not local or not _PART.match(tenant) or not _PART.match(namespace):
         raise _invalid(text, "tenant and namespace are made of letters, digits and -=:._, and a topic is not empty")
     if len(text) > LENGTH_MAX or "\0" in text:
-        raise _invalid(text[:80], f"longer than {LENGTH_MAX} characters, or with a NUL")
+        raise _invalid(text, f"longer than {LENGTH_MAX} characters, or with a NUL")
     found = _PARTITION.match(local)
     return TopicName(domain, tenant, namespace, local, int(found[2]) if found else -1)
 
@@ -83,4 +84,4 @@ def namespace(text: str) -> str:
 
 
 def _invalid(text: str, why: str) -> Refusal:
-    return Refusal(api.InvalidTopicName, f"Invalid topic name: {text!r}: {why}")
+    return Refusal(api.InvalidTopicName, f"Invalid topic name: {text[:_SHOWN_MAX]!r}: {why}")

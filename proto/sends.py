@@ -45,7 +45,7 @@ IS_BATCH = 2         # num_messages_in_batch is present, even when it is 1
 IS_CHUNK = 4
 HAS_KEY = 8
 
-RUN_MIN = 16                   # frames; a shorter run costs less in the library
+RUN_MIN = 8                    # frames; a shorter run costs less in the library
 _TXN_FIELDS = ("txnid_least_bits", "txnid_most_bits")
 _FIBONACCI = 0x9E3779B97F4A7C15
 
@@ -147,19 +147,14 @@ class Layout:
         count = (end - at) // self.total
         block = buffer[at:at + count * self.total].reshape(count, self.total)
         unlike = (block[:, :self.head_size] ^ self.template) & self.tight
-        words = {name: np.ndarray(count, "<u8", buffer, at + column, (self.total,)) for name, (column, _) in self.columns.items()}
         if unlike.any():
             count = int(unlike.any(axis=1).argmax())
-        for name, (_, size) in self.columns.items():
-            mask, expected = varints.continuation_mask(size)
-            other = (words[name][:count] & np.uint64(mask)) != np.uint64(expected)
-            if other.any():
-                count = int(other.argmax())
-        if count == 0:
-            return None
-        block = block[:count]
-        entries = block[:, self.command_end:]
-        rows = self._rows(block, {name: varints.read_words(words[name][:count], size) for name, (_, size) in self.columns.items()})
+            if count == 0:
+                return None
+            block = block[:count]
+        values = {name: varints.read_words(np.ndarray(count, "<u8", buffer, at + column, (self.total,)), size)
+                  for name, (column, size) in self.columns.items()}
+        rows, entries = self._rows(block, values), block[:, self.command_end:]
         return rows, entries, checksums.wrong_ones(entries[:, CHECKSUM_END:], rows["crc32c"])
 
     def _rows(self, block: NDArray[np.uint8], values: dict[str, NDArray[np.uint64]]) -> NDArray:
@@ -207,18 +202,18 @@ def learn(frame: bytes, command: api.CommandSend, row: tuple) -> Layout | None:
         metadata = _fields(frame, metadata_at, layout.head_size)
     except (ValueError, KeyError):
         return None
-    columns = {name: inner[number] for number, name in _COMMAND_COLUMNS.items() if number in inner}
-    columns |= {name: metadata[number] for number, name in _METADATA_COLUMNS.items() if number in metadata}
-    if not {"producer_id", "sequence_id", "publish_time"} <= columns.keys():
+    loose = [(name, inner[number]) for number, name in _COMMAND_COLUMNS.items() if number in inner]
+    loose += [(name, metadata[number]) for number, name in _METADATA_COLUMNS.items() if number in metadata]
+    layout.columns = {name: (at, stop - at) for name, (at, stop) in loose if name}
+    if not {"producer_id", "sequence_id", "publish_time"} <= layout.columns.keys():
         return None
-    layout.columns = {name: (at, stop - at) for name, (at, stop) in columns.items()}
     if any(size > varints.WORD_MAX or at + varints.WORD_MAX > total for at, size in layout.columns.values()):
         return None
     layout.template = np.frombuffer(frame, np.uint8, layout.head_size).copy()
     layout.tight = np.full(layout.head_size, 255, np.uint8)
     layout.tight[layout.command_end + 2:layout.command_end + CHECKSUM_END] = 0
-    for at, size in layout.columns.values():
-        layout.tight[at:at + size] = 0
+    for _, (at, stop) in loose:
+        layout.tight[at:stop] = 128      # what a varint holds may differ, how long it is may not
     layout.messages, layout.flags = row[9], flags
     layout.highest_sequence_id, layout.deliver_at = row[3], row[5]
     _learn_key(layout, metadata, flags, row[10])

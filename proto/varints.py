@@ -46,12 +46,6 @@ def stamp(block: NDArray[np.uint8], column: int, values: NDArray[np.uint64], siz
         block[:, column + byte] = (part & 127 if byte == size - 1 else part | 128)
 
 
-def continuation_mask(size: int) -> tuple[int, int]:
-    """(mask, expected) of a little-endian word that begins with a varint of exactly `size` bytes."""
-    mask = int.from_bytes(b"\x80" * size, "little")
-    return mask, int.from_bytes(b"\x80" * (size - 1), "little")
-
-
 def read_words(words: NDArray[np.uint64], size: int) -> NDArray[np.uint64]:
     """The values of varints of `size` bytes (at most 8) that words (n,) begin with."""
     values = words & np.uint64(127)

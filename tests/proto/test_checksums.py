@@ -26,7 +26,8 @@ def test_the_checksum_is_the_castagnoli_one():
 
 @settings(deadline=None, derandomize=True, max_examples=60)
 @given(count=st.sampled_from([1, 2, 3, 16, 17, COMBINE_MIN - 1, COMBINE_MIN, COMBINE_MIN + 1, COMBINE_MIN + 37, 2 * COMBINE_MIN + 1]),
-       size=st.sampled_from([1, 2, 3, 8, 101, checksums.LARGE_MIN - 1, checksums.LARGE_MIN]), wrong=st.sets(st.integers(0, 2**16), max_size=4), seed=st.integers(0, 9))
+       size=st.sampled_from([1, 2, 3, 8, 101, checksums.LARGE_MIN - 1, checksums.LARGE_MIN]),
+       wrong=st.sets(st.integers(0, 2**16), max_size=4), seed=st.integers(0, 9))
 def test_the_wrong_ones_are_those_found_one_by_one(count, size, wrong, seed):
     """Any number, any size, on both sides of where they are combined; none, one or several wrong."""
     bodies = bodies_of(count, size, seed)

@@ -56,7 +56,8 @@ def test_a_connection_begins_with_connect_and_has_one_only():
     """What a broker says, and what belongs to a broker's own kind, is in no cell."""
     assert set(TRANSITIONS[NEW]) == {T.CONNECT}
     assert T.CONNECT not in TRANSITIONS[CONNECTED]
-    answers = [kind for kind in T.values() if re.search("RESPONSE|SUCCESS|ERROR|RECEIPT|MESSAGE$|CONNECTED|ON_PARTITION|ON_SUBSCRIPTION", T.Name(kind))]
+    ours = "RESPONSE|SUCCESS|ERROR|RECEIPT|MESSAGE$|CONNECTED|ON_PARTITION|ON_SUBSCRIPTION"
+    answers = [kind for kind in T.values() if re.search(ours, T.Name(kind))]
     assert not set(answers) - {T.AUTH_RESPONSE} & set(TRANSITIONS[CONNECTED])
 
 
@@ -91,7 +92,8 @@ def test_a_second_command_inside_is_complete_or_breaks_the_protocol():
     assert listen([CONNECT + frame(both.SerializeToString())]).events[1] == (T.PRODUCER, both.SerializeToString())
 
 
-@pytest.mark.parametrize("kind", [T.PRODUCER, T.SUBSCRIBE, T.LOOKUP, T.PARTITIONED_METADATA, T.GET_TOPICS_OF_NAMESPACE, T.GET_SCHEMA], ids=T.Name)
+@pytest.mark.parametrize("kind", [
+    T.PRODUCER, T.SUBSCRIBE, T.LOOKUP, T.PARTITIONED_METADATA, T.GET_TOPICS_OF_NAMESPACE, T.GET_SCHEMA], ids=T.Name)
 def test_a_string_that_is_no_text_breaks_the_protocol(kind):
     """The library gives such a string as bytes; once that was an exception in the worker."""
     whole = command(kind, **filled(command_class(kind)))
@@ -152,7 +154,8 @@ def test_a_frame_cut_short_is_waited_for(cut_at):
 
 
 @pytest.mark.parametrize("breach", [
-    b"\0\0\0\x02aa", struct.pack(">II", 2**31, 4), struct.pack(">II", 5, 2) + b"\x08", frame(b"\xff"), frame(b"\x08\x63"), CONNECT, frame(b""),
+    b"\0\0\0\x02aa", struct.pack(">II", 2**31, 4), struct.pack(">II", 5, 2) + b"\x08", frame(b"\xff"), frame(b"\x08\x63"), CONNECT,
+    frame(b""),
     frame(b"\x08\x06"), send(b"\0\0\0\x09abc"), frame(b"\x08\x06\x32\x02\x08\x01"),
 ], ids=repr)
 def test_what_was_said_before_a_breach_counts(breach):
@@ -176,7 +179,8 @@ FRAMES = st.one_of(
               st.sampled_from(T.values()), st.binary(max_size=40)),
     st.binary(max_size=40).map(send),
     st.binary(max_size=30).map(lambda metadata: send(entry_of(metadata))),
-    st.builds(lambda total, size, rest: struct.pack(">II", total, size) + rest, st.integers(0, 60), st.integers(0, 60), st.binary(max_size=40)),
+    st.builds(lambda total, size, rest: struct.pack(">II", total, size) + rest,
+              st.integers(0, 60), st.integers(0, 60), st.binary(max_size=40)),
     st.binary(max_size=12),
 )
 

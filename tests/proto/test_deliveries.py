@@ -38,7 +38,8 @@ def frames_of(data: bytes) -> list[tuple[api.BaseCommand, bytes]]:
 def test_receipts_say_what_was_asked_in_its_order(asked):
     """Numbers of all lengths in one run; the highest sequence id of a batch, which is none for others."""
     rows = np.zeros(len(asked), RECEIPT_ROW)
-    for name, column in zip(("producer_id", "sequence_id", "highest_sequence_id", "ledger_id", "entry_id"), zip(*asked, strict=True), strict=True):
+    names = "producer_id", "sequence_id", "highest_sequence_id", "ledger_id", "entry_id"
+    for name, column in zip(names, zip(*asked, strict=True), strict=True):
         rows[name] = column
     found = [(command.type, command.send_receipt, rest) for command, rest in frames_of(deliveries.receipts(rows))]
     assert [(kind, rest) for kind, _, rest in found] == [(api.BaseCommand.SEND_RECEIPT, b"")] * len(asked)
@@ -46,12 +47,14 @@ def test_receipts_say_what_was_asked_in_its_order(asked):
             for _, said, _ in found] == asked
 
 
-def test_a_receipt_is_these_bytes():
-    rows = np.zeros(2, RECEIPT_ROW)
-    rows["producer_id"], rows["sequence_id"], rows["ledger_id"], rows["entry_id"] = 1, [2, 3], 4, [5, 300]
-    assert deliveries.receipts(rows) == bytes.fromhex(
-        "00000013 0000000f 0807 3a0b 0801 1002 1a05 0804 108500"       # 5 in two bytes, for its neighbour needs two
-        "00000013 0000000f 0807 3a0b 0801 1003 1a05 0804 10ac02")
+@pytest.mark.parametrize("count, five", [(2, "00000012 0000000e 0807 3a0a 0801 1002 1a04 0804 1005"),
+                                         (FEW_MAX + 1, "00000013 0000000f 0807 3a0b 0801 1002 1a05 0804 108500")])
+def test_a_receipt_is_these_bytes(count, five):
+    """Among many, 5 takes two bytes where its neighbour needs two."""
+    rows = np.zeros(count, RECEIPT_ROW)
+    rows["producer_id"], rows["sequence_id"], rows["ledger_id"], rows["entry_id"] = 1, [2, *[3] * (count - 1)], 4, [5, *[300] * (count - 1)]
+    others = "00000013 0000000f 0807 3a0b 0801 1003 1a05 0804 10ac02" * (count - 1)
+    assert deliveries.receipts(rows) == bytes.fromhex(five + others)
 
 
 # -- messages
@@ -103,7 +106,8 @@ def test_messages_carry_their_ids_and_their_entries_bytes(sizes, consumer, ledge
     assert {(command.type, command.message.consumer_id) for command, _ in found} == {(api.BaseCommand.MESSAGE, consumer)}
     ids = [command.message.message_id for command, _ in found]
     assert [(said.ledgerId, said.entryId) for said in ids] == [(ledger_id, first + number) for number in range(len(entries))]
-    assert {(said.HasField("partition"), said.partition, said.HasField("batch_index")) for said in ids} == {(partition >= 0, partition, False)}
+    assert {(said.HasField("partition"), said.partition) for said in ids} == {(partition >= 0, partition)}
+    assert not any(said.HasField("batch_index") for said in ids)
     added = [unwrapped(rest)[0] for _, rest in found]
     if not fields:
         assert added == [None] * len(entries)

@@ -19,7 +19,8 @@ COMPLETE = {
 INVALID = [
     "", "/", "//", "a/b", "a/b/", "/b/c", "a//c", "a/b/c/d", "://", "persistent://", "persistent://a", "persistent://a/b", "persistent://a/b/",
     "persistent:///b/c", "persistent://a//c", "topic://a/b/c", "PERSISTENT://a/b/c", "http://localhost:8080/x", "persistent://a b/c/d",
-    "persistent://a\n/b/c", "persistent://a/b\n/c", "persistent://ä/b/c", "persistent://a/b/c\0d", "persistent://a/b/" + "x" * names.LENGTH_MAX,
+    "persistent://a\n/b/c", "persistent://a/b\n/c", "persistent://ä/b/c", "persistent://a/b/c\0d",
+    "persistent://a/b/" + "x" * names.LENGTH_MAX,
 ]
 
 
@@ -39,6 +40,12 @@ def test_a_name_means_a_complete_one(text, complete):
 @pytest.mark.parametrize("text", INVALID, ids=lambda text: repr(text)[:40])
 def test_what_names_no_topic_is_refused(text):
     assert refusal_of(text).code == api.InvalidTopicName
+
+
+@pytest.mark.parametrize("text", ["x" * 5_000_000, "a/b/" + "\1/" * 1_000_000, "é://" + "é" * 100_000])
+def test_a_refusal_is_short_however_long_the_name(text):
+    """It has to fit into a frame that clients take."""
+    assert len(refusal_of(text).message) < 2_000
 
 
 def test_a_name_of_pulsar_1_is_refused_with_a_hint():
@@ -66,7 +73,8 @@ def test_a_partition_is_known_by_the_end_of_its_name(local, partition):
 
 
 @settings(deadline=None, derandomize=True)
-@given(local=st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=20), number=st.integers(0, 999_999_999))
+@given(local=st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=20),
+       number=st.integers(0, 999_999_999))
 def test_a_partition_and_its_topic_name_each_other(local, number):
     topic = names.parse(f"persistent://acme/eu/{local}")
     partition = topic.partition_name(number)

@@ -43,7 +43,8 @@ def understood(frame: bytes) -> tuple:
     row = {
         "producer_id": said.producer_id, "sequence_id": said.sequence_id, "highest_sequence_id": said.highest_sequence_id,
         "publish_time": metadata.publish_time, "deliver_at": metadata.deliver_at_time, "size": len(entry),
-        "messages": metadata.num_messages_in_batch, "key_hash": key_hash, "crc32c": checksum, "flags": flags + (8 if key is not None else 0),
+        "messages": metadata.num_messages_in_batch, "key_hash": key_hash, "crc32c": checksum,
+        "flags": flags + (8 if key is not None else 0),
     }
     return "send", tuple(row.get(name, 0) for name in FIELDS), entry
 

@@ -1,6 +1,7 @@
-"""Owners to drive, closed when their test ends."""
+"""Owners to drive and journals to write, closed when their test ends."""
 import pytest
 
+from .journals import Journals
 from .rig import Rig
 
 
@@ -43,3 +44,11 @@ def rigs(tmp_path):
 @pytest.fixture
 def rig(rigs):
     return rigs()
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """opened(): the journal in the test's folder, to write."""
+    made = Journals(tmp_path)
+    yield made
+    made.close_all()

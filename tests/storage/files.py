@@ -1,5 +1,6 @@
 """Small ledgers and records to try files with, and what a crash leaves of a folder."""
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ from geminga.storage import format, ledger
 from geminga.storage.journal import Record
 from geminga.storage.ledger import Ledger, map_file
 
-PARTITION = 7
+PARTITION, SUBSCRIPTION = 7, 3
 CREATED_MS = 1_700_000_000_000
 
 
@@ -95,3 +96,20 @@ def cut(path: Path, size: int) -> None:
     """Shorten the file to so many bytes."""
     with open(path, "r+b") as file:
         file.truncate(size)
+
+
+@dataclass
+class Length:
+    """As much of a ledger as a cursor looks at."""
+
+    ledger_id: int
+    entries: int = 0
+    is_sealed: bool = False
+
+    @property
+    def last_entry(self):
+        return self.entries - 1
+
+
+def ids(*numbers):
+    return np.array(numbers, np.int64)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from crc32c import crc32c
+
 from geminga.proto import envelope, sends
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.frames import SIZES
@@ -103,7 +104,7 @@ class Rig:
     def number(self):
         return next(self._numbers)
 
-    def sends(self, *messages, worker=WORKER):
+    def sends(self, *messages):
         """A section of SENDs: (handle, payload or entry's arguments) each."""
         rows, entries, offset = [], [], 0
         for handle, payload, *more in messages:
@@ -196,7 +197,7 @@ class Rig:
 
     def publish(self, producer, *payloads) -> list:
         """Publish in one pass; returns the positions."""
-        return self.run(self.sends(*[(producer, payload) for payload in payloads], worker=producer.worker), worker=producer.worker).positions
+        return self.run(self.sends(*[(producer, payload) for payload in payloads]), worker=producer.worker).positions
 
     def receive(self, consumer, permits=1_000) -> list:
         """All that one grant of permits brings: [(position, payload)]."""
@@ -223,7 +224,7 @@ class Rig:
 
     def files(self, topic, suffix=".ledger"):
         folder = self.partition(topic).folder
-        return sorted((int(path.stem.split(".")[0]) for path in folder.glob(f"*{suffix}")))
+        return sorted(int(path.stem.split(".")[0]) for path in folder.glob(f"*{suffix}"))
 
 
 def _receipts(answers, worker, rows, data):

@@ -36,7 +36,7 @@ def test_a_new_catalogue_has_the_namespaces_that_everybody_uses(opened):
     assert opened().has_namespace("acme/eu")
 
 
-# -- ids --------------------------------------------------------------------------------------------------------------------------------
+# -- ids --------------------------------------------------------------------------------------------------------------------------
 
 TAKE = """
 import json, sys
@@ -109,7 +109,7 @@ def test_what_was_not_committed_did_not_happen(opened):
     assert found.take("producers") == 1
 
 
-# -- topics and partitions --------------------------------------------------------------------------------------------------------------
+# -- topics and partitions --------------------------------------------------------------------------------------------------------
 
 def test_a_topic_is_created_once(opened):
     """Whoever comes second is told so, and changes nothing."""
@@ -154,7 +154,7 @@ def test_partitions_subscriptions_and_epochs_are_kept(opened):
     assert list(again.subscriptions(other_id)) == ["a"]
 
 
-# -- who notices what -------------------------------------------------------------------------------------------------------------------
+# -- who notices what -------------------------------------------------------------------------------------------------------------
 
 def test_changed_tells_once_what_others_have_committed(opened):
     """It is asked before every use of what was read: nothing committed may be missed, and nothing is told twice."""
@@ -169,7 +169,7 @@ def test_changed_tells_once_what_others_have_committed(opened):
     assert not reader.changed()
 
 
-# -- files that are none ----------------------------------------------------------------------------------------------------------------
+# -- files that are none ----------------------------------------------------------------------------------------------------------
 
 def test_a_newer_version_is_refused_by_name(tmp_path, opened):
     opened().close()

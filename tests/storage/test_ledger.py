@@ -1,6 +1,7 @@
 """A ledger's files: whatever they end with, what is whole before that is kept, and nothing behind it is taken for an entry."""
 import errno
 import os
+import random
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ def row_at(number):
     return format.HEADER_SIZE + number * ROW
 
 
-# -- every way the index can end --------------------------------------------------------------------------------------------------------
+# -- every way the index can end --------------------------------------------------------------------------------------------------
 
 def test_what_was_written_is_there_for_the_next_process(made):
     """A process that is killed leaves what it wrote: nothing has to be flushed for that."""
@@ -74,7 +75,7 @@ def test_after_a_cut_the_ledger_can_be_written_again(made):
 
 @pytest.mark.parametrize("number", [0, 4, ENTRIES - 1])
 def test_entries_end_before_a_junk_row(made, number):
-    overwrite(made.index_path, row_at(number), os.urandom(ROW))
+    overwrite(made.index_path, row_at(number), random.Random(1).randbytes(ROW))
     assert reopened(made).entries == number
 
 
@@ -94,7 +95,7 @@ def test_a_flipped_bit_anywhere_in_a_row_ends_the_entries_there(made):
 
 
 def test_junk_behind_the_last_row_is_no_entry(made):
-    overwrite(made.index_path, row_at(ENTRIES), os.urandom(5 * ROW))
+    overwrite(made.index_path, row_at(ENTRIES), random.Random(1).randbytes(5 * ROW))
     assert reopened(made).entries == ENTRIES
 
 
@@ -108,7 +109,7 @@ def test_a_row_in_another_place_fails(made):
     assert open_ledger(made.folder, PARTITION, 2).entries == 0
 
 
-# -- headers ----------------------------------------------------------------------------------------------------------------------------
+# -- headers ----------------------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize(("offset", "data", "found"), [
     (0, b"GEMLEDGR", "GEMLEDGR"),                                  # some other file of ours
@@ -143,7 +144,7 @@ def test_what_was_begun_is_completed(tmp_path):
     assert open_ledger(tmp_path, PARTITION, 1).entries == 1
 
 
-# -- growth -----------------------------------------------------------------------------------------------------------------------------
+# -- growth -----------------------------------------------------------------------------------------------------------------------
 
 def test_files_grow_and_older_mappings_stay_readable(tmp_path):
     """A reader that mapped the files when they were small goes on reading what was there; a new mapping has the rest."""
@@ -190,7 +191,7 @@ def test_a_full_disk_refuses_room_and_changes_nothing(tmp_path, monkeypatch):
     assert open_ledger(tmp_path, PARTITION, 1).entries == 4
 
 
-# -- the end ----------------------------------------------------------------------------------------------------------------------------
+# -- the end ----------------------------------------------------------------------------------------------------------------------
 
 def test_a_sealed_ledger_is_as_long_as_its_header_says(made):
     """Its rows need not be looked at to know."""

@@ -3,14 +3,12 @@ import errno
 import os
 
 import pytest
+
 from geminga.proto import envelope
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.storage import append as appending
-from geminga.storage.owner import ACK_SYNC_MS, TICK_MS
+from geminga.storage.owner import ACK_SYNC_MS
 
 from .rig import T
-
-MIB = 1 << 20
 
 
 def topics(count):
@@ -34,7 +32,7 @@ def watched(monkeypatch):
     return watch
 
 
-# -- durability before answers ------------------------------------------------------------------------------------------------------------
+# -- durability before answers ----------------------------------------------------------------------------------------------------
 
 def test_a_receipt_is_given_only_when_its_entry_is_synced(rig, watched):
     producer = rig.producer("a")
@@ -111,7 +109,7 @@ def test_other_ways_to_sync_answer_at_once(rigs, watched, sync, syncs):
     assert done == ["append"] * 5 + ["sync"] * syncs
 
 
-# -- receipts -----------------------------------------------------------------------------------------------------------------------------
+# -- receipts ---------------------------------------------------------------------------------------------------------------------
 
 def test_receipts_come_in_order_and_with_dense_ids(rig):
     """Per partition ids go up by one; per producer receipts come in the order of its SENDs, over all sections of a pass."""
@@ -158,7 +156,7 @@ def test_a_waiting_producer_cannot_publish_before_its_turn(rig):
     assert (ready.producer_success.producer_ready, ready.producer_success.topic_epoch) == (True, 1)
 
 
-# -- full disks -----------------------------------------------------------------------------------------------------------------------------
+# -- full disks -------------------------------------------------------------------------------------------------------------------
 
 def test_a_full_disk_refuses_sends_and_later_ones_work(rig, monkeypatch):
     """With an error that clients try again after; other partitions, for which there is room, notice nothing."""
@@ -193,113 +191,3 @@ def test_a_full_disk_refuses_a_new_topic_and_the_next_try_makes_it(rig, monkeypa
     assert [action for _, action, *_ in answers.replies] == [envelope.PRODUCER_GONE]
     monkeypatch.setattr(os, "posix_fallocate", real)
     assert len(rig.publish(rig.producer("a"), b"x")) == 1
-
-
-# -- roll-over ------------------------------------------------------------------------------------------------------------------------------
-
-@pytest.mark.parametrize(("options", "wait_ms"), [
-    ({"roll_over_bytes": 1_000}, 0), ({"roll_over_entries": 4}, 0), ({"roll_over_age_s": 60}, 61_000)], ids=["size", "count", "age"])
-def test_a_ledger_that_is_full_or_old_is_followed_by_another(rigs, options, wait_ms):
-    """Ids go on from zero in a ledger of a higher id; what is read is one sequence, also after a restart."""
-    rig = rigs(**options)
-    producer, _ = rig.producer("a"), rig.consumer("a")
-    positions = []
-    for number in range(12):
-        rig.now_ms += wait_ms if number % 4 == 0 else 0
-        positions += rig.publish(producer, b"%03d" % number * 70)
-    ledgers = rig.files("a")
-    assert len(ledgers) == 3
-    assert positions == [(ledger_id, entry) for ledger_id in ledgers for entry in range(4)]
-    expected = list(zip(positions, [b"%03d" % number * 70 for number in range(12)], strict=True))
-    assert rig.everything("a") == expected
-    assert rigs.restart(rig).everything("a") == expected
-
-
-def test_an_entry_larger_than_a_ledger_has_one_of_its_own(rigs):
-    rig = rigs(roll_over_bytes=1_000)
-    producer, _ = rig.producer("a"), rig.consumer("a")
-    for payload in (b"x", b"y" * 5_000, b"z"):
-        rig.publish(producer, payload)
-    assert [payload for _, payload in rig.everything("a")] == [b"x", b"y" * 5_000, b"z"]
-    assert len(rig.files("a")) == 3
-
-
-def test_an_empty_ledger_does_not_grow_old(rigs):
-    rig = rigs(roll_over_age_s=60)
-    producer, _ = rig.producer("a"), rig.consumer("a")
-    rig.now_ms += 1_000_000
-    rig.publish(producer, b"x")
-    assert len(rig.files("a")) == 1
-
-
-# -- giving space back ----------------------------------------------------------------------------------------------------------------------
-
-def filled(rigs, *subscriptions):
-    """Three ledgers of two entries each, and a consumer of each subscription: (rig, positions, consumers)."""
-    rig = rigs(roll_over_entries=2)
-    producer = rig.producer("a")
-    consumers = [rig.consumer("a", name) for name in subscriptions]
-    positions = [position for number in range(6) for position in rig.publish(producer, b"%d" % number)]
-    return rig, positions, consumers
-
-
-def test_fully_acknowledged_ledgers_are_deleted_and_workers_told(rigs):
-    """Their files are gone, bitmaps included, when the workers are told to forget them; the open ledger stays."""
-    rig, positions, [consumer] = filled(rigs, "sub")
-    assert rig.run(rig.acks(consumer, positions[3])).forgotten == []          # leaves a hole before it, and a bitmap
-    answers = rig.run(rig.acks(consumer, *positions[:3]))
-    gone = [positions[0][0], positions[2][0]]
-    assert answers.forgotten == [(1, ledger_id) for ledger_id in gone]
-    assert rig.files("a") == rig.files("a", ".index") == [positions[4][0]]
-    assert rig.files("a", ".acks") == []
-    assert [position for position, _ in rig.everything("a")] == positions[4:]
-
-
-def test_a_second_subscription_keeps_the_ledgers_it_needs(rigs):
-    rig, positions, [one, other] = filled(rigs, "one", "other")
-    rig.run(rig.acks(one, positions[-1], cumulative=True))
-    assert len(rig.files("a")) == 3
-    rig.run(rig.acks(other, positions[2], cumulative=True))
-    assert len(rig.files("a")) == 2
-    rig.run(rig.command("unsubscribe", consumer_id=other.object_id, request_id=1))
-    assert len(rig.files("a")) == 1
-
-
-def test_a_deletion_that_was_cut_short_is_completed(rigs, monkeypatch):
-    """The journal knows before the first file goes: whatever is left of them goes with the next start."""
-    rig, positions, [consumer] = filled(rigs, "sub")
-    victim = rig.partition("a").ledgers[0]
-    real = type(victim.ledger_path).unlink
-    monkeypatch.setattr(type(victim.ledger_path), "unlink", lambda path, **_: real(path) if path.suffix == ".ledger" else None)
-    rig.run(rig.acks(consumer, *positions[:2]))
-    monkeypatch.undo()
-    assert victim.index_path.exists() and not victim.ledger_path.exists()
-    again = rigs.crash(rig)
-    assert [position for position, _ in again.everything("a")] == positions[2:]
-    assert again.files("a", ".index") == again.files("a", ".ledger") == [positions[2][0], positions[4][0]]
-
-
-def test_a_drained_idle_partition_gives_its_space_back(rig):
-    """A second after the last entry, when nobody needs any: the large files go, and a small ledger takes their place."""
-    producer, consumer = rig.producer("a"), rig.consumer("a")
-    positions = rig.publish(producer, *[b"x" * 100_000] * 5) + rig.publish(producer, *[b"x" * 100_000] * 7)
-    rig.run(rig.acks(consumer, positions[-2], cumulative=True))
-    rig.run(after_ms=3 * TICK_MS)
-    assert rig.files("a") == [positions[0][0]]                # one entry is not acknowledged
-    rig.run(rig.acks(consumer, positions[-1]))
-    answers = rig.run(after_ms=TICK_MS)
-    assert answers.forgotten == [(1, positions[0][0])]
-    [ledger_id] = rig.files("a")
-    assert ledger_id > positions[0][0]
-    assert sum(path.stat().st_blocks * 512 for path in rig.partition("a").folder.iterdir()) < 2 * MIB
-    assert rig.publish(producer, b"y") == [(ledger_id, 0)]
-    assert rig.receive(consumer) == [((ledger_id, 0), b"y")]
-
-
-def test_a_partition_in_use_keeps_its_ledger(rig):
-    """It would be filled again at once."""
-    producer, consumer = rig.producer("a"), rig.consumer("a")
-    for _ in range(5):
-        positions = rig.publish(producer, *[b"x" * 100_000] * 9)
-        rig.run(rig.acks(consumer, positions[-1], cumulative=True), after_ms=TICK_MS // 2)
-    assert rig.files("a") == [positions[0][0]]

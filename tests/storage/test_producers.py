@@ -75,7 +75,7 @@ def test_every_mode_in_every_state(state, mode):
         assert (list(producers.live.values()), producers.waiting) == ([newcomer], [])
 
 
-# -- epochs -----------------------------------------------------------------------------------------------------------------------------
+# -- epochs -----------------------------------------------------------------------------------------------------------------------
 
 def test_the_topic_epoch_rises_with_every_exclusive_producer_and_with_no_other():
     producers = Producers(None)
@@ -115,7 +115,7 @@ def test_a_topic_epoch_is_accepted_by_a_topic_that_has_none():
     assert producers.topic_epoch == 3
 
 
-# -- fencing ----------------------------------------------------------------------------------------------------------------------------
+# -- fencing ----------------------------------------------------------------------------------------------------------------------
 
 def test_fencing_throws_out_those_who_wait_as_well():
     """And when those who were thrown out leave, nobody gets their place."""
@@ -138,7 +138,7 @@ def test_whoever_was_fenced_cannot_come_back_before_it_asks_anew():
     assert producers.admit(producer(Exclusive, first.name, epoch=2)) == []
 
 
-# -- turns ------------------------------------------------------------------------------------------------------------------------------
+# -- turns ------------------------------------------------------------------------------------------------------------------------
 
 def test_those_who_wait_get_their_turn_in_order():
     producers = Producers(None)
@@ -164,7 +164,7 @@ def test_who_leaves_while_waiting_gets_no_turn():
     assert producers.leave(holder) is patient
 
 
-# -- names ------------------------------------------------------------------------------------------------------------------------------
+# -- names ------------------------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize(("mode", "others"), [
     ("Shared", []), ("Exclusive", []), ("WaitForExclusive", []), ("Exclusive", [WaitForExclusive]),

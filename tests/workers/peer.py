@@ -1,6 +1,7 @@
 """A client of raw bytes: says anything, correct or not, and sees what the broker makes of it."""
 import socket
 import struct
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 from geminga.proto import pulsar_api_pb2 as api
@@ -37,17 +38,13 @@ class Peer:
 
     def say(self, data: bytes) -> None:
         """A broker that has closed the connection meanwhile is found out by hearing."""
-        try:
+        with suppress(BrokenPipeError, ConnectionResetError):
             self.socket.sendall(data)
-        except (BrokenPipeError, ConnectionResetError):
-            pass
 
     def end(self) -> None:
         """Says that nothing more will be said."""
-        try:
+        with suppress(OSError):      # the broker was faster
             self.socket.shutdown(socket.SHUT_WR)
-        except OSError:      # the broker was faster
-            pass
 
     def hear_frame(self) -> tuple[api.BaseCommand, bytes]:
         """(command, what follows it) of the next frame.  Raises Closed; TimeoutError when nothing comes."""

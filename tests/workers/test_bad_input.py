@@ -41,9 +41,9 @@ def test_what_comes_before_connect_ends_the_connection(broker, said):
     command(T.PRODUCER, topic="topic", producer_id=1, request_id=1).replace(b"topic", b"to\xff\xfec"),
     command(T.LOOKUP, topic="topic", request_id=1).replace(b"topic", b"to\xff\xfec"),
     send(b"\0\0\0\x09abc"), send(producer_id=77), command(T.FLOW, consumer_id=1, messagePermits=0),
-], ids=["unknown command", "a broker's command", "garbage", "empty", "second connect", "no producer inside", "too large", "size without room",
-        "size zero", "command behind the frame", "sizes of four gigabytes", "lacking fields", "topic no text", "lookup no text", "metadata cut",
-        "send for nobody", "no permits"])
+], ids=["unknown command", "a broker's command", "garbage", "empty", "second connect", "no producer inside", "too large",
+        "size without room", "size zero", "command behind the frame", "sizes of four gigabytes", "lacking fields", "topic no text",
+        "lookup no text", "metadata cut", "send for nobody", "no permits"])
 def test_what_breaks_the_protocol_ends_the_connection(peer, said):
     """Without an answer, for there is none to it; what was asked before is answered."""
     peer.say(PING + said)
@@ -72,7 +72,8 @@ def test_a_wrong_checksum_is_refused_and_the_connection_goes_on(peer):
     """The others' receipts come, the refused one's never: its bytes are not stored."""
     peer.open_producer(unique_topic())
     damaged = send(entry_of(message_metadata(), wrong_by=1), sequence_id=50)
-    peer.say(b"".join(send(sequence_id=number) for number in range(50)) + damaged + b"".join(send(sequence_id=51 + number) for number in range(50)))
+    whole = [send(sequence_id=number) for number in range(101)]
+    peer.say(b"".join([*whole[:50], damaged, *whole[51:]]))
     heard = [peer.hear() for _ in range(101)]
     refused = [one.send_error for one in heard if one.type == T.SEND_ERROR]
     assert [(one.producer_id, one.sequence_id, one.error) for one in refused] == [(1, 50, api.ChecksumError)]
@@ -84,7 +85,8 @@ def test_a_wrong_checksum_is_refused_and_the_connection_goes_on(peer):
 def test_strangers_are_not_heard(peer):
     """FLOW, ACK and redelivery for a consumer that is not there say nothing; the connection goes on."""
     peer.say(command(T.FLOW, consumer_id=77, messagePermits=5)
-             + command(T.ACK, consumer_id=77, ack_type=api.CommandAck.Individual, message_id=[api.MessageIdData(ledgerId=1, entryId=1)], request_id=1)
+             + command(T.ACK, consumer_id=77, ack_type=api.CommandAck.Individual, message_id=[api.MessageIdData(ledgerId=1, entryId=1)],
+                       request_id=1)
              + command(T.REDELIVER_UNACKNOWLEDGED_MESSAGES, consumer_id=77))
     assert peer.ask(T.PING).type == T.PONG
 
@@ -92,7 +94,8 @@ def test_strangers_are_not_heard(peer):
 NOT_YET = {
     "TC_CLIENT_CONNECT_REQUEST": {"tc_id": 0}, "NEW_TXN": {}, "END_TXN": {}, "ADD_PARTITION_TO_TXN": {}, "ADD_SUBSCRIPTION_TO_TXN": {},
     "GET_OR_CREATE_SCHEMA": {"topic": "t", "schema": {"name": "s", "schema_data": b"", "type": api.Schema.String}},
-    "WATCH_TOPIC_LIST": {"watcher_id": 1, "namespace": "public/default", "topics_pattern": ".*"}, "WATCH_TOPIC_LIST_CLOSE": {"watcher_id": 1},
+    "WATCH_TOPIC_LIST": {"watcher_id": 1, "namespace": "public/default", "topics_pattern": ".*"},
+    "WATCH_TOPIC_LIST_CLOSE": {"watcher_id": 1},
     "PRODUCER": {"topic": "non-persistent://public/default/t", "producer_id": 1},
     "SUBSCRIBE": {"topic": "non-persistent://public/default/t", "subscription": "s", "subType": 0, "consumer_id": 1},
 }
@@ -214,7 +217,8 @@ def test_an_entry_may_say_any_number_of_itself(peer):
 
 PIECES = st.one_of(
     st.just(CONNECT), st.just(PING), st.just(send()), st.binary(max_size=50), st.binary(max_size=50).map(frame),
-    st.builds(lambda kind, body: frame(b"\x08" + bytes([kind, kind << 3 & 127 | 2, len(body)]) + body), st.integers(0, 15), st.binary(max_size=40)),
+    st.builds(lambda kind, body: frame(b"\x08" + bytes([kind, kind << 3 & 127 | 2, len(body)]) + body),
+              st.integers(0, 15), st.binary(max_size=40)),
     st.builds(lambda number: command(T.FLOW, consumer_id=number, messagePermits=1), st.integers(0, LARGEST)),
     st.builds(lambda topic: command(T.LOOKUP, topic=topic, request_id=1), st.text(max_size=20)),
     st.builds(lambda topic: command(T.PRODUCER, topic=topic, producer_id=1, request_id=1), st.text(max_size=20)),

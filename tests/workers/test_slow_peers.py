@@ -17,6 +17,7 @@ from .peer import SECONDS, Bystander, Closed, Peer
 pytestmark = pytest.mark.usefixtures("unharmed")
 
 GROWTH_MAX = 64 << 20       # bytes that all workers together may take for what these tests do
+LARGE = 2**55
 ROUNDS = 20                 # of a bystander, during which memory is looked at
 
 
@@ -75,8 +76,8 @@ def say_until_stuck(peer: Peer, data: bytes, times: int) -> int:
 def test_a_producer_that_never_reads_its_receipts_is_not_read_from(broker, within_bounds):
     """What it is owed waits up to a bound, then so does it; when it reads, every receipt is there."""
     with Peer(broker.service_url, receive_buffer=4_096) as peer:
-        peer.open_producer(unique_topic())
-        one = send(entry_of(message_metadata(), b""), sequence_id=1)
+        peer.open_producer(unique_topic(), LARGE)
+        one = send(producer_id=LARGE, sequence_id=LARGE, highest_sequence_id=LARGE)     # so that a receipt is large too
         said = say_until_stuck(peer, one * 10_000, 200)
         assert said < 200 * 10_000 * len(one)
         within_bounds()
@@ -89,9 +90,11 @@ def test_a_producer_that_never_reads_its_receipts_is_not_read_from(broker, withi
 def test_a_client_that_never_reads_answers_is_not_read_from(broker, within_bounds):
     """Answers that a worker gives by itself are bounded like others."""
     with Peer(broker.service_url, receive_buffer=4_096) as peer:
-        asked = command(T.LOOKUP, topic="topic", request_id=1)
-        said = say_until_stuck(peer, asked * 1_000, 1_000)
-        assert said < 1_000 * 1_000 * len(asked)
+        for number in range(50):
+            peer.open_producer(unique_topic("long-list"), number)
+        asked = command(T.GET_TOPICS_OF_NAMESPACE, namespace="public/default", request_id=1)
+        said = say_until_stuck(peer, asked * 100, 10_000)
+        assert said < 100 * 10_000 * len(asked)
         within_bounds()
 
 

@@ -1,0 +1,42 @@
+"""What a power cut leaves: files as they were when they were last synced, under the names that their folder had when it was.
+
+A file that was created and never synced has its name at best, and no content: zeros, or no length either.  Folders themselves, and the
+catalogue, which SQLite syncs out of our sight, count as safe.  Nothing is really synced meanwhile, which makes these tests fast.
+"""
+import os
+import shutil
+from pathlib import Path
+
+
+class Disk:
+    """Watches os.fdatasync and os.fsync of everything below `data_dir`; that may be changed for a copy of it."""
+
+    def __init__(self, data_dir: Path, monkeypatch):
+        self.data_dir = data_dir
+        self._contents: dict[Path, bytes] = {}                  # by path below data_dir
+        self._names: dict[Path, dict[str, int]] = {}            # folder -> {name: size}
+        monkeypatch.setattr(os, "fdatasync", self._synced)
+        monkeypatch.setattr(os, "fsync", self._synced)
+
+    def _synced(self, fd: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{fd}"))
+        if not path.is_relative_to(self.data_dir):
+            return
+        place = path.relative_to(self.data_dir)
+        if path.is_dir():
+            self._names[place] = {name: os.stat(path / name).st_size for name in os.listdir(path)}
+        else:
+            self._contents[place] = os.pread(fd, os.fstat(fd).st_size, 0)
+
+    def after_power_cut(self, target: Path, *, with_sizes: bool) -> None:
+        """Write to target what is safe of data_dir.  with_sizes: files that were never synced have their length."""
+        target.mkdir()
+        for path in self.data_dir.glob("catalogue*"):
+            shutil.copy(path, target)
+        for folder, names in list(self._names.items()):
+            (target / folder).mkdir(parents=True, exist_ok=True)
+            for name, size in names.items():
+                content = self._contents.get(folder / name)
+                if content is None and (self.data_dir / folder / name).is_dir():
+                    continue
+                (target / folder / name).write_bytes(content if content is not None else bytes(size * with_sizes))

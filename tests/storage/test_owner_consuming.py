@@ -1,0 +1,266 @@
+"""What an owner promises to those who consume: what they get, in which order, how much at a time, and what comes again."""
+import pytest
+
+from geminga.proto import envelope
+from geminga.proto import pulsar_api_pb2 as api
+
+from .rig import START_MS, T
+
+
+@pytest.fixture
+def ten(rigs):
+    """(rig, its producer, positions of ten entries "0" to "9" in four ledgers)."""
+    rig = rigs(roll_over_entries=3)
+    producer, _ = rig.producer("a"), rig.consumer("a", "keeps everything")
+    return rig, producer, [rig.publish(producer, b"%d" % number)[0] for number in range(10)]
+
+
+def payloads(found):
+    return b"".join(payload for _, payload in found)
+
+
+# -- permits ----------------------------------------------------------------------------------------------------------------------
+
+def test_a_consumer_gets_no_more_than_it_asked_for(ten):
+    """However the permits come, and whether the entries were there before or come later."""
+    rig, producer, positions = ten
+    consumer = rig.consumer("a")
+    assert rig.receive(consumer, 4) == list(zip(positions[:4], [b"0", b"1", b"2", b"3"], strict=True))
+    assert payloads(rig.receive(consumer, 1)) == b"4"
+    assert payloads(rig.delivered(rig.run(rig.flow(consumer, 2), rig.flow(consumer, 2)), consumer)) == b"5678"
+    assert payloads(rig.receive(consumer, 3)) == b"9"
+    answers = rig.run(rig.sends((producer, b"a"), (producer, b"b"), (producer, b"c")))
+    assert payloads(rig.delivered(answers, consumer)) == b"ab"
+    assert payloads(rig.receive(consumer, 1)) == b"c"
+
+
+def test_a_batch_may_exceed_the_permits_once(rig):
+    """It cannot be cut; what it took too much is owed, and nothing more comes before that is paid."""
+    producer, consumer = rig.producer("a"), rig.consumer("a")
+    rig.run(rig.sends((producer, b"1"), (producer, b"ten", {"batch": 10}), (producer, b"2"), (producer, b"3")))
+    assert [payload for _, payload in rig.receive(consumer, 5)] == [b"1", b"ten"]
+    assert rig.receive(consumer, 6) == []
+    assert [payload for _, payload in rig.receive(consumer, 1)] == [b"2"]
+    assert [payload for _, payload in rig.receive(consumer, 1)] == [b"3"]
+
+
+def test_many_entries_and_few_take_the_same_permits(rig):
+    """Above some number they are counted as an array."""
+    producer, consumer = rig.producer("a"), rig.consumer("a")
+    rig.run(rig.sends(*[(producer, b"x", {"batch": 3}) for _ in range(100)]))
+    assert [len(rig.receive(consumer, permits)) for permits in (1, 2, 3, 30, 90, 165)] == [1, 0, 1, 10, 30, 55]
+    assert len(rig.receive(consumer, 1_000)) == 3
+
+
+def test_permits_of_a_stranger_are_for_nobody(rig):
+    producer, consumer = rig.producer("a"), rig.consumer("a")
+    rig.publish(producer, b"x")
+    rig.close_consumer(consumer)
+    assert rig.run(rig.flow(consumer, 10)).runs == []
+    assert rig.receive(rig.consumer("a"), 0) == []
+
+
+# -- what comes again -------------------------------------------------------------------------------------------------------------
+
+def acknowledged_some(rig, positions):
+    """A consumer that got all ten, and acknowledged the first two, the fifth, and the ninth."""
+    consumer = rig.consumer("a")
+    assert payloads(rig.receive(consumer)) == b"0123456789"
+    rig.run(rig.acks(consumer, positions[0], positions[4], positions[8], positions[1]))
+    return consumer
+
+
+@pytest.mark.parametrize("end", ["closed", "connection gone", "worker gone", "asked for"])
+def test_what_was_not_acknowledged_comes_again_in_order(ten, end):
+    """To the next consumer, or to the same when it asks for it."""
+    rig, _, positions = ten
+    consumer = acknowledged_some(rig, positions)
+    if end == "asked for":
+        again = rig.delivered(rig.run(rig.command("redeliverUnacknowledgedMessages", consumer_id=consumer.object_id)), consumer)
+    else:
+        if end == "closed":
+            rig.close_consumer(consumer)
+        elif end == "connection gone":
+            rig.run(rig.happened(envelope.CONNECTION_GONE))
+        else:
+            rig.owner.worker_gone(1)
+        consumer = rig.consumer("a")
+        again = rig.receive(consumer)
+    assert payloads(again) == b"235679"
+    assert rig.receive(consumer) == []
+
+
+def test_an_owner_that_stopped_or_was_killed_remembers_what_was_acknowledged(ten, rigs):
+    rig, _, positions = ten
+    acknowledged_some(rig, positions)
+    crashed = rigs.crash(rig)
+    assert payloads(crashed.receive(crashed.consumer("a"))) == b"235679"
+    restarted = rigs.restart(crashed)
+    assert restarted.recovered == 0
+    assert payloads(restarted.receive(restarted.consumer("a"))) == b"235679"
+
+
+def test_acknowledging_a_later_ledger_first_loses_nothing(ten, rigs):
+    """The first entries of a ledger follow the position only if all before them is acknowledged."""
+    rig, _, positions = ten
+    consumer = rig.consumer("a")
+    rig.receive(consumer)
+    rig.run(rig.acks(consumer, positions[3], positions[4]))
+    rig.run(rig.acks(consumer, positions[6]))
+    rig.close_consumer(consumer)
+    assert payloads(rig.receive(rig.consumer("a"))) == b"0125789"
+    crashed = rigs.crash(rig)
+    assert payloads(crashed.receive(crashed.consumer("a"))) == b"0125789"
+
+
+def test_acknowledging_in_order_costs_no_bitmaps(ten):
+    """Across all ledgers, whether entry by entry, a few at a time or cumulatively."""
+    rig, _, positions = ten
+    consumer = rig.consumer("a")
+    for some in (positions[:1], positions[1:2], positions[2:7], positions[7:9]):
+        rig.run(rig.acks(consumer, *some))
+    assert rig.files("a", ".acks") == []
+    rig.run(rig.acks(consumer, positions[9], cumulative=True))
+    rig.close_consumer(consumer)
+    assert rig.receive(rig.consumer("a")) == []
+
+
+# -- acknowledgements that mean nothing -------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("many", [1, 100], ids=["one by one", "as an array"])
+def test_ids_that_never_existed_change_nothing(ten, many):
+    """Nor do those of another topic's ledger, or repeated ones; and whoever asked is answered all the same."""
+    rig, _, positions = ten
+    rig.publish(rig.producer("b"), b"x")
+    consumer = rig.consumer("a")
+    strange = [(99, 0), (positions[0][0], 3), (positions[0][0], 1 << 40), (-1, -1), ((1 << 62), 5), (rig.files("b")[0], 0)]
+    answers = rig.run(rig.acks(consumer, *strange * many, request_id=5), rig.acks(consumer, *strange * many, cumulative=True, request_id=6))
+    assert [command.ackResponse.request_id for command in answers.commands(T.ACK_RESPONSE)] == [5, 6]
+    assert payloads(rig.receive(consumer)) == b"0123456789"
+    rig.run(rig.acks(consumer, *[positions[0], positions[5]] * many))
+    rig.run(rig.acks(consumer, *[positions[0], positions[5]] * many))
+    rig.close_consumer(consumer)
+    assert payloads(rig.receive(rig.consumer("a"))) == b"12346789"
+
+
+@pytest.mark.parametrize("many", [1, 100], ids=["one by one", "as an array"])
+def test_part_of_a_batch_counts_for_nothing(ten, many):
+    """Individually it changes nothing; cumulatively all before that batch is acknowledged."""
+    rig, _, positions = ten
+    consumer = rig.consumer("a")
+    rig.run(rig.acks(consumer, *positions * many, flags=envelope.PARTIAL))
+    assert payloads(rig.receive(consumer)) == b"0123456789"
+    rig.run(rig.acks(consumer, *positions[:4] * many, cumulative=True, flags=envelope.PARTIAL))
+    rig.close_consumer(consumer)
+    assert payloads(rig.receive(rig.consumer("a"))) == b"3456789"
+
+
+# -- positions --------------------------------------------------------------------------------------------------------------------
+
+def seek(rig, consumer, **where):
+    """Seek, and subscribe again as clients do when they are told that their consumer is closed; returns what comes then."""
+    answers = rig.run(rig.command("seek", consumer_id=consumer.object_id, request_id=77, **where))
+    assert [command.close_consumer.consumer_id for command in answers.commands(T.CLOSE_CONSUMER)] == [consumer.object_id]
+    assert [command.success.request_id for command in answers.commands(T.SUCCESS)] == [77]
+    again = rig.consumer("a")
+    return payloads(rig.receive(again)), again
+
+
+def id_of(position):
+    return api.MessageIdData(ledgerId=position[0] & (1 << 64) - 1, entryId=position[1] & (1 << 64) - 1)
+
+
+def test_seek_by_id_begins_there(ten, rigs):
+    """What was acknowledged behind it comes again, what was not and lies before does not; and a crash does not change that."""
+    rig, _, positions = ten
+    consumer = acknowledged_some(rig, positions)
+    for where, expected in ((positions[3], b"3456789"), (positions[9], b"9"), (positions[0], b"0123456789"),
+                            ((-1, -1), b"0123456789"), ((1 << 62, 1 << 62), b""), ((positions[0][0], 1 << 40), b"3456789")):
+        found, consumer = seek(rig, consumer, message_id=id_of(where))
+        assert found == expected, where
+    crashed = rigs.crash(rig)
+    assert payloads(crashed.receive(crashed.consumer("a"))) == b"3456789"
+
+
+def test_seek_by_time_begins_with_the_first_entry_published_then_or_later(rigs):
+    rig = rigs(roll_over_entries=3)
+    producer, consumer = rig.producer("a"), rig.consumer("a")
+    for number in range(10):
+        rig.run(rig.sends((producer, b"%d" % number, {"publish_time": START_MS + 1_000 * number})))
+    for time_ms, expected in ((0, b"0123456789"), (START_MS + 4_000, b"456789"), (START_MS + 4_001, b"56789"), (START_MS + 99_000, b""),
+                              ((1 << 64) - 1, b"")):
+        found, consumer = seek(rig, consumer, message_publish_time=time_ms)
+        assert found == expected, time_ms
+
+
+def test_a_reader_starts_where_it_asks_and_leaves_nothing(ten):
+    """Not durable: what it acknowledges keeps and frees nothing, and with its last consumer it is gone."""
+    rig, _, positions = ten
+    reader = rig.consumer("a", "reader", durable=False, start_message_id=id_of(positions[6]))
+    assert payloads(rig.receive(reader)) == b"6789"
+    rig.run(rig.acks(reader, *positions))
+    rig.close_consumer(reader)
+    assert len(rig.files("a")) == 4
+    assert [name for name, _ in rig.partition("a").subscriptions] == ["keeps everything"]
+
+
+@pytest.mark.parametrize(("initial", "expected"), [(0, b"ab"), (1, b"0123456789ab")], ids=["latest", "earliest"])
+def test_a_new_subscription_begins_at_either_end(ten, initial, expected):
+    rig, producer, _ = ten
+    consumer = rig.consumer("a", initialPosition=initial)
+    rig.publish(producer, b"a", b"b")
+    assert payloads(rig.receive(consumer)) == expected
+
+
+def last_message_id(rig, consumer):
+    answers = rig.run(rig.command("getLastMessageId", consumer_id=consumer.object_id, request_id=1))
+    [answer] = answers.commands(T.GET_LAST_MESSAGE_ID_RESPONSE)
+    found = answer.getLastMessageIdResponse.last_message_id
+    return tuple(value - (1 << 64) if value >> 63 else value for value in (found.ledgerId, found.entryId)), found.batch_index
+
+
+def test_the_last_message_id_is_that_of_the_last_message(rigs):
+    """-1 where there is none; of a batch its last message; and the last ledger may be empty."""
+    rig = rigs(roll_over_age_s=1)
+    producer, consumer = rig.producer("a"), rig.consumer("a")
+    assert last_message_id(rig, consumer) == ((-1, -1), -1)
+    [position] = rig.publish(producer, b"x")
+    assert last_message_id(rig, consumer) == (position, -1)
+    [position] = rig.run(rig.sends((producer, b"y", {"batch": 3}))).positions
+    assert last_message_id(rig, consumer) == (position, 2)
+
+
+# -- who consumes -----------------------------------------------------------------------------------------------------------------
+
+def test_a_second_consumer_is_refused_as_long_as_the_first_lives(rig):
+    """On the same connection at once; on another when the first has shown a sign of life."""
+    rig.consumer("a")
+    section, _ = rig.subscribe("a", "sub")
+    assert [command.error.error for command in rig.run(section).commands(T.ERROR)] == [api.ConsumerBusy]
+    section, _ = rig.subscribe("a", "sub", connection=2)
+    answers = rig.run(section)
+    assert [(connection, action) for connection, action, *_ in answers.replies] == [(1, envelope.PROBE)]
+    answers = rig.run(rig.happened(envelope.CONNECTION_ALIVE))
+    assert [(reply[0], reply[-1].error.error) for reply in answers.replies] == [(2, api.ConsumerBusy)]
+
+
+def test_a_second_consumer_takes_over_when_the_first_is_dead(rig):
+    """Its connection showed no sign of life and was ended; what it had not acknowledged comes to the other."""
+    rig.publish(rig.producer("a", connection=3), b"w")
+    dead = rig.consumer("a")
+    assert payloads(rig.receive(dead)) == b"w"
+    section, number = rig.subscribe("a", "sub", connection=2)
+    rig.run(section)
+    consumer = rig.consumer_in(rig.run(rig.happened(envelope.CONNECTION_GONE)), number, "a", connection=2)
+    assert payloads(rig.receive(consumer)) == b"w"
+
+
+def test_an_unsubscribed_subscription_is_gone_for_good(ten, rigs):
+    """Also for the next process; one of the same name begins anew."""
+    rig, _, positions = ten
+    consumer = acknowledged_some(rig, positions)
+    rig.run(rig.command("unsubscribe", consumer_id=consumer.object_id, request_id=1))
+    for found in (rig, rigs.crash(rig)):
+        found.consumer("a", "other")
+        assert sorted(name for name, _ in found.partition("a").subscriptions) == ["keeps everything", "other"]
+        assert payloads(found.receive(found.consumer("a"))) == b"0123456789"

@@ -1,0 +1,110 @@
+"""Ledgers that others write, read while they grow, and when they are gone."""
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from geminga.storage import format
+from geminga.workers import egress
+from geminga.workers.egress import LedgerGone, Ledgers
+
+PARTITION, LEDGER = 3, 7
+
+
+def store(data_dir: Path, sizes: list[int], *, ledger_id: int = LEDGER, room: int = 0) -> list[bytes]:
+    """A ledger's files with entries of these sizes, and so many rows allocated ahead; returns the entries."""
+    folder = format.partition_folder(data_dir, PARTITION)
+    folder.mkdir(parents=True, exist_ok=True)
+    entries = [bytes([number % 251]) * size for number, size in enumerate(sizes)]
+    rows = np.zeros(len(sizes), format.INDEX_ROW)
+    rows["size"] = sizes
+    rows["offset"] = format.HEADER_SIZE + np.cumsum(rows["size"], dtype=np.uint64) - rows["size"]
+    ledger_header = format.header(format.LEDGER_HEADER, magic=format.LEDGER_MAGIC, ledger_id=ledger_id, partition_id=PARTITION)
+    index_header = format.header(format.INDEX_HEADER, magic=format.INDEX_MAGIC, ledger_id=ledger_id, partition_id=PARTITION)
+    format.ledger_path(folder, ledger_id).write_bytes(ledger_header + b"".join(entries))
+    format.index_path(folder, ledger_id).write_bytes(index_header + rows.tobytes() + bytes(room * format.INDEX_ROW.itemsize))
+    return entries
+
+
+def read(ledgers: Ledgers, first: int, count: int, ledger_id: int = LEDGER) -> list[bytes]:
+    rows, data = ledgers.read(PARTITION, ledger_id, first, count)
+    return [bytes(data[row["offset"]:row["offset"] + row["size"]]) for row in rows]
+
+
+def test_entries_are_read_as_they_stand(tmp_path):
+    entries = store(tmp_path, [10, 0, 300, 5])
+    assert read(Ledgers(tmp_path), 0, 4) == entries
+    assert read(Ledgers(tmp_path), 2, 1) == entries[2:3]
+
+
+def test_a_ledger_that_has_grown_is_mapped_again(tmp_path):
+    """What was written behind the end of what was mapped, be it of the index or of the ledger, is found."""
+    ledgers = Ledgers(tmp_path)
+    store(tmp_path, [10] * 5)
+    assert len(read(ledgers, 0, 5)) == 5
+    grown = store(tmp_path, [10] * 9)
+    assert read(ledgers, 5, 4) == grown[5:]
+
+
+def test_a_ledger_whose_index_was_allocated_ahead_is_mapped_again(tmp_path):
+    """The index had room for the new rows when it was mapped; the ledger ended before their entries."""
+    ledgers = Ledgers(tmp_path)
+    store(tmp_path, [10] * 5, room=20)
+    read(ledgers, 0, 5)
+    folder = format.partition_folder(tmp_path, PARTITION)
+    with format.ledger_path(folder, LEDGER).open("ab") as ledger:
+        ledger.write(b"x" * 1_000)
+    with format.index_path(folder, LEDGER).open("r+b") as index:
+        row = np.zeros(1, format.INDEX_ROW)
+        row["size"], row["offset"] = 1_000, format.HEADER_SIZE + 50
+        index.seek(format.HEADER_SIZE + 5 * format.INDEX_ROW.itemsize)
+        index.write(row.tobytes())
+    assert read(ledgers, 5, 1) == [b"x" * 1_000]
+
+
+def test_much_is_read_in_parts(tmp_path):
+    """Neither more entries nor more bytes at a time than are stated; an entry larger than that comes alone."""
+    many = egress.ENTRIES_MAX + 10
+    store(tmp_path, [1] * many)
+    assert len(read(Ledgers(tmp_path), 0, many)) == egress.ENTRIES_MAX
+    assert len(read(Ledgers(tmp_path), egress.ENTRIES_MAX, 10)) == 10
+    store(tmp_path, [egress.BYTES_MAX + 1, egress.BYTES_MAX // 2, egress.BYTES_MAX // 2, 100], ledger_id=8)
+    ledgers, first, counts = Ledgers(tmp_path), 0, []
+    while first < 4:
+        found = read(ledgers, first, 4 - first, ledger_id=8)
+        assert len(found) == 1 or sum(map(len, found)) <= egress.BYTES_MAX
+        counts.append(len(found))
+        first += len(found)
+    assert counts[0] == 1
+
+
+def test_a_ledger_that_was_deleted_is_gone(tmp_path):
+    """Before it was ever mapped, and after its owner said so; until then what is mapped can be read."""
+    with pytest.raises(LedgerGone):
+        Ledgers(tmp_path).read(PARTITION, LEDGER, 0, 1)
+    ledgers = Ledgers(tmp_path)
+    entries = store(tmp_path, [10] * 3)
+    read(ledgers, 0, 3)
+    folder = format.partition_folder(tmp_path, PARTITION)
+    format.index_path(folder, LEDGER).unlink()
+    format.ledger_path(folder, LEDGER).unlink()
+    assert read(ledgers, 0, 3) == entries
+    ledgers.forget(LEDGER)
+    with pytest.raises(LedgerGone):
+        ledgers.read(PARTITION, LEDGER, 0, 1)
+    ledgers.forget(LEDGER)       # once more is no mistake: several runs may have named it
+
+
+def test_no_more_ledgers_are_mapped_than_stated(tmp_path, monkeypatch):
+    """Those not read for longest go first, and are mapped again when they are read again."""
+    monkeypatch.setattr(egress, "LEDGERS_MAX", 3)
+    ledgers = Ledgers(tmp_path)
+    stored = {ledger_id: store(tmp_path, [ledger_id], ledger_id=ledger_id) for ledger_id in range(1, 6)}
+    for ledger_id in (1, 2, 3, 1, 4):
+        assert read(ledgers, 0, 1, ledger_id) == stored[ledger_id]
+    folder = format.partition_folder(tmp_path, PARTITION)
+    for path in folder.iterdir():
+        path.unlink()
+    assert read(ledgers, 0, 1, 1) == stored[1]
+    with pytest.raises(LedgerGone):
+        ledgers.read(PARTITION, 2, 0, 1)

@@ -1,0 +1,54 @@
+"""Which owner has what: the same to everybody, even, and little moved by a change of their number."""
+from collections import Counter
+
+import pytest
+
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.workers.links import owner_of
+from geminga.workers.options import WorkerOptions
+from geminga.workers.requests import ANSWERS
+from geminga.workers.worker import advertised_url
+
+PARTITIONS = [f"persistent://public/default/topic-{number}" for number in range(4_000)]
+OWNERS_OF_EIGHT = [7, 4, 3, 1, 5, 2, 7, 1]     # of the first eight partitions
+
+
+@pytest.mark.parametrize("owners", [1, 2, 3, 8, 64])
+def test_owners_have_about_as_much_as_each_other(owners):
+    had = Counter(owner_of(partition, owners) for partition in PARTITIONS)
+    assert set(had) == set(range(owners))
+    mean = len(PARTITIONS) / owners
+    assert max(had.values()) < mean + 5 * mean**0.5
+    assert min(had.values()) > mean - 5 * mean**0.5
+
+
+@pytest.mark.parametrize("owners", [1, 2, 3, 8, 64])
+def test_a_new_owner_takes_its_share_and_nothing_else_moves(owners):
+    """Journals and caches of those that were there stay of use."""
+    moved = [partition for partition in PARTITIONS if owner_of(partition, owners) != owner_of(partition, owners + 1)]
+    assert {owner_of(partition, owners + 1) for partition in moved} == {owners}
+    share = len(PARTITIONS) / (owners + 1)
+    assert abs(len(moved) - share) < 5 * share**0.5
+
+
+def test_the_owner_of_a_partition_is_the_same_in_every_process():
+    """Whatever seeds Python's own hashes: workers do not ask each other."""
+    assert [owner_of(partition, 8) for partition in PARTITIONS[:8]] == OWNERS_OF_EIGHT
+
+
+@pytest.mark.parametrize("bind, advertised, url", [
+    ("127.0.0.1", "", "pulsar://127.0.0.1:6650"), ("0.0.0.0", "", "pulsar://localhost:6650"), ("::", "", "pulsar://localhost:6650"),
+    ("", "", "pulsar://localhost:6650"), ("0.0.0.0", "broker.example", "pulsar://broker.example:6650"), ("::1", "", "pulsar://[::1]:6650"),
+])
+def test_clients_are_never_told_an_address_that_means_any(bind, advertised, url):
+    assert advertised_url(WorkerOptions(bind=bind, advertised_address=advertised), 6650) == url
+
+
+@pytest.mark.parametrize("kind", [kind for kind, answer in ANSWERS.items() if "TXN" in api.BaseCommand.Type.Name(kind)
+                                  or kind == api.BaseCommand.TC_CLIENT_CONNECT_REQUEST], ids=api.BaseCommand.Type.Name)
+def test_a_refusal_answers_the_request_that_the_type_names(kind):
+    """Whatever other commands the client has filled in."""
+    said = api.BaseCommand(type=kind, ping=api.CommandPing(), flow=api.CommandFlow(consumer_id=1, messagePermits=1))
+    getattr(said, api.BaseCommand.DESCRIPTOR.fields_by_number[kind].name).request_id = 7
+    answer = api.BaseCommand.FromString(ANSWERS[kind](None, said)[8:])
+    assert (answer.error.request_id, answer.error.error) == (7, api.NotAllowedError)
