@@ -24,6 +24,7 @@ from geminga.storage.subscription import Consumer, Subscription, SubType
 T = api.BaseCommand.Type
 _RESERVED = ("pulsar.repl",)              # prefixes of subscription names that Pulsar keeps for itself
 _RESERVED_NAMES = ("", "pulsar.dedup")
+_NAME_MAX = 4_096                         # characters of a producer's or subscription's name; arbitrary, and more than anybody uses
 _FEW_ROWS = 64                            # acknowledgements of a pass that are cheaper one by one than as arrays
 
 
@@ -108,6 +109,8 @@ def _producer(owner, session, command: api.BaseCommand, *, probed: bool = False)
         raise Refusal(api.NotAllowedError, "Schemas are not available in this version")
     if request.txn_enabled:
         raise Refusal(api.NotAllowedError, "Transactions are not enabled.")
+    if len(request.producer_name) > _NAME_MAX:
+        raise Refusal(api.NotAllowedError, f"Producer name longer than {_NAME_MAX} characters")
     found = _find_or_create(owner, names.parse(request.topic))
     producer = Producer(
         owner.new_handle(), session.worker, session.connection, request.producer_id, request.request_id,
@@ -121,7 +124,8 @@ def _producer(owner, session, command: api.BaseCommand, *, probed: bool = False)
     initial = request.initial_subscription_name
     if initial and (initial, True) not in found.subscriptions:
         if not owner.options.auto_create_subscriptions:
-            raise Refusal(api.NotAllowedError, f"Initial subscription {initial} may not be created: automatic creation is off")
+            raise Refusal(api.NotAllowedError, f"Initial subscription {initial[:80]} may not be created: automatic creation is off")
+        _check_name(initial)
         _create_subscription(owner, found, initial, found.before(partition.EARLIEST))
     for outcast in found.producers.admit(producer):
         _expel_producer(owner, outcast)
@@ -212,10 +216,14 @@ def _subscribe(owner, session, command: api.BaseCommand, *, probed: bool = False
     _consumer_ready(owner, consumer, request.request_id)
 
 
+def _check_name(name: str) -> None:
+    """Of a subscription; the code is the one that clients know from Pulsar."""
+    if name in _RESERVED_NAMES or name.startswith(_RESERVED) or len(name) > _NAME_MAX:
+        raise Refusal(api.ProducerBusy, f"Subscription name {name[:80]!r} is reserved, or longer than {_NAME_MAX} characters")
+
+
 def _check_subscribe(request: api.CommandSubscribe) -> None:
-    name = request.subscription
-    if name in _RESERVED_NAMES or name.startswith(_RESERVED):
-        raise Refusal(api.ProducerBusy, f"Subscription name {name!r} is reserved")
+    _check_name(request.subscription)
     if request.subType not in DISPATCHERS:
         raise Refusal(api.NotAllowedError, f"{SubType.Name(request.subType)} subscriptions are not available in this version")
     if request.HasField("schema"):
@@ -443,7 +451,7 @@ def acknowledge(owner, consumer: Consumer, acks: Acks) -> None:
 
 def _acknowledge_up_to(found: Partition, subscription: Subscription, position: Position) -> None:
     ledger = found.find(position[0])
-    if ledger is not None and position[1] < ledger.entries:
+    if ledger is not None and -1 <= position[1] < ledger.entries:
         cursor = subscription.cursor
         for passed in [ledger_id for ledger_id in cursor.bitmaps if ledger_id < position[0]]:
             cursor.forget(passed)

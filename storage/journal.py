@@ -185,6 +185,7 @@ def _write_zeros(path: Path, size: int) -> Path:
         os.fdatasync(fd)
     finally:
         os.close(fd)
+    _sync(path.parent, os.fsync)      # a file has a name after a power cut only if its folder was synced
     return path
 
 
@@ -270,6 +271,27 @@ def _records(raw: memoryview, sequence: int, number: int) -> list[Record]:
     return found
 
 
+def retire(folder: Path) -> None:
+    """Remove a journal whose owner there is no more, when all that was in it has been applied and synced; oldest first."""
+    for _, path in _by_age(folder):
+        path.unlink()
+    for path in folder.glob("*"):
+        path.unlink()
+    folder.rmdir()
+    _sync(folder.parent, os.fsync)
+
+
+def _by_age(folder: Path) -> list[tuple[int, Path]]:
+    """(sequence, path) of the segments that have a header, oldest first."""
+    found = []
+    for path in folder.glob("*.journal"):
+        with open(path, "rb") as file:
+            head = _segment_header(path, file.read(format.HEADER_SIZE))
+        if head is not None:
+            found.append((int(head["sequence"]), path))
+    return sorted(found)
+
+
 def open_journal(folder: Path, *, segment_bytes: int, segments_max: int) -> Journal:
     """A journal to write, when all that was in it has been applied and synced; its files are used again.
 
@@ -277,17 +299,15 @@ def open_journal(folder: Path, *, segment_bytes: int, segments_max: int) -> Jour
     what holds.  Older ones alone would bring back what was acknowledged since.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    heads = {}
-    for path in folder.glob("*.journal"):
-        with open(path, "rb") as file:
-            heads[path] = _segment_header(path, file.read(format.HEADER_SIZE))
-    used = sorted((int(head["sequence"]), path) for path, head in heads.items() if head is not None)
+    for above in (folder.parent, folder.parent.parent):
+        _sync(above, os.fsync)
+    used = _by_age(folder)
     for sequence, path in used:
         with open(path, "r+b") as file:
             _retire(_Segment(path, file.fileno(), sequence))
             os.fdatasync(file.fileno())
     free = [path for _, path in used if path.stat().st_size == segment_bytes][:segments_max]
-    for path in heads.keys() - set(free):
+    for path in set(folder.glob("*.journal")) - set(free):
         path.unlink()
     last = used[-1][0] if used else 0
     return Journal(folder, segment_bytes=segment_bytes, segments_max=segments_max, sequence=last + 1, number=0, free=free)

@@ -131,8 +131,10 @@ class Owner:
 
     def _adopt(self, partition: Partition) -> None:
         if not partition.ledgers:
-            self.note(partition, partition.add_ledger(self.catalogue.next_ledger_id(), self.now_ms))
+            self._add_ledger(partition)
             self._must_sync = True
+        elif not partition.open_ledger.entries:      # perhaps of a process that was killed before the journal knew
+            self._note_opened(partition)
         partition.slot = len(self.partitions)
         self.partitions.append(partition)
         self.by_name[partition.name] = partition
@@ -261,8 +263,20 @@ class Owner:
         ledger.reserve(count, size)
         return ledger
 
+    def _add_ledger(self, partition: Partition) -> None:
+        """Raises StorageFull."""
+        partition.add_ledger(self.catalogue.next_ledger_id(), self.now_ms)
+        self._note_opened(partition)
+
+    def _note_opened(self, partition: Partition) -> None:
+        """The open ledger is there after a crash: the journal says so, and before it forgets that the files are synced."""
+        opened = partition.open_ledger
+        self.note(partition, op(format.LEDGER_OPENED, partition.partition_id, ledger_id=opened.ledger_id, entry_id=opened.created_ms,
+                                value=opened.first_message))
+        self.journal.touched(opened)
+
     def _roll(self, partition: Partition) -> None:
-        self.note(partition, partition.add_ledger(self.catalogue.next_ledger_id(), self.now_ms))
+        self._add_ledger(partition)
         self._to_trim[partition] = None
 
     def _refuse(self, batch: append.Batch, places: list, refused: list[tuple[int, int, str]]):

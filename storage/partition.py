@@ -83,8 +83,8 @@ class Partition:
 
     # -- ledgers
 
-    def add_ledger(self, ledger_id: int, now_ms: int) -> tuple:
-        """Seal the open ledger and go on in a new one; returns the op.  Raises StorageFull and changes nothing then."""
+    def add_ledger(self, ledger_id: int, now_ms: int) -> None:
+        """Seal the open ledger and go on in a new one.  Raises StorageFull and changes nothing then."""
         extent = 0
         if self.ledgers:
             extent = min(self.open_ledger.allocated, self.open_ledger.size)    # the next one fills up as fast as this one did
@@ -92,7 +92,6 @@ class Partition:
         if self.ledgers:
             self.open_ledger.seal()
         self.ledgers.append(fresh)
-        return op(format.LEDGER_OPENED, self.partition_id, ledger_id=ledger_id, entry_id=now_ms, value=self.next_message)
 
     def take_acknowledged_ledgers(self) -> list[Ledger]:
         """Remove from the chain the sealed ledgers that no durable subscription needs; they are to be unlinked."""

@@ -11,7 +11,7 @@ from geminga.storage.counters import Counters
 from geminga.storage.journal import open_journal
 from geminga.storage.options import StorageOptions
 from geminga.storage.owner import Owner
-from geminga.storage.recovery import journal_folder, recover
+from geminga.storage.recovery import journal_folder, recover_owner
 
 _ENVELOPES_MAX = 256        # taken in by one pass; its bytes are bounded by pass_bytes_max
 
@@ -25,12 +25,11 @@ def worker_identity(serial: int) -> bytes:
     return b"w%d" % serial
 
 
-def run(index: int, serial: int, run_dir: Path, data_dir: Path, options: StorageOptions, control: Control, counters: Counters) -> None:
+def run(index: int, owners: int, serial: int, run_dir: Path, data_dir: Path, options: StorageOptions, control: Control, counters: Counters) -> None:
     """Be an owner until told to stop."""
-    folder = journal_folder(data_dir, index)
-    recovered = recover(data_dir, folder)
+    recovered = recover_owner(data_dir, index, owners)
     catalogue = open_catalogue(data_dir / "catalogue.sqlite")
-    journal = open_journal(folder, segment_bytes=options.journal_segment_bytes, segments_max=options.journal_segments_max)
+    journal = open_journal(journal_folder(data_dir, index), segment_bytes=options.journal_segment_bytes, segments_max=options.journal_segments_max)
     counters.set("partitions_open", 0)
     counters.set("producers", 0)
     counters.set("consumers", 0)

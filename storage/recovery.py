@@ -133,3 +133,17 @@ def recover(data_dir: Path, folder: Path) -> int:
 
 def journal_folder(data_dir: Path, owner: int) -> Path:
     return data_dir / "journal" / str(owner)
+
+
+def recover_owner(data_dir: Path, index: int, owners: int) -> int:
+    """Recover from the journal of this owner, and from those that a start with more owners left behind; returns the entries.
+
+    Each left-over journal is one owner's business.  Its partitions may be another's now, which is why nobody serves before all
+    owners have recovered.
+    """
+    entries = recover(data_dir, journal_folder(data_dir, index))
+    for folder in (data_dir / "journal").glob("*"):
+        if folder.name.isdigit() and int(folder.name) >= owners and int(folder.name) % owners == index:
+            entries += recover(data_dir, folder)
+            journal.retire(folder)
+    return entries

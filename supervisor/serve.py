@@ -111,7 +111,7 @@ class Supervisor:
     # -- what children do
 
     def _be_owner(self, child: Child, control: Control) -> None:
-        owner_process.run(child.index, child.serial, self.run_dir, self.config.data_dir, self.config.storage, control,
+        owner_process.run(child.index, self.config.owners, child.serial, self.run_dir, self.config.data_dir, self.config.storage, control,
                           self.counters["owner", child.index])
 
     def _be_worker(self, child: Child, control: Control) -> None:

@@ -57,6 +57,7 @@ class Client(asyncio.BufferedProtocol):
         self.was_heard = True                      # since the last keep-alive tick
         self.is_probed: list[OwnerLink] = []       # who wants to know whether this client lives
         self._asked: dict[int, tuple[OwnerLink, int]] = {}           # requests that an owner has not answered, and their commands' types
+        self._repeated: set[int] = set()           # requests that a second owner was asked, because the first ended over them
         self._closed_producers: set[int] = set()   # closed by the broker: what their client still sends is ignored
         self._rest = b""                           # of a frame cut short
         self._own: bytearray | mmap.mmap | None = None   # a large frame cut short, in a buffer of its own
@@ -390,7 +391,7 @@ class Client(asyncio.BufferedProtocol):
             for object_id in [object_id for object_id, route in routes.items() if route.link is link]:
                 route = routes.pop(object_id)
                 if route.request is not None:      # not there yet: its client goes on waiting
-                    waiting.append(route.request)
+                    waiting.append(route)
                     continue
                 self.write(close(object_id))
                 if routes is self.producers:
@@ -403,12 +404,20 @@ class Client(asyncio.BufferedProtocol):
                 self.write(answers.success(request_id))
             elif kind not in (T.PRODUCER, T.SUBSCRIBE):
                 self.write(answers.error(request_id, api.ServiceNotReady, "The topic's owner ended before it answered"))
-        for topic, command in waiting:
-            try:
-                self.worker.wait_for_owner(self, topic, command)
-            except Refusal as refusal:
-                request = command.producer if command.type == T.PRODUCER else command.subscribe
-                self.write(answers.error(request.request_id, refusal.code, refusal.message))
+        for route in waiting:
+            self._ask_successor(route)
+
+    def _ask_successor(self, route: Route) -> None:
+        """Repeat the request once: one that ends every owner it is given to must not do so for ever."""
+        topic, command = route.request
+        request = command.producer if command.type == T.PRODUCER else command.subscribe
+        try:
+            if request.request_id in self._repeated:
+                raise Refusal(api.ServiceNotReady, "The topic's owner ended twice over this request")
+            self._repeated.add(request.request_id)
+            self.worker.wait_for_owner(self, topic, command)
+        except Refusal as refusal:
+            self.write(answers.error(request.request_id, refusal.code, refusal.message))
 
     def keep_alive(self) -> None:
         """Ask for a sign of life; without one since the last time the connection is dead."""

@@ -218,3 +218,12 @@ def test_an_entry_that_cannot_be_read_breaks_the_protocol(entry):
 def test_a_send_of_a_transaction_is_refused_and_nothing_else():
     heard = listen([CONNECT, send(sequence_id=1) + send(sequence_id=2, txnid_most_bits=1, txnid_least_bits=2) + send(sequence_id=3)])
     assert heard.events[1:] == [understood(send(sequence_id=1)), ("refused", 1, 2, api.NotAllowedError), understood(send(sequence_id=3))]
+
+
+def test_a_number_of_more_than_64_bits_is_none_alone_and_in_a_run():
+    """The tenth byte of a varint has one bit: among frames alike too, for their consumers read it by themselves."""
+    whole = send(entry_of(message_metadata(event_time=2**64 - 1)), sequence_id=1_000)
+    metadata = message_metadata(event_time=2**64 - 1).replace(b"\xff" * 9 + b"\x01", b"\xff" * 9 + b"\x7f")
+    stream = CONNECT + whole * 64 + send(entry_of(metadata), sequence_id=1_000)
+    at_once, one_by_one = listen([stream]), listen(byte_by_byte(stream))
+    assert (at_once.events, bool(at_once.error)) == (one_by_one.events, bool(one_by_one.error))

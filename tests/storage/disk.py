@@ -20,7 +20,7 @@ class Disk:
 
     def _synced(self, fd: int) -> None:
         path = Path(os.readlink(f"/proc/self/fd/{fd}"))
-        if not path.is_relative_to(self.data_dir):
+        if self.data_dir not in path.parents:
             return
         place = path.relative_to(self.data_dir)
         if path.is_dir():

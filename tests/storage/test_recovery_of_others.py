@@ -1,0 +1,35 @@
+"""A start with fewer owners than before finds everything that the others' journals kept."""
+from geminga.storage import journal, recovery
+from geminga.storage.catalogue import open_catalogue
+from geminga.storage.counters import make_counters
+from geminga.storage.options import StorageOptions
+from geminga.storage.owner import Owner
+
+OPTIONS = StorageOptions(journal_segment_bytes=1 << 20, journal_segments_max=2)
+
+
+def owner_of(data_dir, index, owners):
+    """An owner as its process makes it."""
+    recovery.recover_owner(data_dir, index, owners)
+    folder = recovery.journal_folder(data_dir, index)
+    written = journal.open_journal(folder, segment_bytes=OPTIONS.journal_segment_bytes, segments_max=OPTIONS.journal_segments_max)
+    return Owner(data_dir, OPTIONS, open_catalogue(data_dir / "catalogue.sqlite"), written, make_counters(1)[0], 0)
+
+
+def test_a_journal_without_an_owner_is_recovered_and_removed(tmp_path):
+    """Each left-over journal is one owner's business, and is gone afterwards."""
+    for index in range(3):
+        owner_of(tmp_path, index, 3)
+    for index in range(2):
+        owner_of(tmp_path, index, 2)
+    assert sorted(path.name for path in (tmp_path / "journal").iterdir()) == ["0", "1"]
+
+
+def test_what_another_owner_kept_is_applied(tmp_path, monkeypatch):
+    """Its records reach the files before anybody serves."""
+    applied = []
+    for index in range(2):
+        owner_of(tmp_path, index, 2)
+    monkeypatch.setattr(recovery, "recover", lambda data_dir, folder: applied.append(folder.name) or 0)
+    recovery.recover_owner(tmp_path, 0, 1)
+    assert applied == ["0", "1"]
