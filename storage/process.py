@@ -25,11 +25,13 @@ def worker_identity(serial: int) -> bytes:
     return b"w%d" % serial
 
 
-def run(index: int, owners: int, serial: int, run_dir: Path, data_dir: Path, options: StorageOptions, control: Control, counters: Counters) -> None:
+def run(index: int, owners: int, serial: int, run_dir: Path, data_dir: Path, options: StorageOptions, control: Control,
+        counters: Counters) -> None:
     """Be an owner until told to stop."""
     recovered = recover_owner(data_dir, index, owners)
     catalogue = open_catalogue(data_dir / "catalogue.sqlite")
-    journal = open_journal(journal_folder(data_dir, index), segment_bytes=options.journal_segment_bytes, segments_max=options.journal_segments_max)
+    journal = open_journal(journal_folder(data_dir, index), segment_bytes=options.journal_segment_bytes,
+                           segments_max=options.journal_segments_max)
     counters.set("partitions_open", 0)
     counters.set("producers", 0)
     counters.set("consumers", 0)
