@@ -143,7 +143,7 @@ def row_checksums(rows: NDArray, ledger_ids: NDArray | int, entry_ids: NDArray) 
     as much as these few multiplications.
     """
     words = np.ascontiguousarray(rows).view(np.uint64).reshape(len(rows), 8)
-    total = words[:, :7] @ _ODD[:7] + (words[:, 7] & np.uint64(0xFFFFFFFF)) * _ODD[7]     # without the checksum itself
+    total = words @ _ODD - (words[:, 7] & np.uint64(0xFFFFFFFF00000000)) * _ODD[7]     # all words, but not the checksum itself
     total += np.asarray(ledger_ids, np.uint64) * _LEDGER_ODD + (entry_ids.astype(np.uint64) + np.uint64(1)) * _ENTRY_ODD
     return (total >> np.uint64(32)).astype(np.uint32)
 
