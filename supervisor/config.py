@@ -29,7 +29,7 @@ Settings = dict[str, Setting]
 class Config:
     """Everything the supervisor knows when it starts.  What load() returns has its zeros and blanks filled in."""
 
-    data_dir: Path = Path("/var/lib/geminga")     # everything that is kept lies below
+    data_dir: Path = Path("data")                  # relative to where it is started; everything that is kept lies below
     cluster_name: str = "standalone"              # as clients and tools see it
     http_port: int = 8080                         # administration, HTTP lookup and metrics; 0 takes a free one
     http_bind: str = ""                           # address for these; empty: the same as network.bind
