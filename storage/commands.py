@@ -29,7 +29,7 @@ _FEW_ROWS = 64                            # acknowledgements of a pass that are 
 
 
 def carry_out(owner, session, command: api.BaseCommand) -> None:
-    """Do what the command says.  Raises Refusal, StorageFull."""
+    """Do what the command says.  Raises Refusal, StorageFull, CorruptFile."""
     _COMMANDS[command.type](owner, session, command)
 
 
@@ -184,6 +184,8 @@ def _close_producer(owner, session, command: api.BaseCommand) -> None:
 
 
 def _success(owner, session, request_id: int, action: int = envelope.WRITE, object_id: int = 0) -> None:
+    """What came before is durable then, acknowledgements too: a closed consumer has nothing left to wait for."""
+    owner.answer_needs_sync()
     owner.outbox(session.worker).reply(session.connection, answers.success(request_id), request_id=request_id, action=action,
                                        object_id=object_id)
 
@@ -254,15 +256,18 @@ def _create_subscription(owner, found: Partition, name: str, position: Position)
 
 
 def _reset(owner, subscription: Subscription, position: Position) -> None:
-    """The cursor starts anew behind position."""
-    subscription.cursor.move(position)
-    subscription.rewind()
+    """The cursor starts anew behind position.  Its bitmaps are removed: told to the journal first, as a kill may come in between."""
+    found, cursor = subscription.partition, subscription.cursor
     if subscription.is_durable:
-        found = subscription.partition
-        subscription.unwritten = True
-        owner.note(found, op(format.CURSOR_RESET, found.partition_id, subscription_id=subscription.cursor.subscription_id,
+        owner.note(found, op(format.CURSOR_RESET, found.partition_id, subscription_id=cursor.subscription_id,
                              ledger_id=position[0], entry_id=position[1]))
         owner.answer_needs_sync()
+        if cursor.bitmaps:
+            owner.commit()
+        subscription.unwritten = True
+        owner.journal.touched(found)
+    cursor.move(position)
+    subscription.rewind()
 
 
 def _consumer_ready(owner, consumer: Consumer, request_id: int) -> None:
@@ -319,8 +324,9 @@ def _unsubscribe(owner, session, command: api.BaseCommand) -> None:
     if subscription.is_durable:
         owner.catalogue.delete_subscription(subscription.cursor.subscription_id)
         owner.note(found, op(format.SUBSCRIPTION_DELETED, found.partition_id, subscription_id=subscription.cursor.subscription_id))
-        owner.answer_needs_sync()
+        owner.commit()
         found.remove_subscription(subscription)
+        owner.journal.touched(found)
         owner.wake_trimming(found)
     _success(owner, session, request.request_id, envelope.CONSUMER_GONE, request.consumer_id)
 

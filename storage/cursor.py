@@ -190,7 +190,9 @@ class CursorTable:
             raise CorruptFile(self._path, 0, f"cursors, format version {format.VERSION} or older", (head["magic"], int(head["version"])))
 
     def _map(self) -> None:
-        self._rows = np.frombuffer(map_file(self._path, writable=True), format.CURSOR_ROW, offset=format.HEADER_SIZE)
+        mapped = map_file(self._path, writable=True)
+        whole_rows = (len(mapped) - format.HEADER_SIZE) // format.CURSOR_ROW.itemsize
+        self._rows = np.frombuffer(mapped, format.CURSOR_ROW, whole_rows, format.HEADER_SIZE)
         self._slots = {int(self._rows["subscription_id"][slot]): slot for slot in np.flatnonzero(self._rows["subscription_id"]).tolist()}
 
     @property

@@ -153,6 +153,19 @@ class Ledger:
                              created_ms=self.created_ms, entries=self.entries, size=self.size)
         _write_all(self._open()[1], head, 0)
 
+    def write_ledger_header(self) -> None:
+        self.write([format.header(format.LEDGER_HEADER, magic=format.LEDGER_MAGIC, ledger_id=self.ledger_id,
+                                  partition_id=self.partition_id)], 0)
+
+    def check_lengths(self) -> None:
+        """Raises CorruptFile when its files are too short for its entries."""
+        if not self.entries:
+            return
+        for path, needed in ((self.ledger_path, self.size),
+                             (self.index_path, format.HEADER_SIZE + self.entries * format.INDEX_ROW.itemsize)):
+            if (size := path.stat().st_size) < needed:
+                raise CorruptFile(path, size, f"{needed} bytes", "the end of the file")
+
     def before_checkpoint(self) -> None:
         """Nothing is held back in memory."""
 
@@ -192,8 +205,7 @@ def create(folder: Path, partition_id: int, ledger_id: int, *, first_message: in
     folder.mkdir(parents=True, exist_ok=True)
     allocate(ledger.ledger_path, max(_EXTENT_MIN, extent))
     allocate(ledger.index_path, _INDEX_EXTENT_MIN)
-    head = format.header(format.LEDGER_HEADER, magic=format.LEDGER_MAGIC, ledger_id=ledger_id, partition_id=partition_id)
-    ledger.write([head], 0)
+    ledger.write_ledger_header()
     ledger._write_header()
     return ledger
 
@@ -201,15 +213,9 @@ def create(folder: Path, partition_id: int, ledger_id: int, *, first_message: in
 def open_ledger(folder: Path, partition_id: int, ledger_id: int) -> Ledger:
     """The ledger as it lies on disk; an open one is as long as its valid rows.  Raises CorruptFile."""
     ledger = Ledger(folder, partition_id, ledger_id)
-    with open(ledger.index_path, "rb") as file:
-        raw = file.read(format.HEADER_SIZE)
-    if len(raw) < format.HEADER_SIZE:
-        raise CorruptFile(ledger.index_path, 0, f"{format.HEADER_SIZE} bytes of header", len(raw))
-    head = np.frombuffer(raw, format.INDEX_HEADER)[0]
-    if (head["magic"], int(head["ledger_id"])) != (format.INDEX_MAGIC, ledger_id):
-        raise CorruptFile(ledger.index_path, 0, f"index of ledger {ledger_id}", (head["magic"], int(head["ledger_id"])))
-    if head["version"] > format.VERSION:
-        raise CorruptFile(ledger.index_path, 8, f"format version {format.VERSION} or older", int(head["version"]))
+    head = _read_header(ledger.index_path, format.INDEX_HEADER, format.INDEX_MAGIC, ledger_id)
+    if _is_begun(ledger.ledger_path):      # else a power cut kept it from the disk, and the journal knows the entries
+        _read_header(ledger.ledger_path, format.LEDGER_HEADER, format.LEDGER_MAGIC, ledger_id)
     ledger.first_message, ledger.created_ms = int(head["first_message"]), int(head["created_ms"])
     ledger.is_sealed = head["state"] == format.SEALED
     if ledger.is_sealed:
@@ -222,14 +228,32 @@ def open_ledger(folder: Path, partition_id: int, ledger_id: int) -> Ledger:
     return ledger
 
 
+def _read_header(path: Path, dtype: np.dtype, magic: bytes, ledger_id: int):
+    """Raises CorruptFile."""
+    with open(path, "rb") as file:
+        raw = file.read(format.HEADER_SIZE)
+    if len(raw) < format.HEADER_SIZE:
+        raise CorruptFile(path, 0, f"{format.HEADER_SIZE} bytes of header", len(raw))
+    head = np.frombuffer(raw, dtype)[0]
+    if (head["magic"], int(head["ledger_id"])) != (magic, ledger_id):
+        raise CorruptFile(path, 0, f"{magic.decode()} of ledger {ledger_id}", (head["magic"], int(head["ledger_id"])))
+    if head["version"] > format.VERSION:
+        raise CorruptFile(path, 8, f"format version {format.VERSION} or older", int(head["version"]))
+    return head
+
+
+def _is_begun(path: Path) -> bool:
+    """Whether there is a header, of whatever kind."""
+    with open(path, "rb") as file:
+        return any(file.read(format.HEADER_SIZE))
+
+
 def exists(folder: Path, ledger_id: int) -> bool:
     """Whether there is such a ledger: one that was being made, or deleted, when its process was killed is none."""
     try:
-        with open(format.index_path(folder, ledger_id), "rb") as file:
-            has_header = any(file.read(format.HEADER_SIZE))
+        return _is_begun(format.index_path(folder, ledger_id)) and format.ledger_path(folder, ledger_id).exists()
     except FileNotFoundError:
         return False
-    return has_header and format.ledger_path(folder, ledger_id).exists()
 
 
 def ledger_ids(folder: Path) -> list[int]:

@@ -10,6 +10,7 @@ between nothing is answered, so nothing is answered before it is durable.  The o
 What a command does stands in commands.py; this file has the tables and the pass.
 """
 import errno
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,14 +20,13 @@ from numpy.typing import NDArray
 from geminga.proto import commands as answers
 from geminga.proto import envelope
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.proto.deliveries import RECEIPT_ROW
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
 from geminga.storage import append, commands, format
 from geminga.storage.catalogue import Catalogue
 from geminga.storage.counters import Counters
 from geminga.storage.dispatch import DISPATCHERS
-from geminga.storage.errors import StorageFull
+from geminga.storage.errors import CorruptFile, StorageFull
 from geminga.storage.journal import Journal, Record
 from geminga.storage.ledger import Ledger
 from geminga.storage.options import StorageOptions
@@ -78,6 +78,7 @@ class Owner:
         self._must_sync = False
         self._unsynced_since: int | None = None
         self._next_tick_ms = now_ms + TICK_MS
+        self._complaints: set[str] = set()                        # about files, said once
 
     # -- what commands.py works with
 
@@ -103,6 +104,11 @@ class Owner:
     def answer_needs_sync(self) -> None:
         self._must_sync = True
 
+    def commit(self) -> None:
+        """What was decided so far is durable: files that say something else may be removed."""
+        self._must_sync = True
+        self._commit(None)
+
     def wake(self, partition: Partition) -> None:
         """Its consumers may be able to get something."""
         self._to_dispatch[partition] = None
@@ -112,7 +118,7 @@ class Owner:
         self._to_trim[partition] = None
 
     def partition(self, name: TopicName) -> Partition | None:
-        """The partition of that name, opened when it is stored; None when nothing is."""
+        """The partition of that name, opened when it is stored; None when nothing is.  Raises CorruptFile, StorageFull."""
         found = self.by_name.get(name)
         if found is None and (stored := self.catalogue.partition(name)) is not None:
             names = self.catalogue.subscriptions(stored[0])
@@ -211,15 +217,22 @@ class Owner:
         planned = append.plan(batch, places, self.now_ms)
         self._must_sync = True
         self._commit(planned)
+        self._count(planned)
         append.apply(planned)
         for partition, ledger, _, _ in planned.groups:
             self.journal.touched(ledger)
             self._to_dispatch[partition] = None
-        self._recent.update(partition for partition, _, _, _ in planned.groups)
-        self.counters.add("entries_in", len(batch.rows))
-        self.counters.add("messages_in", int(batch.rows["messages"].sum(dtype=np.int64)))
-        self.counters.add("bytes_in", int(batch.rows["size"].sum(dtype=np.int64)))
-        self._receipts(planned)
+            self._recent.add(partition)
+        self._receipts(planned.receipts)
+
+    def _count(self, planned: append.Plan) -> None:
+        messages = size = 0
+        for (partition, ledger, _, _), size_after, messages_after in zip(planned.groups, planned.sizes, planned.next_messages, strict=True):
+            messages += messages_after - partition.next_message
+            size += size_after - ledger.size
+        self.counters.add("entries_in", len(planned.index))
+        self.counters.add("messages_in", messages)
+        self.counters.add("bytes_in", size)
 
     def _groups(self, batch: append.Batch) -> tuple[append.Batch, list[tuple[Partition, int, int]]]:
         """The batch sorted by partition, and where each one's rows are: [(partition, first, end)].
@@ -241,10 +254,9 @@ class Owner:
 
     def _places(self, batch: append.Batch, groups: list[tuple[Partition, int, int]]):
         """Room for each group: [(partition, ledger, first, end)].  Groups for which there is none are refused and taken out."""
-        ends = np.cumsum(batch.rows["size"], dtype=np.int64)
         places, refused = [], []
-        for partition, first, end in groups:
-            size = ends.item(end - 1) - (ends.item(first - 1) if first else 0)
+        sizes = np.add.reduceat(batch.rows["size"], [first for _, first, _ in groups], dtype=np.int64).tolist() if groups else []
+        for (partition, first, end), size in zip(groups, sizes, strict=True):
             try:
                 places.append((partition, self._room(partition, end - first, size), first, end))
             except StorageFull as error:
@@ -284,26 +296,23 @@ class Owner:
         keep = np.ones(len(batch.rows), bool)
         for first, end, why in refused:
             keep[first:end] = False
-            for row, worker in zip(batch.rows[first:end], batch.workers[first:end].tolist(), strict=True):
-                self.outbox(worker).reply(int(row["connection"]), answers.send_error(
+            for row in batch.rows[first:end]:
+                self.outbox(int(row["worker"])).reply(int(row["connection"]), answers.send_error(
                     int(row["producer_id"]), int(row["sequence_id"]), api.PersistenceError, why))
         moved, at = [], 0
         for partition, ledger, first, end in places:
             moved.append((partition, ledger, at, at + end - first))
             at += end - first
-        return append.Batch(batch.rows[keep], batch.workers[keep], batch.pieces, batch.bases), moved
+        return append.Batch(batch.rows[keep], batch.pieces, batch.bases), moved
 
-    def _receipts(self, planned: append.Plan) -> None:
-        rows = planned.batch.rows
-        out = np.zeros(len(rows), RECEIPT_ROW)
-        for name in ("connection", "producer_id", "sequence_id", "highest_sequence_id"):
-            out[name] = rows[name]
-        out["ledger_id"], out["entry_id"] = planned.ledger_ids, planned.entry_ids
-        workers = planned.batch.workers
-        if (workers == workers[0]).all():
-            return self.outbox(int(workers[0])).receipts(out)
+    def _receipts(self, rows: NDArray) -> None:
+        """Answer these SENDs, (n,) RECEIPT_ROW."""
+        workers = rows["worker"]
+        first = workers.item(0)
+        if (workers == first).all():
+            return self.outbox(first).receipts(rows)
         for worker in np.unique(workers).tolist():
-            self.outbox(worker).receipts(out[workers == worker])
+            self.outbox(worker).receipts(rows[workers == worker])
 
     # -- consuming
 
@@ -372,8 +381,7 @@ class Owner:
         self._to_trim = {}
         if not gone:
             return
-        self._must_sync = True
-        self._commit(None)
+        self.commit()
         for ledger in gone:
             ledger.unlink()
             for worker in {worker for worker, _ in self.sessions}:
@@ -420,7 +428,16 @@ class Owner:
             commands.refuse(self, session, command, refusal)
         except StorageFull as error:
             commands.refuse(self, session, command, Refusal(api.PersistenceError, str(error)))
+        except CorruptFile as error:
+            self._complain(f"{error}; its topic is refused")
+            commands.refuse(self, session, command, Refusal(api.PersistenceError, str(error)))
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EROFS):
                 raise
             commands.refuse(self, session, command, Refusal(api.PersistenceError, error.strerror))
+
+    def _complain(self, text: str) -> None:
+        """A line for the operator, however often it happens."""
+        if text not in self._complaints:
+            self._complaints.add(text)
+            print(f"geminga: {text}", file=sys.stderr, flush=True)

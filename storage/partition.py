@@ -153,10 +153,12 @@ def op(kind: int, partition_id: int, *, subscription_id: int = 0, ledger_id: int
 
 
 def open_partition(data_dir: Path, partition_id: int, name: TopicName, topic_epoch: int | None, names: dict[str, int]) -> Partition:
-    """The partition as it lies on disk, with its durable subscriptions {name: id}."""
+    """The partition as it lies on disk, with its durable subscriptions {name: id}.  Raises CorruptFile."""
     folder = format.partition_folder(data_dir, partition_id)
     partition = Partition(partition_id, name, folder, CursorTable(folder, partition_id), Producers(topic_epoch))
     partition.ledgers = [ledger.open_ledger(folder, partition_id, found) for found in ledger.ledger_ids(folder)]
+    for found in partition.ledgers:
+        found.check_lengths()
     if partition.ledgers:
         for found in partition.ledgers[:-1]:
             if not found.is_sealed:

@@ -2,6 +2,10 @@
 
 Works on files alone, before anything is served, and is idempotent: the same records may be applied any number of times.  A
 ledger that has no files has been deleted since, unless a record says that it was opened.
+
+A record for a file that is corrupt, or of a newer version, ends the recovery with CorruptFile: nothing of the journal is
+retired, and its owner does not start, because what only the journal has would be lost.  Corrupt files that no record needs are
+not looked at here; whoever opens their partition is told.
 """
 from pathlib import Path
 
@@ -87,7 +91,9 @@ class Recovery:
         kind, partition_id = int(last["kind"]), int(last["partition_id"])
         subscription_id, position = int(last["subscription_id"]), (int(last["ledger_id"]), int(last["entry_id"]))
         if kind == format.LEDGER_OPENED:
-            if self._ledger(partition_id, position[0]) is None:
+            if (found := self._ledger(partition_id, position[0])) is not None:
+                found.write_ledger_header()      # its index may have reached the disk alone
+            else:
                 self._ledgers[partition_id, position[0]] = ledger.create(
                     self._folder(partition_id), partition_id, position[0], first_message=int(last["value"]), created_ms=position[1])
         elif kind == format.LEDGER_DELETED:
@@ -121,7 +127,7 @@ def _put(found: Ledger, first_entry: int, rows: NDArray, sources: NDArray, data:
 
 
 def recover(data_dir: Path, folder: Path) -> int:
-    """Apply what the journal in folder holds; returns how many entries that were."""
+    """Apply what the journal in folder holds; returns how many entries that were.  Raises CorruptFile."""
     recovery = Recovery(data_dir)
     records = journal.replay(folder) if folder.exists() else []
     for record in records:

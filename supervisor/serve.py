@@ -23,6 +23,7 @@ from geminga.storage import process as owner_process
 from geminga.storage.catalogue import CatalogueError, open_catalogue
 from geminga.storage.control import Control
 from geminga.storage.counters import make_counters
+from geminga.storage.errors import CorruptFile
 from geminga.supervisor import bootstrap
 from geminga.supervisor.children import (
     EXIT_CANNOT_BOOT,
@@ -111,8 +112,12 @@ class Supervisor:
     # -- what children do
 
     def _be_owner(self, child: Child, control: Control) -> None:
-        owner_process.run(child.index, self.config.owners, child.serial, self.run_dir, self.config.data_dir, self.config.storage, control,
-                          self.counters["owner", child.index])
+        try:
+            owner_process.run(child.index, self.config.owners, child.serial, self.run_dir, self.config.data_dir, self.config.storage,
+                              control, self.counters["owner", child.index])
+        except CorruptFile as error:
+            print(f"geminga: {child.name}: {error}; what its journal has for that file would be lost", file=sys.stderr)
+            sys.exit(EXIT_CANNOT_BOOT)
 
     def _be_worker(self, child: Child, control: Control) -> None:
         storage = self.config.storage
@@ -186,6 +191,8 @@ class Supervisor:
         for message in child.control.receive():
             if "ready" in message and child.state == STARTING:
                 child.become(READY)
+                if recovered := message["ready"].get("recovered"):
+                    print(f"geminga: {child.name} has put {recovered} entries of its journal in place", file=sys.stderr, flush=True)
                 self._introduce(child)
         if not child.control.is_open:
             with contextlib.suppress(KeyError):

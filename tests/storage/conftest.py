@@ -15,6 +15,10 @@ class Rigs:
     def __call__(self, **options) -> Rig:
         return self._keep(Rig(self._folder / f"data-{len(self._made)}", **options))
 
+    def on(self, data_dir, **options) -> Rig:
+        """A process on this folder."""
+        return self._keep(Rig(data_dir, **options))
+
     def crash(self, rig, **options) -> Rig:
         """The process is killed; the next one has recovered what it left."""
         return self._keep(rig.crashed(self._folder / f"data-{len(self._made)}", **options))

@@ -91,9 +91,13 @@ class Rig:
                                     segments_max=self.options.journal_segments_max)
         self.counters = make_counters(1)[0]
         self.owner = Owner(data_dir, self.options, open_catalogue(data_dir / "catalogue.sqlite"), self.journal, self.counters, now_ms)
+        self.is_open = True
 
     def close(self):
-        self.owner.close()
+        """A clean stop; again changes nothing."""
+        if self.is_open:
+            self.is_open = False
+            self.owner.close()
 
     def crashed(self, target: Path, **options) -> "Rig":
         """The next process, on a copy of the files as they are."""

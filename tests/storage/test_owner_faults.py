@@ -1,0 +1,387 @@
+"""Kills and power cuts at chosen moments: what the machine of test_owner_crashes.py has found or could find, at its smallest."""
+import itertools
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.storage import append, format, ledger
+from geminga.storage.catalogue import Catalogue
+from geminga.storage.cursor import Cursor, CursorTable
+from geminga.storage.errors import CorruptFile
+from geminga.storage.journal import Journal, replay
+from geminga.storage.owner import TICK_MS
+from geminga.storage.recovery import journal_folder
+
+from .disk import Disk
+from .files import copy_of, cut, flip, overwrite
+from .rig import Rig, T
+
+
+class Died(Exception):
+    """Here the process was killed."""
+
+
+@pytest.fixture
+def dies(monkeypatch):
+    """dies(owner, name): the process is killed instead of doing that."""
+    def dies(owner, name):
+        def die(*_, **__):
+            raise Died
+        monkeypatch.setattr(owner, name, die)
+    return dies
+
+
+def payloads(found):
+    return [payload for _, payload in found]
+
+
+TOPICS = ("a", "b")
+SMALL = {"journal_segment_bytes": 64 << 10, "journal_segments_max": 4, "roll_over_entries": 4}
+
+
+def make_history(rig):
+    """A bit of everything that a journal can say: ledgers opened and deleted, cursors moved, with holes, reset, and deleted."""
+    for topic in TOPICS:
+        producer = rig.producer(topic)
+        one, two, gone = (rig.consumer(topic, name) for name in ("one", "two", "gone"))
+        positions = [rig.publish(producer, b"%s%d" % (topic.encode(), number))[0] for number in range(14)]
+        rig.run(rig.acks(one, positions[5], cumulative=True), rig.acks(two, positions[6], cumulative=True))
+        rig.run(rig.acks(one, positions[7], positions[12]), rig.acks(two, positions[9], positions[13]), rig.acks(gone, positions[8]))
+        answers = rig.run(rig.command("unsubscribe", consumer_id=gone.object_id, request_id=1))
+        assert answers.forgotten
+        ledger_id, entry_id = positions[8]
+        rig.run(rig.command("seek", consumer_id=one.object_id, request_id=2, message_id={"ledgerId": ledger_id, "entryId": entry_id}))
+        rig.run(rig.acks(rig.consumer(topic, "one"), positions[11], request_id=3))
+
+
+def state_of(rig):
+    """What the next clients get: of each topic everything, and what each subscription has left."""
+    found = {topic: rig.everything(topic) for topic in TOPICS}
+    for topic in TOPICS:
+        assert sorted(name for name, _ in rig.partition(topic).subscriptions) == ["one", "two"]
+        for name in ("one", "two"):
+            found[topic, name] = rig.receive(rig.consumer(topic, name))
+    return found
+
+
+def check_left(found, topic):
+    """Each subscription of make_history has what it did not acknowledge, in order."""
+    for name, left in (("one", (8, 9, 10, 12, 13)), ("two", (7, 8, 10, 11, 12))):
+        assert payloads(found[topic, name]) == [b"%s%d" % (topic.encode(), number) for number in left]
+
+
+class Interrupted:
+    """Lets this thread change files, or sync them, so many times; the next time is its death."""
+
+    CHANGES = ((os, "pwrite"), (os, "pwritev"), (os, "posix_fallocate"), (os, "ftruncate"), (Path, "unlink"), (Path, "rmdir"),
+               (CursorTable, "write"), (CursorTable, "remove"), (Cursor, "acknowledge"))
+    SYNCS = (os, "fsync"), (os, "fdatasync")
+
+    def __init__(self, calls, times):
+        self._left = times
+        self._patch = pytest.MonkeyPatch()
+        for owner, name in calls:
+            self._patch.setattr(owner, name, self._counted(getattr(owner, name)))
+
+    def _counted(self, real):
+        def counted(*arguments, **options):
+            if threading.current_thread() is threading.main_thread():
+                self._left -= 1
+                if self._left < 0:
+                    raise Died
+            return real(*arguments, **options)
+        return counted
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, *_):
+        """True when it died here."""
+        self._patch.undo()
+        return kind is Died
+
+
+# -- kills --------------------------------------------------------------------------------------------------------------------
+
+def test_what_was_synced_and_not_yet_written_into_ledgers_is_recovered(rig, rigs, dies, monkeypatch):
+    """The journal has it: entries, the acknowledgement of the same pass, and a ledger that was to be opened."""
+    producer, consumer = rig.producer("a"), rig.consumer("a")
+    [first] = rig.publish(producer, b"1")
+    rig.now_ms += rig.options.roll_over_age_s * 1000 + 1
+    dies(append, "apply")
+    with pytest.raises(Died):
+        rig.run(rig.acks(consumer, first), rig.sends((producer, b"2"), (producer, b"3")))
+    monkeypatch.undo()
+    again = rigs.crash(rig)
+    assert again.recovered == 3
+    assert payloads(again.receive(again.consumer("a"))) == [b"2", b"3"]
+    [position] = again.publish(again.producer("a"), b"4")
+    assert position[0] > first[0] and position[1] == 2
+
+
+def test_recovery_may_be_killed_anywhere_and_begun_again(rigs, tmp_path):
+    """Before any of its changes to files, twice at the same; the next start ends where an undisturbed one does."""
+    rig = rigs(**SMALL)
+    make_history(rig)
+    expected = state_of(rigs.crash(rig))
+    for topic in TOPICS:
+        check_left(expected, topic)
+    for times in itertools.count():
+        left = copy_of(rig.data_dir, tmp_path / f"left-{times}")
+        interrupted = 0
+        for _ in range(2):
+            with Interrupted(Interrupted.CHANGES, times):
+                interrupted += 1
+                Rig(left, now_ms=rig.now_ms, **SMALL).close()
+                interrupted -= 1
+        again = Rig(left, now_ms=rig.now_ms, **SMALL)
+        assert state_of(again) == expected, times
+        again.close()
+        if not interrupted:
+            break
+    assert times > 50
+
+
+@pytest.mark.parametrize(("command", "step"), [("seek", (Journal, "append")), ("unsubscribe", (Catalogue, "commit"))])
+def test_acknowledgements_stay_when_a_command_that_makes_them_void_did_not_get_there(rig, rigs, dies, monkeypatch, command, step):
+    """The journal has long forgotten them: they are in a bitmap, which is removed only when the command is durable."""
+    positions = rig.publish(rig.producer("a"), b"1", b"2", b"3")
+    rig.run(rig.acks(rig.consumer("a"), positions[1], request_id=1))
+    rig = rigs.restart(rig)
+    consumer = rig.consumer("a")
+    fields = {"message_id": {"ledgerId": positions[0][0], "entryId": 0}} if command == "seek" else {}
+    dies(*step)
+    with pytest.raises(Died):
+        rig.run(rig.command(command, consumer_id=consumer.object_id, request_id=2, **fields))
+    monkeypatch.undo()
+    again = rigs.crash(rig)
+    assert payloads(again.receive(again.consumer("a"))) == [b"1", b"3"]
+
+
+@pytest.mark.parametrize("name", ["allocate", "_EXTENT_MIN", "_write_all"])
+def test_a_kill_while_a_ledger_is_made_leaves_a_partition_that_opens(rig, rigs, dies, monkeypatch, name):
+    """Whichever of its files are there, and however long."""
+    producer = rig.producer("a")
+    rig.consumer("a")
+    rig.publish(producer, b"1")
+    rig.now_ms += rig.options.roll_over_age_s * 1000 + 1
+    if name == "_EXTENT_MIN":
+        real = ledger.allocate
+
+        def allocate(path, size):
+            if path.suffix == ".index":
+                path.touch()
+                raise Died
+            real(path, size)
+
+        monkeypatch.setattr(ledger, "allocate", allocate)
+    else:
+        dies(ledger, name)
+    with pytest.raises(Died):
+        rig.run(rig.sends((producer, b"2")))
+    monkeypatch.undo()
+    again = rigs.crash(rig)
+    again.publish(again.producer("a"), b"3")
+    assert payloads(again.everything("a")) == [b"1", b"3"]
+
+
+def test_a_topic_of_which_the_creation_was_not_answered_can_be_used(rig, rigs, dies, monkeypatch):
+    """Its name and its subscription's are in the catalogue; nothing of them is on disk."""
+    dies(Journal, "append")
+    with pytest.raises(Died):
+        rig.run(rig.subscribe("a", "sub")[0])
+    monkeypatch.undo()
+    again = rigs.crash(rig)
+    again.publish(again.producer("a"), b"1")
+    assert list(again.partition("a").subscriptions) == []
+    assert payloads(again.receive(again.consumer("a"))) == [b"1"]
+
+
+# -- power cuts ---------------------------------------------------------------------------------------------------------------
+
+@pytest.fixture(params=[True, False], ids=["with lengths", "lengths lost"])
+def powered(request, tmp_path, monkeypatch):
+    """(rig, cut): an owner, and what ends it: cut(rig) is the next one on what is safely on disk, in the worst case.
+
+    cut(rig, times=n) lets that one's recovery sync n times before its power is cut as well, and returns None if it was.
+    """
+    made = []
+    disk = Disk(tmp_path / "0", monkeypatch)
+
+    def open_on(path, **more):
+        made.append(Rig(path, **SMALL, roll_over_age_s=60, **more))
+        return made[-1]
+
+    def cut(rig, times=1 << 30):
+        target = tmp_path / str(int(disk.data_dir.name) + 1)
+        disk.after_power_cut(target, with_sizes=request.param)
+        disk.data_dir = target
+        with Interrupted(Interrupted.SYNCS, times):
+            return open_on(target, now_ms=rig.now_ms)
+
+    yield open_on(tmp_path / "0"), cut
+    for rig in made:
+        rig.close()
+
+
+@pytest.mark.parametrize("stopped", [True, False], ids=["stopped", "running"])
+def test_everything_that_was_answered_survives_a_power_cut(powered, stopped):
+    """Also directly after a clean stop, when there is nothing to replay."""
+    rig, cut = powered
+    make_history(rig)
+    expected = {topic: rig.everything(topic) for topic in TOPICS}
+    if stopped:
+        rig.close()
+    again = cut(rig)
+    assert (again.recovered == 0) == stopped
+    found = state_of(again)
+    for topic in TOPICS:
+        assert set(expected[topic]) <= set(found[topic])      # files of a deleted ledger may have come back
+        check_left(found, topic)
+
+
+def test_the_power_may_be_cut_again_anywhere_in_a_recovery(powered):
+    """Before its first sync, in the next start before the second, and so on until one gets to its end."""
+    rig, cut = powered
+    make_history(rig)
+    cuts = itertools.count()
+    while (again := cut(rig, next(cuts))) is None:
+        pass
+    assert next(cuts) > 10
+    found = state_of(again)
+    for topic in TOPICS:
+        assert set(rig.everything(topic)) <= set(found[topic])
+        check_left(found, topic)
+
+
+def test_what_was_answered_survives_a_power_cut(powered):
+    """With the journal alone: nothing else was ever synced."""
+    rig, cut = powered
+    producer, consumer = rig.producer("a"), rig.consumer("a")
+    positions = [rig.publish(producer, b"%d" % number)[0] for number in range(5)]
+    rig.run(rig.acks(consumer, positions[0], positions[3], request_id=1))
+    again = cut(rig)
+    assert again.recovered == 5
+    assert payloads(again.receive(again.consumer("a"))) == [b"1", b"2", b"4"]
+    assert payloads(cut(again).everything("a")) == [b"0", b"1", b"2", b"3", b"4"]
+
+
+def test_acknowledgements_before_an_answered_close_survive_a_power_cut(powered):
+    """Nobody asked for their receipt, and no time has passed."""
+    rig, cut = powered
+    producer, consumer = rig.producer("a"), rig.consumer("a")
+    first, _ = rig.publish(producer, b"1", b"2")
+    rig.run(rig.acks(consumer, first))
+    rig.close_consumer(consumer)
+    again = cut(rig)
+    assert payloads(again.receive(again.consumer("a"))) == [b"2"]
+
+
+def test_a_topic_without_messages_survives_a_power_cut_after_a_clean_stop(powered):
+    """The journal is empty then: the new ledger was synced although nothing was published."""
+    rig, cut = powered
+    rig.consumer("a")
+    rig.close()
+    again = cut(rig)
+    again.publish(again.producer("a"), b"1")
+    assert payloads(again.receive(again.consumer("a"))) == [b"1"]
+
+
+def test_a_ledger_that_a_killed_process_made_unknown_to_the_journal_survives_a_power_cut(powered):
+    """The next process finds it and goes on in it: what it publishes there is receipted."""
+    rig, cut = powered
+    rig.publish(rig.producer("a"), b"1")
+    rig.consumer("a")
+    partition = rig.partition("a")
+    partition.add_ledger(rig.owner.catalogue.next_ledger_id(), rig.now_ms)        # and here it was killed
+    del rig.owner.by_name[partition.name]                                         # another process opens the partition
+    [position] = rig.publish(rig.producer("a"), b"2")
+    assert position == (partition.open_ledger.ledger_id, 0)
+    again = cut(rig)
+    assert dict(again.everything("a"))[position] == b"2"
+
+
+def test_files_of_a_deleted_ledger_may_come_back_and_change_nothing(powered):
+    """A power cut between the deletion and the sync of its folder."""
+    rig, cut = powered
+    producer, consumer = rig.producer("a"), rig.consumer("a")
+    [first] = rig.publish(producer, b"1")
+    rig = cut(rig)                                                                # recovery syncs the ledger
+    producer, consumer = rig.producer("a"), rig.consumer("a")
+    rig.now_ms += 61_000
+    [second] = rig.publish(producer, b"2")
+    assert rig.run(rig.acks(consumer, first, request_id=1)).forgotten == [(1, first[0])]
+    again = cut(rig)
+    assert again.receive(again.consumer("a")) == [(second, b"2")]
+
+
+# -- rot ----------------------------------------------------------------------------------------------------------------------
+
+def newer(path):
+    overwrite(path, 8, (format.VERSION + 1).to_bytes(4, "little"))
+
+
+def foreign(path):
+    flip(path, 0)
+
+
+def short(path):
+    cut(path, 70)
+
+
+@pytest.mark.parametrize(("name", "damage"), [
+    ("1.index", foreign), ("1.index", newer), ("1.ledger", foreign), ("1.ledger", newer), ("1.ledger", short),
+    ("2.index", foreign), ("2.ledger", short), ("1.index", short), ("cursors", foreign), ("cursors", newer)])
+def test_a_partition_that_cannot_be_opened_is_refused_and_others_are_served(rigs, capfd, name, damage):
+    """The owner goes on: what is wrong with one file is told to those who ask for it, by its name, and once to the operator."""
+    rig = rigs(**SMALL)
+    for topic in TOPICS:
+        rig.consumer(topic)
+        for number in range(6):
+            rig.publish(rig.producer(topic), b"%d" % number)
+    rig = rigs.restart(rig)
+    path = format.partition_folder(rig.data_dir, 1) / name
+    kept = path.read_bytes()
+    damage(path)
+    for section in [rig.command("producer", topic="a", producer_id=1, request_id=1), rig.subscribe("a", "sub")[0]] * 2:
+        [answer] = rig.run(section).commands(T.ERROR)
+        assert answer.error.error == api.PersistenceError
+        assert str(path) in answer.error.message
+    assert capfd.readouterr().err.count(str(path)) == 1
+    assert len(rig.publish(rig.producer("b"), b"6")) == 1
+    path.write_bytes(kept)
+    rig.run(after_ms=TICK_MS)
+    assert payloads(rig.receive(rig.consumer("a"))) == [b"%d" % number for number in range(6)]
+
+
+@pytest.mark.parametrize("name", ["1.index", "1.ledger", "cursors"])
+def test_a_recovery_that_needs_a_corrupt_file_says_which_and_keeps_the_journal(rig, rigs, tmp_path, name):
+    """What is only in the journal is there when the file is repaired."""
+    rig.consumer("a")
+    rig.publish(rig.producer("a"), b"1", b"2")
+    left = copy_of(rig.data_dir, tmp_path / "left")
+    path = format.partition_folder(left, 1) / name
+    flip(path, 0)
+    records = len(replay(journal_folder(left, 0)))
+    for _ in range(2):
+        with pytest.raises(CorruptFile, match=str(path)):
+            Rig(left, **rig.settings)
+    assert len(replay(journal_folder(left, 0))) == records > 0
+    flip(path, 0)
+    again = rigs.on(left)
+    assert payloads(again.receive(again.consumer("a"))) == [b"1", b"2"]
+
+
+def test_a_recovery_that_does_not_need_a_corrupt_file_leaves_it_alone(rig, rigs):
+    """Its partition is refused later; nothing else has to wait for it."""
+    rig.publish(rig.producer("a"), b"1")
+    rig = rigs.restart(rig)
+    rig.publish(rig.producer("b"), b"1")
+    foreign(format.index_path(format.partition_folder(rig.data_dir, 1), 1))
+    again = rigs.crash(rig)
+    assert again.recovered == 1
+    assert payloads(again.everything("b")) == [b"1"]
+    assert again.run(again.command("producer", topic="a", producer_id=1, request_id=1)).commands(T.ERROR)
