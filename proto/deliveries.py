@@ -5,6 +5,8 @@
 
 An entry's bytes are copied once, from the mapped ledger into the array that goes to the socket.
 """
+from itertools import groupby, pairwise
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,8 +14,8 @@ from geminga.proto import varints
 from geminga.proto.frames import SIZE, SIZES
 
 RECEIPT_ROW = np.dtype([
-    ("connection", "<u4"),
-    ("flags", "<u4"),                # reserved
+    ("connection", "<u4"),           # the worker's number of it
+    ("worker", "<u4"),               # the worker's serial number
     ("producer_id", "<u8"),
     ("sequence_id", "<u8"),
     ("highest_sequence_id", "<u8"),
@@ -24,10 +26,22 @@ FEW_MAX = 12          # entries that are cheaper to put together one by one than
 BROKER_TIMESTAMP, BROKER_INDEX = 1, 2   # bits: which fields of BrokerEntryMetadata are delivered
 
 
-def receipts(rows: NDArray) -> bytes:
-    """The SEND_RECEIPT frames of rows (n,) RECEIPT_ROW, all of one connection, in their order."""
+def receipts(rows: NDArray) -> list[tuple[int, bytes]]:
+    """[(connection, SEND_RECEIPT frames)] of rows (n,) RECEIPT_ROW in their order: an item for each stretch of one connection."""
     if len(rows) <= FEW_MAX:
-        return b"".join([_receipt(*row) for row in rows.tolist()])
+        found = [(row[0], _receipt(*row)) for row in rows.tolist()]
+        return [(connection, b"".join([frame for _, frame in group])) for connection, group in groupby(found, _connection)]
+    connections = rows["connection"]
+    borders = (np.flatnonzero(connections[1:] != connections[:-1]) + 1).tolist()
+    return [(connections.item(start), _receipts(rows[start:end])) for start, end in pairwise((0, *borders, len(rows)))]
+
+
+def _connection(found: tuple[int, bytes]) -> int:
+    return found[0]
+
+
+def _receipts(rows: NDArray) -> bytes:
+    """Of one connection."""
     columns = [(8, rows["producer_id"]), (16, rows["sequence_id"])]
     identity = _Message([(8, rows["ledger_id"]), (16, rows["entry_id"])])
     highest = rows["highest_sequence_id"]
@@ -44,7 +58,7 @@ def receipts(rows: NDArray) -> bytes:
     return block.tobytes()
 
 
-def _receipt(_connection: int, _flags: int, producer_id: int, sequence_id: int, highest: int, ledger_id: int, entry_id: int) -> bytes:
+def _receipt(_connection: int, _worker: int, producer_id: int, sequence_id: int, highest: int, ledger_id: int, entry_id: int) -> bytes:
     encode = varints.encode
     identity = b"\x08" + encode(ledger_id) + b"\x10" + encode(entry_id)
     body = b"\x08" + encode(producer_id) + b"\x10" + encode(sequence_id) + b"\x1a" + encode(len(identity)) + identity

@@ -1,7 +1,7 @@
 """What crosses ZeroMQ between workers and owners: one envelope per pass, of sections in the order things happened.
 
-    frame 0      HEADER, a SECTION for each, then the rows of all (numpy arrays of each kind's dtype)
-    then, for each section that has any, its bytes in a frame of their own
+    frame 0      HEADER, a SECTION for each, then for each its rows (a numpy array of its kind's dtype) and its bytes
+    further      bytes of a section that has more than INLINE_MAX are a frame of their own
 
     worker -> owner    SENDS     SEND_ROW + entries      ACKS  ACK_ROW     FLOWS  FLOW_ROW     COMMANDS  COMMAND_ROW + commands
     owner -> worker    RECEIPTS  RECEIPT_ROW             RUNS  RUN_ROW     REPLIES  REPLY_ROW + frames     FORGET  FORGET_ROW
@@ -9,6 +9,8 @@
 Sends, acks and flows of a pass may come in any order among themselves; a command comes after all that preceded it and
 before all that followed it.  No pickles, no dicts, no Python object per entry.
 """
+import struct
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,11 +20,9 @@ from geminga.proto.sends import SEND_ROW
 SENDS, ACKS, FLOWS, COMMANDS = 1, 2, 3, 4
 RECEIPTS, RUNS, REPLIES, FORGET = 16, 17, 18, 19
 
-HEADER = np.dtype([
-    ("taken", "<u8"),        # owner -> worker: bytes of entries taken from this worker so far (its credit)
-    ("sections", "<u8"),
-])
-SECTION = np.dtype([("kind", "<u4"), ("rows", "<u4"), ("size", "<u8")])
+HEADER = struct.Struct("<QQ")     # owner -> worker: bytes of entries taken from this worker so far (its credit); sections
+SECTION = struct.Struct("<IIQ")   # kind, rows, bytes
+INLINE_MAX = 32 << 10             # bytes; to copy so many costs less than a frame of their own does at both ends
 
 ACK_ROW = np.dtype([
     ("consumer", "<u8"),     # the owner's handle
@@ -76,30 +76,29 @@ ROWS = {SENDS: SEND_ROW, ACKS: ACK_ROW, FLOWS: FLOW_ROW, COMMANDS: COMMAND_ROW,
 
 
 def seal(sections: list[tuple[int, NDArray, bytes]], taken: int = 0) -> list:
-    """The frames of an envelope.  Few of them: each costs ZeroMQ microseconds at both ends."""
-    table, rows, data = [], [], []
-    for kind, array, piece in sections:
-        assert array.dtype == ROWS[kind]
-        table.append((kind, len(array), len(piece)))
-        rows.append(array.tobytes())
-        if len(piece):
-            data.append(piece)
-    head = np.array([(taken, len(table))], HEADER).tobytes() + np.array(table, SECTION).tobytes()
-    return [b"".join((head, *rows)), *data]
+    """The frames of an envelope."""
+    head, body, frames = [HEADER.pack(taken, len(sections))], [], []
+    for kind, rows, data in sections:
+        assert rows.dtype == ROWS[kind]
+        head.append(SECTION.pack(kind, len(rows), len(data)))
+        body.append(rows.tobytes())
+        (body if len(data) <= INLINE_MAX else frames).append(data)
+    return [b"".join(head + body), *frames]
 
 
 def unseal(parts: list) -> tuple[int, list[tuple[int, NDArray, memoryview]]]:
     """(taken, sections) of the frames that `seal` made; rows are read-only views of them."""
-    head, data = parts[0], iter(parts[1:])
-    (taken, count), = np.frombuffer(head, HEADER, 1).tolist()
-    table = np.frombuffer(head, SECTION, count, HEADER.itemsize).tolist()
-    at = HEADER.itemsize + count * SECTION.itemsize
+    head, frames = memoryview(parts[0]), iter(parts[1:])
+    taken, count = HEADER.unpack_from(head)
+    at = HEADER.size + count * SECTION.size
     sections = []
-    for kind, many, size in table:
-        dtype = ROWS[kind]
-        sections.append((kind, np.frombuffer(head, dtype, many, at), memoryview(next(data)) if size else _NOTHING))
-        at += many * dtype.itemsize
+    for kind, many, size in SECTION.iter_unpack(head[HEADER.size:at]):
+        rows = np.frombuffer(head, ROWS[kind], many, at)
+        at += rows.nbytes
+        if size <= INLINE_MAX:
+            data = head[at:at + size]
+            at += size
+        else:
+            data = memoryview(next(frames))
+        sections.append((kind, rows, data))
     return taken, sections
-
-
-_NOTHING = memoryview(b"")

@@ -24,20 +24,28 @@ from geminga.proto.frames import CHECKSUM_END, MAGIC, SIZE, SIZES
 
 SEND_ROW = np.dtype([
     ("producer", "<u8"),             # the owner's handle; 0 until the worker has looked it up
+    # What the receipt will say, laid out as a RECEIPT_ROW.
+    ("connection", "<u4"),           # the worker's number of it
+    ("worker", "<u4"),               # the worker's serial number; the owner fills it in
     ("producer_id", "<u8"),          # the client's number, unique on its connection
     ("sequence_id", "<u8"),
     ("highest_sequence_id", "<u8"),  # of a batch; 0 when not given
-    ("publish_time", "<i8"),         # ms since 1970, the client's clock
-    ("deliver_at", "<i8"),           # ms since 1970; 0: at once
+    ("ledger_id", "<u8"),            # the owner fills in where the entry goes
+    ("entry_id", "<u8"),
+    # What the ledger's index will hold, laid out as its row.
     ("offset", "<u8"),               # of the entry in the bytes that travel with the rows
-    ("connection", "<u4"),           # the worker's number of it
+    ("publish_time", "<i8"),         # ms since 1970, the client's clock
+    ("broker_time", "<i8"),          # the owner fills it in
+    ("deliver_at", "<i8"),           # ms since 1970; 0: at once
+    ("message_index", "<u8"),        # the owner fills it in
     ("size", "<u4"),                 # bytes of the entry
     ("messages", "<u4"),             # 1, or how many a batch holds
-    ("key_hash", "<u4"),             # Murmur3 of ordering key or key, 31 bits; of the sequence id when there is none
-    ("crc32c", "<u4"),               # as it stands in the entry; 0 without KEPT_CHECKSUM
+    ("key_hash", "<u4"),             # Murmur3 of ordering key or key, 31 bits; 0 without HAS_KEY
     ("flags", "<u4"),
+    ("crc32c", "<u4"),               # as it stands in the entry; 0 without KEPT_CHECKSUM
+    ("checksum", "<u4"),             # the owner fills it in
 ])
-assert SEND_ROW.itemsize == 80
+assert SEND_ROW.itemsize == 120
 
 # Bits of `flags`, kept in the index as well.
 KEPT_CHECKSUM = 1    # the entry begins with magic and checksum (clients since protocol version 6)
@@ -47,7 +55,6 @@ HAS_KEY = 8
 
 RUN_MIN = 8                    # frames; a shorter run costs less in the library
 _TXN_FIELDS = ("txnid_least_bits", "txnid_most_bits")
-_FIBONACCI = 0x9E3779B97F4A7C15
 
 
 class BadChecksum(Exception):
@@ -59,7 +66,7 @@ class TransactionsRefused(Exception):
 
 
 def read_one(command: api.CommandSend, entry: bytes) -> tuple:
-    """The row of one SEND, in the order of SEND_ROW's fields, with 0 for producer, connection and offset.
+    """The row of one SEND, in the order of SEND_ROW's fields, with 0 for what is filled in later.
 
     Raises BadChecksum; ProtocolError when the entry cannot be read.
     """
@@ -74,10 +81,10 @@ def read_one(command: api.CommandSend, entry: bytes) -> tuple:
     key = _key(metadata)
     if key is not None:
         flags |= HAS_KEY
-    key_hash = _keyless_hash(command.sequence_id) if key is None else mmh3_32_uintdigest(key) & 0x7FFFFFFF
+    key_hash = 0 if key is None else mmh3_32_uintdigest(key) & 0x7FFFFFFF
     messages = max(1, metadata.num_messages_in_batch)
-    return (0, command.producer_id, command.sequence_id, command.highest_sequence_id, _signed(metadata.publish_time),
-            metadata.deliver_at_time, 0, 0, len(entry), messages, key_hash, checksum or 0, flags)
+    return (0, 0, 0, command.producer_id, command.sequence_id, command.highest_sequence_id, 0, 0,
+            0, _signed(metadata.publish_time), 0, metadata.deliver_at_time, 0, len(entry), messages, key_hash, flags, checksum or 0, 0)
 
 
 def _metadata(entry: bytes) -> tuple[api.MessageMetadata, int | None]:
@@ -124,11 +131,6 @@ def key_bytes(key: str | bytes, is_base64: bool) -> bytes:
     return key if isinstance(key, bytes) else key.encode()
 
 
-def _keyless_hash(sequence_id: int) -> int:
-    """Spreads messages without a key evenly, one after the other."""
-    return (sequence_id * _FIBONACCI >> 33) & 0x7FFFFFFF
-
-
 def _signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
@@ -136,15 +138,15 @@ def _signed(value: int) -> int:
 class Layout:
     """How the SEND frames that look like one frame are laid out; made by `learn`."""
 
-    __slots__ = ("total", "command_end", "head_size", "template", "tight", "columns", "messages", "flags", "key", "key_hash",
-                 "highest_sequence_id", "deliver_at")
+    __slots__ = ("total", "command_end", "head_size", "template", "tight", "columns", "reach", "row", "key")
 
     def read(self, buffer: NDArray[np.uint8], at: int, end: int) -> tuple[NDArray, NDArray[np.uint8], NDArray[np.intp]] | None:
         """The frames from `at` on that look like this: (rows (n,), entries (n, size), which have a wrong checksum).
 
         None when already the first does not.  The entries are views into buffer.
         """
-        count = (end - at) // self.total
+        # Words are read whole: those of the last frames may reach behind it, and must not behind the buffer.
+        count = min((end - at) // self.total, (len(buffer) - at - self.reach) // self.total + 1)
         block = buffer[at:at + count * self.total].reshape(count, self.total)
         unlike = (block[:, :self.head_size] ^ self.template) & self.tight
         if unlike.any():
@@ -152,37 +154,20 @@ class Layout:
             if count == 0:
                 return None
             block = block[:count]
-        values = {name: varints.read_words(np.ndarray(count, "<u8", buffer, at + column, (self.total,)), size)
-                  for name, (column, size) in self.columns.items()}
-        rows, entries = self._rows(block, values), block[:, self.command_end:]
-        return rows, entries, checksums.wrong_ones(entries[:, CHECKSUM_END:], rows["crc32c"])
-
-    def _rows(self, block: NDArray[np.uint8], values: dict[str, NDArray[np.uint64]]) -> NDArray:
-        rows = np.zeros(len(block), SEND_ROW)
-        rows["producer_id"] = values["producer_id"]
-        rows["sequence_id"] = values["sequence_id"]
-        rows["highest_sequence_id"] = values.get("highest_sequence_id", self.highest_sequence_id)
-        rows["publish_time"] = values["publish_time"]
-        rows["deliver_at"] = values.get("deliver_at_time", self.deliver_at)
-        rows["size"] = self.total - self.command_end
-        rows["messages"] = self.messages
-        rows["flags"] = self.flags
-        checksum = block[:, self.command_end + 2:self.command_end + 6]
-        rows["crc32c"] = np.ascontiguousarray(checksum).view(">u4").ravel()
+        rows, entries = np.repeat(self.row, count), block[:, self.command_end:]
+        for name, column, size in self.columns:
+            rows[name] = varints.read_words(np.ndarray(count, "<u8", buffer, at + column, (self.total,)), size)
+        claimed = rows["crc32c"] = np.ndarray(count, ">u4", buffer, at + self.command_end + 2, (self.total,))
         if self.key is not None:
             keys = np.ascontiguousarray(block[:, self.key[0]:self.key[1]]).view(f"V{self.key[1] - self.key[0]}").ravel()
-            rows["key_hash"] = np.fromiter(map(mmh3_32_uintdigest, keys.tolist()), np.uint32, len(keys)) & np.uint32(0x7FFFFFFF)
-        elif self.key_hash is not None:
-            rows["key_hash"] = self.key_hash
-        else:
-            rows["key_hash"] = (rows["sequence_id"] * np.uint64(_FIBONACCI) >> np.uint64(33)) & np.uint64(0x7FFFFFFF)
-        return rows
+            rows["key_hash"] = np.fromiter(map(mmh3_32_uintdigest, keys.tolist()), np.uint32, count) & np.uint32(0x7FFFFFFF)
+        return rows, entries, checksums.wrong_ones(entries[:, CHECKSUM_END:], claimed)
 
 
 # Fields whose varint may differ from frame to frame: of CommandSend and of MessageMetadata, by tag (number and wire type).
+# With the column they fill; what has none is not looked at: sequence id, event time and highest sequence id of the metadata.
 _COMMAND_COLUMNS = {1 << 3: "producer_id", 2 << 3: "sequence_id", 6 << 3: "highest_sequence_id"}
-_METADATA_COLUMNS = {2 << 3: "metadata_sequence_id", 3 << 3: "publish_time", 12 << 3: "event_time", 19 << 3: "deliver_at_time",
-                     24 << 3: "metadata_highest"}
+_METADATA_COLUMNS = {2 << 3: "", 3 << 3: "publish_time", 12 << 3: "", 19 << 3: "deliver_at", 24 << 3: ""}
 _SEND, _PARTITION_KEY, _KEY_IS_BASE64, _ORDERING_KEY = 6 << 3 | 2, 6 << 3 | 2, 17 << 3, 18 << 3 | 2
 
 
@@ -191,7 +176,8 @@ def learn(frame: bytes, command: api.CommandSend, row: tuple) -> Layout | None:
     total, command_size = len(frame), SIZES.unpack_from(frame, 0)[1]
     layout = Layout()
     layout.total, layout.command_end = total, 8 + command_size
-    flags = row[-1]
+    layout.row = np.array([row], SEND_ROW)
+    flags = int(layout.row["flags"][0])
     if not flags & KEPT_CHECKSUM or any(command.HasField(name) for name in _TXN_FIELDS):
         return None
     metadata_at = layout.command_end + CHECKSUM_END + 4
@@ -204,25 +190,24 @@ def learn(frame: bytes, command: api.CommandSend, row: tuple) -> Layout | None:
         return None
     loose = [(name, inner[number]) for number, name in _COMMAND_COLUMNS.items() if number in inner]
     loose += [(name, metadata[number]) for number, name in _METADATA_COLUMNS.items() if number in metadata]
-    layout.columns = {name: (at, stop - at) for name, (at, stop) in loose if name}
-    if not {"producer_id", "sequence_id", "publish_time"} <= layout.columns.keys():
+    layout.columns = [(name, at, stop - at) for name, (at, stop) in loose if name]
+    if not {"producer_id", "sequence_id", "publish_time"} <= {name for name, _, _ in layout.columns}:
         return None
-    if any(size > varints.WORD_MAX or at + varints.WORD_MAX > total for at, size in layout.columns.values()):
+    if any(size > varints.WORD_MAX for _, _, size in layout.columns):
         return None
+    layout.reach = max(total, *(at + varints.WORD_MAX for _, at, _ in layout.columns))
     layout.template = np.frombuffer(frame, np.uint8, layout.head_size).copy()
     layout.tight = np.full(layout.head_size, 255, np.uint8)
     layout.tight[layout.command_end + 2:layout.command_end + CHECKSUM_END] = 0
     for _, (at, stop) in loose:
         layout.tight[at:stop] = 128      # what a varint holds may differ, how long it is may not
-    layout.messages, layout.flags = row[9], flags
-    layout.highest_sequence_id, layout.deliver_at = row[3], row[5]
-    _learn_key(layout, metadata, flags, row[10])
+    _learn_key(layout, metadata)
     return layout
 
 
-def _learn_key(layout: Layout, metadata: dict[int, tuple[int, int]], flags: int, key_hash: int) -> None:
+def _learn_key(layout: Layout, metadata: dict[int, tuple[int, int]]) -> None:
     """Plain keys of one length may differ; an ordering key, or one in base64, is the same all through a run."""
-    layout.key, layout.key_hash = None, key_hash if flags & HAS_KEY else None
+    layout.key = None
     plain = _PARTITION_KEY in metadata and _ORDERING_KEY not in metadata and _KEY_IS_BASE64 not in metadata
     if plain and metadata[_PARTITION_KEY][1] > metadata[_PARTITION_KEY][0]:
         layout.key = metadata[_PARTITION_KEY]

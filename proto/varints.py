@@ -8,10 +8,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 WORD_MAX = 8                                  # longest varint that can be read from one 8-byte load
+_SEVENS = [np.uint64(0x7F7F7F7F7F7F7F7F >> 8 * (WORD_MAX - size)) for size in range(WORD_MAX + 1)]
+_RANKS = [tuple(map(np.uint64, rank)) for rank in (
+    (1, 0x007F007F007F007F, 0x7F007F007F007F00), (2, 0x00003FFF00003FFF, 0x3FFF00003FFF0000), (4, 0x0FFFFFFF, 0x0FFFFFFF00000000))]
+
+
+_ONE_BYTE = [bytes((value,)) for value in range(128)]
 
 
 def encode(value: int) -> bytes:
     """The varint of a number in 0 .. 2**64 - 1."""
+    if value < 128:
+        return _ONE_BYTE[value]
     out = bytearray()
     while value > 127:
         out.append(value & 127 | 128)
@@ -47,8 +55,11 @@ def stamp(block: NDArray[np.uint8], column: int, values: NDArray[np.uint64], siz
 
 
 def read_words(words: NDArray[np.uint64], size: int) -> NDArray[np.uint64]:
-    """The values of varints of `size` bytes (at most 8) that words (n,) begin with."""
-    values = words & np.uint64(127)
-    for byte in range(1, size):
-        values |= (words >> np.uint64(byte)) & np.uint64(127 << (7 * byte))
+    """The values of varints of `size` bytes (at most 8) that words (n,) begin with.
+
+    Neighbours close ranks: eight times 7 bits in bytes become four times 14, then two times 28, then 56.
+    """
+    values = words & _SEVENS[size]
+    for shift, low, high in _RANKS[:(size - 1).bit_length()]:
+        values = (values & low) | (values & high) >> shift
     return values

@@ -15,6 +15,7 @@ own over the row and its place, so that a row copied to another place, or pointi
 To change a layout: raise its VERSION, keep the old dtype beside it as NAME_V<old> with a reader, and write down here what
 each version added.    Version 1: the first.
 """
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -81,6 +82,7 @@ RECORD_HEADER = np.dtype([
     ("groups", "<u4"), ("rows", "<u4"), ("ops", "<u4"), ("unused", "<u4"),
     ("reserved", "V16"),
 ])
+_RECORD_HEADER = struct.Struct("<IIQQQIII20x")
 CHECKED_FROM = 8                     # bytes of a record's header before what its checksum covers
 
 GROUP_ROW = np.dtype([("partition_id", "<u8"), ("ledger_id", "<u8"), ("first_entry", "<u8"), ("count", "<u8")])
@@ -99,6 +101,7 @@ SUBSCRIPTION_DELETED = 6   # subscription
 
 for _header in (LEDGER_HEADER, INDEX_HEADER, INDEX_ROW, CURSORS_HEADER, CURSOR_ROW, SEGMENT_HEADER, RECORD_HEADER):
     assert _header.itemsize == 64
+assert _RECORD_HEADER.size == RECORD_HEADER.itemsize
 assert OP_ROW.itemsize == 40
 
 HEADER_SIZE = 64
@@ -136,21 +139,28 @@ def header(dtype: np.dtype, **fields) -> bytes:
     return out.tobytes()
 
 
-def row_checksums(rows: NDArray, ledger_ids: NDArray | int, entry_ids: NDArray) -> NDArray[np.uint32]:
-    """What `checksum` of INDEX_ROW rows (n,) in these places is: a multilinear hash, high word.
+def record_header(*, checksum: int, segment: int, number: int, size: int, groups: int, rows: int, ops: int) -> bytes:
+    """The bytes of a RECORD_HEADER; one is made for every pass, so without numpy."""
+    return _RECORD_HEADER.pack(RECORD_MAGIC, checksum, segment, number, size, groups, rows, ops)
+
+
+def row_checksums(rows: NDArray, ledger_ids: NDArray[np.uint64] | int, entry_ids: NDArray[np.uint64]) -> NDArray[np.uint32]:
+    """What `checksum` of INDEX_ROW rows (n,), in which it is 0, in these places is: a multilinear hash, high word.
 
     Each factor is odd, so that a change of any one bit changes the sum; a look-up or a call per row would cost ten times
     as much as these few multiplications.
     """
     words = np.ascontiguousarray(rows).view(np.uint64).reshape(len(rows), 8)
-    total = words @ _ODD - (words[:, 7] & np.uint64(0xFFFFFFFF00000000)) * _ODD[7]     # all words, but not the checksum itself
-    total += np.asarray(ledger_ids, np.uint64) * _LEDGER_ODD + (entry_ids.astype(np.uint64) + np.uint64(1)) * _ENTRY_ODD
+    total = words @ _ODD
+    total += np.asarray(ledger_ids, np.uint64) * _LEDGER_ODD + (entry_ids + np.uint64(1)) * _ENTRY_ODD
     return (total >> np.uint64(32)).astype(np.uint32)
 
 
 def valid_rows(rows: NDArray, ledger_id: int) -> int:
     """How many rows from the first on are in their place and whole."""
-    found = row_checksums(rows, ledger_id, np.arange(len(rows)))
+    bare = rows.copy()
+    bare["checksum"] = 0
+    found = row_checksums(bare, ledger_id, np.arange(len(rows), dtype=np.uint64))
     wrong = (found != rows["checksum"]) | (rows["size"] == 0)
     return int(wrong.argmax()) if wrong.any() else len(rows)
 

@@ -16,6 +16,7 @@ meanwhile are never written at all.
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -79,15 +80,13 @@ class Journal:
         if self._at + whole > self._segment_bytes:
             self._roll()
         self._number += 1
-        head = np.zeros(1, format.RECORD_HEADER)
-        head["magic"], head["segment"], head["number"], head["size"] = format.RECORD_MAGIC, self._segment.sequence, self._number, size
-        head["groups"], head["rows"], head["ops"] = len(record.groups), len(record.rows), len(record.ops)
+        head = partial(format.record_header, segment=self._segment.sequence, number=self._number, size=size,
+                       groups=len(record.groups), rows=len(record.rows), ops=len(record.ops))
         pieces = tables + record.data
-        checksum = crc32c(head.tobytes()[format.CHECKED_FROM:])
+        checksum = crc32c(head(checksum=0)[format.CHECKED_FROM:])
         for piece in pieces:
             checksum = crc32c(piece, checksum)
-        head["checksum"] = checksum
-        self._write([head.tobytes(), *pieces], whole)
+        self._write([head(checksum=checksum), *pieces], whole)
 
     def _write(self, pieces: list, size: int) -> None:
         if len(pieces) > _IOV_MAX:

@@ -60,7 +60,8 @@ def _loop(owner: Owner, router: zmq.Socket, control: Control, options: StorageOp
         ready = dict(poller.poll(max(0, owner.next_deadline_ms() - now_ms)))
         now_ms = _clock_ms()
         owner.begin_pass(now_ms)
-        _receive(owner, router, options.pass_bytes_max)
+        if router in ready:
+            _receive(owner, router, options.pass_bytes_max)
         if control.fileno() in ready:
             for message in control.receive():
                 if "worker_gone" in message:
@@ -75,15 +76,13 @@ def _loop(owner: Owner, router: zmq.Socket, control: Control, options: StorageOp
 
 
 def _receive(owner: Owner, router: zmq.Socket, bytes_max: int) -> None:
-    """Hand what has come to the owner, up to a bound."""
+    """Hand what has come, something at least, to the owner, up to a bound."""
     size = 0
     for _ in range(_ENVELOPES_MAX):
-        if not router.getsockopt(zmq.EVENTS) & zmq.POLLIN:     # asking costs less than an exception
-            return
         identity, *parts = router.recv_multipart(zmq.NOBLOCK, copy=False)
         owner.receive(int(identity.bytes[1:]), envelope.unseal([part.buffer for part in parts])[1])
         size += sum(map(len, parts))
-        if size >= bytes_max:
+        if size >= bytes_max or not router.getsockopt(zmq.EVENTS) & zmq.POLLIN:     # asking costs less than an exception
             return
 
 

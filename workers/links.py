@@ -30,6 +30,7 @@ class OwnerLink:
         self.gathered = 0                          # bytes of entries and acknowledgements in the next envelope
         self.sent = 0                              # bytes of entries in all so far
         self.taken = 0                             # of them, taken by the owner
+        self.is_unheard = False                    # since something was sent, nobody has looked for what came
         self._sections: list[tuple[int, NDArray, bytes]] = []
         self._acks: list[tuple] = []
         self._flows: list[tuple] = []
@@ -41,8 +42,9 @@ class OwnerLink:
         return self.sent - self.taken
 
     @property
-    def is_idle(self) -> bool:
-        return not (self._sections or self._acks or self._flows or self._commands)
+    def is_busy(self) -> bool:
+        """Whether there is something to send, or to look for."""
+        return bool(self._sections or self._acks or self._flows or self._commands) or self.is_unheard
 
     def sends(self, rows: NDArray, entries: bytes) -> None:
         self._close_commands()
@@ -83,7 +85,7 @@ class OwnerLink:
         self._close_commands()
         if self._sections:
             self.socket.send_multipart(envelope.seal(self._sections), copy=False)
-            self._sections, self.gathered = [], 0
+            self._sections, self.gathered, self.is_unheard = [], 0, True
 
     def close(self) -> None:
         self.socket.close()

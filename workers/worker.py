@@ -158,15 +158,14 @@ class Worker:
             self._ack_timer.cancel()
             self._ack_timer = None
         for link in self._links:
-            if link is None:
+            if link is None or not link.is_busy:
                 continue
-            if not link.is_idle:
-                link.flush()
-                if link.in_flight > self.options.in_flight_bytes and not self._is_paused:
-                    self._is_paused = True
-                    for client in self._clients.values():
-                        if client.producers:
-                            client.pause_reading()
+            link.flush()
+            if link.in_flight > self.options.in_flight_bytes and not self._is_paused:
+                self._is_paused = True
+                for client in self._clients.values():
+                    if client.producers:
+                        client.pause_reading()
             self._receive(link)      # ZeroMQ's descriptor tells of changes only: what came while sending has to be looked for
 
     def _resume_when_possible(self) -> None:
@@ -177,6 +176,7 @@ class Worker:
                 client.resume_reading()
 
     def _receive(self, link: OwnerLink) -> None:
+        link.is_unheard = False
         while not link.socket.closed and link.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:     # asking costs less than an exception
             link.taken, sections = envelope.unseal(link.socket.recv_multipart(zmq.NOBLOCK))
             for kind, rows, data in sections:
@@ -185,12 +185,10 @@ class Worker:
             self._resume_when_possible()
 
     def _receipts(self, link: OwnerLink, rows: NDArray, data: memoryview) -> None:
-        connections = rows["connection"]
-        borders = np.flatnonzero(connections[1:] != connections[:-1]) + 1 if len(rows) > 1 else ()
-        for start, end in zip([0, *borders], [*borders, len(rows)], strict=True):
-            client = self._clients.get(int(connections[start]))
+        for connection, frames in deliveries.receipts(rows):
+            client = self._clients.get(connection)
             if client is not None:
-                client.write(deliveries.receipts(rows[start:end]))
+                client.write(frames)
 
     def _runs(self, link: OwnerLink, rows: NDArray, data: memoryview) -> None:
         touched = {}

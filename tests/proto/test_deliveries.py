@@ -1,5 +1,6 @@
 """What is written by whole columns is what the protobuf library reads one by one."""
 import struct
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -34,17 +35,19 @@ def frames_of(data: bytes) -> list[tuple[api.BaseCommand, bytes]]:
 # -- receipts
 
 @settings(deadline=None, derandomize=True, max_examples=150)
-@given(asked=st.lists(st.tuples(NUMBERS, NUMBERS, st.just(0) | NUMBERS, NUMBERS, NUMBERS), min_size=1, max_size=30))
+@given(asked=st.lists(st.tuples(st.integers(7, 8), NUMBERS, NUMBERS, st.just(0) | NUMBERS, NUMBERS, NUMBERS), min_size=1, max_size=30))
 def test_receipts_say_what_was_asked_in_its_order(asked):
-    """Numbers of all lengths in one run; the highest sequence id of a batch, which is none for others."""
+    """Numbers of all lengths, for two connections in turns; the highest sequence id of a batch, which is none for others."""
     rows = np.zeros(len(asked), RECEIPT_ROW)
-    names = "producer_id", "sequence_id", "highest_sequence_id", "ledger_id", "entry_id"
+    names = "connection", "producer_id", "sequence_id", "highest_sequence_id", "ledger_id", "entry_id"
     for name, column in zip(names, zip(*asked, strict=True), strict=True):
         rows[name] = column
-    found = [(command.type, command.send_receipt, rest) for command, rest in frames_of(deliveries.receipts(rows))]
-    assert [(kind, rest) for kind, _, rest in found] == [(api.BaseCommand.SEND_RECEIPT, b"")] * len(asked)
-    assert [(said.producer_id, said.sequence_id, said.highest_sequence_id, said.message_id.ledgerId, said.message_id.entryId)
-            for _, said, _ in found] == asked
+    blocks = deliveries.receipts(rows)
+    assert all(before != behind for (before, _), (behind, _) in pairwise(blocks))
+    found = [(connection, command.type, command.send_receipt, rest) for connection, block in blocks for command, rest in frames_of(block)]
+    assert [(kind, rest) for _, kind, _, rest in found] == [(api.BaseCommand.SEND_RECEIPT, b"")] * len(asked)
+    assert [(connection, said.producer_id, said.sequence_id, said.highest_sequence_id, said.message_id.ledgerId, said.message_id.entryId)
+            for connection, _, said, _ in found] == asked
 
 
 @pytest.mark.parametrize("count, five", [(2, "00000012 0000000e 0807 3a0a 0801 1002 1a04 0804 1005"),
@@ -54,7 +57,7 @@ def test_a_receipt_is_these_bytes(count, five):
     rows = np.zeros(count, RECEIPT_ROW)
     rows["producer_id"], rows["sequence_id"], rows["ledger_id"], rows["entry_id"] = 1, [2, *[3] * (count - 1)], 4, [5, *[300] * (count - 1)]
     others = "00000013 0000000f 0807 3a0b 0801 1003 1a05 0804 10ac02" * (count - 1)
-    assert deliveries.receipts(rows) == bytes.fromhex(five + others)
+    assert deliveries.receipts(rows) == [(0, bytes.fromhex(five + others))]
 
 
 # -- messages

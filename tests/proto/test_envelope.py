@@ -15,7 +15,7 @@ def sections(draw) -> tuple[int, np.ndarray, bytes]:
     kind = draw(st.sampled_from(sorted(ROWS)))
     count, dtype = draw(st.integers(0, 5)), ROWS[kind]
     rows = np.frombuffer(draw(st.binary(min_size=count * dtype.itemsize, max_size=count * dtype.itemsize)), dtype)
-    return kind, rows, draw(st.binary(max_size=20))
+    return kind, rows, draw(st.binary(max_size=20)) * draw(st.sampled_from([1, 1, 5_000]))
 
 
 @settings(deadline=None, derandomize=True)
@@ -30,11 +30,11 @@ def test_what_was_sealed_is_unsealed(sealed, taken):
 
 
 def test_an_envelope_is_these_frames():
-    """What was taken, how many sections; kind, rows and bytes of each; all rows.  Then the bytes of those that have any."""
-    flows, forgets = np.array([(3, 5)], envelope.FLOW_ROW), np.array([(9,)], envelope.FORGET_ROW)
-    head, *data = seal([(envelope.FLOWS, flows, b"more"), (envelope.FORGET, forgets, b"")], 7)
-    assert bytes(head) == struct.pack("<QQ IIQ IIQ QQQ", 7, 2, 3, 1, 4, 19, 1, 0, 3, 5, 9)
-    assert [bytes(piece) for piece in data] == [b"more"]
+    """What was taken, how many sections; of each its kind, rows and bytes; then these themselves.  Many bytes have frames of their own."""
+    flows, forgets, much = np.array([(3, 5)], envelope.FLOW_ROW), np.array([(9,)], envelope.FORGET_ROW), bytes(envelope.INLINE_MAX + 1)
+    head, *data = seal([(envelope.FLOWS, flows, b"more"), (envelope.FLOWS, flows, much), (envelope.FORGET, forgets, b"")], 7)
+    assert bytes(head) == struct.pack("<QQ IIQ IIQ IIQ QQ4s QQ Q", 7, 3, 3, 1, 4, 3, 1, len(much), 19, 1, 0, 3, 5, b"more", 3, 5, 9)
+    assert data == [much]
 
 
 def test_every_kind_has_its_own_number_and_rows():

@@ -38,8 +38,7 @@ def understood(frame: bytes) -> tuple:
         key = metadata.partition_key.encode()
         if metadata.partition_key_b64_encoded:
             key = base64.b64decode(key)
-    key_hash = mmh3.hash(key, signed=False) & 0x7FFFFFFF if key is not None else \
-        (said.sequence_id * 0x9E3779B97F4A7C15 % 2**64) >> 33
+    key_hash = mmh3.hash(key, signed=False) & 0x7FFFFFFF if key is not None else 0
     row = {
         "producer_id": said.producer_id, "sequence_id": said.sequence_id, "highest_sequence_id": said.highest_sequence_id,
         "publish_time": metadata.publish_time, "deliver_at": metadata.deliver_at_time, "size": len(entry),

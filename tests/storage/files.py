@@ -26,7 +26,7 @@ def rows_of(target: Ledger, bodies: list[bytes]) -> np.ndarray:
     rows["messages"] = 1
     rows["message_index"] = target.next_message + np.arange(len(bodies))
     rows["broker_time"] = CREATED_MS
-    rows["checksum"] = format.row_checksums(rows, target.ledger_id, np.arange(target.entries, target.entries + len(bodies)))
+    rows["checksum"] = format.row_checksums(rows, target.ledger_id, np.arange(target.entries, target.entries + len(bodies), dtype=np.uint64))
     return rows
 
 
