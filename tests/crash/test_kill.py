@@ -1,0 +1,202 @@
+"""Processes are killed without notice, stopped dead, and told to go, under load; what was promised holds to the message.
+
+What real clients make of it is the business of tests/clients/test_across_crashes.py.
+"""
+import os
+import random
+import select
+import signal
+import socket
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from geminga.storage.journal import replay
+
+from ..harness import STOP_SECONDS, eventually, request, unique_topic
+from ..proto.client_frames import CONNECT, T
+from ..workers.peer import Peer
+from .traffic import SECONDS, Publisher, Subscriber, is_ascending, left_in, topic_of_owner
+
+BACK_SECONDS = 5          # a second is promised; the rest is for the machine
+ROUNDS = 6
+TWO_OF_EACH = ("--workers", "2", "--owners", "2")
+RECOVERED = "of its journal in place"          # what an owner that had something to replay says
+
+
+@pytest.fixture
+def seed():
+    """Printed with a failure; GEMINGA_TEST_SEED replays it."""
+    found = int(os.environ.get("GEMINGA_TEST_SEED") or random.SystemRandom().randrange(1 << 32))
+    print(f"GEMINGA_TEST_SEED={found}")
+    return found
+
+
+def test_a_killed_supervisor_leaves_free_ports_and_everything_that_was_receipted(start_broker, connect):
+    """Children die with it; the next start on the folder has all of it, in order, and nothing twice."""
+    broker = start_broker(*TWO_OF_EACH)
+    topic = unique_topic("crash")
+    with Publisher(broker.service_url, topic) as publisher:
+        publisher.wait_for_more(1_000)
+        broker.kill_supervisor()
+    for url in (broker.service_url, broker.http_url):
+        with socket.socket() as other:
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            other.bind(("127.0.0.1", int(url.rpartition(":")[2])))
+            other.listen()
+
+    broker.start()
+    found = left_in(connect(broker.service_url), topic)
+    assert is_ascending(found)
+    assert set(publisher.receipted) <= set(found)
+    assert RECOVERED in broker.log()
+
+
+def not_every_fifth(number):
+    return number % 5 != 3
+
+
+def not_any(number):
+    return False
+
+
+def test_what_was_promised_holds_over_many_kills_at_random_moments(start_broker, connect, seed):
+    """Publishers and consumers of three topics at full speed, everything killed again and again.
+
+    What was receipted is stored once, in order; an acknowledgement that was receipted holds, and what nobody acknowledged is delivered.
+    """
+    chance = random.Random(seed)
+    broker = start_broker(*TWO_OF_EACH)
+    topics = [topic_of_owner(0), topic_of_owner(1), unique_topic("crash")]
+    first = dict.fromkeys(topics, 0)
+    receipted, asked, acked = ({topic: set() for topic in topics} for _ in range(3))
+    for _ in range(ROUNDS):
+        with ExitStack() as stack:
+            subscribers = {topic: stack.enter_context(Subscriber(broker.service_url, topic, not_every_fifth)) for topic in topics}
+            publishers = {topic: stack.enter_context(Publisher(broker.service_url, topic, first[topic])) for topic in topics}
+            watched, count = chance.choice(topics), chance.randrange(1, 2_000)
+            chance.choice([publishers, subscribers])[watched].wait_for_more(count)
+            broker.kill_supervisor()
+        for topic in topics:
+            first[topic] = publishers[topic].next
+            receipted[topic].update(publishers[topic].receipted)
+            assert not acked[topic] & set(subscribers[topic].received)
+            asked[topic] |= subscribers[topic].asked
+            acked[topic].update(subscribers[topic].receipted)
+        broker.start()
+
+    client = connect(broker.service_url)
+    for topic in topics:
+        stored, left = left_in(client, topic), left_in(client, topic, "sub")
+        assert is_ascending(stored) and is_ascending(left)
+        assert receipted[topic] <= set(stored)
+        assert receipted[topic] - asked[topic] <= set(left)
+        assert not acked[topic] & set(left)
+
+
+def test_a_stop_under_load_leaves_nothing_to_replay(start_broker, connect):
+    """Status 0 in less than five seconds, and everything that was receipted is where it belongs."""
+    broker = start_broker(*TWO_OF_EACH)
+    topics = [topic_of_owner(0), topic_of_owner(1)]
+    with ExitStack() as stack:
+        subscribers = [stack.enter_context(Subscriber(broker.service_url, topic, not_every_fifth)) for topic in topics]
+        publishers = [stack.enter_context(Publisher(broker.service_url, topic)) for topic in topics]
+        for publisher in publishers:
+            publisher.wait_for_more(2_000)
+        assert broker.stop() == 0
+
+    assert [replay(folder) for folder in sorted((broker.data_dir / "journal").iterdir())] == [[], []]
+    broker.start()
+    assert RECOVERED not in broker.log()
+    client = connect(broker.service_url)
+    for topic, publisher, subscriber in zip(topics, publishers, subscribers, strict=True):
+        stored, left = left_in(client, topic), left_in(client, topic, "sub")
+        assert is_ascending(stored) and is_ascending(left)
+        assert set(publisher.receipted) <= set(stored)
+        assert set(publisher.receipted) - subscriber.asked <= set(left)
+        assert not set(subscriber.receipted) & set(left)
+
+
+# -- one process of many ----------------------------------------------------------------------------------------------------------
+
+@contextmanager
+def no_supervision(broker):
+    """Nobody starts anything again meanwhile."""
+    os.kill(broker.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(broker.pid, signal.SIGCONT)
+
+
+def test_the_port_answers_while_a_worker_is_dead_and_nobody_who_came_meanwhile_is_turned_away(start_broker):
+    """Connections go to either worker: those of the other are served, those of the dead one wait for its successor."""
+    broker = start_broker(*TWO_OF_EACH)
+    with ExitStack() as stack:
+        with no_supervision(broker):
+            killed = broker.kill("worker", 0)
+            peers = [stack.enter_context(Peer(broker.service_url, first=b"")) for _ in range(32)]      # all at one: once in 2^31 runs
+            for peer in peers:
+                peer.say(CONNECT)
+            answered = eventually(lambda: [peer for peer in peers if select.select([peer.socket], [], [], 0)[0]], SECONDS, "an answer")
+            assert answered[0].hear().type == T.CONNECTED
+            answered[0].open_producer(unique_topic("crash"))
+        broker.wait_replaced("worker", 0, killed, BACK_SECONDS)
+        for peer in peers:
+            if peer is not answered[0]:
+                assert peer.hear().type == T.CONNECTED
+
+
+def test_clients_of_an_owner_notice_nothing_of_the_other_ones_deaths(start_broker):
+    """At full speed, over three deaths: no connection ends, and nothing is heard but receipts and messages, in order.  The dead one is
+    back each time, and serves."""
+    broker = start_broker(*TWO_OF_EACH)
+    topic = topic_of_owner(1)
+    with Subscriber(broker.service_url, topic, not_any) as subscriber, Publisher(broker.service_url, topic) as publisher:
+        for _ in range(3):
+            publisher.wait_for_more(500)
+            killed = broker.kill("owner", 0)
+            publisher.wait_for_more(500)
+            broker.wait_replaced("owner", 0, killed, BACK_SECONDS)
+            with Publisher(broker.service_url, topic_of_owner(0)) as other:
+                other.wait_for_more(1)
+        seen = len(subscriber.received)
+        eventually(lambda: len(subscriber.received) > seen, SECONDS, "more messages")
+        assert not publisher.has_ended and not subscriber.has_ended
+    assert publisher.receipted == list(range(len(publisher.receipted)))
+    assert subscriber.received == list(range(len(subscriber.received)))
+    assert publisher.unexpected == subscriber.unexpected == []
+
+
+def serves(broker) -> bool:
+    try:
+        return request("GET", f"{broker.http_url}/admin/v2/brokers/health")[0] == 200
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("role", ["worker", "owner", "admin"])
+def test_a_process_that_stands_still_and_is_killed_is_replaced(start_broker, role):
+    """As somebody does who finds it hanging; the broker serves as before."""
+    broker = start_broker("--workers", "1", "--owners", "1")
+    assert eventually(lambda: serves(broker), SECONDS, "health")
+    stopped = broker.pause(role)
+    assert broker.kill(role) == stopped
+    broker.wait_replaced(role, 0, stopped, BACK_SECONDS)
+    eventually(lambda: serves(broker), SECONDS, f"health with another {role}")
+
+
+@pytest.mark.parametrize("role", ["worker", "owner"])
+def test_a_process_that_stands_still_does_not_hold_up_a_stop(start_broker, connect, role):
+    """It is killed in time; what was receipted is there at the next start."""
+    assert STOP_SECONDS == 5
+    broker = start_broker("--workers", "1", "--owners", "1")
+    topic = unique_topic("crash")
+    with Publisher(broker.service_url, topic) as publisher:
+        publisher.wait_for_more(500)
+        broker.pause(role)
+        assert broker.stop() == 0
+    broker.start()
+    stored = left_in(connect(broker.service_url), topic)
+    assert is_ascending(stored)
+    assert set(publisher.receipted) <= set(stored)

@@ -1,0 +1,66 @@
+"""A file that is not what it should be: said by its name, to who asks for it and to the operator, and nothing else suffers."""
+import subprocess
+
+import pytest
+
+from geminga.proto import pulsar_api_pb2 as api
+
+from ..harness import COMMAND, unique_topic
+from ..proto.client_frames import T
+from ..storage.files import flip
+from ..workers.peer import Peer
+from .traffic import left_in
+
+ONE_OF_EACH = ("--workers", "1", "--owners", "1")
+
+
+@pytest.fixture
+def filled(start_broker, connect):
+    """A broker with messages 0 .. 9 in two topics, and the index of the first one's ledger."""
+    broker = start_broker(*ONE_OF_EACH)
+    client, topics = connect(broker.service_url), [unique_topic("rot"), unique_topic("rot")]
+    indexes = []
+    for topic in topics:
+        producer = client.create_producer(topic)
+        for number in range(10):
+            producer.send(b"%d" % number)
+        indexes.append(set((broker.data_dir / "partitions").glob("*/*.index")))
+    client.shutdown()
+    [index] = indexes[0]
+    return broker, topics, index
+
+
+def test_a_topic_whose_file_is_corrupt_is_refused_and_others_are_served(filled, connect):
+    """As often as somebody asks, with one line in the log; repaired, it is served without a restart."""
+    broker, (bad, good), index = filled
+    assert broker.stop() == 0
+    flip(index, 0)
+    broker.start()
+    with Peer(broker.service_url) as peer:
+        for _ in range(3):
+            answer = peer.ask(T.PRODUCER, topic=bad, producer_id=1, request_id=1)
+            assert (answer.type, answer.error.error) == (T.ERROR, api.PersistenceError)
+            assert str(index) in answer.error.message
+        peer.open_producer(good)
+    assert broker.log().count(str(index)) == 1
+    client = connect(broker.service_url)
+    assert left_in(client, good) == list(range(10))
+    flip(index, 0)
+    assert left_in(client, bad) == list(range(10))
+
+
+def test_a_broker_whose_journal_needs_a_corrupt_file_says_which_and_loses_nothing(filled, connect):
+    """It does not start: what only the journal has would be lost.  With the file repaired it goes on."""
+    broker, topics, index = filled
+    broker.kill_supervisor()
+    flip(index, 0)
+    done = subprocess.run([*COMMAND, "--data-dir", broker.data_dir, "--port", "0", "--http-port", "0", *ONE_OF_EACH],
+                          capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 1
+    assert [line for line in done.stderr.splitlines() if line.startswith("geminga: geminga-o0: ") and str(index) in line]
+    assert "Traceback" not in done.stderr
+    flip(index, 0)
+    broker.start()
+    client = connect(broker.service_url)
+    for topic in topics:
+        assert left_in(client, topic) == list(range(10))
