@@ -46,10 +46,18 @@ _BACK_OFF_MAX = 4_096         # frames read one by one before a run is tried for
 
 @dataclass(slots=True)
 class Sends:
-    """Some SENDs: rows (n,) SEND_ROW, and their entries' bytes, in order and without gaps."""
+    """A run of SENDs: rows (n,) SEND_ROW, and their entries' bytes, (n, size) in the read buffer, valid until the next read."""
 
     rows: NDArray
-    entries: NDArray[np.uint8] | bytes   # (n, size) view of the read buffer, valid until the next read; or bytes
+    entries: NDArray[np.uint8]
+
+
+@dataclass(slots=True)
+class Send:
+    """One SEND: its row as sends.read_one reads it."""
+
+    row: tuple
+    entry: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +76,6 @@ class Connection:
         self.events: list = []
         self._total_max = frames.frame_size_max(message_size_max)
         self._layout: sends.Layout | None = None
-        self._rows: list[tuple] = []       # SENDs read one by one, not yet an event
-        self._entries: list[bytes] = []
         self._singles = 0                  # frames to read one by one before the next try for a run
         self._back_off = 0
 
@@ -79,27 +85,24 @@ class Connection:
         Adds to `events`.  Raises ProtocolError.
         """
         at = 0
-        try:
-            while end - at >= 8:
-                total, command_size = frames.SIZES.unpack_from(data, at)
-                if total > self._total_max:
-                    raise ProtocolError(f"a frame of {total} bytes; at most {self._total_max} are accepted")
-                if total < 4 or command_size > total - 4:
-                    raise ProtocolError(f"a frame of {total} bytes with a command of {command_size}")
-                step = 4 + total
-                if self._singles <= 0 and (end - at) // step >= sends.RUN_MIN and (taken := self._run(buffer, at, end, step)):
-                    at += taken
-                    continue
-                if at + step > end:
-                    break
-                self._one(bytes(data[at:at + step]), 8 + command_size)
-                self._singles -= 1
-                at += step
-            else:
-                if end - at >= 4 and (total := frames.SIZE.unpack_from(data, at)[0]) < 4:
-                    raise ProtocolError(f"a frame of {total} bytes")
-        finally:
-            self._flush()      # SENDs before what broke the protocol count
+        while end - at >= 8:
+            total, command_size = frames.SIZES.unpack_from(data, at)
+            if total > self._total_max:
+                raise ProtocolError(f"a frame of {total} bytes; at most {self._total_max} are accepted")
+            if total < 4 or command_size > total - 4:
+                raise ProtocolError(f"a frame of {total} bytes with a command of {command_size}")
+            step = 4 + total
+            if self._singles <= 0 and (end - at) // step >= sends.RUN_MIN and (taken := self._run(buffer, at, end, step)):
+                at += taken
+                continue
+            if at + step > end:
+                break
+            self._one(bytes(data[at:at + step]), 8 + command_size)
+            self._singles -= 1
+            at += step
+        else:
+            if end - at >= 4 and (total := frames.SIZE.unpack_from(data, at)[0]) < 4:
+                raise ProtocolError(f"a frame of {total} bytes")
         return at
 
     def needed(self, data: memoryview, at: int, end: int) -> int:
@@ -116,7 +119,6 @@ class Connection:
             return 0
         rows, entries, wrong = found
         self._back_off = 0
-        self._flush()
         start = 0
         for refused in wrong.tolist():
             if refused > start:
@@ -137,7 +139,6 @@ class Connection:
             raise ProtocolError(f"a command that cannot be read: {error}") from None
         if command.type == T.SEND and command.HasField("type"):
             return self._send(frame, command_end)
-        self._flush()
         self.state = self._next_state(command)
         self.events.append(command)
 
@@ -167,20 +168,12 @@ class Connection:
             return self._refuse(send, api.ChecksumError, "Checksum failed")
         except sends.TransactionsRefused:
             return self._refuse(send, api.NotAllowedError, "Transactions are not enabled.")
-        self._rows.append(row)
-        self._entries.append(entry)
+        self.events.append(Send(row, entry))
         if self._singles <= 1 and (self._layout is None or self._layout.total != len(frame) or self._back_off):
             self._layout = sends.learn(frame, send, row)
 
     def _refuse(self, send: api.CommandSend, code: int, message: str) -> None:
-        self._flush()
         self.events.append(SendRefused(send.producer_id, send.sequence_id, code, message))
-
-    def _flush(self) -> None:
-        """Make an event of the SENDs that were read one by one."""
-        if self._rows:
-            self.events.append(Sends(np.array(self._rows, sends.SEND_ROW), b"".join(self._entries)))
-            self._rows, self._entries = [], []
 
 
 def _check_text(message) -> None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from geminga.proto import varints
 from geminga.proto.frames import SIZE, SIZES
+from geminga.proto.rows import struct_of
 
 RECEIPT_ROW = np.dtype([
     ("connection", "<u4"),           # the worker's number of it
@@ -22,6 +23,7 @@ RECEIPT_ROW = np.dtype([
     ("ledger_id", "<u8"),
     ("entry_id", "<u8"),
 ])
+RECEIPT = struct_of(RECEIPT_ROW)
 FEW_MAX = 12          # entries that are cheaper to put together one by one than as arrays
 BROKER_TIMESTAMP, BROKER_INDEX = 1, 2   # bits: which fields of BrokerEntryMetadata are delivered
 

@@ -7,7 +7,7 @@
     owner -> worker    RECEIPTS  RECEIPT_ROW             RUNS  RUN_ROW     REPLIES  REPLY_ROW + frames     FORGET  FORGET_ROW
 
 Sends, acks and flows of a pass may come in any order among themselves; a command comes after all that preceded it and
-before all that followed it.  No pickles, no dicts, no Python object per entry.
+before all that followed it.  No pickles, no dicts.
 """
 import struct
 
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geminga.proto.deliveries import RECEIPT_ROW
+from geminga.proto.rows import struct_of
 from geminga.proto.sends import SEND_ROW
 
 SENDS, ACKS, FLOWS, COMMANDS = 1, 2, 3, 4
@@ -75,13 +76,24 @@ ROWS = {SENDS: SEND_ROW, ACKS: ACK_ROW, FLOWS: FLOW_ROW, COMMANDS: COMMAND_ROW,
         RECEIPTS: RECEIPT_ROW, RUNS: RUN_ROW, REPLIES: REPLY_ROW, FORGET: FORGET_ROW}
 
 
-def seal(sections: list[tuple[int, NDArray, bytes]], taken: int = 0) -> list:
-    """The frames of an envelope."""
+STRUCTS = {kind: struct_of(dtype) for kind, dtype in ROWS.items()}
+
+
+def pack(kind: int, rows: list[tuple]) -> bytes:
+    """Rows of that kind, for `seal`."""
+    put = STRUCTS[kind].pack
+    return b"".join([put(*row) for row in rows])
+
+
+def seal(sections: list[tuple[int, NDArray | bytes, bytes]], taken: int = 0) -> list:
+    """The frames of an envelope of (kind, rows, bytes); rows as an array, or packed."""
     head, body, frames = [HEADER.pack(taken, len(sections))], [], []
     for kind, rows, data in sections:
-        assert rows.dtype == ROWS[kind]
-        head.append(SECTION.pack(kind, len(rows), len(data)))
-        body.append(rows.tobytes())
+        if not isinstance(rows, bytes):
+            assert rows.dtype == ROWS[kind]
+            rows = rows.tobytes()
+        head.append(SECTION.pack(kind, len(rows) // STRUCTS[kind].size, len(data)))
+        body.append(rows)
         (body if len(data) <= INLINE_MAX else frames).append(data)
     return [b"".join(head + body), *frames]
 

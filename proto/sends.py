@@ -21,6 +21,7 @@ from geminga.proto import checksums, varints
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import ProtocolError
 from geminga.proto.frames import CHECKSUM_END, MAGIC, SIZE, SIZES
+from geminga.proto.rows import struct_of
 
 SEND_ROW = np.dtype([
     ("producer", "<u8"),             # the owner's handle; 0 until the worker has looked it up
@@ -45,7 +46,8 @@ SEND_ROW = np.dtype([
     ("crc32c", "<u4"),               # as it stands in the entry; 0 without KEPT_CHECKSUM
     ("checksum", "<u4"),             # the owner fills it in
 ])
-assert SEND_ROW.itemsize == 120
+SEND = struct_of(SEND_ROW)
+PRODUCER_ID = SEND_ROW.names.index("producer_id")
 
 # Bits of `flags`, kept in the index as well.
 KEPT_CHECKSUM = 1    # the entry begins with magic and checksum (clients since protocol version 6)

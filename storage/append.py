@@ -1,148 +1,250 @@
-"""SENDs of one pass -> ledgers: one table for all partitions it touches, sorted by partition.
+"""SENDs of one pass -> ledgers: where every entry goes, for all partitions the pass touches.
 
-`plan` decides where every entry goes and changes nothing but the room that is reserved; the journal makes the plan
-durable; `apply` writes it into the ledgers.  The entries' bytes stay in the pieces that came from the workers: the journal
-writes them as they are, and each stretch that is also in one piece in its ledger is copied there at once.
+`plan` decides and changes nothing but the room that is reserved; the journal makes the plan durable; `apply` writes it into
+the ledgers.  The entries' bytes stay in the pieces that came from the workers: the journal writes them as they are, and each
+stretch that is also in one piece in its ledger is copied there at once.
+
+Many rows are planned as arrays, one table for all partitions; few one by one (proto/rows.py says why).
 """
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from geminga.proto.deliveries import RECEIPT_ROW
+from geminga.proto.deliveries import RECEIPT, RECEIPT_ROW
 from geminga.proto.sends import SEND_ROW
 from geminga.storage import format
+from geminga.storage.errors import StorageFull
 from geminga.storage.journal import Record
 from geminga.storage.ledger import Ledger
 from geminga.storage.partition import Partition
 
+FEW_MAX = 32       # rows
+_SOURCE = 4        # bytes of one, see format.SOURCE
 # A SEND_ROW taken apart: its own fields in the order and with the offsets of the two rows that are made of them.
 _PARTS = np.dtype([("producer", "<u8"), ("receipt", RECEIPT_ROW), ("index", format.INDEX_ROW)])
 assert [(name, SEND_ROW.fields[name]) for name in SEND_ROW.names[1:]] == [
     (name, (dtype, _PARTS.fields[part][1] + offset))
     for part in ("receipt", "index") for name, (dtype, offset) in _PARTS[part].fields.items()]
 
+Sends = list[tuple[int, NDArray, memoryview]]             # [(worker, rows (n,) SEND_ROW, their entries)]
+PartitionOf = Callable[[int], Partition | None]           # of a producer's handle; None when it is gone
+Room = Callable[[Partition, int, int], Ledger]            # where so many entries of so many bytes go; raises StorageFull
+
 
 @dataclass(slots=True)
-class Batch:
-    """The SENDs of a pass: rows (n,) SEND_ROW, to be filled in, with offsets into pieces laid end to end."""
+class Group:
+    """What goes behind the last entry of one ledger: rows first .. first + count - 1 of the plan."""
 
-    rows: NDArray
-    pieces: list[memoryview]
-    bases: NDArray[np.int64]          # where each piece begins
-
-    @property
-    def size(self) -> int:
-        return int(self.bases[-1]) + len(self.pieces[-1])
+    partition: Partition
+    ledger: Ledger
+    first: int
+    count: int
+    size: int                         # of the ledger, afterwards
+    next_message: int                 # of the partition, afterwards
+    pieces: list = field(default_factory=list)      # the entries' bytes, in order
 
 
 @dataclass(slots=True)
 class Plan:
-    """Where the rows go.  groups: (partition, ledger, first row, row behind the last), in the order of rows."""
+    """Where the entries go.  Rows stand in the order of the groups."""
 
-    batch: Batch                      # rows sorted by partition, in order of arrival within each
-    groups: list[tuple[Partition, Ledger, int, int]]
-    sources: NDArray[np.uint32]       # (n,) offset of each entry in the batch's pieces
-    index: NDArray                    # (n,) INDEX_ROW
-    sizes: list[int]                  # of each group's ledger, afterwards
-    next_messages: list[int]          # of each group's partition, afterwards
+    data: list[memoryview]            # what came
+    groups: list[Group]
+    index: NDArray | bytes            # (n,) INDEX_ROW
+    sources: NDArray | bytes          # (n,) SOURCE: offset of each entry in the data laid end to end
+    receipts: list[tuple[int, NDArray | bytes]]     # [(worker, its RECEIPT_ROWs)]
+    refused: list[tuple[int, int, int, int, str]]   # (worker, connection, producer id, sequence id, why)
 
-    @property
-    def receipts(self) -> NDArray:
-        """(n,) RECEIPT_ROW."""
-        return self.batch.rows.view(_PARTS)["receipt"]
-
-    def record(self, ops: NDArray) -> Record:
-        table = np.array([(partition.partition_id, ledger.ledger_id, ledger.entries, end - start)
-                          for partition, ledger, start, end in self.groups], format.GROUP_ROW)
-        return Record(table, self.index, self.sources, ops, self.batch.pieces, self.batch.size)
+    def record(self, ops: bytes) -> Record:
+        table = b"".join([format.GROUP.pack(group.partition.partition_id, group.ledger.ledger_id, group.ledger.entries, group.count)
+                          for group in self.groups])
+        return Record(table, self.index, self.sources, ops, self.data, sum(map(len, self.data)))
 
 
-def gather(sends: list[tuple[int, NDArray, memoryview]]) -> Batch:
-    """One batch of what (worker, rows, entries) brought."""
-    if len(sends) == 1:
-        worker, rows, data = sends[0]
-        rows = rows.copy()
-        rows["worker"] = worker
-        return Batch(rows, [data], np.zeros(1, np.int64))
-    sizes = np.array([len(data) for _, _, data in sends], np.int64)
-    bases = np.cumsum(sizes) - sizes
-    rows = np.concatenate([rows for _, rows, _ in sends])
-    counts = [len(found) for _, found, _ in sends]
-    rows["offset"] += np.repeat(bases, counts).astype(np.uint64)
-    rows["worker"] = np.repeat(np.array([worker for worker, _, _ in sends], np.uint32), counts)
-    return Batch(rows, [data for _, _, data in sends], bases)
-
-
-def sort_by_slot(batch: Batch, slots: NDArray[np.int64]) -> tuple[Batch, NDArray[np.int64], NDArray[np.intp]]:
-    """The rows with a slot >= 0, those of one slot together and in order; their slots; and where each slot begins."""
-    order = np.argsort(slots, kind="stable")
-    order = order[np.searchsorted(slots[order], 0):]
-    slots = slots[order]
-    starts = np.flatnonzero(np.diff(slots, prepend=-1))
-    return Batch(batch.rows[order], batch.pieces, batch.bases), slots, starts
-
-
-def plan(batch: Batch, places: list[tuple[Partition, Ledger, int, int]], now_ms: int) -> Plan:
-    """Where each row of batch goes, when rows first .. end-1 go behind the last entry of each place; fills the rows in."""
-    rows, count = batch.rows, len(batch.rows)
-    sources = rows["offset"].astype(format.SOURCE)
-    index = np.ascontiguousarray(rows.view(_PARTS)["index"])
-    index["broker_time"] = now_ms
-    index["offset"], sizes = _running(index["size"], places, [ledger.size for _, ledger, _, _ in places])
-    index["message_index"], next_messages = _running(index["messages"], places, [partition.next_message for partition, _, _, _ in places])
-    if len(places) == 1:
-        ledger = places[0][1]
-        ledger_ids, entry_ids = ledger.ledger_id, np.arange(ledger.entries, ledger.entries + count, dtype=np.uint64)
-    else:
-        lengths = [end - first for _, _, first, end in places]
-        firsts = np.array([ledger.entries - first for _, ledger, first, _ in places])
-        entry_ids = (np.arange(count) + np.repeat(firsts, lengths)).astype(np.uint64)
-        ledger_ids = np.repeat(np.array([ledger.ledger_id for _, ledger, _, _ in places], np.uint64), lengths)
-    index["checksum"] = format.row_checksums(index, ledger_ids, entry_ids)
-    rows["ledger_id"], rows["entry_id"] = ledger_ids, entry_ids
-    return Plan(batch, places, sources, index, sizes, next_messages)
-
-
-def _running(values: NDArray, places: list[tuple[Partition, Ledger, int, int]], bases: list[int]) -> tuple[NDArray[np.int64], list[int]]:
-    """(for each value its place's base and the values before it there, for each place its base and all its values)."""
-    ends = np.cumsum(values, dtype=np.int64)
-    if len(places) == 1:
-        ends += bases[0]
-        return ends - values, [ends.item(-1)]
-    before = ends - values
-    moved = np.array(bases, np.int64) - before[[first for _, _, first, _ in places]]
-    before += np.repeat(moved, [end - first for _, _, first, end in places])
-    return before, (ends[[end - 1 for _, _, _, end in places]] + moved).tolist()
+def plan(sends: Sends, partition_of: PartitionOf, room: Room, now_ms: int) -> Plan:
+    """Where each entry goes.  What comes from a producer that is gone is left out: its client has been told."""
+    how = plan_few if sum(len(rows) for _, rows, _ in sends) <= FEW_MAX else plan_many
+    return how(sends, partition_of, room, now_ms)
 
 
 def apply(planned: Plan) -> None:
     """Write the entries and their index rows into the ledgers."""
-    groups, sizes = planned.groups, planned.sizes
-    is_whole = len(groups) == 1 and sizes[0] - groups[0][1].size == planned.batch.size      # nothing left out, nothing moved
-    pieces = [planned.batch.pieces] if is_whole else _pieces_by_group(planned)
-    for (partition, ledger, first, end), found, size, next_message in zip(groups, pieces, sizes, planned.next_messages, strict=True):
-        ledger.write(found, ledger.size)
-        ledger.append(planned.index[first:end], size)
-        partition.next_message = next_message
+    for group in planned.groups:
+        ledger = group.ledger
+        ledger.write(group.pieces, ledger.size)
+        ledger.append(_slice(planned.index, group.first, group.count), group.size)
+        group.partition.next_message = group.next_message
 
 
-def _pieces_by_group(planned: Plan) -> Iterator[list[memoryview]]:
-    """For each group the bytes of its entries, in order, in as few pieces as they came."""
-    batch = planned.batch
+def _slice(index: NDArray | bytes, first: int, count: int) -> NDArray | bytes:
+    width = format.INDEX_ROW.itemsize
+    return index[first * width:(first + count) * width] if isinstance(index, bytes) else index[first:first + count]
+
+
+# -- one by one
+
+def plan_few(sends: Sends, partition_of: PartitionOf, room: Room, now_ms: int) -> Plan:
+    planned = Plan([data for _, _, data in sends], [], b"", b"", [], [])
+    base, found = 0, {}
+    for worker, rows, data in sends:
+        for row in rows.tolist():
+            partition = partition_of(row[0])
+            if partition is not None:
+                found.setdefault(partition, []).append((worker, base, data, row))
+        base += len(data)
+    index, sources, receipts = [], [], {}
+    for partition, entries in sorted(found.items(), key=_slot):
+        try:
+            ledger = room(partition, len(entries), sum(row[13] for *_, row in entries))
+        except StorageFull as error:
+            planned.refused += [(worker, row[1], row[3], row[4], str(error)) for worker, _, _, row in entries]
+            continue
+        ledger_id, entry_id, pieces = ledger.ledger_id, ledger.entries, []
+        offset, message_index = ledger.size, partition.next_message
+        for worker, base, data, row in entries:
+            (_, connection, _, producer_id, sequence_id, highest, _, _,
+             at, publish_time, _, deliver_at, _, size, messages, key_hash, flags, crc32c, _) = row
+            index.append(format.index_row(
+                ledger_id, entry_id, offset=offset, publish_time=publish_time, broker_time=now_ms, deliver_at=deliver_at,
+                message_index=message_index, size=size, messages=messages, key_hash=key_hash, flags=flags, crc32c=crc32c))
+            sources.append((base + at).to_bytes(_SOURCE, "little"))
+            pieces.append(data[at:at + size])
+            receipts.setdefault(worker, []).append(
+                RECEIPT.pack(connection, worker, producer_id, sequence_id, highest, ledger_id, entry_id))
+            entry_id += 1
+            offset += size
+            message_index += messages
+        planned.groups.append(Group(partition, ledger, len(index) - len(entries), len(entries), offset, message_index, pieces))
+    planned.index, planned.sources = b"".join(index), b"".join(sources)
+    planned.receipts = [(worker, b"".join(rows)) for worker, rows in receipts.items()]
+    return planned
+
+
+def _slot(item: tuple[Partition, list]) -> int:
+    return item[0].slot
+
+
+# -- as arrays
+
+def plan_many(sends: Sends, partition_of: PartitionOf, room: Room, now_ms: int) -> Plan:
+    planned = Plan([data for _, _, data in sends], [], b"", b"", [], [])
+    rows, starts, partitions = _by_partition(_gather(sends), partition_of)
+    rows = _find_room(planned, rows, starts, partitions, room)
+    if not planned.groups:
+        return planned
+    _place(planned, rows, now_ms)
+    receipts = rows.view(_PARTS)["receipt"]
+    workers = receipts["worker"]
+    if len(sends) == 1:
+        planned.receipts = [(workers.item(0), receipts)]
+    else:
+        planned.receipts = [(worker, receipts[workers == worker]) for worker in np.unique(workers).tolist()]
+    is_whole = len(planned.groups) == 1 and int(planned.index["size"].sum(dtype=np.int64)) == sum(map(len, planned.data))
+    if is_whole:                                     # nothing left out, nothing moved
+        planned.groups[0].pieces = planned.data
+    else:
+        _cut(planned)
+    return planned
+
+
+def _gather(sends: Sends) -> NDArray:
+    """One table, with offsets into all data laid end to end."""
+    counts = [len(rows) for _, rows, _ in sends]
+    sizes = np.array([len(data) for _, _, data in sends], np.int64)
+    rows = np.concatenate([rows for _, rows, _ in sends])
+    rows["worker"] = np.repeat(np.array([worker for worker, _, _ in sends], np.uint32), counts)
+    rows["offset"] += np.repeat(np.cumsum(sizes) - sizes, counts).astype(np.uint64)
+    return rows
+
+
+def _by_partition(rows: NDArray, partition_of: PartitionOf) -> tuple[NDArray, list[int], list[Partition]]:
+    """(the rows of each partition together and in order, where each partition's begin, the partitions)."""
+    handles = rows["producer"]
+    first = handles.item(0)
+    if (handles == first).all():
+        partition = partition_of(first)
+        return (rows, [0], [partition]) if partition is not None else (rows[:0], [], [])
+    distinct, inverse = np.unique(handles, return_inverse=True)
+    partitions = [partition_of(handle) for handle in distinct.tolist()]
+    by_slot = {partition.slot: partition for partition in partitions if partition is not None}
+    slots = np.array([partition.slot if partition is not None else -1 for partition in partitions])[inverse]
+    order = np.argsort(slots, kind="stable")
+    order = order[np.searchsorted(slots[order], 0):]
+    slots = slots[order]
+    starts = np.flatnonzero(np.diff(slots, prepend=-1))
+    return rows[order], starts.tolist(), [by_slot[slot] for slot in slots[starts].tolist()]
+
+
+def _find_room(planned: Plan, rows: NDArray, starts: list[int], partitions: list[Partition], room: Room) -> NDArray:
+    """Fill in the groups; the rows for which there is no room are refused, and those that are left returned."""
+    if not starts:
+        return rows
+    counts = np.diff(np.array([*starts, len(rows)])).tolist()
+    sizes = np.add.reduceat(rows["size"], starts, dtype=np.int64).tolist()
+    messages = np.add.reduceat(rows["messages"], starts, dtype=np.int64).tolist()
+    keep, first = None, 0
+    for start, partition, count, size, many in zip(starts, partitions, counts, sizes, messages, strict=True):
+        try:
+            ledger = room(partition, count, size)
+        except StorageFull as error:
+            keep = np.ones(len(rows), bool) if keep is None else keep
+            keep[start:start + count] = False
+            asked = rows[["worker", "connection", "producer_id", "sequence_id"]][start:start + count].tolist()
+            planned.refused += [(worker, connection, producer_id, sequence_id, str(error))
+                                for worker, connection, producer_id, sequence_id in asked]
+            continue
+        planned.groups.append(Group(partition, ledger, first, count, ledger.size + size, partition.next_message + many))
+        first += count
+    return rows if keep is None else rows[keep]
+
+
+def _place(planned: Plan, rows: NDArray, now_ms: int) -> None:
+    """Fill in what the place of each entry says: in the rows for the receipts, in a copy of their other half for the index."""
+    groups = planned.groups
+    planned.sources = rows["offset"].astype(format.SOURCE)
+    index = planned.index = np.ascontiguousarray(rows.view(_PARTS)["index"])
+    index["broker_time"] = now_ms
+    index["offset"] = _running(index["size"], groups, [group.ledger.size for group in groups])
+    index["message_index"] = _running(index["messages"], groups, [group.partition.next_message for group in groups])
+    if len(groups) == 1:
+        ledger = groups[0].ledger
+        ledger_ids, entry_ids = ledger.ledger_id, np.arange(ledger.entries, ledger.entries + len(rows), dtype=np.uint64)
+    else:
+        counts = [group.count for group in groups]
+        firsts = np.array([group.ledger.entries - group.first for group in groups])
+        entry_ids = (np.arange(len(rows)) + np.repeat(firsts, counts)).astype(np.uint64)
+        ledger_ids = np.repeat(np.array([group.ledger.ledger_id for group in groups], np.uint64), counts)
+    index["checksum"] = format.row_checksums(index, ledger_ids, entry_ids)
+    rows["ledger_id"], rows["entry_id"] = ledger_ids, entry_ids
+
+
+def _running(values: NDArray, groups: list[Group], bases: list[int]) -> NDArray[np.int64]:
+    """For each value its group's base and the values before it in the group."""
+    before = np.cumsum(values, dtype=np.int64) - values
+    if len(groups) == 1:
+        return before + bases[0]
+    moved = np.array(bases, np.int64) - before[[group.first for group in groups]]
+    return before + np.repeat(moved, [group.count for group in groups])
+
+
+def _cut(planned: Plan) -> None:
+    """Give each group the bytes of its entries, in order, in as few pieces as they came."""
+    data, groups = planned.data, planned.groups
+    ends = np.cumsum([len(piece) for piece in data])
     sources, sizes = planned.sources.astype(np.int64), planned.index["size"].astype(np.int64)
-    owners = np.searchsorted(batch.bases, sources, side="right") - 1
+    owners = np.searchsorted(ends, sources, side="right")
     # A stretch goes on as long as its source does, within one group and one piece.
     breaks = np.ones(len(sources), bool)
     breaks[1:] = (sources[1:] != sources[:-1] + sizes[:-1]) | (owners[1:] != owners[:-1])
-    breaks[[first for _, _, first, _ in planned.groups]] = True
+    breaks[[group.first for group in groups]] = True
     starts = np.flatnonzero(breaks)
-    ends = np.append(starts[1:], len(sources)) - 1
-    at = sources[starts] - batch.bases[owners[starts]]
-    lengths = sources[ends] + sizes[ends] - sources[starts]
-    stretches = [batch.pieces[owner][start:start + size]
+    lasts = np.append(starts[1:], len(sources)) - 1
+    at = sources[starts] - (ends - [len(piece) for piece in data])[owners[starts]]
+    lengths = sources[lasts] + sizes[lasts] - sources[starts]
+    stretches = [data[owner][start:start + size]
                  for owner, start, size in zip(owners[starts].tolist(), at.tolist(), lengths.tolist(), strict=True)]
-    borders = np.searchsorted(starts, [end for _, _, _, end in planned.groups]).tolist()
-    for first, end in zip([0, *borders], borders, strict=False):
-        yield stretches[first:end]
+    borders = np.searchsorted(starts, [group.first + group.count for group in groups]).tolist()
+    for group, first, end in zip(groups, [0, *borders], borders, strict=False):
+        group.pieces = stretches[first:end]

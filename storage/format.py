@@ -21,6 +21,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from geminga.proto.rows import struct_of
+
 VERSION = 1
 LEDGER_MAGIC, INDEX_MAGIC, CURSORS_MAGIC, SEGMENT_MAGIC = b"GEMLEDGR", b"GEMINDEX", b"GEMCURSR", b"GEMJOURN"
 RECORD_MAGIC = 0x47454D52
@@ -105,9 +107,13 @@ assert _RECORD_HEADER.size == RECORD_HEADER.itemsize
 assert OP_ROW.itemsize == 40
 
 HEADER_SIZE = 64
-_ODD = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93, 0xA0761D6478BD642F,
-                 0xE7037ED1A0B428DB, 0x8EBC6AF09C88C6E3, 0x589965CC75374CC3], np.uint64)
-_LEDGER_ODD, _ENTRY_ODD = np.uint64(0x1D8E4E27C47D124F), np.uint64(0xEB44ACCAB455D165)
+GROUP, OP = struct_of(GROUP_ROW), struct_of(OP_ROW)
+_INDEX = struct_of(INDEX_ROW)
+_WORDS = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93, 0xA0761D6478BD642F, \
+    0xE7037ED1A0B428DB, 0x8EBC6AF09C88C6E3, 0x589965CC75374CC3
+_ODD = np.array(_WORDS, np.uint64)
+_LEDGER, _ENTRY = 0x1D8E4E27C47D124F, 0xEB44ACCAB455D165
+_LEDGER_ODD, _ENTRY_ODD = np.uint64(_LEDGER), np.uint64(_ENTRY)
 
 
 def partition_folder(data_dir: Path, partition_id: int) -> Path:
@@ -154,6 +160,16 @@ def row_checksums(rows: NDArray, ledger_ids: NDArray[np.uint64] | int, entry_ids
     total = words @ _ODD
     total += np.asarray(ledger_ids, np.uint64) * _LEDGER_ODD + (entry_ids + np.uint64(1)) * _ENTRY_ODD
     return (total >> np.uint64(32)).astype(np.uint32)
+
+
+def index_row(ledger_id: int, entry_id: int, *, offset: int, publish_time: int, broker_time: int, deliver_at: int, message_index: int,
+              size: int, messages: int, key_hash: int, flags: int, crc32c: int) -> bytes:
+    """The bytes of one INDEX_ROW in that place."""
+    a, b, c, d, e, f, g, h = _WORDS
+    total = (offset * a + publish_time * b + broker_time * c + deliver_at * d + message_index * e + (size | messages << 32) * f
+             + (key_hash | flags << 32) * g + crc32c * h + ledger_id * _LEDGER + (entry_id + 1) * _ENTRY)
+    return _INDEX.pack(offset, publish_time, broker_time, deliver_at, message_index, size, messages, key_hash, flags, crc32c,
+                       total >> 32 & 0xFFFFFFFF)
 
 
 def valid_rows(rows: NDArray, ledger_id: int) -> int:

@@ -34,12 +34,15 @@ _IOV_MAX = 1000                  # pieces of one write; the kernel takes 1024
 
 @dataclass(slots=True)
 class Record:
-    """What one pass decided: groups (g,) GROUP_ROW over rows (n,) INDEX_ROW, their sources (n,) in data, and ops."""
+    """What one pass decided: groups (g,) GROUP_ROW over rows (n,) INDEX_ROW, their sources (n,) in data, and ops (o,) OP_ROW.
 
-    groups: NDArray
-    rows: NDArray
-    sources: NDArray
-    ops: NDArray
+    Arrays, or, to be written, their bytes.
+    """
+
+    groups: NDArray | bytes
+    rows: NDArray | bytes
+    sources: NDArray | bytes
+    ops: NDArray | bytes
     data: list            # pieces of bytes, to be read as one
     size: int             # bytes of data together
 
@@ -73,15 +76,17 @@ class Journal:
 
     def append(self, record: Record) -> None:
         """Write the record; durable after `sync`.  Raises StorageFull, OSError."""
-        tables = [record.groups.tobytes(), record.rows.tobytes(), record.sources.tobytes(), record.ops.tobytes()]
-        size = sum(map(len, tables)) + record.size
+        tables = [record.groups, record.rows, record.sources, record.ops]
+        groups, rows, sources, ops = map(_size, tables)
+        size = groups + rows + sources + ops + record.size
         whole = format.HEADER_SIZE + size
         assert whole <= self.size_max, (whole, self.size_max)
         if self._at + whole > self._segment_bytes:
             self._roll()
         self._number += 1
         head = partial(format.record_header, segment=self._segment.sequence, number=self._number, size=size,
-                       groups=len(record.groups), rows=len(record.rows), ops=len(record.ops))
+                       groups=groups // format.GROUP_ROW.itemsize, rows=rows // format.INDEX_ROW.itemsize,
+                       ops=ops // format.OP_ROW.itemsize)
         pieces = tables + record.data
         checksum = crc32c(head(checksum=0)[format.CHECKED_FROM:])
         for piece in pieces:
@@ -165,6 +170,10 @@ class Journal:
             os.fdatasync(segment.fd)
             os.close(segment.fd)
         self._threads.shutdown()
+
+
+def _size(table: NDArray | bytes) -> int:
+    return len(table) if isinstance(table, bytes) else table.nbytes
 
 
 def _done(path: Path) -> Future:

@@ -135,10 +135,11 @@ class Ledger:
                 _write_all(fd, b"".join(some), offset)
             offset += size
 
-    def append(self, rows: NDArray, size: int) -> None:
-        """Add index rows (n,) INDEX_ROW behind the last; `size` is the offset behind their bytes, which are in place already."""
-        _write_all(self._open()[1], memoryview(rows).cast("B"), format.HEADER_SIZE + self.entries * format.INDEX_ROW.itemsize)
-        self.entries += len(rows)
+    def append(self, rows: NDArray | bytes, size: int) -> None:
+        """Add INDEX_ROWs behind the last; `size` is the offset behind their entries' bytes, which are in place already."""
+        raw, width = memoryview(rows).cast("B"), format.INDEX_ROW.itemsize
+        _write_all(self._open()[1], raw, format.HEADER_SIZE + self.entries * width)
+        self.entries += len(raw) // width
         self.size = size
 
     def seal(self) -> None:

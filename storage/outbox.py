@@ -1,5 +1,4 @@
 """The answers of one pass to one worker, in the order they are to be written."""
-import numpy as np
 from numpy.typing import NDArray
 
 from geminga.proto import envelope
@@ -10,12 +9,13 @@ class Outbox:
     """Sections of an envelope being put together; neighbours of one kind become one section."""
 
     def __init__(self) -> None:
-        self._sections: list[tuple[int, NDArray, bytes]] = []
+        self._sections: list[tuple[int, NDArray | bytes, bytes]] = []
         self._kind = 0
         self._rows: list = []
         self._data: list[bytes] = []
 
-    def receipts(self, rows: NDArray) -> None:
+    def receipts(self, rows: NDArray | bytes) -> None:
+        """Answer SENDs: RECEIPT_ROWs, as an array or packed."""
         self._close()
         self._sections.append((envelope.RECEIPTS, rows, b""))
 
@@ -42,7 +42,7 @@ class Outbox:
 
     def _close(self) -> None:
         if self._rows:
-            self._sections.append((self._kind, np.array(self._rows, envelope.ROWS[self._kind]), b"".join(self._data)))
+            self._sections.append((self._kind, envelope.pack(self._kind, self._rows), b"".join(self._data)))
         self._kind, self._rows, self._data = 0, [], []
 
     def seal(self, taken: int) -> list:

@@ -37,8 +37,6 @@ from geminga.storage.subscription import Consumer
 
 TICK_MS = 1_000             # how often ages are looked at
 ACK_SYNC_MS = 10            # an acknowledgement that nobody waits for is synced with the next answer, or after this
-_NO_ROWS, _NO_GROUPS = np.empty(0, format.INDEX_ROW), np.empty(0, format.GROUP_ROW)
-_NO_SOURCES, _NO_OPS = np.empty(0, format.SOURCE), np.empty(0, format.OP_ROW)
 _PERMITS_MAX = 1 << 31      # a consumer that asks for more is not lied to: it will not get there
 
 
@@ -205,65 +203,35 @@ class Owner:
             self._acknowledge()
         if self._sends:
             sends, self._sends = self._sends, []
-            self._publish(append.gather(sends))
+            self._publish(sends)
 
     # -- publishing
 
-    def _publish(self, batch: append.Batch) -> None:
-        batch, groups = self._groups(batch)
-        batch, places = self._places(batch, groups)
-        if not places:
+    def _publish(self, sends: append.Sends) -> None:
+        planned = append.plan(sends, self._partition_of, self._room, self.now_ms)
+        for worker, connection, producer_id, sequence_id, why in planned.refused:      # clients try again
+            self.outbox(worker).reply(connection, answers.send_error(producer_id, sequence_id, api.PersistenceError, why))
+        if not planned.groups:
             return
-        planned = append.plan(batch, places, self.now_ms)
         self._must_sync = True
         self._commit(planned)
-        self._count(planned)
+        self._count(planned.groups)
         append.apply(planned)
-        for partition, ledger, _, _ in planned.groups:
-            self.journal.touched(ledger)
-            self._to_dispatch[partition] = None
-            self._recent.add(partition)
-        self._receipts(planned.receipts)
+        for group in planned.groups:
+            self.journal.touched(group.ledger)
+            self._to_dispatch[group.partition] = None
+            self._recent.add(group.partition)
+        for worker, rows in planned.receipts:
+            self.outbox(worker).receipts(rows)
 
-    def _count(self, planned: append.Plan) -> None:
-        messages = size = 0
-        for (partition, ledger, _, _), size_after, messages_after in zip(planned.groups, planned.sizes, planned.next_messages, strict=True):
-            messages += messages_after - partition.next_message
-            size += size_after - ledger.size
-        self.counters.add("entries_in", len(planned.index))
-        self.counters.add("messages_in", messages)
-        self.counters.add("bytes_in", size)
+    def _count(self, groups: list[append.Group]) -> None:
+        self.counters.add("entries_in", sum(group.count for group in groups))
+        self.counters.add("messages_in", sum(group.next_message - group.partition.next_message for group in groups))
+        self.counters.add("bytes_in", sum(group.size - group.ledger.size for group in groups))
 
-    def _groups(self, batch: append.Batch) -> tuple[append.Batch, list[tuple[Partition, int, int]]]:
-        """The batch sorted by partition, and where each one's rows are: [(partition, first, end)].
-
-        What comes from a producer that is gone is left out: its client has been told, and what it still sends counts for nothing.
-        """
-        handles = batch.rows["producer"]
-        first = handles.item(0)
-        if (handles == first).all():
-            producer = self.producers.get(first)
-            return batch, [(producer.partition, 0, len(handles))] if producer is not None and producer.is_ready else []
-        distinct, inverse = np.unique(handles, return_inverse=True)
-        producers = [self.producers.get(handle) for handle in distinct.tolist()]
-        slots = np.array([producer.partition.slot if producer is not None and producer.is_ready else -1 for producer in producers])
-        batch, slots, starts = append.sort_by_slot(batch, slots[inverse])
-        firsts = starts.tolist()
-        return batch, [(self.partitions[slot], start, end)
-                       for slot, start, end in zip(slots[starts].tolist(), firsts, [*firsts[1:], len(slots)], strict=True)]
-
-    def _places(self, batch: append.Batch, groups: list[tuple[Partition, int, int]]):
-        """Room for each group: [(partition, ledger, first, end)].  Groups for which there is none are refused and taken out."""
-        places, refused = [], []
-        sizes = np.add.reduceat(batch.rows["size"], [first for _, first, _ in groups], dtype=np.int64).tolist() if groups else []
-        for (partition, first, end), size in zip(groups, sizes, strict=True):
-            try:
-                places.append((partition, self._room(partition, end - first, size), first, end))
-            except StorageFull as error:
-                refused.append((first, end, str(error)))
-        if refused:
-            return self._refuse(batch, places, refused)
-        return batch, places
+    def _partition_of(self, handle: int) -> Partition | None:
+        producer = self.producers.get(handle)
+        return producer.partition if producer is not None and producer.is_ready else None
 
     def _room(self, partition: Partition, count: int, size: int) -> Ledger:
         """The partition's open ledger, with room for so much; a new one when the old one is full or old."""
@@ -290,29 +258,6 @@ class Owner:
     def _roll(self, partition: Partition) -> None:
         self._add_ledger(partition)
         self._to_trim[partition] = None
-
-    def _refuse(self, batch: append.Batch, places: list, refused: list[tuple[int, int, str]]):
-        """Answer these rows' SENDs with PersistenceError, which clients try again; the others close ranks."""
-        keep = np.ones(len(batch.rows), bool)
-        for first, end, why in refused:
-            keep[first:end] = False
-            for row in batch.rows[first:end]:
-                self.outbox(int(row["worker"])).reply(int(row["connection"]), answers.send_error(
-                    int(row["producer_id"]), int(row["sequence_id"]), api.PersistenceError, why))
-        moved, at = [], 0
-        for partition, ledger, first, end in places:
-            moved.append((partition, ledger, at, at + end - first))
-            at += end - first
-        return append.Batch(batch.rows[keep], batch.pieces, batch.bases), moved
-
-    def _receipts(self, rows: NDArray) -> None:
-        """Answer these SENDs, (n,) RECEIPT_ROW."""
-        workers = rows["worker"]
-        first = workers.item(0)
-        if (workers == first).all():
-            return self.outbox(first).receipts(rows)
-        for worker in np.unique(workers).tolist():
-            self.outbox(worker).receipts(rows[workers == worker])
 
     # -- consuming
 
@@ -344,11 +289,9 @@ class Owner:
         self.catalogue.commit()
         if planned is None and not (self.ops or self.many_ops):
             return self._sync_when_due()
-        ops = np.array(self.ops, format.OP_ROW) if self.ops else _NO_OPS
-        if self.many_ops:
-            ops = np.concatenate([*self.many_ops, ops])
+        ops = b"".join([*self.many_ops, *(format.OP.pack(*row) for row in self.ops)])
         self.ops, self.many_ops = [], []
-        record = planned.record(ops) if planned else Record(_NO_GROUPS, _NO_ROWS, _NO_SOURCES, ops, [], 0)
+        record = planned.record(ops) if planned else Record(b"", b"", b"", ops, [], 0)
         self.journal.append(record)
         if self._unsynced_since is None:
             self._unsynced_since = self.now_ms

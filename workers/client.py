@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from geminga.proto import commands as answers
 from geminga.proto import deliveries, envelope, names
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.proto.connection import Connection, SendRefused, Sends
+from geminga.proto.connection import Connection, Send, SendRefused, Sends
 from geminga.proto.errors import ProtocolError, Refusal
 from geminga.proto.names import TopicName
+from geminga.proto.sends import PRODUCER_ID
 from geminga.workers import egress
 from geminga.workers.egress import LedgerGone
 from geminga.workers.links import OwnerLink
@@ -151,7 +152,9 @@ class Client(asyncio.BufferedProtocol):
     # -- what the client says
 
     def _happened(self, event) -> None:
-        if type(event) is Sends:
+        if type(event) is Send:
+            self._publish_one(event.row, event.entry)
+        elif type(event) is Sends:
             self._publish(event.rows, event.entries)
         elif type(event) is SendRefused:
             self.worker.counters.add("sends_refused")
@@ -163,12 +166,13 @@ class Client(asyncio.BufferedProtocol):
         else:
             _COMMANDS[event.type](self, event)
 
-    def _publish(self, rows: NDArray, entries: NDArray[np.uint8] | bytes) -> None:
-        """Hand SENDs to the owners of their producers."""
+    def _publish(self, rows: NDArray, entries: NDArray[np.uint8]) -> None:
+        """Hand a run of SENDs, rows (n,) and entries (n, size), to the owners of their producers."""
         ids = rows["producer_id"]
         rows["connection"] = self.number
-        if (ids == ids[0]).all():
-            route = self._route(self.producers, int(ids[0]))
+        first = ids.item(0)
+        if (ids == first).all():
+            route = self._route(self.producers, first)
             if route is not None:
                 rows["producer"] = route.handle
                 self._forward(route.link, rows, entries)
@@ -176,22 +180,21 @@ class Client(asyncio.BufferedProtocol):
         distinct, inverse = np.unique(ids, return_inverse=True)
         routes = [self._route(self.producers, producer_id) for producer_id in distinct.tolist()]
         rows["producer"] = np.array([route.handle if route else 0 for route in routes], np.uint64)[inverse]
-        if not isinstance(entries, np.ndarray):
-            ends = np.cumsum(rows["size"], dtype=np.int64)
         for link in {route.link for route in routes if route}:
             mine = np.array([route is not None and route.link is link for route in routes])[inverse]
-            if mine.all():
-                self._forward(link, rows, entries)
-            elif isinstance(entries, np.ndarray):
-                self._forward(link, rows[mine], entries[mine])
-            else:
-                pieces = [entries[end - size:end] for end, size in zip(ends[mine].tolist(), rows["size"][mine].tolist(), strict=True)]
-                self._forward(link, rows[mine], b"".join(pieces))
+            self._forward(link, rows[mine], entries[mine])
 
-    def _forward(self, link: OwnerLink, rows: NDArray, entries: NDArray[np.uint8] | bytes) -> None:
-        rows["offset"] = np.cumsum(rows["size"], dtype=np.uint64) - rows["size"]
-        link.sends(rows, entries if isinstance(entries, bytes) else entries.tobytes())
+    def _forward(self, link: OwnerLink, rows: NDArray, entries: NDArray[np.uint8]) -> None:
+        rows["offset"] = np.arange(len(rows)) * entries.shape[1]
+        link.sends(rows, entries.tobytes())
         self.worker.schedule_flush(link)
+
+    def _publish_one(self, row: tuple, entry: bytes) -> None:
+        """Likewise one."""
+        route = self._route(self.producers, row[PRODUCER_ID])
+        if route is not None:
+            route.link.send(route.handle, self.number, row, entry)
+            self.worker.schedule_flush(route.link)
 
     def _route(self, routes: dict[int, Route], object_id: int) -> Route | None:
         """Of the producer; None when the broker has closed it.  Raises ProtocolError for one that never was."""

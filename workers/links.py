@@ -3,11 +3,11 @@ from functools import lru_cache
 from pathlib import Path
 
 import mmh3
-import numpy as np
 import zmq
 from numpy.typing import NDArray
 
 from geminga.proto import envelope
+from geminga.proto.sends import SEND
 from geminga.storage.process import socket_path, worker_identity
 
 
@@ -31,7 +31,10 @@ class OwnerLink:
         self.sent = 0                              # bytes of entries in all so far
         self.taken = 0                             # of them, taken by the owner
         self.is_unheard = False                    # since something was sent, nobody has looked for what came
-        self._sections: list[tuple[int, NDArray, bytes]] = []
+        self._sections: list[tuple[int, NDArray | bytes, bytes]] = []
+        self._sends: list[bytes] = []              # rows one by one, and their entries
+        self._entries: list[bytes] = []
+        self._entries_size = 0
         self._acks: list[tuple] = []
         self._flows: list[tuple] = []
         self._commands: list[tuple] = []
@@ -44,13 +47,26 @@ class OwnerLink:
     @property
     def is_busy(self) -> bool:
         """Whether there is something to send, or to look for."""
-        return bool(self._sections or self._acks or self._flows or self._commands) or self.is_unheard
+        return bool(self._sections or self._sends or self._acks or self._flows or self._commands) or self.is_unheard
 
     def sends(self, rows: NDArray, entries: bytes) -> None:
+        """Many SENDs: rows (n,) SEND_ROW, filled in."""
         self._close_commands()
+        self._close_sends()
         self._sections.append((envelope.SENDS, rows, entries))
-        self.gathered += len(entries)
-        self.sent += len(entries)
+        self._count(len(entries))
+
+    def send(self, producer: int, connection: int, row: tuple, entry: bytes) -> None:
+        """One SEND, its row as it was read."""
+        self._close_commands()
+        self._sends.append(SEND.pack(producer, connection, *row[2:8], self._entries_size, *row[9:]))
+        self._entries.append(entry)
+        self._entries_size += len(entry)
+        self._count(len(entry))
+
+    def _count(self, size: int) -> None:
+        self.gathered += size
+        self.sent += size
 
     def acks(self, rows: list[tuple]) -> None:
         self._close_commands()
@@ -66,17 +82,23 @@ class OwnerLink:
         self._commands.append((connection, kind, protocol_version, len(data), 0))
         self._command_data.append(data)
 
+    def _close_sends(self) -> None:
+        if self._sends:
+            self._sections.append((envelope.SENDS, b"".join(self._sends), b"".join(self._entries)))
+            self._sends, self._entries, self._entries_size = [], [], 0
+
     def _close_data(self) -> None:
+        self._close_sends()
         if self._acks:
-            self._sections.append((envelope.ACKS, np.array(self._acks, envelope.ACK_ROW), b""))
+            self._sections.append((envelope.ACKS, envelope.pack(envelope.ACKS, self._acks), b""))
             self._acks = []
         if self._flows:
-            self._sections.append((envelope.FLOWS, np.array(self._flows, envelope.FLOW_ROW), b""))
+            self._sections.append((envelope.FLOWS, envelope.pack(envelope.FLOWS, self._flows), b""))
             self._flows = []
 
     def _close_commands(self) -> None:
         if self._commands:
-            self._sections.append((envelope.COMMANDS, np.array(self._commands, envelope.COMMAND_ROW), b"".join(self._command_data)))
+            self._sections.append((envelope.COMMANDS, envelope.pack(envelope.COMMANDS, self._commands), b"".join(self._command_data)))
             self._commands, self._command_data = [], []
 
     def flush(self) -> None:

@@ -28,7 +28,7 @@ from geminga.workers.requests import Directory
 
 _BUFFER_BYTES = 1 << 20          # what one read can bring, shared by all connections: a read is dealt with before the next
 _ENVELOPE_BYTES = 512 << 10      # of entries; an owner begins with them while more is read
-_ACK_SECONDS = 0.005             # that an acknowledgement may wait for something to go along with
+_ACK_SECONDS = 0.02              # that an acknowledgement may wait for something to go along with
 _WAITING_MAX = 100_000           # commands; what comes above is told to try again
 _PROBE_SECONDS = 2               # silence after a PING that ends a connection somebody else wants to replace
 _GOODBYE_SECONDS = 2             # until what was written to clients must have been sent when the broker stops

@@ -12,7 +12,7 @@ from crc32c import crc32c
 
 from geminga.proto import connection as connections
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.proto.connection import Connection, SendRefused, Sends
+from geminga.proto.connection import Connection, Send, SendRefused, Sends
 from geminga.proto.errors import ProtocolError
 
 T = api.BaseCommand.Type
@@ -100,11 +100,13 @@ def listen(pieces: Iterable[bytes], message_size_max: int = MESSAGE_SIZE_MAX) ->
 def flat(event) -> list[tuple]:
     """One tuple per SEND; ("refused", producer, sequence, code); or (type, the command's bytes)."""
     if isinstance(event, Sends):
-        data = event.entries.tobytes() if isinstance(event.entries, np.ndarray) else event.entries
+        data = event.entries.tobytes()
         assert len(data) == int(event.rows["size"].sum())
         ends = np.cumsum(event.rows["size"], dtype=np.int64).tolist()
         starts = [0, *ends]
         return [("send", tuple(row), data[start:end]) for row, start, end in zip(event.rows.tolist(), starts, ends, strict=False)]
+    if isinstance(event, Send):
+        return [("send", event.row, event.entry)]
     if isinstance(event, SendRefused):
         return [("refused", event.producer_id, event.sequence_id, event.code)]
     return [(event.type, event.SerializePartialToString())]

@@ -26,7 +26,8 @@ def rows_of(target: Ledger, bodies: list[bytes]) -> np.ndarray:
     rows["messages"] = 1
     rows["message_index"] = target.next_message + np.arange(len(bodies))
     rows["broker_time"] = CREATED_MS
-    rows["checksum"] = format.row_checksums(rows, target.ledger_id, np.arange(target.entries, target.entries + len(bodies), dtype=np.uint64))
+    entry_ids = np.arange(target.entries, target.entries + len(bodies), dtype=np.uint64)
+    rows["checksum"] = format.row_checksums(rows, target.ledger_id, entry_ids)
     return rows
 
 

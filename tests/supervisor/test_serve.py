@@ -1,0 +1,110 @@
+"""The geminga command as its user meets it: what it prints, what it refuses in one line, what HTTP answers."""
+import socket
+import subprocess
+import sys
+import urllib.parse
+from pathlib import Path
+
+import pytest
+
+from ..harness import COMMAND, partitions_url, request, unique_topic
+
+GEMINGA = str(Path(sys.executable).with_name("geminga"))
+
+
+def run(*arguments):
+    """Exit status, what was printed, and the lines of complaint."""
+    done = subprocess.run([GEMINGA, *map(str, arguments)], capture_output=True, text=True, timeout=30, check=False)
+    return done.returncode, done.stdout, done.stderr.splitlines()
+
+
+def test_a_data_folder_has_one_broker(fresh_broker):
+    """The second is refused in one line and touches nothing."""
+    status, _, complaints = run("serve", "--data-dir", fresh_broker.data_dir, "--port", 0, "--http-port", 0)
+    assert status == 1
+    assert [line for line in complaints if "data_dir" in line and "in use" in line]
+
+
+@pytest.mark.parametrize(("option", "key"), [("--port", "network.port"), ("--http-port", "http_port")])
+def test_a_port_that_is_taken_is_named(tmp_path, option, key):
+    """One line with the key, also when the other end would share it."""
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        ports = {"--port": 0, "--http-port": 0} | {option: taken.getsockname()[1]}
+        status, _, complaints = run("serve", "--data-dir", tmp_path, *(word for pair in ports.items() for word in pair))
+    assert status == 1
+    assert complaints[-1].startswith(f"geminga: {key}: cannot listen")
+
+
+def test_a_bad_configuration_is_one_line_and_status_2(tmp_path):
+    """Nothing is made before the configuration is known to be good."""
+    file = tmp_path / "geminga.toml"
+    file.write_text("[storage]\nsnyc = \"group\"\n")
+    status, printed, complaints = run("serve", "--config", file, "--data-dir", tmp_path / "data")
+    assert (status, printed, len(complaints)) == (2, "", 1)
+    assert "storage.snyc" in complaints[0] and "storage.sync" in complaints[0]
+    assert not (tmp_path / "data").exists()
+
+
+def test_the_serve_command_is_the_one_tested():
+    assert COMMAND == [GEMINGA, "serve"]
+
+
+def test_what_is_published_can_be_read(broker):
+    """The line that the start prints works, and reading takes nothing away."""
+    topic = unique_topic("cli")
+    assert run("publish", "--url", broker.service_url, topic, "one", "two")[0] == 0
+    for _ in range(2):
+        assert run("read", "--url", broker.service_url, topic) == (0, "one\ntwo\n", [])
+
+
+def test_a_broker_that_is_not_there_is_one_line():
+    status, _, complaints = run("publish", "--url", "pulsar://127.0.0.1:1", "t", "x")
+    assert (status, len(complaints)) == (1, 1)
+
+
+@pytest.mark.parametrize(("path", "text"), [("/status.html", "OK"), ("/admin/v2/brokers/health", "ok"), ("/admin/v2/brokers/ready", "ok")])
+def test_health_is_told(broker, path, text):
+    """`health` has published a message and read it back."""
+    assert request("GET", broker.http_url + path) == (200, text)
+
+
+def test_metrics_are_prometheus_text(broker):
+    status, text = request("GET", broker.http_url + "/metrics")
+    assert status == 200
+    assert "# TYPE pulsar_broker_in_messages_total counter" in text and "pulsar_version_info{" in text
+
+
+@pytest.mark.parametrize(("body", "status"), [
+    (b"3", 204), (b'"3"', 204), (b'{"partitions": 3, "properties": {}}', 204),
+    (b"0", 406), (b"-1", 406), (b"1000000", 406), (b"three", 400), (b"", 400), (b"[]", 400), (b"true", 400), (b"1.5", 400)])
+def test_partitioned_topics_are_made_by_a_number(broker, body, status):
+    """As clients send it; anything else is their mistake, with a reason, and makes nothing."""
+    topic = unique_topic("parts")
+    got, text = request("PUT", partitions_url(broker.http_url, topic), body)
+    assert got == status, text
+    got, text = request("GET", partitions_url(broker.http_url, topic))
+    if status == 204:
+        assert (got, '"partitions": 3' in text) == (200, True)
+        assert request("PUT", partitions_url(broker.http_url, topic), body)[0] == 409
+    else:
+        assert (got, '"reason"' in text) == (404, True)
+
+
+@pytest.mark.parametrize(("path", "status"), [
+    ("/admin/v2/persistent/nobody/nothing/t/partitions", 404), ("/admin/v2/persistent/public/default/a%2Fb/partitions", 412),
+    ("/admin/v2/nothing", 404), ("/lookup/v2/topic/persistent/nobody/nothing/t", 404)])
+def test_what_is_not_there_has_a_reason(broker, path, status):
+    got, text = request("GET", broker.http_url + path)
+    assert (got, '"reason"' in text) == (status, True)
+
+
+@pytest.mark.parametrize("prefix", ["/lookup/v2/topic", "/lookup/v2/destination"])
+def test_lookup_names_the_address_that_clients_use(broker, prefix):
+    """Both URLs are strings: the C++ client insists."""
+    path = urllib.parse.quote(unique_topic("lookup").replace("://", "/"))
+    status, text = request("GET", f"{broker.http_url}{prefix}/{path}")
+    assert status == 200
+    assert f'"brokerUrl": "{broker.service_url}"' in text and '"brokerUrlTls": ""' in text
