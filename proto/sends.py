@@ -55,7 +55,7 @@ IS_BATCH = 2         # num_messages_in_batch is present, even when it is 1
 IS_CHUNK = 4
 HAS_KEY = 8
 
-RUN_MIN = 8                    # frames; a shorter run costs less in the library
+RUN_MIN = 32                   # frames; a shorter run costs less in the library
 _TXN_FIELDS = ("txnid_least_bits", "txnid_most_bits")
 
 

@@ -22,11 +22,12 @@ from geminga.storage.partition import Partition
 
 FEW_MAX = 32       # rows
 _SOURCE = 4        # bytes of one, see format.SOURCE
-# A SEND_ROW taken apart: its own fields in the order and with the offsets of the two rows that are made of them.
-_PARTS = np.dtype([("producer", "<u8"), ("receipt", RECEIPT_ROW), ("index", format.INDEX_ROW)])
+# A SEND_ROW is a producer's handle, a RECEIPT_ROW and an INDEX_ROW: their fields in their order.  numpy copies rows field by
+# field, and ten times faster as words of 8 bytes.
+_RECEIPT, _INDEX = slice(1, 7), slice(7, 15)
 assert [(name, SEND_ROW.fields[name]) for name in SEND_ROW.names[1:]] == [
-    (name, (dtype, _PARTS.fields[part][1] + offset))
-    for part in ("receipt", "index") for name, (dtype, offset) in _PARTS[part].fields.items()]
+    (name, (field, 8 * words.start + offset))
+    for words, dtype in ((_RECEIPT, RECEIPT_ROW), (_INDEX, format.INDEX_ROW)) for name, (field, offset) in dtype.fields.items()]
 
 Sends = list[tuple[int, NDArray, memoryview]]             # [(worker, rows (n,) SEND_ROW, their entries)]
 PartitionOf = Callable[[int], Partition | None]           # of a producer's handle; None when it is gone
@@ -135,12 +136,9 @@ def plan_many(sends: Sends, partition_of: PartitionOf, room: Room, now_ms: int) 
     if not planned.groups:
         return planned
     _place(planned, rows, now_ms)
-    receipts = rows.view(_PARTS)["receipt"]
-    workers = receipts["worker"]
-    if len(sends) == 1:
-        planned.receipts = [(workers.item(0), receipts)]
-    else:
-        planned.receipts = [(worker, receipts[workers == worker]) for worker in np.unique(workers).tolist()]
+    for worker in sorted({worker for worker, _, _ in sends}):
+        words = _words(rows) if len(sends) == 1 else _words(rows)[rows["worker"] == worker]
+        planned.receipts.append((worker, _rows(words[:, _RECEIPT], RECEIPT_ROW)))
     is_whole = len(planned.groups) == 1 and int(planned.index["size"].sum(dtype=np.int64)) == sum(map(len, planned.data))
     if is_whole:                                     # nothing left out, nothing moved
         planned.groups[0].pieces = planned.data
@@ -149,11 +147,26 @@ def plan_many(sends: Sends, partition_of: PartitionOf, room: Room, now_ms: int) 
     return planned
 
 
+def _words(rows: NDArray) -> NDArray[np.uint64]:
+    """Rows (n,) as (n, words), the same memory."""
+    return rows.view(np.uint64).reshape(len(rows), -1)
+
+
+def _rows(words: NDArray[np.uint64], dtype: np.dtype) -> NDArray:
+    """Back again, in memory of their own."""
+    return np.ascontiguousarray(words).view(dtype).ravel()
+
+
 def _gather(sends: Sends) -> NDArray:
     """One table, with offsets into all data laid end to end."""
+    if len(sends) == 1:
+        worker, rows, _ = sends[0]
+        rows = _words(rows).copy().view(SEND_ROW).ravel()
+        rows["worker"] = worker
+        return rows
     counts = [len(rows) for _, rows, _ in sends]
     sizes = np.array([len(data) for _, _, data in sends], np.int64)
-    rows = np.concatenate([rows for _, rows, _ in sends])
+    rows = np.concatenate([_words(rows) for _, rows, _ in sends]).view(SEND_ROW).ravel()
     rows["worker"] = np.repeat(np.array([worker for worker, _, _ in sends], np.uint32), counts)
     rows["offset"] += np.repeat(np.cumsum(sizes) - sizes, counts).astype(np.uint64)
     return rows
@@ -174,7 +187,7 @@ def _by_partition(rows: NDArray, partition_of: PartitionOf) -> tuple[NDArray, li
     order = order[np.searchsorted(slots[order], 0):]
     slots = slots[order]
     starts = np.flatnonzero(np.diff(slots, prepend=-1))
-    return rows[order], starts.tolist(), [by_slot[slot] for slot in slots[starts].tolist()]
+    return _rows(_words(rows)[order], SEND_ROW), starts.tolist(), [by_slot[slot] for slot in slots[starts].tolist()]
 
 
 def _find_room(planned: Plan, rows: NDArray, starts: list[int], partitions: list[Partition], room: Room) -> NDArray:
@@ -197,14 +210,14 @@ def _find_room(planned: Plan, rows: NDArray, starts: list[int], partitions: list
             continue
         planned.groups.append(Group(partition, ledger, first, count, ledger.size + size, partition.next_message + many))
         first += count
-    return rows if keep is None else rows[keep]
+    return rows if keep is None else _rows(_words(rows)[keep], SEND_ROW)
 
 
 def _place(planned: Plan, rows: NDArray, now_ms: int) -> None:
     """Fill in what the place of each entry says: in the rows for the receipts, in a copy of their other half for the index."""
     groups = planned.groups
     planned.sources = rows["offset"].astype(format.SOURCE)
-    index = planned.index = np.ascontiguousarray(rows.view(_PARTS)["index"])
+    index = planned.index = _rows(_words(rows)[:, _INDEX], format.INDEX_ROW)
     index["broker_time"] = now_ms
     index["offset"] = _running(index["size"], groups, [group.ledger.size for group in groups])
     index["message_index"] = _running(index["messages"], groups, [group.partition.next_message for group in groups])

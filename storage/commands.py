@@ -17,6 +17,7 @@ from geminga.proto.names import TopicName
 from geminga.storage import format, partition
 from geminga.storage.cursor import NOWHERE, Position
 from geminga.storage.dispatch import DISPATCHERS
+from geminga.storage.ledger import Ledger
 from geminga.storage.partition import Partition, op
 from geminga.storage.producers import Producer
 from geminga.storage.subscription import Consumer, Subscription, SubType
@@ -471,16 +472,22 @@ def _acknowledge_single(owner, subscription: Subscription, ledger_id: int, entri
         return
     if cursor.mark_delete[0] != ledger_id:
         cursor.advance(found.ledgers_from(cursor.mark_delete[0]))      # perhaps to where this ledger begins
-    known = np.array(entries, np.uint64)
-    known = np.unique(known[known < ledger.entries]).astype(np.int64)
+    known = _existing(ledger, entries)
     if cursor.acknowledge_in_order(ledger, known):
         return
-    fresh = cursor.acknowledge(ledger, known)
+    fresh = cursor.acknowledge(ledger, np.asarray(known, np.int64))
     if subscription.is_durable and len(fresh):
         ops = np.zeros(len(fresh), format.OP_ROW)
         ops["kind"], ops["partition_id"], ops["ledger_id"] = format.ACKNOWLEDGED, found.partition_id, ledger_id
         ops["subscription_id"], ops["entry_id"] = cursor.subscription_id, fresh
         owner.note_many(found, ops)
+
+
+def _existing(ledger: Ledger, entries: list[int] | NDArray[np.uint64]) -> list[int] | NDArray[np.int64]:
+    """Those that the ledger has, sorted, each once."""
+    if isinstance(entries, list):
+        return sorted({entry_id for entry_id in entries if entry_id < ledger.entries})
+    return np.unique(entries[entries < ledger.entries]).astype(np.int64)
 
 
 _COMMANDS: dict[int, Callable] = {

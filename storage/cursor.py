@@ -51,7 +51,7 @@ class Cursor:
         np.bitwise_or.at(bitmap, entry_ids >> 3, bits)
         return entry_ids[fresh]
 
-    def acknowledge_in_order(self, ledger: Ledger, entry_ids: NDArray[np.int64]) -> bool:
+    def acknowledge_in_order(self, ledger: Ledger, entry_ids: list[int] | NDArray[np.int64]) -> bool:
         """Move the position over entry_ids when they follow it without a gap and nothing beyond has a bit: no bitmap needed.
 
         Only within the ledger that the position is in: whether those before are done is for `advance` to find out.

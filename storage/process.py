@@ -79,8 +79,10 @@ def _receive(owner: Owner, router: zmq.Socket, bytes_max: int) -> None:
     """Hand what has come, something at least, to the owner, up to a bound."""
     size = 0
     for _ in range(_ENVELOPES_MAX):
-        identity, *parts = router.recv_multipart(zmq.NOBLOCK, copy=False)
-        owner.receive(int(identity.bytes[1:]), envelope.unseal([part.buffer for part in parts])[1])
+        identity, parts = router.recv(zmq.NOBLOCK), [router.recv(copy=False)]
+        while parts[-1].more:
+            parts.append(router.recv(copy=False))
+        owner.receive(int(identity[1:]), envelope.unseal(parts)[1])
         size += sum(map(len, parts))
         if size >= bytes_max or not router.getsockopt(zmq.EVENTS) & zmq.POLLIN:     # asking costs less than an exception
             return

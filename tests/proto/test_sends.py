@@ -50,7 +50,7 @@ def understood(frame: bytes) -> tuple:
 
 # -- frames
 
-NUMBERS = st.sampled_from([0, 1, 127, 128, 16_383, 16_384, 2**28, 2**42 - 3, 2**56 - 4, 2**56, 2**63 - 41, 2**64 - 41])
+NUMBERS = st.sampled_from([0, 1, 127, 128, 16_383, 16_384, 2**28, 2**42 - 3, 2**56 - 4, 2**56, 2**63 - 41, 2**64 - 81])
 KEYS = st.sampled_from([
     {}, {"partition_key": "key-%03d"}, {"partition_key": "ключ%03d"}, {"partition_key": ""}, {"ordering_key": b"ordered"},
     {"partition_key": "key-%03d", "ordering_key": b"ordered"},
@@ -66,7 +66,7 @@ EXTRAS = st.fixed_dictionaries({}, optional={
 COMMAND_EXTRAS = st.fixed_dictionaries({}, optional={
     "num_messages": st.sampled_from([1, 300]), "highest_sequence_id": NUMBERS, "is_chunk": st.booleans(), "marker": st.just(False),
 })
-COUNTS = st.one_of(st.integers(1, 3), st.integers(16, 40))      # of frames alike: too few for a run, or enough
+COUNTS = st.one_of(st.integers(1, 3), st.integers(sends.RUN_MIN, 2 * sends.RUN_MIN))      # of frames alike: too few for a run, or enough
 
 
 @st.composite

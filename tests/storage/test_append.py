@@ -1,0 +1,67 @@
+"""Where SENDs go is the same whether they are planned one by one or as arrays."""
+import numpy as np
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from geminga.proto.sends import SEND_ROW
+from geminga.storage import append, format
+from geminga.storage.errors import StorageFull
+
+NUMBERS = st.sampled_from([0, 1, 2**31, 2**64 - 1])
+GONE = 5       # a producer's handle that leads nowhere
+# (producer's handle, size, messages, and what else is in the row)
+SEND = st.tuples(st.integers(1, GONE), st.integers(1, 9), st.integers(1, 300), NUMBERS, st.integers(-2**63, 2**63 - 1))
+SECTIONS = st.lists(st.tuples(st.integers(1, 2), st.lists(SEND, min_size=1, max_size=12)), min_size=1, max_size=4)
+
+
+def section(worker, asked):
+    rows = np.zeros(len(asked), SEND_ROW)
+    for name, column in zip(("producer", "size", "messages", "sequence_id", "publish_time"), zip(*asked, strict=True), strict=True):
+        rows[name] = column
+    rows["producer_id"], rows["connection"] = rows["producer"] + 10, np.arange(len(rows)) % 3
+    rows["key_hash"], rows["flags"], rows["crc32c"] = rows["size"] * 7, 1, 2**32 - 1 - np.arange(len(rows))
+    rows["deliver_at"], rows["highest_sequence_id"] = rows["publish_time"], rows["sequence_id"]
+    rows["offset"] = np.cumsum(rows["size"]) - rows["size"]
+    rows.flags.writeable = False                          # as it comes from ZeroMQ
+    return worker, rows, memoryview(bytes(range(256)) * 2)[worker:worker + int(rows["size"].sum())]
+
+
+def told(planned):
+    """Everything in it, as bytes and numbers."""
+    groups = [(group.partition.partition_id, group.ledger.ledger_id, group.first, group.count, group.size, group.next_message,
+               b"".join(group.pieces)) for group in planned.groups]
+    receipts = [(worker, bytes(rows)) for worker, rows in planned.receipts]
+    tables = bytes(planned.index), bytes(planned.sources), bytes(planned.record(b"").groups)
+    return groups, tables, sorted(receipts), sorted(planned.refused)
+
+
+@settings(deadline=None, derandomize=True, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(asked=SECTIONS, full=st.sets(st.integers(0, 2)))
+def test_few_and_many_go_to_the_same_places(rig, asked, full):
+    """Over partitions, workers and connections; without those of a producer that is gone, or for which there is no room."""
+    if not rig.owner.partitions:
+        for topic in "abc":
+            rig.run(rig.sends((rig.producer(topic), b"first")))
+    partitions = dict(enumerate([*rig.owner.partitions, rig.owner.partitions[0]], 1))      # two producers of one partition
+
+    def room(partition, count, size):
+        if partition.slot in full:
+            raise StorageFull("full")
+        partition.open_ledger.reserve(count, size)
+        return partition.open_ledger
+
+    few, many = (told(how([section(*each) for each in asked], partitions.get, room, 1_700_000_000_000))
+                 for how in (append.plan_few, append.plan_many))
+    assert few == many
+
+
+def test_few_and_many_are_what_a_pass_makes_of_them(rig):
+    """Rows on disk are valid, and receipts name them, on both sides of where the way changes."""
+    producer = rig.producer("a")
+    expected = []
+    for count in (append.FEW_MAX, append.FEW_MAX + 1):
+        answers = rig.run(rig.sends(*[(producer, b"x")] * count))
+        expected += answers.positions
+        found = rig.owner.partitions[0].open_ledger
+        assert expected == [(found.ledger_id, entry) for entry in range(found.entries)]
+        assert format.valid_rows(found.index[:found.entries], found.ledger_id) == found.entries
