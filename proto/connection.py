@@ -41,6 +41,7 @@ _FIELD_OF_TYPE = {number: api.BaseCommand.DESCRIPTOR.fields_by_number[number].na
                   for number in T.values() if number in api.BaseCommand.DESCRIPTOR.fields_by_number}
 _SEND_HEAD = b"\x08\x06"      # BaseCommand{type: SEND, ...} as every client writes it
 _WITHOUT_TEXT = frozenset((T.ACK, T.FLOW, T.PING, T.PONG, T.REDELIVER_UNACKNOWLEDGED_MESSAGES))
+EVENTS_MAX = 64
 _BACK_OFF_MAX = 4_096         # frames read one by one before a run is tried for again, where runs were short
 
 
@@ -79,13 +80,13 @@ class Connection:
         self._singles = 0                  # frames to read one by one before the next try for a run
         self._back_off = 0
 
-    def receive(self, buffer: NDArray[np.uint8], data: memoryview, end: int) -> int:
-        """Read the frames in the first `end` bytes of buffer (and data, the same bytes); returns how many bytes they took.
+    def receive(self, buffer: NDArray[np.uint8], data: memoryview, at: int, end: int) -> int:
+        """Read the frames in bytes at .. end-1 of buffer (and data, the same bytes); returns where those read end.
 
-        Adds to `events`.  Raises ProtocolError.
+        Adds to `events`.  Stops when there are EVENTS_MAX of them: what they are answered may be a thousand times as much as
+        was read.  Raises ProtocolError.
         """
-        at = 0
-        while end - at >= 8:
+        while end - at >= 8 and len(self.events) < EVENTS_MAX:
             total, command_size = frames.SIZES.unpack_from(data, at)
             if total > self._total_max:
                 raise ProtocolError(f"a frame of {total} bytes; at most {self._total_max} are accepted")
@@ -101,7 +102,7 @@ class Connection:
             self._singles -= 1
             at += step
         else:
-            if end - at >= 4 and (total := frames.SIZE.unpack_from(data, at)[0]) < 4:
+            if 4 <= end - at < 8 and (total := frames.SIZE.unpack_from(data, at)[0]) < 4:
                 raise ProtocolError(f"a frame of {total} bytes")
         return at
 
@@ -174,6 +175,11 @@ class Connection:
 
     def _refuse(self, send: api.CommandSend, code: int, message: str) -> None:
         self.events.append(SendRefused(send.producer_id, send.sequence_id, code, message))
+
+
+def object_asked(command: api.BaseCommand) -> int:
+    """The id of the producer or consumer that a PRODUCER or SUBSCRIBE asks for."""
+    return command.producer.producer_id if command.type == T.PRODUCER else command.subscribe.consumer_id
 
 
 def _check_text(message) -> None:

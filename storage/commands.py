@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from geminga.proto import commands as answers
 from geminga.proto import envelope, names
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.connection import object_asked
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
 from geminga.storage import format, partition
@@ -29,9 +30,16 @@ _NAME_MAX = 4_096                         # characters of a producer's or subscr
 _FEW_ROWS = 64                            # acknowledgements of a pass that are cheaper one by one than as arrays
 
 
-def carry_out(owner, session, command: api.BaseCommand) -> None:
-    """Do what the command says.  Raises Refusal, StorageFull, CorruptFile."""
-    _COMMANDS[command.type](owner, session, command)
+def carry_out(owner, session, command: api.BaseCommand, *, probed: bool = False) -> None:
+    """Do what the command says; probed: what was in its way has been asked whether it lives, and does.
+
+    Raises Refusal, StorageFull, CorruptFile.
+    """
+    how = _COMMANDS[command.type]
+    if probed:
+        how(owner, session, command, probed=True)
+    else:
+        how(owner, session, command)
 
 
 def refuse(owner, session, command: api.BaseCommand, refusal: Refusal) -> None:
@@ -61,18 +69,21 @@ def end_session(owner, session) -> None:
 def resume(owner, session, *, is_alive: bool) -> None:
     """Carry out the commands that waited for the fate of this session's connection."""
     for other, command in owner.parked.pop((session.worker, session.connection), ()):
-        if (other.worker, other.connection) not in owner.sessions:
-            continue
-        try:
-            _COMMANDS[command.type](owner, other, command, probed=is_alive)
-        except Refusal as refusal:
-            refuse(owner, other, command, refusal)
+        if (other.worker, other.connection) in owner.sessions:
+            owner.carry_out(other, command, probed=is_alive)
 
 
 def _park(owner, session, command: api.BaseCommand, worker: int, connection: int) -> None:
     """Wait with the command until the other connection, which is in its way, has shown whether it lives."""
     owner.parked.setdefault((worker, connection), []).append((session, command))
     owner.outbox(worker).reply(connection, b"", action=envelope.PROBE)
+
+
+def _withdraw(owner, session, kind: int, object_id: int) -> None:
+    """What was closed before it was made is not made when its turn comes."""
+    for waiting in owner.parked.values():
+        waiting[:] = [(other, command) for other, command in waiting
+                      if other is not session or command.type != kind or object_asked(command) != object_id]
 
 
 # -- topics
@@ -181,6 +192,7 @@ def _close_producer(owner, session, command: api.BaseCommand) -> None:
     producer = session.producers.pop(request.producer_id, None)
     if producer is not None:
         _remove_producer(owner, producer)
+    _withdraw(owner, session, T.PRODUCER, request.producer_id)
     _success(owner, session, request.request_id, envelope.PRODUCER_GONE, request.producer_id)
 
 
@@ -307,6 +319,7 @@ def _close_consumer(owner, session, command: api.BaseCommand) -> None:
     consumer = session.consumers.pop(request.consumer_id, None)
     if consumer is not None:
         _remove_consumer(owner, consumer)
+    _withdraw(owner, session, T.SUBSCRIBE, request.consumer_id)
     _success(owner, session, request.request_id, envelope.CONSUMER_GONE, request.consumer_id)
 
 

@@ -364,9 +364,12 @@ class Owner:
             return commands.end_session(self, session)
         if kind == envelope.CONNECTION_ALIVE:
             return commands.resume(self, session, is_alive=True)
-        command = api.BaseCommand.FromString(data)
+        self.carry_out(session, api.BaseCommand.FromString(data))
+
+    def carry_out(self, session: Session, command: api.BaseCommand, *, probed: bool = False) -> None:
+        """Do what the command says, or tell its client why not."""
         try:
-            commands.carry_out(self, session, command)
+            commands.carry_out(self, session, command, probed=probed)
         except Refusal as refusal:
             commands.refuse(self, session, command, refusal)
         except StorageFull as error:

@@ -108,26 +108,36 @@ class Client(asyncio.BufferedProtocol):
         self._is_writable = True
         if not self._is_reading:
             self._is_reading = True
-            self.transport.resume_reading()
+            self._read_rest()
+        if self._is_reading:
+            self.resume_reading()
         self.write_runs()
 
     def _read(self, array: NDArray[np.uint8], data: memoryview, end: int) -> None:
-        connection = self.connection
+        connection, taken, before = self.connection, 0, -1
         try:
-            try:
-                taken = connection.receive(array, data, end)
-            finally:
-                events, connection.events = connection.events, []
-                for event in events:
-                    self._happened(event)
+            while taken != before and self._is_reading:
+                before = taken
+                try:
+                    taken = connection.receive(array, data, taken, end)
+                finally:
+                    events, connection.events = connection.events, []
+                    for event in events:
+                        self._happened(event)
         except ProtocolError as error:
             return self.worker.broke_protocol(self, error)
         self._rest = bytes(data[taken:end])
         needed = connection.needed(data, taken, end)
-        if needed > _OWN_BUFFER_MIN:
+        if needed > max(_OWN_BUFFER_MIN, end - taken):
             self._own = bytearray(needed) if needed <= _OWN_BUFFER_MAPPED else mmap.mmap(-1, needed)
             self._filled = end - taken
             self._own[:self._filled] = self._rest
+
+    def _read_rest(self) -> None:
+        """What had been read when the client was found not to take its answers."""
+        if self._own is None:
+            rest = bytearray(self._rest)
+            self._read(np.frombuffer(rest, np.uint8), memoryview(rest), len(rest))
 
     def pause_reading(self) -> None:
         if not self.transport.is_closing():
@@ -259,16 +269,17 @@ class Client(asyncio.BufferedProtocol):
 
     def _close_producer(self, command: api.BaseCommand) -> None:
         request = command.close_producer
-        self._close(command, request, self.producers, request.producer_id)
+        self._close(command, request, self.producers, request.producer_id, T.PRODUCER)
 
     def _close_consumer(self, command: api.BaseCommand) -> None:
         request = command.close_consumer
-        self._close(command, request, self.consumers, request.consumer_id)
+        self._close(command, request, self.consumers, request.consumer_id, T.SUBSCRIBE)
 
-    def _close(self, command: api.BaseCommand, request, routes: dict[int, Route], object_id: int) -> None:
-        """What is not there is as good as closed."""
+    def _close(self, command: api.BaseCommand, request, routes: dict[int, Route], object_id: int, maker: int) -> None:
+        """What is not there is as good as closed, and what waits to be made is not made."""
         if object_id in routes:
             return self._forward_command(routes[object_id].link, command, request)
+        self.worker.withdraw(self, maker, object_id)
         self.write(answers.success(request.request_id))
 
     def _flow(self, command: api.BaseCommand) -> None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from geminga.proto import deliveries, envelope
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.connection import object_asked
 from geminga.proto.errors import ProtocolError, Refusal
 from geminga.proto.names import TopicName
 from geminga.storage.catalogue import open_catalogue
@@ -114,6 +115,11 @@ class Worker:
         if len(self._waiting) >= _WAITING_MAX:
             raise Refusal(api.ServiceNotReady, "The topic's owner is being started; try again")
         self._waiting.append((owner_of(str(topic), len(self._links)), client, command))
+
+    def withdraw(self, client: Client, kind: int, object_id: int) -> None:
+        """What the client closes before it was made need not be made."""
+        self._waiting = [(owner, other, command) for owner, other, command in self._waiting
+                         if other is not client or command.type != kind or object_asked(command) != object_id]
 
     def owner_up(self, index: int, serial: int) -> None:
         self.owner_gone(index)

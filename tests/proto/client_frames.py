@@ -81,12 +81,18 @@ def listen(pieces: Iterable[bytes], message_size_max: int = MESSAGE_SIZE_MAX) ->
     for piece in pieces:
         data = rest + piece
         buffer = np.frombuffer(bytearray(data + STALE), np.uint8)
+        events, taken, before = [], 0, -1
         try:
-            taken = connection.receive(buffer, memoryview(buffer), len(data))
+            while taken != before:
+                before = taken
+                try:
+                    taken = connection.receive(buffer, memoryview(buffer), taken, len(data))
+                finally:
+                    events += connection.events
+                    connection.events = []
             assert connection.needed(memoryview(buffer), taken, len(data)) > len(data) - taken
         except ProtocolError as error:
             heard.error = str(error)
-        events, connection.events = connection.events, []
         for event in events:
             heard.runs += isinstance(event, Sends) and isinstance(event.entries, np.ndarray)
             heard.events += flat(event)

@@ -255,6 +255,21 @@ def test_a_second_consumer_takes_over_when_the_first_is_dead(rig):
     assert payloads(rig.receive(consumer)) == b"w"
 
 
+def test_what_was_closed_while_it_waited_is_not_made(rig):
+    """A producer and a consumer whose places were taken give up before it is known whether their holders live."""
+    rig.producer("a", producer_name="name", user_provided_producer_name=True)
+    rig.consumer("a")
+    section, number = rig.subscribe("a", "sub", connection=2)
+    asked = {"topic": "a", "producer_id": 7, "request_id": 7, "producer_name": "name", "user_provided_producer_name": True}
+    rig.run(section, rig.command("producer", connection=2, **asked))
+    closed = rig.run(rig.command("close_consumer", connection=2, consumer_id=number, request_id=8),
+                     rig.command("close_producer", connection=2, producer_id=7, request_id=9))
+    assert [command.success.request_id for command in closed.commands(T.SUCCESS)] == [8, 9]
+    assert not rig.run(rig.happened(envelope.CONNECTION_GONE)).commands()
+    rig.consumer("a")                                                  # the places are free
+    rig.producer("a", producer_name="name", user_provided_producer_name=True)
+
+
 def test_an_unsubscribed_subscription_is_gone_for_good(ten, rigs):
     """Also for the next process; one of the same name begins anew."""
     rig, _, positions = ten
