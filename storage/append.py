@@ -136,7 +136,7 @@ def plan_many(sends: Sends, partition_of: PartitionOf, room: Room, now_ms: int) 
     if not planned.groups:
         return planned
     _place(planned, rows, now_ms)
-    for worker in sorted({worker for worker, _, _ in sends}):
+    for worker in [sends[0][0]] if len(sends) == 1 else np.unique(rows["worker"]).tolist():
         words = _words(rows) if len(sends) == 1 else _words(rows)[rows["worker"] == worker]
         planned.receipts.append((worker, _rows(words[:, _RECEIPT], RECEIPT_ROW)))
     is_whole = len(planned.groups) == 1 and int(planned.index["size"].sum(dtype=np.int64)) == sum(map(len, planned.data))

@@ -140,7 +140,7 @@ class Catalogue:
 
 
 def open_catalogue(path: Path) -> Catalogue:
-    """The catalogue at path, made when there is none.  Raises CatalogueError."""
+    """The catalogue at path, made when there is none: by the supervisor, before there are others.  Raises CatalogueError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         catalogue = Catalogue(path)
@@ -155,10 +155,13 @@ def open_catalogue(path: Path) -> Catalogue:
 
 
 def _create(catalogue: Catalogue) -> None:
+    """All of it or nothing."""
     catalogue._db.execute("PRAGMA journal_mode = WAL")
-    catalogue._db.executescript(f"BEGIN IMMEDIATE; {_TABLES} PRAGMA user_version = {VERSION}; COMMIT;")
+    for statement in _TABLES.split(";"):
+        catalogue._write(statement)
     for namespace in ("public/default", "pulsar/system"):
         catalogue.create_namespace(namespace)
+    catalogue._write(f"PRAGMA user_version = {VERSION}")
     catalogue.commit()
 
 

@@ -208,6 +208,12 @@ class CursorTable:
                 found[subscription_id] = (int(row["ledger_id"][0]), int(row["entry_id"][0]))
         return found
 
+    def check(self) -> None:
+        """After a recovery, which has written anew what a kill left torn, all rows are whole.  Raises CorruptFile."""
+        for subscription_id in self._slots.keys() - self.positions().keys():
+            at = format.HEADER_SIZE + self._slots[subscription_id] * format.CURSOR_ROW.itemsize
+            raise CorruptFile(self._path, at, "a position with its checksum", self._rows[self._slots[subscription_id]].tobytes())
+
     def write(self, subscription_id: int, position: Position) -> None:
         slot = self._slots.get(subscription_id)
         if slot is None:

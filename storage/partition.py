@@ -164,6 +164,7 @@ def open_partition(data_dir: Path, partition_id: int, name: TopicName, topic_epo
             if not found.is_sealed:
                 found.seal()
         partition.next_message = partition.open_ledger.next_message
+    partition.table.check()
     positions = partition.table.positions()
     for text, subscription_id in names.items():
         if subscription_id in positions:     # else its creation was never answered, and did not happen

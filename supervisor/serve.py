@@ -39,7 +39,7 @@ from geminga.supervisor.children import (
 from geminga.supervisor.config import Config
 from geminga.workers import worker as worker_process
 
-STOP_SECONDS = 4.0            # until children that were told to stop are killed
+STOP_SECONDS = {"worker": 2.5, "admin": 2.5, "owner": 4.0}     # from the beginning of the stop until those that are still there are killed
 _SOCKET_PATH_MAX = 80         # a Unix socket's path takes 107 bytes; this leaves room for its name
 
 
@@ -164,7 +164,7 @@ class Supervisor:
     def _begin_stop(self) -> None:
         if not self._is_stopping:
             self._is_stopping = True
-            self._stop_deadline = time.monotonic() + STOP_SECONDS
+            self._stop_began = time.monotonic()
 
     def _of(self, role: str) -> list[Child]:
         return [child for child in self.children if child.role == role]
@@ -254,14 +254,14 @@ class Supervisor:
 
     def _stop_step(self) -> bool:
         """Workers say good-bye first, then owners put everything in its place; true when all are gone."""
-        late = time.monotonic() > self._stop_deadline
+        passed = time.monotonic() - self._stop_began
         for roles in (("worker", "admin"), ("owner",)):
             alive = [child for child in self.children if child.role in roles and child.state != GONE]
             for child in alive:
                 if child.state != STOPPING:
                     child.become(STOPPING)
                     child.control.send(stop=True)
-                elif late:
+                elif passed > STOP_SECONDS[child.role]:
                     print(f"geminga: {child.name} does not stop; killed", file=sys.stderr)
                     os.kill(child.pid, signal.SIGKILL)
             if alive:

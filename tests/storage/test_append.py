@@ -1,6 +1,6 @@
 """Where SENDs go is the same whether they are planned one by one or as arrays."""
 import numpy as np
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from geminga.proto.sends import SEND_ROW
@@ -37,6 +37,7 @@ def told(planned):
 
 @settings(deadline=None, derandomize=True, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(asked=SECTIONS, full=st.sets(st.integers(0, 2)))
+@example(asked=[(1, [(1, 1, 1, 0, 0)]), (2, [(GONE, 1, 1, 0, 0)])], full=set())      # nothing is left of the second worker
 def test_few_and_many_go_to_the_same_places(rig, asked, full):
     """Over partitions, workers and connections; without those of a producer that is gone, or for which there is no room."""
     if not rig.owner.partitions:

@@ -1,5 +1,6 @@
 """The catalogue: ids that are never given twice, names, counters, and who notices what others commit."""
 import json
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -36,6 +37,22 @@ def test_a_new_catalogue_has_the_namespaces_that_everybody_uses(opened):
     assert opened().has_namespace("acme/eu")
 
 
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from geminga.storage.catalogue import Catalogue, open_catalogue
+Catalogue.create_namespace = lambda self, name: os.kill(os.getpid(), signal.SIGKILL)
+open_catalogue(Path(sys.argv[1]))
+"""
+
+
+def test_a_catalogue_whose_making_was_cut_short_is_made_again(opened, tmp_path):
+    """All of it is there, or nothing."""
+    killed = subprocess.run([sys.executable, "-c", KILLED, tmp_path / "catalogue.sqlite"])
+    assert killed.returncode == -signal.SIGKILL
+    assert opened().has_namespace("public/default")
+
+
 # -- ids --------------------------------------------------------------------------------------------------------------------------
 
 TAKE = """
@@ -66,8 +83,9 @@ def at_once(count, script, *arguments):
     return printed
 
 
-def test_processes_that_take_ids_at_once_never_get_the_same(tmp_path):
-    """Three processes, more ledgers each than a block holds, and a counter that all raise one by one; none has made the file."""
+def test_processes_that_take_ids_at_once_never_get_the_same(opened, tmp_path):
+    """Three processes, more ledgers each than a block holds, and a counter that all raise one by one."""
+    opened()
     found = [json.loads(text) for text in at_once(3, TAKE, tmp_path / "catalogue.sqlite", LEDGER_BLOCK + 200)]
     for name, count in (("ledgers", 3 * (LEDGER_BLOCK + 200)), ("producers", 150)):
         taken = [value for one in found for value in one[name]]

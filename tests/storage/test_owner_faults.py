@@ -329,9 +329,13 @@ def short(path):
     cut(path, 70)
 
 
+def rotten(path):
+    flip(path, format.HEADER_SIZE + 9)
+
+
 @pytest.mark.parametrize(("name", "damage"), [
     ("1.index", foreign), ("1.index", newer), ("1.ledger", foreign), ("1.ledger", newer), ("1.ledger", short),
-    ("2.index", foreign), ("2.ledger", short), ("1.index", short), ("cursors", foreign), ("cursors", newer)])
+    ("2.index", foreign), ("2.ledger", short), ("1.index", short), ("cursors", foreign), ("cursors", newer), ("cursors", rotten)])
 def test_a_partition_that_cannot_be_opened_is_refused_and_others_are_served(rigs, capfd, name, damage):
     """The owner goes on: what is wrong with one file is told to those who ask for it, by its name, and once to the operator."""
     rig = rigs(**SMALL)
