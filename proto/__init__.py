@@ -4,6 +4,7 @@
     errors.py          what a peer can do wrong
     names.py           topic names, and the files' names made of them
     frames.py          bytes -> frames, commands -> bytes
+    rows.py            one layout of a row for numpy and for struct
     varints.py         columns of protobuf varints, both ways
     checksums.py       CRC32-C of many entries at once
     sends.py           SEND frames -> rows, as arrays

@@ -13,7 +13,10 @@
     partition.py    one partition: append, subscriptions, trimming
     commands.py     what a client's command does to a partition
     outbox.py       answers of a pass, by worker
-    owner.py        the process: receive, decide, sync, answer
+    append.py       where the entries of a pass go
+    owner.py        a pass: receive, decide, sync, answer
+    process.py      the process: a loop of passes
+    control.py      the supervisor's word to its children, and theirs to it
     recovery.py     journal -> ledgers and cursors, after a crash
     counters.py     numbers that every process shows, in shared memory
 """

@@ -27,7 +27,7 @@ from load import Figures, address, measure, measure_backlog, topic_names
 from usage import memory_bytes
 from wire import WireError
 
-BATCH = {"batch": 100, "window": 500, "lead": 200_000}
+BATCH = {"batch": 100, "window": 5000, "lead": 1_000_000}
 TOPICS, TOPICS_PERMITS, TOPICS_RATE = 500, 1000, 10_000
 PACED_RATE = 2000
 SETTLE_S = 5.0      # of rest before memory is read; arbitrary, long against the times after which brokers drop cached entries
