@@ -104,6 +104,11 @@ def message_id(ledger_id: int, entry_id: int, partition: int, batch_index: int =
     return identity
 
 
+def active_consumer_change(consumer_id: int, is_active: bool) -> bytes:
+    change = api.CommandActiveConsumerChange(consumer_id=consumer_id, is_active=is_active)
+    return frame(api.BaseCommand(type=Type.ACTIVE_CONSUMER_CHANGE, active_consumer_change=change))
+
+
 def consumer_stats(request_id: int, **fields) -> bytes:
     answer = api.CommandConsumerStatsResponse(request_id=request_id, **fields)
     return frame(api.BaseCommand(type=Type.CONSUMER_STATS_RESPONSE, consumerStatsResponse=answer))

@@ -1,7 +1,8 @@
 """Receipts and messages -> bytes, as arrays: one template for a run of frames, with columns of varints stamped in.
 
     receipt   total size 08 07 3a .. 08 PRODUCER 10 SEQUENCE 1a .. 08 LEDGER 10 ENTRY [20 HIGHEST]
-    message   total size 08 09 4a .. 08 CONSUMER 12 .. 08 LEDGER 10 ENTRY [18 PARTITION]  [broker entry metadata]  entry
+    message   total size 08 09 4a .. 08 CONSUMER 12 .. 08 LEDGER 10 ENTRY [18 PARTITION] [18 REDELIVERIES] [20 WORD ..] [28 EPOCH]
+              [broker entry metadata]  entry
 
 An entry's bytes are copied once, from the mapped ledger into the array that goes to the socket.
 """
@@ -93,72 +94,90 @@ def _put(block: NDArray[np.uint8], at: int, data: bytes) -> int:
 class Delivery:
     """What is the same in all MESSAGE frames of one run: consumer, ledger, partition, what the broker adds."""
 
-    __slots__ = ("_prefix", "_suffix", "_broker_fields")
+    __slots__ = ("_prefix", "_suffix", "_epoch", "_broker_fields")
 
-    def __init__(self, consumer_id: int, ledger_id: int, partition: int, broker_fields: int = 0):
+    def __init__(self, consumer_id: int, ledger_id: int, partition: int, broker_fields: int = 0, epoch: int = -1):
         self._prefix = b"\x08" + varints.encode(consumer_id) + b"\x12", b"\x08" + varints.encode(ledger_id) + b"\x10"
         self._suffix = b"\x18" + varints.encode(partition) if partition >= 0 else b""
+        self._epoch = b"\x28" + varints.encode(epoch) if epoch >= 0 else b""
         self._broker_fields = broker_fields
 
     def frames(self, first_entry: int, rows: NDArray, ledger: memoryview) -> list:
         """Buffers with the MESSAGE frames of entries first_entry .. + len(rows), whose index rows and ledger are given."""
         if len(rows) <= FEW_MAX and not self._broker_fields:
             return [self._few(first_entry, rows, ledger)]
+        entries = np.arange(first_entry, first_entry + len(rows), dtype=np.uint64)
         if (rows["size"] == rows["size"][0]).all():
-            return [self._equal(first_entry, rows, ledger)]
-        return self._interleaved(first_entry, rows, ledger)
+            return [self._equal(entries, rows, ledger)]
+        return [self._interleaved(entries, rows, ledger)]
+
+    def picked(self, picked: NDArray, words: NDArray[np.uint64], rows: NDArray, ledger: memoryview) -> list:
+        """Likewise of the entries that rows (n,) PICKED name, with their index rows, and words as long as any are left to say."""
+        if not picked["words"].any():
+            return [self._interleaved(picked["entry_id"], rows, ledger, picked["redeliveries"])]
+        out, at = [], 0
+        for n, count in enumerate(picked["words"].tolist()):
+            one = slice(n, n + 1)
+            ack_set = b"".join([b"\x20" + varints.encode(word) for word in words[at:at + count].tolist()])
+            out.append(self._interleaved(picked["entry_id"][one], rows[one], ledger, picked["redeliveries"][one], ack_set))
+            at += count
+        return out
 
     def _few(self, first_entry: int, rows: NDArray, ledger: memoryview) -> bytes:
-        pieces, entry_size = [], 0
+        pieces, entry_size, tail = [], 0, self._suffix + self._epoch
         for entry_id, (offset, size) in enumerate(zip(rows["offset"].tolist(), rows["size"].tolist(), strict=True), first_entry):
             entry = varints.encode(entry_id)
             if len(entry) != entry_size:
                 entry_size = len(entry)
-                start, command = self._start(entry_size)
-            pieces += (SIZES.pack(4 + command + size, command), start, entry, self._suffix, ledger[offset:offset + size])
+                start, command = self._start(entry_size, len(self._epoch))
+            pieces += (SIZES.pack(4 + command + size, command), start, entry, tail, ledger[offset:offset + size])
         return b"".join(pieces)
 
-    def _start(self, entry_size: int) -> tuple[bytes, int]:
-        """(what precedes an entry id of so many bytes in the command, bytes of the command)."""
+    def _start(self, entry_size: int, tail_size: int) -> tuple[bytes, int]:
+        """(what precedes an entry id of so many bytes in the command, bytes of the command), with a tail behind the message id."""
         before, identity = self._prefix
         identity_size = len(identity) + entry_size + len(self._suffix)
-        body = len(before) + varints.length(identity_size) + identity_size
+        body = len(before) + varints.length(identity_size) + identity_size + tail_size
         start = b"\x08\x09\x4a" + varints.encode(body) + before + varints.encode(identity_size) + identity
-        return start, len(start) + entry_size + len(self._suffix)
+        return start, len(start) + entry_size + len(self._suffix) + tail_size
 
-    def _equal(self, first_entry: int, rows: NDArray, ledger: memoryview) -> memoryview:
+    def _equal(self, entries: NDArray[np.uint64], rows: NDArray, ledger: memoryview) -> memoryview:
         """Entries of one size lie side by side in the ledger: one strided copy moves them all."""
         size, count, start = int(rows["size"][0]), len(rows), int(rows["offset"][0])
-        head = self._heads(first_entry, rows, size)
+        head = self._heads(entries, rows, size)
         width = head.shape[1]
         block = np.empty((count, width + size), np.uint8)
         block[:, :width] = head
         block[:, width:] = np.frombuffer(ledger, np.uint8, count * size, start).reshape(count, size)
         return block.data.cast("B") if block.size else memoryview(b"")
 
-    def _interleaved(self, first_entry: int, rows: NDArray, ledger: memoryview) -> list:
-        heads = self._heads(first_entry, rows, 0)
+    def _interleaved(self, entries: NDArray[np.uint64], rows: NDArray, ledger: memoryview,
+                     redeliveries: NDArray[np.uint32] | None = None, ack_set: bytes = b"") -> bytes:
+        heads = self._heads(entries, rows, 0, redeliveries, ack_set)
         width = heads.shape[1]
         heads[:, :4] = (rows["size"].astype(np.uint32) + np.uint32(width - 4)).astype(">u4").view(np.uint8).reshape(-1, 4)
         text, out, at = heads.tobytes(), [], 0
         for start, size in zip(rows["offset"].tolist(), rows["size"].tolist(), strict=True):
             out += (text[at:at + width], ledger[start:start + size])
             at += width
-        return [b"".join(out)]
+        return b"".join(out)
 
-    def _heads(self, first_entry: int, rows: NDArray, size: int) -> NDArray[np.uint8]:
+    def _heads(self, entries: NDArray[np.uint64], rows: NDArray, size: int, redeliveries: NDArray[np.uint32] | None = None,
+               ack_set: bytes = b"") -> NDArray[np.uint8]:
         """All that precedes each entry, (n, width); the total is right for entries of `size` bytes."""
         count = len(rows)
-        entries = np.arange(first_entry, first_entry + count, dtype=np.uint64)
-        entry_size = varints.length(first_entry + count - 1)
-        start, command = self._start(entry_size)
+        entry_size = varints.length(int(entries[-1]))
+        again = _Message([(24, redeliveries)] if redeliveries is not None and redeliveries.any() else [])
+        tail = ack_set + self._epoch
+        start, command = self._start(entry_size, again.size + len(tail))
         broker = self._broker_entry(rows)
         width = 8 + command + broker.shape[1]
         template = SIZES.pack(width - 4 + size, command) + start
         block = np.empty((count, width), np.uint8)
         at = _put(block, 0, template)
         varints.stamp(block, at, entries, entry_size)
-        at = _put(block, at + entry_size, self._suffix)
+        at = again.put(block, _put(block, at + entry_size, self._suffix))
+        at = _put(block, at, tail)
         block[:, at:] = broker
         return block
 

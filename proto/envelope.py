@@ -3,8 +3,9 @@
     frame 0      HEADER, a SECTION for each, then for each its rows (a numpy array of its kind's dtype) and its bytes
     further      bytes of a section that has more than INLINE_MAX are a frame of their own
 
-    worker -> owner    SENDS     SEND_ROW + entries      ACKS  ACK_ROW     FLOWS  FLOW_ROW     COMMANDS  COMMAND_ROW + commands
+    worker -> owner    SENDS     SEND_ROW + entries      ACKS  ACK_ROW + words     FLOWS  FLOW_ROW     COMMANDS  COMMAND_ROW + commands
     owner -> worker    RECEIPTS  RECEIPT_ROW             RUNS  RUN_ROW     REPLIES  REPLY_ROW + frames     FORGET  FORGET_ROW
+                       PICKS     PICK_ROW + entries, words
 
 Sends, acks and flows of a pass may come in any order among themselves; a command comes after all that preceded it and
 before all that followed it.  No pickles, no dicts.
@@ -19,7 +20,7 @@ from geminga.proto.rows import struct_of
 from geminga.proto.sends import SEND_ROW
 
 SENDS, ACKS, FLOWS, COMMANDS = 1, 2, 3, 4
-RECEIPTS, RUNS, REPLIES, FORGET = 16, 17, 18, 19
+RECEIPTS, RUNS, REPLIES, FORGET, PICKS = 16, 17, 18, 19, 20
 
 HEADER = struct.Struct("<QQ")     # owner -> worker: bytes of entries taken from this worker so far (its credit); sections
 SECTION = struct.Struct("<IIQ")   # kind, rows, bytes
@@ -31,7 +32,7 @@ ACK_ROW = np.dtype([
     ("entry_id", "<u8"),
     ("request_id", "<u8"),   # answered by ACK_RESPONSE when WANTS_RESPONSE, on the last row of the command
     ("flags", "<u4"),
-    ("unused", "<u4"),
+    ("words", "<u4"),        # of 8 bytes each, in the section's data: the messages of the batch that are not acknowledged, when PARTIAL
 ])
 CUMULATIVE, PARTIAL, WANTS_RESPONSE, NOTHING = 1, 2, 4, 8   # PARTIAL: only some messages of a batch; NOTHING: an ACK of no ids
 
@@ -59,6 +60,7 @@ REPLY_ROW = np.dtype([
 ])
 NO_REQUEST = 0xFFFFFFFFFFFFFFFF
 WRITE, PRODUCER_READY, PRODUCER_GONE, CONSUMER_READY, CONSUMER_GONE = 0, 1, 2, 3, 4
+CONSUMER_EPOCH = 6       # `handle` is what the messages delivered from here on carry
 PROBE = 5    # PING the client: a sign of life is told as CONNECTION_ALIVE, silence ends the connection
 
 RUN_ROW = np.dtype([
@@ -70,10 +72,25 @@ RUN_ROW = np.dtype([
     ("first_entry", "<u8"),
 ])
 
+PICK_ROW = np.dtype([
+    ("connection", "<u4"),
+    ("count", "<u4"),              # entries
+    ("consumer", "<u8"),           # the owner's handle
+    ("partition_id", "<u8"),
+    ("ledger_id", "<u8"),
+    ("size", "<u4"),               # bytes of its PICKED rows and their words
+    ("unused", "<u4"),
+])
+PICKED = np.dtype([
+    ("entry_id", "<u8"),
+    ("redeliveries", "<u4"),
+    ("words", "<u4"),              # of 8 bytes each, behind all rows: the messages of the batch that are not acknowledged
+])
+
 FORGET_ROW = np.dtype([("ledger_id", "<u8")])
 
 ROWS = {SENDS: SEND_ROW, ACKS: ACK_ROW, FLOWS: FLOW_ROW, COMMANDS: COMMAND_ROW,
-        RECEIPTS: RECEIPT_ROW, RUNS: RUN_ROW, REPLIES: REPLY_ROW, FORGET: FORGET_ROW}
+        RECEIPTS: RECEIPT_ROW, RUNS: RUN_ROW, REPLIES: REPLY_ROW, FORGET: FORGET_ROW, PICKS: PICK_ROW}
 
 
 STRUCTS = {kind: struct_of(dtype) for kind, dtype in ROWS.items()}

@@ -8,6 +8,9 @@
     cursor.py       what a subscription has acknowledged
     catalogue.py    tenants, namespaces, topics, subscriptions' names: SQLite
     producers.py    who may publish to a partition
+    parts.py        batches that are acknowledged in part, at rest
+    redeliveries.py how often each entry was given back
+    pending.py      which consumer has which entry
     subscription.py a name, a cursor, its consumers
     dispatch/       who gets the next entries: one small file per subscription type
     partition.py    one partition: append, subscriptions, trimming

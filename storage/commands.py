@@ -18,8 +18,10 @@ from geminga.proto.names import TopicName
 from geminga.storage import format, partition
 from geminga.storage.cursor import NOWHERE, Position
 from geminga.storage.dispatch import DISPATCHERS
+from geminga.storage.dispatch.base import Obstacle, busy
 from geminga.storage.ledger import Ledger
 from geminga.storage.partition import Partition, op
+from geminga.storage.parts import words
 from geminga.storage.producers import Producer
 from geminga.storage.subscription import Consumer, Subscription, SubType
 
@@ -210,25 +212,46 @@ def _subscribe(owner, session, command: api.BaseCommand, *, probed: bool = False
     existing = session.consumers.get(request.consumer_id)
     if existing is not None:
         return _consumer_ready(owner, existing, request.request_id)
-    _check_subscribe(request)
+    _check_subscribe(owner, request)
     found = _find_or_create(owner, names.parse(request.topic), may_create=request.force_topic_creation)
     subscription = found.subscriptions.get((request.subscription, request.durable))
-    if subscription is not None and subscription.consumers:
-        holder = subscription.consumers[0]
-        if not probed and (holder.worker, holder.connection) != (session.worker, session.connection):
-            return _park(owner, session, command, holder.worker, holder.connection)
-        raise Refusal(api.ConsumerBusy, "Exclusive consumer is already connected")
     if subscription is None:
         subscription = _new_subscription(owner, found, request)
-    consumer = Consumer(owner.new_handle(), session.worker, session.connection, request.consumer_id, request.consumer_name,
-                        session.protocol_version, subscription, owner.now_ms)
-    subscription.consumers.append(consumer)
-    subscription.kind = request.subType
-    subscription.rewind()
+    consumer = _new_consumer(owner, session, request, subscription)
+    if (obstacle := _obstacle(subscription, request.subType, consumer)) is not None:
+        holder = obstacle.holder
+        if not probed and (holder.worker, holder.connection) != (session.worker, session.connection):
+            return _park(owner, session, command, holder.worker, holder.connection)
+        raise obstacle.refusal
+    found.now_ms = owner.now_ms
+    subscription.attach(consumer)
+    found.attached[subscription] = None
     session.consumers[consumer.consumer_id] = consumer
     owner.consumers[consumer.handle] = consumer
     owner.counters.add("consumers")
     _consumer_ready(owner, consumer, request.request_id)
+    owner.wake(found)
+
+
+def _new_consumer(owner, session, request: api.CommandSubscribe, subscription: Subscription) -> Consumer:
+    shared = request.keySharedMeta
+    is_sticky = request.subType == SubType.Key_Shared and shared.keySharedMode == api.STICKY
+    return Consumer(
+        owner.new_handle(), session.worker, session.connection, request.consumer_id, request.consumer_name, session.protocol_version,
+        subscription, owner.now_ms, priority=request.priority_level,
+        epoch=request.consumer_epoch if request.HasField("consumer_epoch") else None,
+        ranges=[(one.start, one.end) for one in shared.hashRanges] if is_sticky else None,
+        is_out_of_order_allowed=request.subType == SubType.Key_Shared and shared.allowOutOfOrderDelivery)
+
+
+def _obstacle(subscription: Subscription, kind: int, consumer: Consumer) -> Obstacle | None:
+    """What keeps the consumer from attaching; the subscription is of its kind now if nobody was there.  Raises Refusal."""
+    if not subscription.consumers:
+        subscription.kind, subscription.dispatcher = kind, DISPATCHERS[kind](subscription)
+    elif subscription.kind != kind:
+        there = SubType.Name(subscription.kind)
+        return Obstacle(subscription.consumers[0], busy(f"Subscription is of different type: it has a consumer of type {there}"))
+    return subscription.dispatcher.obstacle(consumer)
 
 
 def _check_name(name: str) -> None:
@@ -237,10 +260,14 @@ def _check_name(name: str) -> None:
         raise Refusal(api.ProducerBusy, f"Subscription name {name[:80]!r} is reserved, or longer than {_NAME_MAX} characters")
 
 
-def _check_subscribe(request: api.CommandSubscribe) -> None:
+def _check_subscribe(owner, request: api.CommandSubscribe) -> None:
     _check_name(request.subscription)
-    if request.subType not in DISPATCHERS:
-        raise Refusal(api.NotAllowedError, f"{SubType.Name(request.subType)} subscriptions are not available in this version")
+    if request.subType == SubType.Key_Shared and not owner.options.key_shared_enabled:
+        raise Refusal(api.NotAllowedError, "Key_Shared subscription is not allowed")
+    if request.read_compacted and request.subType not in (SubType.Exclusive, SubType.Failover):
+        raise Refusal(api.NotAllowedError, "read_compacted is for Exclusive and Failover subscriptions")
+    if len(request.consumer_name) > _NAME_MAX:
+        raise Refusal(api.NotAllowedError, f"Consumer name longer than {_NAME_MAX} characters")
     if request.HasField("schema"):
         raise Refusal(api.NotAllowedError, "Schemas are not available in this version")
 
@@ -279,7 +306,10 @@ def _reset(owner, subscription: Subscription, position: Position) -> None:
             owner.commit()
         subscription.unwritten = True
         owner.journal.touched(found)
+    if cursor.parts:
+        found.parts_unwritten = True
     cursor.move(position)
+    subscription.redeliveries.clear()
     subscription.rewind()
 
 
@@ -287,15 +317,26 @@ def _consumer_ready(owner, consumer: Consumer, request_id: int) -> None:
     owner.outbox(consumer.worker).reply(consumer.connection, answers.success(request_id), request_id=request_id,
                                         action=envelope.CONSUMER_READY, object_id=consumer.consumer_id, handle=consumer.handle,
                                         partition=consumer.subscription.partition.name.partition)
+    _tell_epoch(owner, consumer)
+
+
+def _tell_epoch(owner, consumer: Consumer) -> None:
+    """Its worker, what the consumer's messages carry from now on."""
+    if consumer.epoch is not None:
+        owner.outbox(consumer.worker).reply(consumer.connection, b"", action=envelope.CONSUMER_EPOCH, object_id=consumer.consumer_id,
+                                            handle=consumer.epoch)
 
 
 def _remove_consumer(owner, consumer: Consumer) -> None:
     subscription = consumer.subscription
     owner.consumers.pop(consumer.handle, None)
     owner.counters.add("consumers", -1)
+    subscription.partition.now_ms = owner.now_ms
     subscription.detach(consumer)
-    if not subscription.is_durable and not subscription.consumers:
-        subscription.partition.remove_subscription(subscription)
+    if not subscription.consumers:
+        subscription.partition.attached.pop(subscription, None)
+        if not subscription.is_durable:
+            subscription.partition.remove_subscription(subscription)
     owner.wake(subscription.partition)
 
 
@@ -305,13 +346,12 @@ def _expel_consumers(owner, subscription: Subscription) -> None:
         session = owner.sessions.get((consumer.worker, consumer.connection))
         if session is not None:
             session.consumers.pop(consumer.consumer_id, None)
-        subscription.consumers.remove(consumer)
         owner.consumers.pop(consumer.handle, None)
         owner.counters.add("consumers", -1)
         owner.outbox(consumer.worker).reply(consumer.connection, answers.close_consumer(consumer.consumer_id),
                                             action=envelope.CONSUMER_GONE, object_id=consumer.consumer_id)
-    subscription.kind = None
-    subscription.rewind()
+    subscription.vacate()
+    subscription.partition.attached.pop(subscription, None)
 
 
 def _close_consumer(owner, session, command: api.BaseCommand) -> None:
@@ -346,11 +386,28 @@ def _unsubscribe(owner, session, command: api.BaseCommand) -> None:
 
 
 def _redeliver(owner, session, command: api.BaseCommand) -> None:
-    """On an Exclusive subscription ids do not matter: everything unacknowledged comes again, in order."""
-    consumer = session.consumers.get(command.redeliverUnacknowledgedMessages.consumer_id)
-    if consumer is not None:
-        consumer.subscription.rewind()
-        owner.wake(consumer.subscription.partition)
+    """Without ids, everything that the consumer has."""
+    request = command.redeliverUnacknowledgedMessages
+    consumer = session.consumers.get(request.consumer_id)
+    if consumer is None:
+        return
+    subscription, wanted = consumer.subscription, {}
+    found = subscription.partition
+    for identity in request.message_ids:
+        if found.find(identity.ledgerId) is not None:
+            wanted.setdefault(identity.ledgerId, set()).add(identity.entryId)
+    if request.message_ids and not wanted:
+        return
+    if request.HasField("consumer_epoch") and subscription.kind in (SubType.Exclusive, SubType.Failover):
+        consumer.epoch = request.consumer_epoch
+        _tell_epoch(owner, consumer)
+    nacked = subscription.dispatcher.redeliver(consumer, {
+        ledger_id: np.array([entry for entry in sorted(entries) if entry < found.find(ledger_id).entries], np.int64)
+        for ledger_id, entries in wanted.items()})
+    for ledger_id, entries in nacked:
+        subscription.redeliveries.add(found.find(ledger_id), entries)
+        owner.journal.touched(found)
+    owner.wake(found)
 
 
 # -- positions
@@ -396,7 +453,8 @@ def _consumer_stats(owner, session, command: api.BaseCommand) -> None:
         backlog = subscription.cursor.backlog(subscription.partition.ledgers)
         data = answers.consumer_stats(
             request.request_id, msgRateOut=0.0, msgThroughputOut=0.0, msgRateRedeliver=0.0, consumerName=consumer.name,
-            availablePermits=max(0, consumer.permits), unackedMessages=0, blockedConsumerOnUnackedMsgs=False,
+            availablePermits=max(0, consumer.permits), unackedMessages=consumer.unacknowledged,
+            blockedConsumerOnUnackedMsgs=consumer.is_blocked,
             type=SubType.Name(subscription.kind), msgRateExpired=0.0, msgBacklog=backlog, messageAckRate=0.0)
     owner.outbox(session.worker).reply(session.connection, data, request_id=request.request_id)
 
@@ -445,12 +503,40 @@ def _summarise(rows: NDArray) -> Acks:
     return acks
 
 
+def acknowledge_part(owner, consumer: Consumer, position: Position, left: int) -> None:
+    """Of a batch only the messages with a bit in `left` are not acknowledged."""
+    subscription = consumer.subscription
+    found, cursor = subscription.partition, subscription.cursor
+    ledger_id, entry_id = position
+    ledger = found.find(ledger_id)
+    if ledger is None or not 0 <= entry_id < ledger.entries or cursor.is_acknowledged(ledger_id, entry_id):
+        return
+    messages = int(ledger.messages[entry_id])
+    before = cursor.parts.get(ledger_id, {}).get(entry_id, (1 << messages) - 1)
+    remains = cursor.acknowledge_part(ledger, entry_id, messages, left)
+    if not remains:
+        return _acknowledge_whole(owner, consumer, ledger_id, entry_id)
+    if remains == before:
+        return
+    subscription.dispatcher.part_acknowledged(ledger, entry_id, before.bit_count() - remains.bit_count())
+    if subscription.is_durable:
+        found.parts_unwritten = True
+        for number, word in enumerate(words(remains, messages)):
+            owner.note(found, op(format.PART_ACKNOWLEDGED | number << format.KIND_WORD, found.partition_id,
+                                 subscription_id=cursor.subscription_id, ledger_id=ledger_id, entry_id=entry_id,
+                                 value=word - (1 << 64) if word >> 63 else word))
+
+
+def _acknowledge_whole(owner, consumer: Consumer, ledger_id: int, entry_id: int) -> None:
+    acknowledge(owner, consumer, Acks(single={ledger_id: [entry_id]}))
+
+
 def acknowledge(owner, consumer: Consumer, acks: Acks) -> None:
     """Move the consumer's cursor.  Ids that never existed, or are acknowledged already, change nothing."""
     subscription = consumer.subscription
     found, cursor = subscription.partition, subscription.cursor
     before = cursor.mark_delete
-    if acks.up_to > before:
+    if acks.up_to > before and subscription.kind in (SubType.Exclusive, SubType.Failover):    # else as Pulsar has it: nothing
         _acknowledge_up_to(found, subscription, acks.up_to)
     for ledger_id, entries in acks.single.items():
         _acknowledge_single(owner, subscription, ledger_id, entries)
@@ -464,6 +550,8 @@ def acknowledge(owner, consumer: Consumer, acks: Acks) -> None:
                                  ledger_id=cursor.mark_delete[0], entry_id=cursor.mark_delete[1]))
             if len(found.ledgers) > 1:
                 owner.wake_trimming(found)
+    if subscription.dispatcher.is_woken_by_acknowledgements:
+        owner.wake(found)
     for request_id in acks.requests:
         owner.answer_needs_sync()
         owner.outbox(consumer.worker).reply(consumer.connection, answers.ack_response(consumer.consumer_id, request_id))
@@ -476,6 +564,10 @@ def _acknowledge_up_to(found: Partition, subscription: Subscription, position: P
         for passed in [ledger_id for ledger_id in cursor.bitmaps if ledger_id < position[0]]:
             cursor.forget(passed)
         cursor.mark_delete = position
+        subscription.dispatcher.acknowledged_up_to(position)
+        if cursor.parts:
+            cursor.forget_acknowledged_parts()
+            found.parts_unwritten = True
 
 
 def _acknowledge_single(owner, subscription: Subscription, ledger_id: int, entries: list[int] | NDArray) -> None:
@@ -487,13 +579,23 @@ def _acknowledge_single(owner, subscription: Subscription, ledger_id: int, entri
         cursor.advance(found.ledgers_from(cursor.mark_delete[0]))      # perhaps to where this ledger begins
     known = _existing(ledger, entries)
     if cursor.acknowledge_in_order(ledger, known):
-        return
+        return _acknowledged(subscription, ledger, known)
     fresh = cursor.acknowledge(ledger, np.asarray(known, np.int64))
+    _acknowledged(subscription, ledger, fresh)
     if subscription.is_durable and len(fresh):
         ops = np.zeros(len(fresh), format.OP_ROW)
         ops["kind"], ops["partition_id"], ops["ledger_id"] = format.ACKNOWLEDGED, found.partition_id, ledger_id
         ops["subscription_id"], ops["entry_id"] = cursor.subscription_id, fresh
         owner.note_many(found, ops)
+
+
+def _acknowledged(subscription: Subscription, ledger: Ledger, entries: list[int] | NDArray[np.int64]) -> None:
+    """These were not acknowledged before."""
+    if len(entries):
+        subscription.dispatcher.acknowledged(ledger, entries)
+        if subscription.cursor.parts:
+            subscription.cursor.forget_parts(ledger.ledger_id, entries)
+            subscription.partition.parts_unwritten = True
 
 
 def _existing(ledger: Ledger, entries: list[int] | NDArray[np.uint64]) -> list[int] | NDArray[np.int64]:

@@ -7,6 +7,9 @@ number of holes is kept and none costs an object.  In-order acknowledgements onl
     entries of ledger 7      0 1 2 3 4 5 6 7 8
     acknowledged             x x x . x . . x x      mark-delete (7, 2); bits 4, 7, 8
 
+Of a batch some messages may be acknowledged and others not: `parts` has a bit for each, 1 = not acknowledged.  The entry is
+acknowledged when none is left.
+
 A cursor that is not durable (a reader's) is the same without files.
 """
 from collections.abc import Iterator
@@ -18,6 +21,7 @@ from numpy.typing import NDArray
 from geminga.storage import format
 from geminga.storage.errors import CorruptFile
 from geminga.storage.ledger import Ledger, allocate, map_file
+from geminga.storage.parts import WORD, Parts
 
 Position = tuple[int, int]     # (ledger id, entry id); entry -1 is before the first
 NOWHERE: Position = (-1, -1)   # before everything
@@ -33,6 +37,7 @@ class Cursor:
         self.folder, self.subscription_id, self.is_durable = folder, subscription_id, is_durable
         self.mark_delete = mark_delete
         self.bitmaps: dict[int, NDArray[np.uint8]] = {}    # ledger id -> bits, as far as any is set
+        self.parts: Parts = {}
 
     def acknowledge(self, ledger: Ledger, entry_ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Mark entries (n,) sorted, unique, existing, of one ledger; returns those that were not acknowledged before.
@@ -50,6 +55,46 @@ class Cursor:
         fresh = (bitmap[entry_ids >> 3] & bits) == 0
         np.bitwise_or.at(bitmap, entry_ids >> 3, bits)
         return entry_ids[fresh]
+
+    def acknowledge_part(self, ledger: Ledger, entry_id: int, messages: int, left: int) -> int:
+        """Of the messages of a batch only those with a bit in `left` are not acknowledged; returns the bits that remain of it.
+
+        When that is 0 the whole entry is to be acknowledged.
+        """
+        entries = self.parts.setdefault(ledger.ledger_id, {})
+        remains = entries.get(entry_id, (1 << messages) - 1) & left
+        if remains:
+            entries[entry_id] = remains
+        elif not entries:
+            del self.parts[ledger.ledger_id]
+        return remains
+
+    def set_parts(self, ledger_id: int, number: int, entry_ids: list[int], words: list[int]) -> None:
+        """The word of that number is this, of each of these batches."""
+        entries, at = self.parts.setdefault(ledger_id, {}), 64 * number
+        for entry_id, word in zip(entry_ids, words, strict=True):
+            others = entries.get(entry_id, 0) & ~(WORD << at)
+            entries[entry_id] = others | (word & WORD) << at
+
+    def is_acknowledged(self, ledger_id: int, entry_id: int) -> bool:
+        if (ledger_id, entry_id) <= self.mark_delete:
+            return True
+        bitmap = self.bitmaps.get(ledger_id)
+        return bitmap is not None and entry_id >> 3 < len(bitmap) and bool(bitmap[entry_id >> 3] >> (entry_id & 7) & 1)
+
+    def forget_parts(self, ledger_id: int, acknowledged: NDArray[np.int64] | list[int]) -> None:
+        """Of batches that are acknowledged now."""
+        entries = self.parts.get(ledger_id)
+        if entries is not None:
+            for entry_id in entries.keys() & set(np.asarray(acknowledged).tolist()):
+                del entries[entry_id]
+            if not entries:
+                del self.parts[ledger_id]
+
+    def forget_acknowledged_parts(self) -> None:
+        """Of all batches that are acknowledged by now."""
+        for ledger_id, entries in list(self.parts.items()):
+            self.forget_parts(ledger_id, [entry_id for entry_id in entries if self.is_acknowledged(ledger_id, entry_id)])
 
     def acknowledge_in_order(self, ledger: Ledger, entry_ids: list[int] | NDArray[np.int64]) -> bool:
         """Move the position over entry_ids when they follow it without a gap and nothing beyond has a bit: no bitmap needed.
@@ -79,6 +124,7 @@ class Cursor:
         """Everything up to position is acknowledged, nothing beyond it is."""
         self.mark_delete = position
         self.bitmaps.clear()
+        self.parts.clear()
         if self.is_durable:
             for path in self.folder.glob(f"*.{self.subscription_id}.acks"):
                 path.unlink(missing_ok=True)
@@ -86,6 +132,7 @@ class Cursor:
     def forget(self, ledger_id: int) -> None:
         """The ledger was deleted."""
         self.bitmaps.pop(ledger_id, None)
+        self.parts.pop(ledger_id, None)
 
     def unacknowledged(self, ledger: Ledger, first: int, end: int) -> Iterator[tuple[int, int]]:
         """(first, end) of each run of entries in [first, end) that are not acknowledged."""

@@ -6,7 +6,9 @@
     <data>/partitions/<id>/<ledger>.ledger        LEDGER_HEADER, then entries as they came, without gaps
     <data>/partitions/<id>/<ledger>.index         INDEX_HEADER, then an INDEX_ROW per entry, row n = entry n
     <data>/partitions/<id>/<ledger>.<sub>.acks    a bit per entry of the ledger, 1 = acknowledged by that subscription
+    <data>/partitions/<id>/<ledger>.<sub>.redeliveries   two bytes per entry: how often that subscription gave it back
     <data>/partitions/<id>/cursors                CURSORS_HEADER, then a CURSOR_ROW per subscription
+    <data>/partitions/<id>/parts                  PARTS_HEADER, then PART_ROWs: batches that are acknowledged in part
 
 Little-endian throughout.  Files are allocated ahead and zero where nothing was written: a row of zeros has no valid
 checksum.  An entry carries its producer's CRC32-C over its content; its row carries a copy of that, and a checksum of its
@@ -24,7 +26,7 @@ from numpy.typing import NDArray
 from geminga.proto.rows import struct_of
 
 VERSION = 1
-LEDGER_MAGIC, INDEX_MAGIC, CURSORS_MAGIC, SEGMENT_MAGIC = b"GEMLEDGR", b"GEMINDEX", b"GEMCURSR", b"GEMJOURN"
+LEDGER_MAGIC, INDEX_MAGIC, CURSORS_MAGIC, SEGMENT_MAGIC, PARTS_MAGIC = b"GEMLEDGR", b"GEMINDEX", b"GEMCURSR", b"GEMJOURN", b"GEMPARTS"
 RECORD_MAGIC = 0x47454D52
 
 OPEN, SEALED = 1, 2
@@ -67,6 +69,17 @@ CURSOR_ROW = np.dtype([
     ("checksum", "<u4"),
 ])
 
+PARTS_HEADER = np.dtype([
+    ("magic", "S8"), ("version", "<u4"),
+    ("checksum", "<u4"),             # CRC32-C over all rows
+    ("rows", "<u8"), ("reserved", "V40")])
+
+PART_ROW = np.dtype([
+    ("subscription_id", "<u8"), ("ledger_id", "<u8"), ("entry_id", "<u8"),
+    ("number", "<u8"),               # of the word among the entry's
+    ("word", "<u8"),                 # a bit per message, 1 = not acknowledged
+])
+
 SEGMENT_HEADER = np.dtype([
     ("magic", "S8"), ("version", "<u4"),
     ("is_retired", "<u4"),           # 1: all it holds is where it belongs, and synced there
@@ -100,8 +113,10 @@ MARK_DELETE = 3            # subscription, (ledger_id, entry_id)
 ACKNOWLEDGED = 4           # subscription, (ledger_id, entry_id), beyond the mark-delete position
 CURSOR_RESET = 5           # subscription starts anew behind (ledger_id, entry_id): nothing beyond is acknowledged
 SUBSCRIPTION_DELETED = 6   # subscription
+PART_ACKNOWLEDGED = 7      # subscription, (ledger_id, entry_id); value = a word of bits, 1 = not acknowledged; its number is in KIND_WORD
+KIND, KIND_WORD = 0xFF, 8  # of an op's kind: what it is, and from which bit on a number that goes with it
 
-for _header in (LEDGER_HEADER, INDEX_HEADER, INDEX_ROW, CURSORS_HEADER, CURSOR_ROW, SEGMENT_HEADER, RECORD_HEADER):
+for _header in (LEDGER_HEADER, INDEX_HEADER, INDEX_ROW, CURSORS_HEADER, CURSOR_ROW, PARTS_HEADER, SEGMENT_HEADER, RECORD_HEADER):
     assert _header.itemsize == 64
 assert _RECORD_HEADER.size == RECORD_HEADER.itemsize
 assert OP_ROW.itemsize == 40
@@ -130,6 +145,14 @@ def index_path(folder: Path, ledger_id: int) -> Path:
 
 def acks_path(folder: Path, ledger_id: int, subscription_id: int) -> Path:
     return folder / f"{ledger_id}.{subscription_id}.acks"
+
+
+def redeliveries_path(folder: Path, ledger_id: int, subscription_id: int) -> Path:
+    return folder / f"{ledger_id}.{subscription_id}.redeliveries"
+
+
+def parts_path(folder: Path) -> Path:
+    return folder / "parts"
 
 
 def cursors_path(folder: Path) -> Path:

@@ -184,7 +184,7 @@ class Ledger:
     def unlink(self) -> None:
         """Remove its files; mappings of them stay readable."""
         self.close()
-        for path in (self.ledger_path, self.index_path, *self.folder.glob(f"{self.ledger_id}.*.acks")):
+        for path in (self.ledger_path, self.index_path, *self.folder.glob(f"{self.ledger_id}.*.*")):  # and what subscriptions have
             path.unlink(missing_ok=True)
 
 

@@ -20,4 +20,10 @@ class StorageOptions:
     auto_create_topics: bool = True           # a topic comes to be when it is first used
     auto_create_partitions: int = 0           # such topics are partitioned when this is above 0
     auto_create_subscriptions: bool = True    # a subscription comes to be when it is first used
+    max_unacked_messages_per_consumer: int = 50_000          # of a shared subscription; above, a consumer gets no more; 0: no bound
+    max_unacked_messages_per_subscription: int = 200_000     # of all its consumers together; 0: no bound
+    batch_index_acknowledgement: bool = True  # messages of a batch are acknowledged one by one; else it counts when all of it is
+    failover_selection: str = "name"          # who is active on a topic that is not partitioned: by "name", "join-order" or "hashring"
+    key_shared_enabled: bool = True           # Key_Shared subscriptions may be made
+    key_shared_consistent_hashing: bool = True       # consumers share a ring of hashes; else the largest range is split
     keep_alive_interval_ms: int = 30_000      # how long an owner waits for a suspected dead connection is derived from it

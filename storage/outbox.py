@@ -28,6 +28,11 @@ class Outbox:
         """Deliver entries to the consumer."""
         self._add(envelope.RUNS, (consumer.connection, count, consumer.handle, partition_id, ledger_id, first_entry), b"")
 
+    def picks(self, consumer: Consumer, partition_id: int, ledger_id: int, picked: NDArray, words: bytes = b"") -> None:
+        """Deliver entries that lie apart, or of which there is more to say: rows (n,) PICKED, and their words."""
+        data = picked.tobytes() + words
+        self._add(envelope.PICKS, (consumer.connection, len(picked), consumer.handle, partition_id, ledger_id, len(data), 0), data)
+
     def forget(self, ledger_id: int) -> None:
         """The ledger was deleted: unmap it."""
         self._add(envelope.FORGET, (ledger_id,), b"")

@@ -25,18 +25,20 @@ from geminga.proto.names import TopicName
 from geminga.storage import append, commands, format
 from geminga.storage.catalogue import Catalogue
 from geminga.storage.counters import Counters
-from geminga.storage.dispatch import DISPATCHERS
 from geminga.storage.errors import CorruptFile, StorageFull
 from geminga.storage.journal import Journal, Record
 from geminga.storage.ledger import Ledger
 from geminga.storage.options import StorageOptions
 from geminga.storage.outbox import Outbox
 from geminga.storage.partition import Partition, op, open_partition
+from geminga.storage.parts import words as parts_words
+from geminga.storage.pending import Entries
 from geminga.storage.producers import Producer
-from geminga.storage.subscription import Consumer
+from geminga.storage.subscription import Consumer, Subscription
 
 TICK_MS = 1_000             # how often ages are looked at
 ACK_SYNC_MS = 10            # an acknowledgement that nobody waits for is synced with the next answer, or after this
+_ACTIVE_CONSUMER_SINCE = 12  # version of the protocol
 _PERMITS_MAX = 1 << 31      # a consumer that asks for more is not lied to: it will not get there
 
 
@@ -68,6 +70,7 @@ class Owner:
         self._next_handle = 1
         self._sends: list[tuple[int, NDArray, memoryview]] = []
         self._acks: list[NDArray] = []
+        self._parts: list[tuple[NDArray, memoryview]] = []        # those of them that are about parts of batches, and their words
         self._outboxes: dict[int, Outbox] = {}
         self._taken: dict[int, int] = {}                          # bytes of entries taken from each worker
         self._to_dispatch: dict[Partition, None] = {}
@@ -120,7 +123,7 @@ class Owner:
         found = self.by_name.get(name)
         if found is None and (stored := self.catalogue.partition(name)) is not None:
             names = self.catalogue.subscriptions(stored[0])
-            found = open_partition(self.data_dir, stored[0], name, stored[1], names)
+            found = open_partition(self.data_dir, stored[0], name, stored[1], names, self.options)
             for text, subscription_id in names.items():
                 if (text, True) not in found.subscriptions:
                     self.catalogue.delete_subscription(subscription_id)
@@ -129,7 +132,7 @@ class Owner:
 
     def create_partition(self, name: TopicName) -> Partition:
         """A new, empty partition.  Raises StorageFull."""
-        found = open_partition(self.data_dir, self.catalogue.create_partition(name), name, None, {})
+        found = open_partition(self.data_dir, self.catalogue.create_partition(name), name, None, {}, self.options)
         self._adopt(found)
         return found
 
@@ -157,6 +160,8 @@ class Owner:
                 self.outbox(worker)
             elif kind == envelope.ACKS:
                 self._acks.append(rows)
+                if len(data):
+                    self._parts.append((rows, data))
             elif kind == envelope.FLOWS:
                 self._grant(rows)
             else:
@@ -199,6 +204,8 @@ class Owner:
         self.catalogue.close()
 
     def _apply_data(self) -> None:
+        if self._parts:
+            self._acknowledge_parts()
         if self._acks:
             self._acknowledge()
         if self._sends:
@@ -273,14 +280,46 @@ class Owner:
             if (consumer := self.consumers.get(handle)) is not None:
                 commands.acknowledge(self, consumer, acks)
 
+    def _acknowledge_parts(self) -> None:
+        found, self._parts = self._parts, []
+        for rows, data in found if self.options.batch_index_acknowledgement else ():
+            words, at = np.frombuffer(data, np.uint64).tolist(), 0
+            for row in rows[rows["words"] > 0]:
+                count = int(row["words"])
+                left = sum(word << 64 * number for number, word in enumerate(words[at:at + count]))
+                at += count
+                if (consumer := self.consumers.get(int(row["consumer"]))) is not None:
+                    commands.acknowledge_part(self, consumer, (int(row["ledger_id"]), int(row["entry_id"])), left)
+
     def _dispatch(self, partition: Partition) -> None:
-        for subscription in partition.subscriptions.values():
-            if not subscription.consumers:
-                continue
-            choose = DISPATCHERS[subscription.kind]
-            for consumer, ledger, first, count in choose(subscription, partition.ledgers_from(subscription.read[0])):
-                self.outbox(consumer.worker).run(consumer, partition.partition_id, ledger.ledger_id, first, count)
-                self.counters.add("entries_out", count)
+        partition.now_ms = self.now_ms
+        for subscription in partition.attached:
+            for consumer, is_active in subscription.dispatcher.news():
+                self._tell_active(consumer, is_active)
+            for consumer, ledger, entries in subscription.dispatcher.next_batches(partition.ledgers_from(subscription.read[0])):
+                self._deliver(subscription, consumer, ledger, entries)
+
+    def _deliver(self, subscription: Subscription, consumer: Consumer, ledger: Ledger, entries: Entries) -> None:
+        outbox, ledger_id = self.outbox(consumer.worker), ledger.ledger_id
+        self.counters.add("entries_out", len(entries))
+        redeliveries = subscription.redeliveries.of(ledger_id, entries)
+        parts = subscription.parts_of(ledger_id, entries)
+        first, count = int(entries[0]), len(entries)
+        if redeliveries is None and not parts and int(entries[-1]) - first + 1 == count:
+            return outbox.run(consumer, subscription.partition.partition_id, ledger_id, first, count)
+        picked, words = np.zeros(count, envelope.PICKED), []
+        picked["entry_id"] = entries
+        if redeliveries is not None:
+            picked["redeliveries"] = redeliveries
+        for at, bits in parts:
+            found = parts_words(bits, int(ledger.messages[int(entries[at])]))
+            picked["words"][at] = len(found)
+            words += found
+        outbox.picks(consumer, subscription.partition.partition_id, ledger_id, picked, np.array(words, np.uint64).tobytes())
+
+    def _tell_active(self, consumer: Consumer, is_active: bool) -> None:
+        if consumer.protocol_version >= _ACTIVE_CONSUMER_SINCE:
+            self.outbox(consumer.worker).reply(consumer.connection, answers.active_consumer_change(consumer.consumer_id, is_active))
 
     # -- durability
 

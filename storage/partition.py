@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from geminga.proto.names import TopicName
-from geminga.storage import format, ledger
+from geminga.storage import format, ledger, parts
 from geminga.storage.cursor import Cursor, CursorTable, Position, load_bitmaps
 from geminga.storage.ledger import Ledger
+from geminga.storage.options import StorageOptions
 from geminga.storage.producers import Producers
+from geminga.storage.redeliveries import Redeliveries
 from geminga.storage.subscription import Subscription
 
 EARLIEST, LATEST = (-1, -1), ((1 << 63) - 1, (1 << 63) - 1)     # as clients write them in message ids
@@ -25,9 +27,13 @@ class Partition:
     folder: Path
     table: CursorTable
     producers: Producers
+    options: StorageOptions
     ledgers: list[Ledger] = field(default_factory=list)
     subscriptions: dict[tuple[str, bool], Subscription] = field(default_factory=dict)
+    attached: dict[Subscription, None] = field(default_factory=dict)      # those with consumers
     next_message: int = 0            # messages ever published
+    now_ms: int = 0                  # of the pass
+    parts_unwritten: bool = False    # batches have been acknowledged in part since the last checkpoint
     slot: int = -1                   # in the owner's table
 
     def __repr__(self) -> str:
@@ -105,6 +111,9 @@ class Partition:
         for found in gone:
             for subscription in self.subscriptions.values():
                 subscription.cursor.forget(found.ledger_id)
+                subscription.redeliveries.forget(found.ledger_id)
+                if subscription.dispatcher is not None:
+                    subscription.dispatcher.forget(found.ledger_id)
         return gone
 
     def could_shrink(self) -> bool:
@@ -117,7 +126,9 @@ class Partition:
     # -- subscriptions
 
     def add_subscription(self, name: str, subscription_id: int, mark_delete: Position, *, is_durable: bool) -> Subscription:
-        subscription = Subscription(name, Cursor(self.folder, subscription_id, mark_delete, is_durable=is_durable), self)
+        cursor = Cursor(self.folder, subscription_id, mark_delete, is_durable=is_durable)
+        redeliveries = Redeliveries(self.folder, subscription_id, is_durable=is_durable)
+        subscription = Subscription(name, cursor, self, self.options, redeliveries)
         subscription.rewind()
         self.subscriptions[subscription.key] = subscription
         return subscription
@@ -126,6 +137,7 @@ class Partition:
         del self.subscriptions[subscription.key]
         if subscription.is_durable:
             subscription.cursor.move(self.last_confirmed)
+            subscription.redeliveries.clear()
             self.table.remove(subscription.cursor.subscription_id)
 
     # -- checkpoints
@@ -136,11 +148,14 @@ class Partition:
             if subscription.unwritten:
                 self.table.write(subscription.cursor.subscription_id, subscription.cursor.mark_delete)
                 subscription.unwritten = False
+        if self.parts_unwritten:
+            parts.write(self.folder, {s.cursor.subscription_id: s.cursor.parts for s in self.subscriptions.values() if s.is_durable})
+            self.parts_unwritten = False
 
     def files(self) -> list[Path]:
         bitmaps = [format.acks_path(self.folder, ledger_id, s.cursor.subscription_id)
                    for s in self.subscriptions.values() if s.is_durable for ledger_id in s.cursor.bitmaps]
-        return [self.table.path, *bitmaps]
+        return [self.table.path, *bitmaps, *(path for s in self.subscriptions.values() for path in s.redeliveries.files())]
 
 
 def _ledger_id(found: Ledger) -> int:
@@ -152,10 +167,11 @@ def op(kind: int, partition_id: int, *, subscription_id: int = 0, ledger_id: int
     return kind, subscription_id, partition_id, ledger_id, entry_id, value
 
 
-def open_partition(data_dir: Path, partition_id: int, name: TopicName, topic_epoch: int | None, names: dict[str, int]) -> Partition:
+def open_partition(data_dir: Path, partition_id: int, name: TopicName, topic_epoch: int | None, names: dict[str, int],
+                   options: StorageOptions) -> Partition:
     """The partition as it lies on disk, with its durable subscriptions {name: id}.  Raises CorruptFile."""
     folder = format.partition_folder(data_dir, partition_id)
-    partition = Partition(partition_id, name, folder, CursorTable(folder, partition_id), Producers(topic_epoch))
+    partition = Partition(partition_id, name, folder, CursorTable(folder, partition_id), Producers(topic_epoch), options)
     partition.ledgers = [ledger.open_ledger(folder, partition_id, found) for found in ledger.ledger_ids(folder)]
     for found in partition.ledgers:
         found.check_lengths()
@@ -165,11 +181,19 @@ def open_partition(data_dir: Path, partition_id: int, name: TopicName, topic_epo
                 found.seal()
         partition.next_message = partition.open_ledger.next_message
     partition.table.check()
-    positions = partition.table.positions()
+    positions, in_parts = partition.table.positions(), parts.read(folder)
+    by_id: dict[int, Subscription] = {}
     for text, subscription_id in names.items():
         if subscription_id in positions:     # else its creation was never answered, and did not happen
             subscription = partition.add_subscription(text, subscription_id, positions[subscription_id], is_durable=True)
             load_bitmaps(subscription.cursor)
+            subscription.cursor.parts = in_parts.get(subscription_id, {})
+            subscription.cursor.forget_acknowledged_parts()
             subscription.cursor.advance(partition.ledgers_from(subscription.cursor.mark_delete[0]))
             subscription.rewind()
+            by_id[subscription_id] = subscription
+    for path in folder.glob("*.*.redeliveries"):
+        ledger_id, subscription_id, _ = path.name.split(".")
+        if (subscription := by_id.get(int(subscription_id))) is not None:
+            subscription.redeliveries.load(int(ledger_id))
     return partition

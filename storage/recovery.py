@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from geminga.storage import format, journal, ledger
+from geminga.storage import format, journal, ledger, parts
 from geminga.storage.cursor import Cursor, CursorTable, load_bitmaps
 from geminga.storage.journal import Record
 from geminga.storage.ledger import Ledger
@@ -27,6 +27,7 @@ class Recovery:
         self._ledgers: dict[tuple[int, int], Ledger | None] = {}
         self._tables: dict[int, CursorTable] = {}
         self._cursors: dict[tuple[int, int], Cursor] = {}
+        self._parts: dict[int, dict[int, parts.Parts]] = {}      # of a partition, by subscription
 
     def apply(self, record: Record) -> None:
         self._apply_ops(record.ops, opened=True)
@@ -44,6 +45,9 @@ class Recovery:
         """Everything applied is on disk."""
         for (partition_id, subscription_id), cursor in self._cursors.items():
             self._table(partition_id).write(subscription_id, cursor.mark_delete)
+            cursor.forget_acknowledged_parts()
+        for partition_id, found in self._parts.items():
+            parts.write(self._folder(partition_id), found)
         files = {path for found in self._ledgers.values() if found is not None for path in found.files()}
         files |= {table.path for table in self._tables.values()}
         files |= {format.acks_path(cursor.folder, ledger_id, cursor.subscription_id)
@@ -64,6 +68,9 @@ class Recovery:
             position = self._table(partition_id).positions().get(subscription_id, (-1, -1))
             cursor = self._cursors[key] = Cursor(self._folder(partition_id), subscription_id, position, is_durable=True)
             load_bitmaps(cursor)
+            if partition_id not in self._parts:
+                self._parts[partition_id] = parts.read(self._folder(partition_id))
+            cursor.parts = self._parts[partition_id].setdefault(subscription_id, {})
         return self._cursors[key]
 
     def _ledger(self, partition_id: int, ledger_id: int) -> Ledger | None:
@@ -88,7 +95,7 @@ class Recovery:
     def _apply_run(self, ops: NDArray) -> None:
         """Ops (n,) of one kind about one ledger or subscription."""
         last = ops[-1]
-        kind, partition_id = int(last["kind"]), int(last["partition_id"])
+        kind, partition_id = int(last["kind"]) & format.KIND, int(last["partition_id"])
         subscription_id, position = int(last["subscription_id"]), (int(last["ledger_id"]), int(last["entry_id"]))
         if kind == format.LEDGER_OPENED:
             if (found := self._ledger(partition_id, position[0])) is not None:
@@ -106,8 +113,12 @@ class Recovery:
         elif kind == format.ACKNOWLEDGED:
             if (found := self._ledger(partition_id, position[0])) is not None:
                 self._cursor(partition_id, subscription_id).acknowledge(found, np.unique(ops["entry_id"]))
+        elif kind == format.PART_ACKNOWLEDGED:
+            self._cursor(partition_id, subscription_id).set_parts(
+                position[0], int(last["kind"]) >> format.KIND_WORD, ops["entry_id"].tolist(), ops["value"].tolist())
         elif kind == format.SUBSCRIPTION_DELETED:
             self._cursors.pop((partition_id, subscription_id), None)
+            self._parts.get(partition_id, {}).pop(subscription_id, None)
             self._table(partition_id).remove(subscription_id)
 
 

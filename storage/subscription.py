@@ -1,8 +1,20 @@
 """A subscription: a name, a cursor, the consumers attached, and how far they have been given entries."""
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.cursor import Cursor, Position
+from geminga.storage.ledger import Ledger
+from geminga.storage.options import StorageOptions
+from geminga.storage.pending import Entries
+from geminga.storage.redeliveries import Redeliveries
+
+if TYPE_CHECKING:
+    from geminga.storage.dispatch.base import Dispatcher
+    from geminga.storage.partition import Partition
 
 SubType = api.CommandSubscribe.SubType
 
@@ -19,7 +31,15 @@ class Consumer:
     protocol_version: int
     subscription: "Subscription" = field(repr=False)
     connected_ms: int = 0
+    priority: int = 0                         # level: lower ones are served first
+    ranges: list[tuple[int, int]] | None = None      # of hashes, first and last, that a sticky Key_Shared consumer wants
+    is_out_of_order_allowed: bool = False
+    epoch: int | None = None                  # what its client counts its redeliver-alls with
     permits: int = 0          # messages it has asked for and not been sent; below zero at most by one batch
+    # Of consumers that share a subscription:
+    seat: int = 0
+    unacknowledged: int = 0                   # messages it has been sent and not acknowledged
+    is_blocked: bool = False                  # by too many of those
 
 
 @dataclass(eq=False, slots=True)
@@ -28,8 +48,11 @@ class Subscription:
 
     name: str
     cursor: Cursor
-    partition: object = field(repr=False)
-    kind: int | None = None                                    # a SubType, as long as anybody is attached
+    partition: "Partition" = field(repr=False)
+    options: StorageOptions = field(repr=False)
+    redeliveries: Redeliveries = field(repr=False)
+    dispatcher: "Dispatcher | None" = field(default=None, repr=False)     # as long as anybody is attached
+    kind: int | None = None                                    # a SubType, likewise
     consumers: list[Consumer] = field(default_factory=list)
     read: Position = (0, 0)
     unwritten: bool = False                                    # the cursor has moved and its row on disk has not
@@ -48,8 +71,38 @@ class Subscription:
         ledger_id, entry_id = self.cursor.mark_delete
         self.read = ledger_id, entry_id + 1
 
+    def attach(self, consumer: Consumer) -> None:
+        self.consumers.append(consumer)
+        self.dispatcher.attach(consumer)
+
     def detach(self, consumer: Consumer) -> None:
         self.consumers.remove(consumer)
-        if not self.consumers:
-            self.kind = None
+        if self.consumers:
+            self.dispatcher.detach(consumer)
+        else:
+            self.vacate()
+
+    def vacate(self) -> None:
+        """Nobody is attached, and nothing is out."""
+        self.consumers.clear()
+        self.kind = self.dispatcher = None
         self.rewind()
+
+    def messages(self, ledger: Ledger, entries: Entries) -> NDArray[np.uint32]:
+        """How many messages of each entry (n,) are not acknowledged."""
+        messages = ledger.messages[entries.start:entries.stop] if isinstance(entries, range) else ledger.messages[entries]
+        parts = self.cursor.parts.get(ledger.ledger_id)
+        if parts:
+            messages = messages.copy()
+            for at, bits in self.parts_of(ledger.ledger_id, entries):
+                messages[at] = bits.bit_count()
+        return messages
+
+    def parts_of(self, ledger_id: int, entries: Entries) -> list[tuple[int, int]]:
+        """[(which of the entries, its bits)] of those that are acknowledged in part."""
+        found = []
+        for entry_id, bits in self.cursor.parts.get(ledger_id, {}).items():
+            at = entry_id - entries.start if isinstance(entries, range) else int(np.searchsorted(entries, entry_id))
+            if 0 <= at < len(entries) and entries[at] == entry_id:
+                found.append((at, bits))
+        return found

@@ -73,6 +73,8 @@ RANGES = {
     "storage.journal_segments_max": (2, 1_024),          # one is written while the others are checkpointed
     "storage.pass_bytes_max": (64 << 10, 1 << 30),
     "storage.auto_create_partitions": (0, 10_000),
+    "storage.max_unacked_messages_per_consumer": (0, (1 << 31) - 1),
+    "storage.max_unacked_messages_per_subscription": (0, (1 << 31) - 1),
     "network.port": (0, 65_535),
     "network.max_message_size": (1_024, 256 << 20),      # a worker holds a whole frame in memory
     "network.keep_alive_interval_ms": (100, 3_600_000),
@@ -85,6 +87,7 @@ _HOST = r"[^\s/,]+"
 FORMS = {
     "cluster_name": (r"[-=:.\w]+", "letters, digits and -=:._"),
     "http_bind": (rf"({_HOST})?", "an address"),
+    "storage.failover_selection": (r"name|join-order|hashring", "name, join-order or hashring"),
     "storage.sync": (r"group|interval|none", "group, interval or none"),
     "network.bind": (_HOST, "an address"),
     "network.advertised_address": (rf"({_HOST})?", "a host name or address, without scheme"),

@@ -137,6 +137,7 @@ def _interceptors(text: str) -> tuple[str, ...]:
 
 # Pulsar's name: (our key, converter).  Where the converter is str, the text is read as an environment variable of ours would be.
 TRANSLATED: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "acknowledgmentAtBatchIndexLevelEnabled": ("storage.batch_index_acknowledgement", str),
     "advertisedAddress": ("network.advertised_address", str),
     "advertisedListeners": ("network.advertised_listeners", str),
     "allowAutoSubscriptionCreation": ("storage.auto_create_subscriptions", str),
@@ -151,6 +152,10 @@ TRANSLATED: dict[str, tuple[str, Callable[[str], Any]]] = {
     "managedLedgerMaxLedgerRolloverTimeMinutes": ("storage.roll_over_age_s", _age_s),
     "managedLedgerMaxSizePerLedgerMbytes": ("storage.roll_over_bytes", _scaled(1 << 20)),
     "maxMessageSize": ("network.max_message_size", str),
+    "maxUnackedMessagesPerConsumer": ("storage.max_unacked_messages_per_consumer", str),
+    "maxUnackedMessagesPerSubscription": ("storage.max_unacked_messages_per_subscription", str),
+    "subscriptionKeySharedEnable": ("storage.key_shared_enabled", str),
+    "subscriptionKeySharedUseConsistentHashing": ("storage.key_shared_consistent_hashing", str),
     "webServicePort": ("http_port", str),
 }
 SPECIAL = {"allowAutoTopicCreationType", "defaultNumPartitions", "journalSyncData"}

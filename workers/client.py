@@ -37,10 +37,25 @@ class Route:
     link: OwnerLink
     object_id: int
     handle: int = 0
-    delivery_to: int = -1                        # ledger id of `delivery`
+    delivery_to: tuple[int, int] = (-1, -1)      # ledger id and epoch of `delivery`
     delivery: deliveries.Delivery | None = None
     partition: int = -1
+    epoch: int = -1                              # that a consumer's messages carry; -1: none
     request: tuple[TopicName, api.BaseCommand] | None = None     # that it was made by, until it is there
+
+
+@dataclass(eq=False, slots=True)
+class Run:
+    """Entries to be written to a consumer: `count` in a row from `first` on, or those that are picked."""
+
+    route: Route
+    partition_id: int
+    ledger_id: int
+    first: int
+    count: int
+    epoch: int
+    picked: NDArray | None = None                # rows PICKED
+    words: NDArray[np.uint64] | None = None      # of those
 
 
 class Client(asyncio.BufferedProtocol):
@@ -63,7 +78,7 @@ class Client(asyncio.BufferedProtocol):
         self._rest = b""                           # of a frame cut short
         self._own: bytearray | mmap.mmap | None = None   # a large frame cut short, in a buffer of its own
         self._filled = 0
-        self._runs: deque[list] = deque()          # [route, partition_id, ledger_id, first, count] to be written
+        self._runs: deque[Run] = deque()           # to be written
         self._is_writable = True
         self._is_reading = True
 
@@ -300,18 +315,22 @@ class Client(asyncio.BufferedProtocol):
             refusal = api.NotAllowedError, "Transactions are not enabled."
             return self.write(answers.ack_response(request.consumer_id, request.request_id, refusal))
         flags = envelope.CUMULATIVE if request.ack_type == api.CommandAck.Cumulative else 0
+        words = []
         if flags and len(request.message_id) != 1:
             rows = []       # as Pulsar has it: nothing is acknowledged, and nobody is told
         else:
-            rows = [(route.handle, found.ledgerId, found.entryId, 0, flags | (envelope.PARTIAL if found.ack_set else 0), 0)
+            handle, partial = route.handle, flags | envelope.PARTIAL
+            rows = [(handle, found.ledgerId, found.entryId, 0, partial if found.ack_set else flags, len(found.ack_set))
                     for found in request.message_id]
+            for found in request.message_id:
+                words += found.ack_set
         if not request.HasField("request_id"):
-            route.link.acks(rows)
+            route.link.acks(rows, words)
             return self.worker.flush_acks_soon(route.link)
         if not rows:
             rows.append((route.handle, 0, 0, 0, envelope.NOTHING, 0))
-        rows[-1] = (*rows[-1][:3], request.request_id, rows[-1][4] | envelope.WANTS_RESPONSE, 0)
-        route.link.acks(rows)
+        rows[-1] = (*rows[-1][:3], request.request_id, rows[-1][4] | envelope.WANTS_RESPONSE, rows[-1][5])
+        route.link.acks(rows, words)
         self.worker.schedule_flush(route.link)
 
     def _of_consumer(self, command: api.BaseCommand) -> None:
@@ -343,6 +362,8 @@ class Client(asyncio.BufferedProtocol):
             route = self.consumers.pop(object_id, None)
             if route is not None:
                 self.by_handle.pop((link, route.handle), None)
+        elif action == envelope.CONSUMER_EPOCH and object_id in self.consumers:
+            self.consumers[object_id].epoch = handle
         elif action == envelope.PROBE:
             self.is_probed.append(link)
             self.worker.probe(self)
@@ -356,10 +377,18 @@ class Client(asyncio.BufferedProtocol):
         if route is None:
             return
         last = self._runs[-1] if self._runs else None
-        if last and last[0] is route and last[2] == ledger_id and last[3] + last[4] == first:
-            last[4] += count
+        if last is not None and last.route is route and last.ledger_id == ledger_id and last.first + last.count == first \
+                and last.epoch == route.epoch:
+            last.count += count
         else:
-            self._runs.append([route, partition_id, ledger_id, first, count])
+            self._runs.append(Run(route, partition_id, ledger_id, first, count, route.epoch))
+
+    def deliver_picked(self, link: OwnerLink, handle: int, partition_id: int, ledger_id: int, picked: NDArray,
+                       words: NDArray[np.uint64]) -> None:
+        """Likewise entries that lie apart, or of which there is more to say."""
+        route = self.by_handle.get((link, handle))
+        if route is not None:
+            self._runs.append(Run(route, partition_id, ledger_id, -1, len(picked), route.epoch, picked, words))
 
     def write_runs(self) -> None:
         """Write what is to be delivered until the client has as much before it as it may have unread."""
@@ -376,24 +405,35 @@ class Client(asyncio.BufferedProtocol):
             self.transport.writelines(out)
         self.worker.counters.add("deliveries", count)
 
-    def _next_of_run(self, runs: deque[list]) -> tuple[int, list]:
+    def _next_of_run(self, runs: deque[Run]) -> tuple[int, list]:
         """(entries, their MESSAGE frames) of as much of the first run as is dealt with at a time, which is taken off it."""
-        route, partition_id, ledger_id, first, count = run = runs[0]
+        run, ledgers = runs[0], self.worker.ledgers
+        route = run.route
         try:
             if self.consumers.get(route.object_id) is not route:     # closed meanwhile
                 raise LedgerGone
-            rows, data = self.worker.ledgers.read(partition_id, ledger_id, first, count)
+            if run.picked is None:
+                rows, data = ledgers.read(run.partition_id, run.ledger_id, run.first, run.count)
+            else:
+                rows, data = ledgers.pick(run.partition_id, run.ledger_id, run.picked["entry_id"])
         except LedgerGone:
             runs.popleft()
             return 0, []
-        if route.delivery_to != ledger_id:
-            route.delivery = deliveries.Delivery(route.object_id, ledger_id, route.partition, self.broker_fields)
-            route.delivery_to = ledger_id
-        run[3] += len(rows)
-        run[4] -= len(rows)
-        if not run[4]:
+        if route.delivery_to != (run.ledger_id, run.epoch):
+            route.delivery = deliveries.Delivery(route.object_id, run.ledger_id, route.partition, self.broker_fields, run.epoch)
+            route.delivery_to = run.ledger_id, run.epoch
+        many = len(rows)
+        if run.picked is None:
+            frames = route.delivery.frames(run.first, rows, data)
+            run.first += many
+        else:
+            frames = route.delivery.picked(run.picked[:many], run.words, rows, data)
+            run.words = run.words[int(run.picked["words"][:many].sum()):]
+            run.picked = run.picked[many:]
+        run.count -= many
+        if not run.count:
             runs.popleft()
-        return len(rows), route.delivery.frames(first, rows, data)
+        return many, frames
 
     def answered(self, request_id: int) -> None:
         self._asked.pop(request_id, None)

@@ -50,18 +50,29 @@ class Ledgers:
     def read(self, partition_id: int, ledger_id: int, first: int, count: int) -> tuple[NDArray, memoryview]:
         """(index rows of as many of these entries as are dealt with at a time, the ledger's bytes).  Raises LedgerGone."""
         end = first + min(count, ENTRIES_MAX)
-        found = self._mapped.get(ledger_id)
-        if found is None or not found.holds(end):
-            found = self._map(partition_id, ledger_id)
-        else:
-            self._mapped.move_to_end(ledger_id)
+        found = self._whole(partition_id, ledger_id, end)
         if found.end_of(end - 1) - found.offsets.item(first) > BYTES_MAX:
             reach = np.cumsum(found.sizes[first:end], dtype=np.int64)
             end = first + max(1, int(np.searchsorted(reach, BYTES_MAX)))
         return found.index[first:end], found.data
 
+    def pick(self, partition_id: int, ledger_id: int, entries: NDArray[np.uint64]) -> tuple[NDArray, memoryview]:
+        """Likewise of as many of these entries (n,), ascending, as are dealt with at a time.  Raises LedgerGone."""
+        entries = entries[:ENTRIES_MAX]
+        found = self._whole(partition_id, ledger_id, int(entries[-1]) + 1)
+        reach = np.cumsum(found.sizes[entries], dtype=np.int64)
+        return found.index[entries[:max(1, int(np.searchsorted(reach, BYTES_MAX)))]], found.data
+
     def forget(self, ledger_id: int) -> None:
         self._mapped.pop(ledger_id, None)
+
+    def _whole(self, partition_id: int, ledger_id: int, end: int) -> Mapped:
+        """The ledger, mapped as far as its entry `end`."""
+        found = self._mapped.get(ledger_id)
+        if found is None or not found.holds(end):
+            return self._map(partition_id, ledger_id)
+        self._mapped.move_to_end(ledger_id)
+        return found
 
     def _map(self, partition_id: int, ledger_id: int) -> Mapped:
         folder = format.partition_folder(self._data_dir, partition_id)

@@ -1,4 +1,5 @@
 """The way to one owner: what a pass has for it, put together into one envelope; and which owner has what."""
+import struct
 from functools import lru_cache
 from pathlib import Path
 
@@ -36,6 +37,7 @@ class OwnerLink:
         self._entries: list[bytes] = []
         self._entries_size = 0
         self._acks: list[tuple] = []
+        self._ack_words: list[int] = []
         self._flows: list[tuple] = []
         self._commands: list[tuple] = []
         self._command_data: list[bytes] = []
@@ -68,9 +70,11 @@ class OwnerLink:
         self.gathered += size
         self.sent += size
 
-    def acks(self, rows: list[tuple]) -> None:
+    def acks(self, rows: list[tuple], words: list[int]) -> None:
+        """ACK_ROWs, and the words of those that are about parts of batches."""
         self._close_commands()
         self._acks += rows
+        self._ack_words += words
         self.gathered += len(rows) * envelope.ACK_ROW.itemsize
 
     def flow(self, consumer: int, permits: int) -> None:
@@ -90,8 +94,9 @@ class OwnerLink:
     def _close_data(self) -> None:
         self._close_sends()
         if self._acks:
-            self._sections.append((envelope.ACKS, envelope.pack(envelope.ACKS, self._acks), b""))
-            self._acks = []
+            words = struct.pack(f"<{len(self._ack_words)}q", *self._ack_words)
+            self._sections.append((envelope.ACKS, envelope.pack(envelope.ACKS, self._acks), words))
+            self._acks, self._ack_words = [], []
         if self._flows:
             self._sections.append((envelope.FLOWS, envelope.pack(envelope.FLOWS, self._flows), b""))
             self._flows = []

@@ -206,6 +206,19 @@ class Worker:
         for client in touched.values():
             client.write_runs()
 
+    def _picks(self, link: OwnerLink, rows: NDArray, data: memoryview) -> None:
+        at, touched = 0, {}
+        for connection, count, consumer, partition_id, ledger_id, size, _ in rows.tolist():
+            picked = np.frombuffer(data, envelope.PICKED, count, at)
+            words = np.frombuffer(data[at + picked.nbytes:at + size], np.uint64)
+            at += size
+            client = self._clients.get(connection)
+            if client is not None:
+                client.deliver_picked(link, consumer, partition_id, ledger_id, picked, words)
+                touched[connection] = client
+        for client in touched.values():
+            client.write_runs()
+
     def _replies(self, link: OwnerLink, rows: NDArray, data: memoryview) -> None:
         at = 0
         for connection, action, object_id, handle, request_id, size, partition in rows.tolist():
@@ -235,7 +248,7 @@ class Worker:
 
 
 _SECTIONS = {envelope.RECEIPTS: Worker._receipts, envelope.RUNS: Worker._runs, envelope.REPLIES: Worker._replies,
-             envelope.FORGET: Worker._forget}
+             envelope.FORGET: Worker._forget, envelope.PICKS: Worker._picks}
 
 
 def _broker_fields(options: WorkerOptions) -> int:

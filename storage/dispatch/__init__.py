@@ -1,8 +1,8 @@
-"""Who gets the next entries: one file per way of choosing, and the table that names them.
-
-A dispatcher is a pure function: subscription, ledgers and times in, runs of entries out.  No socket, no clock, no file.
-"""
-from geminga.storage.dispatch import exclusive
+"""Who gets the next entries: one file per way of choosing, and the table that names them."""
+from geminga.storage.dispatch.exclusive import Exclusive
+from geminga.storage.dispatch.failover import Failover
+from geminga.storage.dispatch.key_shared import KeyShared
+from geminga.storage.dispatch.shared import Shared
 from geminga.storage.subscription import SubType
 
-DISPATCHERS = {SubType.Exclusive: exclusive.next_runs}
+DISPATCHERS = {SubType.Exclusive: Exclusive, SubType.Failover: Failover, SubType.Shared: Shared, SubType.Key_Shared: KeyShared}

@@ -13,7 +13,7 @@ class Disk:
 
     def __init__(self, data_dir: Path, monkeypatch):
         self.data_dir = data_dir
-        self._contents: dict[Path, bytes] = {}                  # by path below data_dir
+        self._contents: dict[Path, tuple[int, bytes]] = {}      # by path below data_dir: inode, bytes
         self._names: dict[Path, dict[str, int]] = {}            # folder -> {name: size}
         monkeypatch.setattr(os, "fdatasync", self._synced)
         monkeypatch.setattr(os, "fsync", self._synced)
@@ -25,8 +25,18 @@ class Disk:
         place = path.relative_to(self.data_dir)
         if path.is_dir():
             self._names[place] = {name: os.stat(path / name).st_size for name in os.listdir(path)}
+            self._follow_renames(place)
         else:
-            self._contents[place] = os.pread(fd, os.fstat(fd).st_size, 0)
+            self._contents[place] = os.fstat(fd).st_ino, path.read_bytes()
+
+    def _follow_renames(self, folder: Path) -> None:
+        """Of files that were written under a name with .new; an inode that was used again says nothing about others."""
+        gone = {self._contents[place][0]: place for place in self._contents
+                if place.parent == folder and place.suffix == ".new" and not (self.data_dir / place).exists()}
+        for name in self._names[folder]:
+            inode = os.stat(self.data_dir / folder / name).st_ino
+            if inode in gone and self._contents.get(folder / name, (0, b""))[0] != inode:
+                self._contents[folder / name] = self._contents.pop(gone[inode])
 
     def after_power_cut(self, target: Path, *, with_sizes: bool) -> None:
         """Write to target what is safe of data_dir.  with_sizes: files that were never synced have their length."""
@@ -39,4 +49,4 @@ class Disk:
                 content = self._contents.get(folder / name)
                 if content is None and (self.data_dir / folder / name).is_dir():
                     continue
-                (target / folder / name).write_bytes(content if content is not None else bytes(size * with_sizes))
+                (target / folder / name).write_bytes(content[1] if content is not None else bytes(size * with_sizes))

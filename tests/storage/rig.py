@@ -51,6 +51,7 @@ class Answers:
 
     receipts: list = field(default_factory=list)      # (worker, connection, producer id, sequence id, (ledger, entry))
     runs: list = field(default_factory=list)          # (consumer's number, partition id, ledger, first entry, count)
+    picks: list = field(default_factory=list)         # (consumer's number, partition id, ledger, [(entry, redeliveries, words)])
     replies: list = field(default_factory=list)       # (connection, action, object id, handle, command or None)
     forgotten: list = field(default_factory=list)     # (worker, ledger)
     taken: dict = field(default_factory=dict)         # worker -> bytes of entries taken from it so far
@@ -242,6 +243,19 @@ def _runs(answers, worker, rows, data):
     answers.runs += [tuple(int(row[name]) for name in names) for row in rows]
 
 
+def _picks(answers, worker, rows, data):
+    at = 0
+    for row in rows:
+        picked = np.frombuffer(data, envelope.PICKED, int(row["count"]), at)
+        words = np.frombuffer(data[at + picked.nbytes:at + int(row["size"])], np.uint64).tolist()
+        at += int(row["size"])
+        entries = []
+        for entry_id, redeliveries, count in picked.tolist():
+            entries.append((entry_id, redeliveries, words[:count]))
+            words = words[count:]
+        answers.picks.append((int(row["consumer"]), int(row["partition_id"]), int(row["ledger_id"]), entries))
+
+
 def _replies(answers, worker, rows, data):
     at = 0
     for row in rows:
@@ -256,4 +270,5 @@ def _forgotten(answers, worker, rows, data):
     answers.forgotten += [(worker, ledger_id) for ledger_id in rows["ledger_id"].tolist()]
 
 
-_READERS = {envelope.RECEIPTS: _receipts, envelope.RUNS: _runs, envelope.REPLIES: _replies, envelope.FORGET: _forgotten}
+_READERS = {envelope.RECEIPTS: _receipts, envelope.RUNS: _runs,
+            envelope.REPLIES: _replies, envelope.FORGET: _forgotten, envelope.PICKS: _picks}

@@ -214,6 +214,11 @@ def test_a_default_grows_with_the_message_size_and_says_so():
     ("defaultNumPartitions=4", lambda c: c.storage.auto_create_partitions, 0),
     (f"brokerEntryMetadataInterceptors={INDEX},{TIMESTAMP}", lambda c: c.worker.broker_entry_metadata, ("index", "timestamp")),
     ("exposingBrokerEntryMetadataToClientEnabled=true", lambda c: c.worker.expose_broker_entry_metadata, True),
+    ("acknowledgmentAtBatchIndexLevelEnabled=false", lambda c: c.storage.batch_index_acknowledgement, False),
+    ("maxUnackedMessagesPerConsumer=7", lambda c: c.storage.max_unacked_messages_per_consumer, 7),
+    ("maxUnackedMessagesPerSubscription=0", lambda c: c.storage.max_unacked_messages_per_subscription, 0),
+    ("subscriptionKeySharedEnable=false", lambda c: c.storage.key_shared_enabled, False),
+    ("subscriptionKeySharedUseConsistentHashing=false", lambda c: c.storage.key_shared_consistent_hashing, False),
     ("journalSyncData=true", lambda c: c.storage.sync, "group"),
     ("brokerServicePort=1\nbrokerServicePort=2", lambda c: c.worker.port, 2),
 ])

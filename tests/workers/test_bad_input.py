@@ -113,10 +113,9 @@ STRING_SCHEMA = {"name": "s", "schema_data": b"", "type": api.Schema.String}
 
 
 @pytest.mark.parametrize("kind, fields", [
-    (T.SUBSCRIBE, {"subType": api.CommandSubscribe.Shared}), (T.SUBSCRIBE, {"subType": api.CommandSubscribe.Failover}),
-    (T.SUBSCRIBE, {"subType": api.CommandSubscribe.Key_Shared}), (T.SUBSCRIBE, {"subType": 0, "schema": STRING_SCHEMA}),
+    (T.SUBSCRIBE, {"subType": 0, "schema": STRING_SCHEMA}),
     (T.PRODUCER, {"schema": STRING_SCHEMA}), (T.PRODUCER, {"txn_enabled": True}),
-], ids=["shared", "failover", "key-shared", "schema of a consumer", "schema of a producer", "transactions"])
+], ids=["schema of a consumer", "schema of a producer", "transactions"])
 def test_a_topic_is_not_used_in_ways_not_there_yet(peer, kind, fields):
     more = {"producer_id": 1} if kind == T.PRODUCER else {"consumer_id": 1, "subscription": "s"}
     answer = peer.ask(kind, topic=unique_topic(), request_id=7, **more, **fields)

@@ -1,0 +1,103 @@
+"""What every way of choosing does; a subscription has one as long as it has consumers.
+
+Pure: subscription, ledgers and times in, entries out.  No socket, no clock, no file.
+"""
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.errors import Refusal
+from geminga.storage.cursor import Position
+from geminga.storage.ledger import Ledger
+from geminga.storage.pending import Entries
+from geminga.storage.subscription import Consumer, Subscription
+
+_FEW = 16      # entries that are cheaper to look at one by one than as an array
+
+Batch = tuple[Consumer, Ledger, Entries]
+Nacked = list[tuple[int, NDArray[np.int64]]]     # [(ledger id, entries)]
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why somebody may not attach, and who is in the way."""
+
+    holder: Consumer
+    refusal: Refusal
+
+
+class Dispatcher:
+    """Everything in order to one consumer; the others differ from it where they say so."""
+
+    is_woken_by_acknowledgements = False     # they may let something be given out
+
+    def __init__(self, subscription: Subscription):
+        self.subscription = subscription
+
+    # -- consumers
+
+    def obstacle(self, consumer: Consumer) -> Obstacle | None:
+        """What keeps this consumer from attaching, as long as the one in its way lives.  Raises Refusal if that does not matter."""
+        return None
+
+    def attach(self, consumer: Consumer) -> None:
+        """The consumer is among the subscription's now."""
+        self.subscription.rewind()
+
+    def detach(self, consumer: Consumer) -> None:
+        """It is no longer; what it had is to be given out again."""
+        self.subscription.rewind()
+
+    def news(self) -> list[tuple[Consumer, bool]]:
+        """Whom to tell, since the last time this was asked, that it has become the active consumer, or not."""
+        return []
+
+    # -- entries
+
+    def next_batches(self, ledgers: list[Ledger]) -> list[Batch]:
+        """Who gets what now.  Takes permits, and moves the read position.
+
+        ledgers: those from the read position's on.
+        """
+        raise NotImplementedError
+
+    def acknowledged(self, ledger: Ledger, entries: list[int] | NDArray[np.int64]) -> None:
+        """These (n,), sorted, were not acknowledged before."""
+
+    def acknowledged_up_to(self, position: Position) -> None:
+        """So is everything up to there."""
+
+    def part_acknowledged(self, ledger: Ledger, entry_id: int, messages: int) -> None:
+        """So many messages of that entry are acknowledged now, others are not."""
+
+    def redeliver(self, consumer: Consumer, wanted: dict[int, NDArray[np.int64]]) -> Nacked:
+        """The consumer wants what it has again, or of that only the wanted {ledger id: entries}; returns what counts as redelivered.
+
+        With one consumer ids do not matter: everything unacknowledged comes again, in order, and is not counted.
+        """
+        self.subscription.rewind()
+        return []
+
+    def forget(self, ledger_id: int) -> None:
+        """The ledger was deleted."""
+
+
+def busy(text: str) -> Refusal:
+    return Refusal(api.ConsumerBusy, text)
+
+
+def within_permits(messages: NDArray[np.uint32], permits: int) -> tuple[int, int]:
+    """(entries, messages) that permits for so many messages reach; a batch may exceed them once."""
+    if len(messages) <= _FEW:
+        total = count = 0
+        for many in messages.tolist():
+            if total >= permits:
+                break
+            total += many
+            count += 1
+        return count, total
+    reach = np.cumsum(messages[:permits], dtype=np.int64)
+    count = min(len(reach), int(np.searchsorted(reach, permits)) + 1)
+    return count, int(reach[count - 1])

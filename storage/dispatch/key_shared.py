@@ -1,0 +1,151 @@
+"""Every key goes to one of many consumers, in order; a key is at one consumer at a time, also while consumers come and go (PIP-379).
+
+A key is known by its hash.  When a hash changes hands while entries of it are out at its former consumer it is *draining*: the
+new one gets nothing of it before those are settled.  What is passed over, because its consumer has no permits or its hash is
+draining, is withheld: given out before anything newer of the same hash, so the order within a key is kept.
+"""
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.errors import Refusal
+from geminga.proto.sends import HAS_KEY
+from geminga.storage.dispatch.base import Batch, Nacked, Obstacle, busy, within_permits
+from geminga.storage.dispatch.ranges import HASHES, AutoSplit, Consistent, Sticky
+from geminga.storage.dispatch.shared import Shared
+from geminga.storage.ledger import Ledger
+from geminga.storage.pending import AGAIN, NOBODY, Entries
+from geminga.storage.subscription import Consumer, Subscription
+
+_LOOK_AHEAD_MAX = 20_000        # entries withheld by one subscription
+_LOOK_AHEAD_EACH = 2_000        # for each of its consumers
+_LOOK_AHEAD_MIN = 1_000         # entries looked at although fewer are asked for: whose they are shows only then
+_SPREAD = 0x9E3779B1            # odd: keyless entries in a row get hashes far apart
+
+
+@dataclass(slots=True)
+class Draining:
+    """A hash that has changed hands while entries of it were out."""
+
+    seat: int       # where they are
+    entries: int
+    since_ms: int
+
+
+class KeyShared(Shared):
+    def __init__(self, subscription: Subscription):
+        super().__init__(subscription)
+        self.ranges: AutoSplit | Consistent | Sticky | None = None       # by what the first consumer asks for
+        self.draining: dict[int, Draining] = {}
+        self._is_loose = False                                           # the order may be broken: nothing drains
+
+    # -- consumers
+
+    def obstacle(self, consumer: Consumer) -> Obstacle | None:
+        if self.ranges is None:
+            if consumer.ranges is not None:
+                Sticky().conflict(consumer)
+            return None
+        if isinstance(self.ranges, Sticky) != (consumer.ranges is not None) or self._is_loose != consumer.is_out_of_order_allowed:
+            raise busy("Subscription is of different type: its consumers have another Key_Shared policy")
+        holder = self.ranges.conflict(consumer) if isinstance(self.ranges, Sticky) else None
+        if holder is None:
+            return None
+        return Obstacle(holder, Refusal(api.ConsumerAssignError, f"Range conflict with consumer {holder.name}"))
+
+    def attach(self, consumer: Consumer) -> None:
+        if self.ranges is None:
+            self._is_loose = consumer.is_out_of_order_allowed
+            if consumer.ranges is not None:
+                self.ranges = Sticky()
+            else:
+                self.ranges = Consistent() if self.subscription.options.key_shared_consistent_hashing else AutoSplit()
+        super().attach(consumer)
+        self.ranges.add(consumer)
+        self._changed_hands()
+
+    def detach(self, consumer: Consumer) -> None:
+        super().detach(consumer)
+        self.ranges.remove(consumer)
+        self._changed_hands()
+
+    def _changed_hands(self) -> None:
+        """Which hashes drain now; the counts are those of all that is out."""
+        before, self.draining = self.draining, {}
+        if self._is_loose:
+            return
+        for ledger_id, entries, seats in self.pending.out():
+            hashes = self._hashes(self.subscription.partition.find(ledger_id), entries)
+            moved = self.ranges.seats(hashes) != seats
+            for found, seat in zip(hashes[moved].tolist(), seats[moved].tolist(), strict=True):
+                if found in self.draining:
+                    self.draining[found].entries += 1
+                else:
+                    since = before[found].since_ms if found in before else self.subscription.partition.now_ms
+                    self.draining[found] = Draining(seat, 1, since)
+
+    def _drained(self, ledger: Ledger, entries: NDArray[np.int64]) -> None:
+        """These entries are no longer out."""
+        for found in self._hashes(ledger, entries).tolist():
+            if (draining := self.draining.get(found)) is not None:
+                draining.entries -= 1
+                if not draining.entries:
+                    del self.draining[found]
+
+    def _settled(self, ledger: Ledger, entries: NDArray[np.int64], seats: NDArray[np.uint16]) -> None:
+        super()._settled(ledger, entries, seats)
+        if self.draining:
+            self._drained(ledger, entries[(seats != NOBODY) & (seats != AGAIN)])
+
+    def redeliver(self, consumer: Consumer, wanted: dict[int, NDArray[np.int64]]) -> Nacked:
+        nacked = super().redeliver(consumer, wanted)
+        for ledger_id, entries in nacked if self.draining else ():
+            self._drained(self.subscription.partition.find(ledger_id), entries)
+        return nacked
+
+    # -- entries
+
+    def look_ahead(self, takers: list[Consumer]) -> int:
+        if not takers:
+            return 0
+        allowed = min(_LOOK_AHEAD_MAX, _LOOK_AHEAD_EACH * len(self.subscription.consumers)) - self.pending.again
+        return min(allowed, max(super().look_ahead(takers), _LOOK_AHEAD_MIN))
+
+    def _give_again(self, batches: list[Batch]) -> bool:
+        """All that was withheld is looked at before anything new is."""
+        for ledger_id, entries in list(self.pending.to_give_again(2 * _LOOK_AHEAD_MAX)):
+            if not (takers := self._takers()):
+                return False
+            self.deal(takers, self.subscription.partition.find(ledger_id), entries, batches, is_again=True)
+        return self.pending.again < _LOOK_AHEAD_MAX
+
+    def deal(self, takers: list[Consumer], ledger: Ledger, entries: Entries, batches: list[Batch], *, is_again: bool) -> int:
+        ids = np.arange(entries.start, entries.stop) if isinstance(entries, range) else entries
+        hashes = self._hashes(ledger, ids)
+        seats = self.ranges.seats(hashes)
+        if self.draining:
+            seats = np.where(np.isin(hashes, np.fromiter(self.draining, np.int64)), NOBODY, seats)
+        messages = self.subscription.messages(ledger, entries)
+        is_left = np.ones(len(ids), bool)
+        for consumer in takers:
+            mine = np.flatnonzero(seats == consumer.seat)
+            if len(mine):
+                count, many = within_permits(messages[mine], self.room(consumer))
+                is_left[mine[:count]] = False
+                self.give(consumer, ledger, ids[mine[:count]], many, batches, is_again=is_again)
+        if not is_again and is_left.any():
+            self.pending.withhold(ledger.ledger_id, ids[is_left])
+        return len(ids)
+
+    @staticmethod
+    def _hashes(ledger: Ledger, entries: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Of the keys, 1 .. 65535 as Apache Pulsar has them; entries without a key are spread by their place."""
+        index = ledger.index
+        hashes = index["key_hash"][entries].astype(np.int64)
+        keyless = (index["flags"][entries] & HAS_KEY) == 0
+        hashes[keyless] = entries[keyless] * _SPREAD >> 8
+        hashes &= HASHES - 1
+        hashes[hashes == 0] = 1
+        return hashes

@@ -1,0 +1,173 @@
+"""Every entry goes to one of many consumers, in turns; those of a lower priority level first."""
+import numpy as np
+from numpy.typing import NDArray
+
+from geminga.storage.cursor import Position
+from geminga.storage.dispatch.base import Batch, Dispatcher, Nacked, within_permits
+from geminga.storage.ledger import Ledger
+from geminga.storage.pending import AGAIN, NOBODY, SEATS_MAX, Entries, Pending
+from geminga.storage.subscription import Consumer, Subscription
+
+_TURN = 20             # entries in a row to one consumer, when there are enough to go round
+_TURNS = 4             # so many turns each, when there are many more
+_AGAIN_MAX = 20_000    # entries to be given again that are looked at in one pass
+
+
+class Shared(Dispatcher):
+    is_woken_by_acknowledgements = True
+
+    def __init__(self, subscription: Subscription):
+        super().__init__(subscription)
+        self.pending = Pending()
+        self.unacknowledged = 0                                  # messages at all seats
+        self.is_blocked = False                                  # by too many of them
+        self._seats: list[Consumer | None] = [None]              # seat -> consumer; nobody sits at 0
+        self._last_served = 0                                    # seat
+
+    # -- consumers
+
+    def attach(self, consumer: Consumer) -> None:
+        if None in self._seats[1:]:
+            consumer.seat = self._seats.index(None, 1)
+            self._seats[consumer.seat] = consumer
+        else:
+            assert len(self._seats) <= SEATS_MAX
+            consumer.seat = len(self._seats)
+            self._seats.append(consumer)
+
+    def detach(self, consumer: Consumer) -> None:
+        self.pending.take_back(consumer.seat)
+        self._seats[consumer.seat] = None
+        self._count_unacknowledged(consumer, -consumer.unacknowledged)
+
+    def _count_unacknowledged(self, consumer: Consumer, messages: int) -> None:
+        """A consumer, or all of them, that have too many get no more until they have half as many."""
+        options = self.subscription.options
+        consumer.unacknowledged += messages
+        self.unacknowledged += messages
+        consumer.is_blocked = _is_blocked(consumer.is_blocked, consumer.unacknowledged, options.max_unacked_messages_per_consumer)
+        self.is_blocked = _is_blocked(self.is_blocked, self.unacknowledged, options.max_unacked_messages_per_subscription)
+
+    def room(self, consumer: Consumer) -> int:
+        """Messages that the consumer can take."""
+        if consumer.is_blocked or self.is_blocked:
+            return 0
+        options, room = self.subscription.options, consumer.permits
+        if options.max_unacked_messages_per_consumer:
+            room = min(room, options.max_unacked_messages_per_consumer - consumer.unacknowledged)
+        if options.max_unacked_messages_per_subscription:
+            room = min(room, options.max_unacked_messages_per_subscription - self.unacknowledged)
+        return room
+
+    # -- entries
+
+    def next_batches(self, ledgers: list[Ledger]) -> list[Batch]:
+        batches: list[Batch] = []
+        if self._give_again(batches):
+            self._give_new(batches, ledgers)
+        return batches
+
+    def _give_again(self, batches: list[Batch]) -> bool:
+        """Give out what was given back; whether there is nothing left of it that new entries had to wait for."""
+        for ledger_id, entries in self.pending.to_give_again(_AGAIN_MAX):
+            takers = self._takers()
+            if not takers:
+                return False
+            ledger = self.subscription.partition.find(ledger_id)
+            if self.deal(takers, ledger, entries, batches, is_again=True) < len(entries):
+                return False
+        return True
+
+    def _give_new(self, batches: list[Batch], ledgers: list[Ledger]) -> None:
+        subscription = self.subscription
+        for ledger in ledgers:
+            first = subscription.read[1] if subscription.read[0] == ledger.ledger_id else 0
+            for start, end in subscription.cursor.unacknowledged(ledger, first, ledger.entries):
+                while start < end:
+                    takers = self._takers()
+                    looked_at = min(end, start + self.look_ahead(takers))
+                    if looked_at <= start:
+                        return
+                    start += self.deal(takers, ledger, range(start, looked_at), batches, is_again=False)
+                    subscription.read = ledger.ledger_id, start
+            if not self._takers():
+                return
+            subscription.read = ledger.ledger_id, ledger.entries
+
+    def _takers(self) -> list[Consumer]:
+        """Those that can take something, those first whose turn it is."""
+        takers = [consumer for consumer in self.subscription.consumers if self.room(consumer) > 0]
+        if len(takers) > 1:
+            takers.sort(key=lambda consumer: (consumer.priority, consumer.seat <= self._last_served, consumer.seat))
+        return takers
+
+    def look_ahead(self, takers: list[Consumer]) -> int:
+        """How many new entries to look at."""
+        return sum(map(self.room, takers))
+
+    def deal(self, takers: list[Consumer], ledger: Ledger, entries: Entries, batches: list[Batch], *, is_again: bool) -> int:
+        """Give out entries from the first on, in turns; returns how many."""
+        messages, at, takers = self.subscription.messages(ledger, entries), 0, list(takers)
+        while at < len(entries) and takers:
+            consumer = takers.pop(0)
+            level = 1 + sum(other.priority == consumer.priority for other in takers)
+            left = len(entries) - at
+            turn = left if level == 1 else min(max(_TURN, left // (_TURNS * level)), -(-left // level))
+            count, many = within_permits(messages[at:at + turn], self.room(consumer))
+            self.give(consumer, ledger, entries[at:at + count], many, batches, is_again=is_again)
+            at += count
+            self._last_served = consumer.seat
+            if self.room(consumer) > 0:
+                takers.insert(level - 1, consumer)      # behind the others of its level
+        return at
+
+    def give(self, consumer: Consumer, ledger: Ledger, entries: Entries, messages: int, batches: list[Batch], *, is_again: bool) -> None:
+        self.pending.give(ledger.ledger_id, entries, consumer.seat, is_again=is_again)
+        consumer.permits -= messages
+        self._count_unacknowledged(consumer, messages)
+        batches.append((consumer, ledger, entries))
+
+    def acknowledged(self, ledger: Ledger, entries: list[int] | NDArray[np.int64]) -> None:
+        entries = np.asarray(entries, np.int64)
+        self._settled(ledger, entries, self.pending.settle(ledger.ledger_id, entries))
+
+    def acknowledged_up_to(self, position: Position) -> None:
+        for ledger_id, entries, seats in self.pending.settle_up_to(*position):
+            ledger = self.subscription.partition.find(ledger_id)
+            if ledger is not None:
+                self._settled(ledger, entries, seats)
+
+    def _settled(self, ledger: Ledger, entries: NDArray[np.int64], seats: NDArray[np.uint16]) -> None:
+        """These entries are no longer at these seats."""
+        is_out = (seats != NOBODY) & (seats != AGAIN)
+        entries, seats = entries[is_out], seats[is_out]
+        if not len(entries):
+            return
+        messages = self.subscription.messages(ledger, entries)
+        for seat, count in enumerate(np.bincount(seats, messages).tolist()):
+            if count:
+                self._count_unacknowledged(self._seats[seat], -int(count))
+
+    def part_acknowledged(self, ledger: Ledger, entry_id: int, messages: int) -> None:
+        """So many messages of an entry are acknowledged now, others are not."""
+        seat = self.pending.seat(ledger.ledger_id, entry_id)
+        if seat not in (NOBODY, AGAIN):
+            self._count_unacknowledged(self._seats[seat], -messages)
+
+    def redeliver(self, consumer: Consumer, wanted: dict[int, NDArray[np.int64]]) -> Nacked:
+        if wanted:
+            found = [(ledger_id, self.pending.take_back_some(consumer.seat, ledger_id, entries)) for ledger_id, entries in wanted.items()]
+        else:
+            found = self.pending.take_back(consumer.seat)
+        for ledger_id, entries in found:
+            ledger = self.subscription.partition.find(ledger_id)
+            if ledger is not None and len(entries):
+                self._count_unacknowledged(consumer, -int(self.subscription.messages(ledger, entries).sum()))
+        return [(ledger_id, entries) for ledger_id, entries in found if len(entries)]
+
+    def forget(self, ledger_id: int) -> None:
+        self.pending.forget(ledger_id)
+
+
+def _is_blocked(was: bool, unacknowledged: int, limit: int) -> bool:
+    return bool(limit) and unacknowledged >= (limit // 2 + 1 if was else limit)
