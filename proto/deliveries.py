@@ -123,6 +123,13 @@ class Delivery:
             at += count
         return out
 
+    def passed(self, entries: NDArray, data: memoryview) -> bytes:
+        """MESSAGE frames of entries that lie one behind the other in data: `entry_id` and `size` of each."""
+        rows = np.zeros(len(entries), [("offset", "<u8"), ("size", "<u4")])
+        rows["size"] = entries["size"]
+        rows["offset"][1:] = np.cumsum(entries["size"][:-1])
+        return self._interleaved(entries["entry_id"], rows, data)
+
     def _few(self, first_entry: int, rows: NDArray, ledger: memoryview) -> bytes:
         pieces, entry_size, tail = [], 0, self._suffix + self._epoch
         for entry_id, (offset, size) in enumerate(zip(rows["offset"].tolist(), rows["size"].tolist(), strict=True), first_entry):

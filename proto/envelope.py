@@ -5,7 +5,7 @@
 
     worker -> owner    SENDS     SEND_ROW + entries      ACKS  ACK_ROW + words     FLOWS  FLOW_ROW     COMMANDS  COMMAND_ROW + commands
     owner -> worker    RECEIPTS  RECEIPT_ROW             RUNS  RUN_ROW     REPLIES  REPLY_ROW + frames     FORGET  FORGET_ROW
-                       PICKS     PICK_ROW + entries, words
+                       PICKS     PICK_ROW + entries, words                 PASSED    PASSED_ROW + entries, their bytes
 
 Sends, acks and flows of a pass may come in any order among themselves; a command comes after all that preceded it and
 before all that followed it.  No pickles, no dicts.
@@ -20,7 +20,7 @@ from geminga.proto.rows import struct_of
 from geminga.proto.sends import SEND_ROW
 
 SENDS, ACKS, FLOWS, COMMANDS = 1, 2, 3, 4
-RECEIPTS, RUNS, REPLIES, FORGET, PICKS = 16, 17, 18, 19, 20
+RECEIPTS, RUNS, REPLIES, FORGET, PICKS, PASSED = 16, 17, 18, 19, 20, 21
 
 HEADER = struct.Struct("<QQ")     # owner -> worker: bytes of entries taken from this worker so far (its credit); sections
 SECTION = struct.Struct("<IIQ")   # kind, rows, bytes
@@ -87,10 +87,18 @@ PICKED = np.dtype([
     ("words", "<u4"),              # of 8 bytes each, behind all rows: the messages of the batch that are not acknowledged
 ])
 
+PASSED_ROW = np.dtype([            # entries of a topic that keeps none
+    ("connection", "<u4"),
+    ("count", "<u4"),              # entries
+    ("consumer", "<u8"),
+    ("size", "<u8"),               # bytes of its ENTRY rows and of the entries
+])
+ENTRY = np.dtype([("entry_id", "<u8"), ("size", "<u4"), ("messages", "<u4")])
+
 FORGET_ROW = np.dtype([("ledger_id", "<u8")])
 
 ROWS = {SENDS: SEND_ROW, ACKS: ACK_ROW, FLOWS: FLOW_ROW, COMMANDS: COMMAND_ROW,
-        RECEIPTS: RECEIPT_ROW, RUNS: RUN_ROW, REPLIES: REPLY_ROW, FORGET: FORGET_ROW, PICKS: PICK_ROW}
+        RECEIPTS: RECEIPT_ROW, RUNS: RUN_ROW, REPLIES: REPLY_ROW, FORGET: FORGET_ROW, PICKS: PICK_ROW, PASSED: PASSED_ROW}
 
 
 STRUCTS = {kind: struct_of(dtype) for kind, dtype in ROWS.items()}

@@ -13,6 +13,7 @@
     pending.py      which consumer has which entry
     subscription.py a name, a cursor, its consumers
     dispatch/       who gets the next entries: one small file per subscription type
+    live.py         a non-persistent topic: nothing is kept
     partition.py    one partition: append, subscriptions, trimming
     commands.py     what a client's command does to a partition
     outbox.py       answers of a pass, by worker

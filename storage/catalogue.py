@@ -95,6 +95,13 @@ class Catalogue:
         done = self._write("INSERT OR IGNORE INTO topics VALUES (?, ?, ?, ?)", (str(topic), topic.namespace, partitions, now_ms()))
         return done.rowcount > 0
 
+    def delete_topic(self, topic: TopicName) -> None:
+        self._write("DELETE FROM topics WHERE name = ?", (str(topic),))
+
+    def forget_live_topics(self) -> None:
+        """Topics that keep nothing are gone when the broker was; those that are partitioned were asked for, and stay."""
+        self._write("DELETE FROM topics WHERE name LIKE 'non-persistent:%' AND partitions = 0")
+
     def topics(self, namespace: str) -> list[str]:
         """Complete names, a partitioned topic by each of its partitions, sorted."""
         rows = self._db.execute("SELECT name, partitions FROM topics WHERE namespace = ? ORDER BY name", (namespace,))

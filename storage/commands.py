@@ -20,6 +20,7 @@ from geminga.storage.cursor import NOWHERE, Position
 from geminga.storage.dispatch import DISPATCHERS
 from geminga.storage.dispatch.base import Obstacle, busy
 from geminga.storage.ledger import Ledger
+from geminga.storage.live import LiveTopic
 from geminga.storage.partition import Partition, op
 from geminga.storage.parts import words
 from geminga.storage.producers import Producer
@@ -90,9 +91,11 @@ def _withdraw(owner, session, kind: int, object_id: int) -> None:
 
 # -- topics
 
-def _find_or_create(owner, name: TopicName, *, may_create: bool = True) -> Partition:
+def _find_or_create(owner, name: TopicName, *, may_create: bool = True) -> Partition | LiveTopic:
     """The partition of that name; made when it may be.  Raises Refusal."""
-    found = owner.partition(name)
+    if not (name.is_persistent or owner.options.non_persistent_topics):
+        raise Refusal(api.NotAllowedError, "Non-persistent topics are switched off")
+    found = owner.partition(name) if name.is_persistent else owner.live.get(name)
     if found is not None:
         return found
     catalogue, base = owner.catalogue, name.base
@@ -107,7 +110,16 @@ def _find_or_create(owner, name: TopicName, *, may_create: bool = True) -> Parti
             raise Refusal(api.TopicNotFound, f"Topic {name} does not exist")
         catalogue.create_topic(name, 0)
     owner.answer_needs_sync()
-    return owner.create_partition(name)
+    if name.is_persistent:
+        return owner.create_partition(name)
+    found = owner.live[name] = LiveTopic(name, owner.options)
+    return found
+
+
+def _forget_if_idle(owner, found: Partition | LiveTopic) -> None:
+    """A topic that keeps nothing is only there as long as somebody uses it."""
+    if not found.is_persistent and found.is_idle and owner.live.pop(found.name, None) is not None and found.name.partition < 0:
+        owner.catalogue.delete_topic(found.name)
 
 
 # -- producers
@@ -136,7 +148,7 @@ def _producer(owner, session, command: api.BaseCommand, *, probed: bool = False)
             return _park(owner, session, command, holder.worker, holder.connection)
         raise Refusal(api.ProducerBusy, f"Producer with name '{producer.name}' is already connected to topic")
     initial = request.initial_subscription_name
-    if initial and (initial, True) not in found.subscriptions:
+    if initial and found.is_persistent and (initial, True) not in found.subscriptions:
         if not owner.options.auto_create_subscriptions:
             raise Refusal(api.NotAllowedError, f"Initial subscription {initial[:80]} may not be created: automatic creation is off")
         _check_name(initial)
@@ -145,6 +157,8 @@ def _producer(owner, session, command: api.BaseCommand, *, probed: bool = False)
         _expel_producer(owner, outcast)
     session.producers[producer.producer_id] = producer
     owner.producers[producer.handle] = producer
+    if not found.is_persistent:
+        owner.live_producers[producer.handle] = producer
     owner.counters.add("producers")
     if producer.is_ready:
         _producer_ready(owner, producer, request.request_id)
@@ -161,7 +175,7 @@ def _generated_name(owner) -> str:
 
 def _producer_ready(owner, producer: Producer, request_id: int) -> None:
     found = producer.partition
-    if found.producers.exclusive is producer:
+    if found.producers.exclusive is producer and found.is_persistent:
         owner.catalogue.set_topic_epoch(found.partition_id, producer.topic_epoch)
     data = answers.producer_success(request_id, producer.name, topic_epoch=producer.topic_epoch)
     owner.outbox(producer.worker).reply(producer.connection, data, request_id=request_id, action=envelope.PRODUCER_READY,
@@ -170,10 +184,12 @@ def _producer_ready(owner, producer: Producer, request_id: int) -> None:
 
 def _remove_producer(owner, producer: Producer) -> None:
     owner.producers.pop(producer.handle, None)
+    owner.live_producers.pop(producer.handle, None)
     owner.counters.add("producers", -1)
     successor = producer.partition.producers.leave(producer)
     if successor is not None:
         _producer_ready(owner, successor, successor.request_id)
+    _forget_if_idle(owner, producer.partition)
 
 
 def _expel_producer(owner, producer: Producer) -> None:
@@ -181,6 +197,7 @@ def _expel_producer(owner, producer: Producer) -> None:
     session = owner.sessions.get((producer.worker, producer.connection))
     if session is not None:
         session.producers.pop(producer.producer_id, None)
+    owner.live_producers.pop(producer.handle, None)
     if owner.producers.pop(producer.handle, None) is not None:
         owner.counters.add("producers", -1)
     data = answers.close_producer(producer.producer_id)
@@ -214,7 +231,7 @@ def _subscribe(owner, session, command: api.BaseCommand, *, probed: bool = False
         return _consumer_ready(owner, existing, request.request_id)
     _check_subscribe(owner, request)
     found = _find_or_create(owner, names.parse(request.topic), may_create=request.force_topic_creation)
-    subscription = found.subscriptions.get((request.subscription, request.durable))
+    subscription = found.subscriptions.get((request.subscription, request.durable and found.is_persistent))
     if subscription is None:
         subscription = _new_subscription(owner, found, request)
     consumer = _new_consumer(owner, session, request, subscription)
@@ -273,6 +290,8 @@ def _check_subscribe(owner, request: api.CommandSubscribe) -> None:
 
 
 def _new_subscription(owner, found: Partition, request: api.CommandSubscribe) -> Subscription:
+    if not found.is_persistent:
+        return found.add_subscription(request.subscription, 0, found.last_confirmed, is_durable=False)
     if request.durable and not owner.options.auto_create_subscriptions:
         raise Refusal(api.SubscriptionNotFound, f"Subscription {request.subscription} does not exist, and may not be created")
     if request.HasField("start_message_id"):
@@ -338,6 +357,7 @@ def _remove_consumer(owner, consumer: Consumer) -> None:
         if not subscription.is_durable:
             subscription.partition.remove_subscription(subscription)
     owner.wake(subscription.partition)
+    _forget_if_idle(owner, subscription.partition)
 
 
 def _expel_consumers(owner, subscription: Subscription) -> None:
@@ -389,7 +409,7 @@ def _redeliver(owner, session, command: api.BaseCommand) -> None:
     """Without ids, everything that the consumer has."""
     request = command.redeliverUnacknowledgedMessages
     consumer = session.consumers.get(request.consumer_id)
-    if consumer is None:
+    if consumer is None or not consumer.subscription.partition.is_persistent:
         return
     subscription, wanted = consumer.subscription, {}
     found = subscription.partition
@@ -416,10 +436,16 @@ def _position(identity: api.MessageIdData) -> Position:
     return tuple(value - (1 << 64) if value >> 63 else value for value in (identity.ledgerId, identity.entryId))
 
 
+def _stored(subscription: Subscription, what: str) -> Partition:
+    if not subscription.partition.is_persistent:
+        raise Refusal(api.NotAllowedError, f"{what} is not supported on a non-persistent topic")
+    return subscription.partition
+
+
 def _seek(owner, session, command: api.BaseCommand) -> None:
     request = command.seek
     subscription = _consumer(session, request.consumer_id).subscription
-    found = subscription.partition
+    found = _stored(subscription, "SEEK")
     if request.HasField("message_id"):
         position = found.before(_position(request.message_id))
     elif request.HasField("message_publish_time"):
@@ -434,7 +460,7 @@ def _seek(owner, session, command: api.BaseCommand) -> None:
 def _get_last_message_id(owner, session, command: api.BaseCommand) -> None:
     request = command.getLastMessageId
     subscription = _consumer(session, request.consumer_id).subscription
-    found = subscription.partition
+    found = _stored(subscription, "GET_LAST_MESSAGE_ID")
     number = found.name.partition
     ledger_id, entry_id, batch_index = found.last_message()
     mark_delete = subscription.cursor.mark_delete
@@ -509,7 +535,7 @@ def acknowledge_part(owner, consumer: Consumer, position: Position, left: int) -
     found, cursor = subscription.partition, subscription.cursor
     ledger_id, entry_id = position
     ledger = found.find(ledger_id)
-    if ledger is None or not 0 <= entry_id < ledger.entries or cursor.is_acknowledged(ledger_id, entry_id):
+    if ledger is None or not found.is_persistent or not 0 <= entry_id < ledger.entries or cursor.is_acknowledged(ledger_id, entry_id):
         return
     messages = int(ledger.messages[entry_id])
     before = cursor.parts.get(ledger_id, {}).get(entry_id, (1 << messages) - 1)
@@ -534,6 +560,14 @@ def _acknowledge_whole(owner, consumer: Consumer, ledger_id: int, entry_id: int)
 def acknowledge(owner, consumer: Consumer, acks: Acks) -> None:
     """Move the consumer's cursor.  Ids that never existed, or are acknowledged already, change nothing."""
     subscription = consumer.subscription
+    if subscription.partition.is_persistent:
+        _move(owner, subscription, acks)
+    for request_id in acks.requests:
+        owner.answer_needs_sync()
+        owner.outbox(consumer.worker).reply(consumer.connection, answers.ack_response(consumer.consumer_id, request_id))
+
+
+def _move(owner, subscription: Subscription, acks: Acks) -> None:
     found, cursor = subscription.partition, subscription.cursor
     before = cursor.mark_delete
     if acks.up_to > before and subscription.kind in (SubType.Exclusive, SubType.Failover):    # else as Pulsar has it: nothing
@@ -552,9 +586,6 @@ def acknowledge(owner, consumer: Consumer, acks: Acks) -> None:
                 owner.wake_trimming(found)
     if subscription.dispatcher.is_woken_by_acknowledgements:
         owner.wake(found)
-    for request_id in acks.requests:
-        owner.answer_needs_sync()
-        owner.outbox(consumer.worker).reply(consumer.connection, answers.ack_response(consumer.consumer_id, request_id))
 
 
 def _acknowledge_up_to(found: Partition, subscription: Subscription, position: Position) -> None:

@@ -33,6 +33,11 @@ class Outbox:
         data = picked.tobytes() + words
         self._add(envelope.PICKS, (consumer.connection, len(picked), consumer.handle, partition_id, ledger_id, len(data), 0), data)
 
+    def passed(self, consumer: Consumer, entries: NDArray, data: bytes) -> None:
+        """Deliver entries that are nowhere else: rows (n,) ENTRY, and their bytes."""
+        data = entries.tobytes() + data
+        self._add(envelope.PASSED, (consumer.connection, len(entries), consumer.handle, len(data)), data)
+
     def forget(self, ledger_id: int) -> None:
         """The ledger was deleted: unmap it."""
         self._add(envelope.FORGET, (ledger_id,), b"")

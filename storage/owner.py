@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from geminga.proto import commands as answers
 from geminga.proto import envelope
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.deliveries import RECEIPT_ROW
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
 from geminga.storage import append, commands, format
@@ -28,6 +29,7 @@ from geminga.storage.counters import Counters
 from geminga.storage.errors import CorruptFile, StorageFull
 from geminga.storage.journal import Journal, Record
 from geminga.storage.ledger import Ledger
+from geminga.storage.live import LiveTopic
 from geminga.storage.options import StorageOptions
 from geminga.storage.outbox import Outbox
 from geminga.storage.partition import Partition, op, open_partition
@@ -64,6 +66,8 @@ class Owner:
         self.sessions: dict[tuple[int, int], Session] = {}
         self.producers: dict[int, Producer] = {}                  # by handle
         self.consumers: dict[int, Consumer] = {}
+        self.live: dict[TopicName, LiveTopic] = {}                # topics that keep nothing
+        self.live_producers: dict[int, Producer] = {}             # theirs, by handle
         self.parked: dict[tuple[int, int], list[tuple]] = {}      # commands that wait until a connection is known to be alive or dead
         self.ops: list[tuple] = []                                # of this pass, not yet in the journal
         self.many_ops: list[NDArray] = []
@@ -215,6 +219,8 @@ class Owner:
     # -- publishing
 
     def _publish(self, sends: append.Sends) -> None:
+        if self.live_producers:
+            sends = [rest for one in sends if len((rest := self._pass_on(*one))[1])]
         planned = append.plan(sends, self._partition_of, self._room, self.now_ms)
         for worker, connection, producer_id, sequence_id, why in planned.refused:      # clients try again
             self.outbox(worker).reply(connection, answers.send_error(producer_id, sequence_id, api.PersistenceError, why))
@@ -230,6 +236,35 @@ class Owner:
             self._recent.add(group.partition)
         for worker, rows in planned.receipts:
             self.outbox(worker).receipts(rows)
+
+    def _pass_on(self, worker: int, rows: NDArray, data: memoryview) -> tuple[int, NDArray, memoryview]:
+        """Deal with what was published to topics that keep nothing; returns the rest."""
+        is_live = np.isin(rows["producer"], np.fromiter(self.live_producers, np.uint64))
+        for handle in np.unique(rows["producer"][is_live]).tolist():
+            mine = rows[rows["producer"] == handle]
+            producer = self.live_producers[handle]
+            if not producer.is_ready:
+                continue
+            topic = producer.partition
+            entries = np.zeros(len(mine), envelope.ENTRY)
+            entries["entry_id"] = np.arange(topic.published, topic.published + len(mine))
+            entries["size"], entries["messages"] = mine["size"], mine["messages"]
+            receipts = np.zeros(len(mine), RECEIPT_ROW)
+            for name in ("connection", "producer_id", "sequence_id", "highest_sequence_id"):
+                receipts[name] = mine[name]
+            receipts["worker"], receipts["entry_id"] = worker, entries["entry_id"]
+            self.outbox(worker).receipts(receipts)
+            before = topic.dropped
+            for consumer, _, chosen in topic.pass_on(mine):
+                some = mine[chosen.start:chosen.stop] if isinstance(chosen, range) else mine[chosen]
+                pieces = [data[at:at + size] for at, size in zip(some["offset"].tolist(), some["size"].tolist(), strict=True)]
+                self.outbox(consumer.worker).passed(consumer, entries[np.asarray(chosen)], b"".join(pieces))
+                self.counters.add("entries_out", len(chosen))
+            self.counters.add("entries_dropped", topic.dropped - before)
+            self.counters.add("entries_in", len(mine))
+            self.counters.add("messages_in", int(mine["messages"].sum()))
+            self.counters.add("bytes_in", int(mine["size"].sum()))
+        return worker, rows[~is_live], data
 
     def _count(self, groups: list[append.Group]) -> None:
         self.counters.add("entries_in", sum(group.count for group in groups))

@@ -36,6 +36,8 @@ class Partition:
     parts_unwritten: bool = False    # batches have been acknowledged in part since the last checkpoint
     slot: int = -1                   # in the owner's table
 
+    is_persistent = True
+
     def __repr__(self) -> str:
         return f"<Partition {self.partition_id} {self.name} ledgers={len(self.ledgers)}>"
 

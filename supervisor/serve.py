@@ -78,7 +78,10 @@ class Supervisor:
         self._bind()
         self.run_dir = _run_dir(config.data_dir)
         try:
-            open_catalogue(config.data_dir / "catalogue.sqlite").close()
+            catalogue = open_catalogue(config.data_dir / "catalogue.sqlite")
+            catalogue.forget_live_topics()
+            catalogue.commit()
+            catalogue.close()
         except CatalogueError as error:
             raise CannotServe(str(error)) from None
         counters = make_counters(config.workers + config.owners + 1)

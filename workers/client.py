@@ -261,8 +261,6 @@ class Client(asyncio.BufferedProtocol):
         """Have the owner of the topic make a producer or consumer; one that is there already is its owner's affair."""
         try:
             topic = names.parse(request.topic)
-            if not topic.is_persistent:
-                raise Refusal(api.NotAllowedError, "Non-persistent topics are not available in this version")
             link = routes[object_id].link if object_id in routes else self.worker.link_of(topic)
             if link is None:
                 return self.worker.wait_for_owner(self, topic, command)
@@ -389,6 +387,19 @@ class Client(asyncio.BufferedProtocol):
         route = self.by_handle.get((link, handle))
         if route is not None:
             self._runs.append(Run(route, partition_id, ledger_id, -1, len(picked), route.epoch, picked, words))
+
+    def deliver_passed(self, link: OwnerLink, handle: int, entries: NDArray, data: memoryview) -> None:
+        """Write entries, rows (n,) ENTRY, of a topic that keeps none; a client that does not read loses them, not its permits."""
+        route = self.by_handle.get((link, handle))
+        if route is None:
+            return
+        if not self._is_writable:
+            self.worker.counters.add("deliveries_dropped", len(entries))
+            link.flow(handle, int(entries["messages"].sum()))
+            return self.worker.schedule_flush()
+        delivery = deliveries.Delivery(route.object_id, 0, route.partition, epoch=route.epoch)
+        self.transport.write(delivery.passed(entries, data))
+        self.worker.counters.add("deliveries", len(entries))
 
     def write_runs(self) -> None:
         """Write what is to be delivered until the client has as much before it as it may have unread."""

@@ -219,6 +219,15 @@ class Worker:
         for client in touched.values():
             client.write_runs()
 
+    def _passed(self, link: OwnerLink, rows: NDArray, data: memoryview) -> None:
+        at = 0
+        for connection, count, consumer, size in rows.tolist():
+            client = self._clients.get(connection)
+            if client is not None:
+                entries = np.frombuffer(data, envelope.ENTRY, count, at)
+                client.deliver_passed(link, consumer, entries, data[at + entries.nbytes:at + size])
+            at += size
+
     def _replies(self, link: OwnerLink, rows: NDArray, data: memoryview) -> None:
         at = 0
         for connection, action, object_id, handle, request_id, size, partition in rows.tolist():
@@ -248,7 +257,8 @@ class Worker:
 
 
 _SECTIONS = {envelope.RECEIPTS: Worker._receipts, envelope.RUNS: Worker._runs, envelope.REPLIES: Worker._replies,
-             envelope.FORGET: Worker._forget, envelope.PICKS: Worker._picks}
+             envelope.FORGET: Worker._forget, envelope.PICKS: Worker._picks,
+             envelope.PASSED: Worker._passed}
 
 
 def _broker_fields(options: WorkerOptions) -> int:

@@ -80,6 +80,9 @@ class Dispatcher:
         self.subscription.rewind()
         return []
 
+    def let_go(self) -> None:
+        """What was given out is not to be given again, whatever becomes of it."""
+
     def forget(self, ledger_id: int) -> None:
         """The ledger was deleted."""
 

@@ -165,6 +165,11 @@ class Shared(Dispatcher):
                 self._count_unacknowledged(consumer, -int(self.subscription.messages(ledger, entries).sum()))
         return [(ledger_id, entries) for ledger_id, entries in found if len(entries)]
 
+    def let_go(self) -> None:
+        self.pending = Pending()
+        for consumer in self.subscription.consumers:
+            self._count_unacknowledged(consumer, -consumer.unacknowledged)
+
     def forget(self, ledger_id: int) -> None:
         self.pending.forget(ledger_id)
 

@@ -30,7 +30,6 @@ TOPICS = web.AppKey("topics", Topics)
 @routes.put("/admin/v2" + _PATH + "/partitions")
 async def create_partitioned(request: web.Request) -> web.Response:
     topic, topics = _topic(request), request.app[TOPICS]
-    _persistent(topic)
     count = _count(await request.text())
     if not 0 < count <= PARTITIONS_MAX:
         raise _status(406, f"Number of partitions should be between 1 and {PARTITIONS_MAX}")
@@ -73,11 +72,6 @@ async def lookup(request: web.Request) -> web.Response:
 def _topic(request: web.Request) -> TopicName:
     part = request.match_info
     return names.parse(f"{part['domain']}://{part['tenant']}/{part['namespace']}/{part['topic']}")
-
-
-def _persistent(topic: TopicName) -> None:
-    if not topic.is_persistent:
-        raise web.HTTPMethodNotAllowed("PUT", ["GET"], text="Non-persistent topics are not available in this version")
 
 
 def _count(text: str) -> int:

@@ -52,6 +52,8 @@ class Answers:
     receipts: list = field(default_factory=list)      # (worker, connection, producer id, sequence id, (ledger, entry))
     runs: list = field(default_factory=list)          # (consumer's number, partition id, ledger, first entry, count)
     picks: list = field(default_factory=list)         # (consumer's number, partition id, ledger, [(entry, redeliveries, words)])
+    gifts: list = field(default_factory=list)         # runs and picks in their order, all as picks are
+    passed: list = field(default_factory=list)        # (consumer's number, entry id, payload) of topics that keep nothing
     replies: list = field(default_factory=list)       # (connection, action, object id, handle, command or None)
     forgotten: list = field(default_factory=list)     # (worker, ledger)
     taken: dict = field(default_factory=dict)         # worker -> bytes of entries taken from it so far
@@ -64,9 +66,9 @@ class Answers:
         return [receipt[-1] for receipt in self.receipts]
 
 
-def entry_of(payload, *, batch=0, publish_time=1, sequence_id=0):
+def entry_of(payload, *, batch=0, publish_time=1, sequence_id=0, **fields):
     """The bytes of an entry, as a client sends it behind a SEND."""
-    metadata = api.MessageMetadata(producer_name="p", sequence_id=sequence_id, publish_time=publish_time)
+    metadata = api.MessageMetadata(producer_name="p", sequence_id=sequence_id, publish_time=publish_time, **fields)
     if batch:
         metadata.num_messages_in_batch = batch
     raw = metadata.SerializeToString()
@@ -133,23 +135,35 @@ class Rig:
             rows["flags"][-1] |= envelope.WANTS_RESPONSE
         return envelope.ACKS, rows, b""
 
+    def ack_part(self, consumer, position, *words, cumulative=False, request_id=0):
+        """A section that acknowledges some messages of a batch: those without a bit in these words."""
+        _, rows, _ = self.acks(consumer, position, cumulative=cumulative, flags=envelope.PARTIAL, request_id=request_id)
+        rows["words"] = len(words)
+        return envelope.ACKS, rows, np.array(words, np.uint64).tobytes()
+
+    def redeliver(self, consumer, *positions, **fields):
+        """A section that asks for these again, or for all that the consumer has."""
+        ids = [api.MessageIdData(ledgerId=ledger_id, entryId=entry_id) for ledger_id, entry_id in positions]
+        return self.command("redeliverUnacknowledgedMessages", connection=consumer.connection, consumer_id=consumer.object_id,
+                            message_ids=ids, **fields)
+
     def flow(self, consumer, permits):
         return envelope.FLOWS, np.array([(consumer.number, permits)], envelope.FLOW_ROW), b""
 
-    def command(self, kind, *, connection=CONNECTION, **fields):
+    def command(self, kind, *, connection=CONNECTION, version=21, **fields):
         """A section of one command; `kind` is its field in BaseCommand."""
         type_ = api.BaseCommand.DESCRIPTOR.fields_by_name[kind].number
         data = api.BaseCommand(type=type_, **{kind: fields}).SerializeToString()
-        return self._command_section(connection, envelope.COMMAND, data)
+        return self._command_section(connection, envelope.COMMAND, data, version)
 
     def happened(self, kind, *, connection=CONNECTION):
         """The worker's word that a connection is gone, or alive."""
         return self._command_section(connection, kind, b"")
 
     @staticmethod
-    def _command_section(connection, kind, data):
+    def _command_section(connection, kind, data, version=21):
         row = np.zeros(1, envelope.COMMAND_ROW)
-        row["connection"], row["kind"], row["protocol_version"], row["size"] = connection, kind, 21, len(data)
+        row["connection"], row["kind"], row["protocol_version"], row["size"] = connection, kind, version, len(data)
         return envelope.COMMANDS, row, data
 
     # -- passes
@@ -209,12 +223,20 @@ class Rig:
         return self.delivered(self.run(self.flow(consumer, permits)), consumer)
 
     def delivered(self, answers, consumer) -> list:
+        """[(position, payload)]"""
         found = []
-        for number, partition_id, ledger_id, first, count in answers.runs:
+        for number, partition_id, ledger_id, given in answers.gifts:
             if number == consumer.number:
-                entries = read_mapped(format.partition_folder(self.data_dir, partition_id), ledger_id, first, count)
-                found += [((ledger_id, first + n), payload_of(entry)) for n, entry in enumerate(entries)]
+                first, last = given[0][0], given[-1][0]
+                entries = read_mapped(format.partition_folder(self.data_dir, partition_id), ledger_id, first, last - first + 1)
+                found += [((ledger_id, entry_id), payload_of(entries[entry_id - first])) for entry_id, _, _ in given]
         return found
+
+    @staticmethod
+    def given(answers, consumer) -> list:
+        """What is said of each: [(position, redeliveries, words)]"""
+        return [((ledger_id, entry_id), redeliveries, words) for number, _, ledger_id, given in answers.gifts if number == consumer.number
+                for entry_id, redeliveries, words in given]
 
     def everything(self, topic) -> list:
         """All that the topic holds: [(position, payload)], as a reader from the beginning gets it."""
@@ -240,7 +262,10 @@ def _receipts(answers, worker, rows, data):
 
 def _runs(answers, worker, rows, data):
     names = "consumer", "partition_id", "ledger_id", "first_entry", "count"
-    answers.runs += [tuple(int(row[name]) for name in names) for row in rows]
+    for row in rows:
+        *which, first, count = run = tuple(int(row[name]) for name in names)
+        answers.runs.append(run)
+        answers.gifts.append((*which, [(first + n, 0, []) for n in range(count)]))
 
 
 def _picks(answers, worker, rows, data):
@@ -254,6 +279,17 @@ def _picks(answers, worker, rows, data):
             entries.append((entry_id, redeliveries, words[:count]))
             words = words[count:]
         answers.picks.append((int(row["consumer"]), int(row["partition_id"]), int(row["ledger_id"]), entries))
+        answers.gifts.append(answers.picks[-1])
+
+
+def _passed(answers, worker, rows, data):
+    at = 0
+    for row in rows:
+        entries = np.frombuffer(data, envelope.ENTRY, int(row["count"]), at)
+        at += entries.nbytes
+        for entry_id, size, _ in entries.tolist():
+            answers.passed.append((int(row["consumer"]), entry_id, payload_of(bytes(data[at:at + size]))))
+            at += size
 
 
 def _replies(answers, worker, rows, data):
@@ -271,4 +307,4 @@ def _forgotten(answers, worker, rows, data):
 
 
 _READERS = {envelope.RECEIPTS: _receipts, envelope.RUNS: _runs,
-            envelope.REPLIES: _replies, envelope.FORGET: _forgotten, envelope.PICKS: _picks}
+            envelope.REPLIES: _replies, envelope.FORGET: _forgotten, envelope.PICKS: _picks, envelope.PASSED: _passed}

@@ -96,8 +96,6 @@ NOT_YET = {
     "GET_OR_CREATE_SCHEMA": {"topic": "t", "schema": {"name": "s", "schema_data": b"", "type": api.Schema.String}},
     "WATCH_TOPIC_LIST": {"watcher_id": 1, "namespace": "public/default", "topics_pattern": ".*"},
     "WATCH_TOPIC_LIST_CLOSE": {"watcher_id": 1},
-    "PRODUCER": {"topic": "non-persistent://public/default/t", "producer_id": 1},
-    "SUBSCRIBE": {"topic": "non-persistent://public/default/t", "subscription": "s", "subType": 0, "consumer_id": 1},
 }
 
 

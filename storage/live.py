@@ -1,0 +1,98 @@
+"""A non-persistent topic: nothing is kept.
+
+What is published goes, in the same pass, to those who are there and have permits.  What nobody can take is dropped, and counted.
+The dispatchers are those of stored topics: they look at the entries of one pass as at a ledger that is gone with it.
+"""
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from geminga.proto.names import TopicName
+from geminga.storage.cursor import Cursor, Position
+from geminga.storage.dispatch.base import Batch
+from geminga.storage.options import StorageOptions
+from geminga.storage.producers import Producers
+from geminga.storage.redeliveries import Redeliveries
+from geminga.storage.subscription import Subscription
+
+LEDGER_ID = 0                          # in message ids; no ledger has it
+BEGINNING: Position = LEDGER_ID, -1
+
+
+class Passing:
+    """The entries of one topic in one pass."""
+
+    ledger_id = LEDGER_ID
+
+    def __init__(self, rows: NDArray):
+        """rows: (n,) SEND_ROW"""
+        self.index = rows
+        self.messages: NDArray[np.uint32] = rows["messages"]
+        self.entries = len(rows)
+
+
+@dataclass(eq=False, slots=True)
+class LiveTopic:
+    """What a Partition is for stored topics, as far as it makes sense without a store."""
+
+    name: TopicName
+    options: StorageOptions
+    producers: Producers = field(default_factory=lambda: Producers(None))
+    subscriptions: dict[tuple[str, bool], Subscription] = field(default_factory=dict)
+    attached: dict[Subscription, None] = field(default_factory=dict)
+    published: int = 0                 # entries
+    dropped: int = 0                   # entries that a subscription's consumers could not take
+    now_ms: int = 0
+    passing: Passing | None = None
+
+    is_persistent = False
+    last_confirmed = BEGINNING
+
+    def __post_init__(self) -> None:
+        self.options = replace(self.options, max_unacked_messages_per_consumer=0, max_unacked_messages_per_subscription=0)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nobody is there any more."""
+        return not (self.attached or self.producers.live or self.producers.waiting)
+
+    @property
+    def ledgers(self) -> list:
+        return []
+
+    def ledgers_from(self, ledger_id: int) -> list:
+        """There is never anything to catch up with."""
+        return []
+
+    def find(self, ledger_id: int) -> Passing | None:
+        return self.passing
+
+    def before(self, position: Position) -> Position:
+        return BEGINNING
+
+    def before_time(self, publish_time_ms: int) -> Position:
+        return BEGINNING
+
+    def add_subscription(self, name: str, subscription_id: int, mark_delete: Position, *, is_durable: bool) -> Subscription:
+        cursor = Cursor(None, 0, mark_delete, is_durable=False)
+        subscription = Subscription(name, cursor, self, self.options, Redeliveries(None, 0, is_durable=False))
+        self.subscriptions[subscription.key] = subscription
+        return subscription
+
+    def remove_subscription(self, subscription: Subscription) -> None:
+        del self.subscriptions[subscription.key]
+
+    def pass_on(self, rows: NDArray) -> list[Batch]:
+        """Who gets which of these rows (n,) SEND_ROW."""
+        self.passing = Passing(rows)
+        batches: list[Batch] = []
+        for subscription in self.attached:
+            subscription.read = LEDGER_ID, 0
+            found = subscription.dispatcher.next_batches([self.passing])
+            subscription.dispatcher.let_go()
+            self.dropped += len(rows) - sum(len(entries) for _, _, entries in found)
+            batches += found
+        self.passing = None
+        self.published += len(rows)
+        return batches

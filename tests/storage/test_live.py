@@ -1,0 +1,93 @@
+"""Topics that keep nothing: what is published goes to those who can take it, at once, or is dropped and counted."""
+import pytest
+
+from geminga.proto import names
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.storage.subscription import SubType
+
+TOPIC = "non-persistent://public/default/live"
+
+
+def taken(answers, consumer):
+    return [payload for number, _, payload in answers.passed if number == consumer.number]
+
+
+@pytest.mark.parametrize("kind", [SubType.Exclusive, SubType.Failover, SubType.Shared, SubType.Key_Shared])
+def test_what_is_published_is_answered_and_passed_on_in_the_same_pass(rig, kind):
+    producer, consumer = rig.producer(TOPIC), rig.consumer(TOPIC, subType=kind)
+    rig.run(rig.flow(consumer, 10))
+    answers = rig.run(rig.sends((producer, b"a"), (producer, b"b")))
+    assert taken(answers, consumer) == [b"a", b"b"]
+    assert answers.positions == [(0, 0), (0, 1)]
+    assert not rig.owner.partitions and not (rig.data_dir / "partitions").exists()
+
+
+def test_without_permits_it_is_dropped_and_counted(rig):
+    producer, consumer = rig.producer(TOPIC), rig.consumer(TOPIC)
+    rig.run(rig.flow(consumer, 2))
+    answers = rig.run(rig.sends(*[(producer, b"%d" % n) for n in range(5)]))
+    assert taken(answers, consumer) == [b"0", b"1"] and len(answers.positions) == 5
+    assert rig.counters.read()["entries_dropped"] == 3
+    answers = rig.run(rig.flow(consumer, 9))
+    assert not answers.passed                              # what was dropped is gone
+    assert taken(rig.run(rig.sends((producer, b"next"))), consumer) == [b"next"]
+
+
+def test_every_subscription_gets_its_own(rig):
+    """Shared consumers take turns, also one message at a time; a key stays with its consumer."""
+    producer = rig.producer(TOPIC)
+    shared = [rig.consumer(TOPIC, "shared", subType=SubType.Shared) for _ in range(2)]
+    alone = rig.consumer(TOPIC, "alone")
+    for consumer in (*shared, alone):
+        rig.run(rig.flow(consumer, 100))
+    got = {consumer.number: [] for consumer in (*shared, alone)}
+    for n in range(6):
+        for number, _, payload in rig.run(rig.sends((producer, b"%d" % n))).passed:
+            got[number].append(payload)
+    assert got[alone.number] == [b"%d" % n for n in range(6)]
+    assert sorted(map(len, (got[one.number] for one in shared))) == [3, 3]
+
+
+def test_stored_and_live_topics_may_meet_in_one_pass(rig):
+    stored, live = rig.producer("stored"), rig.producer(TOPIC)
+    consumers = rig.consumer("stored"), rig.consumer(TOPIC)
+    for consumer in consumers:
+        rig.run(rig.flow(consumer, 10))
+    answers = rig.run(rig.sends((stored, b"a"), (live, b"b"), (stored, b"c")))
+    assert [payload for _, payload in rig.delivered(answers, consumers[0])] == [b"a", b"c"]
+    assert taken(answers, consumers[1]) == [b"b"]
+    assert sorted(answers.positions) == [(0, 0), (1, 0), (1, 1)]
+
+
+def test_acknowledgements_are_answered_and_change_nothing(rig):
+    """Clients wait for those that they ask a receipt for."""
+    producer, consumer = rig.producer(TOPIC), rig.consumer(TOPIC, subType=SubType.Shared)
+    rig.run(rig.flow(consumer, 10))
+    rig.run(rig.sends((producer, b"a")))
+    [answer] = rig.run(rig.acks(consumer, (0, 0), request_id=77)).commands(api.BaseCommand.ACK_RESPONSE)
+    assert answer.ackResponse.request_id == 77 and not answer.ackResponse.HasField("error")
+    rig.run(rig.command("redeliverUnacknowledgedMessages", consumer_id=consumer.object_id))
+    assert not rig.run(rig.flow(consumer, 10)).passed
+
+
+@pytest.mark.parametrize(("kind", "fields"), [("seek", {"message_publish_time": 1}), ("getLastMessageId", {})])
+def test_positions_are_refused(rig, kind, fields):
+    consumer = rig.consumer(TOPIC)
+    [answer] = rig.run(rig.command(kind, consumer_id=consumer.object_id, request_id=5, **fields)).commands()
+    assert (answer.error.error, answer.error.request_id) == (api.NotAllowedError, 5)
+
+
+def test_it_is_there_as_long_as_somebody_uses_it(rig):
+    producer, consumer = rig.producer(TOPIC), rig.consumer(TOPIC)
+    rig.run(rig.command("close_producer", producer_id=producer.object_id, request_id=1))
+    assert rig.owner.catalogue.topics("public/default") == [TOPIC]
+    rig.close_consumer(consumer)
+    assert rig.owner.catalogue.topics("public/default") == []
+    assert names.parse(TOPIC) not in rig.owner.live
+
+
+def test_it_may_be_switched_off(rigs):
+    rig = rigs(non_persistent_topics=False)
+    section, _ = rig.subscribe(TOPIC, "sub")
+    [answer] = rig.run(section).commands()
+    assert answer.error.error == api.NotAllowedError
