@@ -125,7 +125,7 @@ class Sticky(_Bounds):
         return None
 
     def add(self, consumer: Consumer) -> None:
-        self._taken += [(wanted, consumer) for wanted in consumer.ranges]
+        self._taken += [(Range(*wanted), consumer) for wanted in consumer.ranges]
         self._lay_out()
 
     def remove(self, consumer: Consumer) -> None:
