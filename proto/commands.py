@@ -18,6 +18,7 @@ def connected(protocol_version: int, max_message_size: int) -> bytes:
     answer.protocol_version = min(PROTOCOL_VERSION, protocol_version)
     answer.max_message_size = max_message_size
     answer.feature_flags.supports_get_partitioned_metadata_without_auto_creation = True
+    answer.feature_flags.supports_topic_watchers = True
     return frame(command)
 
 
@@ -104,6 +105,10 @@ def message_id(ledger_id: int, entry_id: int, partition: int, batch_index: int =
     return identity
 
 
+def reached_end_of_topic(consumer_id: int) -> bytes:
+    return frame(api.BaseCommand(type=Type.REACHED_END_OF_TOPIC, reachedEndOfTopic=api.CommandReachedEndOfTopic(consumer_id=consumer_id)))
+
+
 def active_consumer_change(consumer_id: int, is_active: bool) -> bytes:
     change = api.CommandActiveConsumerChange(consumer_id=consumer_id, is_active=is_active)
     return frame(api.BaseCommand(type=Type.ACTIVE_CONSUMER_CHANGE, active_consumer_change=change))
@@ -124,6 +129,17 @@ def schema_refused(request_id: int, code: int, message: str) -> bytes:
     return frame(api.BaseCommand(type=Type.GET_OR_CREATE_SCHEMA_RESPONSE, getOrCreateSchemaResponse=answer))
 
 
-def topics_of_namespace(request_id: int, topics: list[str]) -> bytes:
-    answer = api.CommandGetTopicsOfNamespaceResponse(request_id=request_id, topics=topics, filtered=False, changed=True)
+def topics_of_namespace(request_id: int, topics: list[str], topics_hash: str, *, is_filtered: bool, has_changed: bool) -> bytes:
+    answer = api.CommandGetTopicsOfNamespaceResponse(request_id=request_id, topics=topics if has_changed else [], filtered=is_filtered,
+                                                     topics_hash=topics_hash, changed=has_changed)
     return frame(api.BaseCommand(type=Type.GET_TOPICS_OF_NAMESPACE_RESPONSE, getTopicsOfNamespaceResponse=answer))
+
+
+def watch_topic_list_success(request_id: int, watcher_id: int, topics: list[str], topics_hash: str) -> bytes:
+    answer = api.CommandWatchTopicListSuccess(request_id=request_id, watcher_id=watcher_id, topic=topics, topics_hash=topics_hash)
+    return frame(api.BaseCommand(type=Type.WATCH_TOPIC_LIST_SUCCESS, watchTopicListSuccess=answer))
+
+
+def watch_topic_update(watcher_id: int, new: list[str], deleted: list[str], topics_hash: str) -> bytes:
+    update = api.CommandWatchTopicUpdate(watcher_id=watcher_id, new_topics=new, deleted_topics=deleted, topics_hash=topics_hash)
+    return frame(api.BaseCommand(type=Type.WATCH_TOPIC_UPDATE, watchTopicUpdate=update))

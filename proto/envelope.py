@@ -5,7 +5,8 @@
 
     worker -> owner    SENDS     SEND_ROW + entries      ACKS  ACK_ROW + words     FLOWS  FLOW_ROW     COMMANDS  COMMAND_ROW + commands
     owner -> worker    RECEIPTS  RECEIPT_ROW             RUNS  RUN_ROW     REPLIES  REPLY_ROW + frames     FORGET  FORGET_ROW
-                       PICKS     PICK_ROW + entries, words                 PASSED    PASSED_ROW + entries, their bytes
+    admin -> owner     QUESTIONS QUESTION_ROW + JSON     ANSWERS  likewise, and back
+    owner -> worker    PICKS     PICK_ROW + entries, words                 PASSED    PASSED_ROW + entries, their bytes
 
 Sends, acks and flows of a pass may come in any order among themselves; a command comes after all that preceded it and
 before all that followed it.  No pickles, no dicts.
@@ -19,8 +20,8 @@ from geminga.proto.deliveries import RECEIPT_ROW
 from geminga.proto.rows import struct_of
 from geminga.proto.sends import SEND_ROW
 
-SENDS, ACKS, FLOWS, COMMANDS = 1, 2, 3, 4
-RECEIPTS, RUNS, REPLIES, FORGET, PICKS, PASSED = 16, 17, 18, 19, 20, 21
+SENDS, ACKS, FLOWS, COMMANDS, QUESTIONS = 1, 2, 3, 4, 5
+RECEIPTS, RUNS, REPLIES, FORGET, PICKS, PASSED, ANSWERS = 16, 17, 18, 19, 20, 21, 22
 
 HEADER = struct.Struct("<QQ")     # owner -> worker: bytes of entries taken from this worker so far (its credit); sections
 SECTION = struct.Struct("<IIQ")   # kind, rows, bytes
@@ -48,6 +49,8 @@ COMMAND_ROW = np.dtype([
 COMMAND = 0             # a client's
 CONNECTION_GONE = 1
 CONNECTION_ALIVE = 2    # it has answered a PROBE
+DISCOVERS = 3           # it was told the topics of the namespace that is named instead of a command
+LOOKED_UP = 4           # it asked where the topic is: "N name", where N was the newest partition when it was first told the topics
 
 REPLY_ROW = np.dtype([
     ("connection", "<u4"),
@@ -95,10 +98,13 @@ PASSED_ROW = np.dtype([            # entries of a topic that keeps none
 ])
 ENTRY = np.dtype([("entry_id", "<u8"), ("size", "<u4"), ("messages", "<u4")])
 
+QUESTION_ROW = np.dtype([("number", "<u8"), ("size", "<u8")])     # of administration, JSON; the answer has the question's number
+
 FORGET_ROW = np.dtype([("ledger_id", "<u8")])
 
 ROWS = {SENDS: SEND_ROW, ACKS: ACK_ROW, FLOWS: FLOW_ROW, COMMANDS: COMMAND_ROW,
-        RECEIPTS: RECEIPT_ROW, RUNS: RUN_ROW, REPLIES: REPLY_ROW, FORGET: FORGET_ROW, PICKS: PICK_ROW, PASSED: PASSED_ROW}
+        RECEIPTS: RECEIPT_ROW, RUNS: RUN_ROW, REPLIES: REPLY_ROW, FORGET: FORGET_ROW, PICKS: PICK_ROW, PASSED: PASSED_ROW,
+        QUESTIONS: QUESTION_ROW, ANSWERS: QUESTION_ROW}
 
 
 STRUCTS = {kind: struct_of(dtype) for kind, dtype in ROWS.items()}

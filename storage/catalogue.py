@@ -23,7 +23,8 @@ CREATE TABLE topics (name TEXT PRIMARY KEY, namespace TEXT NOT NULL REFERENCES n
                      created_ms INTEGER NOT NULL) WITHOUT ROWID;
 CREATE INDEX topics_by_namespace ON topics (namespace);
 -- What is stored: a topic that is not partitioned, or one partition.
-CREATE TABLE partitions (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, topic_epoch INTEGER);
+CREATE TABLE partitions (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, topic_epoch INTEGER,
+                         is_terminated INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE subscriptions (id INTEGER PRIMARY KEY AUTOINCREMENT, partition_id INTEGER NOT NULL REFERENCES partitions, name TEXT NOT NULL,
                             UNIQUE (partition_id, name));
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -93,10 +94,21 @@ class Catalogue:
     def create_topic(self, topic: TopicName, partitions: int) -> bool:
         """False when there is one already."""
         done = self._write("INSERT OR IGNORE INTO topics VALUES (?, ?, ?, ?)", (str(topic), topic.namespace, partitions, now_ms()))
+        if done.rowcount:
+            self.take("topics")
         return done.rowcount > 0
 
     def delete_topic(self, topic: TopicName) -> None:
-        self._write("DELETE FROM topics WHERE name = ?", (str(topic),))
+        if self._write("DELETE FROM topics WHERE name = ?", (str(topic),)).rowcount:
+            self.take("topics")
+
+    def topics_version(self) -> int:
+        """Another one whenever topics have come or gone."""
+        return self._one("SELECT value FROM counters WHERE name = 'topics'") or 0
+
+    def created_ms(self, topic: TopicName) -> int | None:
+        """When the topic of that base name was created; None when there is none."""
+        return self._one("SELECT created_ms FROM topics WHERE name = ?", (str(topic),))
 
     def forget_live_topics(self) -> None:
         """Topics that keep nothing are gone when the broker was; those that are partitioned were asked for, and stay."""
@@ -113,11 +125,24 @@ class Catalogue:
         """(id, topic epoch) of a stored partition, None when nothing was stored under the name yet."""
         return self._db.execute("SELECT id, topic_epoch FROM partitions WHERE name = ?", (str(name),)).fetchone()
 
+    def newest_partition(self) -> int:
+        """The highest id given to a partition; those that come later get higher ones."""
+        return self._one("SELECT seq FROM sqlite_sequence WHERE name = 'partitions'") or 0
+
     def create_partition(self, name: TopicName) -> int:
         return self._write("INSERT INTO partitions (name) VALUES (?)", (str(name),)).lastrowid
 
     def set_topic_epoch(self, partition_id: int, epoch: int) -> None:
         self._write("UPDATE partitions SET topic_epoch = ? WHERE id = ?", (epoch, partition_id))
+
+    def is_terminated(self, partition_id: int) -> bool:
+        return bool(self._one("SELECT is_terminated FROM partitions WHERE id = ?", (partition_id,)))
+
+    def terminate(self, partition_id: int) -> None:
+        self._write("UPDATE partitions SET is_terminated = 1 WHERE id = ?", (partition_id,))
+
+    def set_partition_count(self, topic: TopicName, partitions: int) -> None:
+        self._write("UPDATE topics SET partitions = ? WHERE name = ?", (partitions, str(topic)))
 
     def subscriptions(self, partition_id: int) -> dict[str, int]:
         """{name: id} of the durable ones."""

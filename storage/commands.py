@@ -17,7 +17,7 @@ from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
 from geminga.storage import format, partition
 from geminga.storage.cursor import NOWHERE, Position
-from geminga.storage.dispatch import DISPATCHERS
+from geminga.storage.dispatch import DISPATCHERS, ranges
 from geminga.storage.dispatch.base import Obstacle, busy
 from geminga.storage.ledger import Ledger
 from geminga.storage.live import LiveTopic
@@ -60,6 +60,7 @@ def refuse(owner, session, command: api.BaseCommand, refusal: Refusal) -> None:
 def end_session(owner, session) -> None:
     """The connection is closed: its producers and consumers are gone."""
     owner.sessions.pop((session.worker, session.connection), None)
+    owner.discovery.ended((session.worker, session.connection))
     for producer in list(session.producers.values()):
         _remove_producer(owner, producer)
     for consumer in list(session.consumers.values()):
@@ -138,6 +139,8 @@ def _producer(owner, session, command: api.BaseCommand, *, probed: bool = False)
     if len(request.producer_name) > _NAME_MAX:
         raise Refusal(api.NotAllowedError, f"Producer name longer than {_NAME_MAX} characters")
     found = _find_or_create(owner, names.parse(request.topic))
+    if found.is_terminated:
+        raise Refusal(api.TopicTerminatedError, "Topic was already terminated")
     producer = Producer(
         owner.new_handle(), session.worker, session.connection, request.producer_id, request.request_id,
         request.producer_name or _generated_name(owner), not (request.user_provided_producer_name and request.producer_name),
@@ -252,17 +255,23 @@ def _subscribe(owner, session, command: api.BaseCommand, *, probed: bool = False
 
 def _new_consumer(owner, session, request: api.CommandSubscribe, subscription: Subscription) -> Consumer:
     shared = request.keySharedMeta
-    is_sticky = request.subType == SubType.Key_Shared and shared.keySharedMode == api.STICKY
     return Consumer(
         owner.new_handle(), session.worker, session.connection, request.consumer_id, request.consumer_name, session.protocol_version,
         subscription, owner.now_ms, priority=request.priority_level,
         epoch=request.consumer_epoch if request.HasField("consumer_epoch") else None,
-        ranges=[(one.start, one.end) for one in shared.hashRanges] if is_sticky else None,
+        ranges=_ranges(request),
         is_out_of_order_allowed=request.subType == SubType.Key_Shared and shared.allowOutOfOrderDelivery)
 
 
+def _ranges(request: api.CommandSubscribe) -> list[tuple[int, int]] | None:
+    """Of hashes, that a sticky consumer brings."""
+    shared = request.keySharedMeta
+    is_sticky = request.subType == SubType.Key_Shared and shared.keySharedMode == api.STICKY
+    return [(one.start, one.end) for one in shared.hashRanges] if is_sticky else None
+
+
 def _obstacle(subscription: Subscription, kind: int, consumer: Consumer) -> Obstacle | None:
-    """What keeps the consumer from attaching; the subscription is of its kind now if nobody was there.  Raises Refusal."""
+    """What keeps the consumer from attaching; the subscription is of its kind now if nobody was there."""
     if not subscription.consumers:
         subscription.kind, subscription.dispatcher = kind, DISPATCHERS[kind](subscription)
     elif subscription.kind != kind:
@@ -287,6 +296,8 @@ def _check_subscribe(owner, request: api.CommandSubscribe) -> None:
         raise Refusal(api.NotAllowedError, f"Consumer name longer than {_NAME_MAX} characters")
     if request.HasField("schema"):
         raise Refusal(api.NotAllowedError, "Schemas are not available in this version")
+    if (wanted := _ranges(request)) is not None:
+        ranges.check(wanted)
 
 
 def _new_subscription(owner, found: Partition, request: api.CommandSubscribe) -> Subscription:
@@ -298,7 +309,7 @@ def _new_subscription(owner, found: Partition, request: api.CommandSubscribe) ->
         position = found.before(_position(request.start_message_id))
     elif request.start_message_rollback_duration_sec:
         position = found.before_time(owner.now_ms - request.start_message_rollback_duration_sec * 1000)
-    elif request.initialPosition == api.CommandSubscribe.Earliest:
+    elif request.initialPosition == api.CommandSubscribe.Earliest or owner.discovery.is_expected(found, owner.now_ms):
         position = found.before(partition.EARLIEST)
     else:
         position = found.last_confirmed
@@ -321,7 +332,7 @@ def _reset(owner, subscription: Subscription, position: Position) -> None:
         owner.note(found, op(format.CURSOR_RESET, found.partition_id, subscription_id=cursor.subscription_id,
                              ledger_id=position[0], entry_id=position[1]))
         owner.answer_needs_sync()
-        if cursor.bitmaps:
+        if cursor.bitmaps or cursor.parts:
             owner.commit()
         subscription.unwritten = True
         owner.journal.touched(found)
@@ -393,8 +404,11 @@ def _unsubscribe(owner, session, command: api.BaseCommand) -> None:
     request = command.unsubscribe
     consumer = _consumer(session, request.consumer_id)
     subscription, found = consumer.subscription, consumer.subscription.partition
+    if len(subscription.consumers) > 1 and not request.force:
+        raise Refusal(api.MetadataError, "Subscription has other consumers")
     del session.consumers[request.consumer_id]
     _remove_consumer(owner, consumer)
+    _expel_consumers(owner, subscription)
     if subscription.is_durable:
         owner.catalogue.delete_subscription(subscription.cursor.subscription_id)
         owner.note(found, op(format.SUBSCRIPTION_DELETED, found.partition_id, subscription_id=subscription.cursor.subscription_id))
@@ -402,6 +416,8 @@ def _unsubscribe(owner, session, command: api.BaseCommand) -> None:
         found.remove_subscription(subscription)
         owner.journal.touched(found)
         owner.wake_trimming(found)
+    elif subscription.key in found.subscriptions:      # its other consumers were closed
+        found.remove_subscription(subscription)
     _success(owner, session, request.request_id, envelope.CONSUMER_GONE, request.consumer_id)
 
 
@@ -491,7 +507,8 @@ def _consumer_stats(owner, session, command: api.BaseCommand) -> None:
 class Acks:
     """What some ACK_ROWs of one consumer say.  Part of a batch counts for nothing before all of it is acknowledged."""
 
-    up_to: Position = NOWHERE                                                # the highest cumulative one
+    cumulative: list[Position] = field(default_factory=list)
+    up_to: Position = NOWHERE                                                # the highest of those that exists
     single: dict[int, list[int] | NDArray] = field(default_factory=dict)     # ledger id -> entry ids
     requests: list[int] = field(default_factory=list)                        # to be answered
 
@@ -506,7 +523,7 @@ def acks_by_consumer(rows: NDArray) -> dict[int, Acks]:
         if acks is None:
             acks = found[consumer] = Acks()
         if flags & envelope.CUMULATIVE:
-            acks.up_to = max(acks.up_to, (ledger_id, entry_id - 1 if flags & envelope.PARTIAL else entry_id))
+            acks.cumulative.append((ledger_id, entry_id - 1 if flags & envelope.PARTIAL else entry_id))
         elif not flags & (envelope.PARTIAL | envelope.NOTHING):
             acks.single.setdefault(ledger_id, []).append(entry_id)
         if flags & envelope.WANTS_RESPONSE:
@@ -518,11 +535,9 @@ def _summarise(rows: NDArray) -> Acks:
     """The same for many rows of one consumer."""
     flags = rows["flags"]
     acks = Acks(requests=rows["request_id"][(flags & envelope.WANTS_RESPONSE) != 0].tolist())
-    cumulative = rows[(flags & envelope.CUMULATIVE) != 0]
-    if len(cumulative):
-        ledger_id = int(cumulative["ledger_id"].max())
-        last = cumulative[cumulative["ledger_id"] == ledger_id]
-        acks.up_to = ledger_id, int((last["entry_id"].astype(np.int64) - ((last["flags"] & envelope.PARTIAL) != 0)).max())
+    last = rows[(flags & envelope.CUMULATIVE) != 0]
+    acks.cumulative = list(zip(last["ledger_id"].tolist(), (last["entry_id"].astype(np.int64)
+                                                            - ((last["flags"] & envelope.PARTIAL) != 0)).tolist(), strict=True))
     single = rows[(flags & (envelope.CUMULATIVE | envelope.PARTIAL | envelope.NOTHING)) == 0]
     for ledger_id in np.unique(single["ledger_id"]).tolist():
         acks.single[ledger_id] = single["entry_id"][single["ledger_id"] == ledger_id]
@@ -560,17 +575,19 @@ def _acknowledge_whole(owner, consumer: Consumer, ledger_id: int, entry_id: int)
 def acknowledge(owner, consumer: Consumer, acks: Acks) -> None:
     """Move the consumer's cursor.  Ids that never existed, or are acknowledged already, change nothing."""
     subscription = consumer.subscription
-    if subscription.partition.is_persistent:
+    found = subscription.partition
+    if found.is_persistent:
+        acks.up_to = next((position for position in sorted(acks.cumulative, reverse=True) if found.has(position)), NOWHERE)
         _move(owner, subscription, acks)
     for request_id in acks.requests:
         owner.answer_needs_sync()
         owner.outbox(consumer.worker).reply(consumer.connection, answers.ack_response(consumer.consumer_id, request_id))
 
 
-def _move(owner, subscription: Subscription, acks: Acks) -> None:
+def _move(owner, subscription: Subscription, acks: Acks, *, may_skip: bool = False) -> None:
     found, cursor = subscription.partition, subscription.cursor
     before = cursor.mark_delete
-    if acks.up_to > before and subscription.kind in (SubType.Exclusive, SubType.Failover):    # else as Pulsar has it: nothing
+    if acks.up_to > before and (may_skip or subscription.kind in (SubType.Exclusive, SubType.Failover)):    # else as Pulsar: nothing
         _acknowledge_up_to(found, subscription, acks.up_to)
     for ledger_id, entries in acks.single.items():
         _acknowledge_single(owner, subscription, ledger_id, entries)
@@ -584,7 +601,7 @@ def _move(owner, subscription: Subscription, acks: Acks) -> None:
                                  ledger_id=cursor.mark_delete[0], entry_id=cursor.mark_delete[1]))
             if len(found.ledgers) > 1:
                 owner.wake_trimming(found)
-    if subscription.dispatcher.is_woken_by_acknowledgements:
+    if found.is_terminated or (subscription.dispatcher is not None and subscription.dispatcher.is_woken_by_acknowledgements):
         owner.wake(found)
 
 
@@ -595,7 +612,8 @@ def _acknowledge_up_to(found: Partition, subscription: Subscription, position: P
         for passed in [ledger_id for ledger_id in cursor.bitmaps if ledger_id < position[0]]:
             cursor.forget(passed)
         cursor.mark_delete = position
-        subscription.dispatcher.acknowledged_up_to(position)
+        if subscription.dispatcher is not None:
+            subscription.dispatcher.acknowledged_up_to(position)
         if cursor.parts:
             cursor.forget_acknowledged_parts()
             found.parts_unwritten = True
@@ -634,6 +652,68 @@ def _existing(ledger: Ledger, entries: list[int] | NDArray[np.uint64]) -> list[i
     if isinstance(entries, list):
         return sorted({entry_id for entry_id in entries if entry_id < ledger.entries})
     return np.unique(entries[entries < ledger.entries]).astype(np.int64)
+
+
+# -- what administration has done
+
+def terminate(owner, found: Partition) -> None:
+    """Nothing is published any more: producers are told to go, and who comes back is refused."""
+    if not found.is_terminated:
+        owner.catalogue.terminate(found.partition_id)
+        found.is_terminated = True
+        owner.answer_needs_sync()
+    for producer in found.producers.expel_all():
+        _expel_producer(owner, producer)
+    owner.wake(found)
+
+
+def unload(owner, found: Partition | LiveTopic) -> None:
+    """Everybody is told to look the topic up again, and what is in memory of it is given up."""
+    for producer in found.producers.expel_all():
+        _expel_producer(owner, producer)
+    for subscription in list(found.subscriptions.values()):
+        _expel_consumers(owner, subscription)
+        if not subscription.is_durable:
+            found.remove_subscription(subscription)
+    if found.is_persistent:
+        owner.release(found)
+    else:
+        _forget_if_idle(owner, found)
+
+
+def reset(owner, subscription: Subscription, position: Position) -> None:
+    """The subscription starts anew behind position; its consumers are told to subscribe again."""
+    _expel_consumers(owner, subscription)
+    _reset(owner, subscription, position)
+    owner.answer_needs_sync()
+
+
+def skip_to(owner, subscription: Subscription, position: Position) -> None:
+    """Everything up to position is acknowledged; consumers go on behind it."""
+    if position > subscription.cursor.mark_delete:
+        _move(owner, subscription, Acks(up_to=position), may_skip=True)
+        owner.wake(subscription.partition)
+
+
+def behind(subscription: Subscription, entries: int) -> Position:
+    """The position of the entry that comes so many unacknowledged ones on, or of the last there is."""
+    found, cursor = subscription.partition, subscription.cursor
+    for ledger in found.ledgers_from(cursor.mark_delete[0]):
+        for first, end in cursor.unacknowledged(ledger, 0, ledger.entries):
+            if entries <= end - first:
+                return ledger.ledger_id, first + entries - 1
+            entries -= end - first
+    return found.last_confirmed
+
+
+def causes(subscription: Subscription) -> list[dict]:
+    """What keeps consumers from getting more: {"cause": ..., and who and what is part of it}."""
+    found = subscription.partition
+    if found.is_persistent and not subscription.cursor.backlog(found.ledgers):
+        return [{"cause": "end of topic" if found.is_terminated else "no backlog"}]
+    if subscription.dispatcher is None:
+        return [{"cause": "no consumer"}]
+    return subscription.dispatcher.causes()
 
 
 _COMMANDS: dict[int, Callable] = {

@@ -47,6 +47,7 @@ class LiveTopic:
     passing: Passing | None = None
 
     is_persistent = False
+    is_terminated = False
     last_confirmed = BEGINNING
 
     def __post_init__(self) -> None:

@@ -38,6 +38,10 @@ class Outbox:
         data = entries.tobytes() + data
         self._add(envelope.PASSED, (consumer.connection, len(entries), consumer.handle, len(data)), data)
 
+    def answer(self, number: int, data: bytes) -> None:
+        """Answer administration's question of that number."""
+        self._add(envelope.ANSWERS, (number, len(data)), data)
+
     def forget(self, ledger_id: int) -> None:
         """The ledger was deleted: unmap it."""
         self._add(envelope.FORGET, (ledger_id,), b"")

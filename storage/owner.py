@@ -18,14 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geminga.proto import commands as answers
-from geminga.proto import envelope
+from geminga.proto import envelope, names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.deliveries import RECEIPT_ROW
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
-from geminga.storage import append, commands, format
+from geminga.storage import append, commands, format, queries
 from geminga.storage.catalogue import Catalogue
 from geminga.storage.counters import Counters
+from geminga.storage.discovery import Discovery
 from geminga.storage.errors import CorruptFile, StorageFull
 from geminga.storage.journal import Journal, Record
 from geminga.storage.ledger import Ledger
@@ -40,7 +41,7 @@ from geminga.storage.subscription import Consumer, Subscription
 
 TICK_MS = 1_000             # how often ages are looked at
 ACK_SYNC_MS = 10            # an acknowledgement that nobody waits for is synced with the next answer, or after this
-_ACTIVE_CONSUMER_SINCE = 12  # version of the protocol
+_ACTIVE_CONSUMER_SINCE, _END_OF_TOPIC_SINCE = 12, 8     # versions of the protocol
 _PERMITS_MAX = 1 << 31      # a consumer that asks for more is not lied to: it will not get there
 
 
@@ -61,17 +62,18 @@ class Owner:
     def __init__(self, data_dir: Path, options: StorageOptions, catalogue: Catalogue, journal: Journal, counters: Counters, now_ms: int):
         self.data_dir, self.options, self.catalogue, self.journal, self.counters = data_dir, options, catalogue, journal, counters
         self.now_ms = now_ms
-        self.partitions: list[Partition] = []                     # by slot
         self.by_name: dict[TopicName, Partition] = {}
         self.sessions: dict[tuple[int, int], Session] = {}
         self.producers: dict[int, Producer] = {}                  # by handle
         self.consumers: dict[int, Consumer] = {}
+        self.discovery = Discovery(catalogue, options.discovery_grace_s * 1000)
         self.live: dict[TopicName, LiveTopic] = {}                # topics that keep nothing
         self.live_producers: dict[int, Producer] = {}             # theirs, by handle
         self.parked: dict[tuple[int, int], list[tuple]] = {}      # commands that wait until a connection is known to be alive or dead
         self.ops: list[tuple] = []                                # of this pass, not yet in the journal
         self.many_ops: list[NDArray] = []
         self._next_handle = 1
+        self._next_slot = -1
         self._sends: list[tuple[int, NDArray, memoryview]] = []
         self._acks: list[NDArray] = []
         self._parts: list[tuple[NDArray, memoryview]] = []        # those of them that are about parts of batches, and their words
@@ -84,6 +86,10 @@ class Owner:
         self._unsynced_since: int | None = None
         self._next_tick_ms = now_ms + TICK_MS
         self._complaints: set[str] = set()                        # about files, said once
+
+    @property
+    def partitions(self) -> list[Partition]:
+        return list(self.by_name.values())
 
     # -- what commands.py works with
 
@@ -128,6 +134,7 @@ class Owner:
         if found is None and (stored := self.catalogue.partition(name)) is not None:
             names = self.catalogue.subscriptions(stored[0])
             found = open_partition(self.data_dir, stored[0], name, stored[1], names, self.options)
+            found.is_terminated = self.catalogue.is_terminated(stored[0])
             for text, subscription_id in names.items():
                 if (text, True) not in found.subscriptions:
                     self.catalogue.delete_subscription(subscription_id)
@@ -140,14 +147,27 @@ class Owner:
         self._adopt(found)
         return found
 
+    def release(self, partition: Partition) -> None:
+        """Give up a partition that nobody uses; what is not in its files yet is written."""
+        self.commit()
+        partition.before_checkpoint()
+        del self.by_name[partition.name]
+        self._recent.discard(partition)
+        for waiting in (self._to_dispatch, self._to_trim):
+            waiting.pop(partition, None)
+        for ledger in partition.ledgers:
+            for worker in {worker for worker, _ in self.sessions}:
+                self.outbox(worker).forget(ledger.ledger_id)
+        self.counters.add("partitions_open", -1)
+
     def _adopt(self, partition: Partition) -> None:
         if not partition.ledgers:
             self._add_ledger(partition)
             self._must_sync = True
         elif not partition.open_ledger.entries:      # perhaps of a process that was killed before the journal knew
             self._note_opened(partition)
-        partition.slot = len(self.partitions)
-        self.partitions.append(partition)
+        self._next_slot += 1
+        partition.slot = self._next_slot
         self.by_name[partition.name] = partition
         self.counters.add("partitions_open")
 
@@ -168,9 +188,12 @@ class Owner:
                     self._parts.append((rows, data))
             elif kind == envelope.FLOWS:
                 self._grant(rows)
-            else:
+            elif kind == envelope.COMMANDS:
                 self._apply_data()
                 self._carry_out(worker, rows, data)
+            else:
+                self._apply_data()
+                self._answer(worker, rows, data)
 
     def end_pass(self) -> list[tuple[int, list]]:
         """Everything received is durable and applied; returns [(worker, envelope)]."""
@@ -197,6 +220,7 @@ class Owner:
         """The worker's process ended: all its connections did."""
         for key in [key for key in self.sessions if key[0] == worker]:
             commands.end_session(self, self.sessions[key])
+        self.discovery.worker_gone(worker)
         self._outboxes.pop(worker, None)
         self._taken.pop(worker, None)
 
@@ -323,7 +347,8 @@ class Owner:
                 count = int(row["words"])
                 left = sum(word << 64 * number for number, word in enumerate(words[at:at + count]))
                 at += count
-                if (consumer := self.consumers.get(int(row["consumer"]))) is not None:
+                consumer = self.consumers.get(int(row["consumer"]))
+                if consumer is not None and not (int(row["flags"]) & envelope.CUMULATIVE and consumer.subscription.is_spread):
                     commands.acknowledge_part(self, consumer, (int(row["ledger_id"]), int(row["entry_id"])), left)
 
     def _dispatch(self, partition: Partition) -> None:
@@ -333,6 +358,8 @@ class Owner:
                 self._tell_active(consumer, is_active)
             for consumer, ledger, entries in subscription.dispatcher.next_batches(partition.ledgers_from(subscription.read[0])):
                 self._deliver(subscription, consumer, ledger, entries)
+            if partition.is_terminated and subscription.cursor.mark_delete >= partition.last_confirmed:
+                self._tell_end(subscription)
 
     def _deliver(self, subscription: Subscription, consumer: Consumer, ledger: Ledger, entries: Entries) -> None:
         outbox, ledger_id = self.outbox(consumer.worker), ledger.ledger_id
@@ -351,6 +378,13 @@ class Owner:
             picked["words"][at] = len(found)
             words += found
         outbox.picks(consumer, subscription.partition.partition_id, ledger_id, picked, np.array(words, np.uint64).tobytes())
+
+    def _tell_end(self, subscription: Subscription) -> None:
+        """Everything is acknowledged, and nothing will come."""
+        for consumer in subscription.consumers:
+            if not consumer.is_told_end and consumer.protocol_version >= _END_OF_TOPIC_SINCE:
+                consumer.is_told_end = True
+                self.outbox(consumer.worker).reply(consumer.connection, answers.reached_end_of_topic(consumer.consumer_id))
 
     def _tell_active(self, consumer: Consumer, is_active: bool) -> None:
         if consumer.protocol_version >= _ACTIVE_CONSUMER_SINCE:
@@ -392,8 +426,11 @@ class Owner:
         """Delete ledgers that nobody needs: told to the journal first, so that a replay does not miss them."""
         gone = []
         for partition in self._to_trim:
+            if self.discovery.holds(partition, self.now_ms):
+                continue
             for ledger in partition.take_acknowledged_ledgers():
                 self.note(partition, op(format.LEDGER_DELETED, partition.partition_id, ledger_id=ledger.ledger_id))
+                self._to_dispatch[partition] = None      # readers that had too much of it may get more
                 gone.append(ledger)
         self._to_trim = {}
         if not gone:
@@ -407,6 +444,7 @@ class Owner:
     def _tick(self) -> None:
         """An idle partition whose open ledger is drained gives up its disk space."""
         self._next_tick_ms = self.now_ms + TICK_MS
+        self._to_trim.update(dict.fromkeys(self.discovery.tick(self.now_ms)))
         for partition in list(self._recent):
             last = partition.open_ledger
             idle = not last.entries or self.now_ms - int(last.index[last.last_entry]["broker_time"]) >= TICK_MS
@@ -419,6 +457,12 @@ class Owner:
                 self._recent.discard(partition)
 
     # -- commands
+
+    def _answer(self, worker: int, rows: NDArray, data: memoryview) -> None:
+        at = 0
+        for number, size in rows.tolist():
+            self.outbox(worker).answer(number, queries.answer(self, bytes(data[at:at + size])))
+            at += size
 
     def _carry_out(self, worker: int, rows: NDArray, data: memoryview) -> None:
         at = 0
@@ -438,6 +482,11 @@ class Owner:
             return commands.end_session(self, session)
         if kind == envelope.CONNECTION_ALIVE:
             return commands.resume(self, session, is_alive=True)
+        if kind == envelope.DISCOVERS:
+            return self.discovery.began((session.worker, session.connection), data.decode())
+        if kind == envelope.LOOKED_UP:
+            newest, _, name = data.decode().partition(" ")
+            return self.discovery.looked_up(names.parse(name), int(newest), self.now_ms)
         self.carry_out(session, api.BaseCommand.FromString(data))
 
     def carry_out(self, session: Session, command: api.BaseCommand, *, probed: bool = False) -> None:

@@ -33,6 +33,7 @@ class Partition:
     attached: dict[Subscription, None] = field(default_factory=dict)      # those with consumers
     next_message: int = 0            # messages ever published
     now_ms: int = 0                  # of the pass
+    is_terminated: bool = False      # nothing is published any more
     parts_unwritten: bool = False    # batches have been acknowledged in part since the last checkpoint
     slot: int = -1                   # in the owner's table
 
@@ -61,6 +62,11 @@ class Partition:
     def find(self, ledger_id: int) -> Ledger | None:
         found = self.ledgers_from(ledger_id)
         return found[0] if found and found[0].ledger_id == ledger_id else None
+
+    def has(self, position: Position) -> bool:
+        """Whether there is such an entry, or it would be the one before a ledger's first."""
+        found = self.find(position[0])
+        return found is not None and -1 <= position[1] < found.entries
 
     def before(self, position: Position) -> Position:
         """The mark-delete position of a cursor whose next entry is the one at position, or the first behind it that exists."""
@@ -112,10 +118,10 @@ class Partition:
             gone.append(self.ledgers.pop(0))
         for found in gone:
             for subscription in self.subscriptions.values():
+                if subscription.dispatcher is not None:
+                    subscription.dispatcher.forget(found)
                 subscription.cursor.forget(found.ledger_id)
                 subscription.redeliveries.forget(found.ledger_id)
-                if subscription.dispatcher is not None:
-                    subscription.dispatcher.forget(found.ledger_id)
         return gone
 
     def could_shrink(self) -> bool:

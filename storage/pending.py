@@ -98,9 +98,10 @@ class Pending:
             self._again(held, mine)
         return mine
 
-    def to_give_again(self, limit: int) -> Iterator[tuple[int, NDArray[np.int64]]]:
-        """(ledger id, entries) that are to be given out again, in order, at most so many."""
-        for ledger_id in sorted(self._ledgers) if self.again else ():
+    def to_give_again(self, limit: int | None = None) -> Iterator[tuple[int, NDArray[np.int64]]]:
+        """(ledger id, entries) that are to be given out again, in order, all or at most so many."""
+        limit = self.again if limit is None else limit
+        for ledger_id in sorted(self._ledgers) if min(limit, self.again) > 0 else ():
             held = self._ledgers[ledger_id]
             if not held.again:
                 continue
@@ -118,11 +119,9 @@ class Pending:
             if len(entries):
                 yield ledger_id, entries, held.seats[entries]
 
-    def forget(self, ledger_id: int) -> None:
-        """The ledger was deleted."""
-        held = self._ledgers.pop(ledger_id, None)
-        if held is not None:
-            self.again -= held.again
+    def knows(self, ledger_id: int) -> bool:
+        """Whether anything of the ledger is out, or to be given out again."""
+        return ledger_id in self._ledgers
 
     def _held(self, ledger_id: int, last: int) -> _Held:
         held = self._ledgers.get(ledger_id)

@@ -47,6 +47,14 @@ class Producers:
     waiting: list[Producer] = field(default_factory=list)        # for exclusive access, in order
     exclusive: Producer | None = None
 
+    def expel_all(self) -> list[Producer]:
+        """Nobody may publish any more; returns who could, or waited to."""
+        out = [*self.live.values(), *self.waiting]
+        self.live.clear()
+        self.waiting.clear()
+        self.exclusive = None
+        return out
+
     def holder_of_name(self, producer: Producer) -> Producer | None:
         """Who has the name already, if that is somebody the newcomer does not simply replace."""
         holder = self.live.get(producer.name)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geminga.storage import format
+from geminga.storage.errors import StorageFull
 from geminga.storage.ledger import Ledger, allocate, map_file
 from geminga.storage.pending import Entries
 
@@ -24,13 +25,18 @@ class Redeliveries:
 
     def load(self, ledger_id: int) -> None:
         """Map what there is on disk."""
-        self._counts[ledger_id] = _mapped(format.redeliveries_path(self._folder, ledger_id, self._subscription_id))
+        path = format.redeliveries_path(self._folder, ledger_id, self._subscription_id)
+        if path.stat().st_size:      # else it was being made
+            self._counts[ledger_id] = _mapped(path)
 
     def add(self, ledger: Ledger, entries: NDArray[np.int64]) -> None:
-        """These (n,), each once, were given back.  Raises StorageFull."""
+        """These (n,), each once, were given back.  Without room on the disk that is not counted."""
         counts = self._counts.get(ledger.ledger_id)
         if counts is None or len(counts) <= entries[-1]:
-            counts = self._counts[ledger.ledger_id] = self._grown(ledger, counts)
+            try:
+                counts = self._counts[ledger.ledger_id] = self._grown(ledger, counts)
+            except StorageFull:
+                return
         counts[entries] += counts[entries] < _MAX
 
     def of(self, ledger_id: int, entries: Entries) -> NDArray[np.uint16] | None:

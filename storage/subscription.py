@@ -40,6 +40,7 @@ class Consumer:
     seat: int = 0
     unacknowledged: int = 0                   # messages it has been sent and not acknowledged
     is_blocked: bool = False                  # by too many of those
+    is_told_end: bool = False                 # that the topic is terminated, and drained
 
 
 @dataclass(eq=False, slots=True)
@@ -65,6 +66,15 @@ class Subscription:
     def key(self) -> tuple[str, bool]:
         """A durable subscription and one that is not may share a name."""
         return self.name, self.is_durable
+
+    @property
+    def kind_name(self) -> str:
+        return "None" if self.kind is None else SubType.Name(self.kind)
+
+    @property
+    def is_spread(self) -> bool:
+        """Over many consumers: there is no order, and nobody can acknowledge all up to some position."""
+        return self.kind in (SubType.Shared, SubType.Key_Shared)
 
     def rewind(self) -> None:
         """What was given out and not acknowledged is given out again."""
@@ -100,8 +110,11 @@ class Subscription:
 
     def parts_of(self, ledger_id: int, entries: Entries) -> list[tuple[int, int]]:
         """[(which of the entries, its bits)] of those that are acknowledged in part."""
-        found = []
-        for entry_id, bits in self.cursor.parts.get(ledger_id, {}).items():
+        parts, found = self.cursor.parts.get(ledger_id, {}), []
+        if len(entries) < len(parts):
+            ids = entries if isinstance(entries, range) else entries.tolist()
+            return [(at, parts[entry_id]) for at, entry_id in enumerate(ids) if entry_id in parts]
+        for entry_id, bits in parts.items():
             at = entry_id - entries.start if isinstance(entries, range) else int(np.searchsorted(entries, entry_id))
             if 0 <= at < len(entries) and entries[at] == entry_id:
                 found.append((at, bits))

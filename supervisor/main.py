@@ -33,6 +33,11 @@ def _parser() -> argparse.ArgumentParser:
     read.add_argument("topic")
     read.add_argument("--url", default="pulsar://127.0.0.1:6650")
     read.set_defaults(run=_read)
+    why = commands.add_parser("why", help="tell what keeps a subscription's consumers from getting more")
+    why.add_argument("topic")
+    why.add_argument("subscription")
+    why.add_argument("--http-url", default="http://127.0.0.1:8080")
+    why.set_defaults(run=_why)
     return parser
 
 
@@ -72,6 +77,33 @@ def _read(options: argparse.Namespace) -> int:
     except (OSError, client.ClientError) as error:
         print(f"geminga: {options.url}: {error}", file=sys.stderr)
         return 1
+    return 0
+
+
+def _why(options: argparse.Namespace) -> int:
+    import json
+    import urllib.error
+    import urllib.parse
+    import urllib.request
+
+    from geminga.proto import names
+    from geminga.proto.errors import Refusal
+    try:
+        topic = str(names.parse(options.topic)).replace("://", "/", 1)
+        place = urllib.parse.quote(f"{topic}/{options.subscription}")
+        with urllib.request.urlopen(f"{options.http_url}/ops/v1/why/{place}", timeout=10) as answer:
+            partitions = json.load(answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            print(f"geminga: {json.load(error)['reason']}", file=sys.stderr)
+        return 1
+    except (OSError, Refusal) as error:
+        print(f"geminga: {options.http_url}: {error}", file=sys.stderr)
+        return 1
+    for found in partitions:
+        print("{topic} {subscription} ({type}): backlog {backlog}".format(**found))
+        for cause in found["causes"]:
+            print("  " + cause.pop("cause") + "".join(f", {name.replace('_', ' ')} {value}" for name, value in cause.items()))
     return 0
 
 

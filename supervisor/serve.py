@@ -130,7 +130,7 @@ class Supervisor:
 
     def _be_admin(self, child: Child, control: Control) -> None:
         from geminga.supervisor.admin import app  # only this process needs an HTTP server
-        app.run(self.config, self.http_listener, self.service_url, self.http_url, self.counters, control)
+        app.run(self.config, child.serial, self.run_dir, self.http_listener, self.service_url, self.http_url, self.counters, control)
 
     # -- the loop
 
@@ -202,12 +202,12 @@ class Supervisor:
                 self._selector.unregister(child.control)
 
     def _introduce(self, child: Child) -> None:
-        """Workers and owners are told of each other."""
+        """Those that talk to owners are told of them."""
         if child.role == "owner":
-            for worker in self._of("worker"):
-                if worker.state in (STARTING, READY):
-                    worker.control.send(owner=[child.index, child.serial])
-        elif child.role == "worker":
+            for other in self._of("worker") + self._of("admin"):
+                if other.state in (STARTING, READY):
+                    other.control.send(owner=[child.index, child.serial])
+        else:
             for owner in self._of("owner"):
                 if owner.state == READY:
                     child.control.send(owner=[owner.index, owner.serial])
@@ -237,9 +237,10 @@ class Supervisor:
         if os.WIFEXITED(status) and os.WEXITSTATUS(status) == EXIT_CANNOT_BOOT and not self._is_stopping:
             self._failure = f"{child.name} cannot start"
             self._begin_stop()
-        gone = {"owner": {"owner_gone": child.index}, "worker": {"worker_gone": child.serial}}.get(child.role)
-        for other in self._of("worker" if child.role == "owner" else "owner"):
-            if gone and other.control is not None:
+        gone = {"owner": {"owner_gone": child.index}, "worker": {"worker_gone": child.serial},
+                "admin": {"worker_gone": child.serial}}[child.role]
+        for other in self._of("worker") + self._of("admin") if child.role == "owner" else self._of("owner"):
+            if other.control is not None:
                 other.control.send(**gone)
 
     def _report_ready(self) -> None:

@@ -86,6 +86,10 @@ class OwnerLink:
         self._commands.append((connection, kind, protocol_version, len(data), 0))
         self._command_data.append(data)
 
+    def question(self, number: int, data: bytes) -> None:
+        """Of administration; has a link of its own, where order does not matter."""
+        self._sections.append((envelope.QUESTIONS, envelope.pack(envelope.QUESTIONS, [(number, len(data))]), data))
+
     def _close_sends(self) -> None:
         if self._sends:
             self._sections.append((envelope.SENDS, b"".join(self._sends), b"".join(self._entries)))

@@ -39,7 +39,7 @@ class Dispatcher:
     # -- consumers
 
     def obstacle(self, consumer: Consumer) -> Obstacle | None:
-        """What keeps this consumer from attaching, as long as the one in its way lives.  Raises Refusal if that does not matter."""
+        """What keeps this consumer from attaching, as long as the one in its way lives."""
         return None
 
     def attach(self, consumer: Consumer) -> None:
@@ -83,8 +83,12 @@ class Dispatcher:
     def let_go(self) -> None:
         """What was given out is not to be given again, whatever becomes of it."""
 
-    def forget(self, ledger_id: int) -> None:
-        """The ledger was deleted."""
+    def causes(self) -> list[dict]:
+        """What keeps consumers from getting more, one {"cause": ...} each."""
+        raise NotImplementedError
+
+    def forget(self, ledger: Ledger) -> None:
+        """The ledger is about to be deleted."""
 
 
 def busy(text: str) -> Refusal:

@@ -14,6 +14,12 @@ class Exclusive(Dispatcher):
         """The consumer that gets everything."""
         return self.subscription.consumers[0] if self.subscription.consumers else None
 
+    def causes(self) -> list[dict]:
+        found = self.active
+        if found.permits <= 0:
+            return [{"cause": "no permits", "consumer": found.name}]
+        return [{"cause": "no acknowledgements", "consumer": found.name}]
+
     def next_batches(self, ledgers: list[Ledger]) -> list[Batch]:
         subscription, consumer, batches = self.subscription, self.active, []
         if consumer is None:

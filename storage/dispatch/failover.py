@@ -3,8 +3,10 @@ import bisect
 from collections.abc import Callable
 
 import mmh3
+import numpy as np
+from numpy.typing import NDArray
 
-from geminga.storage.dispatch.base import Obstacle
+from geminga.storage.dispatch.base import Nacked, Obstacle
 from geminga.storage.dispatch.exclusive import Exclusive
 from geminga.storage.subscription import Consumer, Subscription
 
@@ -31,9 +33,13 @@ class Failover(Exclusive):
     def detach(self, consumer: Consumer) -> None:
         self._choose()
 
+    def redeliver(self, consumer: Consumer, wanted: dict[int, NDArray[np.int64]]) -> Nacked:
+        """Who only stands by has nothing."""
+        return super().redeliver(consumer, wanted) if consumer is self._active else []
+
     def news(self) -> list[tuple[Consumer, bool]]:
         found, self._news = self._news, []
-        return found
+        return [(consumer, is_active) for consumer, is_active in found if consumer in self.subscription.consumers]
 
     def _choose(self) -> bool:
         """Whether another is active now than before; it begins with what is not acknowledged."""

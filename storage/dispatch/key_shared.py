@@ -22,6 +22,7 @@ from geminga.storage.subscription import Consumer, Subscription
 _LOOK_AHEAD_MAX = 20_000        # entries withheld by one subscription
 _LOOK_AHEAD_EACH = 2_000        # for each of its consumers
 _LOOK_AHEAD_MIN = 1_000         # entries looked at although fewer are asked for: whose they are shows only then
+_CAUSES_MAX = 100               # draining keys told of at a time
 _SPREAD = 0x9E3779B1            # odd: keyless entries in a row get hashes far apart
 
 
@@ -45,11 +46,9 @@ class KeyShared(Shared):
 
     def obstacle(self, consumer: Consumer) -> Obstacle | None:
         if self.ranges is None:
-            if consumer.ranges is not None:
-                Sticky().conflict(consumer)
             return None
         if isinstance(self.ranges, Sticky) != (consumer.ranges is not None) or self._is_loose != consumer.is_out_of_order_allowed:
-            raise busy("Subscription is of different type: its consumers have another Key_Shared policy")
+            return Obstacle(self.subscription.consumers[0], busy("Subscription is of different type: another Key_Shared policy"))
         holder = self.ranges.conflict(consumer) if isinstance(self.ranges, Sticky) else None
         if holder is None:
             return None
@@ -105,6 +104,22 @@ class KeyShared(Shared):
             self._drained(self.subscription.partition.find(ledger_id), entries)
         return nacked
 
+    def causes(self) -> list[dict]:
+        found = [cause for cause in super().causes() if not (self.draining and cause["cause"] == "no acknowledgements")]
+        oldest = {}
+        for ledger_id, entries, _ in self.pending.out() if self.draining else ():
+            hashes = self._hashes(self.subscription.partition.find(ledger_id), entries)
+            for at in np.flatnonzero(np.isin(hashes, np.fromiter(self.draining, np.int64))).tolist():
+                oldest.setdefault(int(hashes[at]), (ledger_id, int(entries[at])))
+        for number, draining in sorted(self.draining.items())[:_CAUSES_MAX]:
+            waiting = self._seats[int(self.ranges.seats(np.array([number]))[0])]
+            found.append({"cause": "draining key", "hash": number, "consumer": self._seats[draining.seat].name,
+                          "since_ms": draining.since_ms, "message": "{}:{}".format(*oldest[number]), "messages": draining.entries,
+                          "waiting": waiting.name if waiting else None})
+        if isinstance(self.ranges, Sticky) and (gaps := self.ranges.of(NOBODY)):
+            found.append({"cause": "hashes that no consumer takes", "ranges": [list(gap) for gap in gaps[:_CAUSES_MAX]]})
+        return found
+
     # -- entries
 
     def look_ahead(self, takers: list[Consumer]) -> int:
@@ -115,11 +130,11 @@ class KeyShared(Shared):
 
     def _give_again(self, batches: list[Batch]) -> bool:
         """All that was withheld is looked at before anything new is."""
-        for ledger_id, entries in list(self.pending.to_give_again(2 * _LOOK_AHEAD_MAX)):
+        for ledger_id, entries in self.pending.to_give_again():
             if not (takers := self._takers()):
                 return False
             self.deal(takers, self.subscription.partition.find(ledger_id), entries, batches, is_again=True)
-        return self.pending.again < _LOOK_AHEAD_MAX
+        return True
 
     def deal(self, takers: list[Consumer], ledger: Ledger, entries: Entries, batches: list[Batch], *, is_again: bool) -> int:
         ids = np.arange(entries.start, entries.stop) if isinstance(entries, range) else entries
@@ -131,8 +146,8 @@ class KeyShared(Shared):
         is_left = np.ones(len(ids), bool)
         for consumer in takers:
             mine = np.flatnonzero(seats == consumer.seat)
-            if len(mine):
-                count, many = within_permits(messages[mine], self.room(consumer))
+            if len(mine) and (room := self.room(consumer)) > 0:
+                count, many = within_permits(messages[mine], room)
                 is_left[mine[:count]] = False
                 self.give(consumer, ledger, ids[mine[:count]], many, batches, is_again=is_again)
         if not is_again and is_left.any():

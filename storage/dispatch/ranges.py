@@ -3,6 +3,7 @@
 Hashes are 0 .. 65535.  Each of these maps all of them, or some, to seats; `seats` looks many up at once.
 """
 import bisect
+from itertools import pairwise
 from typing import NamedTuple
 
 import mmh3
@@ -101,6 +102,18 @@ class Consistent(_Bounds):
         self._set([*(point + 1 for point in points), HASHES], [*seats, seats[0]])
 
 
+def check(wanted: list[tuple[int, int]]) -> None:
+    """Of a consumer that brings its ranges: raises Refusal when these are none, or overlap."""
+    if not wanted:
+        raise Refusal(api.ConsumerAssignError, "Ranges for KeyShared policy must not be empty.")
+    for first, last in wanted:
+        if not 0 <= first <= last < HASHES:
+            raise Refusal(api.ConsumerAssignError, f"Range [{first}, {last}] does not lie within [0, {HASHES - 1}]")
+    for (_, last), (first, _) in pairwise(sorted(wanted)):
+        if first <= last:
+            raise Refusal(api.ConsumerAssignError, f"Ranges with overlap between [.., {last}] and [{first}, ..]")
+
+
 class Sticky(_Bounds):
     """Consumers bring their ranges; what nobody has waits."""
 
@@ -109,18 +122,9 @@ class Sticky(_Bounds):
         self._taken: list[tuple[Range, Consumer]] = []
 
     def conflict(self, consumer: Consumer) -> Consumer | None:
-        """Who has part of what this consumer wants.  Raises Refusal when it wants nothing, or something twice."""
-        wanted = sorted(consumer.ranges)
-        if not wanted:
-            raise Refusal(api.ConsumerAssignError, "Ranges for KeyShared policy must not be empty.")
-        for first, last in wanted:
-            if not 0 <= first <= last < HASHES:
-                raise Refusal(api.ConsumerAssignError, f"Range [{first}, {last}] does not lie within [0, {HASHES - 1}]")
-        for (_, last), (first, _) in zip(wanted, wanted[1:], strict=False):
-            if first <= last:
-                raise Refusal(api.ConsumerAssignError, f"Ranges with overlap between [.., {last}] and [{first}, ..]")
+        """Who has part of what this consumer wants."""
         for taken, holder in self._taken:
-            if any(first <= taken.last and taken.first <= last for first, last in wanted):
+            if any(first <= taken.last and taken.first <= last for first, last in consumer.ranges):
                 return holder
         return None
 

@@ -10,7 +10,7 @@ from geminga.storage.subscription import Consumer, Subscription
 
 _TURN = 20             # entries in a row to one consumer, when there are enough to go round
 _TURNS = 4             # so many turns each, when there are many more
-_AGAIN_MAX = 20_000    # entries to be given again that are looked at in one pass
+
 
 
 class Shared(Dispatcher):
@@ -59,6 +59,20 @@ class Shared(Dispatcher):
             room = min(room, options.max_unacked_messages_per_subscription - self.unacknowledged)
         return room
 
+    def causes(self) -> list[dict]:
+        options = self.subscription.options
+        found = []
+        if self.is_blocked:
+            found.append({"cause": "unacknowledged messages of the subscription", "messages": self.unacknowledged,
+                          "limit": options.max_unacked_messages_per_subscription})
+        for consumer in self.subscription.consumers:
+            if consumer.is_blocked:
+                found.append({"cause": "unacknowledged messages of a consumer", "consumer": consumer.name,
+                              "messages": consumer.unacknowledged, "limit": options.max_unacked_messages_per_consumer})
+            elif consumer.permits <= 0:
+                found.append({"cause": "no permits", "consumer": consumer.name})
+        return found or [{"cause": "no acknowledgements", "messages": self.unacknowledged}]
+
     # -- entries
 
     def next_batches(self, ledgers: list[Ledger]) -> list[Batch]:
@@ -69,14 +83,9 @@ class Shared(Dispatcher):
 
     def _give_again(self, batches: list[Batch]) -> bool:
         """Give out what was given back; whether there is nothing left of it that new entries had to wait for."""
-        for ledger_id, entries in self.pending.to_give_again(_AGAIN_MAX):
-            takers = self._takers()
-            if not takers:
-                return False
-            ledger = self.subscription.partition.find(ledger_id)
-            if self.deal(takers, ledger, entries, batches, is_again=True) < len(entries):
-                return False
-        return True
+        for ledger_id, entries in self.pending.to_give_again(self.look_ahead(self._takers())):
+            self.deal(self._takers(), self.subscription.partition.find(ledger_id), entries, batches, is_again=True)
+        return not self.pending.again
 
     def _give_new(self, batches: list[Batch], ledgers: list[Ledger]) -> None:
         subscription = self.subscription
@@ -113,7 +122,10 @@ class Shared(Dispatcher):
             level = 1 + sum(other.priority == consumer.priority for other in takers)
             left = len(entries) - at
             turn = left if level == 1 else min(max(_TURN, left // (_TURNS * level)), -(-left // level))
-            count, many = within_permits(messages[at:at + turn], self.room(consumer))
+            room = self.room(consumer)
+            if room <= 0:                               # all of them together have too many by now
+                continue
+            count, many = within_permits(messages[at:at + turn], room)
             self.give(consumer, ledger, entries[at:at + count], many, batches, is_again=is_again)
             at += count
             self._last_served = consumer.seat
@@ -170,8 +182,10 @@ class Shared(Dispatcher):
         for consumer in self.subscription.consumers:
             self._count_unacknowledged(consumer, -consumer.unacknowledged)
 
-    def forget(self, ledger_id: int) -> None:
-        self.pending.forget(ledger_id)
+    def forget(self, ledger: Ledger) -> None:
+        """What is out of it, at consumers that keep nothing from being deleted, counts no more."""
+        if self.pending.knows(ledger.ledger_id):
+            self.acknowledged(ledger, np.arange(ledger.entries))
 
 
 def _is_blocked(was: bool, unacknowledged: int, limit: int) -> bool:

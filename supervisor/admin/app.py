@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import traceback
+from pathlib import Path
 
 import uvloop
 from aiohttp import web
@@ -15,9 +16,12 @@ from geminga.proto.errors import Refusal
 from geminga.storage.catalogue import open_catalogue
 from geminga.storage.control import Control
 from geminga.storage.counters import Counters
-from geminga.supervisor.admin import health, metrics, topics
+from geminga.supervisor.admin import health, metrics, subscriptions, topics
+from geminga.supervisor.admin.owners import OWNERS, Owners
 from geminga.supervisor.config import Config
 
+_STATUSES = {api.InvalidTopicName: 412, api.TopicNotFound: 404, api.SubscriptionNotFound: 404, api.NotAllowedError: 405,
+             api.ServiceNotReady: 503}
 _BODY_MAX = 1 << 20
 
 
@@ -29,7 +33,7 @@ async def errors_as_json(request: web.Request, handler) -> web.StreamResponse:
     except web.HTTPException as error:
         return _reason(error.status, error.text or error.reason)
     except Refusal as refusal:
-        status = {api.InvalidTopicName: 412, api.TopicNotFound: 404, api.ServiceNotReady: 503}.get(refusal.code, 500)
+        status = _STATUSES.get(refusal.code, 500)
         return _reason(status, refusal.message)
     except Exception:
         traceback.print_exc()
@@ -40,27 +44,37 @@ def _reason(status: int, text: str) -> web.Response:
     return web.json_response({"reason": text}, status=status)
 
 
-def make_app(config: Config, service_url: str, http_url: str, counters: dict[tuple[str, int], Counters]) -> web.Application:
+def make_app(config: Config, owners: Owners, service_url: str, http_url: str,
+             counters: dict[tuple[str, int], Counters]) -> web.Application:
     app = web.Application(middlewares=[errors_as_json], client_max_size=_BODY_MAX)
     catalogue = open_catalogue(config.data_dir / "catalogue.sqlite")
     app[topics.TOPICS] = topics.Topics(catalogue, service_url, http_url, config)
+    app[OWNERS] = owners
     app[health.SERVICE_URL] = service_url
     app[metrics.METRICS] = metrics.Metrics(config.cluster_name, counters)
-    app.add_routes([*topics.routes, *health.routes, *metrics.routes])
+    app.add_routes([*topics.routes, *subscriptions.routes, *health.routes, *metrics.routes])
     return app
 
 
-def run(config: Config, listener: socket.socket, service_url: str, http_url: str, counters: dict[tuple[str, int], Counters],
-        control: Control) -> None:
+def run(config: Config, serial: int, run_dir: Path, listener: socket.socket, service_url: str, http_url: str,
+        counters: dict[tuple[str, int], Counters], control: Control) -> None:
     """Be the admin process until told to stop."""
-    uvloop.run(_serve(make_app(config, service_url, http_url, counters), listener, control))
+    owners = Owners(serial, config.owners, run_dir)
+    uvloop.run(_serve(make_app(config, owners, service_url, http_url, counters), owners, listener, control))
 
 
-async def _serve(app: web.Application, listener: socket.socket, control: Control) -> None:
+async def _serve(app: web.Application, owners: Owners, listener: socket.socket, control: Control) -> None:
     stopping = asyncio.Event()
 
     def told() -> None:
-        if any("stop" in message for message in control.receive()) or not control.is_open:
+        for message in control.receive():
+            if "owner" in message:
+                owners.owner_up(*message["owner"])
+            elif "owner_gone" in message:
+                owners.owner_gone(message["owner_gone"])
+            elif "stop" in message:
+                stopping.set()
+        if not control.is_open:
             stopping.set()
 
     asyncio.get_running_loop().add_reader(control.fileno(), told)

@@ -11,7 +11,7 @@ from geminga.workers.requests import Directory
 
 routes = web.RouteTableDef()
 PARTITIONS_MAX = 16_384      # of one topic; arbitrary, and more than one host has a use for
-_PATH = "/{domain:persistent|non-persistent}/{tenant}/{namespace}/{topic}"
+PATH = "/{domain:persistent|non-persistent}/{tenant}/{namespace}/{topic}"
 
 
 class Topics:
@@ -27,9 +27,9 @@ class Topics:
 TOPICS = web.AppKey("topics", Topics)
 
 
-@routes.put("/admin/v2" + _PATH + "/partitions")
+@routes.put("/admin/v2" + PATH + "/partitions")
 async def create_partitioned(request: web.Request) -> web.Response:
-    topic, topics = _topic(request), request.app[TOPICS]
+    topic, topics = topic_of(request), request.app[TOPICS]
     count = _count(await request.text())
     if not 0 < count <= PARTITIONS_MAX:
         raise _status(406, f"Number of partitions should be between 1 and {PARTITIONS_MAX}")
@@ -44,9 +44,24 @@ async def create_partitioned(request: web.Request) -> web.Response:
     return web.Response(status=204)
 
 
-@routes.get("/admin/v2" + _PATH + "/partitions")
+@routes.post("/admin/v2" + PATH + "/partitions")
+async def add_partitions(request: web.Request) -> web.Response:
+    """More of them; there are never fewer, as those that are gone would have had messages."""
+    topic, catalogue = topic_of(request), request.app[TOPICS].catalogue
+    count, before = _count(await request.text()), catalogue.partition_count(topic)
+    if not before:
+        raise web.HTTPNotFound(text=f"Topic {topic} is not partitioned") if before is None else web.HTTPConflict(
+            text=f"Topic {topic} is not a partitioned topic")
+    if not before < count <= PARTITIONS_MAX:
+        raise _status(406, f"Number of partitions must be more than the existing {before} and at most {PARTITIONS_MAX}")
+    catalogue.set_partition_count(topic, count)
+    catalogue.commit()
+    return web.Response(status=204)
+
+
+@routes.get("/admin/v2" + PATH + "/partitions")
 async def partitions(request: web.Request) -> web.Response:
-    topic, topics = _topic(request), request.app[TOPICS]
+    topic, topics = topic_of(request), request.app[TOPICS]
     may_create = request.query.get("checkAllowAutoCreation", "false").lower() == "true"
     if may_create:
         return web.json_response({"partitions": topics.directory.partitions(str(topic)), "deleted": False})
@@ -58,18 +73,18 @@ async def partitions(request: web.Request) -> web.Response:
     return web.json_response({"partitions": count or 0, "deleted": False})
 
 
-@routes.get("/lookup/v2/topic" + _PATH)
-@routes.get("/lookup/v2/destination" + _PATH)
+@routes.get("/lookup/v2/topic" + PATH)
+@routes.get("/lookup/v2/destination" + PATH)
 async def lookup(request: web.Request) -> web.Response:
     """Where the topic is served; both URLs are always strings, which the C++ client insists on."""
     topics = request.app[TOPICS]
     listener = request.query.get("listenerName") or request.headers.get("X-Pulsar-ListenerName", "")
-    url = topics.directory.url(str(_topic(request)), listener)
+    url = topics.directory.url(str(topic_of(request)), listener)
     return web.json_response({"brokerUrl": url, "brokerUrlTls": "", "httpUrl": topics.http_url, "httpUrlTls": "", "nativeUrl": url,
                               "brokerUrlSsl": ""})
 
 
-def _topic(request: web.Request) -> TopicName:
+def topic_of(request: web.Request) -> TopicName:
     part = request.match_info
     return names.parse(f"{part['domain']}://{part['tenant']}/{part['namespace']}/{part['topic']}")
 

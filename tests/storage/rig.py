@@ -8,6 +8,7 @@
 `crashed` is what a SIGKILL leaves, opened by the next process: the files as they are, and nothing of this process's memory.
 """
 import itertools
+import json
 import struct
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,6 +56,7 @@ class Answers:
     gifts: list = field(default_factory=list)         # runs and picks in their order, all as picks are
     passed: list = field(default_factory=list)        # (consumer's number, entry id, payload) of topics that keep nothing
     replies: list = field(default_factory=list)       # (connection, action, object id, handle, command or None)
+    answered: list = field(default_factory=list)      # what administration's questions were answered
     forgotten: list = field(default_factory=list)     # (worker, ledger)
     taken: dict = field(default_factory=dict)         # worker -> bytes of entries taken from it so far
 
@@ -155,6 +157,16 @@ class Rig:
         type_ = api.BaseCommand.DESCRIPTOR.fields_by_name[kind].number
         data = api.BaseCommand(type=type_, **{kind: fields}).SerializeToString()
         return self._command_section(connection, envelope.COMMAND, data, version)
+
+    def question(self, ask, topic, **arguments):
+        """A section of one question of administration."""
+        data = json.dumps({"ask": ask, "topic": topic, **arguments}).encode()
+        return envelope.QUESTIONS, np.array([(1, len(data))], envelope.QUESTION_ROW), data
+
+    def asked(self, ask, topic, **arguments):
+        """Its answer."""
+        [answer] = self.run(self.question(ask, topic, **arguments)).answered
+        return answer["answer"]
 
     def happened(self, kind, *, connection=CONNECTION):
         """The worker's word that a connection is gone, or alive."""
@@ -302,9 +314,17 @@ def _replies(answers, worker, rows, data):
         at += size
 
 
+def _answered(answers, worker, rows, data):
+    at = 0
+    for _, size in rows.tolist():
+        answers.answered.append(json.loads(bytes(data[at:at + size])))
+        at += size
+
+
 def _forgotten(answers, worker, rows, data):
     answers.forgotten += [(worker, ledger_id) for ledger_id in rows["ledger_id"].tolist()]
 
 
 _READERS = {envelope.RECEIPTS: _receipts, envelope.RUNS: _runs,
-            envelope.REPLIES: _replies, envelope.FORGET: _forgotten, envelope.PICKS: _picks, envelope.PASSED: _passed}
+            envelope.REPLIES: _replies, envelope.FORGET: _forgotten, envelope.PICKS: _picks, envelope.PASSED: _passed,
+            envelope.ANSWERS: _answered}

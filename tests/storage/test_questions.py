@@ -1,0 +1,171 @@
+"""What administration has an owner do, and what it is told about subscriptions that stand still."""
+import pytest
+
+from geminga.proto import envelope
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.storage.subscription import SubType
+
+T = api.BaseCommand.Type
+
+
+def causes(rig, topic="t", subscription="sub"):
+    return rig.asked("why", topic, subscription=subscription)["causes"]
+
+
+def keyed(producer, key, payload=b"x"):
+    return producer, payload, {"partition_key": key}
+
+
+# -- termination
+
+def test_a_terminated_topic_takes_nothing_more_and_says_so_to_those_who_have_everything(rig):
+    """Its producers are told to go, and are refused when they come back; its consumers get what there is first."""
+    producer, consumer = rig.producer("t"), rig.consumer("t")
+    [first, last] = rig.publish(producer, b"a", b"b")
+    answers = rig.run(rig.question("terminate", "t"))
+    assert answers.answered == [{"answer": {"ledgerId": last[0], "entryId": last[1], "partitionIndex": -1}}]
+    assert [command.close_producer.producer_id for command in answers.commands(T.CLOSE_PRODUCER)] == [producer.object_id]
+    assert not rig.run(rig.sends((producer, b"late"))).receipts
+    [refused] = rig.run(rig.command("producer", topic="t", producer_id=9, request_id=9)).commands()
+    assert refused.error.error == api.TopicTerminatedError
+    assert [position for position, _ in rig.receive(consumer)] == [first, last]
+    assert not rig.run(rig.acks(consumer, first)).commands(T.REACHED_END_OF_TOPIC)
+    [end] = rig.run(rig.acks(consumer, last)).commands(T.REACHED_END_OF_TOPIC)
+    assert end.reachedEndOfTopic.consumer_id == consumer.object_id
+    assert not rig.run(rig.acks(consumer, last)).commands(T.REACHED_END_OF_TOPIC)      # once
+
+
+def test_who_subscribes_to_the_end_of_a_topic_is_told(rig, tmp_path):
+    """Also after a restart."""
+    rig.publish(rig.producer("t"), b"a")
+    rig.asked("terminate", "t")
+    for one in (rig, rig.crashed(tmp_path / "next")):
+        section, number = one.subscribe("t", "late", initialPosition=api.CommandSubscribe.Latest)
+        assert [end.reachedEndOfTopic.consumer_id for end in one.run(section).commands(T.REACHED_END_OF_TOPIC)] == [number]
+        [refused] = one.run(one.command("producer", topic="t", producer_id=9, request_id=9)).commands()
+        assert refused.error.error == api.TopicTerminatedError
+    one.close()
+
+
+# -- unloading
+
+def test_an_unloaded_topic_is_found_as_it_was_left(rig):
+    """Holes, batches acknowledged in part and counts of redeliveries included."""
+    producer, consumer = rig.producer("t"), rig.consumer("t", subType=SubType.Shared)
+    positions = rig.publish(producer, *[b"%d" % n for n in range(6)])
+    [batch] = rig.run(rig.sends((producer, b"batch", {"batch": 3}))).positions
+    rig.receive(consumer)
+    rig.run(rig.acks(consumer, positions[0], positions[2]))
+    kind, rows, _ = rig.acks(consumer, batch, flags=envelope.PARTIAL)
+    rows["words"] = 1
+    rig.run((kind, rows, (0b110).to_bytes(8, "little")))
+    rig.run(rig.command("redeliverUnacknowledgedMessages", consumer_id=consumer.object_id,
+                        message_ids=[api.MessageIdData(ledgerId=positions[4][0], entryId=positions[4][1])]))
+    answers = rig.run(rig.question("unload", "t"))
+    assert {command.type for command in answers.commands()} == {T.CLOSE_PRODUCER, T.CLOSE_CONSUMER}
+    assert not rig.owner.partitions
+    consumer = rig.consumer("t", subType=SubType.Shared)
+    answers = rig.run(rig.flow(consumer, 100))
+    given = [one for *_, entries in answers.gifts for one in entries]
+    assert [(entry, count) for entry, count, _ in given] == [(1, 0), (3, 0), (4, 1), (5, 0), (6, 0)]
+    assert [words for *_, words in given if words] == [[0b110]]
+    assert rig.publish(rig.producer("t"), b"more") == [(batch[0], 7)]
+
+
+def test_an_unloaded_topic_may_be_used_again_in_the_same_pass_and_survives_a_crash(rig, tmp_path):
+    producer, consumer = rig.producer("t"), rig.consumer("t")
+    first, second = rig.publish(producer, b"a", b"b")
+    section, number = rig.subscribe("t", "sub")
+    answers = rig.run(rig.acks(consumer, first), rig.question("unload", "t"), section)
+    consumer = rig.consumer_in(answers, number, "t")
+    assert rig.receive(consumer) == [(second, b"b")]
+    after = rig.crashed(tmp_path / "next")
+    assert after.receive(after.consumer("t")) == [(second, b"b")]
+    after.close()
+
+
+# -- positions
+
+@pytest.mark.parametrize("kind", [SubType.Exclusive, SubType.Shared])
+def test_skipping_acknowledges_and_clearing_acknowledges_everything(rig, kind):
+    positions = rig.publish(rig.producer("t"), *[b"%d" % n for n in range(6)])
+    consumer = rig.consumer("t", subType=kind)
+    rig.run(rig.acks(consumer, positions[1]))
+    rig.asked("skip", "t", subscription="sub", entries=2)
+    assert [position for position, _ in rig.receive(consumer)] == positions[3:]
+    rig.asked("clear", "t", subscription="sub")
+    assert causes(rig) == [{"cause": "no backlog"}]
+    rig.asked("reset", "t", subscription="sub", ledger=positions[4][0], entry=positions[4][1])
+    assert [position for position, _ in rig.receive(rig.consumer("t", subType=kind))] == positions[4:]
+
+
+def test_what_is_not_there_is_refused(rig):
+    rig.producer("t")
+    for topic, code in (("t", api.SubscriptionNotFound), ("other", api.TopicNotFound)):
+        [answer] = rig.run(rig.question("clear", topic, subscription="nobody")).answered
+        assert answer["refused"] == code
+
+
+# -- why
+
+def test_why_nothing_is_delivered(rigs):
+    """Each cause with the one who could change it."""
+    rig = rigs(max_unacked_messages_per_consumer=3, max_unacked_messages_per_subscription=5)
+    producer = rig.producer("t")
+    consumer = rig.consumer("t", subType=SubType.Shared, consumer_name="a")
+    assert causes(rig) == [{"cause": "no backlog"}]
+    positions = rig.publish(producer, *[b"%d" % n for n in range(9)])
+    assert causes(rig) == [{"cause": "no permits", "consumer": "a"}]
+    rig.run(rig.flow(consumer, 100))
+    assert causes(rig) == [{"cause": "unacknowledged messages of a consumer", "consumer": "a", "messages": 3, "limit": 3}]
+    other = rig.consumer("t", subType=SubType.Shared, consumer_name="b")
+    rig.run(rig.flow(other, 100))
+    assert {"cause": "unacknowledged messages of the subscription", "messages": 5, "limit": 5} in causes(rig)
+    rig.run(rig.acks(consumer, *positions[:3]))
+    rig.run(rig.acks(other, *positions[3:5]))
+    rig.run(rig.acks(consumer, *positions[5:8]))
+    assert causes(rig) == [{"cause": "no acknowledgements", "messages": 1}]
+    for one in (consumer, other):
+        rig.close_consumer(one)
+    assert causes(rig) == [{"cause": "no consumer"}]
+    rig.run(rig.acks(rig.consumer("t", subType=SubType.Shared), positions[8]))
+    rig.asked("terminate", "t")
+    assert causes(rig) == [{"cause": "end of topic"}]
+
+
+@pytest.mark.parametrize("kind", [SubType.Exclusive, SubType.Failover])
+def test_why_a_single_consumer_gets_nothing(rig, kind):
+    consumer = rig.consumer("t", subType=kind, consumer_name="a")
+    rig.publish(rig.producer("t"), b"x")
+    assert causes(rig) == [{"cause": "no permits", "consumer": "a"}]
+    rig.run(rig.flow(consumer, 10))
+    assert causes(rig) == [{"cause": "no acknowledgements", "consumer": "a"}]
+
+
+def test_why_a_key_waits(rigs):
+    """Which consumer has messages of it, the first of them, and since when."""
+    rig = rigs(key_shared_consistent_hashing=False)
+    producer = rig.producer("t")
+    first = rig.consumer("t", subType=SubType.Key_Shared, consumer_name="first")
+    [position] = rig.run(rig.sends(keyed(producer, "B"))).positions        # 27274: in the lower half
+    rig.run(rig.flow(first, 1))
+    second = rig.consumer("t", subType=SubType.Key_Shared, consumer_name="second")
+    rig.run(rig.flow(second, 10), rig.sends(keyed(producer, "B")))
+    [draining] = [cause for cause in causes(rig) if cause["cause"] == "draining key"]
+    assert draining == {"cause": "draining key", "hash": 27274, "consumer": "first", "since_ms": rig.now_ms, "messages": 1,
+                        "message": "{}:{}".format(*position), "waiting": "second"}
+    assert [gift[0] for gift in rig.run(rig.acks(first, position)).gifts] == [second.number]
+
+
+def test_why_hashes_wait_that_nobody_takes(rig):
+    ranges = api.KeySharedMeta(keySharedMode=api.STICKY, hashRanges=[api.IntRange(start=0, end=100)])
+    consumer = rig.consumer("t", subType=SubType.Key_Shared, keySharedMeta=ranges)
+    rig.run(rig.flow(consumer, 10), rig.sends(keyed(rig.producer("t"), "B")))
+    assert {"cause": "hashes that no consumer takes", "ranges": [[101, 65535]]} in causes(rig)
+
+
+def test_answers_come_to_who_asked(rig):
+    rig.producer("t")
+    answers = rig.run_all({1: [rig.question("terminate", "t")], 2: [rig.question("terminate", "nothing")]})
+    assert [next(iter(answer)) for answer in answers.answered] == ["answer", "refused"]
+    assert envelope.QUESTIONS != envelope.ANSWERS
