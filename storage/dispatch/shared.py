@@ -116,21 +116,24 @@ class Shared(Dispatcher):
 
     def deal(self, takers: list[Consumer], ledger: Ledger, entries: Entries, batches: list[Batch], *, is_again: bool) -> int:
         """Give out entries from the first on, in turns; returns how many."""
-        messages, at, takers = self.subscription.messages(ledger, entries), 0, list(takers)
+        messages, at, takers, turn = self.subscription.messages(ledger, entries), 0, list(takers), 0
         while at < len(entries) and takers:
             consumer = takers.pop(0)
             level = 1 + sum(other.priority == consumer.priority for other in takers)
-            left = len(entries) - at
-            turn = left if level == 1 else min(max(_TURN, left // (_TURNS * level)), -(-left // level))
+            if not turn:
+                left = len(entries) - at
+                turn = left if level == 1 else min(max(_TURN, left // (_TURNS * level)), max(1, left // level))
             room = self.room(consumer)
-            if room <= 0:                               # all of them together have too many by now
+            if room <= 0:                           # all of them together have too many by now
                 continue
             count, many = within_permits(messages[at:at + turn], room)
             self.give(consumer, ledger, entries[at:at + count], many, batches, is_again=is_again)
             at += count
             self._last_served = consumer.seat
             if self.room(consumer) > 0:
-                takers.insert(level - 1, consumer)      # behind the others of its level
+                takers.insert(level - 1, consumer)  # behind the others of its level
+            else:
+                turn = 0                            # is larger with one less
         return at
 
     def give(self, consumer: Consumer, ledger: Ledger, entries: Entries, messages: int, batches: list[Batch], *, is_again: bool) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from crc32c import crc32c
 
-from geminga.proto import envelope, sends
+from geminga.proto import envelope, names, sends
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.frames import SIZES
 from geminga.storage import format
@@ -257,8 +257,11 @@ class Rig:
         self.close_consumer(reader)
         return found
 
+    @staticmethod
+    def topic(name):
+        return names.parse(name)
+
     def partition(self, topic):
-        from geminga.proto import names
         return self.owner.by_name[names.parse(topic)]
 
     def files(self, topic, suffix=".ledger"):

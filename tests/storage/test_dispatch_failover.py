@@ -1,0 +1,151 @@
+"""Failover subscriptions: who is active, who is told, and who gets what the last one had."""
+import itertools
+
+import mmh3
+import pytest
+
+from geminga.proto import envelope
+from geminga.storage.subscription import SubType
+
+from .rig import T
+
+MANY = 1_000
+
+
+@pytest.fixture
+def partitions(rigs):
+    """partitions(n): (rig, name of the n-th of three partitions)."""
+    rig = rigs()
+    rig.owner.catalogue.create_topic(rig.topic("p"), 3)
+    return lambda number: (rig, f"persistent://public/default/p-partition-{number}")
+
+
+def join(rig, name, topic="a", **fields):
+    return rig.consumer(topic, subType=SubType.Failover, consumer_name=name, **fields)
+
+
+def told(answers):
+    """[(consumer id, whether it is active)] in order."""
+    return [(command.active_consumer_change.consumer_id, command.active_consumer_change.is_active)
+            for command in answers.commands(T.ACTIVE_CONSUMER_CHANGE)]
+
+
+def active(rig, crowd, topic="a"):
+    """The name of who gets what is published now."""
+    rig.run(*[rig.flow(consumer, MANY) for consumer in crowd.values()])
+    answers = rig.run(rig.sends((rig.producer(topic), b"x")))
+    [name] = [name for name, consumer in crowd.items() if rig.given(answers, consumer)]
+    return name
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations("abc")), ids="".join)
+def test_the_first_by_name_is_active(rig, order):
+    crowd = {name: join(rig, name) for name in order}
+    assert active(rig, crowd) == "a"
+    rig.close_consumer(crowd.pop("a"))
+    assert active(rig, crowd) == "b"
+
+
+def test_the_first_who_joined_is_active(rigs):
+    rig = rigs(failover_selection="join-order")
+    crowd = {name: join(rig, name) for name in "bca"}
+    assert active(rig, crowd) == "b"
+    rig.close_consumer(crowd.pop("b"))
+    assert active(rig, crowd) == "c"
+
+
+def test_topics_are_spread_over_a_ring_of_names(rigs):
+    """Each has 100 points; a topic belongs to the first at or behind its own hash."""
+    rig = rigs(failover_selection="hashring")
+    ring = sorted((mmh3.hash(f"{name}{point}", signed=False) & 0x7FFFFFFF, name) for name in "abc" for point in range(100))
+    found = set()
+    for topic in ("t1", "t2", "t3", "t4", "t5", "t6"):
+        place = mmh3.hash(f"persistent://public/default/{topic}", signed=False) & 0x7FFFFFFF
+        expected = next((name for point, name in ring if point >= place), ring[0][1])
+        assert active(rig, {name: join(rig, name, topic) for name in "cab"}, topic) == expected
+        found.add(expected)
+    assert len(found) > 1
+
+
+def test_partitions_are_dealt_out_by_their_number_among_the_names(partitions):
+    for number, expected in enumerate("abc"):
+        rig, topic = partitions(number)
+        crowd = {name: join(rig, name, topic) for name in "bca"}
+        assert active(rig, crowd, topic) == expected
+        rig.close_consumer(crowd.pop("a"))
+        assert active(rig, crowd, topic) == "bcb"[number]
+
+
+def test_only_the_lowest_level_is_active(partitions, rig):
+    """Others wait until none of it is left."""
+    crowd = {name: join(rig, name, priority_level=level) for name, level in (("a", 2), ("b", 1), ("c", 1))}
+    assert active(rig, crowd) == "b"
+    rig.close_consumer(crowd.pop("b"))
+    assert active(rig, crowd) == "c"
+    rig.close_consumer(crowd.pop("c"))
+    assert active(rig, crowd) == "a"
+    other, topic = partitions(2)
+    crowd = {name: join(other, name, topic, priority_level=level) for name, level in (("a", 1), ("b", 0), ("c", 0))}
+    assert active(other, crowd, topic) == "b"          # the number 2 among two
+
+
+def test_everybody_is_told_of_every_change_and_whoever_joins_how_it_stands(rig):
+    """After its SUCCESS; those who leave hear nothing."""
+    numbers = {}
+
+    def joining(name):
+        section, numbers[name] = rig.subscribe("a", "sub", subType=SubType.Failover, consumer_name=name)
+        answers = rig.run(section)
+        assert [command.type for command in answers.commands()][0] == T.SUCCESS
+        return told(answers)
+
+    def leaving(name):
+        return told(rig.run(rig.command("close_consumer", consumer_id=numbers[name], request_id=1)))
+
+    assert joining("b") == [(numbers["b"], True)]
+    assert joining("c") == [(numbers["c"], False)]
+    assert sorted(joining("a")) == sorted([(numbers["b"], False), (numbers["c"], False), (numbers["a"], True)])
+    assert leaving("c") == []
+    assert leaving("a") == [(numbers["b"], True)]
+    section, number = rig.subscribe("a", "sub", subType=SubType.Failover, consumer_name="z")
+    assert told(rig.run(section, rig.command("close_consumer", consumer_id=number, request_id=1))) == []
+
+
+@pytest.mark.parametrize("version, expected", [(11, 0), (12, 1)])
+def test_clients_of_an_old_protocol_are_not_told(rig, version, expected):
+    section, _ = rig.subscribe("a", "sub", subType=SubType.Failover, connection=7, version=version)
+    assert len(told(rig.run(section))) == expected
+
+
+def test_only_failover_has_an_active_consumer(rig):
+    for kind in (SubType.Exclusive, SubType.Shared, SubType.Key_Shared):
+        section, _ = rig.subscribe("a", f"sub {kind}", subType=kind)
+        assert told(rig.run(section)) == []
+
+
+def test_all_that_is_not_acknowledged_goes_to_the_next_in_order(rig):
+    """When the active one leaves, and when a better one joins; a stand-by that comes or goes changes nothing."""
+    producer, last = rig.producer("a"), join(rig, "c")
+    positions = rig.publish(producer, *[b"%d" % n for n in range(6)])
+    assert [position for position, _ in rig.receive(last, 4)] == positions[:4]
+    rig.run(rig.acks(last, positions[1]))
+    rig.close_consumer(join(rig, "d"))
+    assert [position for position, _ in rig.receive(last, 1)] == positions[4:5]
+    first = join(rig, "b")
+    assert rig.receive(last) == []
+    assert [position for position, _ in rig.receive(first)] == [positions[0], *positions[2:]]
+    rig.run(rig.acks(first, positions[3], cumulative=True))
+    answers = rig.close_consumer(first)
+    assert [position for position, _ in rig.delivered(answers, last)] == positions[4:]
+    assert all(count == 0 for _, count, _ in rig.given(answers, last))
+
+
+def test_what_was_sent_after_a_redelivery_carries_its_epoch(rig):
+    """The worker is told before it gets the entries."""
+    producer, consumer = rig.producer("a"), join(rig, "a", consumer_epoch=3)
+    rig.publish(producer, b"x")
+    rig.receive(consumer)
+    answers = rig.run(rig.redeliver(consumer, consumer_epoch=4), rig.flow(consumer, 5))
+    epochs = [(object_id, epoch) for _, action, object_id, epoch, _ in answers.replies if action == envelope.CONSUMER_EPOCH]
+    assert epochs == [(consumer.object_id, 4)]
+    assert len(rig.given(answers, consumer)) == 1
