@@ -8,6 +8,7 @@
     varints.py         columns of protobuf varints, both ways
     checksums.py       CRC32-C of many entries at once
     sends.py           SEND frames -> rows, as arrays
+    acks.py            ACKs of many messages -> rows, as arrays
     deliveries.py      receipts and messages -> bytes, as arrays
     commands.py        the answers a broker gives, one by one
     connection.py      one connection's state table: bytes in, events out

@@ -3,6 +3,7 @@
 `receive` reads the whole frames of a buffer and returns what happened, in order:
 
     Sends            a run of SENDs, as rows and the bytes of their entries
+    Acks             an ACK of many messages, as arrays
     SendRefused      a SEND that is answered with an error and changes nothing
     BaseCommand      any other command, as the protobuf library decodes it
 
@@ -15,7 +16,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from geminga.proto import frames, sends
+from geminga.proto import acks, frames, sends
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import ProtocolError
 
@@ -39,7 +40,7 @@ TRANSITIONS: dict[str, dict[int, str]] = {
 # The field of BaseCommand that holds each command, by its number in the enum: fields and types share their numbers but SEND's.
 _FIELD_OF_TYPE = {number: api.BaseCommand.DESCRIPTOR.fields_by_number[number].name
                   for number in T.values() if number in api.BaseCommand.DESCRIPTOR.fields_by_number}
-_SEND_HEAD = b"\x08\x06"      # BaseCommand{type: SEND, ...} as every client writes it
+_SEND_HEAD, _ACK_HEAD = b"\x08\x06", b"\x08\x0a"      # BaseCommand{type: SEND, ...} and {type: ACK, ...} as every client writes them
 _WITHOUT_TEXT = frozenset((T.ACK, T.FLOW, T.PING, T.PONG, T.REDELIVER_UNACKNOWLEDGED_MESSAGES))
 EVENTS_MAX = 64
 _BACK_OFF_MAX = 4_096         # frames read one by one before a run is tried for again, where runs were short
@@ -134,6 +135,9 @@ class Connection:
     def _one(self, frame: bytes, command_end: int) -> None:
         if frame[8:10] == _SEND_HEAD and self.state == CONNECTED:
             return self._send(frame, command_end)
+        if command_end > acks.SIZE_MIN and frame[8:10] == _ACK_HEAD and self.state == CONNECTED \
+                and (found := acks.read(frame[8:command_end])) is not None:
+            return self.events.append(found)
         try:
             command = api.BaseCommand.FromString(frame[8:command_end])
         except DecodeError as error:

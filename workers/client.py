@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from geminga.proto import commands as answers
 from geminga.proto import deliveries, envelope, names
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.acks import Acks
 from geminga.proto.connection import Connection, Send, SendRefused, Sends
 from geminga.proto.errors import ProtocolError, Refusal
 from geminga.proto.names import TopicName
 from geminga.proto.sends import PRODUCER_ID
-from geminga.workers import egress
+from geminga.workers import egress, requests
 from geminga.workers.egress import LedgerGone
 from geminga.workers.links import OwnerLink
 from geminga.workers.requests import ANSWERS
@@ -71,6 +72,7 @@ class Client(asyncio.BufferedProtocol):
         self.consumers: dict[int, Route] = {}
         self.by_handle: dict[tuple[OwnerLink, int], Route] = {}     # consumers
         self.was_heard = True                      # since the last keep-alive tick
+        self.discoveries: dict[tuple[str, str | None], int] = {}     # (namespace, pattern) -> the newest partition when it was first asked
         self.is_probed: list[OwnerLink] = []       # who wants to know whether this client lives
         self._asked: dict[int, tuple[OwnerLink, int]] = {}           # requests that an owner has not answered, and their commands' types
         self._repeated: set[int] = set()           # requests that a second owner was asked, because the first ended over them
@@ -84,6 +86,11 @@ class Client(asyncio.BufferedProtocol):
 
     def __repr__(self) -> str:
         return f"<Client {self.number} producers={len(self.producers)} consumers={len(self.consumers)}>"
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether the client reads what it is sent."""
+        return self._is_writable
 
     # -- the loop's calls
 
@@ -181,6 +188,8 @@ class Client(asyncio.BufferedProtocol):
             self._publish_one(event.row, event.entry)
         elif type(event) is Sends:
             self._publish(event.rows, event.entries)
+        elif type(event) is Acks:
+            self._ack_many(event)
         elif type(event) is SendRefused:
             self.worker.counters.add("sends_refused")
             self._route(self.producers, event.producer_id)
@@ -246,6 +255,28 @@ class Client(asyncio.BufferedProtocol):
 
     def _pong(self, command: api.BaseCommand) -> None:
         """That it came is all it says."""
+
+    def _list_topics(self, command: api.BaseCommand) -> None:
+        self.worker.counters.add("commands")
+        request = command.getTopicsOfNamespace
+        newest = self.worker.directory.newest_partition()       # before it reads the list: none comes in between unnoticed
+        self.write(requests.topics_of_namespace(self.worker.directory, command))
+        pattern = request.topics_pattern if request.HasField("topics_pattern") else None
+        self.worker.watchers.asked(self, request.namespace, pattern, newest)
+
+    def _watch(self, command: api.BaseCommand) -> None:
+        self.worker.counters.add("commands")
+        self.write(self.worker.watchers.watch(self, command.watchTopicList))
+
+    def _close_watcher(self, command: api.BaseCommand) -> None:
+        self.worker.counters.add("commands")
+        self.write(self.worker.watchers.close(self, command.watchTopicListClose))
+
+    def _lookup(self, command: api.BaseCommand) -> None:
+        self.worker.counters.add("commands")
+        if self.discoveries:
+            self.worker.watchers.looked_up(self, command.lookupTopic.topic)
+        self.write(requests.lookup(self.worker.directory, command))
 
     def _open_producer(self, command: api.BaseCommand) -> None:
         request = command.producer
@@ -330,6 +361,20 @@ class Client(asyncio.BufferedProtocol):
         rows[-1] = (*rows[-1][:3], request.request_id, rows[-1][4] | envelope.WANTS_RESPONSE, rows[-1][5])
         route.link.acks(rows, words)
         self.worker.schedule_flush(route.link)
+
+    def _ack_many(self, acks: Acks) -> None:
+        route = self.consumers.get(acks.consumer_id)
+        if route is None or not route.handle:
+            return
+        rows = np.zeros(len(acks.ledger_ids), envelope.ACK_ROW)
+        rows["consumer"], rows["ledger_id"], rows["entry_id"] = route.handle, acks.ledger_ids, acks.entry_ids
+        if acks.request_id is not None:
+            rows["request_id"][-1], rows["flags"][-1] = acks.request_id, envelope.WANTS_RESPONSE
+        route.link.many_acks(rows)
+        if acks.request_id is None:
+            self.worker.flush_acks_soon(route.link)
+        else:
+            self.worker.schedule_flush(route.link)
 
     def _of_consumer(self, command: api.BaseCommand) -> None:
         """A request about a consumer goes to the owner that has it."""
@@ -506,6 +551,8 @@ _CONSUMER_REQUESTS = {
 }
 _COMMANDS = {
     T.CONNECT: Client._connect, T.PING: Client._ping, T.PONG: Client._pong,
+    T.GET_TOPICS_OF_NAMESPACE: Client._list_topics, T.LOOKUP: Client._lookup,
+    T.WATCH_TOPIC_LIST: Client._watch, T.WATCH_TOPIC_LIST_CLOSE: Client._close_watcher,
     T.PRODUCER: Client._open_producer, T.CLOSE_PRODUCER: Client._close_producer,
     T.SUBSCRIBE: Client._subscribe, T.CLOSE_CONSUMER: Client._close_consumer, T.FLOW: Client._flow, T.ACK: Client._ack,
 } | dict.fromkeys(_CONSUMER_REQUESTS, Client._of_consumer)

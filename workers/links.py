@@ -77,6 +77,12 @@ class OwnerLink:
         self._ack_words += words
         self.gathered += len(rows) * envelope.ACK_ROW.itemsize
 
+    def many_acks(self, rows: NDArray) -> None:
+        """ACK_ROWs (n,), filled in, none of them about part of a batch."""
+        self._close_commands()
+        self._sections.append((envelope.ACKS, rows, b""))
+        self.gathered += rows.nbytes
+
     def flow(self, consumer: int, permits: int) -> None:
         self._close_commands()
         self._flows.append((consumer, permits))

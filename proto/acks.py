@@ -1,0 +1,93 @@
+"""An ACK of many messages -> rows, as arrays: client libraries gather up to a thousand ids into one.
+
+    08 0a 52 ..  08 CONSUMER 10 00  (1a SIZE 08 LEDGER 10 ENTRY [18 PARTITION] [20 BATCH INDEX])*  [40 REQUEST]
+
+Ids of one form are a stretch, read with a few operations per column.  Whatever looks otherwise, an acknowledgement of part of
+a batch among it, is left to the protobuf library.
+"""
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from geminga.proto import varints
+
+SIZE_MIN = 128              # bytes of a command that is worth it
+_HEAD = b"\x08\x0a\x52"
+_INDIVIDUAL = b"\x10\x00"
+_ID, _REQUEST = 0x1A, 0x40
+_LEDGER, _ENTRY = 0x08, 0x10
+_IGNORED = 0x18, 0x20       # partition and batch index say nothing that the ledger and the entry do not
+_STRETCHES_MAX = 16
+
+
+@dataclass(slots=True)
+class Acks:
+    """Individual acknowledgements of whole entries."""
+
+    consumer_id: int
+    ledger_ids: NDArray[np.uint64]
+    entry_ids: NDArray[np.uint64]
+    request_id: int | None
+
+
+def read(command: bytes) -> Acks | None:
+    """What the BaseCommand says; None when it has another form."""
+    if not command.startswith(_HEAD):
+        return None
+    try:
+        size, at = varints.decode(command, len(_HEAD))
+        if at + size != len(command) or command[at] != 0x08:
+            return None
+        consumer_id, at = varints.decode(command, at + 1)
+        if command[at:at + 2] != _INDIVIDUAL:
+            return None
+        return _ids(command, at + 2, consumer_id)
+    except (IndexError, ValueError):
+        return None
+
+
+def _ids(command: bytes, at: int, consumer_id: int) -> Acks | None:
+    data, found = np.frombuffer(command, np.uint8), []
+    while at < len(command) and command[at] == _ID:
+        stretch = _stretch(command, data, at)
+        if stretch is None or len(found) == _STRETCHES_MAX:
+            return None
+        ledger_ids, entry_ids, size = stretch
+        found.append((ledger_ids, entry_ids))
+        at += size
+    request_id = None
+    if at < len(command):
+        if command[at] != _REQUEST:
+            return None
+        request_id, at = varints.decode(command, at + 1)
+    if not found or at != len(command):
+        return None
+    return Acks(consumer_id, np.concatenate([one for one, _ in found]), np.concatenate([one for _, one in found]), request_id)
+
+
+def _stretch(command: bytes, data: NDArray[np.uint8], at: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64], int] | None:
+    """(ledger ids, entry ids, bytes) of the ids from there on that look like the first."""
+    step = 2 + command[at + 1]
+    columns, tight, place = {}, np.full(step, 255, np.uint8), at + 2
+    while place < at + step:
+        tag = command[place]
+        _, end = varints.decode(command, place + 1)
+        if tag in columns or tag not in (_LEDGER, _ENTRY, *_IGNORED) or end > at + step:
+            return None
+        columns[tag] = place + 1 - at, end - at
+        tight[place + 1 - at:end - at] = 128      # what a varint holds may differ, how long it is may not
+        place = end
+    if _LEDGER not in columns or _ENTRY not in columns:
+        return None
+    rows = data[at:at + (len(data) - at) // step * step].reshape(-1, step)
+    same = (((rows ^ rows[0]) & tight) == 0).all(axis=1)
+    count = len(rows) if same.all() else int(same.argmin())
+    return _values(rows[:count], *columns[_LEDGER]), _values(rows[:count], *columns[_ENTRY]), count * step
+
+
+def _values(rows: NDArray[np.uint8], start: int, end: int) -> NDArray[np.uint64]:
+    values = np.zeros(len(rows), np.uint64)
+    for byte in range(start, end):
+        values |= (rows[:, byte] & 127).astype(np.uint64) << np.uint64(7 * (byte - start))
+    return values

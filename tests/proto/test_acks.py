@@ -1,0 +1,68 @@
+"""ACKs of many messages read as arrays say what the protobuf library says, or are left to it."""
+import numpy as np
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from geminga.proto import acks
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.connection import Connection
+
+from .client_frames import CONNECT, command
+
+T = api.BaseCommand.Type
+NUMBERS = st.one_of(st.integers(0, 300), st.integers(0, 2**64 - 1))
+IDS = st.lists(st.builds(dict, ledgerId=NUMBERS, entryId=NUMBERS), min_size=1, max_size=40)
+MORE = st.sampled_from([{}, {"partition": 3}, {"partition": -1, "batch_index": -1}, {"batch_index": 5}])
+
+
+def ack(ids, *, more=None, **fields):
+    return api.BaseCommand(type=T.ACK, ack=api.CommandAck(
+        consumer_id=7, message_id=[api.MessageIdData(**one, **(more or {})) for one in ids], **fields)).SerializeToString()
+
+
+@settings(deadline=None, derandomize=True, max_examples=300)
+@given(ids=IDS, more=MORE, request_id=st.none() | NUMBERS, kind=st.sampled_from([0, 0, 0, 1]))
+@example(ids=[{"ledgerId": 1, "entryId": n} for n in range(300)], more={}, request_id=None, kind=0)
+@example(ids=[{"ledgerId": 1, "entryId": 200}, {"ledgerId": 200, "entryId": 1}], more={}, request_id=5, kind=0)
+def test_what_is_read_is_what_was_said(ids, more, request_id, kind):
+    fields = {"ack_type": kind} | ({} if request_id is None else {"request_id": request_id})
+    found = acks.read(ack(ids, more=more, **fields))
+    if found is None:
+        return
+    assert kind == api.CommandAck.Individual
+    assert (found.consumer_id, found.request_id) == (7, request_id)
+    assert list(zip(found.ledger_ids.tolist(), found.entry_ids.tolist(), strict=True)) == [(one["ledgerId"], one["entryId"]) for one in ids]
+
+
+def test_a_thousand_ids_in_a_row_are_read_as_arrays():
+    found = acks.read(ack([{"ledgerId": 300, "entryId": 16_000 + n} for n in range(1000)], ack_type=api.CommandAck.Individual))
+    assert found is not None and np.array_equal(found.entry_ids, np.arange(16_000, 17_000))
+
+
+@settings(deadline=None, derandomize=True, max_examples=300)
+@given(ids=IDS, at=st.integers(0, 400), byte=st.integers(0, 255), cut=st.integers(0, 3))
+def test_damage_is_never_taken_for_something_else(ids, at, byte, cut):
+    """What the arrays read of a damaged command is what the library reads of it."""
+    raw = bytearray(ack(ids, ack_type=api.CommandAck.Individual))
+    raw[at % len(raw)] = byte
+    damaged = bytes(raw[:len(raw) - cut])
+    found = acks.read(damaged)
+    if found is not None:
+        said = api.BaseCommand.FromString(damaged)
+        assert said.type == T.ACK and said.ack.consumer_id == found.consumer_id and said.ack.ack_type == api.CommandAck.Individual
+        assert [(one.ledgerId, one.entryId) for one in said.ack.message_id] == list(
+            zip(found.ledger_ids.tolist(), found.entry_ids.tolist(), strict=True))
+        assert not any(one.ack_set for one in said.ack.message_id)
+
+
+def test_what_the_arrays_do_not_read_the_library_does():
+    """Parts of batches, cumulative ones, properties."""
+    ids = [{"ledgerId": 1, "entryId": n} for n in range(50)]
+    connection = Connection(1 << 20)
+    data = CONNECT + b"".join(command(T.ACK, consumer_id=7, message_id=[api.MessageIdData(**one) for one in ids], **fields) for fields in (
+        {"ack_type": api.CommandAck.Cumulative}, {"ack_type": api.CommandAck.Individual, "validation_error": 1},
+        {"ack_type": api.CommandAck.Individual}))
+    connection.receive(np.frombuffer(data, np.uint8), memoryview(data), 0, len(data))
+    assert [type(event) for event in connection.events[1:]] == [api.BaseCommand, api.BaseCommand, acks.Acks]
+    parts = ack(ids, more={"ack_set": [3]}, ack_type=api.CommandAck.Individual)
+    assert acks.read(parts) is None
