@@ -1,0 +1,274 @@
+"""Key_Shared subscriptions: whose a key is, that it is nobody else's meanwhile, and the order within it."""
+import random
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from geminga.proto import envelope
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.storage.dispatch.ranges import HASHES, AutoSplit, Consistent
+from geminga.storage.subscription import SubType
+
+from .rig import T
+
+MANY = 1_000
+ALL = np.arange(HASHES)
+SPLIT = {"key_shared_consistent_hashing": False}
+
+
+@dataclass
+class Seated:
+    """As much of a consumer as ranges look at."""
+
+    seat: int
+    name: str = "same"
+
+
+def join(rig, name="c", **fields):
+    return rig.consumer("a", subType=SubType.Key_Shared, consumer_name=name, **fields)
+
+
+def policy(*ranges, is_loose=False):
+    hashes = [api.IntRange(start=first, end=last) for first, last in ranges]
+    return {"keySharedMeta": api.KeySharedMeta(keySharedMode=api.STICKY if ranges else api.AUTO_SPLIT, hashRanges=hashes,
+                                               allowOutOfOrderDelivery=is_loose)}
+
+
+def publish(rig, producer, *keys):
+    """An entry of each key, its payload too."""
+    return rig.run(rig.sends(*[(producer, key.encode(), {"partition_key": key}) for key in keys]))
+
+
+def got(rig, answers, consumer):
+    return [payload.decode() for _, payload in rig.delivered(answers, consumer)]
+
+
+def dispatcher(rig):
+    return rig.partition("a").subscriptions["sub", True].dispatcher
+
+
+# -- whose a key is ---------------------------------------------------------------------------------------------------------------
+
+def test_a_newcomer_gets_the_lower_half_of_the_largest_region(rigs):
+    """Regions as they have been published for four consumers, and the key that was published for the third."""
+    rig = rigs(**SPLIT)
+    producer, crowd = rig.producer("a"), [join(rig) for _ in range(4)]
+    assert [dispatcher(rig).ranges.of(seat) for seat in (1, 2, 3, 4)] == [
+        [(49_152, 65_535)], [(16_384, 32_767)], [(0, 16_383)], [(32_768, 49_151)]]
+    rig.run(*[rig.flow(consumer, MANY) for consumer in crowd])
+    answers = publish(rig, producer, "Order-3459134", "A", "B")          # 6067, 63438, 27274
+    assert [got(rig, answers, consumer) for consumer in crowd] == [["A"], ["B"], ["Order-3459134"], []]
+
+
+@pytest.mark.parametrize("leaver, expected", [
+    (1, {2: [(16_384, 32_767)], 3: [(0, 16_383)], 4: [(32_768, 65_535)]}),      # the last has nothing on its right
+    (2, {1: [(49_152, 65_535)], 3: [(0, 16_383)], 4: [(16_384, 49_151)]}),
+    (3, {1: [(49_152, 65_535)], 2: [(0, 32_767)], 4: [(32_768, 49_151)]}),
+    (4, {1: [(32_768, 65_535)], 2: [(16_384, 32_767)], 3: [(0, 16_383)]})])
+def test_what_somebody_leaves_goes_to_the_region_on_its_right(leaver, expected):
+    ranges = AutoSplit()
+    for seat in (1, 2, 3, 4):
+        ranges.add(Seated(seat))
+    ranges.remove(Seated(leaver))
+    assert {seat: ranges.of(seat) for seat in expected} == expected
+
+
+@pytest.mark.parametrize("kind", [AutoSplit, Consistent])
+def test_every_hash_is_somebodys_through_all_comings_and_goings(kind):
+    """Nobody's only when nobody is there; a change concerns only who comes, or goes."""
+    ranges, there, chance = kind(), [], random.Random(1)
+    before = ranges.seats(ALL)
+    for _ in range(60):
+        is_leaving = len(there) > 1 and chance.random() < 0.45
+        changed = there.pop(chance.randrange(len(there))) if is_leaving else min({*range(1, 60)} - {*there})
+        if not is_leaving:
+            there.append(changed)
+        (ranges.remove if is_leaving else ranges.add)(Seated(changed, f"c{changed % 3}"))
+        now = ranges.seats(ALL)
+        assert set(now.tolist()) == set(there)
+        assert set((before if is_leaving else now)[before != now].tolist()) == {changed}
+        assert sum(last - first + 1 for seat in there for first, last in ranges.of(seat)) == HASHES
+        before = now
+    for seat in there:
+        ranges.remove(Seated(seat, f"c{seat % 3}"))
+    assert not ranges.seats(ALL).any()
+
+
+@pytest.mark.parametrize("names", [["same"] * 4, list("abcd"), [f"consumer-{n}" for n in range(20)]], ids=["same", "four", "twenty"])
+def test_a_ring_spreads_hashes_evenly(names):
+    """Each has a hundred points, also when names are the same."""
+    ranges = Consistent()
+    for seat, name in enumerate(names, 1):
+        ranges.add(Seated(seat, name))
+    shares = np.bincount(ranges.seats(ALL))[1:] * len(names) / HASHES
+    assert shares.min() > 0.6 and shares.max() < 1.5
+
+
+def test_the_ordering_key_counts_before_the_key(rigs):
+    rig = rigs(**SPLIT)
+    producer, high, low = rig.producer("a"), join(rig), join(rig)
+    rig.run(rig.flow(high, MANY), rig.flow(low, MANY))
+    answers = rig.run(rig.sends((producer, b"1", {"partition_key": "A"}), (producer, b"2", {"partition_key": "A", "ordering_key": b"B"}),
+                                (producer, b"3", {"partition_key": "Qg==", "partition_key_b64_encoded": True}),
+                                (producer, b"4", {"partition_key": "B", "batch": 3})))
+    assert (got(rig, answers, high), got(rig, answers, low)) == (["1"], ["2", "3", "4"])
+
+
+def test_entries_without_a_key_are_spread(rig):
+    producer, crowd = rig.producer("a"), [join(rig, name) for name in "abcd"]
+    rig.run(*[rig.flow(consumer, MANY) for consumer in crowd])
+    answers = rig.run(rig.sends(*[(producer, b"x")] * 400))
+    assert min(len(got(rig, answers, consumer)) for consumer in crowd) > 50
+
+
+# -- ranges that consumers bring --------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("ranges", [(), ((5, 4),), ((-1, 4),), ((0, 65_536),), ((0, 10), (10, 20)), ((5, 9), (0, 20)), ((3, 3), (3, 3))])
+def test_ranges_that_cannot_be_are_refused(rig, ranges):
+    """None, reversed, beyond the hashes there are, overlapping in themselves.  Nothing is left of it."""
+    for durable in (True, False):
+        wanted = policy(*ranges or [(0, 0)])
+        if not ranges:
+            del wanted["keySharedMeta"].hashRanges[:]
+        section, _ = rig.subscribe("a", "sub", subType=SubType.Key_Shared, durable=durable, **wanted)
+        assert [command.error.error for command in rig.run(section).commands()] == [api.ConsumerAssignError]
+        join(rig, **policy((0, 10), (11, 65_535)), durable=durable)
+
+
+def test_ranges_that_are_taken_are_refused_as_long_as_their_holder_lives(rig):
+    """Also when only one hash is; once the holder is gone, they are free."""
+    holder = join(rig, connection=2, **policy((100, 200), (300, 300)))
+    join(rig, connection=3, **policy((0, 99), (201, 299), (301, 65_535)))
+    for wanted in ((300, 300), (150, 160), (0, 65_535)):
+        section, number = rig.subscribe("a", "sub", subType=SubType.Key_Shared, connection=9, **policy(wanted))
+        assert [action for _, action, *_ in rig.run(section).replies] == [envelope.PROBE]
+        answers = rig.run(rig.happened(envelope.CONNECTION_ALIVE, connection=2), rig.happened(envelope.CONNECTION_ALIVE, connection=3))
+        assert [command.error.error for command in answers.commands(T.ERROR)] == [api.ConsumerAssignError]
+    section, number = rig.subscribe("a", "sub", subType=SubType.Key_Shared, connection=9, **policy((150, 160)))
+    rig.run(section)
+    assert rig.consumer_in(rig.run(rig.happened(envelope.CONNECTION_GONE, connection=holder.connection)), number, "a")
+
+
+def test_what_is_in_nobodys_range_waits_and_holds_up_nothing(rig):
+    producer, low = rig.producer("a"), join(rig, **policy((0, 30_000)))                # B is 27274, A 63438
+    rig.run(rig.flow(low, MANY))
+    assert got(rig, publish(rig, producer, "A", "B", "A", "B"), low) == ["B", "B"]
+    high = join(rig, **policy((60_000, 65_535)))
+    assert got(rig, rig.run(rig.flow(high, MANY)), high) == ["A", "A"]
+
+
+@pytest.mark.parametrize("first, other", [
+    (policy(), policy((0, 10))), (policy((0, 10)), policy()), (policy(), policy(is_loose=True)),
+    (policy((0, 10)), policy((11, 20), is_loose=True))])
+def test_all_consumers_have_one_policy(rig, first, other):
+    """Another is refused once a holder has shown that it lives."""
+    join(rig, connection=2, **first)
+    section, _ = rig.subscribe("a", "sub", subType=SubType.Key_Shared, connection=9, **other)
+    assert [action for _, action, *_ in rig.run(section).replies] == [envelope.PROBE]
+    answers = rig.run(rig.happened(envelope.CONNECTION_ALIVE, connection=2))
+    assert [command.error.error for command in answers.commands(T.ERROR)] == [api.ConsumerBusy]
+    rig.run(rig.happened(envelope.CONNECTION_GONE, connection=2))
+    assert join(rig, connection=9, **other)
+
+
+def test_it_can_be_switched_off(rigs):
+    rig = rigs(key_shared_enabled=False)
+    section, _ = rig.subscribe("a", "sub", subType=SubType.Key_Shared)
+    assert [command.error.error for command in rig.run(section).commands()] == [api.NotAllowedError]
+
+
+# -- a key is at one consumer at a time -------------------------------------------------------------------------------------------
+
+@pytest.fixture
+def moved(rigs):
+    """(rig, producer, who has two entries of A and of B unacknowledged, who has B's hash since, their positions).
+
+    Of both two more were published.
+    """
+    rig = rigs(**SPLIT)
+    producer, old = rig.producer("a"), join(rig, "old")
+    rig.run(rig.flow(old, MANY))
+    positions = publish(rig, producer, "A", "B", "A", "B").positions
+    new = join(rig, "new")
+    assert not rig.run(rig.flow(new, MANY)).gifts
+    answers = publish(rig, producer, "B", "A", "B", "A")
+    assert (got(rig, answers, old), got(rig, answers, new)) == (["A", "A"], [])
+    return rig, producer, old, new, positions + answers.positions
+
+
+def test_a_key_changes_hands_when_the_last_of_it_is_acknowledged(moved):
+    """Others do not wait for it, and it waits for no others."""
+    rig, producer, old, new, positions = moved
+    assert got(rig, publish(rig, producer, "C"), new) + got(rig, publish(rig, producer, "D"), new)      # keys that nobody had
+    assert not rig.run(rig.acks(old, positions[1])).gifts
+    answers = rig.run(rig.acks(old, positions[3]))
+    assert rig.given(answers, new) == [(positions[4], 0, []), (positions[6], 0, [])]
+    assert got(rig, publish(rig, producer, "B"), new) == ["B"]
+
+
+@pytest.mark.parametrize("how", ["given back", "closed", "one each"])
+def test_a_key_changes_hands_when_it_is_given_back(moved, how):
+    """All of it in order, what came back and what has been waiting."""
+    rig, producer, old, new, positions = moved
+    mine = [positions[n] for n in (1, 3, 4, 6)]
+    if how == "given back":
+        answers = rig.run(rig.redeliver(old, *positions[:4]))
+    elif how == "closed":
+        answers, mine = rig.close_consumer(old), positions
+    else:
+        assert not rig.run(rig.redeliver(old, positions[3])).gifts       # the first is still there
+        answers, mine = rig.run(rig.acks(old, positions[1])), mine[1:]
+    assert [position for position, *_ in rig.given(answers, new)] == mine
+
+
+def test_a_key_that_comes_back_to_who_has_it_need_not_wait(moved):
+    rig, _, old, new, positions = moved
+    answers = rig.close_consumer(new)
+    assert [position for position, *_ in rig.given(answers, old)] == [positions[4], positions[6]]
+
+
+def test_who_may_get_keys_out_of_order_does_not_wait(rigs):
+    rig = rigs(**SPLIT)
+    producer, old = rig.producer("a"), join(rig, "old", **policy(is_loose=True))
+    rig.run(rig.flow(old, MANY))
+    publish(rig, producer, "B")
+    new = join(rig, "new", **policy(is_loose=True))
+    rig.run(rig.flow(new, MANY))
+    assert got(rig, publish(rig, producer, "B"), new) == ["B"]
+
+
+def test_within_a_key_what_comes_back_comes_before_what_has_been_waiting(rig):
+    """Also at a consumer that takes one at a time."""
+    producer, consumer = rig.producer("a"), join(rig)
+    positions = publish(rig, producer, *"kkkjjj").positions
+    assert len(rig.receive(consumer, 4)) == 4
+    rig.run(rig.redeliver(consumer, positions[1], positions[0]))
+    found = [rig.receive(consumer, 1)[0][0] for _ in range(4)]
+    assert found == [positions[0], positions[1], positions[4], positions[5]]
+
+
+def test_much_that_came_back_is_given_before_anything_new(rigs):
+    """However much it is; and who stalls holds up only its own keys."""
+    rig = rigs(max_unacked_messages_per_consumer=0, max_unacked_messages_per_subscription=0, **SPLIT)
+    producer, first = rig.producer("a"), join(rig, "first")
+    for _ in range(5):
+        rig.run(rig.sends(*[(producer, b"", {"partition_key": "A"})] * 5_000))
+    assert len(got(rig, rig.run(rig.flow(first, 25_000)), first)) == 25_000
+    stalled = join(rig, "stalled")
+    rig.run(rig.redeliver(first))
+    publish(rig, producer, "A", "B")
+    rig.run(rig.flow(stalled, 1))
+    answers = rig.run(rig.flow(first, 50_000))
+    found = [position for position, *_ in rig.given(answers, first)]
+    assert len(found) == 25_001 and found == sorted(found)
+
+
+def test_who_stalls_holds_up_only_its_own_keys(rigs):
+    """Within some thousands of entries that wait for it."""
+    rig = rigs(**SPLIT)
+    producer, fast, _ = rig.producer("a"), join(rig, "fast"), join(rig, "stalled")
+    rig.run(rig.flow(fast, 10 * MANY))
+    answers = rig.run(rig.sends(*[(producer, b"", {"partition_key": key}) for _ in range(1_500) for key in "AB"]))
+    assert len(got(rig, answers, fast)) == 1_500
+    assert len(got(rig, publish(rig, producer, "A"), fast)) == 1
