@@ -9,11 +9,12 @@
     catalogue.py    tenants, namespaces, topics, subscriptions' names: SQLite
     producers.py    who may publish to a partition
     parts.py        batches that are acknowledged in part, at rest
-    redeliveries.py how often each entry was given back
+    entry_counts.py how often each entry was given back, or killed a consumer
     pending.py      which consumer has which entry
     subscription.py a name, a cursor, its consumers
     dispatch/       who gets the next entries: one small file per subscription type
     live.py         a non-persistent topic: nothing is kept
+    discovery.py    who finds topics as they come, and misses nothing of them
     partition.py    one partition: append, subscriptions, trimming
     commands.py     what a client's command does to a partition
     outbox.py       answers of a pass, by worker

@@ -30,6 +30,9 @@ T = api.BaseCommand.Type
 _RESERVED = ("pulsar.repl",)              # prefixes of subscription names that Pulsar keeps for itself
 _RESERVED_NAMES = ("", "pulsar.dedup")
 _NAME_MAX = 4_096                         # characters of a producer's or subscription's name; arbitrary, and more than anybody uses
+QUARANTINE = "geminga.quarantine.deaths"  # property of a subscription: an entry is parked when so many consumers died over it
+_DEATHS_MAX = 10_000
+_CAUSES_MAX = 100                         # parked entries told of at a time
 _FEW_ROWS = 64                            # acknowledgements of a pass that are cheaper one by one than as arrays
 
 
@@ -57,17 +60,32 @@ def refuse(owner, session, command: api.BaseCommand, refusal: Refusal) -> None:
     owner.outbox(session.worker).reply(session.connection, data, request_id=body.request_id, action=action, object_id=object_id)
 
 
-def end_session(owner, session) -> None:
-    """The connection is closed: its producers and consumers are gone."""
+def end_session(owner, session, *, by_client: bool) -> None:
+    """The connection is closed, by its client or by an end of the worker: its producers and consumers are gone."""
     owner.sessions.pop((session.worker, session.connection), None)
     owner.discovery.ended((session.worker, session.connection))
     for producer in list(session.producers.values()):
         _remove_producer(owner, producer)
     for consumer in list(session.consumers.values()):
+        if by_client and consumer.subscription.deaths_max:
+            _count_death(owner, consumer)
         _remove_consumer(owner, consumer)
     session.producers.clear()
     session.consumers.clear()
     resume(owner, session, is_alive=False)
+
+
+def _count_death(owner, consumer: Consumer) -> None:
+    """The consumer may have died over what it had; what too many died over is parked: kept, and given to nobody."""
+    subscription = consumer.subscription
+    for ledger_id, entries in subscription.dispatcher.held_by(consumer):
+        ledger = subscription.partition.find(ledger_id)
+        subscription.deaths.add(ledger, entries)
+        owner.journal.touched(subscription.partition)
+        parked = subscription.parked(ledger_id, entries)
+        if parked:
+            subscription.dispatcher.acknowledged(ledger, np.array(parked))
+            owner.counters.add("entries_parked", len(parked))
 
 
 def resume(owner, session, *, is_alive: bool) -> None:
@@ -238,12 +256,15 @@ def _subscribe(owner, session, command: api.BaseCommand, *, probed: bool = False
     if subscription is None:
         subscription = _new_subscription(owner, found, request)
     consumer = _new_consumer(owner, session, request, subscription)
+    deaths_max = _deaths_max(request)
     if (obstacle := _obstacle(subscription, request.subType, consumer)) is not None:
         holder = obstacle.holder
         if not probed and (holder.worker, holder.connection) != (session.worker, session.connection):
             return _park(owner, session, command, holder.worker, holder.connection)
         raise obstacle.refusal
     found.now_ms = owner.now_ms
+    if found.is_persistent:
+        subscription.deaths_max = deaths_max
     subscription.attach(consumer)
     found.attached[subscription] = None
     session.consumers[consumer.consumer_id] = consumer
@@ -278,6 +299,16 @@ def _obstacle(subscription: Subscription, kind: int, consumer: Consumer) -> Obst
         there = SubType.Name(subscription.kind)
         return Obstacle(subscription.consumers[0], busy(f"Subscription is of different type: it has a consumer of type {there}"))
     return subscription.dispatcher.obstacle(consumer)
+
+
+def _deaths_max(request: api.CommandSubscribe) -> int:
+    """What the consumer's, or the subscription's, properties ask for.  Raises Refusal."""
+    for one in (*request.metadata, *request.subscription_properties):
+        if one.key == QUARANTINE:
+            if not (one.value.isascii() and one.value.isdigit() and 0 < int(one.value[:6]) <= _DEATHS_MAX):
+                raise Refusal(api.NotAllowedError, f"{QUARANTINE} is a number of 1 to {_DEATHS_MAX}")
+            return int(one.value)
+    return 0
 
 
 def _check_name(name: str) -> None:
@@ -336,10 +367,10 @@ def _reset(owner, subscription: Subscription, position: Position) -> None:
             owner.commit()
         subscription.unwritten = True
         owner.journal.touched(found)
-    if cursor.parts:
-        found.parts_unwritten = True
+        found.parts_unwritten = True      # the file may have some that are acknowledged, and are not any more
     cursor.move(position)
-    subscription.redeliveries.clear()
+    for counts in subscription.counts:
+        counts.clear()
     subscription.rewind()
 
 
@@ -588,7 +619,7 @@ def _move(owner, subscription: Subscription, acks: Acks, *, may_skip: bool = Fal
     found, cursor = subscription.partition, subscription.cursor
     before = cursor.mark_delete
     if acks.up_to > before and (may_skip or subscription.kind in (SubType.Exclusive, SubType.Failover)):    # else as Pulsar: nothing
-        _acknowledge_up_to(found, subscription, acks.up_to)
+        _acknowledge_up_to(owner, subscription, acks.up_to)
     for ledger_id, entries in acks.single.items():
         _acknowledge_single(owner, subscription, ledger_id, entries)
     if cursor.bitmaps or cursor.mark_delete[0] != found.open_ledger.ledger_id:
@@ -605,9 +636,8 @@ def _move(owner, subscription: Subscription, acks: Acks, *, may_skip: bool = Fal
         owner.wake(found)
 
 
-def _acknowledge_up_to(found: Partition, subscription: Subscription, position: Position) -> None:
-    ledger = found.find(position[0])
-    if ledger is not None and -1 <= position[1] < ledger.entries:
+def _acknowledge_up_to(owner, subscription: Subscription, position: Position) -> None:
+    if subscription.partition.has(position):
         cursor = subscription.cursor
         for passed in [ledger_id for ledger_id in cursor.bitmaps if ledger_id < position[0]]:
             cursor.forget(passed)
@@ -615,8 +645,7 @@ def _acknowledge_up_to(found: Partition, subscription: Subscription, position: P
         if subscription.dispatcher is not None:
             subscription.dispatcher.acknowledged_up_to(position)
         if cursor.parts:
-            cursor.forget_acknowledged_parts()
-            found.parts_unwritten = True
+            owner.once_recorded.append((subscription, None, ()))
 
 
 def _acknowledge_single(owner, subscription: Subscription, ledger_id: int, entries: list[int] | NDArray) -> None:
@@ -628,9 +657,9 @@ def _acknowledge_single(owner, subscription: Subscription, ledger_id: int, entri
         cursor.advance(found.ledgers_from(cursor.mark_delete[0]))      # perhaps to where this ledger begins
     known = _existing(ledger, entries)
     if cursor.acknowledge_in_order(ledger, known):
-        return _acknowledged(subscription, ledger, known)
+        return _acknowledged(owner, subscription, ledger, known)
     fresh = cursor.acknowledge(ledger, np.asarray(known, np.int64))
-    _acknowledged(subscription, ledger, fresh)
+    _acknowledged(owner, subscription, ledger, fresh)
     if subscription.is_durable and len(fresh):
         ops = np.zeros(len(fresh), format.OP_ROW)
         ops["kind"], ops["partition_id"], ops["ledger_id"] = format.ACKNOWLEDGED, found.partition_id, ledger_id
@@ -638,13 +667,12 @@ def _acknowledge_single(owner, subscription: Subscription, ledger_id: int, entri
         owner.note_many(found, ops)
 
 
-def _acknowledged(subscription: Subscription, ledger: Ledger, entries: list[int] | NDArray[np.int64]) -> None:
+def _acknowledged(owner, subscription: Subscription, ledger: Ledger, entries: list[int] | NDArray[np.int64]) -> None:
     """These were not acknowledged before."""
     if len(entries):
         subscription.dispatcher.acknowledged(ledger, entries)
         if subscription.cursor.parts:
-            subscription.cursor.forget_parts(ledger.ledger_id, entries)
-            subscription.partition.parts_unwritten = True
+            owner.once_recorded.append((subscription, ledger.ledger_id, entries))
 
 
 def _existing(ledger: Ledger, entries: list[int] | NDArray[np.uint64]) -> list[int] | NDArray[np.int64]:
@@ -711,9 +739,21 @@ def causes(subscription: Subscription) -> list[dict]:
     found = subscription.partition
     if found.is_persistent and not subscription.cursor.backlog(found.ledgers):
         return [{"cause": "end of topic" if found.is_terminated else "no backlog"}]
+    found = [{"cause": "parked", "message": "{}:{}".format(*position), "deaths": subscription.deaths_max}
+             for position in subscription.all_parked()[:_CAUSES_MAX]]
     if subscription.dispatcher is None:
-        return [{"cause": "no consumer"}]
-    return subscription.dispatcher.causes()
+        return [*found, {"cause": "no consumer"}]
+    return found + subscription.dispatcher.causes()
+
+
+def release(owner, subscription: Subscription) -> int:
+    """What was parked is given out again; returns how many entries that are."""
+    parked = subscription.all_parked()
+    subscription.deaths.clear()
+    if parked and subscription.dispatcher is not None:
+        subscription.dispatcher.released(parked)
+        owner.wake(subscription.partition)
+    return len(parked)
 
 
 _COMMANDS: dict[int, Callable] = {

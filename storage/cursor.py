@@ -62,10 +62,11 @@ class Cursor:
         When that is 0 the whole entry is to be acknowledged.
         """
         entries = self.parts.setdefault(ledger.ledger_id, {})
-        remains = entries.get(entry_id, (1 << messages) - 1) & left
-        if remains:
+        before = entries.get(entry_id, (1 << messages) - 1)
+        remains = before & left
+        if remains not in (0, before):
             entries[entry_id] = remains
-        elif not entries:
+        if not entries:
             del self.parts[ledger.ledger_id]
         return remains
 

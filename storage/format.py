@@ -7,6 +7,7 @@
     <data>/partitions/<id>/<ledger>.index         INDEX_HEADER, then an INDEX_ROW per entry, row n = entry n
     <data>/partitions/<id>/<ledger>.<sub>.acks    a bit per entry of the ledger, 1 = acknowledged by that subscription
     <data>/partitions/<id>/<ledger>.<sub>.redeliveries   two bytes per entry: how often that subscription gave it back
+    <data>/partitions/<id>/<ledger>.<sub>.deaths         likewise: how often a consumer's connection ended over it
     <data>/partitions/<id>/cursors                CURSORS_HEADER, then a CURSOR_ROW per subscription
     <data>/partitions/<id>/parts                  PARTS_HEADER, then PART_ROWs: batches that are acknowledged in part
 
@@ -147,8 +148,8 @@ def acks_path(folder: Path, ledger_id: int, subscription_id: int) -> Path:
     return folder / f"{ledger_id}.{subscription_id}.acks"
 
 
-def redeliveries_path(folder: Path, ledger_id: int, subscription_id: int) -> Path:
-    return folder / f"{ledger_id}.{subscription_id}.redeliveries"
+def counts_path(folder: Path, ledger_id: int, subscription_id: int, kind: str) -> Path:
+    return folder / f"{ledger_id}.{subscription_id}.{kind}"
 
 
 def parts_path(folder: Path) -> Path:

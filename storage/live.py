@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from geminga.proto.names import TopicName
 from geminga.storage.cursor import Cursor, Position
 from geminga.storage.dispatch.base import Batch
+from geminga.storage.entry_counts import DEATHS, REDELIVERIES, EntryCounts
 from geminga.storage.options import StorageOptions
 from geminga.storage.producers import Producers
-from geminga.storage.redeliveries import Redeliveries
 from geminga.storage.subscription import Subscription
 
 LEDGER_ID = 0                          # in message ids; no ledger has it
@@ -77,7 +77,8 @@ class LiveTopic:
 
     def add_subscription(self, name: str, subscription_id: int, mark_delete: Position, *, is_durable: bool) -> Subscription:
         cursor = Cursor(None, 0, mark_delete, is_durable=False)
-        subscription = Subscription(name, cursor, self, self.options, Redeliveries(None, 0, is_durable=False))
+        redeliveries, deaths = (EntryCounts(kind, None, 0, is_durable=False) for kind in (REDELIVERIES, DEATHS))
+        subscription = Subscription(name, cursor, self, self.options, redeliveries, deaths)
         self.subscriptions[subscription.key] = subscription
         return subscription
 

@@ -20,6 +20,7 @@ class StorageOptions:
     auto_create_topics: bool = True           # a topic comes to be when it is first used
     auto_create_partitions: int = 0           # such topics are partitioned when this is above 0
     non_persistent_topics: bool = True        # topics that keep nothing may be used
+    discovery_grace_s: int = 120              # so long a new topic keeps everything for clients that discover it; 0: it does not
     auto_create_subscriptions: bool = True    # a subscription comes to be when it is first used
     max_unacked_messages_per_consumer: int = 50_000          # of a shared subscription; above, a consumer gets no more; 0: no bound
     max_unacked_messages_per_subscription: int = 200_000     # of all its consumers together; 0: no bound

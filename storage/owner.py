@@ -72,6 +72,7 @@ class Owner:
         self.parked: dict[tuple[int, int], list[tuple]] = {}      # commands that wait until a connection is known to be alive or dead
         self.ops: list[tuple] = []                                # of this pass, not yet in the journal
         self.many_ops: list[NDArray] = []
+        self.once_recorded: list[tuple] = []                      # (subscription, ledger id or None for all, entries): parts to forget
         self._next_handle = 1
         self._next_slot = -1
         self._sends: list[tuple[int, NDArray, memoryview]] = []
@@ -219,7 +220,7 @@ class Owner:
     def worker_gone(self, worker: int) -> None:
         """The worker's process ended: all its connections did."""
         for key in [key for key in self.sessions if key[0] == worker]:
-            commands.end_session(self, self.sessions[key])
+            commands.end_session(self, self.sessions[key], by_client=False)
         self.discovery.worker_gone(worker)
         self._outboxes.pop(worker, None)
         self._taken.pop(worker, None)
@@ -401,9 +402,20 @@ class Owner:
         self.ops, self.many_ops = [], []
         record = planned.record(ops) if planned else Record(b"", b"", b"", ops, [], 0)
         self.journal.append(record)
+        self._forget_parts()
         if self._unsynced_since is None:
             self._unsynced_since = self.now_ms
         self._sync_when_due()
+
+    def _forget_parts(self) -> None:
+        """Of batches that are acknowledged, once the journal knows that: a checkpoint in between would have neither on disk."""
+        for subscription, ledger_id, entries in self.once_recorded:
+            if ledger_id is None:
+                subscription.cursor.forget_acknowledged_parts()
+            else:
+                subscription.cursor.forget_parts(ledger_id, entries)
+            subscription.partition.parts_unwritten = True
+        self.once_recorded.clear()
 
     def _sync_when_due(self) -> None:
         """Sync what was written, when an answer of this pass depends on it, or when it has waited long enough."""
@@ -479,7 +491,7 @@ class Owner:
 
     def _carry_out_one(self, session: Session, kind: int, data: bytes) -> None:
         if kind == envelope.CONNECTION_GONE:
-            return commands.end_session(self, session)
+            return commands.end_session(self, session, by_client=True)
         if kind == envelope.CONNECTION_ALIVE:
             return commands.resume(self, session, is_alive=True)
         if kind == envelope.DISCOVERS:

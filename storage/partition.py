@@ -10,10 +10,10 @@ from pathlib import Path
 from geminga.proto.names import TopicName
 from geminga.storage import format, ledger, parts
 from geminga.storage.cursor import Cursor, CursorTable, Position, load_bitmaps
+from geminga.storage.entry_counts import DEATHS, KINDS, REDELIVERIES, EntryCounts
 from geminga.storage.ledger import Ledger
 from geminga.storage.options import StorageOptions
 from geminga.storage.producers import Producers
-from geminga.storage.redeliveries import Redeliveries
 from geminga.storage.subscription import Subscription
 
 EARLIEST, LATEST = (-1, -1), ((1 << 63) - 1, (1 << 63) - 1)     # as clients write them in message ids
@@ -121,7 +121,8 @@ class Partition:
                 if subscription.dispatcher is not None:
                     subscription.dispatcher.forget(found)
                 subscription.cursor.forget(found.ledger_id)
-                subscription.redeliveries.forget(found.ledger_id)
+                for counts in subscription.counts:
+                    counts.forget(found.ledger_id)
         return gone
 
     def could_shrink(self) -> bool:
@@ -135,8 +136,8 @@ class Partition:
 
     def add_subscription(self, name: str, subscription_id: int, mark_delete: Position, *, is_durable: bool) -> Subscription:
         cursor = Cursor(self.folder, subscription_id, mark_delete, is_durable=is_durable)
-        redeliveries = Redeliveries(self.folder, subscription_id, is_durable=is_durable)
-        subscription = Subscription(name, cursor, self, self.options, redeliveries)
+        redeliveries, deaths = (EntryCounts(kind, self.folder, subscription_id, is_durable=is_durable) for kind in (REDELIVERIES, DEATHS))
+        subscription = Subscription(name, cursor, self, self.options, redeliveries, deaths)
         subscription.rewind()
         self.subscriptions[subscription.key] = subscription
         return subscription
@@ -145,7 +146,8 @@ class Partition:
         del self.subscriptions[subscription.key]
         if subscription.is_durable:
             subscription.cursor.move(self.last_confirmed)
-            subscription.redeliveries.clear()
+            for counts in subscription.counts:
+                counts.clear()
             self.table.remove(subscription.cursor.subscription_id)
 
     # -- checkpoints
@@ -163,7 +165,7 @@ class Partition:
     def files(self) -> list[Path]:
         bitmaps = [format.acks_path(self.folder, ledger_id, s.cursor.subscription_id)
                    for s in self.subscriptions.values() if s.is_durable for ledger_id in s.cursor.bitmaps]
-        return [self.table.path, *bitmaps, *(path for s in self.subscriptions.values() for path in s.redeliveries.files())]
+        return [self.table.path, *bitmaps, *(path for s in self.subscriptions.values() for counts in s.counts for path in counts.files())]
 
 
 def _ledger_id(found: Ledger) -> int:
@@ -200,8 +202,8 @@ def open_partition(data_dir: Path, partition_id: int, name: TopicName, topic_epo
             subscription.cursor.advance(partition.ledgers_from(subscription.cursor.mark_delete[0]))
             subscription.rewind()
             by_id[subscription_id] = subscription
-    for path in folder.glob("*.*.redeliveries"):
-        ledger_id, subscription_id, _ = path.name.split(".")
-        if (subscription := by_id.get(int(subscription_id))) is not None:
-            subscription.redeliveries.load(int(ledger_id))
+    for path in folder.glob("*.*.*"):
+        ledger_id, subscription_id, kind = path.name.split(".")
+        if kind in KINDS and (subscription := by_id.get(int(subscription_id))) is not None:
+            subscription.counts[KINDS.index(kind)].load(int(ledger_id))
     return partition

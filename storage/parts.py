@@ -49,7 +49,9 @@ def read(folder: Path) -> dict[int, Parts]:
         raw = path.read_bytes()
     except FileNotFoundError:
         return {}
-    head, rows = np.frombuffer(raw[:format.HEADER_SIZE].ljust(format.HEADER_SIZE, b"\0"), format.PARTS_HEADER)[0], raw[format.HEADER_SIZE:]
+    if len(raw) < format.HEADER_SIZE:
+        raise CorruptFile(path, 0, f"{format.HEADER_SIZE} bytes of header", len(raw))
+    head, rows = np.frombuffer(raw[:format.HEADER_SIZE], format.PARTS_HEADER)[0], raw[format.HEADER_SIZE:]
     if head["magic"] != format.PARTS_MAGIC or head["version"] > format.VERSION:
         raise CorruptFile(path, 0, f"parts of batches, format version {format.VERSION} or older", (head["magic"], int(head["version"])))
     if head["checksum"] != crc32c(rows) or head["rows"] * format.PART_ROW.itemsize != len(rows):

@@ -94,4 +94,9 @@ def _why(owner, topic: TopicName, arguments: dict) -> dict:
             "backlog": subscription.cursor.backlog(found.ledgers), "causes": commands.causes(subscription)}
 
 
-QUESTIONS = {"terminate": _terminate, "unload": _unload, "clear": _clear, "skip": _skip, "reset": _reset, "why": _why}
+def _release(owner, topic: TopicName, arguments: dict) -> dict:
+    """What was parked because consumers died over it is given out again."""
+    return {"entries": commands.release(owner, _subscription(_stored(owner, topic), arguments["subscription"]))}
+
+
+QUESTIONS = {"terminate": _terminate, "unload": _unload, "clear": _clear, "skip": _skip, "reset": _reset, "why": _why, "release": _release}

@@ -1,4 +1,5 @@
 """A subscription: a name, a cursor, the consumers attached, and how far they have been given entries."""
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -7,10 +8,10 @@ from numpy.typing import NDArray
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.cursor import Cursor, Position
+from geminga.storage.entry_counts import EntryCounts
 from geminga.storage.ledger import Ledger
 from geminga.storage.options import StorageOptions
 from geminga.storage.pending import Entries
-from geminga.storage.redeliveries import Redeliveries
 
 if TYPE_CHECKING:
     from geminga.storage.dispatch.base import Dispatcher
@@ -51,7 +52,9 @@ class Subscription:
     cursor: Cursor
     partition: "Partition" = field(repr=False)
     options: StorageOptions = field(repr=False)
-    redeliveries: Redeliveries = field(repr=False)
+    redeliveries: EntryCounts = field(repr=False)
+    deaths: EntryCounts = field(repr=False)
+    deaths_max: int = 0                                        # an entry that had so many is parked; 0: deaths are not counted
     dispatcher: "Dispatcher | None" = field(default=None, repr=False)     # as long as anybody is attached
     kind: int | None = None                                    # a SubType, likewise
     consumers: list[Consumer] = field(default_factory=list)
@@ -66,6 +69,10 @@ class Subscription:
     def key(self) -> tuple[str, bool]:
         """A durable subscription and one that is not may share a name."""
         return self.name, self.is_durable
+
+    @property
+    def counts(self) -> tuple[EntryCounts, EntryCounts]:
+        return self.redeliveries, self.deaths
 
     @property
     def kind_name(self) -> str:
@@ -97,6 +104,28 @@ class Subscription:
         self.consumers.clear()
         self.kind = self.dispatcher = None
         self.rewind()
+
+    def deliverable(self, ledger: Ledger, first: int, end: int) -> Iterator[tuple[int, int]]:
+        """(first, end) of each run of entries in [first, end) that are neither acknowledged nor parked."""
+        for start, stop in self.cursor.unacknowledged(ledger, first, end):
+            parked = self.parked(ledger.ledger_id, range(start, stop)) if self.deaths_max else ()
+            for entry_id in parked:
+                if entry_id > start:
+                    yield start, entry_id
+                start = entry_id + 1
+            if start < stop:
+                yield start, stop
+
+    def parked(self, ledger_id: int, entries: Entries) -> list[int]:
+        """Those of the entries that too many consumers died over."""
+        counts = self.deaths.of(ledger_id, entries) if self.deaths_max else None
+        return [] if counts is None else [int(entries[at]) for at in np.flatnonzero(counts >= self.deaths_max).tolist()]
+
+    def all_parked(self) -> list[Position]:
+        """Those of all entries that are not acknowledged."""
+        found = self.deaths.at_least(self.deaths_max) if self.deaths_max else {}
+        return [(ledger_id, entry_id) for ledger_id, entries in sorted(found.items()) for entry_id in entries.tolist()
+                if not self.cursor.is_acknowledged(ledger_id, entry_id)]
 
     def messages(self, ledger: Ledger, entries: Entries) -> NDArray[np.uint32]:
         """How many messages of each entry (n,) are not acknowledged."""

@@ -72,6 +72,14 @@ class Dispatcher:
     def part_acknowledged(self, ledger: Ledger, entry_id: int, messages: int) -> None:
         """So many messages of that entry are acknowledged now, others are not."""
 
+    def held_by(self, consumer: Consumer) -> list[tuple[int, NDArray[np.int64]]]:
+        """[(ledger id, entries)] that the consumer has been given, and that are not acknowledged."""
+        raise NotImplementedError
+
+    def released(self, parked: list[Position]) -> None:
+        """These entries were passed over, and may be given out now."""
+        self.subscription.rewind()
+
     def redeliver(self, consumer: Consumer, wanted: dict[int, NDArray[np.int64]]) -> Nacked:
         """The consumer wants what it has again, or of that only the wanted {ledger id: entries}; returns what counts as redelivered.
 

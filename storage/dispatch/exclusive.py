@@ -1,4 +1,7 @@
 """One consumer gets everything, in order."""
+import numpy as np
+from numpy.typing import NDArray
+
 from geminga.storage.dispatch.base import Batch, Dispatcher, Obstacle, busy, within_permits
 from geminga.storage.ledger import Ledger
 from geminga.storage.subscription import Consumer
@@ -20,13 +23,24 @@ class Exclusive(Dispatcher):
             return [{"cause": "no permits", "consumer": found.name}]
         return [{"cause": "no acknowledgements", "consumer": found.name}]
 
+    def held_by(self, consumer: Consumer) -> list[tuple[int, NDArray[np.int64]]]:
+        subscription, found = self.subscription, []
+        if consumer is not self.active:
+            return found
+        for ledger in subscription.partition.ledgers_from(subscription.cursor.mark_delete[0]):
+            if ledger.ledger_id <= subscription.read[0]:
+                end = subscription.read[1] if ledger.ledger_id == subscription.read[0] else ledger.entries
+                runs = [np.arange(*run) for run in subscription.deliverable(ledger, 0, end)]
+                found += [(ledger.ledger_id, np.concatenate(runs))] if runs else []
+        return found
+
     def next_batches(self, ledgers: list[Ledger]) -> list[Batch]:
         subscription, consumer, batches = self.subscription, self.active, []
         if consumer is None:
             return batches
         for ledger in ledgers:
             first = subscription.read[1] if subscription.read[0] == ledger.ledger_id else 0
-            for start, end in subscription.cursor.unacknowledged(ledger, first, ledger.entries):
+            for start, end in subscription.deliverable(ledger, first, ledger.entries):
                 if consumer.permits <= 0:
                     return batches
                 end = min(end, start + consumer.permits)

@@ -8,7 +8,7 @@ from geminga.storage.ledger import Ledger
 from geminga.storage.pending import AGAIN, NOBODY, SEATS_MAX, Entries, Pending
 from geminga.storage.subscription import Consumer, Subscription
 
-_TURN = 20             # entries in a row to one consumer, when there are enough to go round
+_TURN = 500             # entries in a row to one consumer, when there are enough to go round
 _TURNS = 4             # so many turns each, when there are many more
 
 
@@ -91,7 +91,7 @@ class Shared(Dispatcher):
         subscription = self.subscription
         for ledger in ledgers:
             first = subscription.read[1] if subscription.read[0] == ledger.ledger_id else 0
-            for start, end in subscription.cursor.unacknowledged(ledger, first, ledger.entries):
+            for start, end in subscription.deliverable(ledger, first, ledger.entries):
                 while start < end:
                     takers = self._takers()
                     looked_at = min(end, start + self.look_ahead(takers))
@@ -168,6 +168,15 @@ class Shared(Dispatcher):
         seat = self.pending.seat(ledger.ledger_id, entry_id)
         if seat not in (NOBODY, AGAIN):
             self._count_unacknowledged(self._seats[seat], -messages)
+
+    def held_by(self, consumer: Consumer) -> list[tuple[int, NDArray[np.int64]]]:
+        return [(ledger_id, entries[seats == consumer.seat]) for ledger_id, entries, seats in self.pending.out()
+                if (seats == consumer.seat).any()]
+
+    def released(self, parked: list[Position]) -> None:
+        for ledger_id, entry_id in parked:
+            if (ledger_id, entry_id) < self.subscription.read:
+                self.pending.withhold(ledger_id, range(entry_id, entry_id + 1))
 
     def redeliver(self, consumer: Consumer, wanted: dict[int, NDArray[np.int64]]) -> Nacked:
         if wanted:

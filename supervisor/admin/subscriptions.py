@@ -80,6 +80,13 @@ async def reset_to_message(request: web.Request) -> web.Response:
     return _done()
 
 
+@routes.post("/ops/v1/release" + PATH + "/{subscription}")
+async def release(request: web.Request) -> web.Response:
+    """Give out what was parked because consumers died over it."""
+    found = await _ask_all(request, "release", subscription=request.match_info["subscription"])
+    return web.json_response({"entries": sum(one["entries"] for one in found)})
+
+
 @routes.get("/ops/v1/why" + PATH + "/{subscription}")
 async def why(request: web.Request) -> web.Response:
     return web.json_response(await _ask_all(request, "why", subscription=request.match_info["subscription"]))

@@ -1,7 +1,7 @@
 """Shared subscriptions: who is next, who has too much, and how often something came back."""
 import pytest
 
-from geminga.storage import redeliveries
+from geminga.storage import entry_counts
 from geminga.storage.errors import StorageFull
 from geminga.storage.subscription import SubType
 
@@ -184,7 +184,7 @@ def test_a_full_disk_costs_counts_and_nothing_else(rig, monkeypatch):
     def full(*_):
         raise StorageFull("full")
 
-    monkeypatch.setattr(redeliveries, "allocate", full)
+    monkeypatch.setattr(entry_counts, "allocate", full)
     answers = rig.run(rig.redeliver(consumer), rig.flow(consumer, 10))
     assert counts(rig, answers, consumer) == dict.fromkeys(positions, 0)
     monkeypatch.undo()

@@ -1,6 +1,9 @@
-"""How often each entry was given back by a consumer of one subscription: what MESSAGE.redelivery_count says.
+"""How often something has happened to each entry of one subscription.
 
-A number of two bytes per entry, in a mapped file per ledger that is made when the first entry of it is given back; without
+    redeliveries    a consumer gave it back: what MESSAGE.redelivery_count says
+    deaths          a consumer's connection ended while it had the entry
+
+A number of two bytes per entry, in a mapped file per ledger that is made when the first entry of it is counted; without
 files for a subscription that is not durable.  A kill loses nothing of it; it is not part of what the journal keeps, so
 a power cut may cost what came after the last checkpoint.
 """
@@ -18,19 +21,25 @@ _MAX = 0xFFFF
 _PAGE = 4096
 
 
-class Redeliveries:
-    def __init__(self, folder: Path, subscription_id: int, *, is_durable: bool):
-        self._folder, self._subscription_id, self._is_durable = folder, subscription_id, is_durable
-        self._counts: dict[int, NDArray[np.uint16]] = {}      # ledger id -> per entry, as far as any was given back
+REDELIVERIES, DEATHS = KINDS = "redeliveries", "deaths"
+
+
+class EntryCounts:
+    def __init__(self, kind: str, folder: Path, subscription_id: int, *, is_durable: bool):
+        self._kind, self._folder, self._subscription_id, self._is_durable = kind, folder, subscription_id, is_durable
+        self._counts: dict[int, NDArray[np.uint16]] = {}      # ledger id -> per entry, as far as any was counted
+
+    def _path(self, ledger_id: int) -> Path:
+        return format.counts_path(self._folder, ledger_id, self._subscription_id, self._kind)
 
     def load(self, ledger_id: int) -> None:
         """Map what there is on disk."""
-        path = format.redeliveries_path(self._folder, ledger_id, self._subscription_id)
+        path = self._path(ledger_id)
         if path.stat().st_size:      # else it was being made
             self._counts[ledger_id] = _mapped(path)
 
     def add(self, ledger: Ledger, entries: NDArray[np.int64]) -> None:
-        """These (n,), each once, were given back.  Without room on the disk that is not counted."""
+        """It has happened to these (n,), each once.  Without room on the disk that is not counted."""
         counts = self._counts.get(ledger.ledger_id)
         if counts is None or len(counts) <= entries[-1]:
             try:
@@ -49,22 +58,28 @@ class Redeliveries:
         found[:len(known)] = counts[known]
         return found if found.any() else None
 
+    def at_least(self, count: int) -> dict[int, NDArray[np.int64]]:
+        """{ledger id: entries} that have so many."""
+        found = {ledger_id: np.flatnonzero(counts >= count) for ledger_id, counts in self._counts.items()}
+        return {ledger_id: entries for ledger_id, entries in found.items() if len(entries)}
+
     def forget(self, ledger_id: int) -> None:
         """The ledger was deleted, and its files with it."""
         self._counts.pop(ledger_id, None)
 
     def clear(self) -> None:
         for ledger_id in self._counts:
-            format.redeliveries_path(self._folder, ledger_id, self._subscription_id).unlink(missing_ok=True)
+            if self._is_durable:
+                self._path(ledger_id).unlink(missing_ok=True)
         self._counts.clear()
 
     def files(self) -> list[Path]:
-        return [format.redeliveries_path(self._folder, ledger_id, self._subscription_id) for ledger_id in self._counts if self._is_durable]
+        return [self._path(ledger_id) for ledger_id in self._counts if self._is_durable]
 
     def _grown(self, ledger: Ledger, counts: NDArray[np.uint16] | None) -> NDArray[np.uint16]:
         size = -(-2 * 2 * ledger.entries // _PAGE) * _PAGE
         if self._is_durable:
-            path = format.redeliveries_path(self._folder, ledger.ledger_id, self._subscription_id)
+            path = self._path(ledger.ledger_id)
             allocate(path, size)
             return _mapped(path)
         grown = np.zeros(size // 2, np.uint16)
