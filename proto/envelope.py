@@ -50,7 +50,7 @@ COMMAND = 0             # a client's
 CONNECTION_GONE = 1
 CONNECTION_ALIVE = 2    # it has answered a PROBE
 DISCOVERS = 3           # it was told the topics of the namespace that is named instead of a command
-LOOKED_UP = 4           # it asked where the topic is: "N name", where N was the newest partition when it was first told the topics
+LOOKED_UP = 4           # it asked where a topic is that is new to it: "request-id name"
 
 REPLY_ROW = np.dtype([
     ("connection", "<u4"),

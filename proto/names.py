@@ -12,7 +12,10 @@ from geminga.proto.errors import Refusal
 
 _PARTITION = re.compile(r"^(.+)-partition-(0|[1-9][0-9]{0,8})\Z", re.DOTALL)
 _PART = re.compile(r"^[-=:.\w]+\Z", re.ASCII)  # tenants and namespaces, as Pulsar's NamedEntity has it
+_SYSTEM_NAMESPACES = ("persistent://pulsar/system/", "non-persistent://pulsar/system/")
+_SYSTEM_TOPICS = ("__change_events", "__transaction_buffer_snapshot")
 _SHOWN_MAX = 200                    # characters of a name that is refused; five megabytes of it would not fit into an answer
+DOMAINS = ("persistent", "non-persistent")
 LENGTH_MAX = 4_096                  # arbitrary; far above what anybody uses, far below what would hurt the catalogue
 
 
@@ -59,7 +62,7 @@ def parse(text: str) -> TopicName:
             path = f"public/default/{path}"
         elif len(parts) != 3:
             raise _invalid(text, "a short name is either topic or tenant/namespace/topic")
-    if domain not in ("persistent", "non-persistent"):
+    if domain not in DOMAINS:
         raise _invalid(text, "the domain is persistent or non-persistent")
     parts = path.split("/", 2)
     if len(parts) != 3:
@@ -81,6 +84,17 @@ def namespace(text: str) -> str:
     if not _PART.match(tenant) or not _PART.match(name):
         raise _invalid(text, "expected tenant/namespace")
     return text
+
+
+def is_system(text: str) -> bool:
+    """Whether the complete name is one of a topic that brokers use among themselves."""
+    return text.startswith(_SYSTEM_NAMESPACES) or text.rpartition("/")[2].startswith(_SYSTEM_TOPICS)
+
+
+def without_partition(text: str) -> str:
+    """The name of the partitioned topic when text names a partition; else text."""
+    found = _PARTITION.match(text)
+    return found[1] if found else text
 
 
 def _invalid(text: str, why: str) -> Refusal:

@@ -143,6 +143,7 @@ class Catalogue:
 
     def set_partition_count(self, topic: TopicName, partitions: int) -> None:
         self._write("UPDATE topics SET partitions = ? WHERE name = ?", (partitions, str(topic)))
+        self.take("topics")
 
     def subscriptions(self, partition_id: int) -> dict[str, int]:
         """{name: id} of the durable ones."""

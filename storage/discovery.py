@@ -39,11 +39,9 @@ class Discovery:
         for connection in {one for who in self._discoverers.values() for one in who if one[0] == worker}:
             self.ended(connection)
 
-    def looked_up(self, topic: TopicName, newest: int, now_ms: int) -> None:
-        """A client has looked the topic up that knew all topics when `newest` was the newest partition."""
-        stored = self._catalogue.partition(topic)
-        if stored is None or stored[0] > newest:
-            self._expected[topic] = now_ms
+    def looked_up(self, topic: TopicName, now_ms: int) -> None:
+        """Such a client, to which the topic is new, has looked it up."""
+        self._expected[topic] = now_ms
 
     def is_expected(self, partition: Partition, now_ms: int) -> bool:
         """Whether a subscription that is made at the end now is one of those that are to begin at the beginning."""

@@ -456,7 +456,9 @@ class Owner:
     def _tick(self) -> None:
         """An idle partition whose open ledger is drained gives up its disk space."""
         self._next_tick_ms = self.now_ms + TICK_MS
-        self._to_trim.update(dict.fromkeys(self.discovery.tick(self.now_ms)))
+        for partition in self.discovery.tick(self.now_ms):
+            if self.by_name.get(partition.name) is partition:
+                self._to_trim[partition] = None
         for partition in list(self._recent):
             last = partition.open_ledger
             idle = not last.entries or self.now_ms - int(last.index[last.last_entry]["broker_time"]) >= TICK_MS
@@ -497,8 +499,9 @@ class Owner:
         if kind == envelope.DISCOVERS:
             return self.discovery.began((session.worker, session.connection), data.decode())
         if kind == envelope.LOOKED_UP:
-            newest, _, name = data.decode().partition(" ")
-            return self.discovery.looked_up(names.parse(name), int(newest), self.now_ms)
+            request_id, _, name = data.decode().partition(" ")
+            self.discovery.looked_up(names.parse(name), self.now_ms)
+            return self.outbox(session.worker).reply(session.connection, b"", request_id=int(request_id))
         self.carry_out(session, api.BaseCommand.FromString(data))
 
     def carry_out(self, session: Session, command: api.BaseCommand, *, probed: bool = False) -> None:

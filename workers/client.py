@@ -22,6 +22,7 @@ from geminga.proto.sends import PRODUCER_ID
 from geminga.workers import egress, requests
 from geminga.workers.egress import LedgerGone
 from geminga.workers.links import OwnerLink
+from geminga.workers.patterns import Pattern
 from geminga.workers.requests import ANSWERS
 
 T = api.BaseCommand.Type
@@ -72,9 +73,11 @@ class Client(asyncio.BufferedProtocol):
         self.consumers: dict[int, Route] = {}
         self.by_handle: dict[tuple[OwnerLink, int], Route] = {}     # consumers
         self.was_heard = True                      # since the last keep-alive tick
-        self.discoveries: dict[tuple[str, str | None], int] = {}     # (namespace, pattern) -> the newest partition when it was first asked
+        # (namespace, pattern's text) of the lists it has asked for -> the pattern, and the newest partition when it first did
+        self.discoveries: dict[tuple[str, str | None], tuple[Pattern | None, int]] = {}
         self.is_probed: list[OwnerLink] = []       # who wants to know whether this client lives
         self._asked: dict[int, tuple[OwnerLink, int]] = {}           # requests that an owner has not answered, and their commands' types
+        self._withheld: dict[int, bytes] = {}      # answers to them that are there already
         self._repeated: set[int] = set()           # requests that a second owner was asked, because the first ended over them
         self._closed_producers: set[int] = set()   # closed by the broker: what their client still sends is ignored
         self._rest = b""                           # of a frame cut short
@@ -258,11 +261,7 @@ class Client(asyncio.BufferedProtocol):
 
     def _list_topics(self, command: api.BaseCommand) -> None:
         self.worker.counters.add("commands")
-        request = command.getTopicsOfNamespace
-        newest = self.worker.directory.newest_partition()       # before it reads the list: none comes in between unnoticed
-        self.write(requests.topics_of_namespace(self.worker.directory, command))
-        pattern = request.topics_pattern if request.HasField("topics_pattern") else None
-        self.worker.watchers.asked(self, request.namespace, pattern, newest)
+        self.write(self.worker.watchers.list_topics(self, command.getTopicsOfNamespace))
 
     def _watch(self, command: api.BaseCommand) -> None:
         self.worker.counters.add("commands")
@@ -274,9 +273,11 @@ class Client(asyncio.BufferedProtocol):
 
     def _lookup(self, command: api.BaseCommand) -> None:
         self.worker.counters.add("commands")
+        answer = requests.lookup(self.worker.directory, command)
         if self.discoveries:
-            self.worker.watchers.looked_up(self, command.lookupTopic.topic)
-        self.write(requests.lookup(self.worker.directory, command))
+            answer = self.worker.watchers.looked_up(self, command.lookupTopic, answer)
+        if answer:
+            self.write(answer)
 
     def _open_producer(self, command: api.BaseCommand) -> None:
         request = command.producer
@@ -491,8 +492,15 @@ class Client(asyncio.BufferedProtocol):
             runs.popleft()
         return many, frames
 
+    def withhold(self, link: OwnerLink, request_id: int, answer: bytes) -> None:
+        """The answer is given when the owner has answered, or has ended."""
+        self._asked[request_id] = link, T.LOOKUP
+        self._withheld[request_id] = answer
+
     def answered(self, request_id: int) -> None:
         self._asked.pop(request_id, None)
+        if self._withheld and (answer := self._withheld.pop(request_id, None)) is not None:
+            self.write(answer)
 
     def owner_gone(self, link: OwnerLink) -> None:
         """The owner's process ended: what it had is to be made again, and what it was asked gets an answer."""
@@ -510,7 +518,9 @@ class Client(asyncio.BufferedProtocol):
         self.is_probed = [probing for probing in self.is_probed if probing is not link]
         for request_id in [request_id for request_id, (asked, _) in self._asked.items() if asked is link]:
             _, kind = self._asked.pop(request_id)
-            if kind in (T.CLOSE_PRODUCER, T.CLOSE_CONSUMER):
+            if kind == T.LOOKUP:
+                self.write(self._withheld.pop(request_id))
+            elif kind in (T.CLOSE_PRODUCER, T.CLOSE_CONSUMER):
                 self.write(answers.success(request_id))
             elif kind not in (T.PRODUCER, T.SUBSCRIBE):
                 self.write(answers.error(request_id, api.ServiceNotReady, "The topic's owner ended before it answered"))

@@ -1,4 +1,4 @@
-"""What a worker answers by itself, from the catalogue: lookup, partition metadata, topics of a namespace.
+"""What a worker answers by itself, from the catalogue: lookup, partition metadata.  Lists of topics are in watchers.py.
 
 Each function returns the bytes of the answer; failures are answers of the same kind, as clients expect.
 """
@@ -20,18 +20,20 @@ class Directory:
         self._auto_create, self._auto_create_partitions = auto_create, auto_create_partitions
         self._counts: dict[TopicName, int | None] = {}
         self._namespaces: dict[str, bool] = {}
+        self._topics_version: int | None = None
 
     def _refresh(self) -> None:
         if self._catalogue.changed() or len(self._counts) > _CACHE_MAX:
             self._counts.clear()
             self._namespaces.clear()
+            self._topics_version = None
 
     def _partition_count(self, topic: TopicName) -> int | None:
         if topic not in self._counts:
             self._counts[topic] = self._catalogue.partition_count(topic)
         return self._counts[topic]
 
-    def _has_namespace(self, namespace: str) -> bool:
+    def has_namespace(self, namespace: str) -> bool:
         if namespace not in self._namespaces:
             self._namespaces[namespace] = self._catalogue.has_namespace(namespace)
         return self._namespaces[namespace]
@@ -40,7 +42,7 @@ class Directory:
         """How many partitions the topic has, 0 when it is not partitioned.  Raises Refusal."""
         self._refresh()
         topic = names.parse(text)
-        if not self._has_namespace(topic.namespace):
+        if not self.has_namespace(topic.namespace):
             raise Refusal(api.TopicNotFound, f"Namespace {topic.namespace} does not exist")
         if topic.partition >= 0:
             count = self._partition_count(topic.base)
@@ -56,6 +58,7 @@ class Directory:
             self._catalogue.create_topic(topic, self._auto_create_partitions)
             self._catalogue.commit()
             self._counts.clear()
+            self._topics_version = None
             return self._partition_count(topic)
         return 0        # made when it is first produced to or subscribed
 
@@ -63,7 +66,7 @@ class Directory:
         """Where the topic is served.  Raises Refusal."""
         self._refresh()
         topic = names.parse(text)
-        if not self._has_namespace(topic.namespace):
+        if not self.has_namespace(topic.namespace):
             raise Refusal(api.TopicNotFound, f"Namespace {topic.namespace} does not exist")
         if listener and listener not in self._listeners:
             raise Refusal(api.ServiceNotReady, f"the broker do not have {listener} listener")   # clients look for these words
@@ -73,7 +76,24 @@ class Directory:
         """Complete names of the namespace's topics, partitions one by one.  Raises Refusal."""
         domains = {api.CommandGetTopicsOfNamespace.PERSISTENT: ("persistent://",),
                    api.CommandGetTopicsOfNamespace.NON_PERSISTENT: ("non-persistent://",)}.get(mode, ("persistent://", "non-persistent://"))
-        return [name for name in self._catalogue.topics(names.namespace(namespace)) if name.startswith(domains)]
+        topics = self._catalogue.topics(names.namespace(namespace))
+        return [name for name in topics if name.startswith(domains) and not names.is_system(name)]
+
+    def topics_version(self) -> int:
+        """Another one whenever topics have come or gone."""
+        self._refresh()
+        if self._topics_version is None:
+            self._topics_version = self._catalogue.topics_version()
+        return self._topics_version
+
+    def newest_partition(self) -> int:
+        """Partitions that are made later have higher ids."""
+        return self._catalogue.newest_partition()
+
+    def is_newer(self, topic: TopicName, newest: int) -> bool:
+        """Whether the topic was made, or is going to be, after that was the newest partition."""
+        stored = self._catalogue.partition(topic)
+        return stored is None or stored[0] > newest
 
 
 def partition_metadata(directory: Directory, command: api.BaseCommand) -> bytes:
@@ -93,14 +113,6 @@ def lookup(directory: Directory, command: api.BaseCommand) -> bytes:
         return answers.lookup_failed(request.request_id, refusal.code, refusal.message)
 
 
-def topics_of_namespace(directory: Directory, command: api.BaseCommand) -> bytes:
-    request = command.getTopicsOfNamespace
-    try:
-        return answers.topics_of_namespace(request.request_id, directory.topics(request.namespace, request.mode))
-    except Refusal as refusal:
-        return answers.error(request.request_id, refusal.code, refusal.message)
-
-
 def get_schema(directory: Directory, command: api.BaseCommand) -> bytes:
     """No topic has a schema yet, and this is how a broker says so."""
     return answers.schema_missing(command.getSchema.request_id, command.getSchema.topic)
@@ -114,10 +126,6 @@ def no_transactions(directory: Directory, command: api.BaseCommand) -> bytes:
     return answers.error(_body(command).request_id, api.NotAllowedError, "Transactions are not enabled.")
 
 
-def no_watchers(directory: Directory, command: api.BaseCommand) -> bytes:
-    return answers.error(_body(command).request_id, api.NotAllowedError, "Topic list watchers are not available in this version")
-
-
 def _body(command: api.BaseCommand):
     """The command inside: the field that its type names, whatever else the client has filled in."""
     return getattr(command, command.DESCRIPTOR.fields_by_number[command.type].name)
@@ -125,9 +133,8 @@ def _body(command: api.BaseCommand):
 
 T = api.BaseCommand.Type
 ANSWERS = {
-    T.PARTITIONED_METADATA: partition_metadata, T.LOOKUP: lookup, T.GET_TOPICS_OF_NAMESPACE: topics_of_namespace,
+    T.PARTITIONED_METADATA: partition_metadata,
     T.GET_SCHEMA: get_schema, T.GET_OR_CREATE_SCHEMA: get_or_create_schema,
-    T.WATCH_TOPIC_LIST: no_watchers, T.WATCH_TOPIC_LIST_CLOSE: no_watchers,
     T.TC_CLIENT_CONNECT_REQUEST: no_transactions, T.NEW_TXN: no_transactions, T.ADD_PARTITION_TO_TXN: no_transactions,
     T.ADD_SUBSCRIPTION_TO_TXN: no_transactions, T.END_TXN: no_transactions,
 }

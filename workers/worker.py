@@ -6,6 +6,7 @@ take yet.
 """
 import asyncio
 import socket
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from geminga.workers.egress import Ledgers
 from geminga.workers.links import OwnerLink, owner_of
 from geminga.workers.options import WorkerOptions
 from geminga.workers.requests import Directory
+from geminga.workers.watchers import Watchers
 
 _BUFFER_BYTES = 1 << 20          # what one read can bring, shared by all connections: a read is dealt with before the next
 _ENVELOPE_BYTES = 512 << 10      # of entries; an owner begins with them while more is read
@@ -55,6 +57,7 @@ class Worker:
         self._ack_timer: asyncio.TimerHandle | None = None
         self._is_paused = False
         self._loop = asyncio.get_running_loop()
+        self.watchers = Watchers(self, self._loop)
 
     # -- clients
 
@@ -70,8 +73,9 @@ class Worker:
         if self._clients.pop(client.number, None) is None:
             return
         self.counters.add("connections_closed")
+        self.watchers.forget(client)
         for link in self._links:
-            if link is not None and (client.is_probed or any(
+            if link is not None and (client.is_probed or client.discoveries or any(
                     route.link is link for routes in (client.producers, client.consumers) for route in routes.values())):
                 link.command(client.number, client.protocol_version, b"", envelope.CONNECTION_GONE)
         self.schedule_flush()
@@ -101,6 +105,9 @@ class Worker:
             client.keep_alive()
         self._loop.call_later(self.options.keep_alive_interval_ms / 1000, self.keep_alive)
 
+    def clients(self) -> Iterable[Client]:
+        return self._clients.values()
+
     # -- owners
 
     def link_of(self, topic: TopicName) -> OwnerLink | None:
@@ -121,10 +128,19 @@ class Worker:
         self._waiting = [(owner, other, command) for owner, other, command in self._waiting
                          if other is not client or command.type != kind or object_asked(command) != object_id]
 
+    def tell_owners(self, client: Client, kind: int, data: bytes) -> None:
+        """All of them, what happened to the client."""
+        for link in self._links:
+            if link is not None:
+                link.command(client.number, client.protocol_version, data, kind)
+        self.schedule_flush()
+
     def owner_up(self, index: int, serial: int) -> None:
         self.owner_gone(index)
         link = self._links[index] = OwnerLink(self._context, self._run_dir, serial, self.serial)
         self._loop.add_reader(link.socket.getsockopt(zmq.FD), self._receive, link)
+        self.watchers.introduce(link)
+        self.schedule_flush()
         waiting, self._waiting = self._waiting, []
         for owner, client, command in waiting:
             if owner != index:

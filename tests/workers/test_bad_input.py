@@ -94,8 +94,6 @@ def test_strangers_are_not_heard(peer):
 NOT_YET = {
     "TC_CLIENT_CONNECT_REQUEST": {"tc_id": 0}, "NEW_TXN": {}, "END_TXN": {}, "ADD_PARTITION_TO_TXN": {}, "ADD_SUBSCRIPTION_TO_TXN": {},
     "GET_OR_CREATE_SCHEMA": {"topic": "t", "schema": {"name": "s", "schema_data": b"", "type": api.Schema.String}},
-    "WATCH_TOPIC_LIST": {"watcher_id": 1, "namespace": "public/default", "topics_pattern": ".*"},
-    "WATCH_TOPIC_LIST_CLOSE": {"watcher_id": 1},
 }
 
 

@@ -1,0 +1,93 @@
+"""Topics chosen by a pattern, and the hash by which a client knows a list of topics again.
+
+A pattern is matched against a topic's whole name without scheme and without -partition-N, as Pulsar does it.
+"""
+import struct
+import time
+from functools import lru_cache
+
+import re2
+from crc32c import crc32c
+
+from geminga.proto import names
+
+LENGTH_MAX = 1_000              # characters of a pattern; arbitrary, and more than anybody writes by hand
+_MEMORY_MAX = 1 << 20           # bytes of one compiled pattern and of what it caches
+_SECONDS, _SECONDS_PER_NAME = 0.1, 1e-5     # of CPU that a pattern may take for a list: ten times what usual ones do
+_LOOK_EVERY = 64                # names between two looks at the clock
+_HOPELESS = (b"missing", b"unexpected", b"trailing", b"no argument")     # how RE2 says that no dialect has such a pattern
+
+
+class BrokenPattern(Exception):
+    """It is no pattern."""
+
+
+class ForeignPattern(Exception):
+    """A pattern that only its client can evaluate: too long, too slow, or of a richer dialect than RE2's."""
+
+
+class Pattern:
+    """A client's pattern.  Raises BrokenPattern, ForeignPattern."""
+
+    # RE2, which is Pulsar's dialect as well: patterns come from any client, and Python's re may take for ever over a short one.
+    # RE2 takes time in proportion to the names.  A set of one pattern, as that has the leanest way to ask whether a name matches.
+    def __init__(self, text: str):
+        if len(text) > LENGTH_MAX:
+            raise ForeignPattern(f"Pattern longer than maximum: {LENGTH_MAX}")
+        options = re2.Options()
+        options.log_errors, options.max_mem = False, _MEMORY_MAX
+        self._set = re2.Set.FullMatchSet(options)
+        self._is_slow = False
+        path = _without_scheme(text)
+        try:
+            self._set.Add(path)
+            self._set.Compile()
+        except re2.error:
+            raise _why(path) from None
+
+    def choose(self, topics: list[str]) -> list[str]:
+        """Those of the complete names that match.  Raises ForeignPattern when that takes too long."""
+        match, chosen = self._set.Match, []
+        began, allowed = time.thread_time(), _SECONDS + _SECONDS_PER_NAME * len(topics)
+        for number, topic in enumerate(topics, 1):
+            if self._is_slow or number % _LOOK_EVERY == 0 and time.thread_time() - began > allowed:
+                self._is_slow = True        # told at once the next time
+                raise ForeignPattern("Pattern takes too long")
+            if match(names.without_partition(topic).partition("://")[2]):
+                chosen.append(topic)
+        return chosen
+
+    def matches(self, topic: str) -> bool:
+        return not self._is_slow and bool(self.choose([topic]))     # one name never takes long
+
+
+@lru_cache(maxsize=128)
+def pattern(text: str) -> Pattern:
+    """The compiled pattern.  Raises BrokenPattern, ForeignPattern."""
+    return Pattern(text)
+
+
+def topics_hash(topics: list[str]) -> str:
+    """As Pulsar's clients compute it: CRC32-C of the sorted names, its bytes from the lowest on in hexadecimal."""
+    return struct.pack("<I", crc32c(",".join(sorted(topics)).encode())).hex()
+
+
+def _without_scheme(text: str) -> str:
+    scheme, separator, path = text.partition("://")
+    if not separator:
+        return text
+    anchor = "^" if scheme.startswith("^") else ""
+    if scheme.removeprefix("^") not in names.DOMAINS:
+        raise BrokenPattern(f"Does not support topic domain: {scheme}")
+    return anchor + path
+
+
+def _why(path: str) -> BrokenPattern | ForeignPattern:
+    """What RE2 has against a pattern that it does not take."""
+    try:
+        re2.compile(path)
+    except re2.error as error:
+        text = error.args[0]
+        kind = BrokenPattern if text.startswith(_HOPELESS) else ForeignPattern
+        return kind(text.decode(errors="replace"))
+    return ForeignPattern("Pattern takes too much memory")
