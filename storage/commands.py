@@ -543,11 +543,26 @@ class Acks:
     single: dict[int, list[int] | NDArray] = field(default_factory=dict)     # ledger id -> entry ids
     requests: list[int] = field(default_factory=list)                        # to be answered
 
+    def add(self, other: "Acks") -> None:
+        """What both say, to a subscription that they have in common."""
+        self.cumulative += other.cumulative
+        for ledger_id, entries in other.single.items():
+            mine = self.single.get(ledger_id)
+            if mine is None:
+                self.single[ledger_id] = entries
+            elif isinstance(mine, list) and isinstance(entries, list):
+                mine += entries
+            else:
+                self.single[ledger_id] = np.concatenate((np.asarray(mine, np.uint64), np.asarray(entries, np.uint64)))
+
 
 def acks_by_consumer(rows: NDArray) -> dict[int, Acks]:
     """ACK_ROW rows (n,) by consumer; a few rows of many consumers cost least one by one."""
-    if len(rows) > _FEW_ROWS and (rows["consumer"] == rows["consumer"][0]).all():
-        return {int(rows["consumer"][0]): _summarise(rows)}
+    if len(rows) > _FEW_ROWS:
+        consumers = rows["consumer"]
+        distinct = np.unique(consumers).tolist()
+        if len(distinct) * _FEW_ROWS <= len(rows):
+            return {consumer: _summarise(rows[consumers == consumer] if len(distinct) > 1 else rows) for consumer in distinct}
     found: dict[int, Acks] = {}
     for consumer, ledger_id, entry_id, request_id, flags, _ in rows.tolist():
         acks = found.get(consumer)
@@ -587,7 +602,7 @@ def acknowledge_part(owner, consumer: Consumer, position: Position, left: int) -
     before = cursor.parts.get(ledger_id, {}).get(entry_id, (1 << messages) - 1)
     remains = cursor.acknowledge_part(ledger, entry_id, messages, left)
     if not remains:
-        return _acknowledge_whole(owner, consumer, ledger_id, entry_id)
+        return _move(owner, subscription, Acks(single={ledger_id: [entry_id]}))
     if remains == before:
         return
     subscription.dispatcher.part_acknowledged(ledger, entry_id, before.bit_count() - remains.bit_count())
@@ -599,20 +614,26 @@ def acknowledge_part(owner, consumer: Consumer, position: Position, left: int) -
                                  value=word - (1 << 64) if word >> 63 else word))
 
 
-def _acknowledge_whole(owner, consumer: Consumer, ledger_id: int, entry_id: int) -> None:
-    acknowledge(owner, consumer, Acks(single={ledger_id: [entry_id]}))
+def acknowledge(owner, by_consumer: dict[int, Acks]) -> None:
+    """Move cursors.  Ids that never existed, or are acknowledged already, change nothing.
 
-
-def acknowledge(owner, consumer: Consumer, acks: Acks) -> None:
-    """Move the consumer's cursor.  Ids that never existed, or are acknowledged already, change nothing."""
-    subscription = consumer.subscription
-    found = subscription.partition
-    if found.is_persistent:
+    by_consumer: by handle.  What consumers of one subscription say is dealt with together.
+    """
+    of_subscription: dict[Subscription, Acks] = {}
+    for handle, acks in by_consumer.items():
+        if (consumer := owner.consumers.get(handle)) is None:
+            continue
+        if consumer.subscription.partition.is_persistent:
+            before = of_subscription.setdefault(consumer.subscription, acks)
+            if before is not acks:
+                before.add(acks)
+        for request_id in acks.requests:
+            owner.answer_needs_sync()
+            owner.outbox(consumer.worker).reply(consumer.connection, answers.ack_response(consumer.consumer_id, request_id))
+    for subscription, acks in of_subscription.items():
+        found = subscription.partition
         acks.up_to = next((position for position in sorted(acks.cumulative, reverse=True) if found.has(position)), NOWHERE)
         _move(owner, subscription, acks)
-    for request_id in acks.requests:
-        owner.answer_needs_sync()
-        owner.outbox(consumer.worker).reply(consumer.connection, answers.ack_response(consumer.consumer_id, request_id))
 
 
 def _move(owner, subscription: Subscription, acks: Acks, *, may_skip: bool = False) -> None:

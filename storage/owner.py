@@ -336,9 +336,7 @@ class Owner:
 
     def _acknowledge(self) -> None:
         rows, self._acks = self._acks[0] if len(self._acks) == 1 else np.concatenate(self._acks), []
-        for handle, acks in commands.acks_by_consumer(rows).items():
-            if (consumer := self.consumers.get(handle)) is not None:
-                commands.acknowledge(self, consumer, acks)
+        commands.acknowledge(self, commands.acks_by_consumer(rows))
 
     def _acknowledge_parts(self) -> None:
         found, self._parts = self._parts, []
@@ -397,6 +395,7 @@ class Owner:
         """Put what was decided into the journal, and sync if anybody is about to be told."""
         self.catalogue.commit()
         if planned is None and not (self.ops or self.many_ops):
+            self._forget_parts()
             return self._sync_when_due()
         ops = b"".join([*self.many_ops, *(format.OP.pack(*row) for row in self.ops)])
         self.ops, self.many_ops = [], []
