@@ -121,7 +121,7 @@ class OwnerLink:
         self._close_data()
         self._close_commands()
         if self._sections:
-            self.socket.send_multipart(envelope.seal(self._sections), copy=False)
+            self.socket.send_multipart(envelope.seal(self._sections))
             self._sections, self.gathered, self.is_unheard = [], 0, True
 
     def close(self) -> None:
