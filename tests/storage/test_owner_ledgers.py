@@ -107,6 +107,14 @@ def test_a_drained_idle_partition_gives_its_space_back(rig):
     assert rig.receive(consumer) == [((ledger_id, 0), b"y")]
 
 
+def test_what_nobody_subscribes_to_waits_for_who_comes_next(rig):
+    """As long as its ledger is the open one."""
+    producer = rig.producer("a")
+    positions = rig.publish(producer, *[b"x" * 100_000] * 6) + rig.publish(producer, *[b"x" * 100_000] * 6)
+    rig.run(after_ms=3 * TICK_MS)
+    assert [position for position, _ in rig.receive(rig.consumer("a"))] == positions
+
+
 def test_a_partition_in_use_keeps_its_ledger(rig):
     """It would be filled again at once."""
     producer, consumer = rig.producer("a"), rig.consumer("a")
