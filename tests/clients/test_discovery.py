@@ -81,7 +81,7 @@ def test_others_begin_at_the_latest_message(client, connect, broker, prefix):
 
 
 def test_what_a_new_topic_has_lasts_until_it_is_found(start_broker):
-    """Also when its owner was killed after the client asked for the list, and when there is more than a topic keeps for nobody."""
+    """Also when its owner was killed after the client asked for the list, and when others have acknowledged all."""
     broker = start_broker("--owners", "1")
     topic = "persistent://public/default/new"
     payload = bytes(2 << 20)
@@ -89,8 +89,11 @@ def test_what_a_new_topic_has_lasts_until_it_is_found(start_broker):
         finder.ask(T.GET_TOPICS_OF_NAMESPACE, namespace="public/default", request_id=1)
         broker.wait_replaced("owner", 0, broker.kill("owner"), SECONDS)
         user.open_producer(topic)
-        user.say(send(entry_of(message_metadata(), payload)))
-        assert user.hear().type == T.SEND_RECEIPT
+        user.subscribe(topic, "other")
+        user.say(command(T.FLOW, consumer_id=1, messagePermits=1) + send(entry_of(message_metadata(), payload)))
+        heard = {said.type: said for said in (user.hear(), user.hear())}
+        assert heard.keys() == {T.SEND_RECEIPT, T.MESSAGE}
+        user.say(command(T.ACK, consumer_id=1, ack_type=0, message_id=[heard[T.MESSAGE].message.message_id]))
         folder = ledgers_of(broker, topic)
         eventually(lambda: len(list(folder.glob("*.ledger"))) == 2, SECONDS, "a new ledger in place of the one that nobody needs")
         assert finder.ask(T.LOOKUP, topic=topic, request_id=2).type == T.LOOKUP_RESPONSE
