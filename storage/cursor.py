@@ -194,7 +194,7 @@ class Cursor:
         return bitmap
 
     def _grow(self, ledger: Ledger, bitmap: NDArray[np.uint8] | None, size: int) -> NDArray[np.uint8]:
-        size = -(-2 * size // 4096) * 4096
+        size = -(-3 * size // 2 // 4096) * 4096
         if not self.is_durable:
             grown = np.zeros(size, np.uint8)
             if bitmap is not None:

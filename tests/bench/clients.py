@@ -90,7 +90,7 @@ class Producer:
         if not self.load.consumers or not self.load.lead:
             return self.load.window
         own_unconfirmed = (self.sent - self.confirmed) * self.load.batch
-        ahead = sum(self.board.published) + own_unconfirmed - sum(self.board.arrived)
+        ahead = sum(self.board.published) + own_unconfirmed - sum(self.board.arrived) // self.load.subscriptions
         return (self.load.lead - ahead) // self.load.batch
 
     def _take_receipts(self, starts: NDArray[np.int64]) -> None:
@@ -143,7 +143,8 @@ class Consumer:
         self.link.find(topic)
         name = f"bench-{self.index}"
         load = self.load
-        request = wire.subscribe(topic, load.subscription, load.kind, wire.ID_FIRST + at, self.link.request_id(), name)
+        subscription = f"{load.subscription}-{self.index % load.subscriptions}"
+        request = wire.subscribe(topic, subscription, load.kind, wire.ID_FIRST + at, self.link.request_id(), name)
         self.link.ask(f"{load.kind} subscription on {topic}", request, wire.SUCCESS)
 
     def run(self) -> dict:

@@ -50,6 +50,7 @@ class Load:
     lead: int = 10_000
     limit: int = 0              # entries of one connection; 0 is until told to stop
     subscription: str = "bench"
+    subscriptions: int = 1      # consumers take turns with them; what is published arrives so many times
 
 
 class Board:

@@ -163,7 +163,7 @@ class Running:
 
     def finish_consumers(self) -> list[dict]:
         if self.consumers:
-            self.until_arrived(sum(self.board.published))
+            self.until_arrived(sum(self.board.published) * self.load.subscriptions)
         self.board.consumers_stop.value = 1
         return [child.answer(START_MAX_S) for child in self.consumers]
 
@@ -239,7 +239,7 @@ def _subscribe_and_leave(load: Load) -> None:
     for at, topic in enumerate(load.topics):
         consumer_id = wire.ID_FIRST + at
         link.find(topic)
-        request = wire.subscribe(topic, load.subscription, load.kind, consumer_id, link.request_id(), "bench-first")
+        request = wire.subscribe(topic, f"{load.subscription}-0", load.kind, consumer_id, link.request_id(), "bench-first")
         link.ask(f"subscription on {topic}", request, wire.SUCCESS)
         link.ask(f"leaving {topic}", wire.close_consumer(consumer_id, link.request_id()), wire.SUCCESS)
     link.socket.close()

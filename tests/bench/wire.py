@@ -23,7 +23,7 @@ Bytes = NDArray[np.uint8]
 # BaseCommand.Type; for every command here it is also the number of the field that holds the command.
 CONNECT, CONNECTED, SUBSCRIBE, PRODUCER, SEND, SEND_RECEIPT, SEND_ERROR, MESSAGE, ACK, FLOW, UNSUBSCRIBE, SUCCESS, ERROR = range(2, 15)
 CLOSE_PRODUCER, CLOSE_CONSUMER, PRODUCER_SUCCESS, PING, PONG = range(15, 20)
-PARTITIONED_METADATA, PARTITIONED_METADATA_RESPONSE, LOOKUP, LOOKUP_RESPONSE = range(21, 25)
+PARTITIONED_METADATA, PARTITIONED_METADATA_RESPONSE, LOOKUP, LOOKUP_RESPONSE, CONSUMER_STATS, CONSUMER_STATS_RESPONSE = range(21, 27)
 NAMES = {number: name for name, number in list(globals().items()) if name.isupper() and isinstance(number, int)}
 
 PROTOCOL_VERSION = 21

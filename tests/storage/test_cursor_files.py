@@ -1,6 +1,7 @@
 """What cursors leave on disk: a table of positions, and bitmaps of what is acknowledged beyond them."""
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from geminga.storage import format
@@ -98,3 +99,22 @@ def test_a_cursor_that_is_not_durable_leaves_no_file(tmp_path):
     assert list(reader.unacknowledged(ledger, 0, 100_000)) == [(0, 4), (5, 50_000), (50_001, 99_999)]
     reader.move((1, 10))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_holes_cost_bits_and_what_is_out_costs_bytes(rig):
+    """However many there are, and in whatever order: at most 16 bytes an entry that is out, 2 bits one that is at rest."""
+    count = 20_000
+    producer, consumer = rig.producer("t"), rig.consumer("t", subType=1)
+    positions = [rig.run(rig.sends(*[(producer, b"x")] * (count // 10))).positions for _ in range(10)]
+    rig.run(rig.flow(consumer, count))
+    subscription = rig.partition("t").subscriptions["sub", True]
+    held = subscription.dispatcher.pending._ledgers.values()
+    assert 0 < sum(one.seats.nbytes for one in held) <= 16 * count
+    random = np.random.default_rng(1)
+    entries = random.permutation([entry for part in positions for entry in part])
+    for at in range(0, count // 2, 1000):
+        rig.run(rig.acks(consumer, *entries[at:at + 1000].tolist()))
+    rig.close_consumer(consumer)
+    assert subscription.dispatcher is None
+    assert sum(bits.nbytes for bits in subscription.cursor.bitmaps.values()) * 8 <= 2 * count + 8 * 4096
+    assert subscription.cursor.backlog(rig.partition("t").ledgers) == count // 2
