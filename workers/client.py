@@ -77,7 +77,7 @@ class Client(asyncio.BufferedProtocol):
         self.discoveries: dict[tuple[str, str | None], tuple[Pattern | None, int]] = {}
         self.is_probed: list[OwnerLink] = []       # who wants to know whether this client lives
         self._asked: dict[int, tuple[OwnerLink, int]] = {}           # requests that an owner has not answered, and their commands' types
-        self._withheld: dict[int, bytes] = {}      # answers to them that are there already
+        self._withheld: dict[int, tuple[api.BaseCommand, bytes]] = {}     # those of them whose answers are there already, and these
         self._repeated: set[int] = set()           # requests that a second owner was asked, because the first ended over them
         self._closed_producers: set[int] = set()   # closed by the broker: what their client still sends is ignored
         self._rest = b""                           # of a frame cut short
@@ -275,7 +275,7 @@ class Client(asyncio.BufferedProtocol):
         self.worker.counters.add("commands")
         answer = requests.lookup(self.worker.directory, command)
         if self.discoveries:
-            answer = self.worker.watchers.looked_up(self, command.lookupTopic, answer)
+            answer = self.worker.watchers.looked_up(self, command, answer)
         if answer:
             self.write(answer)
 
@@ -344,6 +344,8 @@ class Client(asyncio.BufferedProtocol):
         if request.txnid_most_bits or request.txnid_least_bits:
             refusal = api.NotAllowedError, "Transactions are not enabled."
             return self.write(answers.ack_response(request.consumer_id, request.request_id, refusal))
+        if request.HasField("validation_error"):
+            self.worker.counters.add("acks_of_damaged", len(request.message_id))
         flags = envelope.CUMULATIVE if request.ack_type == api.CommandAck.Cumulative else 0
         words = []
         if flags and len(request.message_id) != 1:
@@ -492,15 +494,16 @@ class Client(asyncio.BufferedProtocol):
             runs.popleft()
         return many, frames
 
-    def withhold(self, link: OwnerLink, request_id: int, answer: bytes) -> None:
-        """The answer is given when the owner has answered, or has ended."""
+    def withhold(self, link: OwnerLink, command: api.BaseCommand, answer: bytes) -> None:
+        """The answer to the LOOKUP is given when the owner has answered."""
+        request_id = command.lookupTopic.request_id
         self._asked[request_id] = link, T.LOOKUP
-        self._withheld[request_id] = answer
+        self._withheld[request_id] = command, answer
 
     def answered(self, request_id: int) -> None:
         self._asked.pop(request_id, None)
-        if self._withheld and (answer := self._withheld.pop(request_id, None)) is not None:
-            self.write(answer)
+        if self._withheld and (withheld := self._withheld.pop(request_id, None)) is not None:
+            self.write(withheld[1])
 
     def owner_gone(self, link: OwnerLink) -> None:
         """The owner's process ended: what it had is to be made again, and what it was asked gets an answer."""
@@ -519,7 +522,7 @@ class Client(asyncio.BufferedProtocol):
         for request_id in [request_id for request_id, (asked, _) in self._asked.items() if asked is link]:
             _, kind = self._asked.pop(request_id)
             if kind == T.LOOKUP:
-                self.write(self._withheld.pop(request_id))
+                self.resume(self._withheld.pop(request_id)[0])
             elif kind in (T.CLOSE_PRODUCER, T.CLOSE_CONSUMER):
                 self.write(answers.success(request_id))
             elif kind not in (T.PRODUCER, T.SUBSCRIBE):

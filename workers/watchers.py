@@ -177,21 +177,28 @@ class Watchers:
             for namespace in {namespace for namespace, _ in client.discoveries}:
                 link.command(client.number, client.protocol_version, namespace.encode(), envelope.DISCOVERS)
 
-    def looked_up(self, client: "Client", request: api.CommandLookupTopic, answer: bytes) -> bytes:
+    def looked_up(self, client: "Client", command: api.BaseCommand, answer: bytes) -> bytes:
         """The answer to LOOKUP of a client that discovers topics: it is going to subscribe, perhaps on another connection.
 
         Nothing, when the topic is new to it: then the owner is told first, and the client has its answer when the owner knows.
         """
+        request = command.lookupTopic
         try:
             topic = names.parse(request.topic)
         except Refusal:
             return answer
         since = [newest for (namespace, _), (chosen, newest) in client.discoveries.items()
                  if namespace == topic.namespace and (chosen is None or chosen.matches(str(topic)))]
-        link = self._worker.link_of(topic)
-        if not since or not topic.is_persistent or link is None or not self._directory.is_newer(topic, min(since)):
+        if not since or not topic.is_persistent or not self._directory.is_newer(topic, min(since)):
             return answer
-        client.withhold(link, request.request_id, answer)
+        link = self._worker.link_of(topic)
+        if link is None:
+            try:
+                self._worker.wait_for_owner(client, topic, command)
+                return b""
+            except Refusal:
+                return answer
+        client.withhold(link, command, answer)
         link.command(client.number, client.protocol_version, f"{request.request_id} {topic}".encode(), envelope.LOOKED_UP)
         self._worker.schedule_flush()
         return b""
