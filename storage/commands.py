@@ -632,14 +632,17 @@ def acknowledge(owner, by_consumer: dict[int, Acks]) -> None:
             owner.outbox(consumer.worker).reply(consumer.connection, answers.ack_response(consumer.consumer_id, request_id))
     for subscription, acks in of_subscription.items():
         found = subscription.partition
-        acks.up_to = next((position for position in sorted(acks.cumulative, reverse=True) if found.has(position)), NOWHERE)
+        if subscription.is_spread and acks.cumulative:      # as Pulsar has it: nothing happens
+            owner.counters.add("acks_ignored", len(acks.cumulative))
+        else:
+            acks.up_to = next((position for position in sorted(acks.cumulative, reverse=True) if found.has(position)), NOWHERE)
         _move(owner, subscription, acks)
 
 
-def _move(owner, subscription: Subscription, acks: Acks, *, may_skip: bool = False) -> None:
+def _move(owner, subscription: Subscription, acks: Acks) -> None:
     found, cursor = subscription.partition, subscription.cursor
     before = cursor.mark_delete
-    if acks.up_to > before and (may_skip or subscription.kind in (SubType.Exclusive, SubType.Failover)):    # else as Pulsar: nothing
+    if acks.up_to > before:
         _acknowledge_up_to(owner, subscription, acks.up_to)
     for ledger_id, entries in acks.single.items():
         _acknowledge_single(owner, subscription, ledger_id, entries)
@@ -740,7 +743,7 @@ def reset(owner, subscription: Subscription, position: Position) -> None:
 def skip_to(owner, subscription: Subscription, position: Position) -> None:
     """Everything up to position is acknowledged; consumers go on behind it."""
     if position > subscription.cursor.mark_delete:
-        _move(owner, subscription, Acks(up_to=position), may_skip=True)
+        _move(owner, subscription, Acks(up_to=position))
         owner.wake(subscription.partition)
 
 

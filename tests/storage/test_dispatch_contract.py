@@ -254,6 +254,7 @@ def test_many_consumers_have_no_cumulative_acknowledgements(ten, kind):
     answers = rig.run(rig.acks(crowd[0], positions[5], cumulative=True, request_id=3), rig.ack_part(crowd[0], batch, 1, cumulative=True))
     assert [(command.ackResponse.request_id, command.ackResponse.HasField("error")) for command in answers.commands(T.ACK_RESPONSE)] \
         == [(3, False)]
+    assert rig.counters.read()["acks_ignored"] == 2
     for consumer in crowd:
         rig.close_consumer(consumer)
     [consumer] = consumers(rig, kind, 1)

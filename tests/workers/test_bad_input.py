@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from geminga.proto import pulsar_api_pb2 as api
 
-from ..harness import partitioned_topic, unique_topic
+from ..harness import partitioned_topic, request, unique_topic
 from ..proto.client_frames import CONNECT, MESSAGE_SIZE_MAX, PING, T, command, entry_of, frame, message_metadata, send
 from .peer import Bystander, Closed, Peer, error_of
 
@@ -237,3 +237,22 @@ def test_a_connection_that_ended_says_so_to_whoever_goes_on(peer):
     peer.say(frame(b"\x08\x63"))
     with pytest.raises(Closed):
         peer.hear()
+
+
+def test_a_message_that_a_client_could_not_read_is_acknowledged_and_counted(broker, peer):
+    """As the client asks: it has discarded the message, and giving it out again would not help."""
+    def counted():
+        return [line for line in request("GET", f"{broker.http_url}/metrics")[1].splitlines()
+                if line.startswith("geminga_acks_of_damaged") and not line.endswith(" 0.0")]
+
+    topic, before = unique_topic(), counted()
+    peer.open_producer(topic)
+    peer.subscribe(topic)
+    body = entry_of(message_metadata(sequence_id=1), b"x")
+    peer.say(send(body, sequence_id=1) + command(T.FLOW, consumer_id=1, messagePermits=1))
+    message = next(heard for heard in (peer.hear(), peer.hear()) if heard.type == T.MESSAGE).message
+    answer = peer.ask(T.ACK, consumer_id=1, ack_type=api.CommandAck.Individual, message_id=[message.message_id], request_id=9,
+                      validation_error=api.CommandAck.ChecksumMismatch)
+    assert answer.type == T.ACK_RESPONSE
+    assert peer.ask(T.CONSUMER_STATS, consumer_id=1, request_id=10).consumerStatsResponse.msgBacklog == 0
+    assert counted() != before
