@@ -5,6 +5,7 @@ the outbox; none of them leaves before the pass is durable.  A Refusal raised he
 """
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 import numpy as np
 from numpy.typing import NDArray
@@ -528,6 +529,7 @@ def _consumer_stats(owner, session, command: api.BaseCommand) -> None:
             request.request_id, msgRateOut=0.0, msgThroughputOut=0.0, msgRateRedeliver=0.0, consumerName=consumer.name,
             availablePermits=max(0, consumer.permits), unackedMessages=consumer.unacknowledged,
             blockedConsumerOnUnackedMsgs=consumer.is_blocked,
+            connectedSince=datetime.fromtimestamp(consumer.connected_ms / 1000, UTC).isoformat(timespec="milliseconds"),
             type=SubType.Name(subscription.kind), msgRateExpired=0.0, msgBacklog=backlog, messageAckRate=0.0)
     owner.outbox(session.worker).reply(session.connection, data, request_id=request.request_id)
 

@@ -169,3 +169,17 @@ def test_answers_come_to_who_asked(rig):
     answers = rig.run_all({1: [rig.question("terminate", "t")], 2: [rig.question("terminate", "nothing")]})
     assert [next(iter(answer)) for answer in answers.answered] == ["answer", "refused"]
     assert envelope.QUESTIONS != envelope.ANSWERS
+
+
+def test_a_consumer_s_statistics(rig):
+    consumer = rig.consumer("t", subType=SubType.Shared, consumer_name="a")
+    first, *_ = rig.publish(rig.producer("t"), *[b"%d" % n for n in range(5)])
+    rig.run(rig.flow(consumer, 3))
+    rig.run(rig.acks(consumer, first))
+    [answer] = rig.run(rig.command("consumerStats", consumer_id=consumer.object_id, request_id=8)).commands()
+    told = answer.consumerStatsResponse
+    assert (told.request_id, told.consumerName, told.type) == (8, "a", "Shared")
+    assert (told.msgBacklog, told.unackedMessages, told.availablePermits, told.blockedConsumerOnUnackedMsgs) == (4, 2, 0, False)
+    assert told.connectedSince == "2023-11-14T22:13:20.000+00:00"
+    [answer] = rig.run(rig.command("consumerStats", consumer_id=77, request_id=9)).commands()
+    assert answer.consumerStatsResponse.error_code == api.ConsumerNotFound
