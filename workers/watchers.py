@@ -108,13 +108,19 @@ class Watchers:
 
     def close(self, client: "Client", request: api.CommandWatchTopicListClose) -> bytes:
         """The answer to WATCH_TOPIC_LIST_CLOSE: what is not there is as good as closed."""
-        self._watchers.pop((client, request.watcher_id), None)
+        self._drop([(client, request.watcher_id)])
         return answers.success(request.request_id)
 
     def forget(self, client: "Client") -> None:
         """Its connection has ended."""
-        for key in [key for key in self._watchers if key[0] is client]:
-            del self._watchers[key]
+        if self._watchers:
+            self._drop([key for key in self._watchers if key[0] is client])
+
+    def _drop(self, keys: list[tuple["Client", int]]) -> None:
+        for key in keys:
+            self._watchers.pop(key, None)
+        watched = {watcher.namespace for watcher in self._watchers.values()}
+        self._lists = {namespace: topics for namespace, topics in self._lists.items() if namespace in watched}
 
     # -- what happens to topics
 
