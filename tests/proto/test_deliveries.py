@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from geminga.proto import deliveries, sends
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.deliveries import BROKER_INDEX, BROKER_TIMESTAMP, FEW_MAX, RECEIPT_ROW, Delivery
+from geminga.proto.envelope import PICKED
 from geminga.storage.format import INDEX_ROW
 
 from .client_frames import entry_of, message_metadata
@@ -121,6 +122,46 @@ def test_messages_carry_their_ids_and_their_entries_bytes(sizes, consumer, ledge
         assert [said.broker_timestamp for said in added] == rows["broker_time"].tolist()
     if fields & BROKER_INDEX:
         assert [said.index for said in added] == [1_000 + messages * (number + 1) - 1 for number in range(len(entries))]
+
+
+PICK = st.tuples(st.integers(1, 300), st.sampled_from([0, 0, 1, 127, 128, 65_535]), st.lists(NUMBERS, max_size=3), st.integers(0, 200))
+
+
+@settings(deadline=None, derandomize=True, max_examples=150)
+@given(picks=st.lists(PICK, min_size=1, max_size=2 * FEW_MAX), consumer=IDS, ledger_id=IDS, first=st.sampled_from([0, 126, 16_380, 2**40]),
+       partition=st.sampled_from([-1, 0, 127, 999_999_999]), epoch=st.sampled_from([-1, 0, 1, 128, 2**63 - 1]), fields=st.integers(0, 3),
+       more=st.integers(0, 2))
+def test_picked_messages_say_how_often_they_came_back_and_what_is_left(picks, consumer, ledger_id, first, partition, epoch, fields, more):
+    """Of entries that lie apart: ids, counts, sets and the epoch as asked, and nothing of what is none."""
+    gaps, counts, words, sizes = zip(*picks, strict=True)
+    entries = entries_of(sizes)
+    rows, ledger = stored(entries, gap=7)
+    picked = np.zeros(len(picks), PICKED)
+    picked["entry_id"], picked["redeliveries"], picked["words"] = first + np.cumsum(gaps), counts, [len(found) for found in words]
+    said = np.array([*sum(words, []), *[77] * more], np.uint64)      # those of entries that are to come stand behind
+    pieces = Delivery(consumer, ledger_id, partition, fields, epoch).picked(picked, said, rows, ledger)
+    found = frames_of(b"".join(map(bytes, pieces)))
+    assert [unwrapped(rest)[1] for _, rest in found] == entries
+    messages = [command.message for command, _ in found]
+    assert {message.consumer_id for message in messages} == {consumer}
+    assert [(message.message_id.ledgerId, message.message_id.entryId) for message in messages] == [
+        (ledger_id, entry_id) for entry_id in picked["entry_id"].tolist()]
+    assert {message.message_id.partition for message in messages} == {partition}
+    assert [message.redelivery_count for message in messages] == list(counts)
+    assert [[word & (1 << 64) - 1 for word in message.ack_set] for message in messages] == [list(found) for found in words]
+    assert {(message.HasField("consumer_epoch"), message.consumer_epoch) for message in messages} == {
+        (epoch >= 0, epoch if epoch >= 0 else api.CommandMessage().consumer_epoch)}
+    assert all((unwrapped(rest)[0] is None) == (not fields) for _, rest in found)
+
+
+@pytest.mark.parametrize("sizes", [[10], [10] * 5, [10] * 3 * FEW_MAX, [10, 20] * FEW_MAX])
+@pytest.mark.parametrize("epoch", [0, 5, 300])
+def test_messages_in_a_row_carry_the_epoch(sizes, epoch):
+    """However they are put together."""
+    rows, ledger = stored(entries_of(sizes))
+    found = frames_of(written(Delivery(1, 1, 3, epoch=epoch), 0, rows, ledger))
+    assert [(command.message.consumer_epoch, command.message.message_id.partition) for command, _ in found] == [(epoch, 3)] * len(sizes)
+    assert [rest for _, rest in found] == entries_of(sizes)
 
 
 @pytest.mark.parametrize("messages, expected", [(1, 1_000), (100, 1_099)])

@@ -78,6 +78,37 @@ def test_much_is_read_in_parts(tmp_path):
     assert counts[0] == 1
 
 
+def picked(ledgers: Ledgers, entries: list[int], ledger_id: int = LEDGER) -> list[bytes]:
+    rows, data = ledgers.pick(PARTITION, ledger_id, np.array(entries, np.uint64))
+    return [bytes(data[row["offset"]:row["offset"] + row["size"]]) for row in rows]
+
+
+def test_entries_that_lie_apart_are_read_as_they_stand(tmp_path):
+    """And a ledger that has grown past what was mapped is mapped again for them."""
+    ledgers, entries = Ledgers(tmp_path), store(tmp_path, [10, 0, 300, 5, 7])
+    assert picked(ledgers, [0, 2, 4]) == [entries[0], entries[2], entries[4]]
+    assert picked(ledgers, [3]) == entries[3:4]
+    grown = store(tmp_path, [10, 0, 300, 5, 7, 8, 9])
+    assert picked(ledgers, [1, 6]) == [grown[1], grown[6]]
+    with pytest.raises(LedgerGone):
+        ledgers.pick(PARTITION, 99, np.array([0], np.uint64))
+
+
+def test_many_that_lie_apart_are_read_in_parts(tmp_path):
+    """What lies between them does not count; an entry larger than is read at a time comes alone."""
+    many, half = 2 * (egress.ENTRIES_MAX + 10), egress.BYTES_MAX // 2
+    store(tmp_path, [1] * many)
+    assert len(picked(Ledgers(tmp_path), list(range(0, many, 2)))) == egress.ENTRIES_MAX
+    store(tmp_path, [half, half, half, egress.BYTES_MAX + 1, half, 1, half, 1], ledger_id=8)
+    ledgers, left, counts = Ledgers(tmp_path), [0, 2, 3, 5, 6, 7], []
+    while left:
+        found = picked(ledgers, left, ledger_id=8)
+        assert len(found) == 1 or sum(map(len, found)) <= egress.BYTES_MAX
+        counts.append(len(found))
+        left = left[len(found):]
+    assert counts in ([2, 1, 3], [1, 1, 1, 3])
+
+
 def test_a_ledger_that_was_deleted_is_gone(tmp_path):
     """Before it was ever mapped, and after its owner said so; until then what is mapped can be read."""
     with pytest.raises(LedgerGone):

@@ -1,0 +1,195 @@
+"""Batches of which some messages are acknowledged: what is left of them, and that it is kept."""
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from geminga.storage import format, parts
+from geminga.storage.errors import CorruptFile
+from geminga.storage.journal import Journal
+from geminga.storage.subscription import SubType
+
+from .disk import Disk
+from .files import cut, flip
+from .rig import Rig
+
+MANY = 1_000
+ALL_64 = (1 << 64) - 1
+
+
+@pytest.fixture(params=[SubType.Exclusive, SubType.Shared, SubType.Failover, SubType.Key_Shared], ids=SubType.Name)
+def kind(request):
+    return request.param
+
+
+def publish(rig, *sizes):
+    """A batch of each size; returns the positions."""
+    producer = rig.producer("a")
+    return rig.run(rig.sends(*[(producer, b"x", {"batch": size}) for size in sizes])).positions
+
+
+def left(rig, kind=SubType.Exclusive):
+    """What a new consumer gets: {position: bits of the messages that are not acknowledged, or 0 for all}."""
+    consumer = rig.consumer("a", subType=kind)
+    answers = rig.run(rig.flow(consumer, MANY))
+    rig.close_consumer(consumer)
+    return {position: sum(word << 64 * number for number, word in enumerate(words)) for position, _, words in rig.given(answers, consumer)}
+
+
+# -- what is left -----------------------------------------------------------------------------------------------------------------
+
+def test_what_is_acknowledged_in_any_set_is_acknowledged(rig, kind):
+    """Whoever says so, in one pass or several, and however often."""
+    positions, consumer = publish(rig, 5, 5, 5), rig.consumer("a", subType=kind)
+    rig.run(rig.ack_part(consumer, positions[0], 0b11100), rig.ack_part(consumer, positions[0], 0b11011))
+    rig.run(rig.ack_part(consumer, positions[0], 0b11100), rig.ack_part(consumer, positions[2], 0b01111))
+    rig.close_consumer(consumer)
+    assert left(rig, kind) == {positions[0]: 0b11000, positions[1]: 0, positions[2]: 0b01111}
+
+
+def test_a_batch_of_which_nothing_is_left_is_acknowledged(rig, kind):
+    """By sets that do it together, by one that says nothing is left, or when all of it is acknowledged at once."""
+    positions, consumer = publish(rig, 3, 3, 3, 3), rig.consumer("a", subType=kind)
+    rig.run(*[rig.ack_part(consumer, position, 0b110) for position in positions])
+    rig.run(rig.ack_part(consumer, positions[0], 0b001), rig.ack_part(consumer, positions[1], 0), rig.acks(consumer, positions[2]))
+    cursor = rig.partition("a").subscriptions["sub", True].cursor
+    assert cursor.mark_delete == positions[2]
+    assert cursor.parts == {positions[3][0]: {positions[3][1]: 0b110}}
+    rig.run(rig.ack_part(consumer, positions[0], 0b111))       # late, and too late to take anything back
+    rig.close_consumer(consumer)
+    assert left(rig, kind) == {positions[3]: 0b110}
+
+
+@pytest.mark.parametrize("size, words, expected", [
+    (3, [ALL_64], 0), (3, [0b1000], None), (3, [0b101, 7, 7], 0b101), (65, [ALL_64], ALL_64), (65, [0, ALL_64], 1 << 64),
+    (130, [0, 0, 0b11], 0b11 << 128), (130, [1], 1), (64, [1 << 63], 1 << 63)])
+def test_a_set_may_be_longer_or_shorter_than_its_batch(rigs, size, words, expected):
+    """Bits beyond the batch mean nothing; messages beyond the set are acknowledged."""
+    rig = rigs()
+    positions, consumer = publish(rig, size), rig.consumer("a")
+    rig.run(rig.ack_part(consumer, positions[0], *words))
+    rig.close_consumer(consumer)
+    found = {} if expected is None else {positions[0]: expected}
+    assert left(rig) == left(rigs.crash(rig)) == found
+
+
+@pytest.mark.parametrize("kind", [SubType.Exclusive, SubType.Failover], ids=SubType.Name)
+def test_a_cumulative_set_is_about_its_batch_and_all_before(rig, kind):
+    """What is acknowledged in part before it is acknowledged; what lies behind it stays as it was."""
+    positions, consumer = publish(rig, 3, 3, 3, 3), rig.consumer("a", subType=kind)
+    rig.run(*[rig.ack_part(consumer, positions[n], 0b011) for n in (0, 2, 3)])
+    rig.run(rig.ack_part(consumer, positions[2], 0b110, cumulative=True))
+    rig.close_consumer(consumer)
+    assert left(rig, kind) == {positions[2]: 0b010, positions[3]: 0b011}
+
+
+def test_what_is_left_comes_back_as_a_set(rig, kind):
+    """With its entry; among others of which all is left, and of batches of any size."""
+    positions, consumer = publish(rig, 1, 70, 5, 1), rig.consumer("a", subType=kind)
+    rig.run(rig.flow(consumer, MANY), rig.ack_part(consumer, positions[1], 5, 0b100001))
+    again = rig.given(rig.run(rig.redeliver(consumer)), consumer)
+    assert [(position, words) for position, _, words in again] == [
+        (positions[0], []), (positions[1], [5, 0b100001]), (positions[2], []), (positions[3], [])]
+
+
+def test_a_seek_forgets_parts(rig):
+    positions, consumer = publish(rig, 3), rig.consumer("a")
+    rig.run(rig.ack_part(consumer, positions[0], 0b110))
+    rig.run(rig.command("seek", consumer_id=consumer.object_id, request_id=1, message_publish_time=0))
+    assert left(rig) == {positions[0]: 0}
+
+
+def test_where_it_is_switched_off_parts_count_for_nothing(rigs, kind):
+    """Cumulatively, all before that batch is acknowledged."""
+    rig = rigs(batch_index_acknowledgement=False)
+    positions, consumer = publish(rig, 3, 3, 3), rig.consumer("a", subType=kind)
+    rig.run(rig.ack_part(consumer, positions[0], 0b110), rig.ack_part(consumer, positions[0], 0))
+    rig.run(rig.ack_part(consumer, positions[1], 0b110, cumulative=True))
+    rig.close_consumer(consumer)
+    expected = positions if kind in (SubType.Shared, SubType.Key_Shared) else positions[1:]
+    assert left(rig, kind) == dict.fromkeys(expected, 0)
+
+
+# -- what is kept -----------------------------------------------------------------------------------------------------------------
+
+def test_parts_outlive_the_process(rigs, kind):
+    """A kill, a stop, and both again, with more acknowledged in between."""
+    rig = rigs(roll_over_entries=2)
+    rig.close_consumer(rig.consumer("a"))
+    positions = sum((publish(rig, 100) for _ in range(4)), [])
+    expected = dict.fromkeys(positions, 0)
+    for number, end in enumerate((rigs.crash, rigs.restart, rigs.crash, rigs.crash, rigs.restart)):
+        consumer = rig.consumer("a", subType=kind)
+        for position in positions[1:]:
+            rig.run(rig.ack_part(consumer, position, (1 << 64) - 1 - (1 << number), ALL_64))
+            expected[position] = (expected[position] or (1 << 100) - 1) & ~(1 << number)
+        rig = end(rig)
+        assert left(rig, kind) == expected
+
+
+def test_a_power_cut_takes_back_no_part_that_was_answered(tmp_path, monkeypatch):
+    """Right behind a checkpoint too, which has written the file of parts anew, while the journal has not said yet what it is without."""
+    disk = Disk(tmp_path / "data", monkeypatch)
+    rig = Rig(tmp_path / "data", journal_segment_bytes=64 << 10, journal_segments_max=3, roll_over_entries=16)
+    producer, consumer = rig.producer("a"), rig.consumer("a", subType=SubType.Shared)
+    path, answered, cuts, sync = format.parts_path(rig.partition("a").folder), {}, {}, Journal.sync
+
+    def look(journal):
+        """Cut the power instead of syncing, on a copy, and see what is left there."""
+        if journal is rig.journal and path.exists() and (written := path.stat().st_mtime_ns) not in cuts:
+            cuts[written] = tmp_path / f"cut-{len(cuts)}"
+            disk.after_power_cut(cuts[written], with_sizes=True)
+            found = Rig(cuts[written], **rig.settings)
+            for position, bits in left(found).items():
+                assert not (bits or 0b111) & answered.get(position, 0), position
+            found.close()
+        sync(journal)
+
+    monkeypatch.setattr(Journal, "sync", look)
+    for number in range(30):
+        sends = rig.sends(*[(producer, b"x" * 6_000, {"batch": 3})] * (2 + number % 3))
+        old = [position for position, bits in answered.items() if bits == 0b001][:-40]
+        answers = rig.run(sends, *[rig.ack_part(consumer, position, 0b001, request_id=1) for position in old])
+        answered.update(dict.fromkeys(old, 0b111))
+        rig.run(*[rig.ack_part(consumer, position, 0b110, request_id=2) for position in answers.positions])
+        answered.update(dict.fromkeys(answers.positions, 0b001))
+    rig.close()
+    assert len(cuts) >= 5
+    assert 0b111 in answered.values()
+
+
+BITS = st.one_of(st.integers(1, 7), st.integers(1, (1 << 200) - 1), st.sampled_from([1 << 63, 1 << 64, ALL_64, (1 << 128) - 1]))
+ENTRIES = st.dictionaries(st.integers(0, 2**40), BITS, min_size=1, max_size=4)
+PARTS = st.dictionaries(st.integers(0, 2**63 - 1), ENTRIES, min_size=1, max_size=3)
+
+
+@settings(deadline=None, derandomize=True, max_examples=40)
+@given(found=st.dictionaries(st.integers(1, 2**32 - 1), PARTS, max_size=3))
+def test_the_file_says_what_was_written(tmp_path_factory, found):
+    folder = tmp_path_factory.mktemp("parts")
+    parts.write(folder, found)
+    assert parts.read(folder) == found
+    parts.write(folder, {})
+    assert parts.read(folder) == {}
+
+
+def test_no_file_is_made_for_nothing(tmp_path):
+    parts.write(tmp_path, {1: {}})
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("damage", [lambda path: flip(path, 0), lambda path: flip(path, path.stat().st_size - 1),
+                                    lambda path: cut(path, path.stat().st_size - 8), lambda path: cut(path, 10)])
+def test_a_damaged_file_is_found_out(tmp_path, damage):
+    parts.write(tmp_path, {1: {2: {3: 4}}})
+    [path] = tmp_path.iterdir()
+    damage(path)
+    with pytest.raises(CorruptFile, match=path.name):
+        parts.read(tmp_path)
+
+
+def test_words_are_64_bits_the_lowest_first():
+    assert parts.words(0b11000, 5) == [24]
+    assert parts.words(1 << 64 | 3, 65) == [3, 1]
+    assert parts.words(3, 130) == [3, 0, 0]
+    assert np.array(parts.words(ALL_64, 64), np.uint64).tobytes() == b"\xff" * 8
