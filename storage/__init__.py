@@ -17,6 +17,8 @@
     discovery.py    who finds topics as they come, and misses nothing of them
     partition.py    one partition: append, subscriptions, trimming
     commands.py     what a client's command does to a partition
+    acknowledgements.py   what acknowledgements do to cursors
+    queries.py      what administration asks of an owner
     outbox.py       answers of a pass, by worker
     append.py       where the entries of a pass go
     owner.py        a pass: receive, decide, sync, answer

@@ -4,11 +4,9 @@ Each takes (owner, session, command), changes the owner's tables, notes what the
 the outbox; none of them leaves before the pass is durable.  A Refusal raised here becomes the command's error answer.
 """
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 import numpy as np
-from numpy.typing import NDArray
 
 from geminga.proto import commands as answers
 from geminga.proto import envelope, names
@@ -17,13 +15,11 @@ from geminga.proto.connection import object_asked
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
 from geminga.storage import format, partition
-from geminga.storage.cursor import NOWHERE, Position
+from geminga.storage.cursor import Position
 from geminga.storage.dispatch import DISPATCHERS, ranges
 from geminga.storage.dispatch.base import Obstacle, busy
-from geminga.storage.ledger import Ledger
 from geminga.storage.live import LiveTopic
 from geminga.storage.partition import Partition, op
-from geminga.storage.parts import words
 from geminga.storage.producers import Producer
 from geminga.storage.subscription import Consumer, Subscription, SubType
 
@@ -33,8 +29,6 @@ _RESERVED_NAMES = ("", "pulsar.dedup")
 _NAME_MAX = 4_096                         # characters of a producer's or subscription's name; arbitrary, and more than anybody uses
 QUARANTINE = "geminga.quarantine.deaths"  # property of a subscription: an entry is parked when so many consumers died over it
 _DEATHS_MAX = 10_000
-_CAUSES_MAX = 100                         # parked entries told of at a time
-_FEW_ROWS = 64                            # acknowledgements of a pass that are cheaper one by one than as arrays
 
 
 def carry_out(owner, session, command: api.BaseCommand, *, probed: bool = False) -> None:
@@ -136,7 +130,7 @@ def _find_or_create(owner, name: TopicName, *, may_create: bool = True) -> Parti
     return found
 
 
-def _forget_if_idle(owner, found: Partition | LiveTopic) -> None:
+def forget_if_idle(owner, found: Partition | LiveTopic) -> None:
     """A topic that keeps nothing is only there as long as somebody uses it."""
     if not found.is_persistent and found.is_idle and owner.live.pop(found.name, None) is not None and found.name.partition < 0:
         owner.catalogue.delete_topic(found.name)
@@ -176,7 +170,7 @@ def _producer(owner, session, command: api.BaseCommand, *, probed: bool = False)
         _check_name(initial)
         _create_subscription(owner, found, initial, found.before(partition.EARLIEST))
     for outcast in found.producers.admit(producer):
-        _expel_producer(owner, outcast)
+        expel_producer(owner, outcast)
     session.producers[producer.producer_id] = producer
     owner.producers[producer.handle] = producer
     if not found.is_persistent:
@@ -211,10 +205,10 @@ def _remove_producer(owner, producer: Producer) -> None:
     successor = producer.partition.producers.leave(producer)
     if successor is not None:
         _producer_ready(owner, successor, successor.request_id)
-    _forget_if_idle(owner, producer.partition)
+    forget_if_idle(owner, producer.partition)
 
 
-def _expel_producer(owner, producer: Producer) -> None:
+def expel_producer(owner, producer: Producer) -> None:
     """Another has taken its place; its client may come back and be told what holds."""
     session = owner.sessions.get((producer.worker, producer.connection))
     if session is not None:
@@ -353,11 +347,11 @@ def _new_subscription(owner, found: Partition, request: api.CommandSubscribe) ->
 def _create_subscription(owner, found: Partition, name: str, position: Position) -> Subscription:
     subscription_id = owner.catalogue.create_subscription(found.partition_id, name)
     subscription = found.add_subscription(name, subscription_id, position, is_durable=True)
-    _reset(owner, subscription, position)
+    reset(owner, subscription, position)
     return subscription
 
 
-def _reset(owner, subscription: Subscription, position: Position) -> None:
+def reset(owner, subscription: Subscription, position: Position) -> None:
     """The cursor starts anew behind position.  Its bitmaps are removed: told to the journal first, as a kill may come in between."""
     found, cursor = subscription.partition, subscription.cursor
     if subscription.is_durable:
@@ -400,10 +394,10 @@ def _remove_consumer(owner, consumer: Consumer) -> None:
         if not subscription.is_durable:
             subscription.partition.remove_subscription(subscription)
     owner.wake(subscription.partition)
-    _forget_if_idle(owner, subscription.partition)
+    forget_if_idle(owner, subscription.partition)
 
 
-def _expel_consumers(owner, subscription: Subscription) -> None:
+def expel_consumers(owner, subscription: Subscription) -> None:
     """They are to subscribe again: what they were given no longer counts."""
     for consumer in list(subscription.consumers):
         session = owner.sessions.get((consumer.worker, consumer.connection))
@@ -440,7 +434,7 @@ def _unsubscribe(owner, session, command: api.BaseCommand) -> None:
         raise Refusal(api.MetadataError, "Subscription has other consumers")
     del session.consumers[request.consumer_id]
     _remove_consumer(owner, consumer)
-    _expel_consumers(owner, subscription)
+    expel_consumers(owner, subscription)
     if subscription.is_durable:
         owner.catalogue.delete_subscription(subscription.cursor.subscription_id)
         owner.note(found, op(format.SUBSCRIPTION_DELETED, found.partition_id, subscription_id=subscription.cursor.subscription_id))
@@ -500,8 +494,8 @@ def _seek(owner, session, command: api.BaseCommand) -> None:
         position = found.before_time(min(request.message_publish_time, (1 << 63) - 1))
     else:
         raise Refusal(api.MetadataError, "SEEK names neither a message id nor a time")
-    _expel_consumers(owner, subscription)
-    _reset(owner, subscription, position)
+    expel_consumers(owner, subscription)
+    reset(owner, subscription, position)
     _success(owner, session, request.request_id)
 
 
@@ -532,254 +526,6 @@ def _consumer_stats(owner, session, command: api.BaseCommand) -> None:
             connectedSince=datetime.fromtimestamp(consumer.connected_ms / 1000, UTC).isoformat(timespec="milliseconds"),
             type=SubType.Name(subscription.kind), msgRateExpired=0.0, msgBacklog=backlog, messageAckRate=0.0)
     owner.outbox(session.worker).reply(session.connection, data, request_id=request.request_id)
-
-
-# -- acknowledgements
-
-@dataclass(slots=True)
-class Acks:
-    """What some ACK_ROWs of one consumer say.  Part of a batch counts for nothing before all of it is acknowledged."""
-
-    cumulative: list[Position] = field(default_factory=list)
-    up_to: Position = NOWHERE                                                # the highest of those that exists
-    single: dict[int, list[int] | NDArray] = field(default_factory=dict)     # ledger id -> entry ids
-    requests: list[int] = field(default_factory=list)                        # to be answered
-
-    def add(self, other: "Acks") -> None:
-        """What both say, to a subscription that they have in common."""
-        self.cumulative += other.cumulative
-        for ledger_id, entries in other.single.items():
-            mine = self.single.get(ledger_id)
-            if mine is None:
-                self.single[ledger_id] = entries
-            elif isinstance(mine, list) and isinstance(entries, list):
-                mine += entries
-            else:
-                self.single[ledger_id] = np.concatenate((np.asarray(mine, np.uint64), np.asarray(entries, np.uint64)))
-
-
-def acks_by_consumer(rows: NDArray) -> dict[int, Acks]:
-    """ACK_ROW rows (n,) by consumer; a few rows of many consumers cost least one by one."""
-    if len(rows) > _FEW_ROWS:
-        consumers = rows["consumer"]
-        distinct = np.unique(consumers).tolist()
-        if len(distinct) * _FEW_ROWS <= len(rows):
-            return {consumer: _summarise(rows[consumers == consumer] if len(distinct) > 1 else rows) for consumer in distinct}
-    found: dict[int, Acks] = {}
-    for consumer, ledger_id, entry_id, request_id, flags, _ in rows.tolist():
-        acks = found.get(consumer)
-        if acks is None:
-            acks = found[consumer] = Acks()
-        if flags & envelope.CUMULATIVE:
-            acks.cumulative.append((ledger_id, entry_id - 1 if flags & envelope.PARTIAL else entry_id))
-        elif not flags & (envelope.PARTIAL | envelope.NOTHING):
-            acks.single.setdefault(ledger_id, []).append(entry_id)
-        if flags & envelope.WANTS_RESPONSE:
-            acks.requests.append(request_id)
-    return found
-
-
-def _summarise(rows: NDArray) -> Acks:
-    """The same for many rows of one consumer."""
-    flags = rows["flags"]
-    acks = Acks(requests=rows["request_id"][(flags & envelope.WANTS_RESPONSE) != 0].tolist())
-    last = rows[(flags & envelope.CUMULATIVE) != 0]
-    acks.cumulative = list(zip(last["ledger_id"].tolist(), (last["entry_id"].astype(np.int64)
-                                                            - ((last["flags"] & envelope.PARTIAL) != 0)).tolist(), strict=True))
-    single = rows[(flags & (envelope.CUMULATIVE | envelope.PARTIAL | envelope.NOTHING)) == 0]
-    for ledger_id in np.unique(single["ledger_id"]).tolist():
-        acks.single[ledger_id] = single["entry_id"][single["ledger_id"] == ledger_id]
-    return acks
-
-
-def acknowledge_part(owner, consumer: Consumer, position: Position, left: int) -> None:
-    """Of a batch only the messages with a bit in `left` are not acknowledged."""
-    subscription = consumer.subscription
-    found, cursor = subscription.partition, subscription.cursor
-    ledger_id, entry_id = position
-    ledger = found.find(ledger_id)
-    if ledger is None or not found.is_persistent or not 0 <= entry_id < ledger.entries or cursor.is_acknowledged(ledger_id, entry_id):
-        return
-    messages = int(ledger.messages[entry_id])
-    before = cursor.parts.get(ledger_id, {}).get(entry_id, (1 << messages) - 1)
-    remains = cursor.acknowledge_part(ledger, entry_id, messages, left)
-    if not remains:
-        return _move(owner, subscription, Acks(single={ledger_id: [entry_id]}))
-    if remains == before:
-        return
-    subscription.dispatcher.part_acknowledged(ledger, entry_id, before.bit_count() - remains.bit_count())
-    if subscription.is_durable:
-        found.parts_unwritten = True
-        for number, word in enumerate(words(remains, messages)):
-            owner.note(found, op(format.PART_ACKNOWLEDGED | number << format.KIND_WORD, found.partition_id,
-                                 subscription_id=cursor.subscription_id, ledger_id=ledger_id, entry_id=entry_id,
-                                 value=word - (1 << 64) if word >> 63 else word))
-
-
-def acknowledge(owner, by_consumer: dict[int, Acks]) -> None:
-    """Move cursors.  Ids that never existed, or are acknowledged already, change nothing.
-
-    by_consumer: by handle.  What consumers of one subscription say is dealt with together.
-    """
-    of_subscription: dict[Subscription, Acks] = {}
-    for handle, acks in by_consumer.items():
-        if (consumer := owner.consumers.get(handle)) is None:
-            continue
-        if consumer.subscription.partition.is_persistent:
-            before = of_subscription.setdefault(consumer.subscription, acks)
-            if before is not acks:
-                before.add(acks)
-        for request_id in acks.requests:
-            owner.answer_needs_sync()
-            owner.outbox(consumer.worker).reply(consumer.connection, answers.ack_response(consumer.consumer_id, request_id))
-    for subscription, acks in of_subscription.items():
-        found = subscription.partition
-        if subscription.is_spread and acks.cumulative:      # as Pulsar has it: nothing happens
-            owner.counters.add("acks_ignored", len(acks.cumulative))
-        else:
-            acks.up_to = next((position for position in sorted(acks.cumulative, reverse=True) if found.has(position)), NOWHERE)
-        _move(owner, subscription, acks)
-
-
-def _move(owner, subscription: Subscription, acks: Acks) -> None:
-    found, cursor = subscription.partition, subscription.cursor
-    before = cursor.mark_delete
-    if acks.up_to > before:
-        _acknowledge_up_to(owner, subscription, acks.up_to)
-    for ledger_id, entries in acks.single.items():
-        _acknowledge_single(owner, subscription, ledger_id, entries)
-    if cursor.bitmaps or cursor.mark_delete[0] != found.open_ledger.ledger_id:
-        cursor.advance(found.ledgers_from(cursor.mark_delete[0]))
-    if cursor.mark_delete != before:
-        subscription.read = max(subscription.read, (cursor.mark_delete[0], cursor.mark_delete[1] + 1))
-        if subscription.is_durable:
-            subscription.unwritten = True
-            owner.note(found, op(format.MARK_DELETE, found.partition_id, subscription_id=cursor.subscription_id,
-                                 ledger_id=cursor.mark_delete[0], entry_id=cursor.mark_delete[1]))
-            if len(found.ledgers) > 1:
-                owner.wake_trimming(found)
-    if found.is_terminated or (subscription.dispatcher is not None and subscription.dispatcher.is_woken_by_acknowledgements):
-        owner.wake(found)
-
-
-def _acknowledge_up_to(owner, subscription: Subscription, position: Position) -> None:
-    if subscription.partition.has(position):
-        cursor = subscription.cursor
-        for passed in [ledger_id for ledger_id in cursor.bitmaps if ledger_id < position[0]]:
-            cursor.forget(passed)
-        cursor.mark_delete = position
-        if subscription.dispatcher is not None:
-            subscription.dispatcher.acknowledged_up_to(position)
-        if cursor.parts:
-            owner.once_recorded.append((subscription, None, ()))
-
-
-def _acknowledge_single(owner, subscription: Subscription, ledger_id: int, entries: list[int] | NDArray) -> None:
-    found, cursor = subscription.partition, subscription.cursor
-    ledger = found.find(ledger_id)
-    if ledger is None:
-        return
-    if cursor.mark_delete[0] != ledger_id:
-        cursor.advance(found.ledgers_from(cursor.mark_delete[0]))      # perhaps to where this ledger begins
-    known = _existing(ledger, entries)
-    if cursor.acknowledge_in_order(ledger, known):
-        return _acknowledged(owner, subscription, ledger, known)
-    fresh = cursor.acknowledge(ledger, np.asarray(known, np.int64))
-    _acknowledged(owner, subscription, ledger, fresh)
-    if subscription.is_durable and len(fresh):
-        ops = np.zeros(len(fresh), format.OP_ROW)
-        ops["kind"], ops["partition_id"], ops["ledger_id"] = format.ACKNOWLEDGED, found.partition_id, ledger_id
-        ops["subscription_id"], ops["entry_id"] = cursor.subscription_id, fresh
-        owner.note_many(found, ops)
-
-
-def _acknowledged(owner, subscription: Subscription, ledger: Ledger, entries: list[int] | NDArray[np.int64]) -> None:
-    """These were not acknowledged before."""
-    if len(entries):
-        subscription.dispatcher.acknowledged(ledger, entries)
-        if subscription.cursor.parts:
-            owner.once_recorded.append((subscription, ledger.ledger_id, entries))
-
-
-def _existing(ledger: Ledger, entries: list[int] | NDArray[np.uint64]) -> list[int] | NDArray[np.int64]:
-    """Those that the ledger has, sorted, each once."""
-    if isinstance(entries, list):
-        return sorted({entry_id for entry_id in entries if entry_id < ledger.entries})
-    return np.unique(entries[entries < ledger.entries]).astype(np.int64)
-
-
-# -- what administration has done
-
-def terminate(owner, found: Partition) -> None:
-    """Nothing is published any more: producers are told to go, and who comes back is refused."""
-    if not found.is_terminated:
-        owner.catalogue.terminate(found.partition_id)
-        found.is_terminated = True
-        owner.answer_needs_sync()
-    for producer in found.producers.expel_all():
-        _expel_producer(owner, producer)
-    owner.wake(found)
-
-
-def unload(owner, found: Partition | LiveTopic) -> None:
-    """Everybody is told to look the topic up again, and what is in memory of it is given up."""
-    for producer in found.producers.expel_all():
-        _expel_producer(owner, producer)
-    for subscription in list(found.subscriptions.values()):
-        _expel_consumers(owner, subscription)
-        if not subscription.is_durable:
-            found.remove_subscription(subscription)
-    if found.is_persistent:
-        owner.release(found)
-    else:
-        _forget_if_idle(owner, found)
-
-
-def reset(owner, subscription: Subscription, position: Position) -> None:
-    """The subscription starts anew behind position; its consumers are told to subscribe again."""
-    _expel_consumers(owner, subscription)
-    _reset(owner, subscription, position)
-    owner.answer_needs_sync()
-
-
-def skip_to(owner, subscription: Subscription, position: Position) -> None:
-    """Everything up to position is acknowledged; consumers go on behind it."""
-    if position > subscription.cursor.mark_delete:
-        _move(owner, subscription, Acks(up_to=position))
-        owner.wake(subscription.partition)
-
-
-def behind(subscription: Subscription, entries: int) -> Position:
-    """The position of the entry that comes so many unacknowledged ones on, or of the last there is."""
-    found, cursor = subscription.partition, subscription.cursor
-    for ledger in found.ledgers_from(cursor.mark_delete[0]):
-        for first, end in cursor.unacknowledged(ledger, 0, ledger.entries):
-            if entries <= end - first:
-                return ledger.ledger_id, first + entries - 1
-            entries -= end - first
-    return found.last_confirmed
-
-
-def causes(subscription: Subscription) -> list[dict]:
-    """What keeps consumers from getting more: {"cause": ..., and who and what is part of it}."""
-    found = subscription.partition
-    if found.is_persistent and not subscription.cursor.backlog(found.ledgers):
-        return [{"cause": "end of topic" if found.is_terminated else "no backlog"}]
-    found = [{"cause": "parked", "message": "{}:{}".format(*position), "deaths": subscription.deaths_max}
-             for position in subscription.all_parked()[:_CAUSES_MAX]]
-    if subscription.dispatcher is None:
-        return [*found, {"cause": "no consumer"}]
-    return found + subscription.dispatcher.causes()
-
-
-def release(owner, subscription: Subscription) -> int:
-    """What was parked is given out again; returns how many entries that are."""
-    parked = subscription.all_parked()
-    subscription.deaths.clear()
-    if parked and subscription.dispatcher is not None:
-        subscription.dispatcher.released(parked)
-        owner.wake(subscription.partition)
-    return len(parked)
 
 
 _COMMANDS: dict[int, Callable] = {

@@ -23,7 +23,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.deliveries import RECEIPT_ROW
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
-from geminga.storage import append, commands, format, queries
+from geminga.storage import acknowledgements, append, commands, format, queries
 from geminga.storage.catalogue import Catalogue
 from geminga.storage.counters import Counters
 from geminga.storage.discovery import Discovery
@@ -336,7 +336,7 @@ class Owner:
 
     def _acknowledge(self) -> None:
         rows, self._acks = self._acks[0] if len(self._acks) == 1 else np.concatenate(self._acks), []
-        commands.acknowledge(self, commands.acks_by_consumer(rows))
+        acknowledgements.acknowledge(self, acknowledgements.acks_by_consumer(rows))
 
     def _acknowledge_parts(self) -> None:
         found, self._parts = self._parts, []
@@ -348,7 +348,7 @@ class Owner:
                 at += count
                 consumer = self.consumers.get(int(row["consumer"]))
                 if consumer is not None and not (int(row["flags"]) & envelope.CUMULATIVE and consumer.subscription.is_spread):
-                    commands.acknowledge_part(self, consumer, (int(row["ledger_id"]), int(row["entry_id"])), left)
+                    acknowledgements.acknowledge_part(self, consumer, (int(row["ledger_id"]), int(row["entry_id"])), left)
 
     def _dispatch(self, partition: Partition) -> None:
         partition.now_ms = self.now_ms

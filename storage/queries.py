@@ -9,11 +9,15 @@ from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
-from geminga.storage import commands
+from geminga.storage import acknowledgements, commands
+from geminga.storage.acknowledgements import Acks
+from geminga.storage.cursor import Position
 from geminga.storage.errors import CorruptFile, StorageFull
 from geminga.storage.live import LiveTopic
 from geminga.storage.partition import Partition
 from geminga.storage.subscription import Subscription
+
+_CAUSES_MAX = 100      # parked entries told of at a time
 
 
 def answer(owner, question: bytes) -> bytes:
@@ -49,40 +53,75 @@ def _subscription(found: Partition | LiveTopic, name: str) -> Subscription:
 
 
 def _terminate(owner, topic: TopicName, arguments: dict) -> dict:
-    """Nothing is published any more; the last message's id."""
+    """Nothing is published any more: producers are told to go, and who comes back is refused.  The last message's id."""
     found = _stored(owner, topic)
-    commands.terminate(owner, found)
+    if not found.is_terminated:
+        owner.catalogue.terminate(found.partition_id)
+        found.is_terminated = True
+        owner.answer_needs_sync()
+    for producer in found.producers.expel_all():
+        commands.expel_producer(owner, producer)
+    owner.wake(found)
     ledger_id, entry_id = found.last_confirmed
     return {"ledgerId": ledger_id, "entryId": entry_id, "partitionIndex": topic.partition}
 
 
 def _unload(owner, topic: TopicName, arguments: dict) -> None:
-    """Whoever uses the topic looks it up again; it is opened anew from disk."""
-    commands.unload(owner, _found(owner, topic))
+    """Everybody is told to look the topic up again, and what is in memory of it is given up; it is opened anew from disk."""
+    found = _found(owner, topic)
+    for producer in found.producers.expel_all():
+        commands.expel_producer(owner, producer)
+    for subscription in list(found.subscriptions.values()):
+        commands.expel_consumers(owner, subscription)
+        if not subscription.is_durable:
+            found.remove_subscription(subscription)
+    if found.is_persistent:
+        owner.release(found)
+    else:
+        commands.forget_if_idle(owner, found)
 
 
 def _clear(owner, topic: TopicName, arguments: dict) -> None:
     """Everything in the subscription is acknowledged."""
     found = _stored(owner, topic)
-    commands.skip_to(owner, _subscription(found, arguments["subscription"]), found.last_confirmed)
+    _skip_to(owner, _subscription(found, arguments["subscription"]), found.last_confirmed)
 
 
 def _skip(owner, topic: TopicName, arguments: dict) -> None:
     """So many entries more are acknowledged."""
-    found = _stored(owner, topic)
-    subscription = _subscription(found, arguments["subscription"])
-    commands.skip_to(owner, subscription, commands.behind(subscription, arguments["entries"]))
+    subscription = _subscription(_stored(owner, topic), arguments["subscription"])
+    _skip_to(owner, subscription, _behind(subscription, arguments["entries"]))
+
+
+def _skip_to(owner, subscription: Subscription, position: Position) -> None:
+    """Everything up to position is acknowledged; consumers go on behind it."""
+    if position > subscription.cursor.mark_delete:
+        acknowledgements.move(owner, subscription, Acks(up_to=position))
+        owner.wake(subscription.partition)
+
+
+def _behind(subscription: Subscription, entries: int) -> Position:
+    """The position of the entry that comes so many unacknowledged ones on, or of the last there is."""
+    found, cursor = subscription.partition, subscription.cursor
+    for ledger in found.ledgers_from(cursor.mark_delete[0]):
+        for first, end in cursor.unacknowledged(ledger, 0, ledger.entries):
+            if entries <= end - first:
+                return ledger.ledger_id, first + entries - 1
+            entries -= end - first
+    return found.last_confirmed
 
 
 def _reset(owner, topic: TopicName, arguments: dict) -> None:
-    """The subscription starts anew: at a time, or at (behind: behind) a message."""
+    """The subscription starts anew, at a time or at (behind: behind) a message; its consumers are told to subscribe again."""
     found = _stored(owner, topic)
     subscription = _subscription(found, arguments["subscription"])
     if "time_ms" in arguments:
         position = found.before_time(arguments["time_ms"])
     else:
         position = found.before((arguments["ledger"], arguments["entry"] + arguments.get("behind", False)))
+    commands.expel_consumers(owner, subscription)
     commands.reset(owner, subscription, position)
+    owner.answer_needs_sync()
 
 
 def _why(owner, topic: TopicName, arguments: dict) -> dict:
@@ -91,12 +130,28 @@ def _why(owner, topic: TopicName, arguments: dict) -> dict:
     subscription = _subscription(found, arguments["subscription"])
     found.now_ms = owner.now_ms
     return {"topic": str(topic), "subscription": subscription.name, "type": subscription.kind_name,
-            "backlog": subscription.cursor.backlog(found.ledgers), "causes": commands.causes(subscription)}
+            "backlog": subscription.cursor.backlog(found.ledgers), "causes": _causes(subscription)}
+
+
+def _causes(subscription: Subscription) -> list[dict]:
+    """{"cause": ..., and who and what is part of it} each."""
+    found = subscription.partition
+    if found.is_persistent and not subscription.cursor.backlog(found.ledgers):
+        return [{"cause": "end of topic" if found.is_terminated else "no backlog"}]
+    parked = [{"cause": "parked", "message": "{}:{}".format(*position), "deaths": subscription.deaths_max}
+              for position in subscription.all_parked()[:_CAUSES_MAX]]
+    return parked + (subscription.dispatcher.causes() if subscription.dispatcher else [{"cause": "no consumer"}])
 
 
 def _release(owner, topic: TopicName, arguments: dict) -> dict:
     """What was parked because consumers died over it is given out again."""
-    return {"entries": commands.release(owner, _subscription(_stored(owner, topic), arguments["subscription"]))}
+    subscription = _subscription(_stored(owner, topic), arguments["subscription"])
+    parked = subscription.all_parked()
+    subscription.deaths.clear()
+    if parked and subscription.dispatcher is not None:
+        subscription.dispatcher.released(parked)
+        owner.wake(subscription.partition)
+    return {"entries": len(parked)}
 
 
 QUESTIONS = {"terminate": _terminate, "unload": _unload, "clear": _clear, "skip": _skip, "reset": _reset, "why": _why, "release": _release}

@@ -1,0 +1,191 @@
+"""Acknowledgements: what ACK_ROWs of a pass say, by subscription, and what that does to cursors.
+
+A few rows cost least one by one, many as arrays (proto/rows.py says why).
+"""
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from geminga.proto import commands as answers
+from geminga.proto import envelope
+from geminga.storage import format
+from geminga.storage.cursor import NOWHERE, Position
+from geminga.storage.ledger import Ledger
+from geminga.storage.partition import op
+from geminga.storage.parts import words
+from geminga.storage.subscription import Consumer, Subscription
+
+_FEW_ROWS = 64      # acknowledgements of a pass that are cheaper one by one than as arrays
+
+
+@dataclass(slots=True)
+class Acks:
+    """What some ACK_ROWs of one consumer say.  Part of a batch counts for nothing before all of it is acknowledged."""
+
+    cumulative: list[Position] = field(default_factory=list)
+    up_to: Position = NOWHERE                                                # the highest of those that exists
+    single: dict[int, list[int] | NDArray] = field(default_factory=dict)     # ledger id -> entry ids
+    requests: list[int] = field(default_factory=list)                        # to be answered
+
+    def add(self, other: "Acks") -> None:
+        """What both say, to a subscription that they have in common."""
+        self.cumulative += other.cumulative
+        for ledger_id, entries in other.single.items():
+            mine = self.single.get(ledger_id)
+            if mine is None:
+                self.single[ledger_id] = entries
+            elif isinstance(mine, list) and isinstance(entries, list):
+                mine += entries
+            else:
+                self.single[ledger_id] = np.concatenate((np.asarray(mine, np.uint64), np.asarray(entries, np.uint64)))
+
+
+def acks_by_consumer(rows: NDArray) -> dict[int, Acks]:
+    """ACK_ROW rows (n,) by consumer; a few rows of many consumers cost least one by one."""
+    if len(rows) > _FEW_ROWS:
+        consumers = rows["consumer"]
+        distinct = np.unique(consumers).tolist()
+        if len(distinct) * _FEW_ROWS <= len(rows):
+            return {consumer: _summarise(rows[consumers == consumer] if len(distinct) > 1 else rows) for consumer in distinct}
+    found: dict[int, Acks] = {}
+    for consumer, ledger_id, entry_id, request_id, flags, _ in rows.tolist():
+        acks = found.get(consumer)
+        if acks is None:
+            acks = found[consumer] = Acks()
+        if flags & envelope.CUMULATIVE:
+            acks.cumulative.append((ledger_id, entry_id - 1 if flags & envelope.PARTIAL else entry_id))
+        elif not flags & (envelope.PARTIAL | envelope.NOTHING):
+            acks.single.setdefault(ledger_id, []).append(entry_id)
+        if flags & envelope.WANTS_RESPONSE:
+            acks.requests.append(request_id)
+    return found
+
+
+def _summarise(rows: NDArray) -> Acks:
+    """The same for many rows of one consumer."""
+    flags = rows["flags"]
+    acks = Acks(requests=rows["request_id"][(flags & envelope.WANTS_RESPONSE) != 0].tolist())
+    last = rows[(flags & envelope.CUMULATIVE) != 0]
+    acks.cumulative = list(zip(last["ledger_id"].tolist(), (last["entry_id"].astype(np.int64)
+                                                            - ((last["flags"] & envelope.PARTIAL) != 0)).tolist(), strict=True))
+    single = rows[(flags & (envelope.CUMULATIVE | envelope.PARTIAL | envelope.NOTHING)) == 0]
+    for ledger_id in np.unique(single["ledger_id"]).tolist():
+        acks.single[ledger_id] = single["entry_id"][single["ledger_id"] == ledger_id]
+    return acks
+
+
+def acknowledge_part(owner, consumer: Consumer, position: Position, left: int) -> None:
+    """Of a batch only the messages with a bit in `left` are not acknowledged."""
+    subscription = consumer.subscription
+    found, cursor = subscription.partition, subscription.cursor
+    ledger_id, entry_id = position
+    ledger = found.find(ledger_id)
+    if ledger is None or not found.is_persistent or not 0 <= entry_id < ledger.entries or cursor.is_acknowledged(ledger_id, entry_id):
+        return
+    messages = int(ledger.messages[entry_id])
+    before = cursor.parts.get(ledger_id, {}).get(entry_id, (1 << messages) - 1)
+    remains = cursor.acknowledge_part(ledger, entry_id, messages, left)
+    if not remains:
+        return move(owner, subscription, Acks(single={ledger_id: [entry_id]}))
+    if remains == before:
+        return
+    subscription.dispatcher.part_acknowledged(ledger, entry_id, before.bit_count() - remains.bit_count())
+    if subscription.is_durable:
+        found.parts_unwritten = True
+        for number, word in enumerate(words(remains, messages)):
+            owner.note(found, op(format.PART_ACKNOWLEDGED | number << format.KIND_WORD, found.partition_id,
+                                 subscription_id=cursor.subscription_id, ledger_id=ledger_id, entry_id=entry_id,
+                                 value=word - (1 << 64) if word >> 63 else word))
+
+
+def acknowledge(owner, by_consumer: dict[int, Acks]) -> None:
+    """Move cursors.  Ids that never existed, or are acknowledged already, change nothing.
+
+    by_consumer: by handle.  What consumers of one subscription say is dealt with together.
+    """
+    of_subscription: dict[Subscription, Acks] = {}
+    for handle, acks in by_consumer.items():
+        if (consumer := owner.consumers.get(handle)) is None:
+            continue
+        if consumer.subscription.partition.is_persistent:
+            before = of_subscription.setdefault(consumer.subscription, acks)
+            if before is not acks:
+                before.add(acks)
+        for request_id in acks.requests:
+            owner.answer_needs_sync()
+            owner.outbox(consumer.worker).reply(consumer.connection, answers.ack_response(consumer.consumer_id, request_id))
+    for subscription, acks in of_subscription.items():
+        found = subscription.partition
+        if subscription.is_spread and acks.cumulative:      # as Pulsar has it: nothing happens
+            owner.counters.add("acks_ignored", len(acks.cumulative))
+        else:
+            acks.up_to = next((position for position in sorted(acks.cumulative, reverse=True) if found.has(position)), NOWHERE)
+        move(owner, subscription, acks)
+
+
+def move(owner, subscription: Subscription, acks: Acks) -> None:
+    found, cursor = subscription.partition, subscription.cursor
+    before = cursor.mark_delete
+    if acks.up_to > before:
+        _acknowledge_up_to(owner, subscription, acks.up_to)
+    for ledger_id, entries in acks.single.items():
+        _acknowledge_single(owner, subscription, ledger_id, entries)
+    if cursor.bitmaps or cursor.mark_delete[0] != found.open_ledger.ledger_id:
+        cursor.advance(found.ledgers_from(cursor.mark_delete[0]))
+    if cursor.mark_delete != before:
+        subscription.read = max(subscription.read, (cursor.mark_delete[0], cursor.mark_delete[1] + 1))
+        if subscription.is_durable:
+            subscription.unwritten = True
+            owner.note(found, op(format.MARK_DELETE, found.partition_id, subscription_id=cursor.subscription_id,
+                                 ledger_id=cursor.mark_delete[0], entry_id=cursor.mark_delete[1]))
+            if len(found.ledgers) > 1:
+                owner.wake_trimming(found)
+    if found.is_terminated or (subscription.dispatcher is not None and subscription.dispatcher.is_woken_by_acknowledgements):
+        owner.wake(found)
+
+
+def _acknowledge_up_to(owner, subscription: Subscription, position: Position) -> None:
+    if subscription.partition.has(position):
+        cursor = subscription.cursor
+        for passed in [ledger_id for ledger_id in cursor.bitmaps if ledger_id < position[0]]:
+            cursor.forget(passed)
+        cursor.mark_delete = position
+        if subscription.dispatcher is not None:
+            subscription.dispatcher.acknowledged_up_to(position)
+        if cursor.parts:
+            owner.once_recorded.append((subscription, None, ()))
+
+
+def _acknowledge_single(owner, subscription: Subscription, ledger_id: int, entries: list[int] | NDArray) -> None:
+    found, cursor = subscription.partition, subscription.cursor
+    ledger = found.find(ledger_id)
+    if ledger is None:
+        return
+    if cursor.mark_delete[0] != ledger_id:
+        cursor.advance(found.ledgers_from(cursor.mark_delete[0]))      # perhaps to where this ledger begins
+    known = _existing(ledger, entries)
+    if cursor.acknowledge_in_order(ledger, known):
+        return _acknowledged(owner, subscription, ledger, known)
+    fresh = cursor.acknowledge(ledger, np.asarray(known, np.int64))
+    _acknowledged(owner, subscription, ledger, fresh)
+    if subscription.is_durable and len(fresh):
+        ops = np.zeros(len(fresh), format.OP_ROW)
+        ops["kind"], ops["partition_id"], ops["ledger_id"] = format.ACKNOWLEDGED, found.partition_id, ledger_id
+        ops["subscription_id"], ops["entry_id"] = cursor.subscription_id, fresh
+        owner.note_many(found, ops)
+
+
+def _acknowledged(owner, subscription: Subscription, ledger: Ledger, entries: list[int] | NDArray[np.int64]) -> None:
+    """These were not acknowledged before."""
+    if len(entries):
+        subscription.dispatcher.acknowledged(ledger, entries)
+        if subscription.cursor.parts:
+            owner.once_recorded.append((subscription, ledger.ledger_id, entries))
+
+
+def _existing(ledger: Ledger, entries: list[int] | NDArray[np.uint64]) -> list[int] | NDArray[np.int64]:
+    """Those that the ledger has, sorted, each once."""
+    if isinstance(entries, list):
+        return sorted({entry_id for entry_id in entries if entry_id < ledger.entries})
+    return np.unique(entries[entries < ledger.entries]).astype(np.int64)
