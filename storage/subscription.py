@@ -138,7 +138,7 @@ class Subscription:
         return messages
 
     def parts_of(self, ledger_id: int, entries: Entries) -> list[tuple[int, int]]:
-        """[(which of the entries, its bits)] of those that are acknowledged in part."""
+        """[(which of the entries, its bits)] of those that are acknowledged in part, in order."""
         parts, found = self.cursor.parts.get(ledger_id, {}), []
         if len(entries) < len(parts):
             ids = entries if isinstance(entries, range) else entries.tolist()
@@ -147,4 +147,4 @@ class Subscription:
             at = entry_id - entries.start if isinstance(entries, range) else int(np.searchsorted(entries, entry_id))
             if 0 <= at < len(entries) and entries[at] == entry_id:
                 found.append((at, bits))
-        return found
+        return sorted(found)

@@ -193,3 +193,11 @@ def test_words_are_64_bits_the_lowest_first():
     assert parts.words(1 << 64 | 3, 65) == [3, 1]
     assert parts.words(3, 130) == [3, 0, 0]
     assert np.array(parts.words(ALL_64, 64), np.uint64).tobytes() == b"\xff" * 8
+
+
+def test_what_is_left_goes_with_its_own_batch_whatever_was_acknowledged_first(rig, kind):
+    positions, consumer = publish(rig, 3, 3, 3), rig.consumer("a", subType=kind)
+    for position, bits in zip(reversed(positions), (0b011, 0b101, 0b110), strict=True):
+        rig.run(rig.ack_part(consumer, position, bits))
+    rig.close_consumer(consumer)
+    assert left(rig, kind) == dict(zip(positions, (0b110, 0b101, 0b011), strict=True))
