@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.proto.sends import HAS_KEY
+from geminga.storage.cursor import Position
 from geminga.storage.dispatch.base import Batch, Nacked, Obstacle, busy, within_permits
 from geminga.storage.dispatch.ranges import HASHES, AutoSplit, Consistent, Sticky
 from geminga.storage.dispatch.shared import Shared
@@ -41,6 +42,7 @@ class KeyShared(Shared):
         self.ranges: AutoSplit | Consistent | Sticky | None = None       # by what the first consumer asks for
         self.draining: dict[int, Draining] = {}
         self._is_loose = False                                           # the order may be broken: nothing drains
+        self._have_theirs: frozenset[int] = frozenset()                  # seats for which nothing is left among what was withheld
 
     # -- consumers
 
@@ -72,6 +74,7 @@ class KeyShared(Shared):
 
     def _changed_hands(self) -> None:
         """Which hashes drain now; the counts are those of all that is out."""
+        self._have_theirs = frozenset()
         before, self.draining = self.draining, {}
         if self._is_loose:
             return
@@ -92,6 +95,7 @@ class KeyShared(Shared):
                 draining.entries -= 1
                 if not draining.entries:
                     del self.draining[found]
+                    self._have_theirs = frozenset()
 
     def _settled(self, ledger: Ledger, entries: NDArray[np.int64], seats: NDArray[np.uint16]) -> None:
         super()._settled(ledger, entries, seats)
@@ -100,6 +104,7 @@ class KeyShared(Shared):
 
     def redeliver(self, consumer: Consumer, wanted: dict[int, NDArray[np.int64]]) -> Nacked:
         nacked = super().redeliver(consumer, wanted)
+        self._have_theirs = frozenset()
         for ledger_id, entries in nacked if self.draining else ():
             self._drained(self.subscription.partition.find(ledger_id), entries)
         return nacked
@@ -128,8 +133,20 @@ class KeyShared(Shared):
         allowed = min(_LOOK_AHEAD_MAX, _LOOK_AHEAD_EACH * len(self.subscription.consumers)) - self.pending.again
         return min(allowed, max(super().look_ahead(takers), _LOOK_AHEAD_MIN))
 
+    def released(self, parked: list[Position]) -> None:
+        super().released(parked)
+        self._have_theirs = frozenset()
+
+    def next_batches(self, ledgers: list[Ledger]) -> list[Batch]:
+        takers = self._takers()
+        batches = super().next_batches(ledgers)
+        self._have_theirs = frozenset(consumer.seat for consumer in takers if self.room(consumer) > 0)
+        return batches
+
     def _give_again(self, batches: list[Batch]) -> bool:
-        """All that was withheld is looked at before anything new is."""
+        """All that was withheld is looked at before anything new is, unless it has been for all who can take something."""
+        if self._have_theirs.issuperset(consumer.seat for consumer in self._takers()):
+            return True
         for ledger_id, entries in self.pending.to_give_again():
             if not (takers := self._takers()):
                 return False
