@@ -496,6 +496,8 @@ def _seek(owner, session, command: api.BaseCommand) -> None:
         raise Refusal(api.MetadataError, "SEEK names neither a message id nor a time")
     expel_consumers(owner, subscription)
     reset(owner, subscription, position)
+    if not subscription.is_durable:
+        owner.expected_readers[subscription] = owner.now_ms
     _success(owner, session, request.request_id)
 
 

@@ -41,6 +41,7 @@ from geminga.storage.subscription import Consumer, Subscription
 
 TICK_MS = 1_000             # how often ages are looked at
 ACK_SYNC_MS = 10            # an acknowledgement that nobody waits for is synced with the next answer, or after this
+_READER_MS = 60_000         # what a reader that never comes back after a seek leaves is kept so long
 _ACTIVE_CONSUMER_SINCE, _END_OF_TOPIC_SINCE = 12, 8     # versions of the protocol
 _PERMITS_MAX = 1 << 31      # a consumer that asks for more is not lied to: it will not get there
 
@@ -82,6 +83,7 @@ class Owner:
         self._taken: dict[int, int] = {}                          # bytes of entries taken from each worker
         self._to_dispatch: dict[Partition, None] = {}
         self._to_trim: dict[Partition, None] = {}
+        self.expected_readers: dict[Subscription, int] = {}       # since when those that sought are to come back
         self._recent: set[Partition] = set()                      # written to since they were last found idle
         self._must_sync = False
         self._unsynced_since: int | None = None
@@ -458,6 +460,12 @@ class Owner:
         for partition in self.discovery.tick(self.now_ms):
             if self.by_name.get(partition.name) is partition:
                 self._to_trim[partition] = None
+        for subscription, since_ms in list(self.expected_readers.items()):
+            if subscription.consumers:
+                del self.expected_readers[subscription]
+            elif self.now_ms - since_ms > _READER_MS:
+                del self.expected_readers[subscription]
+                subscription.partition.subscriptions.pop(subscription.key, None)
         for partition in list(self._recent):
             last = partition.open_ledger
             idle = not last.entries or self.now_ms - int(last.index[last.last_entry]["broker_time"]) >= TICK_MS

@@ -279,3 +279,16 @@ def test_an_unsubscribed_subscription_is_gone_for_good(ten, rigs):
         found.consumer("a", "other")
         assert sorted(name for name, _ in found.partition("a").subscriptions) == ["keeps everything", "other"]
         assert payloads(found.receive(found.consumer("a"))) == b"0123456789"
+
+
+def test_a_reader_that_seeks_and_never_comes_back_is_forgotten(rig):
+    """One that comes back goes on where it wanted to."""
+    positions = rig.publish(rig.producer("t"), b"a", b"b")
+    for name in ("gone", "back"):
+        reader = rig.consumer("t", name, durable=False)
+        identity = api.MessageIdData(ledgerId=positions[1][0], entryId=positions[1][1])
+        rig.run(rig.command("seek", consumer_id=reader.object_id, request_id=9, message_id=identity))
+    reader = rig.consumer("t", "back", durable=False)
+    assert [position for position, _ in rig.receive(reader)] == positions[1:]
+    rig.run(after_ms=61_000)
+    assert list(rig.partition("t").subscriptions) == [("back", False)]
