@@ -55,9 +55,9 @@ def received(consumer: pulsar.Consumer, count: int) -> list[bytes]:
     return sorted(message.data() for message in found)
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"], ids=["one connection", "one for lookups, one for messages"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1"], ids=["one connection", "one for lookups, one for messages"])
 def test_a_pattern_consumer_misses_nothing_of_new_topics(broker, client, connect, prefix, host):
-    """Of topics that were there before it gets what comes from now on, as ever.  The broker calls itself 127.0.0.1."""
+    """Of topics that were there before it gets what comes from now on, as ever.  127.1 is the same place by a name of its own."""
     publish(client, prefix + "old", b"before")
     finder = connect(broker.service_url.replace("127.0.0.1", host))
     consumer = finder.subscribe(re.compile(prefix + ".*"), "sub")
