@@ -463,13 +463,22 @@ def _redeliver(owner, session, command: api.BaseCommand) -> None:
     if request.HasField("consumer_epoch") and subscription.kind in (SubType.Exclusive, SubType.Failover):
         consumer.epoch = request.consumer_epoch
         _tell_epoch(owner, consumer)
+    held = _held(consumer)
     nacked = subscription.dispatcher.redeliver(consumer, {
         ledger_id: np.array([entry for entry in sorted(entries) if entry < found.find(ledger_id).entries], np.int64)
         for ledger_id, entries in wanted.items()})
     for ledger_id, entries in nacked:
         subscription.redeliveries.add(found.find(ledger_id), entries)
         owner.journal.touched(found)
+    consumer.redelivered += held - _held(consumer)
     owner.wake(found)
+
+
+def _held(consumer: Consumer) -> int:
+    """Messages it has been given, and has neither acknowledged nor given back."""
+    subscription = consumer.subscription
+    return sum(int(subscription.messages(subscription.partition.find(ledger_id), entries).sum())
+               for ledger_id, entries in subscription.dispatcher.held_by(consumer))
 
 
 # -- positions
@@ -519,15 +528,23 @@ def _consumer_stats(owner, session, command: api.BaseCommand) -> None:
     if consumer is None:
         data = answers.consumer_stats(request.request_id, error_code=api.ConsumerNotFound, error_message="Consumer not found")
     else:
-        subscription = consumer.subscription
-        backlog = subscription.cursor.backlog(subscription.partition.ledgers)
-        data = answers.consumer_stats(
-            request.request_id, msgRateOut=0.0, msgThroughputOut=0.0, msgRateRedeliver=0.0, consumerName=consumer.name,
-            availablePermits=max(0, consumer.permits), unackedMessages=consumer.unacknowledged,
-            blockedConsumerOnUnackedMsgs=consumer.is_blocked,
-            connectedSince=datetime.fromtimestamp(consumer.connected_ms / 1000, UTC).isoformat(timespec="milliseconds"),
-            type=SubType.Name(subscription.kind), msgRateExpired=0.0, msgBacklog=backlog, messageAckRate=0.0)
+        data = answers.consumer_stats(request.request_id, **_statistics(consumer, owner.now_ms))
     owner.outbox(session.worker).reply(session.connection, data, request_id=request.request_id)
+
+
+def _statistics(consumer: Consumer, now_ms: int) -> dict:
+    """Rates are a second's share of all since the consumer came."""
+    subscription = consumer.subscription
+    found, seconds = subscription.partition, max(1.0, (now_ms - consumer.connected_ms) / 1000)
+    held = _held(consumer)
+    return {
+        "msgRateOut": consumer.messages_out / seconds, "msgThroughputOut": consumer.bytes_out / seconds,
+        "msgRateRedeliver": consumer.redelivered / seconds,
+        "messageAckRate": max(0, consumer.messages_out - consumer.redelivered - held) / seconds,
+        "consumerName": consumer.name, "availablePermits": max(0, consumer.permits),
+        "unackedMessages": held, "blockedConsumerOnUnackedMsgs": consumer.is_blocked,
+        "connectedSince": datetime.fromtimestamp(consumer.connected_ms / 1000, UTC).isoformat(timespec="milliseconds"),
+        "type": subscription.kind_name, "msgBacklog": subscription.cursor.backlog(found.ledgers)}
 
 
 _COMMANDS: dict[int, Callable] = {

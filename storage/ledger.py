@@ -87,6 +87,11 @@ class Ledger:
         index = self.index
         return self._messages if self._messages is not None else index["messages"]
 
+    def bytes_of(self, entries: range | NDArray[np.int64]) -> int:
+        """Bytes of these entries together."""
+        sizes = self.index["size"]
+        return int((sizes[entries.start:entries.stop] if isinstance(entries, range) else sizes[entries]).sum(dtype=np.int64))
+
     @property
     def last_entry(self) -> int:
         return self.entries - 1

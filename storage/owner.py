@@ -43,7 +43,6 @@ TICK_MS = 1_000             # how often ages are looked at
 ACK_SYNC_MS = 10            # an acknowledgement that nobody waits for is synced with the next answer, or after this
 _READER_MS = 60_000         # what a reader that never comes back after a seek leaves is kept so long
 _ACTIVE_CONSUMER_SINCE, _END_OF_TOPIC_SINCE = 12, 8     # versions of the protocol
-_PERMITS_MAX = 1 << 31      # a consumer that asks for more is not lied to: it will not get there
 
 
 @dataclass(eq=False, slots=True)
@@ -333,7 +332,7 @@ class Owner:
     def _grant(self, rows: NDArray) -> None:
         for handle, permits in zip(rows["consumer"].tolist(), rows["permits"].tolist(), strict=True):
             if (consumer := self.consumers.get(handle)) is not None:
-                consumer.permits = min(consumer.permits + permits, _PERMITS_MAX)
+                consumer.grant(permits)
                 self._to_dispatch[consumer.subscription.partition] = None
 
     def _acknowledge(self) -> None:
@@ -365,6 +364,7 @@ class Owner:
     def _deliver(self, subscription: Subscription, consumer: Consumer, ledger: Ledger, entries: Entries) -> None:
         outbox, ledger_id = self.outbox(consumer.worker), ledger.ledger_id
         self.counters.add("entries_out", len(entries))
+        consumer.bytes_out += ledger.bytes_of(entries)
         redeliveries = subscription.redeliveries.of(ledger_id, entries)
         parts = subscription.parts_of(ledger_id, entries)
         first, count = int(entries[0]), len(entries)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from geminga.storage.dispatch.base import Dispatcher
     from geminga.storage.partition import Partition
 
+PERMITS_MAX = 1 << 31      # a consumer that asks for more is not lied to: it will not get there
 SubType = api.CommandSubscribe.SubType
 
 
@@ -37,11 +38,24 @@ class Consumer:
     is_out_of_order_allowed: bool = False
     epoch: int | None = None                  # what its client counts its redeliver-alls with
     permits: int = 0          # messages it has asked for and not been sent; below zero at most by one batch
+    granted: int = 0                          # messages it has asked for in all
+    bytes_out: int = 0                        # of entries it was given
+    redelivered: int = 0                      # messages it gave back
     # Of consumers that share a subscription:
     seat: int = 0
     unacknowledged: int = 0                   # messages it has been sent and not acknowledged
     is_blocked: bool = False                  # by too many of those
     is_told_end: bool = False                 # that the topic is terminated, and drained
+
+    def grant(self, permits: int) -> None:
+        permits = min(permits, PERMITS_MAX - self.permits)
+        self.permits += permits
+        self.granted += permits
+
+    @property
+    def messages_out(self) -> int:
+        """Messages it was given."""
+        return self.granted - self.permits
 
 
 @dataclass(eq=False, slots=True)

@@ -171,15 +171,21 @@ def test_answers_come_to_who_asked(rig):
     assert envelope.QUESTIONS != envelope.ANSWERS
 
 
-def test_a_consumer_s_statistics(rig):
-    consumer = rig.consumer("t", subType=SubType.Shared, consumer_name="a")
+@pytest.mark.parametrize("kind", [SubType.Exclusive, SubType.Shared], ids=SubType.Name)
+def test_a_consumer_s_statistics(rig, kind):
+    consumer = rig.consumer("t", subType=kind, consumer_name="a")
     first, *_ = rig.publish(rig.producer("t"), *[b"%d" % n for n in range(5)])
     rig.run(rig.flow(consumer, 3))
     rig.run(rig.acks(consumer, first))
     [answer] = rig.run(rig.command("consumerStats", consumer_id=consumer.object_id, request_id=8)).commands()
     told = answer.consumerStatsResponse
-    assert (told.request_id, told.consumerName, told.type) == (8, "a", "Shared")
+    assert (told.request_id, told.consumerName, told.type) == (8, "a", SubType.Name(kind))
     assert (told.msgBacklog, told.unackedMessages, told.availablePermits, told.blockedConsumerOnUnackedMsgs) == (4, 2, 0, False)
+    assert (told.msgRateOut, told.msgRateRedeliver, told.messageAckRate) == (3, 0, 1) and told.msgThroughputOut > 3
     assert told.connectedSince == "2023-11-14T22:13:20.000+00:00"
+    rig.run(rig.command("redeliverUnacknowledgedMessages", consumer_id=consumer.object_id))
+    [answer] = rig.run(rig.command("consumerStats", consumer_id=consumer.object_id, request_id=8), after_ms=2_000).commands()
+    told = answer.consumerStatsResponse
+    assert (told.msgRateOut, told.msgRateRedeliver, told.messageAckRate, told.unackedMessages) == (1.5, 1, 0.5, 0)
     [answer] = rig.run(rig.command("consumerStats", consumer_id=77, request_id=9)).commands()
     assert answer.consumerStatsResponse.error_code == api.ConsumerNotFound
