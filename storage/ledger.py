@@ -57,6 +57,7 @@ class Ledger:
         self.is_sealed = False
         self._index: NDArray | None = None
         self._messages: NDArray | None = None
+        self._deliver_at: NDArray | None = None
         self._fds: tuple[int, int] | None = None         # of ledger and index, while it is written
         self._allocated = (0, 0)                         # bytes of each
 
@@ -78,7 +79,7 @@ class Ledger:
             mapped = map_file(self.index_path, writable=False)
             whole_rows = (len(mapped) - format.HEADER_SIZE) // format.INDEX_ROW.itemsize
             self._index = np.frombuffer(mapped, format.INDEX_ROW, whole_rows, format.HEADER_SIZE)
-            self._messages = self._index["messages"]
+            self._messages, self._deliver_at = self._index["messages"], self._index["deliver_at"]
         return self._index
 
     @property
@@ -91,6 +92,12 @@ class Ledger:
         """Bytes of these entries together."""
         sizes = self.index["size"]
         return int((sizes[entries.start:entries.stop] if isinstance(entries, range) else sizes[entries]).sum(dtype=np.int64))
+
+    @property
+    def deliver_at(self) -> NDArray[np.int64]:
+        """Likewise: ms, 0 for at once."""
+        index = self.index
+        return self._deliver_at if self._deliver_at is not None else index["deliver_at"]
 
     @property
     def last_entry(self) -> int:
@@ -113,7 +120,7 @@ class Ledger:
         if self._fds is not None:
             for fd in self._fds:
                 os.close(fd)
-        self._fds = self._index = self._messages = None
+        self._fds = self._index = self._messages = self._deliver_at = None
 
     def __del__(self) -> None:
         self.close()

@@ -29,6 +29,7 @@ class Passing:
         """rows: (n,) SEND_ROW"""
         self.index = rows
         self.messages: NDArray[np.uint32] = rows["messages"]
+        self.deliver_at = np.zeros(len(rows), np.int64)      # nothing is kept for later
         self.entries = len(rows)
 
 

@@ -26,6 +26,7 @@ class StorageOptions:
     max_unacked_messages_per_subscription: int = 200_000     # of all its consumers together; 0: no bound
     batch_index_acknowledgement: bool = True  # messages of a batch are acknowledged one by one; else it counts when all of it is
     failover_selection: str = "name"          # who is active on a topic that is not partitioned: by "name", "join-order" or "hashring"
+    delayed_delivery: bool = True             # Shared and Key_Shared consumers get a message not before its time
     key_shared_enabled: bool = True           # Key_Shared subscriptions may be made
     key_shared_consistent_hashing: bool = True       # consumers share a ring of hashes; else the largest range is split
     keep_alive_interval_ms: int = 30_000      # how long an owner waits for a suspected dead connection is derived from it

@@ -35,7 +35,7 @@ from geminga.storage.options import StorageOptions
 from geminga.storage.outbox import Outbox
 from geminga.storage.partition import Partition, op, open_partition
 from geminga.storage.parts import words as parts_words
-from geminga.storage.pending import Entries
+from geminga.storage.pending import NEVER_MS, Entries
 from geminga.storage.producers import Producer
 from geminga.storage.subscription import Consumer, Subscription
 
@@ -84,6 +84,8 @@ class Owner:
         self._to_trim: dict[Partition, None] = {}
         self.expected_readers: dict[Subscription, int] = {}       # since when those that sought are to come back
         self._recent: set[Partition] = set()                      # written to since they were last found idle
+        self._due: dict[Partition, int] = {}                      # when something of it is to be given out that was postponed
+        self._next_due_ms = NEVER_MS
         self._must_sync = False
         self._unsynced_since: int | None = None
         self._next_tick_ms = now_ms + TICK_MS
@@ -157,6 +159,8 @@ class Owner:
         self._recent.discard(partition)
         for waiting in (self._to_dispatch, self._to_trim):
             waiting.pop(partition, None)
+        if partition in self._due:
+            self._wake_at(partition, NEVER_MS)
         for ledger in partition.ledgers:
             for worker in {worker for worker, _ in self.sessions}:
                 self.outbox(worker).forget(ledger.ledger_id)
@@ -204,6 +208,9 @@ class Owner:
             self._tick()
         self._trim()
         self._commit(None)
+        if self._next_due_ms <= self.now_ms:
+            for partition in [partition for partition, due_ms in self._due.items() if due_ms <= self.now_ms]:
+                self._to_dispatch[partition] = None
         for partition in self._to_dispatch:
             self._dispatch(partition)
         self._to_dispatch = {}
@@ -215,8 +222,8 @@ class Owner:
         """When the next pass is due although nothing came."""
         if self._unsynced_since is not None:
             wait = ACK_SYNC_MS if self.options.sync == "group" else self.options.sync_interval_ms
-            return min(self._next_tick_ms, self._unsynced_since + wait)
-        return self._next_tick_ms
+            return min(self._next_tick_ms, self._next_due_ms, self._unsynced_since + wait)
+        return min(self._next_tick_ms, self._next_due_ms)
 
     def worker_gone(self, worker: int) -> None:
         """The worker's process ended: all its connections did."""
@@ -360,6 +367,16 @@ class Owner:
                 self._deliver(subscription, consumer, ledger, entries)
             if partition.is_terminated and subscription.cursor.mark_delete >= partition.last_confirmed:
                 self._tell_end(subscription)
+        due_ms = min((subscription.dispatcher.next_due_ms() for subscription in partition.attached), default=NEVER_MS)
+        if due_ms < NEVER_MS or partition in self._due:
+            self._wake_at(partition, due_ms)
+
+    def _wake_at(self, partition: Partition, due_ms: int) -> None:
+        """Something of it is to be given out then."""
+        self._due[partition] = due_ms
+        if due_ms == NEVER_MS:
+            del self._due[partition]
+        self._next_due_ms = min(self._due.values(), default=NEVER_MS)
 
     def _deliver(self, subscription: Subscription, consumer: Consumer, ledger: Ledger, entries: Entries) -> None:
         outbox, ledger_id = self.outbox(consumer.worker), ledger.ledger_id

@@ -1,19 +1,21 @@
 """What is out: which consumer of a subscription holds which entry that is not acknowledged.
 
-One number per entry and ledger: the seat of its holder, NOBODY, or AGAIN when it was given back and is to be given out again.
+One number per entry and ledger: the seat of its holder, NOBODY, AGAIN when it was given back and is to be given out again, or LATER
+when its time has not come.
 Two bytes each as long as something of the ledger is out, nothing at rest.
 
     entries of ledger 7      0 1 2 3 4 5 6
     seats                    0 0 1 1 A 2 0      0, 1: acknowledged; 2, 3: at seat 1; 4: given back; 5: at seat 2; 6: not read yet
 """
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-NOBODY, AGAIN = 0, 0xFFFF
-SEATS_MAX = AGAIN - 1
+NOBODY, LATER, AGAIN = 0, 0xFFFE, 0xFFFF
+SEATS_MAX = LATER - 1
+NEVER_MS = 1 << 62
 Entries = range | NDArray[np.int64]     # ascending, of one ledger
 
 
@@ -23,6 +25,8 @@ class _Held:
     out: int = 0                  # entries at a seat
     again: int = 0                # entries to be given out again
     lowest: int = 0               # none of those lies before
+    later: int = 0                # entries whose time has not come
+    soonest_ms: int = 0           # when that of the first of them does
 
 
 class Pending:
@@ -31,6 +35,7 @@ class Pending:
     def __init__(self) -> None:
         self._ledgers: dict[int, _Held] = {}
         self.again = 0            # entries, of all ledgers
+        self.later = 0
 
     def give(self, ledger_id: int, entries: Entries, seat: int, *, is_again: bool) -> None:
         """The seat has them now; is_again: they were to be given out again."""
@@ -47,6 +52,33 @@ class Pending:
         held.seats[_index(entries)] = AGAIN
         self._count_again(held, int(entries[0]), len(entries))
 
+    def postpone(self, ledger_id: int, entries: NDArray[np.int64], times_ms: NDArray[np.int64]) -> None:
+        """They are not to be given out before these times (n,)."""
+        held, soonest = self._held(ledger_id, entries[-1]), int(times_ms.min())
+        held.seats[entries] = LATER
+        held.soonest_ms = min(held.soonest_ms, soonest) if held.later else soonest
+        held.later += len(entries)
+        self.later += len(entries)
+
+    def fall_due(self, now_ms: int, times_of: Callable[[int], NDArray[np.int64]]) -> None:
+        """Those whose time has come are to be given out; times_of: a ledger's, by entry."""
+        for ledger_id, held in self._ledgers.items():
+            if not held.later or held.soonest_ms > now_ms:
+                continue
+            entries = np.flatnonzero(held.seats == LATER)
+            times = times_of(ledger_id)[entries]
+            due = entries[times <= now_ms]
+            held.seats[due] = AGAIN
+            held.later -= len(due)
+            self.later -= len(due)
+            held.soonest_ms = int(times[times > now_ms].min(initial=NEVER_MS))
+            if len(due):
+                self._count_again(held, int(due[0]), len(due))
+
+    def soonest_ms(self) -> int:
+        """When the first entry's time comes whose time has not come; NEVER_MS when there is none."""
+        return min((held.soonest_ms for held in self._ledgers.values() if held.later), default=NEVER_MS)
+
     def settle(self, ledger_id: int, entries: NDArray[np.int64]) -> NDArray[np.uint16]:
         """They are acknowledged; returns the seats (n,) that had them."""
         held = self._ledgers.get(ledger_id)
@@ -56,8 +88,10 @@ class Pending:
         known = entries[:np.searchsorted(entries, len(held.seats))]
         seats[:len(known)] = held.seats[known]
         held.seats[known] = NOBODY
-        again = int(np.count_nonzero(seats == AGAIN))
-        held.out -= int(np.count_nonzero(seats)) - again
+        again, later = int(np.count_nonzero(seats == AGAIN)), int(np.count_nonzero(seats == LATER)) if held.later else 0
+        held.out -= int(np.count_nonzero(seats)) - again - later
+        held.later -= later
+        self.later -= later
         held.again -= again
         self.again -= again
         self._drop_if_idle(ledger_id, held)
@@ -115,7 +149,7 @@ class Pending:
     def out(self) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.uint16]]]:
         """(ledger id, entries, their seats) of all that is at a seat."""
         for ledger_id, held in self._ledgers.items():
-            entries = np.flatnonzero((held.seats != NOBODY) & (held.seats != AGAIN))
+            entries = np.flatnonzero((held.seats != NOBODY) & (held.seats < LATER))
             if len(entries):
                 yield ledger_id, entries, held.seats[entries]
 
@@ -144,7 +178,7 @@ class Pending:
         self.again += count
 
     def _drop_if_idle(self, ledger_id: int, held: _Held) -> None:
-        if not held.out and not held.again:
+        if not held.out and not held.again and not held.later:
             del self._ledgers[ledger_id]
 
 

@@ -146,6 +146,7 @@ TRANSLATED: dict[str, tuple[str, Callable[[str], Any]]] = {
     "brokerEntryMetadataInterceptors": ("network.broker_entry_metadata", _interceptors),
     "brokerServicePort": ("network.port", str),
     "clusterName": ("cluster_name", str),
+    "delayedDeliveryEnabled": ("storage.delayed_delivery", str),
     "enableNonPersistentTopics": ("storage.non_persistent_topics", str),
     "exposingBrokerEntryMetadataToClientEnabled": ("network.expose_broker_entry_metadata", str),
     "keepAliveIntervalSeconds": ("network.keep_alive_interval_ms", _scaled(1_000)),

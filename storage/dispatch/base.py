@@ -11,7 +11,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.storage.cursor import Position
 from geminga.storage.ledger import Ledger
-from geminga.storage.pending import Entries
+from geminga.storage.pending import NEVER_MS, Entries
 from geminga.storage.subscription import Consumer, Subscription
 
 _FEW = 16      # entries that are cheaper to look at one by one than as an array
@@ -62,6 +62,10 @@ class Dispatcher:
         ledgers: those from the read position's on.
         """
         raise NotImplementedError
+
+    def next_due_ms(self) -> int:
+        """When something can be given out although nothing happens until then."""
+        return NEVER_MS
 
     def acknowledged(self, ledger: Ledger, entries: list[int] | NDArray[np.int64]) -> None:
         """These (n,), sorted, were not acknowledged before."""

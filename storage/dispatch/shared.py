@@ -5,10 +5,12 @@ from numpy.typing import NDArray
 from geminga.storage.cursor import Position
 from geminga.storage.dispatch.base import Batch, Dispatcher, Nacked, within_permits
 from geminga.storage.ledger import Ledger
-from geminga.storage.pending import AGAIN, NOBODY, SEATS_MAX, Entries, Pending
+from geminga.storage.pending import LATER, NEVER_MS, NOBODY, SEATS_MAX, Entries, Pending
 from geminga.storage.subscription import Consumer, Subscription
 
 _TURN = 500             # entries in a row to one consumer, when there are enough to go round
+_LOOK_MS = 10          # at least, between two looks at what was postponed
+_LATER_EACH_MS = 1_000     # entries that wait, for each millisecond more
 _TURNS = 4             # so many turns each, when there are many more
 
 
@@ -22,6 +24,7 @@ class Shared(Dispatcher):
         self.unacknowledged = 0                                  # messages at all seats
         self.is_blocked = False                                  # by too many of them
         self._seats: list[Consumer | None] = [None]              # seat -> consumer; nobody sits at 0
+        self._looked_ms = 0                                      # when what was postponed was last looked at
         self._last_served = 0                                    # seat
 
     # -- consumers
@@ -71,12 +74,15 @@ class Shared(Dispatcher):
                               "messages": consumer.unacknowledged, "limit": options.max_unacked_messages_per_consumer})
             elif consumer.permits <= 0:
                 found.append({"cause": "no permits", "consumer": consumer.name})
+        if self.pending.later:
+            found.append({"cause": "delayed messages", "until_ms": self.pending.soonest_ms(), "messages": self.pending.later})
         return found or [{"cause": "no acknowledgements", "messages": self.unacknowledged}]
 
     # -- entries
 
     def next_batches(self, ledgers: list[Ledger]) -> list[Batch]:
         batches: list[Batch] = []
+        self.fall_due()
         if self._give_again(batches):
             self._give_new(batches, ledgers)
         return batches
@@ -97,11 +103,43 @@ class Shared(Dispatcher):
                     looked_at = min(end, start + self.look_ahead(takers))
                     if looked_at <= start:
                         return
-                    start += self.deal(takers, ledger, range(start, looked_at), batches, is_again=False)
+                    start = self._give_due(takers, ledger, start, looked_at, batches)
                     subscription.read = ledger.ledger_id, start
             if not self._takers():
                 return
             subscription.read = ledger.ledger_id, ledger.entries
+
+    def _give_due(self, takers: list[Consumer], ledger: Ledger, start: int, end: int, batches: list[Batch]) -> int:
+        """Give out entries start .. end - 1, but postpone those whose time has not come; returns behind the last dealt with."""
+        times = ledger.deliver_at[start:end]
+        is_later = times > self.subscription.partition.now_ms
+        if not (self.subscription.options.delayed_delivery and is_later.any()):
+            return start + self.deal(takers, ledger, range(start, end), batches, is_again=False)
+        due = np.flatnonzero(~is_later) + start
+        given = self.deal(takers, ledger, due, batches, is_again=False) if len(due) else 0
+        end = end if given == len(due) else int(due[given])
+        later = np.flatnonzero(is_later[:end - start])
+        if len(later):
+            self.pending.postpone(ledger.ledger_id, later + start, times[later])
+        return end
+
+    def fall_due(self) -> bool:
+        """Whether the time has come of anything that was postponed: that is to be given out again."""
+        now_ms = self.subscription.partition.now_ms
+        if now_ms < self.next_due_ms():
+            return False
+        self._looked_ms = now_ms
+        self.pending.fall_due(now_ms, self._times_of)
+        return True
+
+    def _times_of(self, ledger_id: int) -> NDArray[np.int64]:
+        return self.subscription.partition.find(ledger_id).deliver_at
+
+    def next_due_ms(self) -> int:
+        """Many that wait are looked at all together, and so not too often."""
+        if not self.pending.later:
+            return NEVER_MS
+        return max(self.pending.soonest_ms(), self._looked_ms + _LOOK_MS + self.pending.later // _LATER_EACH_MS)
 
     def _takers(self) -> list[Consumer]:
         """Those that can take something, those first whose turn it is."""
@@ -154,7 +192,7 @@ class Shared(Dispatcher):
 
     def _settled(self, ledger: Ledger, entries: NDArray[np.int64], seats: NDArray[np.uint16]) -> None:
         """These entries are no longer at these seats."""
-        is_out = (seats != NOBODY) & (seats != AGAIN)
+        is_out = (seats != NOBODY) & (seats < LATER)
         entries, seats = entries[is_out], seats[is_out]
         if not len(entries):
             return
@@ -166,7 +204,7 @@ class Shared(Dispatcher):
     def part_acknowledged(self, ledger: Ledger, entry_id: int, messages: int) -> None:
         """So many messages of an entry are acknowledged now, others are not."""
         seat = self.pending.seat(ledger.ledger_id, entry_id)
-        if seat not in (NOBODY, AGAIN):
+        if NOBODY < seat < LATER:
             self._count_unacknowledged(self._seats[seat], -messages)
 
     def held_by(self, consumer: Consumer) -> list[tuple[int, NDArray[np.int64]]]:

@@ -677,3 +677,16 @@ def test_a_restart_keeps_partitioned_topics(fresh_broker, connect):
     assert sorted(data_of(receive(connect(fresh_broker.service_url).subscribe(topic, "sub"), 30))) == sorted(bodies_of(30))
     status, text = request("GET", partitions_url(fresh_broker.http_url, topic))
     assert (status, json.loads(text)["partitions"]) == (200, 3)
+
+
+@pytest.mark.parametrize("kind", [pulsar.ConsumerType.Shared, pulsar.ConsumerType.KeyShared], ids=lambda kind: kind.name)
+def test_a_delayed_message_comes_not_before_its_time_and_holds_up_nobody(client, kind):
+    topic = unique_topic("delayed")
+    consumer = client.subscribe(topic, "sub", consumer_type=kind)
+    producer = client.create_producer(topic, batching_enabled=False)
+    due_ms = round(time.time() * 1000) + 1_500
+    producer.send(b"later", deliver_at=due_ms)
+    producer.send(b"now")
+    assert consumer.receive(timeout_millis=1_000).data() == b"now"
+    assert consumer.receive(timeout_millis=RECEIVE_MS).data() == b"later"
+    assert time.time() * 1000 >= due_ms

@@ -219,6 +219,7 @@ def test_a_default_grows_with_the_message_size_and_says_so():
     ("maxUnackedMessagesPerSubscription=0", lambda c: c.storage.max_unacked_messages_per_subscription, 0),
     ("subscriptionKeySharedEnable=false", lambda c: c.storage.key_shared_enabled, False),
     ("subscriptionKeySharedUseConsistentHashing=false", lambda c: c.storage.key_shared_consistent_hashing, False),
+    ("delayedDeliveryEnabled=false", lambda c: c.storage.delayed_delivery, False),
     ("enableNonPersistentTopics=false", lambda c: c.storage.non_persistent_topics, False),
     ("journalSyncData=true", lambda c: c.storage.sync, "group"),
     ("brokerServicePort=1\nbrokerServicePort=2", lambda c: c.worker.port, 2),
