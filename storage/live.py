@@ -29,7 +29,6 @@ class Passing:
         """rows: (n,) SEND_ROW"""
         self.index = rows
         self.messages: NDArray[np.uint32] = rows["messages"]
-        self.deliver_at = np.zeros(len(rows), np.int64)      # nothing is kept for later
         self.entries = len(rows)
 
 
@@ -52,7 +51,9 @@ class LiveTopic:
     last_confirmed = BEGINNING
 
     def __post_init__(self) -> None:
-        self.options = replace(self.options, max_unacked_messages_per_consumer=0, max_unacked_messages_per_subscription=0)
+        """Nothing waits to be acknowledged, or for its time."""
+        self.options = replace(self.options, max_unacked_messages_per_consumer=0, max_unacked_messages_per_subscription=0,
+                               delayed_delivery=False)
 
     @property
     def is_idle(self) -> bool:

@@ -2,6 +2,7 @@
 
 Pure: subscription, ledgers and times in, entries out.  No socket, no clock, no file.
 """
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,8 +29,8 @@ class Obstacle:
     refusal: Refusal
 
 
-class Dispatcher:
-    """Everything in order to one consumer; the others differ from it where they say so."""
+class Dispatcher(ABC):
+    """What a subscription asks of its way of choosing."""
 
     is_woken_by_acknowledgements = False     # they may let something be given out
 
@@ -42,13 +43,13 @@ class Dispatcher:
         """What keeps this consumer from attaching, as long as the one in its way lives."""
         return None
 
+    @abstractmethod
     def attach(self, consumer: Consumer) -> None:
         """The consumer is among the subscription's now."""
-        self.subscription.rewind()
 
+    @abstractmethod
     def detach(self, consumer: Consumer) -> None:
         """It is no longer; what it had is to be given out again."""
-        self.subscription.rewind()
 
     def news(self) -> list[tuple[Consumer, bool]]:
         """Whom to tell, since the last time this was asked, that it has become the active consumer, or not."""
@@ -56,49 +57,50 @@ class Dispatcher:
 
     # -- entries
 
+    @abstractmethod
     def next_batches(self, ledgers: list[Ledger]) -> list[Batch]:
         """Who gets what now.  Takes permits, and moves the read position.
 
         ledgers: those from the read position's on.
         """
-        raise NotImplementedError
 
     def next_due_ms(self) -> int:
         """When something can be given out although nothing happens until then."""
         return NEVER_MS
 
+    @abstractmethod
     def acknowledged(self, ledger: Ledger, entries: list[int] | NDArray[np.int64]) -> None:
         """These (n,), sorted, were not acknowledged before."""
 
+    @abstractmethod
     def acknowledged_up_to(self, position: Position) -> None:
         """So is everything up to there."""
 
+    @abstractmethod
     def part_acknowledged(self, ledger: Ledger, entry_id: int, messages: int) -> None:
         """So many messages of that entry are acknowledged now, others are not."""
 
+    @abstractmethod
     def held_by(self, consumer: Consumer) -> list[tuple[int, NDArray[np.int64]]]:
         """[(ledger id, entries)] that the consumer has been given, and that are not acknowledged."""
-        raise NotImplementedError
 
+    @abstractmethod
     def released(self, parked: list[Position]) -> None:
         """These entries were passed over, and may be given out now."""
-        self.subscription.rewind()
 
+    @abstractmethod
     def redeliver(self, consumer: Consumer, wanted: dict[int, NDArray[np.int64]]) -> Nacked:
-        """The consumer wants what it has again, or of that only the wanted {ledger id: entries}; returns what counts as redelivered.
+        """The consumer wants what it has again, or of that only the wanted {ledger id: entries}; returns what counts as redelivered."""
 
-        With one consumer ids do not matter: everything unacknowledged comes again, in order, and is not counted.
-        """
-        self.subscription.rewind()
-        return []
-
+    @abstractmethod
     def let_go(self) -> None:
         """What was given out is not to be given again, whatever becomes of it."""
 
+    @abstractmethod
     def causes(self) -> list[dict]:
         """What keeps consumers from getting more, one {"cause": ...} each."""
-        raise NotImplementedError
 
+    @abstractmethod
     def forget(self, ledger: Ledger) -> None:
         """The ledger is about to be deleted."""
 

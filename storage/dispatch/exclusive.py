@@ -2,7 +2,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from geminga.storage.dispatch.base import Batch, Dispatcher, Obstacle, busy, within_permits
+from geminga.storage.cursor import Position
+from geminga.storage.dispatch.base import Batch, Dispatcher, Nacked, Obstacle, busy, within_permits
 from geminga.storage.ledger import Ledger
 from geminga.storage.subscription import Consumer
 
@@ -16,6 +17,37 @@ class Exclusive(Dispatcher):
     def active(self) -> Consumer | None:
         """The consumer that gets everything."""
         return self.subscription.consumers[0] if self.subscription.consumers else None
+
+    def attach(self, consumer: Consumer) -> None:
+        self.subscription.rewind()
+
+    def detach(self, consumer: Consumer) -> None:
+        self.subscription.rewind()
+
+    def released(self, parked: list[Position]) -> None:
+        self.subscription.rewind()
+
+    def redeliver(self, consumer: Consumer, wanted: dict[int, NDArray[np.int64]]) -> Nacked:
+        """Ids do not matter: everything unacknowledged comes again, in order, and is not counted."""
+        self.subscription.rewind()
+        return []
+
+    # What is out is what lies between the cursor and the read position: nothing else has to be told.
+
+    def acknowledged(self, ledger: Ledger, entries: list[int] | NDArray[np.int64]) -> None:
+        pass
+
+    def acknowledged_up_to(self, position: Position) -> None:
+        pass
+
+    def part_acknowledged(self, ledger: Ledger, entry_id: int, messages: int) -> None:
+        pass
+
+    def let_go(self) -> None:
+        pass
+
+    def forget(self, ledger: Ledger) -> None:
+        pass
 
     def causes(self) -> list[dict]:
         found = self.active

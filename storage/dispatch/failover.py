@@ -75,10 +75,11 @@ def _by_joining(candidates: list[Consumer], topic: str) -> Consumer:
 
 def _by_ring(candidates: list[Consumer], topic: str) -> Consumer:
     """As Apache Pulsar spreads topics that are not partitioned: the first point at or behind that of the topic."""
+    ordered = sorted(candidates, key=_name)
     ring = sorted((mmh3.hash(f"{consumer.name}{point}", signed=False) & 0x7FFFFFFF, at)
-                  for at, consumer in enumerate(sorted(candidates, key=_name)) for point in range(_RING_POINTS))
+                  for at, consumer in enumerate(ordered) for point in range(_RING_POINTS))
     found = bisect.bisect_left(ring, (mmh3.hash(topic, signed=False) & 0x7FFFFFFF, 0))
-    return sorted(candidates, key=_name)[ring[found % len(ring)][1]]
+    return ordered[ring[found % len(ring)][1]]
 
 
 SELECTIONS: dict[str, Callable[[list[Consumer], str], Consumer]] = {"name": _by_name, "join-order": _by_joining, "hashring": _by_ring}

@@ -8,11 +8,10 @@ from geminga.storage.ledger import Ledger
 from geminga.storage.pending import LATER, NEVER_MS, NOBODY, SEATS_MAX, Entries, Pending
 from geminga.storage.subscription import Consumer, Subscription
 
-_TURN = 500             # entries in a row to one consumer, when there are enough to go round
-_LOOK_MS = 10          # at least, between two looks at what was postponed
+_TURN = 500                # entries in a row to one consumer, when there are enough to go round
+_TURNS = 4                 # so many turns each, when there are many more
+_LOOK_MS = 10              # at least, between two looks at what was postponed
 _LATER_EACH_MS = 1_000     # entries that wait, for each millisecond more
-_TURNS = 4             # so many turns each, when there are many more
-
 
 
 class Shared(Dispatcher):
@@ -111,9 +110,10 @@ class Shared(Dispatcher):
 
     def _give_due(self, takers: list[Consumer], ledger: Ledger, start: int, end: int, batches: list[Batch]) -> int:
         """Give out entries start .. end - 1, but postpone those whose time has not come; returns behind the last dealt with."""
-        times = ledger.deliver_at[start:end]
-        is_later = times > self.subscription.partition.now_ms
-        if not (self.subscription.options.delayed_delivery and is_later.any()):
+        if self.subscription.options.delayed_delivery:
+            times = ledger.deliver_at[start:end]
+            is_later = times > self.subscription.partition.now_ms
+        if not self.subscription.options.delayed_delivery or not is_later.any():
             return start + self.deal(takers, ledger, range(start, end), batches, is_again=False)
         due = np.flatnonzero(~is_later) + start
         given = self.deal(takers, ledger, due, batches, is_again=False) if len(due) else 0
