@@ -208,11 +208,16 @@ class Cursor:
 def load_bitmaps(cursor: Cursor) -> None:
     """Map what a durable cursor has on disk."""
     for path in cursor.folder.glob(f"*.{cursor.subscription_id}.acks"):
-        ledger_id = int(path.name.split(".", 1)[0])
-        if ledger_id < cursor.mark_delete[0] or not path.stat().st_size:
-            path.unlink()
-        else:
-            cursor.bitmaps[ledger_id] = np.frombuffer(map_file(path, writable=True), np.uint8)
+        load_bitmap(cursor, path)
+
+
+def load_bitmap(cursor: Cursor, path: Path) -> None:
+    """Map one of them, which is removed if nothing needs it."""
+    ledger_id = int(path.name.split(".", 1)[0])
+    if ledger_id < cursor.mark_delete[0] or not path.stat().st_size:
+        path.unlink()
+    else:
+        cursor.bitmaps[ledger_id] = np.frombuffer(map_file(path, writable=True), np.uint8)
 
 
 class CursorTable:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from geminga.proto.names import TopicName
 from geminga.storage import format, ledger, parts
-from geminga.storage.cursor import Cursor, CursorTable, Position, load_bitmaps
+from geminga.storage.cursor import Cursor, CursorTable, Position, load_bitmap
 from geminga.storage.entry_counts import DEATHS, KINDS, REDELIVERIES, EntryCounts
 from geminga.storage.ledger import Ledger
 from geminga.storage.options import StorageOptions
@@ -196,15 +196,19 @@ def open_partition(data_dir: Path, partition_id: int, name: TopicName, topic_epo
     by_id: dict[int, Subscription] = {}
     for text, subscription_id in names.items():
         if subscription_id in positions:     # else its creation was never answered, and did not happen
-            subscription = partition.add_subscription(text, subscription_id, positions[subscription_id], is_durable=True)
-            load_bitmaps(subscription.cursor)
-            subscription.cursor.parts = in_parts.get(subscription_id, {})
-            subscription.cursor.forget_acknowledged_parts()
-            subscription.cursor.advance(partition.ledgers_from(subscription.cursor.mark_delete[0]))
-            subscription.rewind()
-            by_id[subscription_id] = subscription
-    for path in folder.glob("*.*.*"):
+            by_id[subscription_id] = partition.add_subscription(text, subscription_id, positions[subscription_id], is_durable=True)
+    for path in folder.glob("*.*.*"):        # listed once, however many subscriptions there are
         ledger_id, subscription_id, kind = path.name.split(".")
-        if kind in KINDS and (subscription := by_id.get(int(subscription_id))) is not None:
+        if (subscription := by_id.get(int(subscription_id))) is None:
+            continue
+        if kind in KINDS:
             subscription.counts[KINDS.index(kind)].load(int(ledger_id))
+        else:
+            load_bitmap(subscription.cursor, path)
+    for subscription_id, subscription in by_id.items():
+        cursor = subscription.cursor
+        cursor.parts = in_parts.get(subscription_id, {})
+        cursor.forget_acknowledged_parts()
+        cursor.advance(partition.ledgers_from(cursor.mark_delete[0]))
+        subscription.rewind()
     return partition
