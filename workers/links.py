@@ -1,7 +1,9 @@
 """The way to one owner: what a pass has for it, put together into one envelope; and which owner has what."""
+import asyncio
 import struct
 from functools import lru_cache
 from pathlib import Path
+from typing import Protocol
 
 import mmh3
 import zmq
@@ -9,6 +11,7 @@ from numpy.typing import NDArray
 
 from geminga.proto import envelope
 from geminga.proto.sends import SEND
+from geminga.storage.control import Control
 from geminga.storage.process import socket_path, worker_identity
 
 
@@ -16,6 +19,32 @@ from geminga.storage.process import socket_path, worker_identity
 def owner_of(partition: str, owners: int) -> int:
     """Rendezvous hash: every worker knows the owner of a partition without asking, and few move when their number changes."""
     return max(range(owners), key=lambda owner: mmh3.hash(partition, owner, signed=False))
+
+
+class Follower(Protocol):
+    """Who has links to owners."""
+
+    def owner_up(self, index: int, serial: int) -> None: ...
+    def owner_gone(self, index: int) -> None: ...
+
+
+def follow(control: Control, follower: Follower) -> asyncio.Event:
+    """Have it told of owners as they come and go; the event is set when the supervisor says stop, or is gone."""
+    stopping = asyncio.Event()
+
+    def told() -> None:
+        for message in control.receive():
+            if "owner" in message:
+                follower.owner_up(*message["owner"])
+            elif "owner_gone" in message:
+                follower.owner_gone(message["owner_gone"])
+            elif "stop" in message:
+                stopping.set()
+        if not control.is_open:
+            stopping.set()
+
+    asyncio.get_running_loop().add_reader(control.fileno(), told)
+    return stopping
 
 
 class OwnerLink:

@@ -24,7 +24,7 @@ from geminga.storage.control import Control
 from geminga.storage.counters import Counters
 from geminga.workers.client import Client
 from geminga.workers.egress import Ledgers
-from geminga.workers.links import OwnerLink, owner_of
+from geminga.workers.links import OwnerLink, follow, owner_of
 from geminga.workers.options import WorkerOptions
 from geminga.workers.requests import Directory
 from geminga.workers.watchers import Watchers
@@ -304,20 +304,7 @@ async def _serve(serial: int, owners: int, run_dir: Path, data_dir: Path, option
                  control: Control, counters: Counters, directory: Directory) -> None:
     loop = asyncio.get_running_loop()
     worker = Worker(serial, owners, run_dir, data_dir, options, directory, counters)
-    stopping = asyncio.Event()
-
-    def told() -> None:
-        for message in control.receive():
-            if "owner" in message:
-                worker.owner_up(*message["owner"])
-            elif "owner_gone" in message:
-                worker.owner_gone(message["owner_gone"])
-            elif "stop" in message:
-                stopping.set()
-        if not control.is_open:
-            stopping.set()
-
-    loop.add_reader(control.fileno(), told)
+    stopping = follow(control, worker)
     server = await loop.create_server(lambda: Client(worker), sock=listener)
     loop.call_later(options.keep_alive_interval_ms / 1000, worker.keep_alive)
     control.send(ready={})

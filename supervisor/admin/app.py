@@ -2,8 +2,6 @@
 
 Answers have Pulsar's status codes and shapes: 204 without a body for what was done, {"reason": "..."} for what was not.
 """
-import asyncio
-import json
 import socket
 import traceback
 from pathlib import Path
@@ -19,6 +17,7 @@ from geminga.storage.counters import Counters
 from geminga.supervisor.admin import health, metrics, subscriptions, topics
 from geminga.supervisor.admin.owners import OWNERS, Owners
 from geminga.supervisor.config import Config
+from geminga.workers.links import follow
 
 _STATUSES = {api.InvalidTopicName: 412, api.TopicNotFound: 404, api.SubscriptionNotFound: 404, api.NotAllowedError: 405,
              api.ServiceNotReady: 503}
@@ -64,31 +63,10 @@ def run(config: Config, serial: int, run_dir: Path, listener: socket.socket, ser
 
 
 async def _serve(app: web.Application, owners: Owners, listener: socket.socket, control: Control) -> None:
-    stopping = asyncio.Event()
-
-    def told() -> None:
-        for message in control.receive():
-            if "owner" in message:
-                owners.owner_up(*message["owner"])
-            elif "owner_gone" in message:
-                owners.owner_gone(message["owner_gone"])
-            elif "stop" in message:
-                stopping.set()
-        if not control.is_open:
-            stopping.set()
-
-    asyncio.get_running_loop().add_reader(control.fileno(), told)
+    stopping = follow(control, owners)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     await web.SockSite(runner, listener, shutdown_timeout=0.5).start()
     control.send(ready={})
     await stopping.wait()
     await runner.cleanup()
-
-
-def json_body(text: str):
-    """The value of a JSON body; raises 400."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        raise web.HTTPBadRequest(text="The body is not JSON") from None
