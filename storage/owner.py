@@ -91,10 +91,6 @@ class Owner:
         self._next_tick_ms = now_ms + TICK_MS
         self._complaints: set[str] = set()                        # about files, said once
 
-    @property
-    def partitions(self) -> list[Partition]:
-        return list(self.by_name.values())
-
     # -- what commands.py works with
 
     def new_handle(self) -> int:

@@ -261,6 +261,11 @@ class Rig:
     def topic(name):
         return names.parse(name)
 
+    @property
+    def partitions(self):
+        """Those that the owner has opened."""
+        return list(self.owner.by_name.values())
+
     def partition(self, topic):
         return self.owner.by_name[names.parse(topic)]
 

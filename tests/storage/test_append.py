@@ -40,10 +40,10 @@ def told(planned):
 @example(asked=[(1, [(1, 1, 1, 0, 0)]), (2, [(GONE, 1, 1, 0, 0)])], full=set())      # nothing is left of the second worker
 def test_few_and_many_go_to_the_same_places(rig, asked, full):
     """Over partitions, workers and connections; without those of a producer that is gone, or for which there is no room."""
-    if not rig.owner.partitions:
+    if not rig.partitions:
         for topic in "abc":
             rig.run(rig.sends((rig.producer(topic), b"first")))
-    partitions = dict(enumerate([*rig.owner.partitions, rig.owner.partitions[0]], 1))      # two producers of one partition
+    partitions = dict(enumerate([*rig.partitions, rig.partitions[0]], 1))      # two producers of one partition
 
     def room(partition, count, size):
         if partition.slot in full:
@@ -63,6 +63,6 @@ def test_few_and_many_are_what_a_pass_makes_of_them(rig):
     for count in (append.FEW_MAX, append.FEW_MAX + 1):
         answers = rig.run(rig.sends(*[(producer, b"x")] * count))
         expected += answers.positions
-        found = rig.owner.partitions[0].open_ledger
+        found = rig.partitions[0].open_ledger
         assert expected == [(found.ledger_id, entry) for entry in range(found.entries)]
         assert format.valid_rows(found.index[:found.entries], found.ledger_id) == found.entries

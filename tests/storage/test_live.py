@@ -19,7 +19,7 @@ def test_what_is_published_is_answered_and_passed_on_in_the_same_pass(rig, kind)
     answers = rig.run(rig.sends((producer, b"a"), (producer, b"b")))
     assert taken(answers, consumer) == [b"a", b"b"]
     assert answers.positions == [(0, 0), (0, 1)]
-    assert not rig.owner.partitions and not (rig.data_dir / "partitions").exists()
+    assert not rig.partitions and not (rig.data_dir / "partitions").exists()
 
 
 def test_without_permits_it_is_dropped_and_counted(rig):

@@ -63,7 +63,7 @@ def test_an_unloaded_topic_is_found_as_it_was_left(rig):
                         message_ids=[api.MessageIdData(ledgerId=positions[4][0], entryId=positions[4][1])]))
     answers = rig.run(rig.question("unload", "t"))
     assert {command.type for command in answers.commands()} == {T.CLOSE_PRODUCER, T.CLOSE_CONSUMER}
-    assert not rig.owner.partitions
+    assert not rig.partitions
     consumer = rig.consumer("t", subType=SubType.Shared)
     answers = rig.run(rig.flow(consumer, 100))
     given = [one for *_, entries in answers.gifts for one in entries]
