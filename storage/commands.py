@@ -258,7 +258,7 @@ def _subscribe(owner, session, command: api.BaseCommand, *, probed: bool = False
             return _park(owner, session, command, holder.worker, holder.connection)
         raise obstacle.refusal
     found.now_ms = owner.now_ms
-    if found.is_persistent:
+    if found.is_persistent and (deaths_max or not subscription.consumers):      # one that asks for nothing takes it from nobody
         subscription.deaths_max = deaths_max
     subscription.attach(consumer)
     found.attached[subscription] = None

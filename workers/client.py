@@ -130,7 +130,7 @@ class Client(asyncio.BufferedProtocol):
         self._is_writable = False
 
     def resume_writing(self) -> None:
-        self._is_writable = True
+        self._is_writable = self.was_heard = True      # it takes what it is sent
         if not self._is_reading:
             self._is_reading = True
             self._read_rest()

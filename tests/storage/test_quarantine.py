@@ -76,3 +76,14 @@ def test_nonsense_is_refused(rig, value):
     section, _ = rig.subscribe("t", "sub", metadata=[api.KeyValue(key=QUARANTINE, value=value)])
     [answer] = rig.run(section).commands()
     assert answer.error.error == api.NotAllowedError and QUARANTINE in answer.error.message
+
+
+def test_a_consumer_that_does_not_ask_for_it_leaves_it_on_for_those_that_do(rig):
+    poison, *_ = rig.publish(rig.producer("t"), b"poison", b"other")
+    careful(rig, SubType.Shared, connection=4)
+    rig.consumer("t", subType=SubType.Shared, connection=5)
+    for connection in (2, 3):
+        consumer = careful(rig, SubType.Shared, connection=connection)
+        assert given(rig.run(rig.flow(consumer, 1))) == [poison]
+        die(rig, connection)
+    assert {"cause": "parked", "message": "{}:{}".format(*poison), "deaths": 2} in rig.asked("why", "t", subscription="sub")["causes"]

@@ -26,6 +26,7 @@ class Peer:
         self.socket.settimeout(SECONDS)
         self.socket.connect((address.hostname, address.port))
         self._data = bytearray()
+        self.answers_pings = True
         self.say(first)
         if first == CONNECT:
             assert self.hear().type == T.CONNECTED
@@ -56,7 +57,8 @@ class Peer:
                     del self._data[:4 + total]
                     if heard[0].type != T.PING:
                         return heard
-                    self.say(command(T.PONG))
+                    if self.answers_pings:
+                        self.say(command(T.PONG))
                     continue
             try:
                 data = self.socket.recv(1 << 20)

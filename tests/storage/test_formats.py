@@ -1,0 +1,29 @@
+"""Folders that brokers of every format version left behind are read by this one, to the message."""
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from geminga.storage import format
+
+from .formats.content import OPTIONS, check
+from .rig import Rig
+
+FOLDERS = sorted((Path(__file__).parent / "formats").glob("version-*.tar.xz"))
+
+
+def test_there_is_a_folder_of_each_version():
+    assert [path.name for path in FOLDERS] == [f"version-{version}.tar.xz" for version in range(1, format.VERSION + 1)]
+
+
+@pytest.mark.parametrize("archive", FOLDERS, ids=lambda path: path.name.partition(".")[0])
+def test_a_folder_of_that_version_is_read(archive, tmp_path):
+    with tarfile.open(archive) as found:
+        found.extractall(tmp_path)
+    rig = Rig(tmp_path / "data", **OPTIONS)
+    check(rig)
+    rig.close()
+    again = Rig(tmp_path / "data", **OPTIONS)
+    assert again.recovered == 0
+    assert len(again.everything("many")) == 121
+    again.close()
