@@ -56,7 +56,7 @@ class Sends:
 
 @dataclass(slots=True)
 class Send:
-    """One SEND: its row as sends.read_one reads it."""
+    """One SEND: its row as sends.read_one reads it, and its entry, which begins with a checksum."""
 
     row: tuple
     entry: bytes
@@ -166,7 +166,7 @@ class Connection:
             raise ProtocolError(f"a SEND that cannot be read: {error}") from None
         if T.SEND not in TRANSITIONS[self.state] or not command.send.IsInitialized():
             raise ProtocolError(f"SEND while {self.state}, or without a required field")
-        send, entry = command.send, frame[command_end:]
+        send, entry = command.send, sends.with_checksum(frame[command_end:])
         try:
             row = sends.read_one(send, entry)
         except sends.BadChecksum:

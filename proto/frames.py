@@ -5,7 +5,8 @@
                                                      [0x0e01][crc32c u32][metadata size u32][metadata][payload]
 
 Sizes are unsigned and big-endian; `total` counts all that follows it.  What follows the command is an *entry*: it is
-stored as it came and delivered as it was stored.  The part with 0x0e02 is added on the way out, to those who ask.
+stored as it came, with a checksum if it came without, and delivered as it was stored.  The part with 0x0e02 is added on the
+way out, to those who ask.
 """
 import struct
 

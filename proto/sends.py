@@ -43,20 +43,25 @@ SEND_ROW = np.dtype([
     ("messages", "<u4"),             # 1, or how many a batch holds
     ("key_hash", "<u4"),             # Murmur3 of ordering key or key, 31 bits; 0 without HAS_KEY
     ("flags", "<u4"),
-    ("crc32c", "<u4"),               # as it stands in the entry; 0 without KEPT_CHECKSUM
+    ("crc32c", "<u4"),               # as it stands in the entry
     ("checksum", "<u4"),             # the owner fills it in
 ])
 SEND = struct_of(SEND_ROW)
 PRODUCER_ID = SEND_ROW.names.index("producer_id")
+INDEX_FIELDS = SEND_ROW.names[8:]      # laid out as a row of the index
 
 # Bits of `flags`, kept in the index as well.
-KEPT_CHECKSUM = 1    # the entry begins with magic and checksum (clients since protocol version 6)
+KEPT_CHECKSUM = 1    # the entry begins with magic and checksum; only ledgers of format version 1 may have others
 IS_BATCH = 2         # num_messages_in_batch is present, even when it is 1
 IS_CHUNK = 4
 HAS_KEY = 8
+IS_LAST_CHUNK = 16
+CHUNK_ID = 8         # from which bit on the number of the chunk stands, up to CHUNK_ID_MAX
+CHUNK_ID_MAX = (1 << 24) - 1
 
 RUN_MIN = 32                   # frames; a shorter run costs less in the library
 _TXN_FIELDS = ("txnid_least_bits", "txnid_most_bits")
+_MAGIC = MAGIC.to_bytes(2, "big")
 
 
 class BadChecksum(Exception):
@@ -70,36 +75,47 @@ class TransactionsRefused(Exception):
 def read_one(command: api.CommandSend, entry: bytes) -> tuple:
     """The row of one SEND, in the order of SEND_ROW's fields, with 0 for what is filled in later.
 
-    Raises BadChecksum; ProtocolError when the entry cannot be read.
+    The entry begins with its checksum.  Raises BadChecksum; ProtocolError when it cannot be read.
     """
     metadata, checksum = _metadata(entry)
     if command.txnid_most_bits or command.txnid_least_bits:
         raise TransactionsRefused
-    flags = KEPT_CHECKSUM if checksum is not None else 0
+    flags = KEPT_CHECKSUM
     if metadata.HasField("num_messages_in_batch"):
         flags |= IS_BATCH
     if command.is_chunk:
-        flags |= IS_CHUNK
+        flags |= IS_CHUNK | min(max(metadata.chunk_id, 0), CHUNK_ID_MAX) << CHUNK_ID
+        if metadata.chunk_id + 1 >= metadata.num_chunks_from_msg > 0:
+            flags |= IS_LAST_CHUNK
     key = _key(metadata)
     if key is not None:
         flags |= HAS_KEY
     key_hash = 0 if key is None else mmh3_32_uintdigest(key) & 0x7FFFFFFF
     messages = max(1, metadata.num_messages_in_batch)
     return (0, 0, 0, command.producer_id, command.sequence_id, command.highest_sequence_id, 0, 0,
-            0, _signed(metadata.publish_time), 0, metadata.deliver_at_time, 0, len(entry), messages, key_hash, flags, checksum or 0, 0)
+            0, _signed(metadata.publish_time), 0, metadata.deliver_at_time, 0, len(entry), messages, key_hash, flags, checksum, 0)
 
 
-def _metadata(entry: bytes) -> tuple[api.MessageMetadata, int | None]:
-    at, checksum = 0, None
-    if len(entry) >= 2 and entry[0] << 8 | entry[1] == MAGIC:
-        if len(entry) < CHECKSUM_END:
-            raise ProtocolError("SEND ends inside its checksum")
-        at, checksum = CHECKSUM_END, SIZE.unpack_from(entry, 2)[0]
-        if crc32c(memoryview(entry)[CHECKSUM_END:]) != checksum:
-            raise BadChecksum
-    if len(entry) < at + 4:
+def with_checksum(entry: bytes) -> bytes:
+    """The entry as it is stored: clients from before protocol version 6 send theirs without magic and checksum."""
+    return entry if _has_checksum(entry, 0) else _MAGIC + SIZE.pack(crc32c(entry)) + entry
+
+
+def _has_checksum(data: bytes, at: int) -> bool:
+    """Whether the entry that begins at `at` does."""
+    return data[at:at + 2] == _MAGIC
+
+
+def _metadata(entry: bytes) -> tuple[api.MessageMetadata, int]:
+    if len(entry) < CHECKSUM_END:
+        raise ProtocolError("SEND ends inside its checksum")
+    checksum = SIZE.unpack_from(entry, 2)[0]
+    if crc32c(memoryview(entry)[CHECKSUM_END:]) != checksum:
+        raise BadChecksum
+    at = CHECKSUM_END + 4
+    if len(entry) < at:
         raise ProtocolError("SEND ends inside its metadata's size")
-    size, at = SIZE.unpack_from(entry, at)[0], at + 4
+    size = SIZE.unpack_from(entry, CHECKSUM_END)[0]
     if size > len(entry) - at:
         raise ProtocolError(f"SEND announces {size} bytes of metadata and has {len(entry) - at}")
     try:
@@ -179,8 +195,7 @@ def learn(frame: bytes, command: api.CommandSend, row: tuple) -> Layout | None:
     layout = Layout()
     layout.total, layout.command_end = total, 8 + command_size
     layout.row = np.array([row], SEND_ROW)
-    flags = int(layout.row["flags"][0])
-    if not flags & KEPT_CHECKSUM or any(command.HasField(name) for name in _TXN_FIELDS):
+    if not _has_checksum(frame, layout.command_end) or any(command.HasField(name) for name in _TXN_FIELDS):
         return None
     metadata_at = layout.command_end + CHECKSUM_END + 4
     layout.head_size = metadata_at + SIZE.unpack_from(frame, metadata_at - 4)[0]

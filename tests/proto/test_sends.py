@@ -27,10 +27,14 @@ def understood(frame: bytes) -> tuple:
         checksum, body = struct.unpack_from(">I", entry, 2)[0], entry[6:]
         if crc32c(body) != checksum:
             return "refused", said.producer_id, said.sequence_id, api.ChecksumError
+    else:
+        checksum = crc32c(entry)
+        entry = b"\x0e\x01" + struct.pack(">I", checksum) + entry
     metadata = api.MessageMetadata.FromString(body[4:4 + struct.unpack_from(">I", body)[0]])
-    flags = 1 if entry.startswith(b"\x0e\x01") else 0
-    flags += 2 if metadata.HasField("num_messages_in_batch") else 0
-    flags += 4 if said.is_chunk else 0
+    flags = 1 + (2 if metadata.HasField("num_messages_in_batch") else 0)
+    if said.is_chunk:
+        is_last = metadata.HasField("num_chunks_from_msg") and metadata.chunk_id >= metadata.num_chunks_from_msg - 1
+        flags += 4 + (16 if is_last else 0) + 256 * metadata.chunk_id
     key = None
     if metadata.HasField("ordering_key"):
         key = metadata.ordering_key
@@ -60,7 +64,8 @@ KEYS = st.sampled_from([
 EXTRAS = st.fixed_dictionaries({}, optional={
     "event_time": st.sampled_from([1, 1_700_000_000_000]), "deliver_at_time": st.sampled_from([-1, 5, 1_800_000_000_000]),
     "num_messages_in_batch": st.sampled_from([1, 2, 300]), "highest_sequence_id": NUMBERS, "schema_version": st.just(b"\0" * 8),
-    "properties": st.just([api.KeyValue(key="k", value="v")]), "chunk_id": st.just(3),
+    "properties": st.just([api.KeyValue(key="k", value="v")]), "chunk_id": st.sampled_from([0, 3, 2**24 - 1]),
+    "num_chunks_from_msg": st.sampled_from([1, 4, 2**24]),
     "uncompressed_size": st.sampled_from([0, 70_000]),
 })
 COMMAND_EXTRAS = st.fixed_dictionaries({}, optional={
@@ -164,11 +169,22 @@ def test_another_command_between_two_runs_keeps_its_place():
 # -- one by one
 
 def test_clients_from_before_checksums_are_understood():
-    """Protocol versions below 6 send metadata without magic and checksum; the entry is kept as it came."""
-    entry = entry_of(message_metadata())[6:]
-    (_, (_, row, kept)) = listen([CONNECT, send(entry)]).events
-    assert kept == entry
-    assert not row[FIELDS.index("flags")] & sends.KEPT_CHECKSUM
+    """Protocol versions below 6 send metadata without magic and checksum; the entry gets both, and is verified from then on."""
+    entry = entry_of(message_metadata())
+    for count in (1, 64):
+        heard = listen([CONNECT, send(entry[6:]) * count])
+        assert heard.events[1:] == listen([CONNECT, send(entry)]).events[1:] * count
+
+
+@pytest.mark.parametrize("chunk_id, count, expected", [
+    (0, 3, sends.IS_CHUNK), (1, 3, sends.IS_CHUNK | 1 << 8), (2, 3, sends.IS_CHUNK | sends.IS_LAST_CHUNK | 2 << 8),
+    (0, 1, sends.IS_CHUNK | sends.IS_LAST_CHUNK), (-1, 3, sends.IS_CHUNK), (2**31 - 1, 0, sends.IS_CHUNK | 0xFFFFFF << 8)], ids=str)
+def test_which_chunk_of_its_message_an_entry_is(chunk_id, count, expected):
+    """And whether it is the last; what clients make up beyond that is no more than a number."""
+    entry = entry_of(message_metadata(chunk_id=chunk_id, num_chunks_from_msg=count))
+    for said in (send(entry, is_chunk=True), send(entry, is_chunk=True) * 64):
+        for _, row, _ in listen([CONNECT, said]).events[1:]:
+            assert row[FIELDS.index("flags")] == expected | sends.KEPT_CHECKSUM
 
 
 def test_a_key_that_is_not_base64_counts_as_it_stands():
