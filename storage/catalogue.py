@@ -6,14 +6,18 @@ committed since it last looked.  What is in a committed transaction is on disk.
 Ids of partitions, subscriptions and ledgers are handed out once and never again: AUTOINCREMENT for the first two, and for
 ledgers a counter from which each owner takes a block at a time.
 """
+import json
 import sqlite3
 import time
 from pathlib import Path
+from typing import Any
 
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
 
 LEDGER_BLOCK = 1_000         # ledger ids taken at a time; what is left of a block at a crash is never used
-VERSION = 1
+VERSION = 2
 
 _TABLES = """
 CREATE TABLE tenants (name TEXT PRIMARY KEY) WITHOUT ROWID;
@@ -29,6 +33,11 @@ CREATE TABLE subscriptions (id INTEGER PRIMARY KEY AUTOINCREMENT, partition_id I
                             UNIQUE (partition_id, name));
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 """
+_POLICIES = """
+-- What somebody set: of a tenant, of a namespace (tenant/namespace) or of a topic by its base name.  Values are JSON.
+CREATE TABLE policies (scope TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (scope, name)) WITHOUT ROWID;
+"""
+_UPGRADES = {1: _POLICIES}     # version: what makes it the next one
 
 
 class CatalogueError(Exception):
@@ -78,11 +87,37 @@ class Catalogue:
 
     # -- tenants, namespaces, topics
 
+    def tenants(self) -> list[str]:
+        return self._column("SELECT name FROM tenants ORDER BY name")
+
+    def has_tenant(self, name: str) -> bool:
+        return self._one("SELECT 1 FROM tenants WHERE name = ?", (name,)) is not None
+
+    def create_tenant(self, name: str) -> None:
+        self._write("INSERT OR IGNORE INTO tenants VALUES (?)", (name,))
+
+    def delete_tenant(self, name: str) -> None:
+        """One without namespaces; its policies go too."""
+        self._write("DELETE FROM tenants WHERE name = ?", (name,))
+        self._write("DELETE FROM policies WHERE scope = ?", (name,))
+
     def create_namespace(self, name: str) -> None:
         """The namespace and its tenant exist."""
         tenant = name.split("/", 1)[0]
-        self._write("INSERT OR IGNORE INTO tenants VALUES (?)", (tenant,))
+        self.create_tenant(tenant)
         self._write("INSERT OR IGNORE INTO namespaces VALUES (?, ?)", (name, tenant))
+
+    def delete_namespace(self, name: str) -> bool:
+        """Its policies go too; False when it has topics."""
+        try:
+            self._write("DELETE FROM namespaces WHERE name = ?", (name,))
+        except sqlite3.IntegrityError:
+            return False
+        self._write("DELETE FROM policies WHERE scope = ?", (name,))
+        return True
+
+    def namespaces(self, tenant: str) -> list[str]:
+        return self._column("SELECT name FROM namespaces WHERE tenant = ? ORDER BY name", (tenant,))
 
     def has_namespace(self, name: str) -> bool:
         return self._one("SELECT 1 FROM namespaces WHERE name = ?", (name,)) is not None
@@ -92,13 +127,18 @@ class Catalogue:
         return self._one("SELECT partitions FROM topics WHERE name = ?", (str(topic),))
 
     def create_topic(self, topic: TopicName, partitions: int) -> bool:
-        """False when there is one already."""
-        done = self._write("INSERT OR IGNORE INTO topics VALUES (?, ?, ?, ?)", (str(topic), topic.namespace, partitions, now_ms()))
+        """False when there is one already.  Raises Refusal when the namespace has just been deleted."""
+        try:
+            done = self._write("INSERT OR IGNORE INTO topics VALUES (?, ?, ?, ?)", (str(topic), topic.namespace, partitions, now_ms()))
+        except sqlite3.IntegrityError:
+            raise Refusal(api.TopicNotFound, f"Namespace {topic.namespace} does not exist") from None
         if done.rowcount:
             self.take("topics")
         return done.rowcount > 0
 
     def delete_topic(self, topic: TopicName) -> None:
+        """Its policies go too."""
+        self._write("DELETE FROM policies WHERE scope = ?", (str(topic),))
         if self._write("DELETE FROM topics WHERE name = ?", (str(topic),)).rowcount:
             self.take("topics")
 
@@ -112,7 +152,9 @@ class Catalogue:
 
     def forget_live_topics(self) -> None:
         """Topics that keep nothing are gone when the broker was; those that are partitioned were asked for, and stay."""
-        self._write("DELETE FROM topics WHERE name LIKE 'non-persistent:%' AND partitions = 0")
+        gone = "SELECT name FROM topics WHERE name LIKE 'non-persistent:%' AND partitions = 0"
+        self._write(f"DELETE FROM policies WHERE scope IN ({gone})")
+        self._write(f"DELETE FROM topics WHERE name IN ({gone})")
 
     def topics(self, namespace: str) -> list[str]:
         """Complete names, a partitioned topic by each of its partitions, sorted."""
@@ -155,6 +197,19 @@ class Catalogue:
     def delete_subscription(self, subscription_id: int) -> None:
         self._write("DELETE FROM subscriptions WHERE id = ?", (subscription_id,))
 
+    # -- policies
+
+    def policies(self, scope: str) -> dict[str, Any]:
+        """{name: value} of what was set there."""
+        return {name: json.loads(value) for name, value in self._db.execute("SELECT name, value FROM policies WHERE scope = ?", (scope,))}
+
+    def set_policy(self, scope: str, name: str, value: Any) -> None:
+        """None takes it away."""
+        if value is None:
+            self._write("DELETE FROM policies WHERE scope = ? AND name = ?", (scope, name))
+        else:
+            self._write("INSERT OR REPLACE INTO policies VALUES (?, ?, ?)", (scope, name, json.dumps(value)))
+
     # -- counters
 
     def next_ledger_id(self) -> int:
@@ -180,8 +235,10 @@ def open_catalogue(path: Path) -> Catalogue:
         found = catalogue._one("PRAGMA user_version")
         if found == 0:
             _create(catalogue)
-        elif found != VERSION:
+        elif found > VERSION:
             raise CatalogueError(f"{path} has format version {found}; this program reads {VERSION}")
+        elif found < VERSION:
+            _upgrade(catalogue)
     except sqlite3.DatabaseError as error:
         raise CatalogueError(f"{path}: {error}") from error
     return catalogue
@@ -190,10 +247,20 @@ def open_catalogue(path: Path) -> Catalogue:
 def _create(catalogue: Catalogue) -> None:
     """All of it or nothing."""
     catalogue._db.execute("PRAGMA journal_mode = WAL")
-    for statement in _TABLES.split(";"):
+    for statement in (_TABLES + _POLICIES).split(";"):
         catalogue._write(statement)
     for namespace in ("public/default", "pulsar/system"):
         catalogue.create_namespace(namespace)
+    catalogue._write(f"PRAGMA user_version = {VERSION}")
+    catalogue.commit()
+
+
+def _upgrade(catalogue: Catalogue) -> None:
+    """To this version, in place; all of it or nothing.  Of two processes that try, one finds it done."""
+    catalogue._write("SELECT 1")       # nobody else writes from here on
+    for version in range(catalogue._one("PRAGMA user_version"), VERSION):
+        for statement in _UPGRADES[version].split(";"):
+            catalogue._write(statement)
     catalogue._write(f"PRAGMA user_version = {VERSION}")
     catalogue.commit()
 

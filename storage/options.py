@@ -29,4 +29,11 @@ class StorageOptions:
     delayed_delivery: bool = True             # Shared and Key_Shared consumers get a message not before its time
     key_shared_enabled: bool = True           # Key_Shared subscriptions may be made
     key_shared_consistent_hashing: bool = True       # consumers share a ring of hashes; else the largest range is split
+    # What holds where no policy of a topic or a namespace says otherwise:
+    retention_s: int = 0                      # acknowledged ledgers are kept so long; -1: no bound; 0: they are not kept
+    retention_bytes: int = 0                  # ... and while their partition is not larger; -1: no bound; 0: they are not kept
+    message_ttl_s: int = 0                    # messages that are not acknowledged by then expire; 0: they do not
+    backlog_quota_bytes: int = -1             # of a partition's slowest subscription; -1: no bound
+    backlog_quota_age_s: int = -1             # of the oldest message of a backlog; -1: no bound
+    backlog_quota_policy: str = "producer_request_hold"      # what happens above, see policies.QUOTA_ACTIONS
     keep_alive_interval_ms: int = 30_000      # how long an owner waits for a suspected dead connection is derived from it

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from geminga.storage.options import StorageOptions
+from geminga.storage.policies import QUOTA_ACTIONS
 from geminga.supervisor.properties import ConfigError, Setting, from_environment, nearest, parse, translate
 from geminga.workers.options import WorkerOptions
 
@@ -76,6 +77,11 @@ RANGES = {
     "storage.discovery_grace_s": (0, 24 * 3600),
     "storage.max_unacked_messages_per_consumer": (0, (1 << 31) - 1),
     "storage.max_unacked_messages_per_subscription": (0, (1 << 31) - 1),
+    "storage.retention_s": (-1, 100 * 365 * 24 * 3600),
+    "storage.retention_bytes": (-1, 1 << 50),
+    "storage.message_ttl_s": (0, 100 * 365 * 24 * 3600),
+    "storage.backlog_quota_bytes": (-1, 1 << 50),
+    "storage.backlog_quota_age_s": (-1, 100 * 365 * 24 * 3600),
     "network.port": (0, 65_535),
     "network.max_message_size": (1_024, 256 << 20),      # a worker holds a whole frame in memory
     "network.keep_alive_interval_ms": (100, 3_600_000),
@@ -88,6 +94,7 @@ _HOST = r"[^\s/,]+"
 FORMS = {
     "cluster_name": (r"[-=:.\w]+", "letters, digits and -=:._"),
     "http_bind": (rf"({_HOST})?", "an address"),
+    "storage.backlog_quota_policy": ("|".join(QUOTA_ACTIONS), ", ".join(QUOTA_ACTIONS)),
     "storage.failover_selection": (r"name|join-order|hashring", "name, join-order or hashring"),
     "storage.sync": (r"group|interval|none", "group, interval or none"),
     "network.bind": (_HOST, "an address"),
@@ -255,6 +262,8 @@ def _relate(values: dict[str, Any], given: Mapping[str, Setting]) -> list[str]:
             raise ConfigError(f"{given[name].origin}: {name} must be at least {least} {reason}, not {values[name]}")
         values[name] = -(-least // MIB) * MIB
         notes.append(f"{name} is {values[name]}, more than by default, {reason}")
+    if (values["storage.retention_s"] == 0) != (values["storage.retention_bytes"] == 0):
+        notes.append("nothing is retained while one of storage.retention_s and storage.retention_bytes is 0; -1 is no bound")
     _refuse_clashes(values, given)
     return notes
 

@@ -122,6 +122,11 @@ def _scaled(factor: int) -> Callable[[str], int]:
     return lambda text: _whole(text) * factor
 
 
+def _bounded(factor: int) -> Callable[[str], int]:
+    """A number that says "no bound" when it is negative."""
+    return lambda text: number * factor if (number := _whole(text)) > 0 else number
+
+
 def _age_s(text: str) -> int:
     minutes = _whole(text)
     return minutes * 60 if minutes > 0 else NEVER_S
@@ -142,10 +147,15 @@ TRANSLATED: dict[str, tuple[str, Callable[[str], Any]]] = {
     "advertisedListeners": ("network.advertised_listeners", str),
     "allowAutoSubscriptionCreation": ("storage.auto_create_subscriptions", str),
     "allowAutoTopicCreation": ("storage.auto_create_topics", str),
+    "backlogQuotaDefaultLimitBytes": ("storage.backlog_quota_bytes", str),
+    "backlogQuotaDefaultLimitSecond": ("storage.backlog_quota_age_s", str),
+    "backlogQuotaDefaultRetentionPolicy": ("storage.backlog_quota_policy", str),
     "bindAddress": ("network.bind", str),
     "brokerEntryMetadataInterceptors": ("network.broker_entry_metadata", _interceptors),
     "brokerServicePort": ("network.port", str),
     "clusterName": ("cluster_name", str),
+    "defaultRetentionSizeInMB": ("storage.retention_bytes", _bounded(1 << 20)),
+    "defaultRetentionTimeInMinutes": ("storage.retention_s", _bounded(60)),
     "delayedDeliveryEnabled": ("storage.delayed_delivery", str),
     "enableNonPersistentTopics": ("storage.non_persistent_topics", str),
     "exposingBrokerEntryMetadataToClientEnabled": ("network.expose_broker_entry_metadata", str),
@@ -158,6 +168,7 @@ TRANSLATED: dict[str, tuple[str, Callable[[str], Any]]] = {
     "maxUnackedMessagesPerSubscription": ("storage.max_unacked_messages_per_subscription", str),
     "subscriptionKeySharedEnable": ("storage.key_shared_enabled", str),
     "subscriptionKeySharedUseConsistentHashing": ("storage.key_shared_consistent_hashing", str),
+    "ttlDurationDefaultInSeconds": ("storage.message_ttl_s", str),
     "webServicePort": ("http_port", str),
 }
 SPECIAL = {"allowAutoTopicCreationType", "defaultNumPartitions", "journalSyncData"}

@@ -4,9 +4,12 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tarfile
+from pathlib import Path
 
 import pytest
 
+from geminga.proto.errors import Refusal
 from geminga.proto.names import parse
 from geminga.storage.catalogue import LEDGER_BLOCK, VERSION, Catalogue, CatalogueError, open_catalogue
 
@@ -152,7 +155,7 @@ def test_topics_are_listed_by_partition_and_namespace(opened):
 
 
 def test_a_topic_needs_its_namespace(opened):
-    with pytest.raises(sqlite3.IntegrityError):
+    with pytest.raises(Refusal, match="Namespace acme/eu does not exist"):
         opened().create_topic(parse("acme/eu/c"), 0)
 
 
@@ -172,6 +175,36 @@ def test_partitions_subscriptions_and_epochs_are_kept(opened):
     assert list(again.subscriptions(other_id)) == ["a"]
 
 
+def test_a_namespace_goes_when_it_is_empty_and_its_policies_with_it(opened):
+    """A namespace, tenant or topic of the same name that is made later has none of them."""
+    found = opened()
+    found.create_namespace("acme/eu")
+    found.create_topic(parse("acme/eu/c"), 0)
+    for scope in ("acme", "acme/eu", "persistent://acme/eu/c", "public/default"):
+        found.set_policy(scope, "limit", {"of": scope})
+    assert not found.delete_namespace("acme/eu")
+    assert found.policies("acme/eu") == {"limit": {"of": "acme/eu"}}
+    found.delete_topic(parse("acme/eu/c"))
+    assert found.delete_namespace("acme/eu")
+    assert (found.tenants(), found.namespaces("acme")) == (["acme", "public", "pulsar"], [])
+    found.delete_tenant("acme")
+    found.commit()
+    again = opened()
+    assert again.tenants() == ["public", "pulsar"]
+    assert [again.policies(scope) for scope in ("acme", "acme/eu", "persistent://acme/eu/c")] == [{}, {}, {}]
+    assert again.policies("public/default") == {"limit": {"of": "public/default"}}
+
+
+def test_policies_are_kept_until_they_are_taken_away(opened):
+    found = opened()
+    for value in (1, [True, None], {"a": "b"}):
+        found.set_policy("public/default", "x", value)
+        found.commit()
+        assert opened().policies("public/default") == {"x": value}
+    found.set_policy("public/default", "x", None)
+    assert found.policies("public/default") == {}
+
+
 # -- who notices what -------------------------------------------------------------------------------------------------------------
 
 def test_changed_tells_once_what_others_have_committed(opened):
@@ -185,6 +218,53 @@ def test_changed_tells_once_what_others_have_committed(opened):
     assert reader.changed()
     assert reader.partition_count(TOPIC) == 0
     assert not reader.changed()
+
+
+# -- upgrades ---------------------------------------------------------------------------------------------------------------------
+
+@pytest.fixture
+def version_1(tmp_path):
+    """The catalogue that a broker of format version 1 left behind."""
+    with tarfile.open(Path(__file__).parent / "formats" / "version-1.tar.xz") as found:
+        found.extractall(tmp_path)
+    for path in list(tmp_path.rglob("catalogue.sqlite*")):      # with what its process, which was killed, had not put into it yet
+        path.rename(tmp_path / path.name)
+    return tmp_path / "catalogue.sqlite"
+
+
+def tables(path):
+    raw = sqlite3.connect(path)
+    names = raw.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+    found = {name: raw.execute(f"SELECT * FROM {name}").fetchall() for (name,) in names}
+    version = raw.execute("PRAGMA user_version").fetchone()[0]
+    raw.close()
+    return version, found
+
+
+def test_a_catalogue_of_version_1_is_upgraded_where_it_is(version_1, opened):
+    version, before = tables(version_1)
+    assert (version, "policies" in before) == (1, False)
+    found = opened()
+    found.set_policy("public/default", "x", 1)
+    found.commit()
+    assert tables(version_1) == (VERSION, before | {"policies": [("public/default", "x", "1")]})
+    assert opened().policies("public/default") == {"x": 1}      # and not again
+
+
+UPGRADE_KILLED = """
+import os, signal, sys
+from pathlib import Path
+from geminga.storage.catalogue import Catalogue, open_catalogue
+Catalogue.commit = lambda self: os.kill(os.getpid(), signal.SIGKILL)
+open_catalogue(Path(sys.argv[1]))
+"""
+
+
+def test_an_upgrade_that_is_cut_short_did_not_happen(version_1, opened):
+    before = tables(version_1)
+    assert subprocess.run([sys.executable, "-c", UPGRADE_KILLED, version_1]).returncode == -signal.SIGKILL
+    assert tables(version_1) == before
+    assert opened().policies("public/default") == {}
 
 
 # -- files that are none ----------------------------------------------------------------------------------------------------------

@@ -122,6 +122,13 @@ def test_addresses_follow_each_other_unless_told():
     assert load(None, {}, {"network.bind": "0.0.0.0", "http_bind": "127.0.0.1"})[0].http_bind == "127.0.0.1"
 
 
+def test_a_retention_that_keeps_nothing_is_noted():
+    """It is kept while it is young and there is room: with no time, or no room, it is not."""
+    _, notes = load(None, {"GEMINGA_STORAGE_RETENTION_S": "60"}, {})
+    assert notes == ["nothing is retained while one of storage.retention_s and storage.retention_bytes is 0; -1 is no bound"]
+    assert load(None, {"GEMINGA_STORAGE_RETENTION_S": "60", "GEMINGA_STORAGE_RETENTION_BYTES": "-1"}, {})[1] == []
+
+
 # -- refusals -------------------------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize(("text", "line"), [
@@ -192,6 +199,10 @@ def test_a_default_grows_with_the_message_size_and_says_so():
 
 # -- Pulsar's files -------------------------------------------------------------------------------------------------------------------
 
+def retention(config):
+    return config.storage.retention_s, config.storage.retention_bytes
+
+
 @pytest.mark.parametrize(("line", "read", "expected"), [
     ("brokerServicePort=6652", lambda c: c.worker.port, 6652),
     ("webServicePort : 8081", lambda c: c.http_port, 8081),
@@ -218,6 +229,12 @@ def test_a_default_grows_with_the_message_size_and_says_so():
     ("maxUnackedMessagesPerConsumer=7", lambda c: c.storage.max_unacked_messages_per_consumer, 7),
     ("maxUnackedMessagesPerSubscription=0", lambda c: c.storage.max_unacked_messages_per_subscription, 0),
     ("subscriptionKeySharedEnable=false", lambda c: c.storage.key_shared_enabled, False),
+    ("ttlDurationDefaultInSeconds=60", lambda c: c.storage.message_ttl_s, 60),
+    ("defaultRetentionTimeInMinutes=5\ndefaultRetentionSizeInMB=-1", retention, (300, -1)),
+    ("defaultRetentionTimeInMinutes=-1\ndefaultRetentionSizeInMB=3", retention, (-1, 3 << 20)),
+    ("backlogQuotaDefaultLimitBytes=1000", lambda c: c.storage.backlog_quota_bytes, 1_000),
+    ("backlogQuotaDefaultLimitSecond=10", lambda c: c.storage.backlog_quota_age_s, 10),
+    ("backlogQuotaDefaultRetentionPolicy=consumer_backlog_eviction", lambda c: c.storage.backlog_quota_policy, "consumer_backlog_eviction"),
     ("subscriptionKeySharedUseConsistentHashing=false", lambda c: c.storage.key_shared_consistent_hashing, False),
     ("delayedDeliveryEnabled=false", lambda c: c.storage.delayed_delivery, False),
     ("enableNonPersistentTopics=false", lambda c: c.storage.non_persistent_topics, False),
