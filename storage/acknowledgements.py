@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from geminga.proto import commands as answers
 from geminga.proto import envelope
 from geminga.storage import format
-from geminga.storage.cursor import NOWHERE, Position
+from geminga.storage.cursor import ACKNOWLEDGED, NOWHERE, Position
 from geminga.storage.ledger import Ledger
 from geminga.storage.partition import op
 from geminga.storage.parts import words
@@ -87,12 +87,12 @@ def acknowledge_part(owner, consumer: Consumer, position: Position, left: int) -
     before = cursor.parts.get(ledger_id, {}).get(entry_id, (1 << messages) - 1)
     remains = cursor.acknowledge_part(ledger, entry_id, messages, left)
     if not remains:
-        return move(owner, subscription, Acks(single={ledger_id: [entry_id]}))
+        return move(owner, subscription, Acks(single={ledger_id: [entry_id]}), ACKNOWLEDGED)
     if remains == before:
         return
+    owner.count(subscription, ACKNOWLEDGED, before.bit_count() - remains.bit_count())
     subscription.dispatcher.part_acknowledged(ledger, entry_id, before.bit_count() - remains.bit_count())
     if subscription.is_durable:
-        found.parts_unwritten = True
         for number, word in enumerate(words(remains, messages)):
             owner.note(found, op(format.PART_ACKNOWLEDGED | number << format.KIND_WORD, found.partition_id,
                                  subscription_id=cursor.subscription_id, ledger_id=ledger_id, entry_id=entry_id,
@@ -121,22 +121,22 @@ def acknowledge(owner, by_consumer: dict[int, Acks]) -> None:
             owner.counters.add("acks_ignored", len(acks.cumulative))
         else:
             acks.up_to = next((position for position in sorted(acks.cumulative, reverse=True) if found.has(position)), NOWHERE)
-        move(owner, subscription, acks)
+        move(owner, subscription, acks, ACKNOWLEDGED)
 
 
-def move(owner, subscription: Subscription, acks: Acks) -> None:
+def move(owner, subscription: Subscription, acks: Acks, reason: int) -> None:
+    """These entries do not have to be delivered any more, for one of cursor.REASONS."""
     found, cursor = subscription.partition, subscription.cursor
     before = cursor.mark_delete
     if acks.up_to > before:
-        _acknowledge_up_to(owner, subscription, acks.up_to)
+        _acknowledge_up_to(owner, subscription, acks.up_to, reason)
     for ledger_id, entries in acks.single.items():
-        _acknowledge_single(owner, subscription, ledger_id, entries)
+        _acknowledge_single(owner, subscription, ledger_id, entries, reason)
     if cursor.bitmaps or cursor.mark_delete[0] != found.open_ledger.ledger_id:
         cursor.advance(found.ledgers_from(cursor.mark_delete[0]))
     if cursor.mark_delete != before:
         subscription.read = max(subscription.read, (cursor.mark_delete[0], cursor.mark_delete[1] + 1))
         if subscription.is_durable:
-            subscription.unwritten = True
             owner.note(found, op(format.MARK_DELETE, found.partition_id, subscription_id=cursor.subscription_id,
                                  ledger_id=cursor.mark_delete[0], entry_id=cursor.mark_delete[1]))
             if len(found.ledgers) > 1:
@@ -145,19 +145,30 @@ def move(owner, subscription: Subscription, acks: Acks) -> None:
         owner.wake(found)
 
 
-def _acknowledge_up_to(owner, subscription: Subscription, position: Position) -> None:
+def _acknowledge_up_to(owner, subscription: Subscription, position: Position, reason: int) -> None:
     if subscription.partition.has(position):
         cursor = subscription.cursor
+        owner.count(subscription, reason, _messages_up_to(subscription, position))
         for passed in [ledger_id for ledger_id in cursor.bitmaps if ledger_id < position[0]]:
             cursor.forget(passed)
         cursor.mark_delete = position
         if subscription.dispatcher is not None:
             subscription.dispatcher.acknowledged_up_to(position)
         if cursor.parts:
-            owner.once_recorded.append((subscription, None, ()))
+            cursor.forget_acknowledged_parts()
 
 
-def _acknowledge_single(owner, subscription: Subscription, ledger_id: int, entries: list[int] | NDArray) -> None:
+def _messages_up_to(subscription: Subscription, position: Position) -> int:
+    """How many there are that are not acknowledged."""
+    cursor, count = subscription.cursor, 0
+    for ledger in subscription.partition.ledgers_from(cursor.mark_delete[0]):
+        if ledger.ledger_id > position[0]:
+            break
+        count += cursor.unacknowledged_messages(ledger, 0, position[1] + 1 if ledger.ledger_id == position[0] else ledger.entries)
+    return count
+
+
+def _acknowledge_single(owner, subscription: Subscription, ledger_id: int, entries: list[int] | NDArray, reason: int) -> None:
     found, cursor = subscription.partition, subscription.cursor
     ledger = found.find(ledger_id)
     if ledger is None:
@@ -166,22 +177,47 @@ def _acknowledge_single(owner, subscription: Subscription, ledger_id: int, entri
         cursor.advance(found.ledgers_from(cursor.mark_delete[0]))      # perhaps to where this ledger begins
     known = _existing(ledger, entries)
     if cursor.acknowledge_in_order(ledger, known):
-        return _acknowledged(owner, subscription, ledger, known)
+        return _acknowledged(owner, subscription, ledger, known, reason)
     fresh = cursor.acknowledge(ledger, np.asarray(known, np.int64))
-    _acknowledged(owner, subscription, ledger, fresh)
+    _acknowledged(owner, subscription, ledger, fresh, reason)
     if subscription.is_durable and len(fresh):
-        ops = np.zeros(len(fresh), format.OP_ROW)
-        ops["kind"], ops["partition_id"], ops["ledger_id"] = format.ACKNOWLEDGED, found.partition_id, ledger_id
-        ops["subscription_id"], ops["entry_id"] = cursor.subscription_id, fresh
-        owner.note_many(found, ops)
+        owner.note_many(found, runs_of(format.ACKNOWLEDGED, found.partition_id, cursor.subscription_id, ledger_id, fresh))
 
 
-def _acknowledged(owner, subscription: Subscription, ledger: Ledger, entries: list[int] | NDArray[np.int64]) -> None:
+def runs_of(kind: int, partition_id: int, subscription_id: int, ledger_id: int, entries: NDArray[np.int64],
+            counts: NDArray | int = 0) -> NDArray:
+    """Ops of that kind about entries (n,), ascending: one for each run, of one count (n,) where there are any."""
+    counts = np.broadcast_to(np.asarray(counts, np.uint32), len(entries))
+    starts = np.flatnonzero((np.diff(entries, prepend=entries[0] - 2) != 1) | (np.diff(counts, prepend=counts[0]) != 0))
+    ops = np.zeros(len(starts), format.OP_ROW)
+    ops["kind"] = kind | counts[starts] << np.uint32(format.KIND_WORD)
+    ops["partition_id"], ops["subscription_id"], ops["ledger_id"] = partition_id, subscription_id, ledger_id
+    ops["entry_id"] = entries[starts]
+    ops["value"] = np.diff(starts, append=len(entries)) - 1
+    return ops
+
+
+def note_counts(owner, subscription: Subscription, kind: int, ledger_id: int, entries: NDArray[np.int64], counts: NDArray) -> None:
+    """So often (n,) these entries (n,) were redelivered, or died over, by now."""
+    if subscription.is_durable:
+        found = subscription.partition
+        owner.note_many(found, runs_of(kind, found.partition_id, subscription.cursor.subscription_id, ledger_id, entries, counts))
+
+
+def _acknowledged(owner, subscription: Subscription, ledger: Ledger, entries: list[int] | NDArray[np.int64], reason: int) -> None:
     """These were not acknowledged before."""
-    if len(entries):
+    if not len(entries):
+        return
+    cursor = subscription.cursor
+    if not cursor.parts and int(entries[-1]) - int(entries[0]) == len(entries) - 1:
+        messages = ledger.messages_in(int(entries[0]), int(entries[-1]) + 1)
+    else:
+        messages = int(subscription.messages(ledger, np.asarray(entries, np.int64)).sum())
+    owner.count(subscription, reason, messages)
+    if subscription.dispatcher is not None:
         subscription.dispatcher.acknowledged(ledger, entries)
-        if subscription.cursor.parts:
-            owner.once_recorded.append((subscription, ledger.ledger_id, entries))
+    if cursor.parts:
+        cursor.forget_parts(ledger.ledger_id, entries)
 
 
 def _existing(ledger: Ledger, entries: list[int] | NDArray[np.uint64]) -> list[int] | NDArray[np.int64]:

@@ -14,8 +14,8 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.connection import object_asked
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
-from geminga.storage import format, partition
-from geminga.storage.cursor import Position
+from geminga.storage import acknowledgements, format, partition
+from geminga.storage.cursor import SKIPPED, Cursor, Position
 from geminga.storage.dispatch import DISPATCHERS, ranges
 from geminga.storage.dispatch.base import Obstacle, busy
 from geminga.storage.live import LiveTopic
@@ -74,12 +74,11 @@ def _count_death(owner, consumer: Consumer) -> None:
     """The consumer may have died over what it had; what too many died over is parked: kept, and given to nobody."""
     subscription = consumer.subscription
     for ledger_id, entries in subscription.dispatcher.held_by(consumer):
-        ledger = subscription.partition.find(ledger_id)
-        subscription.deaths.add(ledger, entries)
-        owner.journal.touched(subscription.partition)
+        acknowledgements.note_counts(owner, subscription, format.DIED, ledger_id, entries,
+                                     subscription.cursor.deaths.add(ledger_id, entries))
         parked = subscription.parked(ledger_id, entries)
         if parked:
-            subscription.dispatcher.acknowledged(ledger, np.array(parked))
+            subscription.dispatcher.acknowledged(subscription.partition.find(ledger_id), np.array(parked))
             owner.counters.add("entries_parked", len(parked))
 
 
@@ -328,7 +327,7 @@ def _check_subscribe(owner, request: api.CommandSubscribe) -> None:
 
 def _new_subscription(owner, found: Partition, request: api.CommandSubscribe) -> Subscription:
     if not found.is_persistent:
-        return found.add_subscription(request.subscription, 0, found.last_confirmed, is_durable=False)
+        return found.add_subscription(request.subscription, Cursor(0, found.last_confirmed, is_durable=False))
     if request.durable and not owner.options.auto_create_subscriptions:
         raise Refusal(api.SubscriptionNotFound, f"Subscription {request.subscription} does not exist, and may not be created")
     if request.HasField("start_message_id"):
@@ -341,31 +340,26 @@ def _new_subscription(owner, found: Partition, request: api.CommandSubscribe) ->
         position = found.last_confirmed
     if request.durable:
         return _create_subscription(owner, found, request.subscription, position)
-    return found.add_subscription(request.subscription, 0, position, is_durable=False)
+    return found.add_subscription(request.subscription, found.new_cursor(0, position, is_durable=False))
 
 
 def _create_subscription(owner, found: Partition, name: str, position: Position) -> Subscription:
     subscription_id = owner.catalogue.create_subscription(found.partition_id, name)
-    subscription = found.add_subscription(name, subscription_id, position, is_durable=True)
+    subscription = found.add_subscription(name, Cursor(subscription_id, position, is_durable=True))
     reset(owner, subscription, position)
     return subscription
 
 
 def reset(owner, subscription: Subscription, position: Position) -> None:
-    """The cursor starts anew behind position.  Its bitmaps are removed: told to the journal first, as a kill may come in between."""
+    """The cursor starts anew behind position."""
     found, cursor = subscription.partition, subscription.cursor
+    found.begin(cursor, position)
     if subscription.is_durable:
+        ledger_id, entry_id = cursor.mark_delete
         owner.note(found, op(format.CURSOR_RESET, found.partition_id, subscription_id=cursor.subscription_id,
-                             ledger_id=position[0], entry_id=position[1]))
+                             ledger_id=ledger_id, entry_id=entry_id, value=cursor.since))
+        owner.count(subscription, SKIPPED, 0)
         owner.answer_needs_sync()
-        if cursor.bitmaps or cursor.parts:
-            owner.commit()
-        subscription.unwritten = True
-        owner.journal.touched(found)
-        found.parts_unwritten = True      # the file may have some that are acknowledged, and are not any more
-    cursor.move(position)
-    for counts in subscription.counts:
-        counts.clear()
     subscription.rewind()
 
 
@@ -468,8 +462,8 @@ def _redeliver(owner, session, command: api.BaseCommand) -> None:
         ledger_id: np.array([entry for entry in sorted(entries) if entry < found.find(ledger_id).entries], np.int64)
         for ledger_id, entries in wanted.items()})
     for ledger_id, entries in nacked:
-        subscription.redeliveries.add(found.find(ledger_id), entries)
-        owner.journal.touched(found)
+        acknowledgements.note_counts(owner, subscription, format.REDELIVERED, ledger_id, entries,
+                                     subscription.cursor.redeliveries.add(ledger_id, entries))
     consumer.redelivered += held - _held(consumer)
     owner.wake(found)
 

@@ -1,8 +1,8 @@
-"""A cursor: what a subscription has acknowledged.
+"""A cursor: all that is durable about a subscription.
 
 Everything up to and with the mark-delete position is acknowledged, and so is every entry whose bit is set in its ledger's
-bitmap.  The bitmap is one bit per entry, a mapped file that is made when the first acknowledgement leaves a hole, so any
-number of holes is kept and none costs an object.  In-order acknowledgements only move the position.
+bitmap.  The bitmap is one bit per entry, made when the first acknowledgement leaves a hole, so any number of holes is
+kept and none costs an object.  In-order acknowledgements only move the position.
 
     entries of ledger 7      0 1 2 3 4 5 6 7 8
     acknowledged             x x x . x . . x x      mark-delete (7, 2); bits 4, 7, 8
@@ -10,21 +10,26 @@ number of holes is kept and none costs an object.  In-order acknowledgements onl
 Of a batch some messages may be acknowledged and others not: `parts` has a bit for each, 1 = not acknowledged.  The entry is
 acknowledged when none is left.
 
-A cursor that is not durable (a reader's) is the same without files.
+`totals` say what became of the messages that have come since the cursor began: at every moment
+
+    messages published since = acknowledged + expired + skipped + evicted + those that are not acknowledged
+
+The journal has every change of a cursor, and state.py all of it as of a checkpoint; that of a reader is in memory only.
 """
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from geminga.storage import format
-from geminga.storage.errors import CorruptFile
-from geminga.storage.ledger import Ledger, allocate, map_file
+from geminga.storage.entry_counts import EntryCounts
+from geminga.storage.ledger import Ledger
 from geminga.storage.parts import WORD, Parts
 
 Position = tuple[int, int]     # (ledger id, entry id); entry -1 is before the first
 NOWHERE: Position = (-1, -1)   # before everything
+NOBODY = 0                     # subscription id of the cursor that knows what a partition has for nobody any more
+ACKNOWLEDGED, EXPIRED, SKIPPED, EVICTED = range(4)               # why a message does not have to be delivered any more
+REASONS = "acknowledged", "expired", "skipped", "evicted"
 
 
 class Cursor:
@@ -33,11 +38,14 @@ class Cursor:
     Invariant: the entry behind `mark_delete` is not acknowledged (when there is one).
     """
 
-    def __init__(self, folder: Path, subscription_id: int, mark_delete: Position, *, is_durable: bool):
-        self.folder, self.subscription_id, self.is_durable = folder, subscription_id, is_durable
+    def __init__(self, subscription_id: int, mark_delete: Position, *, is_durable: bool, since: int = 0):
+        self.subscription_id, self.is_durable = subscription_id, is_durable
         self.mark_delete = mark_delete
         self.bitmaps: dict[int, NDArray[np.uint8]] = {}    # ledger id -> bits, as far as any is set
         self.parts: Parts = {}
+        self.redeliveries, self.deaths = EntryCounts(), EntryCounts()
+        self.since = since                                 # messages of the partition before those that the totals are about
+        self.totals = [0] * len(REASONS)                   # messages
 
     def acknowledge(self, ledger: Ledger, entry_ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Mark entries (n,) sorted, unique, existing, of one ledger; returns those that were not acknowledged before.
@@ -121,19 +129,19 @@ class Cursor:
             if done < ledger.last_entry or not ledger.is_sealed:
                 return
 
-    def move(self, position: Position) -> None:
-        """Everything up to position is acknowledged, nothing beyond it is."""
+    def move(self, position: Position, since: int = 0) -> None:
+        """Everything up to position is acknowledged, nothing beyond it is, and nothing has happened yet."""
         self.mark_delete = position
-        self.bitmaps.clear()
-        self.parts.clear()
-        if self.is_durable:
-            for path in self.folder.glob(f"*.{self.subscription_id}.acks"):
-                path.unlink(missing_ok=True)
+        self.since, self.totals = since, [0] * len(REASONS)
+        for kept in (self.bitmaps, self.parts, self.redeliveries, self.deaths):
+            kept.clear()
 
     def forget(self, ledger_id: int) -> None:
         """The ledger was deleted."""
         self.bitmaps.pop(ledger_id, None)
         self.parts.pop(ledger_id, None)
+        self.redeliveries.forget(ledger_id)
+        self.deaths.forget(ledger_id)
 
     def unacknowledged(self, ledger: Ledger, first: int, end: int) -> Iterator[tuple[int, int]]:
         """(first, end) of each run of entries in [first, end) that are not acknowledged."""
@@ -153,6 +161,18 @@ class Cursor:
         bits[1:1 + len(known)] = known
         edges = (np.flatnonzero(np.diff(bits)) + first).tolist()
         yield from zip(edges[0::2], edges[1::2], strict=True)
+
+    def unacknowledged_messages(self, ledger: Ledger, first: int, end: int) -> int:
+        """How many messages of the entries in [first, end) are not acknowledged."""
+        count = sum(ledger.messages_in(start, stop) for start, stop in self.unacknowledged(ledger, first, end))
+        for entry_id, bits in self.parts.get(ledger.ledger_id, {}).items():
+            if first <= entry_id < end and not self.is_acknowledged(ledger.ledger_id, entry_id):
+                count -= int(ledger.messages[entry_id]) - bits.bit_count()
+        return count
+
+    def backlog_messages(self, ledgers: list[Ledger]) -> int:
+        """Messages that are not acknowledged."""
+        return sum(self.unacknowledged_messages(ledger, 0, ledger.entries) for ledger in ledgers)
 
     def acknowledged_beyond(self, ledger: Ledger) -> int:
         """How many entries of the ledger are acknowledged beyond the mark-delete position."""
@@ -190,101 +210,11 @@ class Cursor:
     def _bitmap(self, ledger: Ledger, entry_id: int) -> NDArray[np.uint8]:
         bitmap = self.bitmaps.get(ledger.ledger_id)
         if bitmap is None or len(bitmap) <= entry_id >> 3:
-            bitmap = self.bitmaps[ledger.ledger_id] = self._grow(ledger, bitmap, (max(entry_id, ledger.entries) >> 3) + 1)
+            bitmap = self.bitmaps[ledger.ledger_id] = self._grow(bitmap, (max(entry_id, ledger.entries) >> 3) + 1)
         return bitmap
 
-    def _grow(self, ledger: Ledger, bitmap: NDArray[np.uint8] | None, size: int) -> NDArray[np.uint8]:
-        size = -(-3 * size // 2 // 4096) * 4096
-        if not self.is_durable:
-            grown = np.zeros(size, np.uint8)
-            if bitmap is not None:
-                grown[:len(bitmap)] = bitmap
-            return grown
-        path = format.acks_path(self.folder, ledger.ledger_id, self.subscription_id)
-        allocate(path, size)
-        return np.frombuffer(map_file(path, writable=True), np.uint8)
-
-
-def load_bitmaps(cursor: Cursor) -> None:
-    """Map what a durable cursor has on disk."""
-    for path in cursor.folder.glob(f"*.{cursor.subscription_id}.acks"):
-        load_bitmap(cursor, path)
-
-
-def load_bitmap(cursor: Cursor, path: Path) -> None:
-    """Map one of them, which is removed if nothing needs it."""
-    ledger_id = int(path.name.split(".", 1)[0])
-    if ledger_id < cursor.mark_delete[0] or not path.stat().st_size:
-        path.unlink()
-    else:
-        cursor.bitmaps[ledger_id] = np.frombuffer(map_file(path, writable=True), np.uint8)
-
-
-class CursorTable:
-    """The durable cursors' positions of one partition, a row each in one mapped file."""
-
-    def __init__(self, folder: Path, partition_id: int):
-        self._path, self._partition_id = format.cursors_path(folder), partition_id
-        folder.mkdir(parents=True, exist_ok=True)
-        self._begin()
-        self._map()
-
-    def _begin(self) -> None:
-        """There is a file with a header, also when a process was killed while it made one.  Raises StorageFull, CorruptFile."""
-        allocate(self._path, 4096)
-        with open(self._path, "r+b") as file:
-            raw = file.read(format.HEADER_SIZE)
-            if not any(raw):
-                file.seek(0)
-                file.write(format.header(format.CURSORS_HEADER, magic=format.CURSORS_MAGIC, partition_id=self._partition_id))
-                return
-        head = np.frombuffer(raw, format.CURSORS_HEADER)[0]
-        if head["magic"] != format.CURSORS_MAGIC or head["version"] > format.VERSION:
-            raise CorruptFile(self._path, 0, f"cursors, format version {format.VERSION} or older", (head["magic"], int(head["version"])))
-
-    def _map(self) -> None:
-        mapped = map_file(self._path, writable=True)
-        whole_rows = (len(mapped) - format.HEADER_SIZE) // format.CURSOR_ROW.itemsize
-        self._rows = np.frombuffer(mapped, format.CURSOR_ROW, whole_rows, format.HEADER_SIZE)
-        self._slots = {int(self._rows["subscription_id"][slot]): slot for slot in np.flatnonzero(self._rows["subscription_id"]).tolist()}
-
-    @property
-    def path(self) -> Path:
-        return self._path
-
-    def positions(self) -> dict[int, Position]:
-        """Of the rows that are whole: {subscription id: mark-delete position}."""
-        found = {}
-        for subscription_id, slot in self._slots.items():
-            row = self._rows[slot:slot + 1]
-            if int(row["checksum"][0]) == format.cursor_checksum(row):
-                found[subscription_id] = (int(row["ledger_id"][0]), int(row["entry_id"][0]))
-        return found
-
-    def check(self) -> None:
-        """After a recovery, which has written anew what a kill left torn, all rows are whole.  Raises CorruptFile."""
-        for subscription_id in self._slots.keys() - self.positions().keys():
-            at = format.HEADER_SIZE + self._slots[subscription_id] * format.CURSOR_ROW.itemsize
-            raise CorruptFile(self._path, at, "a position with its checksum", self._rows[self._slots[subscription_id]].tobytes())
-
-    def write(self, subscription_id: int, position: Position) -> None:
-        slot = self._slots.get(subscription_id)
-        if slot is None:
-            slot = self._slots[subscription_id] = self._free_slot()
-        row = np.zeros(1, format.CURSOR_ROW)
-        row["subscription_id"], row["ledger_id"], row["entry_id"] = subscription_id, *position
-        row["checksum"] = format.cursor_checksum(row)
-        self._rows[slot] = row[0]
-
-    def remove(self, subscription_id: int) -> None:
-        slot = self._slots.pop(subscription_id, None)
-        if slot is not None:
-            self._rows[slot] = np.zeros((), format.CURSOR_ROW)
-
-    def _free_slot(self) -> int:
-        free = np.flatnonzero(self._rows["subscription_id"] == 0)
-        if not len(free):
-            allocate(self._path, 2 * self._path.stat().st_size)
-            self._map()
-            free = np.flatnonzero(self._rows["subscription_id"] == 0)
-        return int(free[0])
+    def _grow(self, bitmap: NDArray[np.uint8] | None, size: int) -> NDArray[np.uint8]:
+        grown = np.zeros(-(-3 * size // 2 // 64) * 64, np.uint8)
+        if bitmap is not None:
+            grown[:len(bitmap)] = bitmap
+        return grown

@@ -5,29 +5,31 @@
     <data>/journal/<owner>/<n>.journal            SEGMENT_HEADER, then records: RECORD_HEADER, groups, rows, sources, ops, entries
     <data>/partitions/<id>/<ledger>.ledger        LEDGER_HEADER, then entries as they came, without gaps
     <data>/partitions/<id>/<ledger>.index         INDEX_HEADER, then an INDEX_ROW per entry, row n = entry n
-    <data>/partitions/<id>/<ledger>.<sub>.acks    a bit per entry of the ledger, 1 = acknowledged by that subscription
-    <data>/partitions/<id>/<ledger>.<sub>.redeliveries   two bytes per entry: how often that subscription gave it back
-    <data>/partitions/<id>/<ledger>.<sub>.deaths         likewise: how often a consumer's connection ended over it
-    <data>/partitions/<id>/cursors                CURSORS_HEADER, then a CURSOR_ROW per subscription
-    <data>/partitions/<id>/parts                  PARTS_HEADER, then PART_ROWs: batches that are acknowledged in part
+    <data>/partitions/<id>/state                  all else about the partition, as of a checkpoint, twice: STATE_HEADER, then
+                                                  CURSOR_ROWs, PART_ROWs, ARRAY_ROWs, and the arrays' bytes
 
-Little-endian throughout.  Files are allocated ahead and zero where nothing was written: a row of zeros has no valid
-checksum.  An entry carries its producer's CRC32-C over its content; its row carries a copy of that, and a checksum of its
-own over the row and its place, so that a row copied to another place, or pointing at other bytes, fails.
+Little-endian throughout.  Ledgers, indexes and segments are allocated ahead and zero where nothing was written: a row of zeros
+has no valid checksum.  An entry carries its producer's CRC32-C over its content; its row carries a copy of that, and a
+checksum of its own over the row and its place, so that a row copied to another place, or pointing at other bytes, fails.
 
 To change a layout: raise its VERSION, keep the old dtype beside it as NAME_V<old> with a reader, and write down here what
-each version added.    Version 1: the first.
+each version added.
+    Version 1: the first.
+    Version 2: `state` in place of a partition's `cursors` and `parts` and of files per ledger and subscription (.acks,
+    .redeliveries, .deaths: version1.py reads them); INDEX_HEADER has a checksum, and of an open ledger too what it holds at least;
+    records have a checksum of their tables, and say what was synced before them; an op of ACKNOWLEDGED is about a run of entries.
 """
 import struct
 from pathlib import Path
 
 import numpy as np
+from crc32c import crc32c
 from numpy.typing import NDArray
 
 from geminga.proto.rows import struct_of
 
-VERSION = 1
-LEDGER_MAGIC, INDEX_MAGIC, CURSORS_MAGIC, SEGMENT_MAGIC, PARTS_MAGIC = b"GEMLEDGR", b"GEMINDEX", b"GEMCURSR", b"GEMJOURN", b"GEMPARTS"
+VERSION = 2
+LEDGER_MAGIC, INDEX_MAGIC, SEGMENT_MAGIC, STATE_MAGIC = b"GEMLEDGR", b"GEMINDEX", b"GEMJOURN", b"GEMSTATE"
 RECORD_MAGIC = 0x47454D52
 
 OPEN, SEALED = 1, 2
@@ -41,8 +43,9 @@ INDEX_HEADER = np.dtype([
     ("ledger_id", "<u8"), ("partition_id", "<u8"),
     ("first_message", "<u8"),        # messages of the partition before this ledger
     ("created_ms", "<i8"),
-    ("entries", "<u8"),              # of a sealed ledger
-    ("size", "<u8"),                 # of a sealed ledger: offset behind its last entry
+    ("entries", "<u4"),              # of an open ledger: at least; the journal has the others
+    ("checksum", "<u4"),             # CRC32-C over the header with 0 here; version 1: always 0
+    ("size", "<u8"),                 # offset behind the last of those
 ])
 
 INDEX_ROW = np.dtype([
@@ -59,27 +62,39 @@ INDEX_ROW = np.dtype([
     ("checksum", "<u4"),             # of this row and its place
 ])
 
-CURSORS_HEADER = np.dtype([("magic", "S8"), ("version", "<u4"), ("unused", "<u4"), ("partition_id", "<u8"), ("reserved", "V40")])
-
-CURSOR_ROW = np.dtype([
-    ("subscription_id", "<u8"),      # 0: free
-    ("ledger_id", "<i8"),            # mark-delete position
-    ("entry_id", "<i8"),
-    ("reserved", "V32"),
-    ("unused", "<u4"),
-    ("checksum", "<u4"),
+STATE_HEADER = np.dtype([
+    ("magic", "S8"), ("version", "<u4"),
+    ("checksum", "<u4"),             # CRC32-C over the header with 0 here and all of this copy
+    ("partition_id", "<u8"),
+    ("size", "<u8"),                 # bytes behind the header
+    ("cursors", "<u4"), ("parts", "<u4"), ("arrays", "<u4"),      # rows of each
+    ("is_uncounted", "<u4"),         # 1: of format version 1, which had no totals
+    ("reserved", "V16"),
 ])
 
-PARTS_HEADER = np.dtype([
-    ("magic", "S8"), ("version", "<u4"),
-    ("checksum", "<u4"),             # CRC32-C over all rows
-    ("rows", "<u8"), ("reserved", "V40")])
+CURSOR_ROW = np.dtype([
+    ("subscription_id", "<u8"),      # 0: what is there for nobody any more
+    ("ledger_id", "<i8"),            # mark-delete position
+    ("entry_id", "<i8"),
+    ("since", "<u8"),                # messages of the partition before those that the totals are about
+    ("totals", "<u8", 4),            # messages, by reason: cursor.py
+])
 
-PART_ROW = np.dtype([
+PART_ROW = np.dtype([                # batches that are acknowledged in part
     ("subscription_id", "<u8"), ("ledger_id", "<u8"), ("entry_id", "<u8"),
     ("number", "<u8"),               # of the word among the entry's
     ("word", "<u8"),                 # a bit per message, 1 = not acknowledged
 ])
+
+ARRAY_ROW = np.dtype([
+    ("subscription_id", "<u8"), ("ledger_id", "<u8"),
+    ("kind", "<u4"), ("unused", "<u4"),
+    ("first", "<u8"),                # items before it that are 0
+    ("size", "<u8"),                 # bytes
+])
+ACKS = 1                   # a bit per entry, 1 = acknowledged, beyond the mark-delete position
+REDELIVERIES = 2           # u2 per entry: how often that subscription gave it back
+DEATHS = 3                 # u2 per entry: how often a consumer's connection ended over it
 
 SEGMENT_HEADER = np.dtype([
     ("magic", "S8"), ("version", "<u4"),
@@ -95,11 +110,13 @@ RECORD_HEADER = np.dtype([
     ("segment", "<u8"),              # sequence of its segment: what an earlier use of the file left behind does not count
     ("number", "<u8"),               # one more than the record before
     ("size", "<u8"),                 # bytes behind the header
-    ("groups", "<u4"), ("rows", "<u4"), ("ops", "<u4"), ("unused", "<u4"),
-    ("reserved", "V16"),
+    ("groups", "<u4"), ("rows", "<u4"), ("ops", "<u4"),
+    ("tables", "<u4"),               # CRC32-C over the header behind `checksum` with 0 here, groups, rows, sources and ops; version 1: 0
+    ("synced", "<u8"),               # number of the last record that was surely on disk when this one was written; version 1: 0
+    ("reserved", "V8"),
 ])
-_RECORD_HEADER = struct.Struct("<IIQQQIII20x")
-CHECKED_FROM = 8                     # bytes of a record's header before what its checksum covers
+_RECORD_HEADER = struct.Struct("<IIQQQIIIIQ8x")
+CHECKED_FROM = 8                     # bytes of a record's header before what its checksums cover
 
 GROUP_ROW = np.dtype([("partition_id", "<u8"), ("ledger_id", "<u8"), ("first_entry", "<u8"), ("count", "<u8")])
 SOURCE = np.dtype("<u4")             # per row: offset of its entry in the record's entries
@@ -111,13 +128,16 @@ OP_ROW = np.dtype([
 LEDGER_OPENED = 1          # ledger_id; value = first message; entry_id = created, ms
 LEDGER_DELETED = 2         # ledger_id
 MARK_DELETE = 3            # subscription, (ledger_id, entry_id)
-ACKNOWLEDGED = 4           # subscription, (ledger_id, entry_id), beyond the mark-delete position
-CURSOR_RESET = 5           # subscription starts anew behind (ledger_id, entry_id): nothing beyond is acknowledged
+ACKNOWLEDGED = 4           # subscription, (ledger_id, entry_id) and `value` entries more, beyond the mark-delete position
+CURSOR_RESET = 5           # subscription starts anew behind (ledger_id, entry_id): nothing beyond is acknowledged; value = since
 SUBSCRIPTION_DELETED = 6   # subscription
 PART_ACKNOWLEDGED = 7      # subscription, (ledger_id, entry_id); value = a word of bits, 1 = not acknowledged; its number is in KIND_WORD
+REDELIVERED = 8            # subscription, (ledger_id, entry_id) and `value` entries more; how often each was by now is in KIND_WORD
+DIED = 9                   # likewise of a consumer's deaths; entry_id -1: nobody died over anything of the subscription
+TOTAL = 10                 # subscription; value = messages; the reason is in KIND_WORD
 KIND, KIND_WORD = 0xFF, 8  # of an op's kind: what it is, and from which bit on a number that goes with it
 
-for _header in (LEDGER_HEADER, INDEX_HEADER, INDEX_ROW, CURSORS_HEADER, CURSOR_ROW, PARTS_HEADER, SEGMENT_HEADER, RECORD_HEADER):
+for _header in (LEDGER_HEADER, INDEX_HEADER, INDEX_ROW, STATE_HEADER, CURSOR_ROW, SEGMENT_HEADER, RECORD_HEADER):
     assert _header.itemsize == 64
 assert _RECORD_HEADER.size == RECORD_HEADER.itemsize
 assert OP_ROW.itemsize == 40
@@ -144,20 +164,8 @@ def index_path(folder: Path, ledger_id: int) -> Path:
     return folder / f"{ledger_id}.index"
 
 
-def acks_path(folder: Path, ledger_id: int, subscription_id: int) -> Path:
-    return folder / f"{ledger_id}.{subscription_id}.acks"
-
-
-def counts_path(folder: Path, ledger_id: int, subscription_id: int, kind: str) -> Path:
-    return folder / f"{ledger_id}.{subscription_id}.{kind}"
-
-
-def parts_path(folder: Path) -> Path:
-    return folder / "parts"
-
-
-def cursors_path(folder: Path) -> Path:
-    return folder / "cursors"
+def state_path(folder: Path) -> Path:
+    return folder / "state"
 
 
 def header(dtype: np.dtype, **fields) -> bytes:
@@ -169,9 +177,22 @@ def header(dtype: np.dtype, **fields) -> bytes:
     return out.tobytes()
 
 
-def record_header(*, checksum: int, segment: int, number: int, size: int, groups: int, rows: int, ops: int) -> bytes:
+def record_header(*, segment: int, number: int, synced: int, size: int, groups: int, rows: int, ops: int, checksum: int = 0,
+                  tables: int = 0) -> bytes:
     """The bytes of a RECORD_HEADER; one is made for every pass, so without numpy."""
-    return _RECORD_HEADER.pack(RECORD_MAGIC, checksum, segment, number, size, groups, rows, ops)
+    return _RECORD_HEADER.pack(RECORD_MAGIC, checksum, segment, number, size, groups, rows, ops, tables, synced)
+
+
+def checked_header(dtype: np.dtype, **fields) -> bytes:
+    """Likewise of a header that has a checksum of itself."""
+    return header(dtype, **fields, checksum=crc32c(header(dtype, **fields)))
+
+
+def is_whole(head: NDArray) -> bool:
+    """Whether the checksum of such a header (shape (1,)) is right."""
+    bare = head.copy()
+    bare["checksum"] = 0
+    return crc32c(bare.tobytes()) == head["checksum"][0]
 
 
 def row_checksums(rows: NDArray, ledger_ids: NDArray[np.uint64] | int, entry_ids: NDArray[np.uint64]) -> NDArray[np.uint32]:
@@ -196,17 +217,15 @@ def index_row(ledger_id: int, entry_id: int, *, offset: int, publish_time: int, 
                        total >> 32 & 0xFFFFFFFF)
 
 
-def valid_rows(rows: NDArray, ledger_id: int) -> int:
-    """How many rows from the first on are in their place and whole."""
+def is_valid(rows: NDArray, ledger_id: int) -> NDArray[np.bool_]:
+    """Which rows (n,), those of a ledger's first n entries, are in their place and whole."""
     bare = rows.copy()
     bare["checksum"] = 0
     found = row_checksums(bare, ledger_id, np.arange(len(rows), dtype=np.uint64))
-    wrong = (found != rows["checksum"]) | (rows["size"] == 0)
-    return int(wrong.argmax()) if wrong.any() else len(rows)
+    return (found == rows["checksum"]) & (rows["size"] > 0)
 
 
-def cursor_checksum(row: NDArray) -> int:
-    """Of one CURSOR_ROW (shape (1,))."""
-    words = row.view(np.uint64)
-    total = sum(int(word) * int(odd) for word, odd in zip(words[:7], _ODD, strict=False))
-    return total >> 32 & 0xFFFFFFFF
+def valid_rows(rows: NDArray, ledger_id: int) -> int:
+    """How many rows from the first on are."""
+    valid = is_valid(rows, ledger_id)
+    return len(rows) if valid.all() else int((~valid).argmax())

@@ -23,6 +23,7 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
+from geminga.proto.frames import CHECKSUM_END
 from geminga.storage import format
 from geminga.storage.errors import CorruptFile
 from geminga.storage.ledger import allocate
@@ -59,10 +60,11 @@ class Journal:
 
     def __init__(self, folder: Path, *, segment_bytes: int, segments_max: int, sequence: int, number: int, free: list[Path]):
         self._folder, self._segment_bytes, self._segments_max = folder, segment_bytes, segments_max
-        self._number = number
+        self._number = number                             # of the last record
+        self._synced = number                             # of the last that is surely on disk
         self._segments = max(1, len(free))                # files there are, or are being made
-        self._dirty: set = set()                          # what was written through mappings since this segment was begun
-        self._full: list[tuple[_Segment, set[Path]]] = []       # not checkpointed yet, oldest first
+        self._dirty: set = set()                          # what has changed since this segment was begun
+        self._full: list[tuple[_Segment, set]] = []       # not checkpointed yet, with what changed meanwhile, oldest first
         self._checkpoints: list[tuple[Future, _Segment]] = []   # under way, oldest first
         self._threads = ThreadPoolExecutor(2, "checkpoint")     # one may be making the next segment's file
         self._free: list[Future] = [_done(path) for path in free or [_write_zeros(folder / f"{sequence}.journal", segment_bytes)]]
@@ -84,14 +86,12 @@ class Journal:
         if self._at + whole > self._segment_bytes:
             self._roll()
         self._number += 1
-        head = partial(format.record_header, segment=self._segment.sequence, number=self._number, size=size,
+        head = partial(format.record_header, segment=self._segment.sequence, number=self._number, synced=self._synced, size=size,
                        groups=groups // format.GROUP_ROW.itemsize, rows=rows // format.INDEX_ROW.itemsize,
                        ops=ops // format.OP_ROW.itemsize)
-        pieces = tables + record.data
-        checksum = crc32c(head(checksum=0)[format.CHECKED_FROM:])
-        for piece in pieces:
-            checksum = crc32c(piece, checksum)
-        self._write([head(checksum=checksum), *pieces], whole)
+        of_tables = checksum = _checksum(tables, crc32c(head()[format.CHECKED_FROM:]))
+        checksum = _checksum(record.data, checksum)
+        self._write([head(checksum=checksum, tables=of_tables), *tables, *record.data], whole)
 
     def _write(self, pieces: list, size: int) -> None:
         if len(pieces) > _IOV_MAX:
@@ -106,22 +106,18 @@ class Journal:
     def sync(self) -> None:
         """What was appended is on disk.  An error here is never retried: the kernel forgets what it could not write."""
         os.fdatasync(self._segment.fd)
+        self._synced = self._number
 
     def touched(self, written) -> None:
-        """Something was written through mappings; the next checkpoint syncs `written.files()`."""
+        """It is not on disk as it is: the next checkpoint asks `written.checkpoint()` for (files to sync, snapshots to write)."""
         self._dirty.add(written)
-
-    def _dirty_files(self) -> set[Path]:
-        for written in list(self._dirty):
-            written.before_checkpoint()
-        files, self._dirty = {path for written in self._dirty for path in written.files()}, set()
-        return files
 
     def _roll(self) -> None:
         """Go on in another segment."""
         self.sync()
         full = self._segment
-        self._full.append((full, self._dirty_files()))
+        self._full.append((full, self._dirty))
+        self._dirty = set()
         self._collect_checkpoints(wait=False)
         if not self._free:
             if not self._checkpoints:
@@ -143,10 +139,9 @@ class Journal:
         return _Segment(path, fd, sequence)
 
     def _checkpoint(self) -> None:
-        """Have the older half of the full segments' files synced, each file once."""
+        """Have all that changed during the older half of the full segments put on disk, each thing once."""
         oldest, self._full = self._full[:len(self._full) // 2 + 1], self._full[len(self._full) // 2 + 1:]
-        files = set().union(*(files for _, files in oldest))
-        done = self._threads.submit(sync_files, files)
+        done = self._threads.submit(put_on_disk, *to_put(set().union(*(changed for _, changed in oldest))))
         self._checkpoints += [(done, segment) for segment, _ in oldest]
 
     def _collect_checkpoints(self, *, wait: bool) -> None:
@@ -162,7 +157,7 @@ class Journal:
     def close(self) -> None:
         """Everything is synced where it belongs and nothing is left to replay."""
         self.sync()
-        sync_files(self._dirty_files().union(*(files for _, files in self._full)))
+        put_on_disk(*to_put(self._dirty.union(*(changed for _, changed in self._full))))
         for done, _ in self._checkpoints:
             done.result()
         for segment in [*(segment for _, segment in self._checkpoints), *(segment for segment, _ in self._full), self._segment]:
@@ -170,6 +165,18 @@ class Journal:
             os.fdatasync(segment.fd)
             os.close(segment.fd)
         self._threads.shutdown()
+
+
+def _checksum(pieces: list, checksum: int) -> int:
+    for piece in pieces:
+        checksum = crc32c(piece, checksum)
+    return checksum
+
+
+def to_put(changed: set) -> tuple[set[Path], list]:
+    """(files, snapshots) of all of them."""
+    found = [written.checkpoint() for written in changed]
+    return {path for files, _ in found for path in files}, [snapshot for _, snapshots in found for snapshot in snapshots]
 
 
 def _size(table: NDArray | bytes) -> int:
@@ -201,13 +208,16 @@ def _retire(segment: _Segment) -> None:
     os.pwrite(segment.fd, format.header(format.SEGMENT_HEADER, magic=format.SEGMENT_MAGIC, is_retired=1, sequence=segment.sequence), 0)
 
 
-def sync_files(paths: set[Path]) -> None:
-    """fdatasync each file that is still there, and the folders that name them."""
+def put_on_disk(paths: set[Path], snapshots: list) -> None:
+    """fdatasync each file that is still there, write the snapshots, and sync the folders that name them."""
+    for snapshot in snapshots:
+        snapshot.write()
     for path in paths:
         try:
             _sync(path, os.fdatasync)
         except FileNotFoundError:   # deleted since: fully acknowledged
             continue
+    paths = paths | {snapshot.file.path for snapshot in snapshots}
     for folder in {path.parent for path in paths}:
         if folder.exists():
             _sync(folder, os.fsync)
@@ -223,25 +233,36 @@ def _sync(path: Path, how) -> None:
         os.close(fd)
 
 
-def replay(folder: Path) -> list[Record]:
-    """All whole records that a crash may have kept from where they belong, in order.
+@dataclass(slots=True)
+class Replay:
+    """What a journal has that may not be where it belongs."""
 
-    Segments are retired oldest first, so what counts is the unbroken chain that ends with the newest.
+    records: list[Record]
+    damage: list[str]
+
+
+def replay(folder: Path) -> Replay:
+    """All records that a crash may have kept from where they belong, in order.
+
+    Segments are retired oldest first, so what counts is the unbroken chain that ends with the newest.  It may end in records that
+    were not written whole: nothing in them was answered.  One that was synced and is not whole is damaged, and left out.
     """
     segments = []
     for path in folder.glob("*.journal"):
         raw = memoryview(path.read_bytes())
         if (head := _segment_header(path, raw)) is not None and not head["is_retired"]:
-            segments.append((int(head["sequence"]), int(head["first_record"]), raw))
+            segments.append((int(head["sequence"]), int(head["first_record"]), path, raw))
     chain: list[list[Record]] = []
+    damage: list[str] = []
     following = None                                   # number of the first record behind those read so far
-    for sequence, first, raw in sorted(segments, key=lambda segment: segment[0], reverse=True):
-        records = _records(raw, sequence, first)
-        if following is not None and first + len(records) != following:
+    for sequence, first, path, raw in sorted(segments, key=lambda segment: segment[0], reverse=True):
+        records, end, wrong = _records(raw, sequence, first, following)
+        if following is not None and end != following:
             break
         chain.append(records)
+        damage += [f"{path}: {text}" for text in wrong]
         following = first
-    return [record for records in reversed(chain) for record in records]
+    return Replay([record for records in reversed(chain) for record in records], damage)
 
 
 def _segment_header(path: Path, raw: memoryview | bytes):
@@ -256,27 +277,82 @@ def _segment_header(path: Path, raw: memoryview | bytes):
     return head
 
 
-def _records(raw: memoryview, sequence: int, number: int) -> list[Record]:
-    """The whole records of a segment, numbered from `number` on, up to the first that is not."""
+def _records(raw: memoryview, sequence: int, number: int, following: int | None) -> tuple[list[Record], int, list[str]]:
+    """(the records of a segment, numbered from `number` on, the number behind the last of them, what is damaged).
+
+    following: number of the first record of the next segment, None when this is the newest.
+    """
     found: list[Record] = []
+    damage: list[str] = []
     at = format.HEADER_SIZE
-    while at + format.HEADER_SIZE <= len(raw):
-        head = np.frombuffer(raw, format.RECORD_HEADER, 1, at)[0]
-        start = at + format.HEADER_SIZE
-        end = start + int(head["size"])
-        expected = head["magic"], head["segment"], head["number"]
-        if expected != (format.RECORD_MAGIC, sequence, number + len(found)) or end > len(raw):
-            break
-        if crc32c(raw[at + format.CHECKED_FROM:end]) != head["checksum"]:
-            break
-        tables = []
-        for dtype, count in ((format.GROUP_ROW, head["groups"]), (format.INDEX_ROW, head["rows"]), (format.SOURCE, head["rows"]),
-                             (format.OP_ROW, head["ops"])):
-            tables.append(np.frombuffer(raw, dtype, int(count), start))
-            start += int(count) * dtype.itemsize
-        found.append(Record(*tables, [raw[start:end]], end - start))
-        at = end
-    return found
+    while True:
+        record, end, is_whole = _read_record(raw, at, sequence, number)
+        if is_whole:
+            found.append(record)
+            at, number = end, number + 1
+            continue
+        wrong = _wrong_entries(record) if record is not None else None
+        later = _next_record(raw, at, sequence, number)
+        was_synced = later is not None or following == number + 1
+        if record is not None and (was_synced or (wrong is not None and len(wrong) < 2)):
+            damage.append(f"at byte {at}: record {number} is damaged, entries {wrong} of its {len(record.rows)}")
+            found.append(record)
+            at, number = end, number + 1
+        elif later is not None:
+            damage.append(f"at byte {at}: records {number} to {later[1] - 1} are damaged, and what was decided in them is lost")
+            at, number = later
+        else:
+            return found, number, damage
+
+
+def _read_record(raw: memoryview, at: int, sequence: int, number: int) -> tuple[Record | None, int, bool]:
+    """(the record there if its tables are whole, the offset behind it, whether its entries are whole too)"""
+    if at + format.HEADER_SIZE > len(raw):
+        return None, at, False
+    head = np.frombuffer(raw, format.RECORD_HEADER, 1, at).copy()
+    start = at + format.HEADER_SIZE
+    end = start + int(head["size"][0])
+    if (head["magic"][0], head["segment"][0], head["number"][0]) != (format.RECORD_MAGIC, sequence, number) or end > len(raw):
+        return None, at, False
+    shapes = [(dtype, int(head[name][0])) for dtype, name in
+              ((format.GROUP_ROW, "groups"), (format.INDEX_ROW, "rows"), (format.SOURCE, "rows"), (format.OP_ROW, "ops"))]
+    data = start + sum(dtype.itemsize * count for dtype, count in shapes)
+    if data > end:
+        return None, at, False
+    claimed = int(head["tables"][0])
+    head["tables"] = 0
+    checksum = crc32c(raw[start:data], crc32c(head.tobytes()[format.CHECKED_FROM:]))
+    is_whole = crc32c(raw[data:end], checksum) == head["checksum"][0]
+    if not is_whole and checksum != claimed:
+        return None, at, False
+    tables = []
+    for dtype, count in shapes:
+        tables.append(np.frombuffer(raw, dtype, count, start))
+        start += count * dtype.itemsize
+    return Record(*tables, [raw[data:end]], end - data), end, is_whole
+
+
+def _next_record(raw: memoryview, at: int, sequence: int, number: int) -> tuple[int, int] | None:
+    """(offset, number) of the first whole record behind `at` that was written when the one of that number was on disk."""
+    found, pattern = bytes(raw[at:]), sequence.to_bytes(8, "little")
+    place = 0
+    while (place := found.find(pattern, place + 1)) >= 0:
+        start = at + place - format.CHECKED_FROM
+        if start <= at or start + format.HEADER_SIZE > len(raw):
+            continue
+        head = np.frombuffer(raw, format.RECORD_HEADER, 1, start)[0]
+        if head["synced"] >= number and _read_record(raw, start, sequence, int(head["number"]))[2]:
+            return start, int(head["number"])
+    return None
+
+
+def _wrong_entries(record: Record) -> list[int] | None:
+    """Which of its entries are damaged; None when it may not have been written to its end."""
+    [data] = record.data
+    wrong = [number for number, (source, size, claimed) in
+             enumerate(zip(record.sources.tolist(), record.rows["size"].tolist(), record.rows["crc32c"].tolist(), strict=True))
+             if crc32c(data[source + CHECKSUM_END:source + size]) != claimed]
+    return None if wrong and wrong[-1] == len(record.rows) - 1 else wrong
 
 
 def retire(folder: Path) -> None:

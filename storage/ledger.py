@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from geminga.storage import format
+from geminga.storage import format, mending
 from geminga.storage.errors import CorruptFile, StorageFull
 
 _EXTENT_MIN = 64 << 10          # first allocation of a ledger's file; doubled whenever it is full
@@ -45,7 +45,10 @@ def map_file(path: Path, *, writable: bool) -> mmap.mmap:
 class Ledger:
     """The owner's view of one ledger.
 
-    Invariant: rows 0 .. entries-1 of the index are valid, and their bytes lie below `size` in the ledger's file.
+    Invariant: rows 0 .. entries-1 of the index are written, and their bytes lie below `size` in the ledger's file.
+
+    Rows that another process wrote are looked at when they are first needed.  A damaged one is made anew from what lies around
+    it; what that cannot bring back is in `lost`.  `damage` says what was found.
     """
 
     def __init__(self, folder: Path, partition_id: int, ledger_id: int):
@@ -55,9 +58,13 @@ class Ledger:
         self.first_message = 0
         self.created_ms = 0
         self.is_sealed = False
+        self.is_unlinked = False
+        self.is_header_lost = False                      # where its messages begin is for its partition to say
+        self.damage: list[str] = []
+        self.lost: list[int] = []                        # entries that are there no more, and not dealt with
+        self._unchecked = 0                              # rows, from the first on, that another process wrote
         self._index: NDArray | None = None
-        self._messages: NDArray | None = None
-        self._deliver_at: NDArray | None = None
+        self._columns: dict[str, NDArray] = {}
         self._fds: tuple[int, int] | None = None         # of ledger and index, while it is written
         self._allocated = (0, 0)                         # bytes of each
 
@@ -79,25 +86,38 @@ class Ledger:
             mapped = map_file(self.index_path, writable=False)
             whole_rows = (len(mapped) - format.HEADER_SIZE) // format.INDEX_ROW.itemsize
             self._index = np.frombuffer(mapped, format.INDEX_ROW, whole_rows, format.HEADER_SIZE)
-            self._messages, self._deliver_at = self._index["messages"], self._index["deliver_at"]
+            self._columns = {}
+            if self._unchecked:
+                mending.check_rows(self)
         return self._index
+
+    def column(self, name: str) -> NDArray:
+        """One of the index; kept, because making a view of a column costs as much as reading a few rows."""
+        index = self.index
+        if name not in self._columns:
+            self._columns[name] = index[name]
+        return self._columns[name]
 
     @property
     def messages(self) -> NDArray[np.uint32]:
-        """The index's column of that name; kept, because making a view of a column costs as much as reading a few rows."""
-        index = self.index
-        return self._messages if self._messages is not None else index["messages"]
-
-    def bytes_of(self, entries: range | NDArray[np.int64]) -> int:
-        """Bytes of these entries together."""
-        sizes = self.index["size"]
-        return int((sizes[entries.start:entries.stop] if isinstance(entries, range) else sizes[entries]).sum(dtype=np.int64))
+        return self.column("messages")
 
     @property
     def deliver_at(self) -> NDArray[np.int64]:
-        """Likewise: ms, 0 for at once."""
-        index = self.index
-        return self._deliver_at if self._deliver_at is not None else index["deliver_at"]
+        """ms, 0 for at once"""
+        return self.column("deliver_at")
+
+    def messages_in(self, first: int, end: int) -> int:
+        """Messages of the entries first .. end - 1."""
+        if first >= end:
+            return 0
+        before = self.column("message_index")
+        return int(before.item(end - 1)) + int(self.messages.item(end - 1)) - int(before.item(first))
+
+    def bytes_of(self, entries: range | NDArray[np.int64]) -> int:
+        """Bytes of these entries together."""
+        sizes = self.column("size")
+        return int((sizes[entries.start:entries.stop] if isinstance(entries, range) else sizes[entries]).sum(dtype=np.int64))
 
     @property
     def last_entry(self) -> int:
@@ -120,7 +140,8 @@ class Ledger:
         if self._fds is not None:
             for fd in self._fds:
                 os.close(fd)
-        self._fds = self._index = self._messages = self._deliver_at = None
+        self._fds = self._index = None
+        self._columns = {}
 
     def __del__(self) -> None:
         self.close()
@@ -161,14 +182,20 @@ class Ledger:
         self.close()
 
     def _write_header(self) -> None:
-        head = format.header(format.INDEX_HEADER, magic=format.INDEX_MAGIC, state=format.SEALED if self.is_sealed else format.OPEN,
-                             ledger_id=self.ledger_id, partition_id=self.partition_id, first_message=self.first_message,
-                             created_ms=self.created_ms, entries=self.entries, size=self.size)
-        _write_all(self._open()[1], head, 0)
+        _write_all(self._open()[1], self.header(), 0)
+
+    def header(self) -> bytes:
+        """Of the index, as things are."""
+        return format.checked_header(
+            format.INDEX_HEADER, magic=format.INDEX_MAGIC, state=format.SEALED if self.is_sealed else format.OPEN,
+            ledger_id=self.ledger_id, partition_id=self.partition_id, first_message=self.first_message, created_ms=self.created_ms,
+            entries=self.entries, size=self.size)
+
+    def ledger_header(self) -> bytes:
+        return format.header(format.LEDGER_HEADER, magic=format.LEDGER_MAGIC, ledger_id=self.ledger_id, partition_id=self.partition_id)
 
     def write_ledger_header(self) -> None:
-        self.write([format.header(format.LEDGER_HEADER, magic=format.LEDGER_MAGIC, ledger_id=self.ledger_id,
-                                  partition_id=self.partition_id)], 0)
+        self.write([self.ledger_header()], 0)
 
     def check_lengths(self) -> None:
         """Raises CorruptFile when its files are too short for its entries."""
@@ -179,8 +206,13 @@ class Ledger:
             if (size := path.stat().st_size) < needed:
                 raise CorruptFile(path, size, f"{needed} bytes", "the end of the file")
 
-    def before_checkpoint(self) -> None:
-        """Nothing is held back in memory."""
+    def checkpoint(self) -> tuple[list[Path], list]:
+        """(files to be synced, snapshots to be written); the header says how much there is by now."""
+        if self.is_unlinked:
+            return [], []
+        if not self.is_sealed:
+            self._write_header()
+        return self.files(), []
 
     def files(self) -> list[Path]:
         return [self.ledger_path, self.index_path]
@@ -190,13 +222,13 @@ class Ledger:
         """Messages of the partition up to and with this ledger."""
         if not self.entries:
             return self.first_message
-        last = self.index[self.entries - 1]
-        return int(last["message_index"]) + int(last["messages"])
+        return self.first_message + self.messages_in(0, self.entries)
 
     def unlink(self) -> None:
         """Remove its files; mappings of them stay readable."""
+        self.is_unlinked = True
         self.close()
-        for path in (self.ledger_path, self.index_path, *self.folder.glob(f"{self.ledger_id}.*.*")):  # and what subscriptions have
+        for path in (self.ledger_path, self.index_path):
             path.unlink(missing_ok=True)
 
 
@@ -224,34 +256,45 @@ def create(folder: Path, partition_id: int, ledger_id: int, *, first_message: in
 
 
 def open_ledger(folder: Path, partition_id: int, ledger_id: int) -> Ledger:
-    """The ledger as it lies on disk; an open one is as long as its valid rows.  Raises CorruptFile."""
+    """The ledger as it lies on disk, as long as its header says.  Raises CorruptFile for one of a newer version."""
     ledger = Ledger(folder, partition_id, ledger_id)
-    head = _read_header(ledger.index_path, format.INDEX_HEADER, format.INDEX_MAGIC, ledger_id)
-    if _is_begun(ledger.ledger_path):      # else a power cut kept it from the disk, and the journal knows the entries
-        _read_header(ledger.ledger_path, format.LEDGER_HEADER, format.LEDGER_MAGIC, ledger_id)
-    ledger.first_message, ledger.created_ms = int(head["first_message"]), int(head["created_ms"])
-    ledger.is_sealed = head["state"] == format.SEALED
-    if ledger.is_sealed:
-        ledger.entries, ledger.size = int(head["entries"]), int(head["size"])
+    head = _read_header(ledger.index_path, format.INDEX_HEADER)
+    ledger.entries = whole_rows = (ledger.index_path.stat().st_size - format.HEADER_SIZE) // format.INDEX_ROW.itemsize
+    if head is None or not _is_of(head, ledger) or (head["version"][0] > 1 and not format.is_whole(head)):
+        mending.make_header(ledger)
     else:
-        ledger.entries = format.valid_rows(ledger.index, ledger_id)
-        if ledger.entries:
-            last = ledger.index[ledger.entries - 1]
-            ledger.size = int(last["offset"]) + int(last["size"])
+        ledger.first_message, ledger.created_ms = int(head["first_message"][0]), int(head["created_ms"][0])
+        ledger.is_sealed = bool(head["state"][0] == format.SEALED)
+        if ledger.is_sealed or head["version"][0] > 1:
+            ledger.entries, ledger.size = int(head["entries"][0]), int(head["size"][0])
+        else:
+            mending.find_end(ledger)
+    if ledger.entries > whole_rows:
+        raise CorruptFile(ledger.index_path, format.HEADER_SIZE + whole_rows * format.INDEX_ROW.itemsize,
+                          f"rows of {ledger.entries} entries", "the end of the file")
+    head = _read_header(ledger.ledger_path, format.LEDGER_HEADER)
+    if head is not None and not _is_of(head, ledger) and any(head.tobytes()):      # zeros: a power cut kept it from the disk
+        ledger.damage.append(f"{ledger.ledger_path}: its header is damaged and was written anew")
+        ledger.write_ledger_header()
+    ledger._unchecked = ledger.entries
     return ledger
 
 
-def _read_header(path: Path, dtype: np.dtype, magic: bytes, ledger_id: int):
-    """Raises CorruptFile."""
+def _is_of(head: NDArray, ledger: Ledger) -> bool:
+    magic = format.INDEX_MAGIC if head.dtype == format.INDEX_HEADER else format.LEDGER_MAGIC
+    return (head["magic"][0], int(head["ledger_id"][0]), int(head["partition_id"][0])) == (magic, ledger.ledger_id, ledger.partition_id)
+
+
+def _read_header(path: Path, dtype: np.dtype) -> NDArray | None:
+    """Shape (1,); None when there is not as much.  Raises CorruptFile for one of a newer version."""
     with open(path, "rb") as file:
         raw = file.read(format.HEADER_SIZE)
     if len(raw) < format.HEADER_SIZE:
-        raise CorruptFile(path, 0, f"{format.HEADER_SIZE} bytes of header", len(raw))
-    head = np.frombuffer(raw, dtype)[0]
-    if (head["magic"], int(head["ledger_id"])) != (magic, ledger_id):
-        raise CorruptFile(path, 0, f"{magic.decode()} of ledger {ledger_id}", (head["magic"], int(head["ledger_id"])))
-    if head["version"] > format.VERSION:
-        raise CorruptFile(path, 8, f"format version {format.VERSION} or older", int(head["version"]))
+        return None
+    head = np.frombuffer(raw, dtype, 1)
+    is_new = head["version"][0] > format.VERSION and head["magic"][0] in (format.INDEX_MAGIC, format.LEDGER_MAGIC)
+    if is_new and (dtype != format.INDEX_HEADER or format.is_whole(head)):
+        raise CorruptFile(path, 8, f"format version {format.VERSION} or older", int(head["version"][0]))
     return head
 
 

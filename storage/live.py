@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from geminga.proto.names import TopicName
 from geminga.storage.cursor import Cursor, Position
 from geminga.storage.dispatch.base import Batch
-from geminga.storage.entry_counts import DEATHS, REDELIVERIES, EntryCounts
 from geminga.storage.options import StorageOptions
 from geminga.storage.producers import Producers
 from geminga.storage.subscription import Subscription
@@ -24,6 +23,7 @@ class Passing:
     """The entries of one topic in one pass."""
 
     ledger_id = LEDGER_ID
+    lost = ()
 
     def __init__(self, rows: NDArray):
         """rows: (n,) SEND_ROW"""
@@ -48,6 +48,7 @@ class LiveTopic:
 
     is_persistent = False
     is_terminated = False
+    damage = losses = ()
     last_confirmed = BEGINNING
 
     def __post_init__(self) -> None:
@@ -77,10 +78,8 @@ class LiveTopic:
     def before_time(self, publish_time_ms: int) -> Position:
         return BEGINNING
 
-    def add_subscription(self, name: str, subscription_id: int, mark_delete: Position, *, is_durable: bool) -> Subscription:
-        cursor = Cursor(None, 0, mark_delete, is_durable=False)
-        redeliveries, deaths = (EntryCounts(kind, None, 0, is_durable=False) for kind in (REDELIVERIES, DEATHS))
-        subscription = Subscription(name, cursor, self, self.options, redeliveries, deaths)
+    def add_subscription(self, name: str, cursor: Cursor) -> Subscription:
+        subscription = Subscription(name, cursor, self, self.options)
         self.subscriptions[subscription.key] = subscription
         return subscription
 

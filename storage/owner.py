@@ -23,12 +23,12 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.deliveries import RECEIPT_ROW
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
-from geminga.storage import acknowledgements, append, commands, format, queries
+from geminga.storage import acknowledgements, append, commands, cursor, format, queries
 from geminga.storage.catalogue import Catalogue
 from geminga.storage.counters import Counters
 from geminga.storage.discovery import Discovery
 from geminga.storage.errors import CorruptFile, StorageFull
-from geminga.storage.journal import Journal, Record
+from geminga.storage.journal import Journal, Record, put_on_disk, to_put
 from geminga.storage.ledger import Ledger
 from geminga.storage.live import LiveTopic
 from geminga.storage.options import StorageOptions
@@ -72,7 +72,7 @@ class Owner:
         self.parked: dict[tuple[int, int], list[tuple]] = {}      # commands that wait until a connection is known to be alive or dead
         self.ops: list[tuple] = []                                # of this pass, not yet in the journal
         self.many_ops: list[NDArray] = []
-        self.once_recorded: list[tuple] = []                      # (subscription, ledger id or None for all, entries): parts to forget
+        self.counted: dict[tuple[Subscription, int], None] = {}   # (subscription, reason): totals that have changed in this pass
         self._next_handle = 1
         self._next_slot = -1
         self._sends: list[tuple[int, NDArray, memoryview]] = []
@@ -112,6 +112,12 @@ class Owner:
         self.many_ops.append(ops)
         self.journal.touched(partition)
 
+    def count(self, subscription: Subscription, reason: int, messages: int) -> None:
+        """So many messages of the subscription do not have to be delivered any more, for that reason."""
+        subscription.cursor.totals[reason] += messages
+        if subscription.is_durable:
+            self.counted[subscription, reason] = None
+
     def answer_needs_sync(self) -> None:
         self._must_sync = True
 
@@ -150,7 +156,8 @@ class Owner:
     def release(self, partition: Partition) -> None:
         """Give up a partition that nobody uses; what is not in its files yet is written."""
         self.commit()
-        partition.before_checkpoint()
+        put_on_disk(*to_put({partition, partition.open_ledger}))
+        partition.is_released = True
         del self.by_name[partition.name]
         self._recent.discard(partition)
         for waiting in (self._to_dispatch, self._to_trim):
@@ -172,6 +179,7 @@ class Owner:
         partition.slot = self._next_slot
         self.by_name[partition.name] = partition
         self.counters.add("partitions_open")
+        self._deal_with_damage(partition)
 
     # -- a pass
 
@@ -363,9 +371,34 @@ class Owner:
                 self._deliver(subscription, consumer, ledger, entries)
             if partition.is_terminated and subscription.cursor.mark_delete >= partition.last_confirmed:
                 self._tell_end(subscription)
+        if partition.damage or partition.losses:
+            self._deal_with_damage(partition)
         due_ms = min((subscription.dispatcher.next_due_ms() for subscription in partition.attached), default=NEVER_MS)
         if due_ms < NEVER_MS or partition in self._due:
             self._wake_at(partition, due_ms)
+
+    def _deal_with_damage(self, partition: Partition) -> None:
+        """What was found of it is reported; entries that are lost are skipped by every subscription, which the journal is told."""
+        for text in partition.damage:
+            self.report_damage(text)
+        partition.damage = []
+        losses, partition.losses = partition.losses, []
+        for ledger, lost in losses:
+            for text in ledger.damage:
+                self.report_damage(text)
+            ledger.damage = []
+            self.counters.add("entries_lost", len(lost))
+            for subscription_id in (cursor.NOBODY, *(s.cursor.subscription_id for s in partition.subscriptions.values() if s.is_durable)):
+                for entry_id in lost:
+                    self.note(partition, op(format.ACKNOWLEDGED, partition.partition_id, subscription_id=subscription_id,
+                                            ledger_id=ledger.ledger_id, entry_id=entry_id))
+            for subscription in partition.subscriptions.values():
+                self.count(subscription, cursor.SKIPPED, 0)
+
+    def report_damage(self, text: str) -> None:
+        """A line for the operator, and a number for whoever watches."""
+        self.counters.add("damage_found")
+        self._complain(text)
 
     def _wake_at(self, partition: Partition, due_ms: int) -> None:
         """Something of it is to be given out then."""
@@ -378,7 +411,7 @@ class Owner:
         outbox, ledger_id = self.outbox(consumer.worker), ledger.ledger_id
         self.counters.add("entries_out", len(entries))
         consumer.bytes_out += ledger.bytes_of(entries)
-        redeliveries = subscription.redeliveries.of(ledger_id, entries)
+        redeliveries = subscription.cursor.redeliveries.of(ledger_id, entries)
         parts = subscription.parts_of(ledger_id, entries)
         first, count = int(entries[0]), len(entries)
         if redeliveries is None and not parts and int(entries[-1]) - first + 1 == count:
@@ -409,27 +442,18 @@ class Owner:
     def _commit(self, planned: append.Plan | None) -> None:
         """Put what was decided into the journal, and sync if anybody is about to be told."""
         self.catalogue.commit()
-        if planned is None and not (self.ops or self.many_ops):
-            self._forget_parts()
+        if planned is None and not (self.ops or self.many_ops or self.counted):
             return self._sync_when_due()
-        ops = b"".join([*self.many_ops, *(format.OP.pack(*row) for row in self.ops)])
-        self.ops, self.many_ops = [], []
+        totals = [op(format.TOTAL | reason << format.KIND_WORD, subscription.partition.partition_id,
+                     subscription_id=subscription.cursor.subscription_id, value=subscription.cursor.totals[reason])
+                  for subscription, reason in self.counted]
+        ops = b"".join([*self.many_ops, *(format.OP.pack(*row) for row in self.ops + totals)])
+        self.ops, self.many_ops, self.counted = [], [], {}
         record = planned.record(ops) if planned else Record(b"", b"", b"", ops, [], 0)
         self.journal.append(record)
-        self._forget_parts()
         if self._unsynced_since is None:
             self._unsynced_since = self.now_ms
         self._sync_when_due()
-
-    def _forget_parts(self) -> None:
-        """Of batches that are acknowledged, once the journal knows that: a checkpoint in between would have neither on disk."""
-        for subscription, ledger_id, entries in self.once_recorded:
-            if ledger_id is None:
-                subscription.cursor.forget_acknowledged_parts()
-            else:
-                subscription.cursor.forget_parts(ledger_id, entries)
-            subscription.partition.parts_unwritten = True
-        self.once_recorded.clear()
 
     def _sync_when_due(self) -> None:
         """Sync what was written, when an answer of this pass depends on it, or when it has waited long enough."""

@@ -7,13 +7,16 @@ import bisect
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from geminga.proto.names import TopicName
-from geminga.storage import format, ledger, parts
-from geminga.storage.cursor import Cursor, CursorTable, Position, load_bitmap
-from geminga.storage.entry_counts import DEATHS, KINDS, REDELIVERIES, EntryCounts
+from geminga.storage import format, ledger, state
+from geminga.storage.cursor import ACKNOWLEDGED, NOBODY, SKIPPED, Cursor, Position
 from geminga.storage.ledger import Ledger
 from geminga.storage.options import StorageOptions
 from geminga.storage.producers import Producers
+from geminga.storage.state import Snapshot, State, StateFile
 from geminga.storage.subscription import Subscription
 
 EARLIEST, LATEST = (-1, -1), ((1 << 63) - 1, (1 << 63) - 1)     # as clients write them in message ids
@@ -25,16 +28,19 @@ class Partition:
     partition_id: int
     name: TopicName
     folder: Path
-    table: CursorTable
+    file: StateFile
     producers: Producers
     options: StorageOptions
+    gone: Cursor = field(default_factory=lambda: Cursor(NOBODY, EARLIEST, is_durable=True))      # what is there for nobody any more
     ledgers: list[Ledger] = field(default_factory=list)
     subscriptions: dict[tuple[str, bool], Subscription] = field(default_factory=dict)
     attached: dict[Subscription, None] = field(default_factory=dict)      # those with consumers
     next_message: int = 0            # messages ever published
     now_ms: int = 0                  # of the pass
     is_terminated: bool = False      # nothing is published any more
-    parts_unwritten: bool = False    # batches have been acknowledged in part since the last checkpoint
+    is_released: bool = False        # somebody else may have opened it anew: this says nothing any more
+    damage: list[str] = field(default_factory=list)                       # found, and not reported yet
+    losses: list[tuple[Ledger, list[int]]] = field(default_factory=list)  # entries that are there no more, and not in the journal yet
     slot: int = -1                   # in the owner's table
 
     is_persistent = True
@@ -117,12 +123,11 @@ class Partition:
                 break
             gone.append(self.ledgers.pop(0))
         for found in gone:
+            self.gone.forget(found.ledger_id)
             for subscription in self.subscriptions.values():
                 if subscription.dispatcher is not None:
                     subscription.dispatcher.forget(found)
                 subscription.cursor.forget(found.ledger_id)
-                for counts in subscription.counts:
-                    counts.forget(found.ledger_id)
         return gone
 
     def could_shrink(self) -> bool:
@@ -133,40 +138,60 @@ class Partition:
         durable = [s.cursor.mark_delete for s in self.subscriptions.values() if s.is_durable]
         return self.open_ledger.size >= _SHRINK_MIN and bool(durable) and min(durable) >= self.last_confirmed
 
+    def give_up_lost(self, found: Ledger) -> None:
+        """Entries that are lost with their index are nobody's business any more; the owner reports and records that."""
+        lost, found.lost = found.lost, []
+        entries = np.array(lost, np.int64)
+        self.gone.acknowledge(found, entries)
+        for subscription in self.subscriptions.values():
+            messages = [found.messages_in(entry_id, entry_id + 1) for entry_id in subscription.cursor.acknowledge(found, entries).tolist()]
+            subscription.cursor.totals[SKIPPED] += sum(messages)
+        self.losses.append((found, lost))
+
     # -- subscriptions
 
-    def add_subscription(self, name: str, subscription_id: int, mark_delete: Position, *, is_durable: bool) -> Subscription:
-        cursor = Cursor(self.folder, subscription_id, mark_delete, is_durable=is_durable)
-        redeliveries, deaths = (EntryCounts(kind, self.folder, subscription_id, is_durable=is_durable) for kind in (REDELIVERIES, DEATHS))
-        subscription = Subscription(name, cursor, self, self.options, redeliveries, deaths)
+    def since(self, position: Position) -> int:
+        """Messages of the partition up to and with position."""
+        found = self.ledgers_from(position[0])[0]
+        if found.ledger_id != position[0] or not found.entries:
+            return found.first_message
+        return found.first_message + found.messages_in(0, position[1] + 1)
+
+    def add_subscription(self, name: str, cursor: Cursor) -> Subscription:
+        subscription = Subscription(name, cursor, self, self.options)
         subscription.rewind()
         self.subscriptions[subscription.key] = subscription
         return subscription
 
+    def new_cursor(self, subscription_id: int, position: Position, *, is_durable: bool) -> Cursor:
+        """One whose next entry is the one behind position."""
+        cursor = Cursor(subscription_id, position, is_durable=is_durable)
+        self.begin(cursor, position)
+        return cursor
+
+    def begin(self, cursor: Cursor, position: Position) -> None:
+        """The cursor begins anew behind position; what is gone beyond that counts as skipped."""
+        position = max(position, self.gone.mark_delete)
+        cursor.move(position, self.since(position))
+        for found in self.ledgers_from(position[0]):
+            if found.ledger_id in self.gone.bitmaps:
+                before = cursor.unacknowledged_messages(found, 0, found.entries)
+                cursor.bitmaps[found.ledger_id] = self.gone.bitmaps[found.ledger_id].copy()
+                cursor.totals[SKIPPED] += before - cursor.unacknowledged_messages(found, 0, found.entries)
+        if cursor.bitmaps:
+            cursor.advance(self.ledgers_from(position[0]))
+
     def remove_subscription(self, subscription: Subscription) -> None:
         del self.subscriptions[subscription.key]
-        if subscription.is_durable:
-            subscription.cursor.move(self.last_confirmed)
-            for counts in subscription.counts:
-                counts.clear()
-            self.table.remove(subscription.cursor.subscription_id)
 
     # -- checkpoints
 
-    def before_checkpoint(self) -> None:
-        """Cursors are in the journal; their rows are written when a segment of it is to be used again."""
-        for subscription in self.subscriptions.values():
-            if subscription.unwritten:
-                self.table.write(subscription.cursor.subscription_id, subscription.cursor.mark_delete)
-                subscription.unwritten = False
-        if self.parts_unwritten:
-            parts.write(self.folder, {s.cursor.subscription_id: s.cursor.parts for s in self.subscriptions.values() if s.is_durable})
-            self.parts_unwritten = False
-
-    def files(self) -> list[Path]:
-        bitmaps = [format.acks_path(self.folder, ledger_id, s.cursor.subscription_id)
-                   for s in self.subscriptions.values() if s.is_durable for ledger_id in s.cursor.bitmaps]
-        return [self.table.path, *bitmaps, *(path for s in self.subscriptions.values() for counts in s.counts for path in counts.files())]
+    def checkpoint(self) -> tuple[list[Path], list[Snapshot]]:
+        """(files to be synced, snapshots to be written)"""
+        if self.is_released:
+            return [], []
+        cursors = {s.cursor.subscription_id: s.cursor for s in self.subscriptions.values() if s.is_durable}
+        return [], [self.file.take(State({NOBODY: self.gone, **cursors}))]
 
 
 def _ledger_id(found: Ledger) -> int:
@@ -182,33 +207,40 @@ def open_partition(data_dir: Path, partition_id: int, name: TopicName, topic_epo
                    options: StorageOptions) -> Partition:
     """The partition as it lies on disk, with its durable subscriptions {name: id}.  Raises CorruptFile."""
     folder = format.partition_folder(data_dir, partition_id)
-    partition = Partition(partition_id, name, folder, CursorTable(folder, partition_id), Producers(topic_epoch), options)
+    stored = state.read(folder, partition_id)
+    partition = Partition(partition_id, name, folder, StateFile(folder, partition_id), Producers(topic_epoch), options, stored.gone,
+                          damage=stored.damage)
     partition.ledgers = [ledger.open_ledger(folder, partition_id, found) for found in ledger.ledger_ids(folder)]
-    for found in partition.ledgers:
-        found.check_lengths()
+    _check(partition)
+    for found in partition.ledgers[:-1]:
+        if not found.is_sealed:
+            found.seal()
     if partition.ledgers:
-        for found in partition.ledgers[:-1]:
-            if not found.is_sealed:
-                found.seal()
         partition.next_message = partition.open_ledger.next_message
-    partition.table.check()
-    positions, in_parts = partition.table.positions(), parts.read(folder)
-    by_id: dict[int, Subscription] = {}
     for text, subscription_id in names.items():
-        if subscription_id in positions:     # else its creation was never answered, and did not happen
-            by_id[subscription_id] = partition.add_subscription(text, subscription_id, positions[subscription_id], is_durable=True)
-    for path in folder.glob("*.*.*"):        # listed once, however many subscriptions there are
-        ledger_id, subscription_id, kind = path.name.split(".")
-        if (subscription := by_id.get(int(subscription_id))) is None:
-            continue
-        if kind in KINDS:
-            subscription.counts[KINDS.index(kind)].load(int(ledger_id))
-        else:
-            load_bitmap(subscription.cursor, path)
-    for subscription_id, subscription in by_id.items():
-        cursor = subscription.cursor
-        cursor.parts = in_parts.get(subscription_id, {})
-        cursor.forget_acknowledged_parts()
-        cursor.advance(partition.ledgers_from(cursor.mark_delete[0]))
-        subscription.rewind()
+        if subscription_id in stored.cursors:     # else its creation was never answered, and did not happen
+            cursor = stored.cursors[subscription_id]
+            for found in partition.ledgers:
+                if found.ledger_id in stored.gone.bitmaps:
+                    cursor.acknowledge(found, _set_bits(stored.gone.bitmaps[found.ledger_id]))
+            cursor.forget_acknowledged_parts()
+            cursor.advance(partition.ledgers_from(cursor.mark_delete[0]))
+            if stored.is_uncounted:
+                cursor.since = partition.since(cursor.mark_delete)
+                cursor.totals[ACKNOWLEDGED] = partition.next_message - cursor.since - cursor.backlog_messages(partition.ledgers)
+            partition.add_subscription(text, cursor)
     return partition
+
+
+def _set_bits(bitmap: NDArray[np.uint8]) -> NDArray[np.int64]:
+    return np.flatnonzero(np.unpackbits(bitmap, bitorder="little"))
+
+
+def _check(partition: Partition) -> None:
+    """Its ledgers are as long as they say, and begin where the one before ends.  Raises CorruptFile."""
+    for before, found in zip([None, *partition.ledgers], partition.ledgers, strict=False):
+        found.check_lengths()
+        if found.is_header_lost and before is not None:
+            found.first_message = before.next_message
+        partition.damage += found.damage
+        found.damage = []

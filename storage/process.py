@@ -36,13 +36,15 @@ def run(index: int, owners: int, serial: int, run_dir: Path, data_dir: Path, opt
     counters.set("producers", 0)
     counters.set("consumers", 0)
     owner = Owner(data_dir, options, catalogue, journal, counters, _clock_ms())
+    for text in recovered.damage:
+        owner.report_damage(text)
     context = zmq.Context()
     router = context.socket(zmq.ROUTER)
     router.setsockopt(zmq.SNDHWM, 0)       # bounded by permits and by what workers may have unanswered
     router.setsockopt(zmq.RCVHWM, 0)
     router.setsockopt(zmq.LINGER, 1_000)
     router.bind(socket_path(run_dir, serial))
-    control.send(ready={"recovered": recovered})
+    control.send(ready={"recovered": recovered.entries})
     try:
         _loop(owner, router, control, options)
     finally:

@@ -9,22 +9,23 @@ from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
-from geminga.storage import acknowledgements, commands
+from geminga.storage import acknowledgements, commands, format
 from geminga.storage.acknowledgements import Acks
-from geminga.storage.cursor import Position
+from geminga.storage.cursor import SKIPPED, Position
 from geminga.storage.errors import CorruptFile, StorageFull
 from geminga.storage.live import LiveTopic
-from geminga.storage.partition import Partition
+from geminga.storage.partition import Partition, op
 from geminga.storage.subscription import Subscription
 
 _CAUSES_MAX = 100      # parked entries told of at a time
 
 
 def answer(owner, question: bytes) -> bytes:
-    """{"ask": ..., "topic": ..., ...} -> {"answer": ...}, or {"refused": error code, "text": ...}."""
+    """{"ask": ..., "topic": ..., ...} -> {"answer": ...}, or {"refused": error code, "text": ...}; some are about no one topic."""
     asked = json.loads(question)
     try:
-        return json.dumps({"answer": QUESTIONS[asked.pop("ask")](owner, names.parse(asked.pop("topic")), asked)}).encode()
+        ask, topic = asked.pop("ask"), asked.pop("topic", None)
+        return json.dumps({"answer": QUESTIONS[ask](owner, topic and names.parse(topic), asked)}).encode()
     except Refusal as refusal:
         code, text = refusal.code, refusal.message
     except (StorageFull, CorruptFile) as error:
@@ -96,7 +97,7 @@ def _skip(owner, topic: TopicName, arguments: dict) -> None:
 def _skip_to(owner, subscription: Subscription, position: Position) -> None:
     """Everything up to position is acknowledged; consumers go on behind it."""
     if position > subscription.cursor.mark_delete:
-        acknowledgements.move(owner, subscription, Acks(up_to=position))
+        acknowledgements.move(owner, subscription, Acks(up_to=position), SKIPPED)
         owner.wake(subscription.partition)
 
 
@@ -147,7 +148,10 @@ def _release(owner, topic: TopicName, arguments: dict) -> dict:
     """What was parked because consumers died over it is given out again."""
     subscription = _subscription(_stored(owner, topic), arguments["subscription"])
     parked = subscription.all_parked()
-    subscription.deaths.clear()
+    subscription.cursor.deaths.clear()
+    owner.note(subscription.partition, op(format.DIED, subscription.partition.partition_id,
+                                          subscription_id=subscription.cursor.subscription_id, entry_id=-1))
+    owner.answer_needs_sync()
     if parked and subscription.dispatcher is not None:
         subscription.dispatcher.released(parked)
         owner.wake(subscription.partition)

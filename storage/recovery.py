@@ -7,15 +7,17 @@ A record for a file that is corrupt, or of a newer version, ends the recovery wi
 retired, and its owner does not start, because what only the journal has would be lost.  Corrupt files that no record needs are
 not looked at here; whoever opens their partition is told.
 """
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from geminga.storage import format, journal, ledger, parts
-from geminga.storage.cursor import Cursor, CursorTable, load_bitmaps
+from geminga.storage import format, journal, ledger, state, version1
+from geminga.storage.cursor import Cursor
 from geminga.storage.journal import Record
 from geminga.storage.ledger import Ledger
+from geminga.storage.state import State, StateFile
 
 
 class Recovery:
@@ -24,10 +26,9 @@ class Recovery:
     def __init__(self, data_dir: Path):
         self.data_dir = data_dir
         self.entries = 0
+        self.damage: list[str] = []
         self._ledgers: dict[tuple[int, int], Ledger | None] = {}
-        self._tables: dict[int, CursorTable] = {}
-        self._cursors: dict[tuple[int, int], Cursor] = {}
-        self._parts: dict[int, dict[int, parts.Parts]] = {}      # of a partition, by subscription
+        self._states: dict[int, State] = {}
 
     def apply(self, record: Record) -> None:
         self._apply_ops(record.ops, opened=True)
@@ -43,35 +44,25 @@ class Recovery:
 
     def finish(self) -> None:
         """Everything applied is on disk."""
-        for (partition_id, subscription_id), cursor in self._cursors.items():
-            self._table(partition_id).write(subscription_id, cursor.mark_delete)
-            cursor.forget_acknowledged_parts()
-        for partition_id, found in self._parts.items():
-            parts.write(self._folder(partition_id), found)
-        files = {path for found in self._ledgers.values() if found is not None for path in found.files()}
-        files |= {table.path for table in self._tables.values()}
-        files |= {format.acks_path(cursor.folder, ledger_id, cursor.subscription_id)
-                  for cursor in self._cursors.values() for ledger_id in cursor.bitmaps}
-        journal.sync_files(files)
+        snapshots = [StateFile(self._folder(partition_id), partition_id).take(found) for partition_id, found in self._states.items()]
+        files: set[Path] = set()
+        for found in self._ledgers.values():
+            if found is not None:
+                files.update(found.checkpoint()[0])
+                self.damage += found.damage
+        journal.put_on_disk(files, snapshots)
 
     def _folder(self, partition_id: int) -> Path:
         return format.partition_folder(self.data_dir, partition_id)
 
-    def _table(self, partition_id: int) -> CursorTable:
-        if partition_id not in self._tables:
-            self._tables[partition_id] = CursorTable(self._folder(partition_id), partition_id)
-        return self._tables[partition_id]
-
     def _cursor(self, partition_id: int, subscription_id: int) -> Cursor:
-        key = partition_id, subscription_id
-        if key not in self._cursors:
-            position = self._table(partition_id).positions().get(subscription_id, (-1, -1))
-            cursor = self._cursors[key] = Cursor(self._folder(partition_id), subscription_id, position, is_durable=True)
-            load_bitmaps(cursor)
-            if partition_id not in self._parts:
-                self._parts[partition_id] = parts.read(self._folder(partition_id))
-            cursor.parts = self._parts[partition_id].setdefault(subscription_id, {})
-        return self._cursors[key]
+        return self._state(partition_id).cursor(subscription_id)
+
+    def _state(self, partition_id: int) -> State:
+        if partition_id not in self._states:
+            self._states[partition_id] = state.read(self._folder(partition_id), partition_id)
+            self.damage += self._states[partition_id].damage
+        return self._states[partition_id]
 
     def _ledger(self, partition_id: int, ledger_id: int) -> Ledger | None:
         key = partition_id, ledger_id
@@ -106,20 +97,41 @@ class Recovery:
         elif kind == format.LEDGER_DELETED:
             Ledger(self._folder(partition_id), partition_id, position[0]).unlink()      # also what is left of a deletion cut short
             self._ledgers[partition_id, position[0]] = None
+            for cursor in self._state(partition_id).cursors.values():
+                cursor.forget(position[0])
         elif kind == format.MARK_DELETE:
             self._cursor(partition_id, subscription_id).mark_delete = position
         elif kind == format.CURSOR_RESET:
-            self._cursor(partition_id, subscription_id).move(position)
+            cursor = self._cursor(partition_id, subscription_id)
+            if self._state(partition_id).is_uncounted:
+                version1.reset(cursor, position)
+            else:
+                cursor.move(position, int(last["value"]))
         elif kind == format.ACKNOWLEDGED:
             if (found := self._ledger(partition_id, position[0])) is not None:
-                self._cursor(partition_id, subscription_id).acknowledge(found, np.unique(ops["entry_id"]))
+                self._cursor(partition_id, subscription_id).acknowledge(found, _entries(ops))
         elif kind == format.PART_ACKNOWLEDGED:
             self._cursor(partition_id, subscription_id).set_parts(
                 position[0], int(last["kind"]) >> format.KIND_WORD, ops["entry_id"].tolist(), ops["value"].tolist())
+        elif kind in (format.REDELIVERED, format.DIED):
+            cursor = self._cursor(partition_id, subscription_id)
+            counts = cursor.redeliveries if kind == format.REDELIVERED else cursor.deaths
+            for first, more in zip(ops["entry_id"].tolist(), ops["value"].tolist(), strict=True):
+                if first < 0:
+                    counts.clear()
+                else:
+                    counts.put(position[0], first, first + more + 1, int(last["kind"]) >> format.KIND_WORD)
+        elif kind == format.TOTAL:
+            self._cursor(partition_id, subscription_id).totals[int(last["kind"]) >> format.KIND_WORD] = int(last["value"])
         elif kind == format.SUBSCRIPTION_DELETED:
-            self._cursors.pop((partition_id, subscription_id), None)
-            self._parts.get(partition_id, {}).pop(subscription_id, None)
-            self._table(partition_id).remove(subscription_id)
+            self._state(partition_id).cursors.pop(subscription_id, None)
+
+
+def _entries(ops: NDArray) -> NDArray[np.int64]:
+    """Of the runs that ops of ACKNOWLEDGED are about: all, sorted, each once."""
+    counts = ops["value"] + 1
+    within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.unique(np.repeat(ops["entry_id"], counts) + within)
 
 
 def _put(found: Ledger, first_entry: int, rows: NDArray, sources: NDArray, data: memoryview) -> None:
@@ -137,30 +149,42 @@ def _put(found: Ledger, first_entry: int, rows: NDArray, sources: NDArray, data:
         found.entries, found.size = known, known_size
 
 
-def recover(data_dir: Path, folder: Path) -> int:
-    """Apply what the journal in folder holds; returns how many entries that were.  Raises CorruptFile."""
+@dataclass(slots=True)
+class Recovered:
+    """What a recovery did."""
+
+    entries: int = 0                                        # put where they belong
+    damage: list[str] = field(default_factory=list)         # found on the way, a line each
+
+    def add(self, other: "Recovered") -> None:
+        self.entries += other.entries
+        self.damage += other.damage
+
+
+def recover(data_dir: Path, folder: Path) -> Recovered:
+    """Apply what the journal in folder holds.  Raises CorruptFile."""
+    found = journal.replay(folder) if folder.exists() else journal.Replay([], [])
     recovery = Recovery(data_dir)
-    records = journal.replay(folder) if folder.exists() else []
-    for record in records:
+    for record in found.records:
         recovery.apply(record)
-    if records:
+    if found.records:
         recovery.finish()
-    return recovery.entries
+    return Recovered(recovery.entries, found.damage + recovery.damage)
 
 
 def journal_folder(data_dir: Path, owner: int) -> Path:
     return data_dir / "journal" / str(owner)
 
 
-def recover_owner(data_dir: Path, index: int, owners: int) -> int:
-    """Recover from the journal of this owner, and from those that a start with more owners left behind; returns the entries.
+def recover_owner(data_dir: Path, index: int, owners: int) -> Recovered:
+    """Recover from the journal of this owner, and from those that a start with more owners left behind.
 
     Each left-over journal is one owner's business.  Its partitions may be another's now, which is why nobody serves before all
     owners have recovered.
     """
-    entries = recover(data_dir, journal_folder(data_dir, index))
+    found = recover(data_dir, journal_folder(data_dir, index))
     for folder in (data_dir / "journal").glob("*"):
         if folder.name.isdigit() and int(folder.name) >= owners and int(folder.name) % owners == index:
-            entries += recover(data_dir, folder)
+            found.add(recover(data_dir, folder))
             journal.retire(folder)
-    return entries
+    return found

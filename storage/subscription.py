@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.cursor import Cursor, Position
-from geminga.storage.entry_counts import EntryCounts
 from geminga.storage.ledger import Ledger
 from geminga.storage.options import StorageOptions
 from geminga.storage.pending import Entries
@@ -66,14 +65,11 @@ class Subscription:
     cursor: Cursor
     partition: "Partition" = field(repr=False)
     options: StorageOptions = field(repr=False)
-    redeliveries: EntryCounts = field(repr=False)
-    deaths: EntryCounts = field(repr=False)
     deaths_max: int = 0                                        # an entry that had so many is parked; 0: deaths are not counted
     dispatcher: "Dispatcher | None" = field(default=None, repr=False)     # as long as anybody is attached
     kind: int | None = None                                    # a SubType, likewise
     consumers: list[Consumer] = field(default_factory=list)
     read: Position = (0, 0)
-    unwritten: bool = False                                    # the cursor has moved and its row on disk has not
 
     @property
     def is_durable(self) -> bool:
@@ -83,10 +79,6 @@ class Subscription:
     def key(self) -> tuple[str, bool]:
         """A durable subscription and one that is not may share a name."""
         return self.name, self.is_durable
-
-    @property
-    def counts(self) -> tuple[EntryCounts, EntryCounts]:
-        return self.redeliveries, self.deaths
 
     @property
     def kind_name(self) -> str:
@@ -121,6 +113,8 @@ class Subscription:
 
     def deliverable(self, ledger: Ledger, first: int, end: int) -> Iterator[tuple[int, int]]:
         """(first, end) of each run of entries in [first, end) that are neither acknowledged nor parked."""
+        if end > first and ledger.index is not None and ledger.lost:      # looked at now, if they are another process's
+            self.partition.give_up_lost(ledger)
         for start, stop in self.cursor.unacknowledged(ledger, first, end):
             parked = self.parked(ledger.ledger_id, range(start, stop)) if self.deaths_max else ()
             for entry_id in parked:
@@ -132,12 +126,12 @@ class Subscription:
 
     def parked(self, ledger_id: int, entries: Entries) -> list[int]:
         """Those of the entries that too many consumers died over."""
-        counts = self.deaths.of(ledger_id, entries) if self.deaths_max else None
+        counts = self.cursor.deaths.of(ledger_id, entries) if self.deaths_max else None
         return [] if counts is None else [int(entries[at]) for at in np.flatnonzero(counts >= self.deaths_max).tolist()]
 
     def all_parked(self) -> list[Position]:
         """Those of all entries that are not acknowledged."""
-        found = self.deaths.at_least(self.deaths_max) if self.deaths_max else {}
+        found = self.cursor.deaths.at_least(self.deaths_max) if self.deaths_max else {}
         return [(ledger_id, entry_id) for ledger_id, entries in sorted(found.items()) for entry_id in entries.tolist()
                 if not self.cursor.is_acknowledged(ledger_id, entry_id)]
 

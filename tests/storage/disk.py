@@ -30,12 +30,12 @@ class Disk:
             self._contents[place] = os.fstat(fd).st_ino, path.read_bytes()
 
     def _follow_renames(self, folder: Path) -> None:
-        """Of files that were written under a name with .new; an inode that was used again says nothing about others."""
+        """Of files that were written under a name with .new."""
         gone = {self._contents[place][0]: place for place in self._contents
                 if place.parent == folder and place.suffix == ".new" and not (self.data_dir / place).exists()}
         for name in self._names[folder]:
             inode = os.stat(self.data_dir / folder / name).st_ino
-            if inode in gone and self._contents.get(folder / name, (0, b""))[0] != inode:
+            if inode in gone:
                 self._contents[folder / name] = self._contents.pop(gone[inode])
 
     def after_power_cut(self, target: Path, *, with_sizes: bool) -> None:

@@ -91,7 +91,8 @@ class Rig:
         self.options = StorageOptions(**self.settings)
         self._numbers = itertools.count(1)
         folder = journal_folder(data_dir, 0)
-        self.recovered = recover(data_dir, folder)
+        recovered = recover(data_dir, folder)
+        self.recovered, self.damage = recovered.entries, recovered.damage
         self.journal = open_journal(folder, segment_bytes=self.options.journal_segment_bytes,
                                     segments_max=self.options.journal_segments_max)
         self.counters = make_counters(1)[0]

@@ -19,6 +19,7 @@ def test_there_is_a_folder_of_each_version():
 @pytest.mark.parametrize("archive", FOLDERS, ids=lambda path: path.name.partition(".")[0])
 def test_a_folder_of_that_version_is_read(archive, tmp_path):
     with tarfile.open(archive) as found:
+        found.extraction_filter = getattr(tarfile, "data_filter", None)
         found.extractall(tmp_path)
     rig = Rig(tmp_path / "data", **OPTIONS)
     check(rig)

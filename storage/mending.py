@@ -1,0 +1,140 @@
+"""What can be brought back of a ledger's index that is damaged.
+
+A row says where its entry lies, and so do the rows beside it; what it says of the entry stands in the entry itself.  So one
+damaged row costs nothing, and of several that lie together the entries are told apart by their checksums.  The time at which an
+entry came is its neighbour's then.
+
+    rows       0 1 ? ? 4       entries 2 and 3 lie between the end of 1 and the beginning of 4
+"""
+import os
+from typing import TYPE_CHECKING
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.errors import ProtocolError
+from geminga.proto.frames import CHECKSUM_END, MAGIC
+from geminga.proto.sends import INDEX_FIELDS, KEPT_CHECKSUM, BadChecksum, read_one
+from geminga.storage import format
+
+if TYPE_CHECKING:
+    from geminga.storage.ledger import Ledger
+
+_START = MAGIC.to_bytes(2, "big")
+
+
+def make_header(ledger: "Ledger") -> None:
+    """The index's header, from its rows; a ledger that has none begins where the one before it ends, which its partition knows."""
+    rows = _all_rows(ledger)
+    valid = np.flatnonzero(format.is_valid(rows, ledger.ledger_id)).tolist()
+    ledger.entries, ledger.size, ledger.is_header_lost = 0, format.HEADER_SIZE, not valid
+    if valid:
+        first, last = rows[valid[0]], rows[valid[-1]]
+        ledger.entries, ledger.size = valid[-1] + 1, int(last["offset"]) + int(last["size"])
+        ledger.first_message, ledger.created_ms = max(0, int(first["message_index"]) - valid[0]), int(first["broker_time"])
+    ledger.damage.append(f"{ledger.index_path}: its header is damaged and was made anew, with {ledger.entries} entries")
+    _write(ledger, 0, ledger.header())
+
+
+def find_end(ledger: "Ledger") -> None:
+    """Of an open ledger of version 1, whose header does not say: it is as long as its valid rows."""
+    rows = _all_rows(ledger)
+    ledger.entries = format.valid_rows(rows, ledger.ledger_id)
+    if ledger.entries:
+        last = rows[ledger.entries - 1]
+        ledger.size = int(last["offset"]) + int(last["size"])
+
+
+def check_rows(ledger: "Ledger") -> None:
+    """Rows that another process wrote are right, or made anew; what there is no way to tell is in ledger.lost."""
+    count, ledger._unchecked = min(ledger._unchecked, ledger.entries), 0
+    rows = ledger._index[:count]
+    wrong = np.flatnonzero(~format.is_valid(rows, ledger.ledger_id))
+    if not len(wrong):
+        return
+    fresh, lost = rows.copy(), []
+    for run in np.split(wrong, np.flatnonzero(np.diff(wrong) > 1) + 1):
+        lost += _mend(ledger, fresh, int(run[0]), int(run[-1]) + 1)
+    fresh["checksum"][wrong] = 0
+    fresh["checksum"][wrong] = format.row_checksums(fresh[wrong], ledger.ledger_id, wrong.astype(np.uint64))
+    for entry_id in wrong.tolist():
+        _write(ledger, format.HEADER_SIZE + entry_id * format.INDEX_ROW.itemsize, fresh[entry_id].tobytes())
+    ledger.damage.append(f"{ledger.index_path}: damaged rows were made anew, of {len(wrong)} entries from {wrong[0]} on")
+    if lost:
+        ledger.lost += lost
+        ledger.damage.append(f"{ledger.ledger_path}: {len(lost)} entries from {lost[0]} on are lost with their index")
+
+
+def _mend(ledger: "Ledger", rows: NDArray, first: int, end: int) -> list[int]:
+    """Fill in rows first .. end - 1 from what lies around them; returns the entries that are lost."""
+    before = rows[first - 1] if first else None
+    start = int(before["offset"]) + int(before["size"]) if first else format.HEADER_SIZE
+    message = int(before["message_index"]) + int(before["messages"]) if first else ledger.first_message
+    behind = rows[end] if end < len(rows) else None
+    stop = int(behind["offset"]) if behind is not None else ledger.size
+    time = int((before if before is not None else behind if behind is not None else {"broker_time": ledger.created_ms})["broker_time"])
+    data = _read(ledger, start, stop)
+    pieces = [(start, stop)] if end - first == 1 else _split(data, start, end - first)
+    count = int(behind["message_index"]) - message if behind is not None else 0
+    for number, (at, until) in enumerate(pieces or [(start, start + 1)] * (end - first)):
+        row = rows[first + number:first + number + 1]
+        found = _describe(data[at - start:until - start]) if pieces else None
+        row[:] = np.zeros(1, format.INDEX_ROW)
+        row["offset"], row["size"], row["publish_time"], row["broker_time"], row["message_index"] = at, until - at, time, time, message
+        row["messages"], row["flags"] = max(1, count if end - first == 1 else 1), KEPT_CHECKSUM
+        if found is not None:
+            for name in ("publish_time", "deliver_at", "messages", "key_hash", "flags", "crc32c"):
+                row[name] = found[name]
+        elif until - at > CHECKSUM_END:
+            row["crc32c"] = int.from_bytes(data[at - start + 2:at - start + CHECKSUM_END], "big")
+        message += int(row["messages"][0])
+    return [] if pieces else list(range(first, end))
+
+
+def _describe(entry: bytes) -> dict | None:
+    """What the index says of an entry, if that is whole."""
+    try:
+        return dict(zip(INDEX_FIELDS, read_one(api.CommandSend(), entry)[-len(INDEX_FIELDS):], strict=True))
+    except (BadChecksum, ProtocolError):
+        return None
+
+
+def _split(data: bytes, start: int, count: int) -> list[tuple[int, int]]:
+    """[(begin, end)] of the entries that lie one behind the other in data, from the offset `start` on; [] if they cannot be told apart."""
+    found, at = [], 0
+    while at < len(data) and data[at:at + 2] == _START:
+        claimed = int.from_bytes(data[at + 2:at + CHECKSUM_END], "big")
+        checksum, covered, end = 0, at + CHECKSUM_END, at + CHECKSUM_END
+        while end < len(data) and (checksum != claimed or end == at + CHECKSUM_END):
+            end = data.find(_START, end + 1)
+            end = len(data) if end < 0 else end
+            checksum = crc32c(data[covered:end], checksum)
+            covered = end
+        if checksum != claimed:
+            return []
+        found.append((start + at, start + end))
+        at = end
+    return found if len(found) == count and at == len(data) else []
+
+
+def _all_rows(ledger: "Ledger") -> NDArray:
+    raw = ledger.index_path.read_bytes()
+    return np.frombuffer(raw, format.INDEX_ROW, max(0, len(raw) - format.HEADER_SIZE) // format.INDEX_ROW.itemsize,
+                         min(len(raw), format.HEADER_SIZE))
+
+
+def _read(ledger: "Ledger", start: int, stop: int) -> bytes:
+    with open(ledger.ledger_path, "rb") as file:
+        file.seek(start)
+        return file.read(max(0, stop - start))
+
+
+def _write(ledger: "Ledger", offset: int, data: bytes) -> None:
+    """Into the index, whose length stays as it is."""
+    fd = os.open(ledger.index_path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.pwrite(fd, data, offset)
+    finally:
+        os.close(fd)
