@@ -36,6 +36,7 @@ from geminga.storage.outbox import Outbox
 from geminga.storage.partition import Partition, op, open_partition
 from geminga.storage.parts import words as parts_words
 from geminga.storage.pending import NEVER_MS, Entries
+from geminga.storage.policies import policies_of
 from geminga.storage.producers import Producer
 from geminga.storage.subscription import Consumer, Subscription
 
@@ -178,7 +179,12 @@ class Owner:
         self._next_slot += 1
         partition.slot = self._next_slot
         self.by_name[partition.name] = partition
+        self.apply_policies(partition)
         self.counters.add("partitions_open")
+
+    def apply_policies(self, partition: Partition) -> None:
+        """What is set for it in the catalogue holds from here on."""
+        partition.policies = policies_of(self.catalogue, partition.name, self.options)
         self._deal_with_damage(partition)
 
     # -- a pass

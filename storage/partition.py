@@ -15,6 +15,7 @@ from geminga.storage import format, ledger, state
 from geminga.storage.cursor import ACKNOWLEDGED, NOBODY, SKIPPED, Cursor, Position
 from geminga.storage.ledger import Ledger
 from geminga.storage.options import StorageOptions
+from geminga.storage.policies import Policies
 from geminga.storage.producers import Producers
 from geminga.storage.state import Snapshot, State, StateFile
 from geminga.storage.subscription import Subscription
@@ -42,6 +43,7 @@ class Partition:
     damage: list[str] = field(default_factory=list)                       # found, and not reported yet
     losses: list[tuple[Ledger, list[int]]] = field(default_factory=list)  # entries that are there no more, and not in the journal yet
     slot: int = -1                   # in the owner's table
+    policies: Policies = Policies()  # what holds for it now
 
     is_persistent = True
 

@@ -158,4 +158,12 @@ def _release(owner, topic: TopicName, arguments: dict) -> dict:
     return {"entries": len(parked)}
 
 
-QUESTIONS = {"terminate": _terminate, "unload": _unload, "clear": _clear, "skip": _skip, "reset": _reset, "why": _why, "release": _release}
+def _policies(owner, topic: None, arguments: dict) -> None:
+    """What was set for a namespace, or for a topic, binds its partitions when this is answered."""
+    for found in owner.by_name.values():
+        if arguments["scope"] in (found.name.namespace, str(found.name.base)):
+            owner.apply_policies(found)
+
+
+QUESTIONS = {"terminate": _terminate, "unload": _unload, "clear": _clear, "skip": _skip, "reset": _reset, "why": _why, "release": _release,
+             "policies": _policies}

@@ -14,7 +14,7 @@ from geminga.proto.errors import Refusal
 from geminga.storage.catalogue import open_catalogue
 from geminga.storage.control import Control
 from geminga.storage.counters import Counters
-from geminga.supervisor.admin import health, metrics, subscriptions, topics
+from geminga.supervisor.admin import health, metrics, namespaces, policies, subscriptions, topics
 from geminga.supervisor.admin.owners import OWNERS, Owners
 from geminga.supervisor.config import Config
 from geminga.workers.links import follow
@@ -51,7 +51,7 @@ def make_app(config: Config, owners: Owners, service_url: str, http_url: str,
     app[OWNERS] = owners
     app[health.SERVICE_URL] = service_url
     app[metrics.METRICS] = metrics.Metrics(config.cluster_name, counters)
-    app.add_routes([*topics.routes, *subscriptions.routes, *health.routes, *metrics.routes])
+    app.add_routes([*topics.routes, *namespaces.routes, *policies.routes, *subscriptions.routes, *health.routes, *metrics.routes])
     return app
 
 

@@ -25,15 +25,39 @@ class Owners:
         self._links: list[OwnerLink | None] = [None] * owners
         self._numbers = itertools.count(1)
         self._asked: dict[int, tuple[OwnerLink, asyncio.Future]] = {}
+        self._is_up = [asyncio.Event() for _ in range(owners)]
 
     async def ask(self, question: str, topic: TopicName, **arguments):
         """The answer of the topic's owner.  Raises Refusal."""
         link = self._links[owner_of(str(topic), len(self._links))]
         if link is None:
             raise Refusal(api.ServiceNotReady, "The topic's owner is being started; try again")
+        return await self._ask(link, {"ask": question, "topic": str(topic), **arguments})
+
+    async def tell_all(self, question: str, **arguments) -> None:
+        """Every owner has answered; one that is being started, when it is up, as it may have opened partitions before.
+
+        Raises Refusal when one of them does not in good time.
+        """
+        try:
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                await asyncio.gather(*(self._tell(index, {"ask": question, **arguments}) for index in range(len(self._links))))
+        except TimeoutError:
+            raise Refusal(api.ServiceNotReady, "It is kept, but not all owners have taken notice yet") from None
+
+    async def _tell(self, index: int, question: dict) -> None:
+        while True:
+            await self._is_up[index].wait()
+            try:
+                return await self._ask(self._links[index], question)
+            except Refusal as refusal:
+                if refusal.code != api.ServiceNotReady:      # it ended; its successor is told
+                    raise
+
+    async def _ask(self, link: OwnerLink, question: dict):
         number, answered = next(self._numbers), asyncio.get_running_loop().create_future()
         self._asked[number] = link, answered
-        link.question(number, json.dumps({"ask": question, "topic": str(topic), **arguments}).encode())
+        link.question(number, json.dumps(question).encode())
         link.flush()
         self._receive(link)      # ZeroMQ's descriptor tells of changes only
         try:
@@ -50,9 +74,11 @@ class Owners:
         self.owner_gone(index)
         link = self._links[index] = OwnerLink(self._context, self._run_dir, serial, self._serial)
         asyncio.get_running_loop().add_reader(link.socket.getsockopt(zmq.FD), self._receive, link)
+        self._is_up[index].set()
 
     def owner_gone(self, index: int) -> None:
         link, self._links[index] = self._links[index], None
+        self._is_up[index].clear()
         if link is None:
             return
         for asked, answered in list(self._asked.values()):

@@ -1,5 +1,6 @@
 """Partitioned topics and lookup over HTTP."""
 import json
+from typing import Any
 
 from aiohttp import web
 
@@ -19,6 +20,7 @@ class Topics:
 
     def __init__(self, catalogue: Catalogue, service_url: str, http_url: str, config: Config):
         self.catalogue, self.service_url, self.http_url = catalogue, service_url, http_url
+        self.cluster_name, self.storage = config.cluster_name, config.storage
         listeners = dict(text.split(":", 1) for text in config.worker.advertised_listeners)
         self.directory = Directory(catalogue, url=service_url, listeners=listeners, auto_create=config.storage.auto_create_topics,
                                    auto_create_partitions=0)
@@ -30,7 +32,7 @@ TOPICS = web.AppKey("topics", Topics)
 @routes.put("/admin/v2" + PATH + "/partitions")
 async def create_partitioned(request: web.Request) -> web.Response:
     topic, topics = topic_of(request), request.app[TOPICS]
-    count = _count(await request.text())
+    count = _count(await body_of(request))
     if not 0 < count <= PARTITIONS_MAX:
         raise _status(406, f"Number of partitions should be between 1 and {PARTITIONS_MAX}")
     if not topics.catalogue.has_namespace(topic.namespace):
@@ -48,7 +50,7 @@ async def create_partitioned(request: web.Request) -> web.Response:
 async def add_partitions(request: web.Request) -> web.Response:
     """More of them; there are never fewer, as those that are gone would have had messages."""
     topic, catalogue = topic_of(request), request.app[TOPICS].catalogue
-    count, before = _count(await request.text()), catalogue.partition_count(topic)
+    count, before = _count(await body_of(request)), catalogue.partition_count(topic)
     if not before:
         raise web.HTTPNotFound(text=f"Topic {topic} is not partitioned") if before is None else web.HTTPConflict(
             text=f"Topic {topic} is not a partitioned topic")
@@ -89,16 +91,24 @@ def topic_of(request: web.Request) -> TopicName:
     return names.parse(f"{part['domain']}://{part['tenant']}/{part['namespace']}/{part['topic']}")
 
 
-def _count(text: str) -> int:
-    """A number; in quotes, or in an object, as other clients send it.  Raises 400."""
+async def body_of(request: web.Request) -> Any:
+    """What its JSON says, None when there is nothing.  Raises 400."""
+    data = await request.read()
     try:
-        value = json.loads(text)
-        if isinstance(value, dict):
-            value = value["partitions"]
+        return json.loads(data) if data.strip() else None
+    except (ValueError, RecursionError):
+        raise web.HTTPBadRequest(text="The body is not JSON") from None
+
+
+def _count(value: Any) -> int:
+    """A number; in quotes, or in an object, as other clients send it.  Raises 400."""
+    if isinstance(value, dict):
+        value = value.get("partitions")
+    try:
         if isinstance(value, bool) or not isinstance(value, int | str):
             raise ValueError
         return int(value)
-    except (ValueError, KeyError, RecursionError):
+    except ValueError:
         raise web.HTTPBadRequest(text="The body is the number of partitions") from None
 
 

@@ -1,0 +1,190 @@
+"""Policies of namespaces and topics, tenants and namespaces, over HTTP."""
+import json
+import uuid
+
+import pytest
+
+from ..harness import partitioned_topic, request, unique_topic
+from .test_administration import topic_url
+from .test_python_client import publish
+
+
+@pytest.fixture
+def namespace(broker):
+    """A namespace of the test's own."""
+    name = f"public/{uuid.uuid4().hex[:12]}"
+    assert request("PUT", namespace_url(broker, name)) == (204, "")
+    return name
+
+
+@pytest.fixture
+def topic(client, namespace):
+    name = f"persistent://{namespace}/orders"
+    publish(client.create_producer(name), [b"first"])
+    return name
+
+
+def namespace_url(broker, name, rest=""):
+    return f"{broker.http_url}/admin/v2/namespaces/{name}/{rest}".rstrip("/")
+
+
+def tenant_url(broker, name):
+    return f"{broker.http_url}/admin/v2/tenants/{name}"
+
+
+def sent(method, url, value=None):
+    """Status, and what the JSON of the answer says."""
+    status, text = request(method, url, None if value is None else json.dumps(value).encode())
+    return status, json.loads(text) if text else None
+
+
+def reason(text):
+    return {"reason": text}
+
+
+QUOTA = {"limit": 1024, "limitSize": 1024, "limitTime": 0, "policy": "producer_exception"}
+RETENTION = {"retentionTimeInMinutes": 10, "retentionSizeInMB": 20}
+
+
+@pytest.mark.parametrize(("path", "value"), [("retention", RETENTION), ("messageTTL", 60), ("deduplication", True)])
+def test_a_namespaces_policy_is_set_shown_and_taken_away(broker, namespace, path, value):
+    url = namespace_url(broker, namespace, path)
+    assert sent("GET", url) == (200, None)
+    assert sent("POST", url, value) == (204, None)
+    assert sent("GET", url) == (200, value)
+    assert sent("DELETE", url) == (204, None)
+    assert sent("GET", url) == (200, None)
+    assert sent("GET", namespace_url(broker, "public/nowhere", path)) == (404, reason("Namespace does not exist"))
+
+
+@pytest.mark.parametrize(("path", "of_namespace", "value", "default"), [
+    ("retention", "retention", RETENTION, {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0}),
+    ("deduplicationEnabled", "deduplication", True, False),
+])
+def test_a_topics_policy_is_stronger_than_its_namespaces(broker, namespace, topic, path, of_namespace, value, default):
+    url, applied = topic_url(broker, topic, path), topic_url(broker, topic, f"{path}?applied=true")
+    assert (sent("GET", url), sent("GET", applied)) == ((200, None), (200, default))
+    assert sent("POST", namespace_url(broker, namespace, of_namespace), value) == (204, None)
+    assert (sent("GET", url), sent("GET", applied)) == ((200, None), (200, value))
+    assert sent("POST", url, default) == (204, None)
+    assert (sent("GET", url), sent("GET", applied)) == ((200, default), (200, default))
+    assert sent("DELETE", topic_url(broker, topic, "policies")) == (204, None)
+    assert (sent("GET", url), sent("GET", applied)) == ((200, None), (200, value))
+
+
+def test_a_topics_ttl_is_said_in_the_query(broker, topic):
+    url = topic_url(broker, topic, "messageTTL")
+    assert sent("GET", f"{url}?applied=true") == (200, 0)
+    assert sent("POST", f"{url}?messageTTL=60") == (204, None)
+    assert sent("GET", url) == (200, 60)
+    assert sent("POST", f"{url}?messageTTL=-1") == (412, reason("Invalid value for message TTL, message TTL must >= 0"))
+
+
+def test_backlog_quotas_are_set_by_type_and_shown_as_a_map(broker, namespace, topic):
+    aged = {"limit": 0, "limitSize": 0, "limitTime": 60, "policy": "consumer_backlog_eviction"}
+    for of in (lambda rest: namespace_url(broker, namespace, rest), lambda rest: topic_url(broker, topic, rest)):
+        assert sent("GET", of("backlogQuotaMap")) == (200, {})
+        assert sent("POST", of("backlogQuota"), {"limit": "1024", "policy": "producer_exception"}) == (204, None)
+        assert sent("POST", of("backlogQuota?backlogQuotaType=message_age"),
+                    {"limitTime": 60, "policy": "consumer_backlog_eviction"}) == (204, None)
+        assert sent("GET", of("backlogQuotaMap")) == (200, {"destination_storage": QUOTA, "message_age": aged})
+        assert sent("DELETE", of("backlogQuota")) == (204, None)
+        assert sent("GET", of("backlogQuotaMap")) == (200, {"message_age": aged})
+        assert sent("POST", of("backlogQuota"), {"limitSize": 5})[0] == 400
+        assert sent("POST", of("backlogQuota?backlogQuotaType=x"), QUOTA)[0] == 400
+    holds = sent("GET", topic_url(broker, topic, "backlogQuotaMap?applied=true"))[1]
+    assert {kind: (quota["limitSize"], quota["limitTime"]) for kind, quota in holds.items()} == {
+        "destination_storage": (-1, -1), "message_age": (-1, 60)}
+
+
+def test_a_quota_is_smaller_than_the_retention(broker, namespace):
+    assert sent("POST", namespace_url(broker, namespace, "retention"), RETENTION) == (204, None)
+    quota = namespace_url(broker, namespace, "backlogQuota")
+    assert sent("POST", quota, QUOTA | {"limit": None, "limitSize": 20 << 20}) == (
+        412, reason("Backlog Quota exceeds configured retention quota for namespace. Please increase retention quota and retry"))
+    assert sent("POST", quota, QUOTA) == (204, None)
+    assert sent("POST", namespace_url(broker, namespace, "retention"), {"retentionTimeInMinutes": 0, "retentionSizeInMB": 5})[0] == 400
+
+
+def test_policies_are_of_topics_not_of_their_partitions(broker):
+    topic = partitioned_topic(broker.http_url, 2)
+    assert sent("POST", topic_url(broker, topic, "retention"), RETENTION) == (204, None)
+    assert sent("GET", topic_url(broker, f"{topic}-partition-0", "retention")) == (
+        412, reason("Not allowed to set/get topic policy for a partition"))
+    missing = unique_topic("missing")
+    assert sent("POST", topic_url(broker, missing, "retention"), RETENTION) == (404, reason(f"Topic {missing} not found"))
+
+
+@pytest.mark.parametrize("body", [b"nonsense", b"[" * 100_000, b"\xff", b'{"retentionTimeInMinutes": NaN, "retentionSizeInMB": 1}', b'"x"'],
+                         ids=lambda body: str(body[:10]))
+def test_a_body_that_is_none_is_refused(broker, namespace, body):
+    assert request("POST", namespace_url(broker, namespace, "retention"), body)[0] == 400
+
+
+def test_policies_outlast_the_broker(start_broker):
+    broker = start_broker()
+    for path, value in (("retention", RETENTION), ("messageTTL", 60)):
+        assert sent("POST", namespace_url(broker, "public/default", path), value) == (204, None)
+    broker.kill_supervisor()
+    broker.start()
+    assert sent("GET", namespace_url(broker, "public/default", "retention")) == (200, RETENTION)
+    assert sent("GET", namespace_url(broker, "public/default", "messageTTL")) == (200, 60)
+
+
+def test_an_owner_that_dies_meanwhile_is_told_when_it_is_back(start_broker):
+    """A policy's answer waits for all owners, those that are being started too."""
+    broker = start_broker("--owners", "2")
+    old = broker.kill("owner", 1)
+    assert sent("POST", namespace_url(broker, "public/default", "messageTTL"), 60) == (204, None)
+    assert broker.child("owner", 1) not in (None, old)
+
+
+# -- tenants and namespaces
+
+def test_tenants_are_made_changed_and_deleted(broker):
+    name = uuid.uuid4().hex[:12]
+    url, info = tenant_url(broker, name), {"adminRoles": ["a"], "allowedClusters": ["standalone"]}
+    assert sent("GET", url) == (404, reason("Tenant does not exist"))
+    assert sent("PUT", url, info) == (204, None)
+    assert sent("PUT", url, info) == (409, reason("Tenant already exist"))
+    assert sent("GET", url) == (200, info)
+    assert sent("POST", url, info | {"adminRoles": ["b"]}) == (204, None)
+    assert sent("GET", url)[1]["adminRoles"] == ["b"]
+    assert name in sent("GET", tenant_url(broker, "").rstrip("/"))[1]
+    assert sent("PUT", namespace_url(broker, f"{name}/eu")) == (204, None)
+    assert sent("DELETE", url) == (409, reason("The tenant still has active namespaces"))
+    assert sent("DELETE", namespace_url(broker, f"{name}/eu")) == (204, None)
+    assert sent("DELETE", url) == (204, None)
+    assert sent("GET", url) == (404, reason("Tenant does not exist"))
+
+
+@pytest.mark.parametrize(("info", "text"), [
+    (None, "TenantInfo is null"),
+    ({}, "Clusters cannot be empty or blank"),
+    ({"allowedClusters": ["elsewhere"]}, "Clusters do not exist"),
+])
+def test_a_tenant_is_of_this_cluster(broker, info, text):
+    assert sent("PUT", tenant_url(broker, "some"), info) == (412, reason(text))
+
+
+def test_a_namespace_is_made_with_policies(broker, client):
+    name = f"public/{uuid.uuid4().hex[:12]}"
+    url = namespace_url(broker, name)
+    policies = {"message_ttl_in_seconds": 77, "retention_policies": RETENTION, "deduplicationEnabled": True,
+                "backlog_quota_map": {"destination_storage": QUOTA}}
+    assert sent("PUT", url, policies | {"bundles": {"numBundles": 4}}) == (204, None)
+    assert sent("GET", url)[1].items() >= policies.items()
+    assert sent("PUT", url) == (409, reason("Namespace already exists"))
+    assert sent("PUT", f"{url}x", {"encryption_required": True})[0] == 412
+    assert sent("PUT", f"{url}x", {"replication_clusters": ["elsewhere"]})[0] == 403
+    assert sent("GET", f"{url}x") == (404, reason("Namespace does not exist"))
+    publish(client.create_producer(f"persistent://{name}/t"), [b"x"])
+    assert sent("GET", f"{url}/topics") == (200, [f"persistent://{name}/t"])
+    assert sent("GET", f"{url}/topics?mode=NON_PERSISTENT") == (200, [])
+    assert sent("DELETE", url) == (409, reason("Cannot delete non empty namespace"))
+    assert name in sent("GET", namespace_url(broker, "public"))[1]
+
+
+@pytest.mark.parametrize(("path", "status"), [("public/b%20d", 412), ("nobody/eu", 404), ("public/x%2Fy", 412)])
+def test_a_namespace_has_a_valid_name_and_a_tenant(broker, path, status):
+    assert sent("PUT", namespace_url(broker, path))[0] == status
