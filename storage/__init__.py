@@ -19,6 +19,10 @@
     partition.py    one partition: append, subscriptions, trimming
     commands.py     what a client's command does to a partition
     acknowledgements.py   what acknowledgements do to cursors
+    expiry.py       messages that nobody acknowledges in time
+    retention.py    how long what everybody has acknowledged is kept
+    quota.py        how much may be not acknowledged
+    gate.py         why nobody may publish now, and who waits for that
     queries.py      what administration asks of an owner
     outbox.py       answers of a pass, by worker
     append.py       where the entries of a pass go

@@ -153,6 +153,8 @@ def _producer(owner, session, command: api.BaseCommand, *, probed: bool = False)
     found = _find_or_create(owner, names.parse(request.topic))
     if found.is_terminated:
         raise Refusal(api.TopicTerminatedError, "Topic was already terminated")
+    if found.is_persistent and not owner.gate.enter(session, command, found):
+        return
     producer = Producer(
         owner.new_handle(), session.worker, session.connection, request.producer_id, request.request_id,
         request.producer_name or _generated_name(owner), not (request.user_provided_producer_name and request.producer_name),
@@ -221,12 +223,22 @@ def expel_producer(owner, producer: Producer) -> None:
     owner.outbox(producer.worker).reply(producer.connection, data, action=envelope.PRODUCER_GONE, object_id=producer.producer_id)
 
 
+def dismiss_producers(owner, found: Partition) -> None:
+    """Those that may publish are to come back; those that wait until they may go on waiting, or have their turn."""
+    for producer in list(found.producers.live.values()):
+        expel_producer(owner, producer)
+        successor = found.producers.leave(producer)
+        if successor is not None:
+            _producer_ready(owner, successor, successor.request_id)
+
+
 def _close_producer(owner, session, command: api.BaseCommand) -> None:
     request = command.close_producer
     producer = session.producers.pop(request.producer_id, None)
     if producer is not None:
         _remove_producer(owner, producer)
     _withdraw(owner, session, T.PRODUCER, request.producer_id)
+    owner.gate.withdraw(session, request.producer_id)
     _success(owner, session, request.request_id, envelope.PRODUCER_GONE, request.producer_id)
 
 

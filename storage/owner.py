@@ -28,6 +28,8 @@ from geminga.storage.catalogue import Catalogue
 from geminga.storage.counters import Counters
 from geminga.storage.discovery import Discovery
 from geminga.storage.errors import CorruptFile, StorageFull
+from geminga.storage.expiry import Expiry
+from geminga.storage.gate import Gate
 from geminga.storage.journal import Journal, Record, put_on_disk, to_put
 from geminga.storage.ledger import Ledger
 from geminga.storage.live import LiveTopic
@@ -38,6 +40,8 @@ from geminga.storage.parts import words as parts_words
 from geminga.storage.pending import NEVER_MS, Entries
 from geminga.storage.policies import policies_of
 from geminga.storage.producers import Producer
+from geminga.storage.quota import Quotas
+from geminga.storage.retention import Retention, disposable
 from geminga.storage.subscription import Consumer, Subscription
 
 TICK_MS = 1_000             # how often ages are looked at
@@ -70,6 +74,8 @@ class Owner:
         self.discovery = Discovery(catalogue, options.discovery_grace_s * 1000)
         self.live: dict[TopicName, LiveTopic] = {}                # topics that keep nothing
         self.live_producers: dict[int, Producer] = {}             # theirs, by handle
+        self.expiry, self.quotas, self.retention = Expiry(self), Quotas(self), Retention(self)
+        self.gate = Gate(self, self.quotas)                       # what keeps producers out
         self.parked: dict[tuple[int, int], list[tuple]] = {}      # commands that wait until a connection is known to be alive or dead
         self.ops: list[tuple] = []                                # of this pass, not yet in the journal
         self.many_ops: list[NDArray] = []
@@ -160,6 +166,8 @@ class Owner:
         put_on_disk(*to_put({partition, partition.open_ledger}))
         partition.is_released = True
         del self.by_name[partition.name]
+        for watcher in (self.expiry, self.quotas, self.retention, self.gate):
+            watcher.release(partition)
         self._recent.discard(partition)
         for waiting in (self._to_dispatch, self._to_trim):
             waiting.pop(partition, None)
@@ -185,6 +193,8 @@ class Owner:
     def apply_policies(self, partition: Partition) -> None:
         """What is set for it in the catalogue holds from here on."""
         partition.policies = policies_of(self.catalogue, partition.name, self.options)
+        for watcher in (self.expiry, self.quotas, self.retention):
+            watcher.watch(partition)
         self._deal_with_damage(partition)
 
     # -- a pass
@@ -216,6 +226,7 @@ class Owner:
         self._apply_data()
         if self.now_ms >= self._next_tick_ms:
             self._tick()
+        self.gate.look(self.now_ms)
         self._trim()
         self._commit(None)
         if self._next_due_ms <= self.now_ms:
@@ -264,6 +275,8 @@ class Owner:
     def _publish(self, sends: append.Sends) -> None:
         if self.live_producers:
             sends = [rest for one in sends if len((rest := self._pass_on(*one))[1])]
+        if self.gate.is_watched:
+            self._send_away(sends)
         planned = append.plan(sends, self._partition_of, self._room, self.now_ms)
         for worker, connection, producer_id, sequence_id, why in planned.refused:      # clients try again
             self.outbox(worker).reply(connection, answers.send_error(producer_id, sequence_id, api.PersistenceError, why))
@@ -277,8 +290,17 @@ class Owner:
             self.journal.touched(group.ledger)
             self._to_dispatch[group.partition] = None
             self._recent.add(group.partition)
+            if self.quotas.is_possible:
+                self.quotas.published(group.partition)
         for worker, rows in planned.receipts:
             self.outbox(worker).receipts(rows)
+
+    def _send_away(self, sends: append.Sends) -> None:
+        """Where something is in the way, producers are to come back; what they have sent is left out then, and sent again."""
+        partitions = {self._partition_of(handle) for _, rows, _ in sends for handle in set(rows["producer"].tolist())}
+        for partition in partitions - {None}:
+            if self.gate.barrier(partition) is not None:
+                commands.dismiss_producers(self, partition)
 
     def _pass_on(self, worker: int, rows: NDArray, data: memoryview) -> tuple[int, NDArray, memoryview]:
         """Deal with what was published to topics that keep nothing; returns the rest."""
@@ -323,7 +345,7 @@ class Owner:
         ledger, options = partition.open_ledger, self.options
         if ledger.entries and (ledger.size + size > options.roll_over_bytes or ledger.entries + count > options.roll_over_entries
                                or self.now_ms - ledger.created_ms > options.roll_over_age_s * 1000):
-            self._roll(partition)
+            self.roll(partition)
             ledger = partition.open_ledger
         ledger.reserve(count, size)
         return ledger
@@ -340,7 +362,8 @@ class Owner:
                                 value=opened.first_message))
         self.journal.touched(opened)
 
-    def _roll(self, partition: Partition) -> None:
+    def roll(self, partition: Partition) -> None:
+        """Go on in a new ledger.  Raises StorageFull."""
         self._add_ledger(partition)
         self._to_trim[partition] = None
 
@@ -484,7 +507,7 @@ class Owner:
         for partition in self._to_trim:
             if self.discovery.holds(partition, self.now_ms):
                 continue
-            for ledger in partition.take_acknowledged_ledgers():
+            for ledger in partition.take_acknowledged_ledgers(disposable(partition, self.now_ms)):
                 self.note(partition, op(format.LEDGER_DELETED, partition.partition_id, ledger_id=ledger.ledger_id))
                 self._to_dispatch[partition] = None      # readers that had too much of it may get more
                 gone.append(ledger)
@@ -500,6 +523,8 @@ class Owner:
     def _tick(self) -> None:
         """An idle partition whose open ledger is drained gives up its disk space."""
         self._next_tick_ms = self.now_ms + TICK_MS
+        for watcher in (self.expiry, self.quotas, self.retention):
+            watcher.tick(self.now_ms)
         for partition in self.discovery.tick(self.now_ms):
             if self.by_name.get(partition.name) is partition:
                 self._to_trim[partition] = None
@@ -514,7 +539,7 @@ class Owner:
             idle = not last.entries or self.now_ms - int(last.index[last.last_entry]["broker_time"]) >= TICK_MS
             if idle and partition.could_shrink():
                 try:
-                    self._roll(partition)
+                    self.roll(partition)
                 except StorageFull:
                     continue
             if idle and partition.open_ledger.entries == 0:

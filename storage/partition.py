@@ -44,6 +44,7 @@ class Partition:
     losses: list[tuple[Ledger, list[int]]] = field(default_factory=list)  # entries that are there no more, and not in the journal yet
     slot: int = -1                   # in the owner's table
     policies: Policies = Policies()  # what holds for it now
+    begun: int = 0                   # how often a cursor began anew
 
     is_persistent = True
 
@@ -115,11 +116,11 @@ class Partition:
             self.open_ledger.seal()
         self.ledgers.append(fresh)
 
-    def take_acknowledged_ledgers(self) -> list[Ledger]:
-        """Remove from the chain the sealed ledgers that no durable subscription needs; they are to be unlinked."""
+    def take_acknowledged_ledgers(self, at_most: int) -> list[Ledger]:
+        """Remove from the chain the first sealed ledgers, so many, that no durable subscription needs; they are to be unlinked."""
         durable = [s.cursor.mark_delete for s in self.subscriptions.values() if s.is_durable]
         gone = []
-        while len(self.ledgers) > 1:
+        while len(self.ledgers) > 1 and len(gone) < at_most:
             first = self.ledgers[0]
             if any(position < (first.ledger_id, first.last_entry) for position in durable):
                 break
@@ -132,13 +133,17 @@ class Partition:
                 subscription.cursor.forget(found.ledger_id)
         return gone
 
+    @property
+    def is_drained(self) -> bool:
+        """Whether every durable subscription has acknowledged everything."""
+        return all(s.cursor.mark_delete >= self.last_confirmed for s in self.subscriptions.values() if s.is_durable)
+
     def could_shrink(self) -> bool:
         """Whether all of the open ledger is acknowledged and it holds enough to be worth a new one.
 
         Where nobody subscribes nobody has acknowledged: a dead-letter topic's consumer often comes long after its messages.
         """
-        durable = [s.cursor.mark_delete for s in self.subscriptions.values() if s.is_durable]
-        return self.open_ledger.size >= _SHRINK_MIN and bool(durable) and min(durable) >= self.last_confirmed
+        return self.open_ledger.size >= _SHRINK_MIN and self.is_drained and any(s.is_durable for s in self.subscriptions.values())
 
     def give_up_lost(self, found: Ledger) -> None:
         """Entries that are lost with their index are nobody's business any more; the owner reports and records that."""
@@ -174,6 +179,7 @@ class Partition:
     def begin(self, cursor: Cursor, position: Position) -> None:
         """The cursor begins anew behind position; what is gone beyond that counts as skipped."""
         position = max(position, self.gone.mark_delete)
+        self.begun += 1
         cursor.move(position, self.since(position))
         for found in self.ledgers_from(position[0]):
             if found.ledger_id in self.gone.bitmaps:

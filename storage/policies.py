@@ -37,6 +37,10 @@ class Policies:
         """Whether anything that is acknowledged is kept."""
         return self.retention_s != 0 and self.retention_bytes != 0
 
+    @property
+    def has_quota(self) -> bool:
+        return self.quota_bytes >= 0 or self.quota_age_s > 0
+
 
 class Known(NamedTuple):
     """A policy."""

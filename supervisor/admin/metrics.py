@@ -32,6 +32,10 @@ _OWN = {
 }
 
 
+# Why a subscription has lost entries that it had not acknowledged.
+_EXPIRED = {"entries_expired": "ttl", "entries_evicted": "backlog_quota"}
+
+
 class Metrics:
     """A collector for prometheus_client."""
 
@@ -56,6 +60,13 @@ class Metrics:
         active = GaugeMetricFamily("pulsar_active_connections", "Connections open", labels=["cluster"])
         active.add_metric([self._cluster], sum(row["connections_opened"] - row["connections_closed"] for row in rows.values()))
         yield active
+        expired = CounterMetricFamily("geminga_entries_expired", "Entries that subscriptions lost unacknowledged",
+                                      labels=["process", "reason"])
+        for name, reason in _EXPIRED.items():
+            for (role, index), row in rows.items():
+                if role == "owner":
+                    expired.add_metric([f"{role}-{index}", reason], row[name])
+        yield expired
         for name, text in _OWN.items():
             family = CounterMetricFamily(f"geminga_{name}", text, labels=["process"])
             for (role, index), row in rows.items():

@@ -1,12 +1,14 @@
-"""Policies of namespaces and topics, tenants and namespaces, over HTTP."""
+"""Policies of namespaces and topics, tenants and namespaces, over HTTP; and what clients see of them."""
 import json
+import time
 import uuid
 
+import pulsar
 import pytest
 
-from ..harness import partitioned_topic, request, unique_topic
+from ..harness import eventually, partitioned_topic, request, unique_topic
 from .test_administration import topic_url
-from .test_python_client import publish
+from .test_python_client import RECEIVE_MS, bodies_of, data_of, earliest, publish, receive
 
 
 @pytest.fixture
@@ -137,6 +139,93 @@ def test_an_owner_that_dies_meanwhile_is_told_when_it_is_back(start_broker):
     old = broker.kill("owner", 1)
     assert sent("POST", namespace_url(broker, "public/default", "messageTTL"), 60) == (204, None)
     assert broker.child("owner", 1) not in (None, old)
+
+
+# -- what clients see
+
+def set_quota(broker, topic, policy, size=10_000):
+    assert sent("POST", topic_url(broker, topic, "backlogQuota"), {"limitSize": size, "limitTime": -1, "policy": policy}) == (204, None)
+
+
+def test_producers_wait_for_room_and_go_on_when_there_is(broker, client):
+    """Nothing is lost, and nothing is refused: clients keep what they could not send."""
+    topic = unique_topic("held")
+    producer, consumer = client.create_producer(topic, max_pending_messages=2_000), client.subscribe(topic, "sub")
+    publish(producer, [b"first"])
+    set_quota(broker, topic, "producer_request_hold")
+    bodies, answered = [body.ljust(1_000) for body in bodies_of(1_000)], []      # a hundred times the quota
+    for body in bodies:
+        producer.send_async(body, lambda result, _: answered.append(result))
+    got = []
+    while len(got) < len(bodies) + 1:
+        message = consumer.receive(RECEIVE_MS)
+        got.append(message.data())
+        consumer.acknowledge(message)
+    assert got == [b"first", *bodies]
+    eventually(lambda: len(answered) == len(bodies), 5, "the receipts")
+    assert set(answered) == {pulsar.Result.Ok}
+
+
+def test_producers_stand_still_until_there_is_room_and_then_at_once_go_on(broker, client):
+    topic = unique_topic("standing")
+    producer, consumer = client.create_producer(topic), client.subscribe(topic, "sub")
+    set_quota(broker, topic, "producer_request_hold")
+    publish(producer, [b"x" * 1_000] * 10)
+    answered = []
+    producer.send_async(b"more", lambda result, _: answered.append((result, time.monotonic())))
+    messages = [consumer.receive(RECEIVE_MS) for _ in range(10)]
+    with pytest.raises(pulsar.Timeout):
+        consumer.receive(2_000)
+    assert answered == []
+    began = time.monotonic()
+    consumer.acknowledge_cumulative(messages[-1])
+    assert consumer.receive(RECEIVE_MS).data() == b"more"
+    eventually(lambda: answered, 5, "the receipt")
+    assert answered[0][0] == pulsar.Result.Ok
+    assert answered[0][1] - began < 5      # a second, and the client's own pace of coming back
+
+
+def test_producers_get_an_error_where_the_quota_says_so(broker, client, connect):
+    topic = unique_topic("refused")
+    producer = client.create_producer(topic)
+    client.subscribe(topic, "sub")
+    set_quota(broker, topic, "producer_exception")
+    with pytest.raises(pulsar.PulsarException, match="ProducerBlockedQuotaExceededException"):
+        for _ in range(12):
+            producer.send(b"x" * 1_000)
+    with pytest.raises(pulsar.PulsarException, match="ProducerBlockedQuotaExceededException"):
+        connect(broker.service_url, operation_timeout_seconds=1).create_producer(topic)
+    assert request("POST", topic_url(broker, topic, "subscription/sub/skip_all")) == (204, "")
+    connect(broker.service_url).create_producer(topic).send(b"room")
+
+
+def test_messages_expire_on_time(broker, client):
+    topic = unique_topic("expiring")
+    producer, consumer = client.create_producer(topic), client.subscribe(topic, "sub", consumer_type=pulsar.ConsumerType.Shared)
+    consumer.close()
+    assert request("POST", topic_url(broker, topic, "messageTTL?messageTTL=2"))[0] == 204
+    producer.send(b"delayed", deliver_at=int(time.time() * 1000) + 6_000)
+    producer.send(b"short-lived")
+    sent_at = time.monotonic()
+
+    def backlog():
+        return json.loads(request("GET", f"{broker.http_url}/ops/v1/why/{topic.replace('://', '/')}/sub")[1])[0]["backlog"]
+
+    assert backlog() == 2
+    eventually(lambda: backlog() == 1, 10, "the end of the message's time")
+    assert 1.9 <= time.monotonic() - sent_at <= 4
+    consumer = client.subscribe(topic, "sub", consumer_type=pulsar.ConsumerType.Shared)
+    assert consumer.receive(RECEIVE_MS).data() == b"delayed"
+
+
+def test_retained_messages_are_read_again(broker, client, namespace):
+    topic = f"persistent://{namespace}/retained"
+    assert sent("POST", namespace_url(broker, namespace, "retention"), RETENTION) == (204, None)
+    bodies = bodies_of(5)
+    consumer = client.subscribe(topic, "sub")
+    publish(client.create_producer(topic), bodies)
+    consumer.acknowledge_cumulative(receive(consumer, 5)[-1])
+    assert data_of(receive(earliest(client, topic, "again"), 5)) == bodies
 
 
 # -- tenants and namespaces

@@ -164,6 +164,11 @@ class Rig:
         data = json.dumps({"ask": ask, "topic": topic, **arguments}).encode()
         return envelope.QUESTIONS, np.array([(1, len(data))], envelope.QUESTION_ROW), data
 
+    def tell(self, ask, **arguments):
+        """A section of one that is about no one topic."""
+        data = json.dumps({"ask": ask, **arguments}).encode()
+        return envelope.QUESTIONS, np.array([(1, len(data))], envelope.QUESTION_ROW), data
+
     def asked(self, ask, topic, **arguments):
         """Its answer."""
         [answer] = self.run(self.question(ask, topic, **arguments)).answered

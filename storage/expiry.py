@@ -1,0 +1,116 @@
+"""Messages that nobody acknowledges in time expire: `message_ttl_s` after they came, or after their own time when they are delayed.
+
+Of each ledger the entries before `done` have expired, all but those in `late`, whose own time has not come.  Entries come in
+the order of time, so what expires next is the one at `done`, or one of the late: how many entries wait makes no difference.
+What expires is acknowledged for every subscription that has not acknowledged it.
+"""
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from geminga.storage import acknowledgements
+from geminga.storage.acknowledgements import Acks
+from geminga.storage.cursor import EXPIRED, Cursor
+from geminga.storage.ledger import Ledger
+from geminga.storage.partition import Partition
+from geminga.storage.pending import NEVER_MS
+from geminga.storage.subscription import Subscription
+
+_LOOK_AHEAD = 8_192     # rows looked at in one go
+
+
+@dataclass(slots=True)
+class _Progress:
+    """In one ledger."""
+
+    done: int = 0
+    late: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))      # ascending
+    late_ms: int = NEVER_MS                # when the first of them has come
+
+
+@dataclass(slots=True)
+class _Watch:
+    """Over one partition."""
+
+    next_ms: int = 0                       # nothing expires before, unless a subscription begins anew
+    begun: int = -1                        # Partition.begun, when it was last looked at
+    ledgers: dict[int, _Progress] = field(default_factory=dict)
+
+
+class Expiry:
+    """What one owner knows of it."""
+
+    def __init__(self, owner):
+        self._owner = owner
+        self._watches: dict[Partition, _Watch] = {}
+
+    def watch(self, partition: Partition) -> None:
+        """Its policies are new."""
+        self._watches.pop(partition, None)
+        if partition.policies.message_ttl_s:
+            self._watches[partition] = _Watch()
+
+    def release(self, partition: Partition) -> None:
+        self._watches.pop(partition, None)
+
+    def tick(self, now_ms: int) -> None:
+        """What is due by now has expired."""
+        for partition, watch in self._watches.items():
+            if now_ms >= watch.next_ms or watch.begun != partition.begun:
+                self._expire(partition, watch, now_ms)
+
+    def _expire(self, partition: Partition, watch: _Watch, now_ms: int) -> None:
+        ttl_ms = partition.policies.message_ttl_s * 1000
+        came_ms = now_ms - ttl_ms          # what came, or was to come, until then has expired
+        soonest_ms = now_ms                # when what expires next came: nothing that comes from now on is sooner
+        subscriptions = list(partition.subscriptions.values())
+        first = min((subscription.cursor.mark_delete for subscription in subscriptions), default=partition.last_confirmed)
+        watch.begun, watch.ledgers = partition.begun, {id_: one for id_, one in watch.ledgers.items() if id_ >= first[0]}
+        for ledger in partition.ledgers_from(first[0]):
+            if ledger.index is not None and ledger.lost:      # looked at now, if they are another process's
+                partition.give_up_lost(ledger)
+                self._owner.wake(partition)
+            progress = watch.ledgers.setdefault(ledger.ledger_id, _Progress())
+            _advance(progress, ledger, came_ms)
+            for subscription in subscriptions:
+                self._acknowledge(subscription, ledger, progress)
+            soonest_ms = min(soonest_ms, progress.late_ms)
+            if progress.done < ledger.entries:
+                soonest_ms = min(soonest_ms, int(ledger.column("broker_time")[progress.done]))
+                break
+        watch.next_ms = soonest_ms + ttl_ms
+
+    def _acknowledge(self, subscription: Subscription, ledger: Ledger, progress: _Progress) -> None:
+        entries = unacknowledged(subscription.cursor, ledger, progress.done)
+        if len(progress.late):
+            entries = entries[~np.isin(entries, progress.late, assume_unique=True)]
+        if len(entries):
+            acknowledgements.move(self._owner, subscription, Acks(single={ledger.ledger_id: entries}), EXPIRED)
+            self._owner.counters.add("entries_expired", len(entries))
+
+
+def _advance(progress: _Progress, ledger: Ledger, came_ms: int) -> None:
+    """See how far what has expired reaches by now."""
+    late = progress.late[ledger.deliver_at[progress.late] > came_ms] if progress.late_ms <= came_ms else progress.late
+    while progress.done < ledger.entries:
+        first, end = progress.done, min(ledger.entries, progress.done + _LOOK_AHEAD)
+        young = ledger.column("broker_time")[first:end] > came_ms
+        progress.done = end = first + int(young.argmax()) if young.any() else end
+        fresh = np.flatnonzero(ledger.deliver_at[first:end] > came_ms)
+        if len(fresh):
+            late = np.concatenate((late, fresh + first))
+        if young.any():
+            break
+    if late is not progress.late:
+        progress.late, progress.late_ms = late, int(ledger.deliver_at[late].min()) if len(late) else NEVER_MS
+
+
+def unacknowledged(cursor: Cursor, ledger: Ledger, end: int) -> NDArray[np.int64]:
+    """The entries before `end` that are not acknowledged, ascending."""
+    runs = list(cursor.unacknowledged(ledger, 0, end))
+    if len(runs) <= 1:
+        return np.arange(*runs[0]) if runs else np.zeros(0, np.int64)
+    starts, ends = np.array(runs).T
+    sizes = ends - starts
+    return np.arange(sizes.sum()) + np.repeat(starts - (np.cumsum(sizes) - sizes), sizes)

@@ -1,0 +1,87 @@
+"""What everybody has acknowledged is kept as long, and as much of it, as was asked for; then its space is given back."""
+import pytest
+
+DAY_S = 24 * 3600
+
+
+def filled(rigs, ledgers=4, **options):
+    """So many ledgers of some 2,000 bytes each; a minute between two entries: (rig, positions, consumer)."""
+    rig = rigs(roll_over_entries=2, **options)
+    producer, consumer = rig.producer("t"), rig.consumer("t")
+    positions = []
+    for _ in range(2 * ledgers):
+        positions += rig.publish(producer, b"x" * 1_000)
+        rig.run(after_ms=60_000)
+    return rig, positions, consumer
+
+
+def tick(rig, ms=0):
+    """The time passes, and whatever an idle owner looks at every ten seconds is looked at."""
+    rig.run(after_ms=ms)
+    rig.run(after_ms=10_000)
+
+
+def test_without_retention_nothing_that_is_acknowledged_is_kept(rigs):
+    rig, positions, consumer = filled(rigs)
+    rig.run(rig.acks(consumer, positions[-1], cumulative=True))
+    assert len(rig.files("t")) == 1
+
+
+@pytest.mark.parametrize(("options", "kept"), [
+    ({"retention_s": -1, "retention_bytes": -1}, 4),
+    ({"retention_s": DAY_S, "retention_bytes": -1}, 4),
+    ({"retention_s": 330, "retention_bytes": -1}, 3),      # the newest entry of the first came 7 minutes ago, of the next 5
+    ({"retention_s": -1, "retention_bytes": 1 << 20}, 4),
+    ({"retention_s": -1, "retention_bytes": 3_000}, 2),    # without the first there are 6,000 bytes, without the second 4,000
+    ({"retention_s": DAY_S, "retention_bytes": 3_000}, 2),
+    ({"retention_s": 330, "retention_bytes": 1 << 20}, 3),
+    ({"retention_s": DAY_S, "retention_bytes": 0}, 1),
+    ({"retention_s": 0, "retention_bytes": -1}, 1),
+])
+def test_a_ledger_goes_when_it_is_too_old_or_there_is_enough_without_it(rigs, options, kept):
+    """The first that is neither keeps those behind it; so does what somebody has not acknowledged."""
+    rig, positions, consumer = filled(rigs, **options)
+    ledgers = rig.files("t")
+    tick(rig)
+    assert rig.files("t") == ledgers
+    rig.now_ms -= 20_000
+    rig.run(rig.acks(consumer, positions[-1], cumulative=True))
+    assert len(rig.files("t")) == kept
+    assert len(rig.everything("t")) == 2 * kept
+
+
+def test_what_is_kept_can_be_read_again_and_what_is_too_old_goes_by_itself(rigs):
+    rig, positions, consumer = filled(rigs, retention_s=DAY_S, retention_bytes=-1)
+    rig.run(rig.acks(consumer, positions[-1], cumulative=True))
+    after = rigs.restart(rig)
+    assert [position for position, _ in after.everything("t")] == positions
+    tick(after, (DAY_S - 8 * 60) * 1000)
+    assert [position for position, _ in after.everything("t")] == positions
+    tick(after, 2 * 60_000)
+    assert [position for position, _ in after.everything("t")] == positions[2:]
+    tick(after, 10 * 60_000)
+    assert after.everything("t") == []      # the open ledger too, as it was drained
+    assert len(after.files("t")) == 1
+
+
+def test_an_open_ledger_that_somebody_needs_stays(rigs):
+    rig, positions, consumer = filled(rigs, retention_s=60, retention_bytes=-1)
+    rig.run(rig.acks(consumer, positions[-2], cumulative=True))
+    tick(rig, DAY_S * 1000)
+    assert [position for position, _ in rig.everything("t")] == positions[-2:]
+    rig.run(rig.acks(consumer, positions[-1]))
+    tick(rig)
+    assert rig.everything("t") == []
+
+
+def test_a_retention_that_is_set_or_taken_away_holds_at_once(rigs):
+    rig, positions, consumer = filled(rigs)
+    rig.owner.catalogue.set_policy("public/default", "retention", {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1})
+    rig.owner.catalogue.commit()
+    rig.run(rig.tell("policies", scope="public/default"))
+    rig.run(rig.acks(consumer, positions[-1], cumulative=True))
+    assert len(rig.everything("t")) == 8
+    rig.owner.catalogue.set_policy("public/default", "retention", None)
+    rig.owner.catalogue.commit()
+    rig.run(rig.tell("policies", scope="public/default"))
+    assert len(rig.files("t")) == 1
