@@ -39,8 +39,9 @@ PING = frame(api.BaseCommand(type=Type.PING, ping=api.CommandPing()))
 PONG = frame(api.BaseCommand(type=Type.PONG, pong=api.CommandPong()))
 
 
-def producer_success(request_id: int, name: str, *, is_ready: bool = True, topic_epoch: int | None = None) -> bytes:
-    answer = api.CommandProducerSuccess(request_id=request_id, producer_name=name, last_sequence_id=-1, schema_version=b"",
+def producer_success(request_id: int, name: str, *, is_ready: bool = True, topic_epoch: int | None = None,
+                     last_sequence_id: int = -1) -> bytes:
+    answer = api.CommandProducerSuccess(request_id=request_id, producer_name=name, last_sequence_id=last_sequence_id, schema_version=b"",
                                         producer_ready=is_ready)
     if topic_epoch is not None:
         answer.topic_epoch = topic_epoch

@@ -25,6 +25,7 @@
     gate.py         why nobody may publish now, and who waits for that
     queries.py      what administration asks of an owner
     outbox.py       answers of a pass, by worker
+    sequences.py    what a producer sends again is not stored again
     append.py       where the entries of a pass go
     owner.py        a pass: receive, decide, sync, answer
     process.py      the process: a loop of passes

@@ -4,24 +4,30 @@
 the ledgers.  The entries' bytes stay in the pieces that came from the workers: the journal writes them as they are, and each
 stretch that is also in one piece in its ledger is copied there at once.
 
+What has come before, on a partition that deduplicates, gets a receipt and no place; sequences.py says what that is.
+
 Many rows are planned as arrays, one table for all partitions; few one by one (proto/rows.py says why).
 """
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import compress, repeat
 
 import numpy as np
 from numpy.typing import NDArray
 
 from geminga.proto.deliveries import RECEIPT, RECEIPT_ROW
-from geminga.proto.sends import SEND_ROW
-from geminga.storage import format
+from geminga.proto.sends import IS_CHUNK, SEND_ROW
+from geminga.storage import format, sequences
 from geminga.storage.errors import StorageFull
 from geminga.storage.journal import Record
 from geminga.storage.ledger import Ledger
 from geminga.storage.partition import Partition
+from geminga.storage.producers import Producer
+from geminga.storage.sequences import NOWHERE, Progress
 
 FEW_MAX = 32       # rows
 _SOURCE = 4        # bytes of one, see format.SOURCE
+_SIGN = 1 << 63    # where sequence ids become negative
 # A SEND_ROW is a producer's handle, a RECEIPT_ROW and an INDEX_ROW: their fields in their order.  numpy copies rows field by
 # field, and ten times faster as words of 8 bytes.
 _RECEIPT, _INDEX = slice(1, 7), slice(7, 15)
@@ -30,7 +36,7 @@ assert [(name, SEND_ROW.fields[name]) for name in SEND_ROW.names[1:]] == [
     for words, dtype in ((_RECEIPT, RECEIPT_ROW), (_INDEX, format.INDEX_ROW)) for name, (field, offset) in dtype.fields.items()]
 
 Sends = list[tuple[int, NDArray, memoryview]]             # [(worker, rows (n,) SEND_ROW, their entries)]
-PartitionOf = Callable[[int], Partition | None]           # of a producer's handle; None when it is gone
+ProducerOf = Callable[[int], Producer | None]             # of its handle; None when it is gone
 Room = Callable[[Partition, int, int], Ledger]            # where so many entries of so many bytes go; raises StorageFull
 
 
@@ -57,26 +63,32 @@ class Plan:
     sources: NDArray | bytes          # (n,) SOURCE: offset of each entry in the data laid end to end
     receipts: list[tuple[int, NDArray | bytes]]     # [(worker, its RECEIPT_ROWs)]
     refused: list[tuple[int, int, int, int, str]]   # (worker, connection, producer id, sequence id, why)
+    progress: list[tuple[Producer, Progress]] = field(default_factory=list)     # how far producers have come then
+    duplicates: int = 0
 
     def record(self, ops: bytes) -> Record:
+        ops += b"".join([producer.partition.sequences.ops(producer.partition.partition_id, producer.identity, progress)
+                         for producer, progress in self.progress])
         table = b"".join([format.GROUP.pack(group.partition.partition_id, group.ledger.ledger_id, group.ledger.entries, group.count)
                           for group in self.groups])
         return Record(table, self.index, self.sources, ops, self.data, sum(map(len, self.data)))
 
 
-def plan(sends: Sends, partition_of: PartitionOf, room: Room, now_ms: int) -> Plan:
+def plan(sends: Sends, producer_of: ProducerOf, room: Room, now_ms: int) -> Plan:
     """Where each entry goes.  What comes from a producer that is gone is left out: its client has been told."""
     how = plan_few if sum(len(rows) for _, rows, _ in sends) <= FEW_MAX else plan_many
-    return how(sends, partition_of, room, now_ms)
+    return how(sends, producer_of, room, now_ms)
 
 
-def apply(planned: Plan) -> None:
-    """Write the entries and their index rows into the ledgers."""
+def apply(planned: Plan, now_ms: int) -> None:
+    """Write the entries and their index rows into the ledgers, and know how far their producers have come."""
     for group in planned.groups:
         ledger = group.ledger
         ledger.write(group.pieces, ledger.size)
         ledger.append(_slice(planned.index, group.first, group.count), group.size)
         group.partition.next_message = group.next_message
+    for producer, progress in planned.progress:
+        producer.partition.sequences.learn(producer.identity, progress, now_ms)
 
 
 def _slice(index: NDArray | bytes, first: int, count: int) -> NDArray | bytes:
@@ -86,27 +98,42 @@ def _slice(index: NDArray | bytes, first: int, count: int) -> NDArray | bytes:
 
 # -- one by one
 
-def plan_few(sends: Sends, partition_of: PartitionOf, room: Room, now_ms: int) -> Plan:
+def plan_few(sends: Sends, producer_of: ProducerOf, room: Room, now_ms: int) -> Plan:
     planned = Plan([data for _, _, data in sends], [], b"", b"", [], [])
     base, found = 0, {}
     for worker, rows, data in sends:
         for row in rows.tolist():
-            partition = partition_of(row[0])
-            if partition is not None:
-                found.setdefault(partition, []).append((worker, base, data, row))
+            producer = producer_of(row[0])
+            if producer is not None:
+                found.setdefault(producer.partition, []).append((worker, base, data, row, producer))
         base += len(data)
     index, sources, receipts = [], [], {}
     for partition, entries in sorted(found.items(), key=_slot):
+        stored, is_new, progress = entries, repeat(True), {}
+        if partition.deduplicates:
+            is_new, progress = _take(entries)
+            stored = entries if all(is_new) else list(compress(entries, is_new))
+        ledger = None
         try:
-            ledger = room(partition, len(entries), sum(row[13] for *_, row in entries))
+            if stored:
+                ledger = room(partition, len(stored), sum(row[13] for *_, row, _ in stored))
         except StorageFull as error:
-            planned.refused += [(worker, row[1], row[3], row[4], str(error)) for worker, _, _, row in entries]
-            continue
-        ledger_id, entry_id, pieces = ledger.ledger_id, ledger.entries, []
-        offset, message_index = ledger.size, partition.next_message
-        for worker, base, data, row in entries:
+            planned.refused += [(worker, row[1], row[3], row[4], str(error)) for worker, _, _, row, _ in stored]
+        else:
+            planned.progress += progress.items()
+        planned.duplicates += len(entries) - len(stored)
+        if ledger is not None:
+            ledger_id, entry_id, pieces = ledger.ledger_id, ledger.entries, []
+            offset, message_index = ledger.size, partition.next_message
+        for (worker, base, data, row, _), is_stored in zip(entries, is_new, strict=False):
             (_, connection, _, producer_id, sequence_id, highest, _, _,
              at, publish_time, _, deliver_at, _, size, messages, key_hash, flags, crc32c, _) = row
+            if not is_stored:
+                receipts.setdefault(worker, []).append(
+                    RECEIPT.pack(connection, worker, producer_id, sequence_id, highest, NOWHERE, NOWHERE))
+                continue
+            if ledger is None:
+                continue
             index.append(format.index_row(
                 ledger_id, entry_id, offset=offset, publish_time=publish_time, broker_time=now_ms, deliver_at=deliver_at,
                 message_index=message_index, size=size, messages=messages, key_hash=key_hash, flags=flags, crc32c=crc32c))
@@ -117,10 +144,26 @@ def plan_few(sends: Sends, partition_of: PartitionOf, room: Room, now_ms: int) -
             entry_id += 1
             offset += size
             message_index += messages
-        planned.groups.append(Group(partition, ledger, len(index) - len(entries), len(entries), offset, message_index, pieces))
+        if ledger is not None:
+            planned.groups.append(Group(partition, ledger, len(index) - len(stored), len(stored), offset, message_index, pieces))
     planned.index, planned.sources = b"".join(index), b"".join(sources)
     planned.receipts = [(worker, b"".join(rows)) for worker, rows in receipts.items()]
     return planned
+
+
+def _take(entries: list[tuple]) -> tuple[list[bool], dict[Producer, Progress]]:
+    """(which of them are new, how far their producers have come with those) on a partition that deduplicates."""
+    is_new, progress = [], {}
+    for _, _, _, row, producer in entries:
+        if (found := progress.get(producer)) is None:
+            found = progress[producer] = producer.partition.sequences.of(producer.identity).copy()
+        sequence_id, highest, flags = row[4], row[5], row[16]
+        if found.last < sequence_id < _SIGN and not (highest or flags & IS_CHUNK or found.under_way):      # nearly always
+            found.last = sequence_id
+            is_new.append(True)
+        else:
+            is_new.append(found.take(*sequences.span(sequence_id, highest), flags, row[17]))
+    return is_new, progress
 
 
 def _slot(item: tuple[Partition, list]) -> int:
@@ -129,27 +172,35 @@ def _slot(item: tuple[Partition, list]) -> int:
 
 # -- as arrays
 
-def plan_many(sends: Sends, partition_of: PartitionOf, room: Room, now_ms: int) -> Plan:
+def plan_many(sends: Sends, producer_of: ProducerOf, room: Room, now_ms: int) -> Plan:
     planned = Plan([data for _, _, data in sends], [], b"", b"", [], [])
-    rows, starts, partitions = _by_partition(_gather(sends), partition_of)
-    rows = _find_room(planned, rows, starts, partitions, room)
-    if not planned.groups:
+    rows, starts, partitions = _by_partition(_gather(sends), producer_of)
+    if not partitions:
         return planned
-    _place(planned, rows, now_ms)
-    for worker in [sends[0][0]] if len(sends) == 1 else np.unique(rows["worker"]).tolist():
-        words = _words(rows) if len(sends) == 1 else _words(rows)[rows["worker"] == worker]
+    is_new = _take_many(planned, rows, producer_of) if any(partition.deduplicates for partition in partitions) else None
+    is_stored = _find_room(planned, rows, starts, partitions, room, is_new)
+    stored = answered = rows if is_stored is None else _rows(_words(rows)[is_stored], SEND_ROW)
+    if planned.groups:
+        _place(planned, stored, now_ms)
+    if is_new is not None:
+        answered = _with_duplicates(rows, is_new, is_stored, stored)
+        planned.duplicates = len(answered) - len(stored)
+    if not len(answered):
+        return planned
+    for worker in [sends[0][0]] if len(sends) == 1 else np.unique(answered["worker"]).tolist():
+        words = _words(answered) if len(sends) == 1 else _words(answered)[answered["worker"] == worker]
         planned.receipts.append((worker, _rows(words[:, _RECEIPT], RECEIPT_ROW)))
     is_whole = len(planned.groups) == 1 and int(planned.index["size"].sum(dtype=np.int64)) == sum(map(len, planned.data))
     if is_whole:                                     # nothing left out, nothing moved
         planned.groups[0].pieces = planned.data
-    else:
+    elif planned.groups:
         _cut(planned)
     return planned
 
 
 def _words(rows: NDArray) -> NDArray[np.uint64]:
     """Rows (n,) as (n, words), the same memory."""
-    return rows.view(np.uint64).reshape(len(rows), -1)
+    return rows.view(np.uint64).reshape(len(rows), rows.dtype.itemsize // 8)
 
 
 def _rows(words: NDArray[np.uint64], dtype: np.dtype) -> NDArray:
@@ -172,15 +223,16 @@ def _gather(sends: Sends) -> NDArray:
     return rows
 
 
-def _by_partition(rows: NDArray, partition_of: PartitionOf) -> tuple[NDArray, list[int], list[Partition]]:
+def _by_partition(rows: NDArray, producer_of: ProducerOf) -> tuple[NDArray, list[int], list[Partition]]:
     """(the rows of each partition together and in order, where each partition's begin, the partitions)."""
     handles = rows["producer"]
     first = handles.item(0)
     if (handles == first).all():
-        partition = partition_of(first)
-        return (rows, [0], [partition]) if partition is not None else (rows[:0], [], [])
+        producer = producer_of(first)
+        return (rows, [0], [producer.partition]) if producer is not None else (rows[:0], [], [])
     distinct, inverse = np.unique(handles, return_inverse=True)
-    partitions = [partition_of(handle) for handle in distinct.tolist()]
+    producers = [producer_of(handle) for handle in distinct.tolist()]
+    partitions = [producer.partition if producer is not None else None for producer in producers]
     by_slot = {partition.slot: partition for partition in partitions if partition is not None}
     slots = np.array([partition.slot if partition is not None else -1 for partition in partitions])[inverse]
     order = np.argsort(slots, kind="stable")
@@ -190,27 +242,78 @@ def _by_partition(rows: NDArray, partition_of: PartitionOf) -> tuple[NDArray, li
     return _rows(_words(rows)[order], SEND_ROW), starts.tolist(), [by_slot[slot] for slot in slots[starts].tolist()]
 
 
-def _find_room(planned: Plan, rows: NDArray, starts: list[int], partitions: list[Partition], room: Room) -> NDArray:
-    """Fill in the groups; the rows for which there is no room are refused, and those that are left returned."""
-    if not starts:
-        return rows
-    counts = np.diff(np.array([*starts, len(rows)])).tolist()
-    sizes = np.add.reduceat(rows["size"], starts, dtype=np.int64).tolist()
-    messages = np.add.reduceat(rows["messages"], starts, dtype=np.int64).tolist()
-    keep, first = None, 0
-    for start, partition, count, size, many in zip(starts, partitions, counts, sizes, messages, strict=True):
+def _take_many(planned: Plan, rows: NDArray, producer_of: ProducerOf) -> NDArray[np.bool_] | None:
+    """Which rows are new, as far as their partitions deduplicate, None when all are; planned.progress says what follows from them."""
+    handles, order = rows["producer"], None
+    if (handles != handles[0]).any():
+        order = np.argsort(handles, kind="stable")
+    handles, sequence_ids, highest, flags = (rows[name].copy() if order is None else rows[name][order]
+                                             for name in ("producer", "sequence_id", "highest_sequence_id", "flags"))
+    first, last = sequences.spans(sequence_ids, highest)
+    starts = np.flatnonzero(np.append(True, handles[1:] != handles[:-1]))
+    before, found = np.empty_like(last), []
+    before[1:] = last[:-1]
+    for handle, start in zip(handles[starts].tolist(), starts.tolist(), strict=True):
+        producer = producer_of(handle)
+        if producer.partition.deduplicates:
+            progress = producer.partition.sequences.of(producer.identity).copy()
+            before[start] = progress.last
+            found.append((producer, progress))
+        else:
+            found.append(None)
+    is_plain = np.logical_and.reduceat((first > before) & (flags & IS_CHUNK == 0), starts).tolist()
+    is_new = None
+    for one, is_rising, start, end in zip(found, is_plain, starts.tolist(), [*starts[1:].tolist(), len(rows)], strict=True):
+        if one is None:
+            continue
+        planned.progress.append(one)
+        progress = one[1]
+        if is_rising and not progress.under_way:       # nearly always
+            progress.last = last.item(end - 1)
+            continue
+        run = slice(start, end) if order is None else order[start:end]
+        taken = [progress.take(*each) for each in zip(first[start:end].tolist(), last[start:end].tolist(), flags[start:end].tolist(),
+                                                      rows["crc32c"][run].tolist(), strict=True)]
+        if not all(taken):
+            is_new = np.ones(len(rows), bool) if is_new is None else is_new
+            is_new[run] = taken
+    return is_new
+
+
+def _find_room(planned: Plan, rows: NDArray, starts: list[int], partitions: list[Partition], room: Room,
+               is_new: NDArray[np.bool_] | None) -> NDArray[np.bool_] | None:
+    """Fill in the groups; returns which rows have a place, None when all have: new ones for which there is no room are refused."""
+    sizes, messages = rows["size"], rows["messages"]
+    counts = np.diff(np.array([*starts, len(rows)]))
+    if is_new is not None:
+        sizes, messages, counts = sizes * is_new, messages * is_new, np.add.reduceat(is_new, starts, dtype=np.int64)
+    sizes, messages = (np.add.reduceat(column, starts, dtype=np.int64).tolist() for column in (sizes, messages))
+    keep, first = is_new, 0
+    for start, end, partition, count, size, many in zip(starts, [*starts[1:], len(rows)], partitions, counts.tolist(), sizes, messages,
+                                                        strict=True):
+        if not count:
+            continue
         try:
             ledger = room(partition, count, size)
         except StorageFull as error:
-            keep = np.ones(len(rows), bool) if keep is None else keep
-            keep[start:start + count] = False
-            asked = rows[["worker", "connection", "producer_id", "sequence_id"]][start:start + count].tolist()
+            keep = np.ones(len(rows), bool) if keep is None else keep.copy()
+            asked = rows[["worker", "connection", "producer_id", "sequence_id"]][start:end][keep[start:end]].tolist()
             planned.refused += [(worker, connection, producer_id, sequence_id, str(error))
                                 for worker, connection, producer_id, sequence_id in asked]
+            planned.progress = [one for one in planned.progress if one[0].partition is not partition]
+            keep[start:end] = False
             continue
         planned.groups.append(Group(partition, ledger, first, count, ledger.size + size, partition.next_message + many))
         first += count
-    return rows if keep is None else _rows(_words(rows)[keep], SEND_ROW)
+    return keep
+
+
+def _with_duplicates(rows: NDArray, is_new: NDArray[np.bool_], is_stored: NDArray[np.bool_], stored: NDArray) -> NDArray:
+    """What is answered with a receipt, in order: what is stored, where its place has been filled in, and what is not new."""
+    rows["ledger_id"] = rows["entry_id"] = NOWHERE
+    for name in ("ledger_id", "entry_id"):
+        rows[name][is_stored] = stored[name]
+    return _rows(_words(rows)[is_stored | ~is_new], SEND_ROW)
 
 
 def _place(planned: Plan, rows: NDArray, now_ms: int) -> None:

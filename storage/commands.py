@@ -21,6 +21,7 @@ from geminga.storage.dispatch.base import Obstacle, busy
 from geminga.storage.live import LiveTopic
 from geminga.storage.partition import Partition, op
 from geminga.storage.producers import Producer
+from geminga.storage.sequences import NONE
 from geminga.storage.subscription import Consumer, Subscription, SubType
 
 T = api.BaseCommand.Type
@@ -194,7 +195,9 @@ def _producer_ready(owner, producer: Producer, request_id: int) -> None:
     found = producer.partition
     if found.producers.exclusive is producer and found.is_persistent:
         owner.catalogue.set_topic_epoch(found.partition_id, producer.topic_epoch)
-    data = answers.producer_success(request_id, producer.name, topic_epoch=producer.topic_epoch)
+    last = found.sequences.of(producer.identity).last if found.is_persistent and found.deduplicates else NONE
+    data = answers.producer_success(request_id, producer.name, topic_epoch=producer.topic_epoch,
+                                    last_sequence_id=-1 if last == NONE else last)
     owner.outbox(producer.worker).reply(producer.connection, data, request_id=request_id, action=envelope.PRODUCER_READY,
                                         object_id=producer.producer_id, handle=producer.handle)
 
@@ -203,10 +206,21 @@ def _remove_producer(owner, producer: Producer) -> None:
     owner.producers.pop(producer.handle, None)
     owner.live_producers.pop(producer.handle, None)
     owner.counters.add("producers", -1)
+    if producer.partition.is_persistent:
+        producer.partition.sequences.leave(producer.identity, owner.now_ms)
     successor = producer.partition.producers.leave(producer)
     if successor is not None:
         _producer_ready(owner, successor, successor.request_id)
     forget_if_idle(owner, producer.partition)
+
+
+def send_back(owner, session, producer_id: int) -> None:
+    """One of its SENDs was refused.  On a partition that deduplicates its producer is to come again, and begin with that: if what it
+    has sent behind that were stored first, that would count as stored."""
+    producer = session.producers.get(producer_id)
+    if producer is not None and producer.partition.deduplicates:
+        _remove_producer(owner, producer)
+        expel_producer(owner, producer)
 
 
 def expel_producer(owner, producer: Producer) -> None:

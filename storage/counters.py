@@ -12,6 +12,7 @@ NAMES = (
     "partitions_open", "producers", "consumers", "entries_in", "messages_in", "bytes_in", "entries_out", "syncs", "passes",
     "entries_dropped", "deliveries_dropped", "entries_parked", "acks_of_damaged", "acks_ignored", "damage_found", "entries_lost",
     "entries_expired", "entries_evicted",
+    "entries_duplicate", "deduplication_names_evicted",
 )
 
 

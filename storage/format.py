@@ -6,7 +6,7 @@
     <data>/partitions/<id>/<ledger>.ledger        LEDGER_HEADER, then entries as they came, without gaps
     <data>/partitions/<id>/<ledger>.index         INDEX_HEADER, then an INDEX_ROW per entry, row n = entry n
     <data>/partitions/<id>/state                  all else about the partition, as of a checkpoint, twice: STATE_HEADER, then
-                                                  CURSOR_ROWs, PART_ROWs, ARRAY_ROWs, and the arrays' bytes
+                                                  CURSOR_ROWs, PART_ROWs, ARRAY_ROWs, SEQUENCE_ROWs, and the arrays' bytes
 
 Little-endian throughout.  Ledgers, indexes and segments are allocated ahead and zero where nothing was written: a row of zeros
 has no valid checksum.  An entry carries its producer's CRC32-C over its content; its row carries a copy of that, and a
@@ -17,7 +17,8 @@ each version added.
     Version 1: the first.
     Version 2: `state` in place of a partition's `cursors` and `parts` and of files per ledger and subscription (.acks,
     .redeliveries, .deaths: version1.py reads them); INDEX_HEADER has a checksum, and of an open ledger too what it holds at least;
-    records have a checksum of their tables, and say what was synced before them; an op of ACKNOWLEDGED is about a run of entries.
+    records have a checksum of their tables, and say what was synced before them; an op of ACKNOWLEDGED is about a run of entries;
+    sequence ids of producers; every entry has a checksum.
 """
 import struct
 from pathlib import Path
@@ -69,7 +70,8 @@ STATE_HEADER = np.dtype([
     ("size", "<u8"),                 # bytes behind the header
     ("cursors", "<u4"), ("parts", "<u4"), ("arrays", "<u4"),      # rows of each
     ("is_uncounted", "<u4"),         # 1: of format version 1, which had no totals
-    ("reserved", "V16"),
+    ("sequences", "<u4"),            # rows
+    ("reserved", "V12"),
 ])
 
 CURSOR_ROW = np.dtype([
@@ -92,6 +94,14 @@ ARRAY_ROW = np.dtype([
     ("first", "<u8"),                # items before it that are 0
     ("size", "<u8"),                 # bytes
 ])
+SEQUENCE_ROW = np.dtype([            # how far producers have come
+    ("producer", "<i8", 2),          # sequences.identity
+    ("last", "<i8"),                 # sequence id of its last message that is stored whole
+    ("sequence_id", "<i8"),          # of one of which chunks are stored
+    ("next_chunk", "<u4"),           # 0: there is none
+    ("crc32c", "<u4"),               # of its first chunk
+])
+
 ACKS = 1                   # a bit per entry, 1 = acknowledged, beyond the mark-delete position
 REDELIVERIES = 2           # u2 per entry: how often that subscription gave it back
 DEATHS = 3                 # u2 per entry: how often a consumer's connection ended over it
@@ -135,6 +145,9 @@ PART_ACKNOWLEDGED = 7      # subscription, (ledger_id, entry_id); value = a word
 REDELIVERED = 8            # subscription, (ledger_id, entry_id) and `value` entries more; how often each was by now is in KIND_WORD
 DIED = 9                   # likewise of a consumer's deaths; entry_id -1: nobody died over anything of the subscription
 TOTAL = 10                 # subscription; value = messages; the reason is in KIND_WORD
+PRODUCED = 11              # (ledger_id, value) = a producer, see sequences.py; entry_id = sequence id of its last message
+CHUNKED = 12               # likewise; entry_id = a sequence id under way; subscription_id = checksum; the next chunk is in KIND_WORD
+SEQUENCES_FORGOTTEN = 13   # of all producers
 KIND, KIND_WORD = 0xFF, 8  # of an op's kind: what it is, and from which bit on a number that goes with it
 
 for _header in (LEDGER_HEADER, INDEX_HEADER, INDEX_ROW, STATE_HEADER, CURSOR_ROW, SEGMENT_HEADER, RECORD_HEADER):

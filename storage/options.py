@@ -36,4 +36,8 @@ class StorageOptions:
     backlog_quota_bytes: int = -1             # of a partition's slowest subscription; -1: no bound
     backlog_quota_age_s: int = -1             # of the oldest message of a backlog; -1: no bound
     backlog_quota_policy: str = "producer_request_hold"      # what happens above, see policies.QUOTA_ACTIONS
+    deduplication: bool = False               # what a producer sends again is not stored again
+    # Whatever holds:
+    deduplication_names_max: int = 10_000     # producers that a partition remembers; the longest inactive are forgotten first
+    deduplication_inactivity_s: int = 6 * 3600       # a producer that is not connected is forgotten after this
     keep_alive_interval_ms: int = 30_000      # how long an owner waits for a suspected dead connection is derived from it

@@ -147,6 +147,7 @@ class Owner:
         if found is None and (stored := self.catalogue.partition(name)) is not None:
             names = self.catalogue.subscriptions(stored[0])
             found = open_partition(self.data_dir, stored[0], name, stored[1], names, self.options)
+            found.sequences.begin(self.now_ms)
             found.is_terminated = self.catalogue.is_terminated(stored[0])
             for text, subscription_id in names.items():
                 if (text, True) not in found.subscriptions:
@@ -195,6 +196,7 @@ class Owner:
         partition.policies = policies_of(self.catalogue, partition.name, self.options)
         for watcher in (self.expiry, self.quotas, self.retention):
             watcher.watch(partition)
+        partition.deduplicates = partition.policies.deduplication
         self._deal_with_damage(partition)
 
     # -- a pass
@@ -277,28 +279,40 @@ class Owner:
             sends = [rest for one in sends if len((rest := self._pass_on(*one))[1])]
         if self.gate.is_watched:
             self._send_away(sends)
-        planned = append.plan(sends, self._partition_of, self._room, self.now_ms)
+        planned = append.plan(sends, self._producer_of, self._room, self.now_ms)
         for worker, connection, producer_id, sequence_id, why in planned.refused:      # clients try again
             self.outbox(worker).reply(connection, answers.send_error(producer_id, sequence_id, api.PersistenceError, why))
-        if not planned.groups:
-            return
+        for worker, connection, producer_id in dict.fromkeys(one[:3] for one in planned.refused):
+            commands.send_back(self, self.sessions[worker, connection], producer_id)
+        self.counters.add("entries_duplicate", planned.duplicates)
+        if planned.groups:
+            self._store(planned)
+        for worker, rows in planned.receipts:
+            self.outbox(worker).receipts(rows)
+
+    def _store(self, planned: append.Plan) -> None:
+        stale = [group.partition for group in planned.groups if not group.partition.deduplicates and group.partition.sequences]
+        for partition in stale:
+            self.note(partition, op(format.SEQUENCES_FORGOTTEN, partition.partition_id))
         self._must_sync = True
         self._commit(planned)
         self._count(planned.groups)
-        append.apply(planned)
+        append.apply(planned, self.now_ms)
+        for partition in stale:
+            partition.sequences.clear()
         for group in planned.groups:
             self.journal.touched(group.ledger)
             self._to_dispatch[group.partition] = None
             self._recent.add(group.partition)
             if self.quotas.is_possible:
                 self.quotas.published(group.partition)
-        for worker, rows in planned.receipts:
-            self.outbox(worker).receipts(rows)
+            if group.partition.deduplicates or group.partition in stale:
+                self.journal.touched(group.partition)      # again, for the record may have begun a segment
 
     def _send_away(self, sends: append.Sends) -> None:
         """Where something is in the way, producers are to come back; what they have sent is left out then, and sent again."""
-        partitions = {self._partition_of(handle) for _, rows, _ in sends for handle in set(rows["producer"].tolist())}
-        for partition in partitions - {None}:
+        producers = {self._producer_of(handle) for _, rows, _ in sends for handle in set(rows["producer"].tolist())}
+        for partition in {producer.partition for producer in producers if producer is not None}:
             if self.gate.barrier(partition) is not None:
                 commands.dismiss_producers(self, partition)
 
@@ -336,9 +350,9 @@ class Owner:
         self.counters.add("messages_in", sum(group.next_message - group.partition.next_message for group in groups))
         self.counters.add("bytes_in", sum(group.size - group.ledger.size for group in groups))
 
-    def _partition_of(self, handle: int) -> Partition | None:
+    def _producer_of(self, handle: int) -> Producer | None:
         producer = self.producers.get(handle)
-        return producer.partition if producer is not None and producer.is_ready else None
+        return producer if producer is not None and producer.is_ready else None
 
     def _room(self, partition: Partition, count: int, size: int) -> Ledger:
         """The partition's open ledger, with room for so much; a new one when the old one is full or old."""
@@ -521,10 +535,11 @@ class Owner:
                 self.outbox(worker).forget(ledger.ledger_id)
 
     def _tick(self) -> None:
-        """An idle partition whose open ledger is drained gives up its disk space."""
+        """An idle partition whose open ledger is drained gives up its disk space; producers that stay away are forgotten."""
         self._next_tick_ms = self.now_ms + TICK_MS
         for watcher in (self.expiry, self.quotas, self.retention):
             watcher.tick(self.now_ms)
+        self._forget_producers()
         for partition in self.discovery.tick(self.now_ms):
             if self.by_name.get(partition.name) is partition:
                 self._to_trim[partition] = None
@@ -544,6 +559,14 @@ class Owner:
                     continue
             if idle and partition.open_ledger.entries == 0:
                 self._recent.discard(partition)
+
+    def _forget_producers(self) -> None:
+        bounds = self.now_ms, self.options.deduplication_inactivity_s * 1000, self.options.deduplication_names_max
+        for partition in self.by_name.values():
+            if partition.sequences.is_due(*bounds):
+                connected = {producer.identity for producer in partition.producers.live.values()}
+                self.counters.add("deduplication_names_evicted", partition.sequences.forget(*bounds, connected))
+                self.journal.touched(partition)
 
     # -- commands
 

@@ -17,6 +17,7 @@ from geminga.storage.ledger import Ledger
 from geminga.storage.options import StorageOptions
 from geminga.storage.policies import Policies
 from geminga.storage.producers import Producers
+from geminga.storage.sequences import Sequences
 from geminga.storage.state import Snapshot, State, StateFile
 from geminga.storage.subscription import Subscription
 
@@ -36,6 +37,8 @@ class Partition:
     ledgers: list[Ledger] = field(default_factory=list)
     subscriptions: dict[tuple[str, bool], Subscription] = field(default_factory=dict)
     attached: dict[Subscription, None] = field(default_factory=dict)      # those with consumers
+    sequences: Sequences = field(default_factory=Sequences)
+    deduplicates: bool = False       # what a producer sends again is not stored again
     next_message: int = 0            # messages ever published
     now_ms: int = 0                  # of the pass
     is_terminated: bool = False      # nothing is published any more
@@ -199,7 +202,7 @@ class Partition:
         if self.is_released:
             return [], []
         cursors = {s.cursor.subscription_id: s.cursor for s in self.subscriptions.values() if s.is_durable}
-        return [], [self.file.take(State({NOBODY: self.gone, **cursors}))]
+        return [], [self.file.take(State({NOBODY: self.gone, **cursors}, self.sequences))]
 
 
 def _ledger_id(found: Ledger) -> int:
@@ -217,7 +220,7 @@ def open_partition(data_dir: Path, partition_id: int, name: TopicName, topic_epo
     folder = format.partition_folder(data_dir, partition_id)
     stored = state.read(folder, partition_id)
     partition = Partition(partition_id, name, folder, StateFile(folder, partition_id), Producers(topic_epoch), options, stored.gone,
-                          damage=stored.damage)
+                          damage=stored.damage, sequences=stored.sequences)
     partition.ledgers = [ledger.open_ledger(folder, partition_id, found) for found in ledger.ledger_ids(folder)]
     _check(partition)
     for found in partition.ledgers[:-1]:

@@ -54,7 +54,8 @@ def broker_policies(options: StorageOptions) -> Policies:
     """What holds where nobody set anything."""
     return Policies(retention_s=options.retention_s, retention_bytes=options.retention_bytes, message_ttl_s=options.message_ttl_s,
                     quota_bytes=options.backlog_quota_bytes, quota_bytes_action=options.backlog_quota_policy,
-                    quota_age_s=options.backlog_quota_age_s, quota_age_action=options.backlog_quota_policy)
+                    quota_age_s=options.backlog_quota_age_s, quota_age_action=options.backlog_quota_policy,
+                    deduplication=options.deduplication)
 
 
 def policies_of(catalogue: Catalogue, topic: TopicName, options: StorageOptions) -> Policies:

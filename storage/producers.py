@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
+from geminga.storage import sequences
 
 Shared, Exclusive, WaitForExclusive, ExclusiveWithFencing = api.Shared, api.Exclusive, api.WaitForExclusive, api.ExclusiveWithFencing
 
@@ -32,6 +33,10 @@ class Producer:
     topic_epoch: int | None         # what the client held before, then what it was given
     partition: object = field(repr=False)
     is_ready: bool = True
+    identity: bytes = field(init=False, repr=False)      # for sequences.py
+
+    def __post_init__(self) -> None:
+        self.identity = sequences.identity(self.name)
 
     def succeeds(self, other: "Producer") -> bool:
         """Whether this is the same producer of the same client, come back before the old connection was seen to be dead."""

@@ -123,6 +123,11 @@ class Recovery:
                     counts.put(position[0], first, first + more + 1, int(last["kind"]) >> format.KIND_WORD)
         elif kind == format.TOTAL:
             self._cursor(partition_id, subscription_id).totals[int(last["kind"]) >> format.KIND_WORD] = int(last["value"])
+        elif kind in (format.PRODUCED, format.CHUNKED):
+            for kind_, beginning, _, low, sequence_id, high in ops.tolist():
+                self._state(partition_id).sequences.apply(kind_, beginning, low, sequence_id, high)
+        elif kind == format.SEQUENCES_FORGOTTEN:
+            self._state(partition_id).sequences.clear()
         elif kind == format.SUBSCRIPTION_DELETED:
             self._state(partition_id).cursors.pop(subscription_id, None)
 

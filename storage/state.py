@@ -1,7 +1,7 @@
 """What is durable about a partition besides its entries, at rest: one file, written anew at a checkpoint.
 
     state    copy, copy
-    copy     STATE_HEADER | CURSOR_ROWs | PART_ROWs | ARRAY_ROWs | the arrays' bytes
+    copy     STATE_HEADER | CURSOR_ROWs | PART_ROWs | ARRAY_ROWs | SEQUENCE_ROWs | the arrays' bytes
 
 What has changed since is in the journal, whose records may be applied to this any number of times.  The file is replaced by a rename
 once the new one is synced, so a power cut finds the old or the new; and it is there twice in the file, so that a damaged
@@ -20,6 +20,7 @@ from geminga.storage import format, version1
 from geminga.storage.cursor import NOBODY, NOWHERE, Cursor
 from geminga.storage.errors import CorruptFile
 from geminga.storage.parts import words
+from geminga.storage.sequences import Sequences
 
 
 @dataclass(slots=True)
@@ -27,6 +28,7 @@ class State:
     """Of one partition."""
 
     cursors: dict[int, Cursor] = field(default_factory=dict)      # by subscription id, NOBODY's among them
+    sequences: Sequences = field(default_factory=Sequences)
     damage: list[str] = field(default_factory=list)               # what was wrong with the file, and cost nothing
     is_uncounted: bool = False                                    # of format version 1, which had no totals
 
@@ -57,9 +59,10 @@ def encode(partition_id: int, state: State) -> bytes:
                     arrays.append((subscription_id, ledger_id, kind, 0, first, len(blobs[-1])))
     tables = [np.array(rows, dtype).tobytes() for rows, dtype in
               ((cursors, format.CURSOR_ROW), (parts, format.PART_ROW), (arrays, format.ARRAY_ROW))]
-    body = b"".join(tables + blobs)
+    sequences = state.sequences.rows()
+    body = b"".join([*tables, sequences.tobytes(), *blobs])
     fields = {"magic": format.STATE_MAGIC, "partition_id": partition_id, "size": len(body), "cursors": len(cursors), "parts": len(parts),
-              "arrays": len(arrays), "is_uncounted": state.is_uncounted}
+              "arrays": len(arrays), "sequences": len(sequences), "is_uncounted": state.is_uncounted}
     copy = format.header(format.STATE_HEADER, **fields, checksum=crc32c(body, crc32c(format.header(format.STATE_HEADER, **fields)))) + body
     return copy + copy
 
@@ -104,11 +107,13 @@ def _decode(copy: bytes) -> State:
     """Of a copy that is whole."""
     head, at = np.frombuffer(copy, format.STATE_HEADER, 1)[0], format.HEADER_SIZE
     tables = []
-    for name, dtype in (("cursors", format.CURSOR_ROW), ("parts", format.PART_ROW), ("arrays", format.ARRAY_ROW)):
+    for name, dtype in (("cursors", format.CURSOR_ROW), ("parts", format.PART_ROW), ("arrays", format.ARRAY_ROW),
+                        ("sequences", format.SEQUENCE_ROW)):
         tables.append(np.frombuffer(copy, dtype, int(head[name]), at))
         at += tables[-1].nbytes
-    cursors, parts, arrays = tables
+    cursors, parts, arrays, sequences = tables
     state = State(is_uncounted=bool(head["is_uncounted"]))
+    state.sequences.load(sequences)
     for subscription_id, ledger_id, entry_id, since, totals in cursors.tolist():
         found = Cursor(subscription_id, (ledger_id, entry_id), is_durable=True, since=since)
         found.totals = list(totals)

@@ -74,6 +74,8 @@ RANGES = {
     "storage.journal_segments_max": (2, 1_024),          # one is written while the others are checkpointed
     "storage.pass_bytes_max": (64 << 10, 1 << 30),
     "storage.auto_create_partitions": (0, 10_000),
+    "storage.deduplication_names_max": (1, (1 << 31) - 1),
+    "storage.deduplication_inactivity_s": (1, 10 * 365 * 24 * 3600),
     "storage.discovery_grace_s": (0, 24 * 3600),
     "storage.max_unacked_messages_per_consumer": (0, (1 << 31) - 1),
     "storage.max_unacked_messages_per_subscription": (0, (1 << 31) - 1),

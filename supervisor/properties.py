@@ -28,7 +28,7 @@ REFUSED = {
     "tlsRequireTrustedClientCertOnConnect": "TLS is",
     "webServicePortTls": "TLS is",
 }
-NOT_YET = {"brokerDeduplicationEnabled": "deduplication is", "transactionCoordinatorEnabled": "transactions are"}
+NOT_YET = {"transactionCoordinatorEnabled": "transactions are"}
 PLAIN_PORTS = ("brokerServicePort", "webServicePort")
 INTERCEPTORS = {"AppendIndexMetadataInterceptor": "index", "AppendBrokerTimestampMetadataInterceptor": "timestamp"}
 
@@ -151,6 +151,9 @@ TRANSLATED: dict[str, tuple[str, Callable[[str], Any]]] = {
     "backlogQuotaDefaultLimitSecond": ("storage.backlog_quota_age_s", str),
     "backlogQuotaDefaultRetentionPolicy": ("storage.backlog_quota_policy", str),
     "bindAddress": ("network.bind", str),
+    "brokerDeduplicationEnabled": ("storage.deduplication", str),
+    "brokerDeduplicationMaxNumberOfProducers": ("storage.deduplication_names_max", str),
+    "brokerDeduplicationProducerInactivityTimeoutMinutes": ("storage.deduplication_inactivity_s", _scaled(60)),
     "brokerEntryMetadataInterceptors": ("network.broker_entry_metadata", _interceptors),
     "brokerServicePort": ("network.port", str),
     "clusterName": ("cluster_name", str),

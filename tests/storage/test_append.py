@@ -6,21 +6,23 @@ from hypothesis import strategies as st
 from geminga.proto.sends import SEND_ROW
 from geminga.storage import append, format
 from geminga.storage.errors import StorageFull
+from geminga.storage.sequences import Sequences
 
-NUMBERS = st.sampled_from([0, 1, 2**31, 2**64 - 1])
+NUMBERS = st.sampled_from([0, 1, 2, 3, 4, 5, 6, 2**31, 2**64 - 1])
 GONE = 5       # a producer's handle that leads nowhere
-# (producer's handle, size, messages, and what else is in the row)
-SEND = st.tuples(st.integers(1, GONE), st.integers(1, 9), st.integers(1, 300), NUMBERS, st.integers(-2**63, 2**63 - 1))
+# (producer's handle, size, messages, sequence id, time, highest sequence id, flags)
+SEND = st.tuples(st.integers(1, GONE), st.integers(1, 9), st.integers(1, 300), NUMBERS, st.integers(-2**63, 2**63 - 1),
+                 st.sampled_from([0, 0, 3, 7]), st.sampled_from([1, 1, 1, 5, 5 | 1 << 8, 21 | 2 << 8]))
 SECTIONS = st.lists(st.tuples(st.integers(1, 2), st.lists(SEND, min_size=1, max_size=12)), min_size=1, max_size=4)
 
 
 def section(worker, asked):
     rows = np.zeros(len(asked), SEND_ROW)
-    for name, column in zip(("producer", "size", "messages", "sequence_id", "publish_time"), zip(*asked, strict=True), strict=True):
+    names = "producer", "size", "messages", "sequence_id", "publish_time", "highest_sequence_id", "flags"
+    for name, column in zip(names, zip(*asked, strict=True), strict=True):
         rows[name] = column
     rows["producer_id"], rows["connection"] = rows["producer"] + 10, np.arange(len(rows)) % 3
-    rows["key_hash"], rows["flags"], rows["crc32c"] = rows["size"] * 7, 1, 2**32 - 1 - np.arange(len(rows))
-    rows["deliver_at"], rows["highest_sequence_id"] = rows["publish_time"], rows["sequence_id"]
+    rows["key_hash"], rows["crc32c"], rows["deliver_at"] = rows["size"] * 7, 2**32 - 1 - np.arange(len(rows)) % 2, rows["publish_time"]
     rows["offset"] = np.cumsum(rows["size"]) - rows["size"]
     rows.flags.writeable = False                          # as it comes from ZeroMQ
     return worker, rows, memoryview(bytes(range(256)) * 2)[worker:worker + int(rows["size"].sum())]
@@ -32,18 +34,21 @@ def told(planned):
                b"".join(group.pieces)) for group in planned.groups]
     receipts = [(worker, bytes(rows)) for worker, rows in planned.receipts]
     tables = bytes(planned.index), bytes(planned.sources), bytes(planned.record(b"").groups)
-    return groups, tables, sorted(receipts), sorted(planned.refused)
+    progress = {producer.name: (progress.last, progress.under_way) for producer, progress in planned.progress}
+    return groups, tables, sorted(receipts), sorted(planned.refused), progress, planned.duplicates
 
 
 @settings(deadline=None, derandomize=True, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(asked=SECTIONS, full=st.sets(st.integers(0, 2)))
-@example(asked=[(1, [(1, 1, 1, 0, 0)]), (2, [(GONE, 1, 1, 0, 0)])], full=set())      # nothing is left of the second worker
-def test_few_and_many_go_to_the_same_places(rig, asked, full):
-    """Over partitions, workers and connections; without those of a producer that is gone, or for which there is no room."""
+@given(asked=SECTIONS, before=SECTIONS, full=st.sets(st.integers(0, 2)), deduplicating=st.sets(st.integers(0, 2)))
+@example(asked=[(1, [(1, 1, 1, 0, 0, 0, 1)]), (2, [(GONE, 1, 1, 0, 0, 0, 1)])], before=[], full=set(), deduplicating=set())
+def test_few_and_many_go_to_the_same_places(rig, asked, before, full, deduplicating):
+    """Over partitions, workers and connections; without those of a producer that is gone, what came before, and what has no room."""
     if not rig.partitions:
-        for topic in "abc":
+        for topic in "abca":
             rig.run(rig.sends((rig.producer(topic), b"first")))
-    partitions = dict(enumerate([*rig.partitions, rig.partitions[0]], 1))      # two producers of one partition
+    producers = dict(enumerate(rig.owner.producers.values(), 1))      # two of one partition
+    for partition in rig.partitions:
+        partition.deduplicates, partition.sequences = partition.slot in deduplicating, Sequences()
 
     def room(partition, count, size):
         if partition.slot in full:
@@ -51,7 +56,11 @@ def test_few_and_many_go_to_the_same_places(rig, asked, full):
         partition.open_ledger.reserve(count, size)
         return partition.open_ledger
 
-    few, many = (told(how([section(*each) for each in asked], partitions.get, room, 1_700_000_000_000))
+    if before:
+        earlier = append.plan_few([section(*each) for each in before], producers.get, room, 1_700_000_000_000)
+        for producer, progress in earlier.progress:
+            producer.partition.sequences.learn(producer.identity, progress, 0)
+    few, many = (told(how([section(*each) for each in asked], producers.get, room, 1_700_000_000_000))
                  for how in (append.plan_few, append.plan_many))
     assert few == many
 

@@ -237,6 +237,9 @@ def retention(config):
     ("backlogQuotaDefaultRetentionPolicy=consumer_backlog_eviction", lambda c: c.storage.backlog_quota_policy, "consumer_backlog_eviction"),
     ("subscriptionKeySharedUseConsistentHashing=false", lambda c: c.storage.key_shared_consistent_hashing, False),
     ("delayedDeliveryEnabled=false", lambda c: c.storage.delayed_delivery, False),
+    ("brokerDeduplicationEnabled=true", lambda c: c.storage.deduplication, True),
+    ("brokerDeduplicationMaxNumberOfProducers=7", lambda c: c.storage.deduplication_names_max, 7),
+    ("brokerDeduplicationProducerInactivityTimeoutMinutes=2", lambda c: c.storage.deduplication_inactivity_s, 120),
     ("enableNonPersistentTopics=false", lambda c: c.storage.non_persistent_topics, False),
     ("journalSyncData=true", lambda c: c.storage.sync, "group"),
     ("brokerServicePort=1\nbrokerServicePort=2", lambda c: c.worker.port, 2),
@@ -270,7 +273,7 @@ def test_settings_without_effect_are_listed_once(written):
 
 
 @pytest.mark.parametrize(("name", "what"), [
-    ("brokerDeduplicationEnabled", "deduplication is"), ("transactionCoordinatorEnabled", "transactions are"),
+    ("transactionCoordinatorEnabled", "transactions are"),
 ])
 def test_what_is_wanted_and_missing_is_noted_by_name(written, name, what):
     """The broker starts; its log says what a client will not find."""

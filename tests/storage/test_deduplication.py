@@ -1,0 +1,472 @@
+"""What a producer sends again is not stored again: through kills, restarts and checkpoints, in batches and in chunks."""
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from geminga.proto import envelope, sends
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.storage import append, sequences
+from geminga.storage.errors import StorageFull
+from geminga.storage.owner import TICK_MS
+
+from .rig import T, entry_of
+
+DUPLICATE = (sequences.NOWHERE, sequences.NOWHERE)
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture
+def rig(rigs):
+    return rigs(deduplication=True)
+
+
+@dataclass(frozen=True)
+class Message:
+    """What a client sends under one sequence id; one chunk of it when there is a number of chunks."""
+
+    sequence_id: int
+    payload: bytes = b"x"
+    highest: int = 0
+    chunk: int = 0
+    chunks: int = 0
+    more: dict = field(default_factory=dict, hash=False)      # of the metadata
+
+
+def section(*sent):
+    """Of SENDs: (producer, Message) each."""
+    rows, entries, offset = [], [], 0
+    for producer, message in sent:
+        metadata = dict(message.more)
+        if message.chunks:
+            metadata |= {"chunk_id": message.chunk, "num_chunks_from_msg": message.chunks}
+        entry = entry_of(message.payload, sequence_id=message.sequence_id % 2**64, **metadata)
+        said = api.CommandSend(producer_id=producer.object_id, sequence_id=message.sequence_id % 2**64,
+                               highest_sequence_id=message.highest % 2**64, is_chunk=bool(message.chunks))
+        row = np.array([sends.read_one(said, entry)], sends.SEND_ROW)
+        row["producer"], row["connection"], row["offset"] = producer.number, producer.connection, offset
+        rows.append(row)
+        entries.append(entry)
+        offset += len(entry)
+    return envelope.SENDS, np.concatenate(rows), b"".join(entries)
+
+
+def send(rig, producer, *messages):
+    """What each is answered: is it a duplicate?"""
+    messages = [Message(each, b"%d" % each) if isinstance(each, int) else each for each in messages]
+    answers = rig.run(section(*((producer, message) for message in messages)), worker=producer.worker)
+    assert [receipt[1:4] for receipt in answers.receipts] == [
+        (producer.connection, producer.object_id, message.sequence_id % 2**64) for message in messages]
+    return [position == DUPLICATE for position in answers.positions]
+
+
+def chunks(sequence_id, count, first=0, end=None, **more):
+    return [Message(sequence_id, b"%d/%d" % (sequence_id, chunk), chunk=chunk, chunks=count, more=more)
+            for chunk in range(first, count if end is None else end)]
+
+
+def kept(rig, topic):
+    """The payloads that are stored, as text."""
+    return [payload.decode() for _, payload in rig.everything(topic)]
+
+
+def last_told(rig, topic, **fields):
+    """What PRODUCER_SUCCESS says of the last sequence id, and the producer."""
+    answers = rig.run(rig.command("producer", topic=topic, producer_id=77, request_id=77, **fields))
+    [command] = answers.commands(T.PRODUCER_SUCCESS)
+    rig.run(rig.command("close_producer", producer_id=77, request_id=78))
+    return command.producer_success.last_sequence_id
+
+
+# -- one producer
+
+def test_what_is_sent_again_is_answered_in_its_place_and_not_stored(rig):
+    producer = rig.producer("a", producer_name="p")
+    assert send(rig, producer, 0, 1, 2) == [False] * 3
+    assert send(rig, producer, 1, 2, 3, 3, 0, 7, 5) == [True, True, False, True, True, False, True]
+    assert kept(rig, "a") == ["0", "1", "2", "3", "7"]
+    assert rig.counters.read()["entries_duplicate"] == 5
+    assert rig.counters.read()["entries_in"] == 5
+
+
+def test_a_pass_of_nothing_new_is_answered(rig):
+    for count in (1, append.FEW_MAX + 1):
+        producer = rig.producer("a", producer_name=f"p{count}")
+        assert send(rig, producer, *range(count)) == [False] * count
+        assert send(rig, producer, *range(count)) == [True] * count
+
+
+def test_names_and_topics_have_sequences_of_their_own(rig):
+    one, two, other = rig.producer("a", producer_name="p"), rig.producer("a", producer_name="q"), rig.producer("b", producer_name="p")
+    for producer in (one, two, other):
+        assert send(rig, producer, 5) == [False]
+
+
+def test_a_producer_that_comes_back_is_told_how_far_it_came(rig):
+    assert last_told(rig, "a", producer_name="p") == -1
+    producer = rig.producer("a", producer_name="p")
+    send(rig, producer, Message(40, b"", highest=49))
+    rig.run(rig.command("close_producer", producer_id=producer.object_id, request_id=1))
+    assert last_told(rig, "a", producer_name="p") == 49
+    assert last_told(rig, "a", producer_name="q") == -1
+
+
+def test_one_that_waited_for_its_turn_is_told_when_that_comes(rig):
+    first = rig.producer("a", producer_name="p", producer_access_mode=api.Exclusive)
+    send(rig, first, 8)
+    rig.run(rig.command("producer", topic="a", producer_id=70, request_id=70, producer_name="q",
+                        producer_access_mode=api.WaitForExclusive))
+    rig.partition("a").sequences.learn(sequences.identity("q"), sequences.Progress(3), rig.now_ms)
+    answers = rig.run(rig.command("close_producer", producer_id=first.object_id, request_id=1))
+    [command] = answers.commands(T.PRODUCER_SUCCESS)
+    assert command.producer_success.last_sequence_id == 3
+
+
+@pytest.mark.parametrize("again, is_duplicate", [((10, 19), True), ((10, 30), True), ((19, 25), True), ((20, 29), False)], ids=str)
+def test_a_batch_is_judged_by_its_first_message_and_counts_up_to_its_last(rig, again, is_duplicate):
+    producer = rig.producer("a", producer_name="p")
+    assert send(rig, producer, Message(10, b"", highest=19, more={"num_messages_in_batch": 10})) == [False]
+    assert send(rig, producer, Message(again[0], b"", highest=again[1])) == [is_duplicate]
+    assert send(rig, producer, again[1] + 1) == [False]
+
+
+def test_a_message_that_stands_alone_may_say_no_highest_id_or_its_own(rig):
+    producer = rig.producer("a", producer_name="p")
+    assert send(rig, producer, Message(5), Message(6, highest=6), Message(6), Message(7)) == [False, False, True, False]
+
+
+def test_sequence_ids_have_a_sign(rig):
+    """As other brokers read them; -1 is not the end of all sequences."""
+    producer = rig.producer("a", producer_name="p")
+    assert send(rig, producer, -2, -1, -1, 0, 1) == [False, False, True, False, False]
+
+
+def test_without_deduplication_everything_is_stored(rigs):
+    rig = rigs()
+    producer = rig.producer("a", producer_name="p")
+    assert send(rig, producer, 1, 1, 0) == [False] * 3
+    assert last_told(rig, "a", producer_name="q") == -1
+    assert not rig.partition("a").sequences
+
+
+# -- through kills
+
+@pytest.mark.parametrize("segment", [1 << 20, 64 << 10])
+def test_after_a_kill_nothing_is_stored_twice(rigs, segment):
+    """Also when the journal has forgotten what it was told of the beginning."""
+    rig = rigs(deduplication=True, journal_segment_bytes=segment)
+    for name in ("p", "q"):
+        producer = rig.producer("a", producer_name=name)
+        assert not any(sum((send(rig, producer, *(Message(number, bytes(3_000)) for number in range(first, first + 10)))
+                            for first in range(0, 300, 10)), []))
+    again = rigs.crash(rig)
+    assert [last_told(again, "a", producer_name=name) for name in "pqr"] == [299, 299, -1]
+    for name in ("p", "q"):
+        producer = again.producer("a", producer_name=name)
+        assert send(again, producer, 298, 299, 300) == [True, True, False]
+    assert len(kept(again, "a")) == 602
+
+
+CROWDED = {"deduplication": True, "journal_segment_bytes": 64 << 10, "journal_segments_max": 2}
+
+
+def fill_segment(rig):
+    """The next record begins a segment, and causes a checkpoint of what came before."""
+    rig.journal._at = rig.journal._segment_bytes
+
+
+def test_what_was_not_stored_when_it_was_killed_is_stored_when_it_comes_again(rigs, monkeypatch):
+    """Nothing is known of entries that are not there: not even in a checkpoint that their own record causes."""
+    rig = rigs(**CROWDED)
+    producer = rig.producer("a", producer_name="p")
+    send(rig, producer, 1)
+
+    def killed(*_):
+        raise KeyboardInterrupt
+    monkeypatch.setattr(rig.journal, "_write", killed)
+    fill_segment(rig)
+    with pytest.raises(KeyboardInterrupt):
+        send(rig, producer, 2, 3)
+    [(checkpoint, _)] = rig.journal._checkpoints
+    checkpoint.result()
+    again = rigs.crash(rig)
+    assert send(again, again.producer("a", producer_name="p"), 1, 2, 3) == [True, False, False]
+    assert kept(again, "a") == ["1", "2", "3"]
+
+
+def test_a_clean_stop_and_an_unload_forget_nothing(rigs, rig):
+    sent = Message(1), *chunks(2, 3, end=2)
+    send(rig, rig.producer("a", producer_name="p"), *sent)
+    again = rigs.restart(rig)
+    again.producer("a", producer_name="q")
+    again.run(after_ms=TICK_MS)
+    assert send(again, again.producer("a", producer_name="p"), *sent) == [True] * 3
+    again.asked("unload", "a")
+    assert send(again, again.producer("a", producer_name="p"), *sent, chunks(2, 3)[2]) == [True] * 3 + [False]
+
+
+# -- refused
+
+def test_what_is_refused_may_come_again_and_nothing_behind_it_is_stored_before(rig, monkeypatch):
+    """The producer is closed, so that what it had sent already does not overtake what was refused."""
+    producer, other = rig.producer("a", producer_name="p"), rig.producer("b", producer_name="p")
+    send(rig, producer, 1)
+    room = rig.owner._room
+
+    def full(partition, count, size):
+        if partition is rig.partition("a"):
+            raise StorageFull("full")
+        return room(partition, count, size)
+    monkeypatch.setattr(rig.owner, "_room", full)
+    answers = rig.run(section((producer, Message(1)), (producer, Message(2)), (other, Message(2)), (producer, Message(3))))
+    assert [(receipt[2:4], receipt[4] == DUPLICATE) for receipt in answers.receipts] == [
+        ((producer.object_id, 1), True), ((other.object_id, 2), False)]
+    refused = [command.send_error.sequence_id for command in answers.commands(T.SEND_ERROR)]
+    assert (refused, len(answers.commands(T.CLOSE_PRODUCER))) == ([2, 3], 1)
+    monkeypatch.undo()
+    assert rig.run(section((producer, Message(4, b"4")))).receipts == []      # was on its way
+    producer = rig.producer("a", producer_name="p")
+    assert send(rig, producer, 2, 3, 4) == [False] * 3
+    assert kept(rig, "a") == ["1", "2", "3", "4"]
+
+
+# -- switched on and off
+
+def test_it_is_switched_on_and_off_at_any_time(rigs, rig):
+    """What is stored while it is off makes what was known worthless; if nothing is, it is still known."""
+    producer = rig.producer("a", producer_name="p")
+    partition = rig.partition("a")
+    send(rig, producer, 10)
+    partition.deduplicates = False
+    assert last_told(rig, "a", producer_name="q") == -1
+    partition.deduplicates = True
+    assert send(rig, producer, 10) == [True]
+    partition.deduplicates = False
+    assert send(rig, producer, 0, 10, 11, 0) == [False] * 4
+    partition.deduplicates = True
+    again = rigs.crash(rig)
+    assert send(again, again.producer("a", producer_name="p"), 1, 0, 2) == [False, True, False]
+    assert send(rig, producer, 1, 0, 2) == [False, True, False]
+
+
+def test_what_was_known_stays_forgotten_when_the_journal_has_forgotten_that(rigs):
+    rig = rigs(**CROWDED)
+    producer, other = rig.producer("a", producer_name="p"), rig.producer("b", producer_name="p")
+    send(rig, producer, 10)
+    rig.partition("a").deduplicates = False
+    fill_segment(rig)
+    send(rig, producer, 0)
+    rig.partition("a").deduplicates = True
+    for number in range(100):
+        send(rig, other, Message(number, bytes(10_000)))
+    again = rigs.crash(rig)
+    assert last_told(again, "a", producer_name="p") == -1
+    assert last_told(again, "b", producer_name="p") == 99
+
+
+# -- chunks
+
+@pytest.mark.parametrize("stored", range(4))
+@pytest.mark.parametrize("resent", range(4))
+def test_chunks_are_stored_once_wherever_a_kill_cuts_their_message(rigs, rig, stored, resent):
+    """The client sends again what it has no receipt for: some chunks that are stored, and those that are not."""
+    resent = min(resent, stored)
+    producer = rig.producer("a", producer_name="p")
+    assert send(rig, producer, 1, *chunks(2, 3, end=stored)) == [False] * (1 + stored)
+    again = rigs.crash(rig)
+    assert last_told(again, "a", producer_name="p") == (2 if stored == 3 else 1)
+    producer = again.producer("a", producer_name="p")
+    behind = [*chunks(2, 3, first=resent), Message(3, b"3")]
+    assert send(again, producer, *behind) == [True] * (stored - resent) + [False] * (3 - stored + 1)
+    assert kept(again, "a") == ["1", "2/0", "2/1", "2/2", "3"]
+
+
+def test_a_message_begun_anew_is_stored_from_its_first_chunk_on(rigs, rig):
+    """Its producer has lost its state: other chunks, perhaps of another message.  Mixed with the old ones they would be neither."""
+    producer = rig.producer("a", producer_name="p")
+    send(rig, producer, 1, *chunks(2, 3, end=2))
+    again = rigs.crash(rig)
+    producer = again.producer("a", producer_name="p")
+    anew = chunks(2, 4, publish_time=2)
+    assert send(again, producer, *anew[:2]) == [False, False]
+    again = rigs.crash(again)
+    producer = again.producer("a", producer_name="p")
+    assert send(again, producer, *anew) == [True, True, False, False]
+    assert send(again, producer, *anew) == [True] * 4
+    assert kept(again, "a") == ["1", "2/0", "2/1", "2/0", "2/1", "2/2", "2/3"]
+
+
+def test_chunks_of_two_threads_of_one_producer_may_take_turns(rigs, rig):
+    """And other messages come in between; each is stored once, and what is sent again is known."""
+    five, six = chunks(5, 2), chunks(6, 3)
+    producer = rig.producer("a", producer_name="p")
+    first = [five[0], six[0], Message(7, b"7"), six[1]]
+    assert send(rig, producer, *first) == [False] * 4
+    again = rigs.crash(rig)
+    producer = again.producer("a", producer_name="p")
+    assert send(again, producer, *first, six[2], five[1]) == [True] * 4 + [False] * 2
+    assert send(again, producer, *five, *six, 7, 8) == [True] * 6 + [False]
+    assert kept(again, "a") == ["5/0", "6/0", "7", "6/1", "6/2", "5/1", "8"]
+
+
+@pytest.mark.parametrize("count", [1, append.FEW_MAX + 1])
+def test_a_message_that_comes_whole_has_no_more_chunks(rig, count):
+    """Its producer has been started again, and cuts nothing this time."""
+    producer = rig.producer("a", producer_name="p")
+    send(rig, producer, *chunks(5, 3, end=1))
+    assert send(rig, producer, *range(5, 5 + count)) == [False] * count
+    assert send(rig, producer, *chunks(5, 3)) == [True] * 3
+
+
+def test_messages_that_are_never_finished_do_not_pile_up(rig):
+    producer = rig.producer("a", producer_name="p")
+    send(rig, producer, *(message for number in range(200) for message in chunks(number, 2, end=1)))
+    assert len(rig.partition("a").sequences.of(sequences.identity("p")).under_way) == 64
+    assert send(rig, producer, chunks(199, 2)[0]) == [True]
+
+
+def test_a_message_of_one_chunk_is_a_message(rig):
+    producer = rig.producer("a", producer_name="p")
+    assert send(rig, producer, *chunks(1, 1), *chunks(1, 1), 2) == [False, True, False]
+
+
+# -- forgetting
+
+def test_producers_that_stay_away_are_forgotten_and_connected_ones_are_not(rigs):
+    rig = rigs(deduplication=True, deduplication_inactivity_s=3600)
+    away, idle = (rig.producer("a", producer_name=name) for name in ("away", "idle"))
+    send(rig, away, 5)
+    send(rig, idle, 5)
+    rig.run(after_ms=HOUR_MS - TICK_MS)
+    rig.run(rig.command("close_producer", producer_id=away.object_id, request_id=1))
+    rig.run(after_ms=HOUR_MS - TICK_MS)
+    assert last_told(rig, "a", producer_name="away") == 5         # its time began when it left, and now again
+    rig.run(after_ms=HOUR_MS - TICK_MS)
+    assert len(rig.partition("a").sequences) == 2
+    rig.run(after_ms=2 * TICK_MS)
+    assert last_told(rig, "a", producer_name="away") == -1
+    assert send(rig, idle, 5) == [True]
+    assert rig.counters.read()["deduplication_names_evicted"] == 0
+    assert last_told(rigs.restart(rig), "a", producer_name="away") == -1
+
+
+def test_of_too_many_producers_the_longest_inactive_are_forgotten_and_counted(rigs):
+    rig = rigs(deduplication=True, deduplication_names_max=3)
+    first = rig.producer("a", producer_name="first")
+    send(rig, first, 5)                                          # stays connected
+    for number in range(5):
+        producer = rig.producer("a", producer_name=f"p{number}")
+        send(rig, producer, 5)
+        rig.run(rig.command("close_producer", producer_id=producer.object_id, request_id=1))
+    rig.run(after_ms=TICK_MS)
+    assert [last_told(rig, "a", producer_name=f"p{number}") for number in range(5)] == [-1, -1, -1, 5, 5]
+    assert send(rig, first, 5) == [True]
+    assert rig.counters.read()["deduplication_names_evicted"] == 3
+
+
+# -- at rest
+
+SEQUENCES = st.dictionaries(st.text(max_size=5), st.tuples(
+    st.sampled_from([sequences.NONE, -1, 0, 2**63 - 1]),
+    st.dictionaries(st.integers(-2, 9), st.tuples(st.integers(1, 2**24 - 1), st.integers(0, 2**32 - 1)), max_size=3)), max_size=5)
+
+
+def known(found):
+    return {producer: (progress.last, progress.under_way) for producer, progress in found._found.items()}
+
+
+@settings(deadline=None, derandomize=True, max_examples=100)
+@given(before=SEQUENCES, after=SEQUENCES)
+def test_rows_and_ops_say_all_of_it(before, after):
+    """Rows are the whole; ops lead from what was to what is, however often they are applied."""
+    made = []
+    for asked in (before, after):
+        found = sequences.Sequences()
+        for name, (last, under_way) in asked.items():
+            found.learn(sequences.identity(name), sequences.Progress(last, under_way), 0)
+        made.append(found)
+    read = sequences.Sequences()
+    read.load(made[0].rows())
+    assert list(known(read).items()) == list(known(made[0]).items())
+    ops = b"".join([made[0].ops(1, producer, progress) for producer, progress in made[1]._found.items()])
+    for _ in range(2):
+        for kind, beginning, _, low, sequence_id, high in np.frombuffer(ops, sequences.format.OP_ROW).tolist():
+            read.apply(kind, beginning, low, sequence_id, high)
+        assert {name: read.of(sequences.identity(name)).last for name in after} == {name: last for name, (last, _) in after.items()}
+        assert {name: read.of(sequences.identity(name)).under_way for name in after} == {name: found for name, (_, found) in after.items()}
+
+
+# -- many producers
+
+class Model:
+    """The rules as plainly as they can be said, for the producers of all topics."""
+
+    def __init__(self):
+        self.last, self.begun, self.stored = {}, {}, {}
+
+    def sent(self, topic, name, message):
+        """Whether it is a duplicate."""
+        key = topic, name
+        last, begun = self.last.get(key), self.begun.setdefault(key, {})
+        entries = begun.get(message.sequence_id)
+        if message.chunks and entries:
+            duplicate = message.chunk < len(entries) and (message.chunk > 0 or message.payload == entries[0])
+        else:
+            duplicate = last is not None and message.sequence_id <= last
+        if duplicate:
+            return True
+        self.stored.setdefault(topic, []).append(message.payload.decode())
+        if message.chunks and message.chunk < message.chunks - 1:
+            begun[message.sequence_id] = [message.payload if message.chunk == 0 else (entries or [None])[0], *[None] * message.chunk]
+        else:
+            begun.pop(message.sequence_id, None)
+            if message.chunks:
+                self.last[key] = max(message.sequence_id, last if last is not None else message.sequence_id)
+            else:
+                self.last[key] = max(message.sequence_id, message.highest)
+        return False
+
+
+MESSAGES = st.one_of(
+    st.builds(Message, st.integers(0, 12), st.sampled_from([b"x", b"y"])),
+    st.builds(lambda first, more: Message(first, b"batch", highest=first + more), st.integers(0, 12), st.integers(0, 4)),
+    st.builds(lambda number, payload, chunk: Message(number, payload, chunk=chunk, chunks=3), st.integers(0, 12),
+              st.sampled_from([b"c", b"d"]), st.integers(0, 2)),
+)
+RISING = st.tuples(st.integers(0, 12), st.integers(0, 60)).map(lambda which: [Message(which[0] + n) for n in range(which[1])])
+PASS = st.lists(st.tuples(st.sampled_from(["a", "b", "c"]), st.sampled_from(["p", "q"]), st.one_of(MESSAGES.map(lambda m: [m]), RISING)),
+                min_size=1, max_size=12)
+
+
+@settings(deadline=None, derandomize=True, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(passes=st.lists(st.tuples(PASS, st.booleans()), min_size=1, max_size=5))
+@example(passes=[([("a", "p", [Message(1, highest=3)]), ("a", "p", [Message(2)]), ("a", "q", [Message(2)])], True)])
+def test_many_producers_in_one_pass_are_told_apart(rigs, passes):
+    """Of two topics that deduplicate, and one that does not; through kills."""
+    rig, model = rigs(deduplication=True, journal_segment_bytes=64 << 10), Model()
+    producers, number = {}, 0
+    for asked, is_killed in passes:
+        if is_killed:
+            rig, producers = rigs.crash(rig), {}
+        for topic, name, _ in asked:
+            if (topic, name) not in producers:
+                producers[topic, name] = rig.producer(topic, producer_name=name)
+                rig.partition(topic).deduplicates = topic != "c"
+        sent = [(topic, name, message) for topic, name, messages in asked for message in messages]
+        if not sent:
+            continue
+        answers = rig.run(section(*((producers[topic, name], message) for topic, name, message in sent)))
+        expected: dict = {}
+        for topic, name, message in sent:
+            if topic == "c":
+                model.stored.setdefault(topic, []).append(message.payload.decode())
+            expected.setdefault(producers[topic, name].object_id, []).append(topic != "c" and model.sent(topic, name, message))
+        found: dict = {}
+        for _, _, producer_id, _, position in answers.receipts:
+            found.setdefault(producer_id, []).append(position == DUPLICATE)
+        assert found == expected
+        number += 1
+    for topic, stored in model.stored.items():
+        assert kept(rig, topic) == stored
