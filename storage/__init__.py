@@ -31,5 +31,6 @@
     process.py      the process: a loop of passes
     control.py      the supervisor's word to its children, and theirs to it
     recovery.py     journal -> ledgers and cursors, after a crash
+    verify.py       what of a data folder is damaged, and what that costs
     counters.py     numbers that every process shows, in shared memory
 """

@@ -27,15 +27,19 @@ _START = MAGIC.to_bytes(2, "big")
 
 def make_header(ledger: "Ledger") -> None:
     """The index's header, from its rows; a ledger that has none begins where the one before it ends, which its partition knows."""
-    rows = _all_rows(ledger)
+    find_bounds(ledger, _all_rows(ledger))
+    ledger.damage.append(f"{ledger.index_path}: its header is damaged and was made anew, with {ledger.entries} entries")
+    _write(ledger, 0, ledger.header())
+
+
+def find_bounds(ledger: "Ledger", rows: NDArray) -> None:
+    """What its header would say, from all rows there may be."""
     valid = np.flatnonzero(format.is_valid(rows, ledger.ledger_id)).tolist()
     ledger.entries, ledger.size, ledger.is_header_lost = 0, format.HEADER_SIZE, not valid
     if valid:
         first, last = rows[valid[0]], rows[valid[-1]]
         ledger.entries, ledger.size = valid[-1] + 1, int(last["offset"]) + int(last["size"])
         ledger.first_message, ledger.created_ms = max(0, int(first["message_index"]) - valid[0]), int(first["broker_time"])
-    ledger.damage.append(f"{ledger.index_path}: its header is damaged and was made anew, with {ledger.entries} entries")
-    _write(ledger, 0, ledger.header())
 
 
 def find_end(ledger: "Ledger") -> None:
@@ -50,21 +54,28 @@ def find_end(ledger: "Ledger") -> None:
 def check_rows(ledger: "Ledger") -> None:
     """Rows that another process wrote are right, or made anew; what there is no way to tell is in ledger.lost."""
     count, ledger._unchecked = min(ledger._unchecked, ledger.entries), 0
-    rows = ledger._index[:count]
-    wrong = np.flatnonzero(~format.is_valid(rows, ledger.ledger_id))
+    fresh, wrong, lost = mend(ledger, ledger._index[:count])
     if not len(wrong):
         return
-    fresh, lost = rows.copy(), []
-    for run in np.split(wrong, np.flatnonzero(np.diff(wrong) > 1) + 1):
-        lost += _mend(ledger, fresh, int(run[0]), int(run[-1]) + 1)
-    fresh["checksum"][wrong] = 0
-    fresh["checksum"][wrong] = format.row_checksums(fresh[wrong], ledger.ledger_id, wrong.astype(np.uint64))
     for entry_id in wrong.tolist():
         _write(ledger, format.HEADER_SIZE + entry_id * format.INDEX_ROW.itemsize, fresh[entry_id].tobytes())
     ledger.damage.append(f"{ledger.index_path}: damaged rows were made anew, of {len(wrong)} entries from {wrong[0]} on")
     if lost:
         ledger.lost += lost
         ledger.damage.append(f"{ledger.ledger_path}: {len(lost)} entries from {lost[0]} on are lost with their index")
+
+
+def mend(ledger: "Ledger", rows: NDArray) -> tuple[NDArray, NDArray, list[int]]:
+    """(the ledger's rows as they should be, which of them are not so, the entries that are lost with them)"""
+    wrong, lost = np.flatnonzero(~format.is_valid(rows, ledger.ledger_id)), []
+    if not len(wrong):
+        return rows, wrong, lost
+    fresh = rows.copy()
+    for run in np.split(wrong, np.flatnonzero(np.diff(wrong) > 1) + 1):
+        lost += _mend(ledger, fresh, int(run[0]), int(run[-1]) + 1)
+    fresh["checksum"][wrong] = 0
+    fresh["checksum"][wrong] = format.row_checksums(fresh[wrong], ledger.ledger_id, wrong.astype(np.uint64))
+    return fresh, wrong, lost
 
 
 def _mend(ledger: "Ledger", rows: NDArray, first: int, end: int) -> list[int]:

@@ -1,0 +1,771 @@
+"""What of a data folder is damaged, where, and what that costs: read only, offline and while a broker serves the folder.
+
+    catalogue     SQLite's own check, and rows that refer to each other and to folders
+    journals      records that were synced and are not whole; what is only there yet counts as if it were in place
+    state         both copies, and cursors against the ledgers: positions, bitmaps, totals
+    ledgers       headers, each row's checksum over content and place, that rows follow each other without a gap, each entry's checksum
+
+Entries that are there for nobody any more (cursor NOBODY) are not looked at: their place may have been given back.
+
+A broker that serves the folder writes to it meanwhile.  An entry is written before its row, and a row before the header counts it, so
+what has a valid row is whole; everything else that seems damaged is looked at again, and is told when it is found every time.
+"""
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from enum import IntEnum
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+from crc32c import crc32c
+from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
+
+from geminga.proto import checksums
+from geminga.proto.frames import CHECKSUM_END, MAGIC
+from geminga.proto.sends import KEPT_CHECKSUM
+from geminga.storage import catalogue, format, journal, ledger, mending, state, version1
+from geminga.storage.cursor import NOBODY, Cursor
+from geminga.storage.errors import CorruptFile
+from geminga.storage.ledger import Ledger
+from geminga.storage.recovery import Recovery
+from geminga.storage.state import State
+
+_LOOKS = 3                 # how often something is found while a broker serves the folder before it is told
+_CHUNK = 4 << 20           # bytes of entries read at once
+_RUN_MIN = 32              # entries of one size; fewer are looked at one by one
+_MAGIC = np.frombuffer(MAGIC.to_bytes(2, "big"), np.uint8)
+
+
+class Severity(IntEnum):
+    """How bad; of the worst that is found, the exit status."""
+
+    NOTE = 0               # nothing is wrong
+    HARMLESS = 3           # damage that costs nobody anything
+    LOSS = 4               # entries, or what is known of subscriptions, are lost
+    UNREADABLE = 5         # could not be looked at: a newer format, no permission, a failing disk
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something about `size` bytes of a file from an offset on; size 0: all that follows, or the file as such."""
+
+    path: Path
+    offset: int
+    size: int
+    what: str
+    consequence: str
+    severity: Severity
+    entries: int = 0       # that are damaged
+
+    def __str__(self) -> str:
+        return f"{self.path}: at byte {self.offset}: {self.what}; {self.consequence}"
+
+
+@dataclass(slots=True)
+class Seen:
+    """How much was looked at."""
+
+    bytes: int = 0
+    entries: int = 0
+    ledgers: int = 0
+    partitions: int = 0
+
+
+def walk(data_dir: Path | str, *, processes: int = 1, seen: Seen | None = None) -> Iterator[Finding]:
+    """All findings about the folder.  No broker can be started on it meanwhile; one that serves it already goes on."""
+    data_dir, seen = Path(data_dir), seen or Seen()
+    path = data_dir / "catalogue.sqlite"
+    try:
+        if not path.exists():
+            yield Finding(data_dir, 0, 0, "there is no catalogue.sqlite", "this is no data folder", Severity.UNREADABLE)
+            return
+        with hold(data_dir) as is_served, contextlib.ExitStack() as stack:
+            pool = stack.enter_context(ProcessPoolExecutor(processes, get_context("spawn"))) if processes > 1 else None
+            yield from _Walk(data_dir, is_served, pool, seen).findings()
+    except OSError as error:
+        yield _unreadable(Path(error.filename or data_dir), error)
+
+
+@contextlib.contextmanager
+def hold(data_dir: Path) -> Iterator[bool]:
+    """Nobody can begin to serve the folder; whether somebody does already."""
+    try:
+        fd = os.open(data_dir / "lock", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:      # never served
+        yield False
+        return
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            is_served = False
+        except BlockingIOError:
+            is_served = True
+        yield is_served
+    finally:
+        os.close(fd)
+
+
+def _unreadable(path: Path, error: Exception, offset: int = 0) -> Finding:
+    why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return Finding(path, offset, 0, f"cannot be read: {why}", "what it holds was not looked at", Severity.UNREADABLE)
+
+
+# -- the walk
+
+@dataclass(slots=True)
+class _Names:
+    """What the catalogue says."""
+
+    partitions: dict[int, str] = field(default_factory=dict)
+    subscriptions: dict[int, dict[int, str]] = field(default_factory=dict)     # partition -> {id: name}
+    findings: list[Finding] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """One ledger to be looked at."""
+
+    folder: Path
+    partition_id: int
+    ledger_id: int
+    is_served: bool
+    opened: tuple[int, int] | None                  # (first message, created, ms) if the journal has that
+    rows: list[tuple[int, NDArray]]                 # (first entry, rows) that only the journal may have
+    gone: Cursor | None
+
+
+@dataclass(slots=True)
+class _Report:
+    """What was found out about it."""
+
+    ledger: Ledger
+    index: NDArray | None = None                    # its rows where they are not those of its file
+    findings: list[Finding] = field(default_factory=list)
+    wrong: NDArray | None = None                    # entries whose bytes are damaged
+    why: str = ""
+    is_readable: bool = True
+    bytes: int = 0
+
+
+class _Walk:
+    def __init__(self, data_dir: Path, is_served: bool, pool: ProcessPoolExecutor | None, seen: Seen):
+        self.data_dir, self.is_served, self.pool, self.seen = data_dir, is_served, pool, seen
+
+    def findings(self) -> Iterator[Finding]:
+        names = self._names()
+        yield from names.findings
+        if any(found.severity == Severity.UNREADABLE for found in names.findings):
+            return
+        wanted: set[int] | None = None
+        known: dict[int, set[Finding]] = {}
+        for look in range(_LOOKS if self.is_served else 1):
+            found = self._look(names, wanted)
+            if look:
+                names = self._names()
+                found = {partition_id: [one for one in some if one in known.get(partition_id, ())] for partition_id, some in found.items()}
+            known = {partition_id: set(some) for partition_id, some in found.items() if some}
+            wanted = set(known)
+            if not wanted:
+                break
+        for partition_id in sorted(known):
+            yield from (one for one in found[partition_id])
+
+    def _look(self, names: _Names, wanted: set[int] | None) -> dict[int, list[Finding]]:
+        """{partition: findings}, those that are about none under 0; of all partitions, or of those only."""
+        folder = self.data_dir / "partitions"
+        stored = {int(path.name): path for path in folder.glob("*") if path.name.isdigit()}
+        ids = sorted((set(stored) | set(names.partitions)) if wanted is None else wanted - {0})
+        found: dict[int, list[Finding]] = {0: []}
+        rehearsal = _Rehearsal(self.data_dir)
+        states = {}
+        for partition_id in ids:
+            found[partition_id], states[partition_id] = self._states(rehearsal, partition_id)
+        found[0] += self._journals(rehearsal)
+        tasks = {partition_id: self._tasks(rehearsal, partition_id, found[partition_id]) for partition_id in ids}
+        reports = self._map([task for some in tasks.values() for task in some])
+        for partition_id in ids:
+            some = [next(reports) for _ in tasks[partition_id]]
+            found[partition_id] += self._partition(names, rehearsal, partition_id, states[partition_id], some)
+            if wanted is None:
+                self.seen.partitions += 1
+        return found
+
+    def _map(self, tasks: list[_Task]) -> Iterator[_Report]:
+        return iter(self.pool.map(look_at, tasks, chunksize=4) if self.pool is not None else map(look_at, tasks))
+
+    # -- the catalogue
+
+    def _names(self) -> _Names:
+        """A broker's catalogue is read beside it; that of no broker as a copy, since SQLite would write beside it."""
+        path = self.data_dir / "catalogue.sqlite"
+        with contextlib.ExitStack() as stack:
+            if not self.is_served:
+                place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+                for beside in self.data_dir.glob("catalogue.sqlite*"):
+                    if not beside.name.endswith("-shm"):
+                        shutil.copy(beside, place)
+            try:
+                db = stack.enter_context(contextlib.closing(sqlite3.connect(
+                    f"file:{path}?mode=ro" if self.is_served else place / path.name, uri=self.is_served, timeout=30)))
+                return _read_names(path, db)
+            except sqlite3.DatabaseError as error:
+                what = f"SQLite cannot read it: {error}"
+                return _Names(findings=[Finding(path, 0, 0, what, "the broker does not start", Severity.UNREADABLE)])
+
+    # -- journals
+
+    def _journals(self, rehearsal: "_Rehearsal") -> list[Finding]:
+        findings, records = [], 0
+        for folder in sorted((self.data_dir / "journal").glob("*")):
+            if not folder.is_dir():
+                continue
+            try:
+                replayed = journal.replay(folder)
+            except CorruptFile as error:
+                findings.append(_of_error(error, folder, "the broker does not start"))
+                continue
+            except FileNotFoundError:      # its broker has just used it otherwise
+                continue
+            for record in replayed.records:
+                rehearsal.apply(record)
+            records += len(replayed.records)
+            findings += [_of_journal(text) for text in replayed.damage]
+        if records and not self.is_served:
+            findings.append(Finding(self.data_dir / "journal", 0, 0, f"{records} records are to be replayed",
+                                    "the next start does that; all else was checked as if it had", Severity.NOTE))
+        return findings
+
+    # -- a partition
+
+    def _states(self, rehearsal: "_Rehearsal", partition_id: int) -> tuple[list[Finding], bool]:
+        """(findings about the partition's state, whether it can be used)"""
+        folder = format.partition_folder(self.data_dir, partition_id)
+        path = format.state_path(folder)
+        findings = [Finding(left, 0, 0, "was being written when its broker was killed", "it is left alone", Severity.NOTE)
+                    for left in folder.glob("*.new") if not self.is_served]
+        try:
+            raw = path.read_bytes()
+        except FileNotFoundError:
+            try:
+                rehearsal.know(partition_id, State(version1.read_cursors(folder, partition_id), is_uncounted=version1.is_there(folder)))
+            except CorruptFile as error:
+                return [*findings, _of_error(error, folder, "its topic is refused")], False
+            return findings, True
+        self.seen.bytes += len(raw)
+        half = len(raw) // 2
+        try:
+            wrong = [(number, why) for number in (0, 1) if (why := state._wrong(raw[number * half:number * half + half], partition_id))]
+            is_lost = len(wrong) == 2
+            for number, why in wrong:
+                findings.append(Finding(
+                    path, number * half, half, f"copy {number + 1} of the partition's state is damaged: {why}",
+                    "so is the other: what its subscriptions have acknowledged is lost, and the topic refused" if is_lost
+                    else "the other is used", Severity.LOSS if is_lost else Severity.HARMLESS))
+            if is_lost:
+                return findings, False
+            rehearsal.know(partition_id, state.read(folder, partition_id))
+        except CorruptFile as error:
+            return [*findings, _of_error(error, path, "its topic is refused")], False
+        if version1.is_there(folder) and not self.is_served:
+            findings.append(Finding(folder / "cursors", 0, 0, "is left over from format version 1", "`state` replaced it", Severity.NOTE))
+        return findings, True
+
+    def _tasks(self, rehearsal: "_Rehearsal", partition_id: int, findings: list[Finding]) -> list[_Task]:
+        """Its ledgers; what is left of some that are none any more goes to the findings."""
+        folder = format.partition_folder(self.data_dir, partition_id)
+        names = {suffix: {int(path.stem) for path in folder.glob(f"*{suffix}") if path.stem.isdigit()} for suffix in (".index", ".ledger")}
+        ids = names[".index"] | names[".ledger"] | {ledger_id for number, ledger_id in rehearsal.opened if number == partition_id}
+        tasks = []
+        for ledger_id in sorted(ids):
+            key = partition_id, ledger_id
+            if key in rehearsal.deleted:
+                continue
+            if key in rehearsal.opened or ledger.exists(folder, ledger_id):
+                tasks.append(_Task(folder, partition_id, ledger_id, self.is_served, rehearsal.opened.get(key), rehearsal.rows.get(key, []),
+                                   rehearsal.state(partition_id).cursors.get(NOBODY)))
+            elif not self.is_served:
+                findings += _left(folder, ledger_id)
+        return tasks
+
+    def _partition(self, names: _Names, rehearsal: "_Rehearsal", partition_id: int, has_state: bool,
+                   reports: list[_Report]) -> list[Finding]:
+        folder, known = format.partition_folder(self.data_dir, partition_id), rehearsal.state(partition_id)
+        subscriptions = names.subscriptions.get(partition_id, {})
+        findings, ledgers = [], []
+        cursors = {text: known.cursors[number] for number, text in subscriptions.items() if number in known.cursors}
+        for report in reports:
+            findings += report.findings
+            if report.wrong is not None and len(report.wrong):
+                findings += _losses(report, cursors, len(subscriptions))
+            self.seen.bytes += report.bytes
+            self.seen.ledgers += 1
+            self.seen.entries += report.ledger.entries
+            if report.index is not None:
+                report.ledger._index = report.index
+            ledgers.append(report.ledger)
+        has_entries = any(found.entries for found in ledgers)
+        if partition_id not in names.partitions:
+            if not self.is_served:
+                findings.append(Finding(folder, 0, 0, "the catalogue has no such partition", "nobody can reach what it holds" if has_entries
+                                        else "it is empty, and left alone", Severity.LOSS if has_entries else Severity.NOTE))
+            return findings
+        if not all(report.is_readable for report in reports) or not has_state:
+            return findings
+        if not folder.exists() and not ledgers:
+            findings.append(Finding(folder, 0, 0, f"the folder of {names.partitions[partition_id]} is missing",
+                                    "the topic begins anew" + (", and its subscriptions are lost" if subscriptions else ""),
+                                    Severity.LOSS if subscriptions else Severity.HARMLESS))
+            return findings
+        if partition_id not in rehearsal.touched and not known.cursors and has_entries:
+            findings.append(Finding(format.state_path(folder), 0, 0, "is missing",
+                                    "what its subscriptions have acknowledged is lost" if subscriptions else "it is made anew",
+                                    Severity.LOSS if subscriptions else Severity.HARMLESS))
+            return findings
+        findings += _chain(ledgers)
+        for number, text in subscriptions.items():
+            if number not in known.cursors:
+                findings.append(Finding(format.state_path(folder), 0, 0, f"subscription {text} has no position",
+                                        "it is removed, as its creation was never answered", Severity.NOTE))
+        for text, cursor in cursors.items():
+            findings += _positions(folder, text, cursor, ledgers)
+            if not known.is_uncounted and not any(found.lost for found in ledgers) and not any(one.severity for one in findings):
+                findings += _totals(folder, text, cursor, known, ledgers)
+        for found in ledgers:
+            found.close()
+        return findings
+
+
+class _Rehearsal(Recovery):
+    """What the next start would make of the journals, without a write."""
+
+    def __init__(self, data_dir: Path):
+        super().__init__(data_dir)
+        self.opened: dict[tuple[int, int], tuple[int, int]] = {}             # (partition, ledger) -> (first message, created, ms)
+        self.deleted: set[tuple[int, int]] = set()
+        self.rows: dict[tuple[int, int], list[tuple[int, NDArray]]] = {}
+        self.touched: set[int] = set()                                       # partitions that some record is about
+
+    def know(self, partition_id: int, found: State) -> None:
+        self._states[partition_id] = found
+
+    def state(self, partition_id: int) -> State:
+        return self._state(partition_id)
+
+    def apply(self, record: journal.Record) -> None:
+        self._apply_ops(record.ops, opened=True)
+        start = 0
+        for partition_id, ledger_id, first, count in record.groups.tolist():
+            if self._ledger(partition_id, ledger_id) is not None:
+                self.rows.setdefault((partition_id, ledger_id), []).append((first, record.rows[start:start + count]))
+            start += count
+        self._apply_ops(record.ops, opened=False)
+
+    def _state(self, partition_id: int) -> State:
+        if partition_id not in self._states:
+            self._states[partition_id] = State()
+        return self._states[partition_id]
+
+    def _ledger(self, partition_id: int, ledger_id: int) -> Ledger | None:
+        key = partition_id, ledger_id
+        if key not in self._ledgers:
+            folder = self._folder(partition_id)
+            self._ledgers[key] = Ledger(folder, partition_id, ledger_id) if ledger.exists(folder, ledger_id) else None
+        return self._ledgers[key]
+
+    def _apply_run(self, ops: NDArray) -> None:
+        last = ops[-1]
+        kind, key = int(last["kind"]), (int(last["partition_id"]), int(last["ledger_id"]))
+        self.touched.add(key[0])
+        if kind == format.LEDGER_OPENED:
+            self.opened[key] = int(last["value"]), int(last["entry_id"])
+            self.deleted.discard(key)
+            self._ledgers[key] = Ledger(self._folder(key[0]), *key)
+        elif kind == format.LEDGER_DELETED:
+            self.opened.pop(key, None)
+            self.rows.pop(key, None)
+            self.deleted.add(key)
+            self._ledgers[key] = None
+            for cursor in self._state(key[0]).cursors.values():
+                cursor.forget(key[1])
+        else:
+            super()._apply_run(ops)
+
+
+def _of_error(error: CorruptFile, where: Path, consequence: str) -> Finding:
+    """A file that cannot be used at all."""
+    place = re.fullmatch(r"(.*?): at byte (\d+): (.*)", str(error), re.DOTALL)
+    is_newer = "format version" in str(error)
+    return Finding(Path(place[1]) if place else where, int(place[2]) if place else 0, 0, place[3] if place else str(error), consequence,
+                   Severity.UNREADABLE if is_newer else Severity.LOSS)
+
+
+def _of_journal(text: str) -> Finding:
+    """What a replay says of a segment."""
+    path, offset, what = re.fullmatch(r"(.*?): at byte (\d+): (.*)", text, re.DOTALL).groups()
+    is_harmless = "entries []" in what
+    return Finding(Path(path), int(offset), 0, what, "nothing of it is lost" if is_harmless else "what only the journal had is lost",
+                   Severity.HARMLESS if is_harmless else Severity.LOSS)
+
+
+def _left(folder: Path, ledger_id: int) -> list[Finding]:
+    """Of a ledger with one file, or with an index that was never begun."""
+    data, index = format.ledger_path(folder, ledger_id), format.index_path(folder, ledger_id)
+    if _is_written(data) or _is_written(index):
+        path, missing = (data, index) if data.exists() else (index, data)
+        if data.exists() and index.exists():
+            return [Finding(index, 0, 0, "is all zeros, and its ledger is not", "its entries are lost", Severity.LOSS)]
+        return [Finding(path, 0, 0, f"{missing.name} is missing", "the ledger's entries are lost", Severity.LOSS)]
+    return [Finding(path, 0, 0, "is left of a ledger that was being made", "it is empty, and left alone", Severity.NOTE)
+            for path in (data, index) if path.exists()]
+
+
+def _is_written(path: Path) -> bool:
+    """Whether there is anything behind its header."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(format.HEADER_SIZE)
+            return any(any(block) for block in iter(lambda: file.read(1 << 20), b""))
+    except FileNotFoundError:
+        return False
+
+
+# -- the catalogue
+
+def _read_names(path: Path, db: sqlite3.Connection) -> _Names:
+    names = _Names()
+
+    def tell(what: str, consequence: str, severity: Severity) -> None:
+        names.findings.append(Finding(path, 0, 0, what, consequence, severity))
+
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    if version > catalogue.VERSION:
+        tell(f"has format version {version}, and this program reads {catalogue.VERSION} and older", "nothing was looked at",
+             Severity.UNREADABLE)
+        return names
+    for text, in db.execute("PRAGMA integrity_check"):
+        if text != "ok":
+            tell(text, "what SQLite finds through that is wrong", Severity.LOSS)
+    for table, _, parent, _ in db.execute("PRAGMA foreign_key_check"):
+        tell(f"a row of {table} refers to a row of {parent} that is not there", "nobody finds what it names", Severity.LOSS)
+    names.partitions = dict(db.execute("SELECT id, name FROM partitions"))
+    for number, partition_id, name in db.execute("SELECT id, partition_id, name FROM subscriptions"):
+        names.subscriptions.setdefault(partition_id, {})[number] = name
+    topics = dict(db.execute("SELECT name, partitions FROM topics"))
+    for name in names.partitions.values():
+        base, number = re.fullmatch(r"(.*?)(?:-partition-(\d+))?", name).groups()
+        if name not in topics and (number is None or int(number) >= topics.get(base, 0)):
+            tell(f"there is no topic of partition {name}", "lists of topics lack it", Severity.HARMLESS)
+    return names
+
+
+# -- a ledger
+
+def look_at(task: _Task) -> _Report:
+    """All of one ledger.  In a process of its own, perhaps."""
+    found = Ledger(task.folder, task.partition_id, task.ledger_id)
+    report = _Report(found)
+    try:
+        rows = _rows(task, report)
+        _check_rows(report, rows)
+        _check_entries(task, report, rows if report.index is None else report.index)
+    except FileNotFoundError as error:
+        report.is_readable = False
+        if not task.is_served:      # else: deleted meanwhile
+            report.findings.append(Finding(Path(error.filename), 0, 0, "is missing", "the ledger's entries are lost", Severity.LOSS))
+    except CorruptFile as error:
+        report.is_readable = False
+        report.findings.append(_of_error(error, found.index_path, "its topic is refused"))
+    except OSError as error:
+        report.is_readable = False
+        report.findings.append(_unreadable(Path(error.filename or found.ledger_path), error))
+    found.close()
+    return report
+
+
+def _rows(task: _Task, report: _Report) -> NDArray:
+    """The ledger's rows (n,) as its index and the journal say, and all else about it that its headers do."""
+    found = report.ledger
+    if task.opened is not None:
+        found.first_message, found.created_ms = task.opened
+    if task.opened is not None and not ledger.exists(task.folder, task.ledger_id):
+        stored = np.empty(0, format.INDEX_ROW)
+    else:
+        raw = _read_all(found.index_path)
+        report.bytes += len(raw)
+        stored = np.frombuffer(raw, format.INDEX_ROW, max(0, len(raw) - format.HEADER_SIZE) // format.INDEX_ROW.itemsize,
+                               min(len(raw), format.HEADER_SIZE))
+        _check_headers(task, report, raw[:format.HEADER_SIZE], stored)
+    if found.entries > len(stored):
+        raise CorruptFile(found.index_path, format.HEADER_SIZE + stored.nbytes, f"rows of {found.entries} entries", "the end of the file")
+    end = max([found.entries, *(first + len(rows) for first, rows in task.rows)])
+    if not task.rows:
+        return stored[:end]
+    whole = np.zeros(end, format.INDEX_ROW)
+    whole[:min(end, len(stored))] = stored[:end]
+    for first, rows in task.rows:
+        whole[first:first + len(rows)] = rows
+    report.index, found.entries = whole, end
+    if end:
+        found.size = int(whole["offset"][-1]) + int(whole["size"][-1])
+    return whole
+
+
+def _read_all(path: Path) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _check_headers(task: _Task, report: _Report, raw: bytes, stored: NDArray) -> None:
+    found = report.ledger
+    for _ in range(_LOOKS if task.is_served else 1):
+        head = np.frombuffer(raw, format.INDEX_HEADER, 1) if len(raw) == format.HEADER_SIZE else None
+        is_whole = head is not None and head["magic"][0] == format.INDEX_MAGIC and (head["version"][0] == 1 or format.is_whole(head))
+        if is_whole:
+            break
+        with open(found.index_path, "rb") as file:
+            raw = file.read(format.HEADER_SIZE)
+    if is_whole and head["version"][0] > format.VERSION:
+        raise CorruptFile(found.index_path, 8, f"format version {format.VERSION} or older", f"format version {head['version'][0]}")
+    if is_whole and (head["ledger_id"][0], head["partition_id"][0]) != (found.ledger_id, found.partition_id):
+        is_whole = False
+    if not is_whole:
+        mending.find_bounds(found, stored)
+        report.findings.append(Finding(found.index_path, 0, format.HEADER_SIZE, "the index's header is damaged",
+                                       f"it is made anew from its rows, with {found.entries} entries", Severity.HARMLESS))
+    else:
+        found.first_message, found.created_ms = int(head["first_message"][0]), int(head["created_ms"][0])
+        found.is_sealed = bool(head["state"][0] == format.SEALED)
+        if found.is_sealed or head["version"][0] > 1:
+            found.entries, found.size = int(head["entries"][0]), int(head["size"][0])
+        else:
+            mending.find_end(found)
+        if task.is_served and not found.is_sealed:
+            valid = format.is_valid(stored, found.ledger_id)[found.entries:]
+            found.entries += len(valid) if valid.all() else int((~valid).argmax())
+            if found.entries:
+                found.size = int(stored["offset"][found.entries - 1]) + int(stored["size"][found.entries - 1])
+    with open(found.ledger_path, "rb") as file:
+        raw = file.read(format.HEADER_SIZE)
+    version = int(head["version"][0]) if is_whole else format.VERSION
+    expected = np.frombuffer(found.ledger_header(), format.LEDGER_HEADER).copy()
+    right = []
+    for number in {1, version, format.VERSION}:
+        expected["version"] = number
+        right.append(expected.tobytes())
+    if raw not in right and any(raw):
+        report.findings.append(Finding(found.ledger_path, 0, format.HEADER_SIZE, "the ledger's header is damaged", "it is written anew",
+                                       Severity.HARMLESS))
+
+
+def _check_rows(report: _Report, rows: NDArray) -> None:
+    found = report.ledger
+    found._index, found._unchecked = rows, 0
+    fresh, wrong, lost = mending.mend(found, rows)
+    for first, end in _runs(wrong):
+        gone = sum(first <= entry_id < end for entry_id in lost)
+        report.findings.append(Finding(
+            found.index_path, format.HEADER_SIZE + first * format.INDEX_ROW.itemsize, (end - first) * format.INDEX_ROW.itemsize,
+            f"the row{'s' * (end - first > 1)} of {_entries(found, first, end)} {'are' if end - first > 1 else 'is'} damaged",
+            f"{gone} of these entries are lost" if gone else "made anew from what lies around",
+            Severity.LOSS if gone else Severity.HARMLESS, gone))
+    if len(wrong):
+        report.index, found._index, found.lost = fresh, fresh, lost
+    needed = found.size if found.entries else 0
+    for path, size in ((found.ledger_path, needed), (found.index_path, format.HEADER_SIZE + found.entries * format.INDEX_ROW.itemsize)):
+        if report.index is None and (length := path.stat().st_size) < size and found.entries:
+            raise CorruptFile(path, length, f"{size} bytes", "the end of the file")
+    if len(rows):
+        end = int(found._index["offset"][-1]) + int(found._index["size"][-1])
+        if end != found.size:
+            report.findings.append(Finding(found.index_path, 0, format.HEADER_SIZE, f"entries end at {end}, by the header at {found.size}",
+                                           "there is a gap in the ledger", Severity.HARMLESS))
+
+
+def _entries(found: Ledger, first: int, end: int) -> str:
+    which = f"entry {first}" if end - first == 1 else f"entries {first} to {end - 1}"
+    return f"{which} of ledger {found.ledger_id}"
+
+
+def _runs(numbers: NDArray) -> list[tuple[int, int]]:
+    """(first, end) of each run of numbers that follow each other."""
+    if not len(numbers):
+        return []
+    breaks = np.flatnonzero(np.diff(numbers) > 1) + 1
+    return [(int(run[0]), int(run[-1]) + 1) for run in np.split(numbers, breaks)]
+
+
+def acknowledged(cursor: Cursor | None, ledger_id: int, entries: int) -> NDArray[np.bool_]:
+    """Which of a ledger's entries (n,) the cursor has behind it."""
+    done = np.zeros(entries, bool)
+    if cursor is None:
+        return done
+    if ledger_id <= cursor.mark_delete[0]:
+        done[:None if ledger_id < cursor.mark_delete[0] else cursor.mark_delete[1] + 1] = True
+    if (bitmap := cursor.bitmaps.get(ledger_id)) is not None:
+        bits = np.unpackbits(bitmap[:(entries + 7) >> 3], bitorder="little")[:entries]
+        done[:len(bits)] |= bits.astype(bool)
+    return done
+
+
+def _check_entries(task: _Task, report: _Report, rows: NDArray) -> None:
+    """Rows follow each other, and each entry has its checksum."""
+    found = report.ledger
+    offsets, sizes = rows["offset"].astype(np.int64), rows["size"].astype(np.int64)
+    gone = acknowledged(task.gone, found.ledger_id, len(rows))
+    gone[found.lost] = True
+    _check_order(report, rows, offsets, sizes, gone)
+    wanted = ~gone & (rows["flags"] & KEPT_CHECKSUM != 0)
+    for first, some in task.rows:
+        wanted[first:first + len(some)] = False          # their bytes are in the journal
+    wrong: list[NDArray] = []
+    if wanted.any():
+        with open(found.ledger_path, "rb") as file:
+            for first, end in _chunks(offsets, sizes, wanted):
+                start, size = int(offsets[first]), int(offsets[end - 1] + sizes[end - 1] - offsets[first])
+                file.seek(start)
+                data = np.fromfile(file, np.uint8, size)
+                report.bytes += len(data)
+                if len(data) < size:
+                    raise CorruptFile(found.ledger_path, start + len(data), f"{found.size} bytes", "the end of the file")
+                ids = np.arange(first, end)[wanted[first:end]]
+                wrong.append(ids[wrong_entries(data, offsets[ids] - start, sizes[ids], rows["crc32c"][ids])])
+    report.wrong = np.concatenate(wrong) if wrong else np.empty(0, np.int64)
+
+
+def _check_order(report: _Report, rows: NDArray, offsets: NDArray, sizes: NDArray, gone: NDArray) -> None:
+    found = report.ledger
+    if not len(rows):
+        return
+    beside = gone[1:] | gone[:-1]
+    places = np.flatnonzero((offsets[1:] != offsets[:-1] + sizes[:-1]) & ~beside) + 1
+    indexes = rows["message_index"].astype(np.int64)
+    numbers = np.flatnonzero((indexes[1:] != indexes[:-1] + rows["messages"][:-1]) & ~beside) + 1
+    if offsets[0] != format.HEADER_SIZE and not gone[0]:
+        places = np.append(0, places)
+    if indexes[0] != found.first_message and not gone[0] and not found.is_header_lost:
+        numbers = np.append(0, numbers)
+    for which, what, severity in ((places, "does not begin where the one before ends", Severity.LOSS),
+                                  (numbers, "has not the number that follows the one before", Severity.HARMLESS)):
+        for first, end in _runs(which):
+            report.findings.append(Finding(
+                found.index_path, format.HEADER_SIZE + first * format.INDEX_ROW.itemsize, (end - first) * format.INDEX_ROW.itemsize,
+                f"{_entries(found, first, end)} {what}", "the index was written so", severity))
+
+
+def _chunks(offsets: NDArray, sizes: NDArray, wanted: NDArray) -> Iterator[tuple[int, int]]:
+    """(first, end) of entries that lie one behind the other, are all wanted or nearly, and are read at once."""
+    for first, end in _runs(np.flatnonzero(wanted)):
+        breaks = np.flatnonzero(offsets[first + 1:end] != offsets[first:end - 1] + sizes[first:end - 1]) + first + 1
+        for start, stop in zip([first, *breaks.tolist()], [*breaks.tolist(), end], strict=True):
+            while start < stop:
+                until = max(start + 1, int(np.searchsorted(offsets[:stop], offsets[start] + _CHUNK)))
+                yield start, until
+                start = until
+
+
+def wrong_entries(data: NDArray[np.uint8], offsets: NDArray[np.int64], sizes: NDArray[np.int64],
+                  claimed: NDArray[np.uint32]) -> NDArray[np.intp]:
+    """Which of the entries that lie in data one behind the other are not what their rows' checksums (n,) say."""
+    count = len(offsets)
+    breaks = np.flatnonzero(sizes[1:] != sizes[:-1]) + 1
+    edges = np.concatenate(([0], breaks, [count]))
+    lengths = np.diff(edges)
+    wrong, few = [], np.repeat(lengths < _RUN_MIN, lengths)
+    few[sizes < CHECKSUM_END] = True
+    for first, end in zip(edges[:-1][lengths >= _RUN_MIN].tolist(), edges[1:][lengths >= _RUN_MIN].tolist(), strict=True):
+        size = int(sizes[first])
+        if size >= CHECKSUM_END:
+            entries = as_strided(data[int(offsets[first]):], (end - first, size), (size, 1))
+            wrong.append(first + checksums.wrong_ones(entries[:, CHECKSUM_END:], claimed[first:end]))
+            wrong.append(first + np.flatnonzero(_is_headed_wrongly(entries[:, :CHECKSUM_END], claimed[first:end])))
+    if few.any():
+        ids = np.flatnonzero(few)
+        view = memoryview(data)
+        ends = offsets[ids] + sizes[ids]
+        starts = offsets[ids] + CHECKSUM_END
+        found = np.array([crc32c(view[start:end]) for start, end in zip(starts.tolist(), ends.tolist(), strict=True)], np.uint32)
+        heads = data[np.minimum(offsets[ids][:, None] + np.arange(CHECKSUM_END), len(data) - 1)]
+        wrong.append(ids[(found != claimed[ids]) | (sizes[ids] < CHECKSUM_END) | _is_headed_wrongly(heads, claimed[ids])])
+    return np.unique(np.concatenate(wrong)) if wrong else np.empty(0, np.intp)
+
+
+def _is_headed_wrongly(heads: NDArray[np.uint8], claimed: NDArray[np.uint32]) -> NDArray[np.bool_]:
+    """Of each first CHECKSUM_END bytes (n, 6) of an entry: magic, and the checksum that its row has too."""
+    expected = claimed.astype(">u4").view(np.uint8).reshape(-1, 4)
+    return (heads[:, :2] != _MAGIC).any(axis=1) | (heads[:, 2:] != expected).any(axis=1)
+
+
+def _losses(report: _Report, cursors: dict[str, Cursor], subscriptions: int) -> Iterator[Finding]:
+    """The entries that are damaged, by whom they concern."""
+    found, wrong = report.ledger, report.wrong
+    index = report.index if report.index is not None else found.index
+    needs = {text: ~acknowledged(cursor, found.ledger_id, found.entries)[wrong] for text, cursor in cursors.items()}
+    is_needed = np.logical_or.reduce(list(needs.values())) if needs else np.ones(len(wrong), bool)
+    if not subscriptions:
+        is_needed[:] = True
+    for chosen, severity in ((is_needed, Severity.LOSS), (~is_needed, Severity.HARMLESS)):
+        for first, end in _runs(wrong[chosen]):
+            offset = int(index["offset"][first])
+            who = ", ".join(text for text, needed in needs.items() if needed[(wrong >= first) & (wrong < end)].any())
+            consequence = (f"consumers of {who} see the checksum fail" if who else "readers see the checksum fail"
+                           if severity == Severity.LOSS else "all subscriptions have it behind them; only readers see the checksum fail")
+            yield Finding(found.ledger_path, offset, int(index["offset"][end - 1]) + int(index["size"][end - 1]) - offset,
+                          f"{_entries(found, first, end)} {'are' if end - first > 1 else 'is'} damaged", consequence, severity, end - first)
+
+
+# -- a partition as a whole
+
+def _chain(ledgers: list[Ledger]) -> Iterator[Finding]:
+    for before, found in zip(ledgers, ledgers[1:], strict=False):
+        if found.is_header_lost:
+            found.first_message = before.next_message
+        if found.first_message != before.next_message:
+            missing = found.first_message - before.next_message
+            yield Finding(found.index_path, 0, format.HEADER_SIZE,
+                          f"ledger {found.ledger_id} begins with message {found.first_message}, and the one before it ends before "
+                          f"{before.next_message}", f"{missing} messages are missing" if missing > 0 else "messages have numbers twice",
+                          Severity.LOSS if missing > 0 else Severity.HARMLESS)
+
+
+def _positions(folder: Path, text: str, cursor: Cursor, ledgers: list[Ledger]) -> Iterator[Finding]:
+    """A cursor is about entries that there are."""
+    path, by_id = format.state_path(folder), {found.ledger_id: found for found in ledgers}
+    ledger_id, entry_id = cursor.mark_delete
+    if ledgers and (ledger_id > ledgers[-1].ledger_id or (ledger_id in by_id and entry_id >= by_id[ledger_id].entries)):
+        yield Finding(path, 0, 0, f"subscription {text} has acknowledged up to {ledger_id}:{entry_id}, which is not there",
+                      "messages that come there are not delivered", Severity.LOSS)
+    for number, bitmap in cursor.bitmaps.items():
+        used = np.flatnonzero(bitmap)
+        last = int(used[-1]) * 8 + int(bitmap[used[-1]]).bit_length() - 1 if len(used) else -1
+        if number > ledger_id and number not in by_id or number in by_id and last >= by_id[number].entries:
+            yield Finding(path, 0, 0, f"subscription {text} has acknowledged {number}:{last}, which is not there",
+                          "messages that come there are not delivered", Severity.LOSS)
+
+
+def _totals(folder: Path, text: str, cursor: Cursor, known: State, ledgers: Iterable[Ledger]) -> Iterator[Finding]:
+    """published since = acknowledged + expired + skipped + evicted + backlog"""
+    ledgers = list(ledgers)
+    if not ledgers or (ledgers[0].first_message > cursor.since and cursor.mark_delete[0] < 0):
+        return
+    for found in ledgers:
+        done = np.flatnonzero(acknowledged(known.cursors.get(NOBODY), found.ledger_id, found.entries))
+        if len(done):
+            cursor.acknowledge(found, done)
+    cursor.forget_acknowledged_parts()
+    backlog = cursor.backlog_messages(ledgers)
+    missing = ledgers[-1].next_message - cursor.since - sum(cursor.totals) - backlog
+    if missing:
+        yield Finding(format.state_path(folder), 0, 0,
+                      f"of subscription {text}: {ledgers[-1].next_message - cursor.since} messages since it began are not "
+                      f"{sum(cursor.totals)} dealt with and {backlog} to come",
+                      f"{missing} messages are missing" if missing > 0 else "its statistics are wrong",
+                      Severity.LOSS if missing > 0 else Severity.HARMLESS)
