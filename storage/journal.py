@@ -58,14 +58,16 @@ class _Segment:
 class Journal:
     """The journal while it is written; `open_journal` makes one, `replay` reads one."""
 
-    def __init__(self, folder: Path, *, segment_bytes: int, segments_max: int, sequence: int, number: int, free: list[Path]):
+    def __init__(self, folder: Path, *, segment_bytes: int, segments_max: int, sequence: int, number: int, free: list[Path],
+                 full: list[tuple["_Segment", set]]):
         self._folder, self._segment_bytes, self._segments_max = folder, segment_bytes, segments_max
         self._number = number                             # of the last record
         self._synced = number                             # of the last that is surely on disk
-        self._segments = max(1, len(free))                # files there are, or are being made
+        self._segments = max(1, len(free)) + len(full)    # files there are, or are being made
         self._dirty: set = set()                          # what has changed since this segment was begun
-        self._full: list[tuple[_Segment, set]] = []       # not checkpointed yet, with what changed meanwhile, oldest first
+        self._full = full                                 # not checkpointed yet, with what changed meanwhile, oldest first
         self._checkpoints: list[tuple[Future, _Segment]] = []   # under way, oldest first
+        self._is_checkpoint_due = False
         self._threads = ThreadPoolExecutor(2, "checkpoint")     # one may be making the next segment's file
         self._free: list[Future] = [_done(path) for path in free or [_write_zeros(folder / f"{sequence}.journal", segment_bytes)]]
         self._segment = self._begin(sequence)
@@ -92,6 +94,9 @@ class Journal:
         of_tables = checksum = _checksum(tables, crc32c(head()[format.CHECKED_FROM:]))
         checksum = _checksum(record.data, checksum)
         self._write([head(checksum=checksum, tables=of_tables), *tables, *record.data], whole)
+        if self._is_checkpoint_due:
+            self.sync()           # what is in memory includes this record, and what a snapshot has a replay must get to
+            self._checkpoint()
 
     def _write(self, pieces: list, size: int) -> None:
         if len(pieces) > _IOV_MAX:
@@ -120,8 +125,6 @@ class Journal:
         self._dirty = set()
         self._collect_checkpoints(wait=False)
         if not self._free:
-            if not self._checkpoints:
-                self._checkpoint()
             self._collect_checkpoints(wait=True)      # this is how a slow disk slows publishing
         self._segment = self._begin(full.sequence + 1)
         self._at = format.HEADER_SIZE
@@ -135,11 +138,12 @@ class Journal:
             self._segments += 1
             self._free.append(self._threads.submit(_write_zeros, self._folder / f"{sequence}-next.journal", self._segment_bytes))
         elif len(self._free) < _FREE_MIN and self._full and not self._checkpoints:
-            self._checkpoint()
+            self._is_checkpoint_due = True
         return _Segment(path, fd, sequence)
 
     def _checkpoint(self) -> None:
         """Have all that changed during the older half of the full segments put on disk, each thing once."""
+        self._is_checkpoint_due = False
         oldest, self._full = self._full[:len(self._full) // 2 + 1], self._full[len(self._full) // 2 + 1:]
         done = self._threads.submit(put_on_disk, *to_put(set().union(*(changed for _, changed in oldest))))
         self._checkpoints += [(done, segment) for segment, _ in oldest]
@@ -151,8 +155,13 @@ class Journal:
             done.result()
             wait = False
             _retire(segment)
+            is_of_use = os.fstat(segment.fd).st_size == self._segment_bytes
             os.close(segment.fd)
-            self._free.append(_done(segment.path))
+            if is_of_use:
+                self._free.append(_done(segment.path))
+            else:
+                self._segments -= 1
+                segment.path.unlink()
 
     def close(self) -> None:
         """Everything is synced where it belongs and nothing is left to replay."""
@@ -239,6 +248,8 @@ class Replay:
 
     records: list[Record]
     damage: list[str]
+    segments: set[Path]               # that the records are in
+    last: int                         # number of the last of them
 
 
 def replay(folder: Path) -> Replay:
@@ -253,16 +264,20 @@ def replay(folder: Path) -> Replay:
         if (head := _segment_header(path, raw)) is not None and not head["is_retired"]:
             segments.append((int(head["sequence"]), int(head["first_record"]), path, raw))
     chain: list[list[Record]] = []
+    paths: set[Path] = set()
     damage: list[str] = []
+    last = 0
     following = None                                   # number of the first record behind those read so far
     for sequence, first, path, raw in sorted(segments, key=lambda segment: segment[0], reverse=True):
         records, end, wrong = _records(raw, sequence, first, following)
         if following is not None and end != following:
             break
         chain.append(records)
+        paths.add(path)
         damage += [f"{path}: {text}" for text in wrong]
+        last = max(last, end - 1)
         following = first
-    return Replay([record for records in reversed(chain) for record in records], damage)
+    return Replay([record for records in reversed(chain) for record in records], damage, paths, last)
 
 
 def _segment_header(path: Path, raw: memoryview | bytes):
@@ -376,22 +391,31 @@ def _by_age(folder: Path) -> list[tuple[int, Path]]:
     return sorted(found)
 
 
-def open_journal(folder: Path, *, segment_bytes: int, segments_max: int) -> Journal:
-    """A journal to write, when all that was in it has been applied and synced; its files are used again.
+def open_journal(folder: Path, *, segment_bytes: int, segments_max: int, kept: Replay | None = None, changed=None) -> Journal:
+    """A journal to write, when all that was in it has been applied; its files are used again.
 
-    Segments are retired oldest first: should this process be killed meanwhile, those left are the newest, and say once more
-    what holds.  Older ones alone would bring back what was acknowledged since.
+    kept: what was replayed and is not on disk yet where it belongs; `changed` stands for that at a checkpoint.  Without it
+    everything is, and all segments are retired, oldest first: should this process be killed meanwhile, those left are the newest, and
+    say once more what holds.  Older ones alone would bring back what was acknowledged since.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for above in (folder.parent, folder.parent.parent):
         _sync(above, os.fsync)
     used = _by_age(folder)
+    full: list[tuple[_Segment, set]] = []
     for sequence, path in used:
-        with open(path, "r+b") as file:
-            _retire(_Segment(path, file.fileno(), sequence))
-            os.fdatasync(file.fileno())
-    free = [path for _, path in used if path.stat().st_size == segment_bytes][:segments_max]
-    for path in set(folder.glob("*.journal")) - set(free):
+        segment = _Segment(path, os.open(path, os.O_RDWR | os.O_CLOEXEC), sequence)
+        if kept is None or path not in kept.segments:
+            _retire(segment)
+        os.fdatasync(segment.fd)           # also one that is kept: what follows it must not be there without its end
+        if kept is None or path not in kept.segments:
+            os.close(segment.fd)
+        else:
+            full.append((segment, {changed}))
+    others = [path for _, path in used if kept is None or path not in kept.segments]
+    free = [path for path in others if path.stat().st_size == segment_bytes][:max(1, segments_max - len(full))]
+    for path in set(folder.glob("*.journal")) - set(free) - {segment.path for segment, _ in full}:
         path.unlink()
     last = used[-1][0] if used else 0
-    return Journal(folder, segment_bytes=segment_bytes, segments_max=segments_max, sequence=last + 1, number=0, free=free)
+    return Journal(folder, segment_bytes=segment_bytes, segments_max=segments_max, sequence=last + 1, number=kept.last if kept else 0,
+                   free=free, full=full)

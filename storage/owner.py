@@ -13,6 +13,7 @@ import errno
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +45,9 @@ from geminga.storage.quota import Quotas
 from geminga.storage.retention import Retention, disposable
 from geminga.storage.subscription import Consumer, Subscription
 
+if TYPE_CHECKING:
+    from geminga.storage.recovery import Recovery
+
 TICK_MS = 1_000             # how often ages are looked at
 ACK_SYNC_MS = 10            # an acknowledgement that nobody waits for is synced with the next answer, or after this
 _READER_MS = 60_000         # what a reader that never comes back after a seek leaves is kept so long
@@ -64,9 +68,11 @@ class Session:
 class Owner:
     """The tables of one owner and what a pass does to them."""
 
-    def __init__(self, data_dir: Path, options: StorageOptions, catalogue: Catalogue, journal: Journal, counters: Counters, now_ms: int):
+    def __init__(self, data_dir: Path, options: StorageOptions, catalogue: Catalogue, journal: Journal, counters: Counters, now_ms: int,
+                 recovery: "Recovery | None" = None):
         self.data_dir, self.options, self.catalogue, self.journal, self.counters = data_dir, options, catalogue, journal, counters
         self.now_ms = now_ms
+        self._recovery = recovery                                 # knows what partitions' files do not say yet
         self.by_name: dict[TopicName, Partition] = {}
         self.sessions: dict[tuple[int, int], Session] = {}
         self.producers: dict[int, Producer] = {}                  # by handle
@@ -146,7 +152,10 @@ class Owner:
         found = self.by_name.get(name)
         if found is None and (stored := self.catalogue.partition(name)) is not None:
             names = self.catalogue.subscriptions(stored[0])
-            found = open_partition(self.data_dir, stored[0], name, stored[1], names, self.options)
+            known = self._recovery.state_of(stored[0]) if self._recovery else None
+            found = open_partition(self.data_dir, stored[0], name, stored[1], names, self.options, known)
+            if self._recovery:
+                self._recovery.opened(found)
             found.sequences.begin(self.now_ms)
             found.is_terminated = self.catalogue.is_terminated(stored[0])
             for text, subscription_id in names.items():

@@ -215,12 +215,15 @@ def op(kind: int, partition_id: int, *, subscription_id: int = 0, ledger_id: int
 
 
 def open_partition(data_dir: Path, partition_id: int, name: TopicName, topic_epoch: int | None, names: dict[str, int],
-                   options: StorageOptions) -> Partition:
-    """The partition as it lies on disk, with its durable subscriptions {name: id}.  Raises CorruptFile."""
+                   options: StorageOptions, known: tuple[State, StateFile] | None = None) -> Partition:
+    """The partition as it lies on disk, with its durable subscriptions {name: id}.  Raises CorruptFile.
+
+    known: its state, when that is not on disk yet.
+    """
     folder = format.partition_folder(data_dir, partition_id)
-    stored = state.read(folder, partition_id)
-    partition = Partition(partition_id, name, folder, StateFile(folder, partition_id), Producers(topic_epoch), options, stored.gone,
-                          damage=stored.damage, sequences=stored.sequences)
+    stored, file = known or (state.read(folder, partition_id), StateFile(folder, partition_id))
+    partition = Partition(partition_id, name, folder, file, Producers(topic_epoch), options, stored.gone, damage=stored.damage,
+                           sequences=stored.sequences)
     partition.ledgers = [ledger.open_ledger(folder, partition_id, found) for found in ledger.ledger_ids(folder)]
     _check(partition)
     for found in partition.ledgers[:-1]:

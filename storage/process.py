@@ -26,16 +26,16 @@ def worker_identity(serial: int) -> bytes:
 
 
 def run(index: int, owners: int, serial: int, run_dir: Path, data_dir: Path, options: StorageOptions, control: Control,
-        counters: Counters) -> None:
+        counters: Counters, *, has_moved: bool) -> None:
     """Be an owner until told to stop."""
-    recovered = recover_owner(data_dir, index, owners)
+    recovered = recover_owner(data_dir, index, owners, has_moved=has_moved)
     catalogue = open_catalogue(data_dir / "catalogue.sqlite")
     journal = open_journal(journal_folder(data_dir, index), segment_bytes=options.journal_segment_bytes,
-                           segments_max=options.journal_segments_max)
+                           segments_max=options.journal_segments_max, kept=recovered.kept, changed=recovered.recovery)
     counters.set("partitions_open", 0)
     counters.set("producers", 0)
     counters.set("consumers", 0)
-    owner = Owner(data_dir, options, catalogue, journal, counters, _clock_ms())
+    owner = Owner(data_dir, options, catalogue, journal, counters, _clock_ms(), recovered.recovery)
     for text in recovered.damage:
         owner.report_damage(text)
     context = zmq.Context()

@@ -1,12 +1,16 @@
 """journal -> ledgers and cursors: what a crash kept from where it belongs is put there.
 
-Works on files alone, before anything is served, and is idempotent: the same records may be applied any number of times.  A
-ledger that has no files has been deleted since, unless a record says that it was opened.
+Done before anything is served, and idempotent: the same records may be applied any number of times.  A ledger that has no files
+has been deleted since, unless a record says that it was opened.
+
+What was applied is not synced then: the segments of the journal are kept, and the next checkpoint puts it on disk.  So a start after
+a kill costs what was in flight, and no sync for each file of it.
 
 A record for a file that is corrupt, or of a newer version, ends the recovery with CorruptFile: nothing of the journal is
 retired, and its owner does not start, because what only the journal has would be lost.  Corrupt files that no record needs are
 not looked at here; whoever opens their partition is told.
 """
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,9 +19,34 @@ from numpy.typing import NDArray
 
 from geminga.storage import format, journal, ledger, state, version1
 from geminga.storage.cursor import Cursor
-from geminga.storage.journal import Record
+from geminga.storage.journal import Record, Replay
 from geminga.storage.ledger import Ledger
-from geminga.storage.state import State, StateFile
+from geminga.storage.partition import Partition
+from geminga.storage.state import Snapshot, State, StateFile
+
+_KEPT_MAX = 32         # segments: a broker that is killed again and again does not replay more and more
+_OWNERS = "owners"     # file that says of how many owners the journals are
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Entries of one record that follow each other in their ledger."""
+
+    first_entry: int
+    rows: NDArray
+    sources: NDArray
+    data: memoryview
+
+    def pieces(self) -> list[memoryview]:
+        """Their bytes, in as few pieces as they are in the record."""
+        found, start = [], int(self.sources[0])
+        end = start
+        for source, size in zip(self.sources.tolist(), self.rows["size"].tolist(), strict=True):
+            if source != end:
+                found.append(self.data[start:end])
+                start = source
+            end = source + size
+        return [*found, self.data[start:end]]
 
 
 class Recovery:
@@ -28,29 +57,46 @@ class Recovery:
         self.entries = 0
         self.damage: list[str] = []
         self._ledgers: dict[tuple[int, int], Ledger | None] = {}
-        self._states: dict[int, State] = {}
+        self._stretches: dict[tuple[int, int], list[_Stretch]] = {}      # what is to be written into each
+        self._states: dict[int, State] = {}                      # of partitions that nobody has opened
+        self._files: dict[int, StateFile] = {}
+        self._opened: dict[int, Partition] = {}
 
     def apply(self, record: Record) -> None:
         self._apply_ops(record.ops, opened=True)
         start = 0
-        for group in record.groups:
-            end = start + int(group["count"])
-            found = self._ledger(int(group["partition_id"]), int(group["ledger_id"]))
-            if found is not None:
-                _put(found, int(group["first_entry"]), record.rows[start:end], record.sources[start:end], record.data[0])
-                self.entries += end - start
-            start = end
+        for partition_id, ledger_id, first_entry, count in record.groups.tolist():
+            stretch = _Stretch(first_entry, record.rows[start:start + count], record.sources[start:start + count], record.data[0])
+            self._stretches.setdefault((partition_id, ledger_id), []).append(stretch)
+            start += count
         self._apply_ops(record.ops, opened=False)
 
     def finish(self) -> None:
-        """Everything applied is on disk."""
-        snapshots = [StateFile(self._folder(partition_id), partition_id).take(found) for partition_id, found in self._states.items()]
-        files: set[Path] = set()
+        """The entries are written, ledger by ledger; whoever opens a partition finds its ledgers as they are now."""
+        for key, stretches in self._stretches.items():
+            if (found := self._ledger(*key)) is not None:
+                self.entries += _put(found, stretches)
+        self._stretches.clear()
         for found in self._ledgers.values():
             if found is not None:
-                files.update(found.checkpoint()[0])
+                found.checkpoint()
+                found.close()
                 self.damage += found.damage
-        journal.put_on_disk(files, snapshots)
+
+    def checkpoint(self) -> tuple[list[Path], list[Snapshot]]:
+        """(files to be synced, snapshots to be written)"""
+        files = [path for found in self._ledgers.values() if found is not None for path in found.files()]
+        snapshots = [self._files[partition_id].take(found) for partition_id, found in self._states.items()]
+        return files, snapshots + [snapshot for partition in self._opened.values() for snapshot in partition.checkpoint()[1]]
+
+    def state_of(self, partition_id: int) -> tuple[State, StateFile] | None:
+        """What is known of the partition, and not in its file yet; None when the file has it, or the partition was opened."""
+        return (self._states[partition_id], self._files[partition_id]) if partition_id in self._states else None
+
+    def opened(self, partition: Partition) -> None:
+        """The partition knows from now on what has become of it."""
+        if self._states.pop(partition.partition_id, None) is not None:
+            self._opened[partition.partition_id] = partition
 
     def _folder(self, partition_id: int) -> Path:
         return format.partition_folder(self.data_dir, partition_id)
@@ -61,6 +107,7 @@ class Recovery:
     def _state(self, partition_id: int) -> State:
         if partition_id not in self._states:
             self._states[partition_id] = state.read(self._folder(partition_id), partition_id)
+            self._files[partition_id] = StateFile(self._folder(partition_id), partition_id)
             self.damage += self._states[partition_id].damage
         return self._states[partition_id]
 
@@ -139,19 +186,22 @@ def _entries(ops: NDArray) -> NDArray[np.int64]:
     return np.unique(np.repeat(ops["entry_id"], counts) + within)
 
 
-def _put(found: Ledger, first_entry: int, rows: NDArray, sources: NDArray, data: memoryview) -> None:
-    """Write rows and their bytes from first_entry on, whether or not they were there before."""
-    known, known_size = found.entries, found.size
-    found.entries, found.size = first_entry, int(rows["offset"][0])
-    found.reserve(len(rows), int(rows["size"].sum(dtype=np.int64)))
-    breaks = np.flatnonzero(sources[1:].astype(np.int64) != sources[:-1].astype(np.int64) + rows["size"][:-1]) + 1
-    for start, end in zip([0, *breaks.tolist()], [*breaks.tolist(), len(rows)], strict=True):
-        size = int(rows["offset"][end - 1]) + int(rows["size"][end - 1]) - int(rows["offset"][start])
-        offset, source = int(rows["offset"][start]), int(sources[start])
-        found.write([data[source:source + size]], offset)
-    found.append(rows, int(rows["offset"][-1]) + int(rows["size"][-1]))
+def _put(found: Ledger, stretches: list[_Stretch]) -> int:
+    """Write entries and their rows, whether or not they were there before; returns how many."""
+    known, known_size, at = found.entries, found.size, 0
+    while at < len(stretches):
+        first, end = at, stretches[at].first_entry
+        while at < len(stretches) and stretches[at].first_entry == end:      # they follow each other
+            end += len(stretches[at].rows)
+            at += 1
+        rows = np.frombuffer(b"".join([stretch.rows for stretch in stretches[first:at]]), format.INDEX_ROW)
+        found.entries, found.size = stretches[first].first_entry, int(rows["offset"][0])
+        found.reserve(len(rows), int(rows["size"].sum(dtype=np.int64)))
+        found.write([piece for stretch in stretches[first:at] for piece in stretch.pieces()], found.size)
+        found.append(rows, int(rows["offset"][-1]) + int(rows["size"][-1]))
     if known > found.entries:
         found.entries, found.size = known, known_size
+    return sum(len(stretch.rows) for stretch in stretches)
 
 
 @dataclass(slots=True)
@@ -160,36 +210,71 @@ class Recovered:
 
     entries: int = 0                                        # put where they belong
     damage: list[str] = field(default_factory=list)         # found on the way, a line each
+    kept: Replay | None = None                              # what is not on disk yet where it belongs, if it was left so
+    recovery: Recovery | None = None                        # stands for that
 
     def add(self, other: "Recovered") -> None:
         self.entries += other.entries
         self.damage += other.damage
 
 
-def recover(data_dir: Path, folder: Path) -> Recovered:
+def recover(data_dir: Path, folder: Path, *, is_put_on_disk: bool = False) -> Recovered:
     """Apply what the journal in folder holds.  Raises CorruptFile."""
-    found = journal.replay(folder) if folder.exists() else journal.Replay([], [])
+    found = journal.replay(folder) if folder.exists() else Replay([], [], set(), 0)
+    if not found.records:
+        return Recovered(damage=found.damage)
     recovery = Recovery(data_dir)
     for record in found.records:
         recovery.apply(record)
-    if found.records:
-        recovery.finish()
-    return Recovered(recovery.entries, found.damage + recovery.damage)
+    recovery.finish()
+    recovered = Recovered(recovery.entries, found.damage + recovery.damage)
+    if is_put_on_disk or len(found.segments) > _KEPT_MAX:
+        journal.put_on_disk(*journal.to_put({recovery}))
+    else:
+        recovered.kept, recovered.recovery = found, recovery
+        found.records = []
+    return recovered
 
 
 def journal_folder(data_dir: Path, owner: int) -> Path:
     return data_dir / "journal" / str(owner)
 
 
-def recover_owner(data_dir: Path, index: int, owners: int) -> Recovered:
-    """Recover from the journal of this owner, and from those that a start with more owners left behind.
+def recover_owner(data_dir: Path, index: int, owners: int, *, has_moved: bool) -> Recovered:
+    """Recover from the journal of this owner.
 
-    Each left-over journal is one owner's business.  Its partitions may be another's now, which is why nobody serves before all
-    owners have recovered.
+    has_moved: there were more or fewer owners when the journals were written, so what is in them may be of another's partitions.  It
+    is put on disk then, and nobody serves before all owners have recovered.  Each journal left over is one owner's business.
     """
-    found = recover(data_dir, journal_folder(data_dir, index))
-    for folder in (data_dir / "journal").glob("*"):
+    found = recover(data_dir, journal_folder(data_dir, index), is_put_on_disk=has_moved)
+    for folder in (data_dir / "journal").glob("*") if has_moved else ():
         if folder.name.isdigit() and int(folder.name) >= owners and int(folder.name) % owners == index:
-            found.add(recover(data_dir, folder))
+            found.add(recover(data_dir, folder, is_put_on_disk=True))
             journal.retire(folder)
     return found
+
+
+def has_moved(data_dir: Path, owners: int) -> bool:
+    """Whether the journals were, or may have been, written by another number of owners."""
+    if not (data_dir / "journal").exists():
+        return False
+    try:
+        return (data_dir / "journal" / _OWNERS).read_text().strip() != str(owners)
+    except FileNotFoundError:
+        return True
+
+
+def settle(data_dir: Path, owners: int) -> None:
+    """All of so many owners have recovered: the journals are theirs from now on."""
+    if not has_moved(data_dir, owners):
+        return
+    path = data_dir / "journal" / _OWNERS
+    fresh = path.with_suffix(".new")
+    with open(fresh, "w") as file:
+        file.write(f"{owners}\n")
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+    fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    os.fsync(fd)
+    os.close(fd)

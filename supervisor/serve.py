@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 
 from geminga.storage import process as owner_process
+from geminga.storage import recovery
 from geminga.storage.catalogue import CatalogueError, open_catalogue
 from geminga.storage.control import Control
 from geminga.storage.counters import make_counters
@@ -84,6 +85,7 @@ class Supervisor:
             catalogue.close()
         except CatalogueError as error:
             raise CannotServe(str(error)) from None
+        self._has_moved = recovery.has_moved(config.data_dir, config.owners)
         counters = make_counters(config.workers + config.owners + 1)
         self.counters = dict(zip(
             [*(("owner", n) for n in range(config.owners)), *(("worker", n) for n in range(config.workers)), ("admin", 0)], counters,
@@ -117,7 +119,7 @@ class Supervisor:
     def _be_owner(self, child: Child, control: Control) -> None:
         try:
             owner_process.run(child.index, self.config.owners, child.serial, self.run_dir, self.config.data_dir, self.config.storage,
-                              control, self.counters["owner", child.index])
+                              control, self.counters["owner", child.index], has_moved=self._has_moved)
         except CorruptFile as error:
             print(f"geminga: {child.name}: {error}; what its journal has for that file would be lost", file=sys.stderr)
             sys.exit(EXIT_CANNOT_BOOT)
@@ -247,6 +249,8 @@ class Supervisor:
         if self._is_ready or self._is_stopping or not all(child.state == READY for child in self.children):
             return
         self._is_ready = True
+        self._has_moved = False
+        recovery.settle(self.config.data_dir, self.config.owners)
         print(f"Geminga is ready after {time.monotonic() - self.began:.2f} s: {self.config.workers} workers, {self.config.owners} owners\n"
               f"  clients   {self.service_url}\n"
               f"  http      {self.http_url}\n"

@@ -94,9 +94,10 @@ class Rig:
         recovered = recover(data_dir, folder)
         self.recovered, self.damage = recovered.entries, recovered.damage
         self.journal = open_journal(folder, segment_bytes=self.options.journal_segment_bytes,
-                                    segments_max=self.options.journal_segments_max)
+                                    segments_max=self.options.journal_segments_max, kept=recovered.kept, changed=recovered.recovery)
         self.counters = make_counters(1)[0]
-        self.owner = Owner(data_dir, self.options, open_catalogue(data_dir / "catalogue.sqlite"), self.journal, self.counters, now_ms)
+        self.owner = Owner(data_dir, self.options, open_catalogue(data_dir / "catalogue.sqlite"), self.journal, self.counters, now_ms,
+                           recovered.recovery)
         self.is_open = True
 
     def close(self):
