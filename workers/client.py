@@ -345,7 +345,7 @@ class Client(asyncio.BufferedProtocol):
             refusal = api.NotAllowedError, "Transactions are not enabled."
             return self.write(answers.ack_response(request.consumer_id, request.request_id, refusal))
         if request.HasField("validation_error"):
-            self.worker.counters.add("acks_of_damaged", len(request.message_id))
+            self.worker.report_damaged(request)
         flags = envelope.CUMULATIVE if request.ack_type == api.CommandAck.Cumulative else 0
         words = []
         if flags and len(request.message_id) != 1:

@@ -6,6 +6,7 @@ take yet.
 """
 import asyncio
 import socket
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -33,6 +34,7 @@ _BUFFER_BYTES = 1 << 20          # what one read can bring, shared by all connec
 _ENVELOPE_BYTES = 512 << 10      # of entries; an owner begins with them while more is read
 _ACK_SECONDS = 0.02              # that an acknowledgement may wait for something to go along with
 _WAITING_MAX = 100_000           # commands; what comes above is told to try again
+_DAMAGED_TOLD_MAX = 100          # messages that clients could not read that lines are printed about
 _PROBE_SECONDS = 2               # silence after a PING that ends a connection somebody else wants to replace
 _GOODBYE_SECONDS = 2             # until what was written to clients must have been sent when the broker stops
 
@@ -83,6 +85,16 @@ class Worker:
     def broke_protocol(self, client: Client, error: ProtocolError) -> None:
         self.counters.add("protocol_errors")
         client.abort()
+
+    def report_damaged(self, ack: api.CommandAck) -> None:
+        """A client discards messages that it cannot read; the first times that is told, so that somebody looks at the disk."""
+        before = self.counters.read()["acks_of_damaged"]
+        self.counters.add("acks_of_damaged", len(ack.message_id))
+        if before < _DAMAGED_TOLD_MAX:
+            places = ", ".join(f"{found.ledgerId}:{found.entryId}" for found in ack.message_id[:_DAMAGED_TOLD_MAX])
+            why = api.CommandAck.ValidationError.Name(ack.validation_error)
+            print(f"geminga: a client could not read message {places} ({why}); geminga verify tells whether it is damaged on disk",
+                  file=sys.stderr, flush=True)
 
     def probe(self, client: Client) -> None:
         """End the connection unless the client says something soon."""

@@ -256,3 +256,4 @@ def test_a_message_that_a_client_could_not_read_is_acknowledged_and_counted(brok
     assert answer.type == T.ACK_RESPONSE
     assert peer.ask(T.CONSUMER_STATS, consumer_id=1, request_id=10).consumerStatsResponse.msgBacklog == 0
     assert counted() != before
+    assert f"could not read message {message.message_id.ledgerId}:{message.message_id.entryId} (ChecksumMismatch)" in broker.log()
