@@ -3,7 +3,6 @@
 What real clients make of it is the business of tests/clients/test_across_crashes.py.
 """
 import os
-import random
 import select
 import signal
 import socket
@@ -16,20 +15,15 @@ from geminga.storage.journal import replay
 from ..harness import STOP_SECONDS, eventually, request, unique_topic
 from ..proto.client_frames import CONNECT, T
 from ..workers.peer import Peer
-from .traffic import SECONDS, Publisher, Subscriber, is_ascending, left_in, topic_of_owner
+from . import run
+from .figures import Figures
+from .promises import is_ascending
+from .traffic import SECONDS, Publisher, Subscriber, left_in, topic_of_owner
 
 BACK_SECONDS = 5          # a second is promised; the rest is for the machine
-ROUNDS = 6
+KILLS = 200
 TWO_OF_EACH = ("--workers", "2", "--owners", "2")
 RECOVERED = "of its journal in place"          # what an owner that had something to replay says
-
-
-@pytest.fixture
-def seed():
-    """Printed with a failure; GEMINGA_TEST_SEED replays it."""
-    found = int(os.environ.get("GEMINGA_TEST_SEED") or random.SystemRandom().randrange(1 << 32))
-    print(f"GEMINGA_TEST_SEED={found}")
-    return found
 
 
 def test_a_killed_supervisor_leaves_free_ports_and_everything_that_was_receipted(start_broker, connect):
@@ -60,38 +54,16 @@ def not_any(number):
     return False
 
 
-def test_what_was_promised_holds_over_many_kills_at_random_moments(start_broker, connect, seed):
-    """Publishers and consumers of three topics at full speed, everything killed again and again.
-
-    What was receipted is stored once, in order; an acknowledgement that was receipted holds, and what nobody acknowledged is delivered.
-    """
-    chance = random.Random(seed)
-    broker = start_broker(*TWO_OF_EACH)
-    topics = [topic_of_owner(0), topic_of_owner(1), unique_topic("crash")]
-    first = dict.fromkeys(topics, 0)
-    receipted, asked, acked = ({topic: set() for topic in topics} for _ in range(3))
-    for _ in range(ROUNDS):
-        with ExitStack() as stack:
-            subscribers = {topic: stack.enter_context(Subscriber(broker.service_url, topic, not_every_fifth)) for topic in topics}
-            publishers = {topic: stack.enter_context(Publisher(broker.service_url, topic, first[topic])) for topic in topics}
-            watched, count = chance.choice(topics), chance.randrange(1, 2_000)
-            chance.choice([publishers, subscribers])[watched].wait_for_more(count)
-            broker.kill_supervisor()
-        for topic in topics:
-            first[topic] = publishers[topic].next
-            receipted[topic].update(publishers[topic].receipted)
-            assert not acked[topic] & set(subscribers[topic].received)
-            asked[topic] |= subscribers[topic].asked
-            acked[topic].update(subscribers[topic].receipted)
-        broker.start()
-
-    client = connect(broker.service_url)
-    for topic in topics:
-        stored, left = left_in(client, topic), left_in(client, topic, "sub")
-        assert is_ascending(stored) and is_ascending(left)
-        assert receipted[topic] <= set(stored)
-        assert receipted[topic] - asked[topic] <= set(left)
-        assert not acked[topic] & set(left)
+@pytest.mark.usefixtures("start_broker")        # skipped where no broker may be killed
+def test_what_was_promised_holds_over_many_kills_at_random_moments(tmp_path, seed):
+    """Real clients and raw ones at full speed, everything killed again and again: run.py, in small."""
+    figures = Figures()
+    for number in range(KILLS // run.KILLS):
+        figures.add(run.Round(tmp_path / f"round-{number}", seed + number).run(run.KILLS))
+    print(figures.table())
+    assert figures.ends.total() == KILLS
+    assert figures.receipted and figures.acknowledged
+    assert figures.is_good
 
 
 def test_a_stop_under_load_leaves_nothing_to_replay(start_broker, connect):
@@ -105,7 +77,7 @@ def test_a_stop_under_load_leaves_nothing_to_replay(start_broker, connect):
             publisher.wait_for_more(2_000)
         assert broker.stop() == 0
 
-    assert [replay(folder) for folder in sorted((broker.data_dir / "journal").iterdir())] == [[], []]
+    assert [replay(folder).records for folder in sorted((broker.data_dir / "journal").iterdir())] == [[], []]
     broker.start()
     assert RECOVERED not in broker.log()
     client = connect(broker.service_url)
@@ -197,7 +169,7 @@ def test_a_process_that_stands_still_does_not_hold_up_a_stop(start_broker, conne
         broker.pause(role)
         assert broker.stop() == 0
     if role == "worker":      # owners had their time
-        assert [replay(folder) for folder in (broker.data_dir / "journal").iterdir()] == [[]]
+        assert [replay(folder).records for folder in (broker.data_dir / "journal").iterdir()] == [[]]
     broker.start()
     stored = left_in(connect(broker.service_url), topic)
     assert is_ascending(stored)

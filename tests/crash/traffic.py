@@ -1,50 +1,73 @@
 """Clients of raw bytes that publish and consume as fast as they can, and remember exactly what they were promised.
 
 Unlike real clients they say nothing twice and do not reconnect: what a topic holds afterwards can be held against what they know.
-Messages are numbers.
+Messages are numbers.  `going_on` is a client that begins again whenever it has ended, for as long as it is wanted.
 """
+import random
+import struct
 import threading
+from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 
 import pulsar
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.workers.links import owner_of
 
-from ..harness import eventually, unique_topic
+from ..harness import Broker, eventually, unique_topic
 from ..proto.client_frames import T, command, entry_of, message_metadata, send
 from ..workers.peer import Closed, Peer
+from .promises import Place, Promises, body, number_of
 
 WINDOW = 500          # messages published and not receipted
-BURST = 50            # SENDs, or permits, that are written at once
+BURST = 50            # messages, or permits, that are written at once
 SECONDS = 15          # for what should take far less, on a busy machine
+HELD = 40             # messages that wait for their acknowledgement, which goes in random order
+KEYS = 7
+LAST = b"the last"
+PAUSE_SECONDS = 0.01  # of a publisher that is there for good, after each burst: what is started again needs the processor too
+
+
+def is_end(error: Exception) -> bool:
+    """How a client learns of a kill, which may cut a frame."""
+    return isinstance(error, (Closed, OSError)) or str(error).startswith("the connection ended inside a frame")
 
 
 class Running:
     """One connection with a thread; over when `stop` is called or the connection ends, and then nothing about it changes."""
 
-    def __init__(self, service_url: str) -> None:
+    def __init__(self, service_url: str, promises: Promises) -> None:
+        self.promises = promises
         self.peer = Peer(service_url)
-        self.unexpected: list[api.BaseCommand] = []
+        self.unexpected: list[object] = []
         self.has_ended = False                    # not by us
         self.receipted: list[int] = []            # what was published, or acknowledged, for good
-        self._is_over = False
+        self._over = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
     def __enter__(self):
+        try:
+            self.begin()
+        except BaseException:
+            self.peer.socket.close()
+            raise
         self._thread.start()
         return self
+
+    def begin(self) -> None:
+        """What is asked before anything runs."""
 
     def __exit__(self, *_) -> None:
         self.stop()
 
     def _run(self) -> None:
         try:
-            while not self._is_over:
+            while not self._over.is_set():
                 self.step()
-        except (Closed, OSError, AssertionError):      # a kill may cut a frame
-            self.has_ended = not self._is_over
+        except Exception as error:
+            if not is_end(error):
+                self.unexpected.append(error)
+        self.has_ended = not self._over.is_set()
 
     def step(self) -> None:
         raise NotImplementedError
@@ -55,69 +78,271 @@ class Running:
         assert not self.has_ended
 
     def stop(self) -> None:
-        self._is_over = True
+        self._over.set()
         self.peer.end()
         self._thread.join()
         self.peer.socket.close()
 
 
 class Publisher(Running):
-    """Publishes numbers from `first` on, none of them twice."""
+    """Publishes numbers from promises.sent on, none of them twice, in batches of that many; with a pause, not as fast as it can."""
 
-    def __init__(self, service_url: str, topic: str, first: int = 0) -> None:
-        super().__init__(service_url)
-        self.peer.open_producer(topic)
-        self.next = first
-        self._answered = first
+    def __init__(self, service_url: str, topic: str, promises: Promises | None = None, *, batch: int = 1, pause: float = 0) -> None:
+        super().__init__(service_url, promises or Promises(topic))
+        self._topic, self._batch, self._pause = topic, batch, pause
+        self._answered = self.promises.sent
+
+    def begin(self) -> None:
+        self.peer.open_producer(self._topic)
 
     def step(self) -> None:
-        if self.next - self._answered <= WINDOW - BURST:
-            numbers = range(self.next, self.next + BURST)
-            self.next += BURST
-            self.peer.say(b"".join(
-                send(entry_of(message_metadata(sequence_id=number), b"%d" % number), sequence_id=number) for number in numbers))
+        first = self.promises.sent
+        if first - self._answered <= WINDOW - BURST:
+            self._over.wait(self._pause)
+            numbers = range(first, first + max(BURST // self._batch, 1) * self._batch)
+            self.promises.sent = numbers.stop
+            self.peer.say(b"".join(self._entry(number) for number in numbers[::self._batch]))
         heard = self.peer.hear()
         if heard.type == T.SEND_RECEIPT:
-            self.receipted.append(heard.send_receipt.sequence_id)
-            self._answered += 1
+            first = heard.send_receipt.sequence_id
+            self.receipted += range(first, first + self._batch)
+            self.promises.receipted.update(range(first, first + self._batch))
+            self.promises.latest = first
+            self._answered += self._batch
+        elif heard.type == T.CLOSE_PRODUCER:
+            raise Closed
         else:
             self.unexpected.append(heard)
 
+    def _entry(self, first: int) -> bytes:
+        metadata = {"sequence_id": first, "partition_key": str(first // self._batch % KEYS)}
+        if self._batch == 1:
+            return send(entry_of(message_metadata(**metadata), body(first)), sequence_id=first)
+        payload = b""
+        for number in range(first, first + self._batch):
+            single = api.SingleMessageMetadata(payload_size=len(body(number))).SerializeToString()
+            payload += struct.pack(">I", len(single)) + single + body(number)
+        entry = entry_of(message_metadata(**metadata, num_messages_in_batch=self._batch), payload)
+        return send(entry, sequence_id=first, num_messages=self._batch)
+
+
+def messages_of(heard: api.CommandMessage, entry: bytes) -> list[tuple[Place, int, bytes]]:
+    """What is delivered: (place, number, body) of each message; of a batch those that are not acknowledged."""
+    at = 10 + int.from_bytes(entry[6:10])
+    metadata, identity = api.MessageMetadata.FromString(entry[10:at]), heard.message_id
+    if not metadata.HasField("num_messages_in_batch"):
+        return [((identity.ledgerId, identity.entryId, -1), number_of(entry[at:]), entry[at:])]
+    found = []
+    for index in range(metadata.num_messages_in_batch):
+        size = int.from_bytes(entry[at:at + 4])
+        single = api.SingleMessageMetadata.FromString(entry[at + 4:at + 4 + size])
+        start, at = at + 4 + size, at + 4 + size + single.payload_size
+        if not heard.ack_set or heard.ack_set[index // 64] >> (index % 64) & 1:
+            found.append(((identity.ledgerId, identity.entryId, index), number_of(entry[start:at]), entry[start:at]))
+    return found
+
 
 class Subscriber(Running):
-    """Receives everything and acknowledges what `wants`, one by one, asking for receipts."""
+    """Receives everything, by one or more consumers of a subscription, and acknowledges what `wants`, asking for receipts.
 
-    def __init__(self, service_url: str, topic: str, wants: Callable[[int], bool]) -> None:
-        super().__init__(service_url)
+    One by one and at once; with a source of chance in random order, and some are given back first.  Cumulative: all up to one.
+    """
+
+    def __init__(self, service_url: str, topic: str, wants: Callable[[int], bool], promises: Promises | None = None, *,
+                 kind: int = api.CommandSubscribe.Exclusive, consumers: int = 1, batch: int = 1, is_cumulative: bool = False,
+                 chance: random.Random | None = None) -> None:
+        super().__init__(service_url, promises or Promises(topic))
         self.received: list[int] = []
-        self.asked: set[int] = set()
-        self._wants = wants
-        self.peer.subscribe(topic)
-        self.peer.say(command(T.FLOW, consumer_id=1, messagePermits=2 * BURST))
+        self._wants, self._batch, self._is_cumulative, self._chance = wants, batch, is_cumulative, chance
+        self._gives_back = chance is not None and kind == api.CommandSubscribe.Shared
+        self._has_order = kind != api.CommandSubscribe.Shared
+        self._held: list[tuple[int, Place, int]] = []                 # consumer, place, number
+        self._waiting: dict[int, list[tuple[Place, int]]] = {}        # acknowledged and not answered, by request
+        self._requests = 0
+        self._last: dict[object, Place] = {}
+        self._topic, self._kind = topic, kind
+        self._permits = dict.fromkeys(range(1, consumers + 1), 0)      # of each consumer: used, and not given anew yet
+
+    def begin(self) -> None:
+        for consumer in self._permits:
+            self._subscribe(consumer)
+        for consumer in self._permits:
+            self.peer.say(command(T.FLOW, consumer_id=consumer, messagePermits=2 * BURST))
+
+    def _subscribe(self, consumer: int) -> None:
+        self.peer.say(command(T.SUBSCRIBE, topic=self._topic, subscription="sub", subType=self._kind, consumer_id=consumer,
+                              request_id=consumer, consumer_name=f"c{consumer}", initialPosition=api.CommandSubscribe.Earliest))
+        while (heard := self.peer.hear()).type == T.ACTIVE_CONSUMER_CHANGE:
+            pass
+        if heard.type == T.CLOSE_CONSUMER:          # of another one, on this connection
+            raise Closed
+        assert heard.type == T.SUCCESS, heard
+
+    @property
+    def asked(self) -> set[int]:
+        return set(self.promises.asked.values())
 
     def step(self) -> None:
         heard, entry = self.peer.hear_frame()
         if heard.type == T.ACK_RESPONSE:
             assert heard.ackResponse.error == api.UnknownError and not heard.ackResponse.message
-            self.receipted.append(heard.ackResponse.request_id)
+            for place, number in self._waiting.pop(heard.ackResponse.request_id):
+                self.promises.acked.add(place)
+                self.receipted.append(number)
         elif heard.type == T.MESSAGE:
-            self._take(heard.message.message_id, int(entry[10 + int.from_bytes(entry[6:10]):]))
-        else:
+            self._take(heard.message, entry)
+        elif heard.type == T.CLOSE_CONSUMER:
+            raise Closed
+        elif heard.type != T.ACTIVE_CONSUMER_CHANGE:
             self.unexpected.append(heard)
 
-    def _take(self, identity: api.MessageIdData, number: int) -> None:
-        self.received.append(number)
-        if len(self.received) % BURST == 0:
-            self.peer.say(command(T.FLOW, consumer_id=1, messagePermits=BURST))
-        if self._wants(number):
-            self.asked.add(number)
-            self.peer.say(command(T.ACK, consumer_id=1, ack_type=api.CommandAck.Individual, message_id=[identity], request_id=number))
+    def _take(self, message: api.CommandMessage, entry: bytes) -> None:
+        consumer, found = message.consumer_id, messages_of(message, entry)
+        self._permits[consumer] += self._batch
+        if self._permits[consumer] >= BURST:
+            self.peer.say(command(T.FLOW, consumer_id=consumer, messagePermits=self._permits[consumer]))
+            self._permits[consumer] = 0
+        if self._gives_back and self._chance.random() < 0.02:
+            identity = api.MessageIdData(ledgerId=message.message_id.ledgerId, entryId=message.message_id.entryId)
+            self.peer.say(command(T.REDELIVER_UNACKNOWLEDGED_MESSAGES, consumer_id=consumer, message_ids=[identity]))
+            return
+        for place, number, data in found:
+            self.received.append(number)
+            self.promises.delivered(place, number, data)
+            if self._has_order:
+                key = number // self._batch % KEYS if len(self._permits) > 1 else None
+                self.promises.found["disorder"] += place <= self._last.get(key, (-1, -1, -1))
+                self._last[key] = place
+            if self._wants(number):
+                self._held.append((consumer, place, number))
+        while len(self._held) > (HELD if self._chance else 0):
+            self._acknowledge()
+
+    def _acknowledge(self) -> None:
+        if self._is_cumulative:
+            self._say_ack(self._held, api.CommandAck.Cumulative)
+            self._held = []
+            return
+        at = self._chance.randrange(len(self._held)) if self._chance else 0
+        self._say_ack([self._held.pop(at)], api.CommandAck.Individual)
+
+    def _say_ack(self, held: list[tuple[int, Place, int]], kind: int) -> None:
+        consumer, place, _ = held[-1]
+        identity = api.MessageIdData(ledgerId=place[0], entryId=place[1])
+        if place[2] >= 0 and kind == api.CommandAck.Individual:
+            identity.ack_set.append((1 << self._batch) - 1 & ~(1 << place[2]))
+        self._requests += 1
+        self._waiting[self._requests] = [(place, number) for _, place, number in held]
+        self.promises.asked.update(self._waiting[self._requests])
+        self.peer.say(command(T.ACK, consumer_id=consumer, ack_type=kind, message_id=[identity], request_id=self._requests))
+
+
+class GoingOn:
+    """A client that is there for good: made anew whenever its connection has ended.  Its peers' addresses may change meanwhile."""
+
+    def __init__(self, begin: Callable[[], Running]) -> None:
+        self._begin = begin
+        self._over = threading.Event()
+        self._now: Running | None = None
+        self.lives = 0
+        self.unexpected: list[object] = []
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            try:
+                with self._begin() as life:
+                    self.lives += 1
+                    eventually(lambda: life.has_ended or self._over.is_set(), 3600)       # noqa: B023 - asked here only
+                self.unexpected += life.unexpected
+            except Exception as error:
+                if not is_end(error):
+                    self.unexpected.append(error)
+                self._over.wait(0.02)
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+def all_but_some(number: int) -> bool:
+    return number % 20 != 3
+
+
+LANES: list[dict] = [
+    {"kind": api.CommandSubscribe.Exclusive},
+    {"kind": api.CommandSubscribe.Exclusive, "is_cumulative": True, "batch": 3},
+    {"kind": api.CommandSubscribe.Shared, "consumers": 2, "batch": 5},
+    {"kind": api.CommandSubscribe.Key_Shared, "consumers": 2, "batch": 2},
+    {"kind": api.CommandSubscribe.Failover, "consumers": 2},
+]
+
+
+class Lane:
+    """A publisher and a subscriber of one topic that are there for good, and what they were promised."""
+
+    def __init__(self, broker: Broker, topic: str, seed: int, *, is_audited: bool, **how) -> None:
+        self.promises = Promises(topic, is_audited)
+        self._broker, self._batch, self._how, self._chance = broker, how.get("batch", 1), how, random.Random(seed)
+        self._has_audit = not is_audited
+        self.clients = [GoingOn(self._publish), GoingOn(self._subscribe)]
+
+    def _publish(self) -> Publisher:
+        if not self._has_audit:
+            with Peer(self._broker.service_url) as peer:
+                peer.subscribe(self.promises.topic, "audit")
+            self._has_audit = True
+        return Publisher(self._broker.service_url, self.promises.topic, self.promises, batch=self._batch, pause=PAUSE_SECONDS)
+
+    def _subscribe(self) -> Subscriber:
+        wants = (lambda number: True) if self._how.get("is_cumulative") else all_but_some
+        return Subscriber(self._broker.service_url, self.promises.topic, wants, self.promises, chance=self._chance, **self._how)
+
+    def stop(self) -> None:
+        for client in self.clients:
+            client.stop()
+
+    def faults(self) -> Counter[str]:
+        """When it was stopped."""
+        url, promises = self._broker.service_url, self.promises
+        unexpected = [said for client in self.clients for said in client.unexpected]
+        try:
+            found = promises.kept(read(url, promises.topic, "audit"), read(url, promises.topic, "sub"))
+        except (Closed, OSError, AssertionError) as error:
+            found = Counter(lost=len(promises.receipted))
+            unexpected.append(error)
+        for said in promises.details + unexpected:
+            print(f"{self._how}: {said!r}"[:1000])
+        found["unexpected"] += len(unexpected)
+        return +found
+
+
+def read(service_url: str, topic: str, name: str) -> list[tuple[Place, int]]:
+    """What a subscription has left: all that comes before a last message published now, and that is left there."""
+    with Peer(service_url) as peer:
+        peer.open_producer(topic)
+        peer.say(send(entry_of(message_metadata(), LAST)))
+        receipt = peer.hear()
+        assert receipt.type == T.SEND_RECEIPT, receipt
+        last = receipt.send_receipt.message_id
+        peer.subscribe(topic, name)
+        peer.say(command(T.FLOW, consumer_id=1, messagePermits=1 << 30))
+        found = []
+        while True:
+            heard, entry = peer.hear_frame()
+            if heard.type != T.MESSAGE:
+                continue
+            identity = heard.message.message_id
+            if (identity.ledgerId, identity.entryId) == (last.ledgerId, last.entryId):
+                return found
+            found += [(place, number) for place, number, data in messages_of(heard.message, entry) if data != LAST]
 
 
 def left_in(client: pulsar.Client, topic: str, name: str = "") -> list[int]:
     """What a subscription has left, or with no name what the topic holds: all that comes before a last message published now."""
     producer = client.create_producer(topic)
-    last = producer.send(b"the last")
+    last = producer.send(LAST)
     producer.close()
     if name:
         consumer = client.subscribe(topic, name)
@@ -127,14 +352,10 @@ def left_in(client: pulsar.Client, topic: str, name: str = "") -> list[int]:
         following = lambda: consumer.read_next(timeout_millis=SECONDS * 1000)  # noqa: E731
     found = []
     while (message := following()).message_id() != last:
-        with suppress(ValueError):          # the last of an earlier call
+        if message.data() != LAST:          # of an earlier call
             found.append(int(message.data()))
     consumer.close()
     return found
-
-
-def is_ascending(numbers: list[int]) -> bool:
-    return all(one < other for one, other in zip(numbers, numbers[1:], strict=False))
 
 
 def topic_of_owner(owner: int) -> str:

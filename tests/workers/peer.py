@@ -24,12 +24,16 @@ class Peer:
         if receive_buffer:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         self.socket.settimeout(SECONDS)
-        self.socket.connect((address.hostname, address.port))
         self._data = bytearray()
         self.answers_pings = True
-        self.say(first)
-        if first == CONNECT:
-            assert self.hear().type == T.CONNECTED
+        try:
+            self.socket.connect((address.hostname, address.port))
+            self.say(first)
+            if first == CONNECT:
+                assert self.hear().type == T.CONNECTED
+        except BaseException:
+            self.socket.close()
+            raise
 
     def __enter__(self) -> "Peer":
         return self

@@ -1,0 +1,50 @@
+"""The checkers of broken promises find each of them: a record of what was kept, with one thing in it that was not."""
+import pytest
+
+from .promises import Promises, body
+
+STORED = [((7, number, -1), number) for number in range(10)]
+LEFT = [STORED[4], *STORED[6:]]
+
+
+@pytest.fixture
+def promises():
+    """Numbers 0 .. 8 of 10 were receipted; 0 .. 3 acknowledged and answered, 5 acknowledged."""
+    made = Promises("topic", sent=10, receipted=set(range(9)), acked={place for place, _ in STORED[:4]})
+    made.asked = dict([*STORED[:4], STORED[5]])
+    return made
+
+
+def test_promises_that_were_kept_are_no_faults(promises):
+    for place, number in STORED[4:]:
+        promises.delivered(place, number, body(number))
+    assert promises.kept(STORED, LEFT) == {}
+    assert promises.kept(STORED, [*LEFT[:1], STORED[5], *LEFT[1:]]) == {}          # that acknowledgement was never answered
+    assert promises.kept(STORED[:9], LEFT[:-1]) == {}                              # nor was the last message receipted
+    promises.is_audited = False
+    assert promises.kept(STORED[4:], LEFT) == {}                                   # deleted: all had acknowledged it
+    promises.copies_allowed[3] = 2
+    assert promises.kept([*STORED, ((8, 0, -1), 3)], [*LEFT, ((8, 0, -1), 3)]) == {}
+
+
+@pytest.mark.parametrize(("stored", "left", "fault"), [
+    (STORED[:6] + STORED[7:], LEFT[:1] + LEFT[2:], "lost"),
+    (STORED[1:], LEFT, "lost"),                                                    # acknowledged, but kept for another subscription
+    (STORED, STORED[1:2] + LEFT, "back"),
+    (STORED, LEFT[:-1], "undelivered"),
+    ([*STORED, ((8, 0, -1), 0)], [*LEFT, ((8, 0, -1), 0)], "duplicates"),
+    (STORED, [*LEFT, LEFT[-1]], "duplicates"),
+    ([*STORED, ((8, 0, -1), 10)], [*LEFT, ((8, 0, -1), 10)], "unknown"),
+    (STORED, [*LEFT, ((9, 9, -1), 9)], "unknown"),
+    (STORED[:5] + [((7, 5, -1), 6), ((7, 6, -1), 5)] + STORED[7:], LEFT, "disorder"),
+    (STORED, LEFT[::-1], "disorder"),
+])
+def test_each_broken_promise_is_found(promises, stored, left, fault):
+    assert promises.kept(stored, left)[fault]
+    assert any(f": {fault}: " in line for line in promises.details)
+
+
+def test_what_comes_back_or_is_damaged_is_found_when_it_is_delivered(promises):
+    promises.delivered(*STORED[0], body(0))
+    promises.delivered(*STORED[8], body(8)[:-1] + b"x")
+    assert promises.kept(STORED, LEFT) == {"back": 1, "damaged": 1}
