@@ -45,7 +45,7 @@ def acks_by_consumer(rows: NDArray) -> dict[int, Acks]:
     """ACK_ROW rows (n,) by consumer; a few rows of many consumers cost least one by one."""
     if len(rows) > _FEW_ROWS:
         consumers = rows["consumer"]
-        distinct = np.unique(consumers).tolist()
+        distinct = _distinct(consumers)
         if len(distinct) * _FEW_ROWS <= len(rows):
             return {consumer: _summarise(rows[consumers == consumer] if len(distinct) > 1 else rows) for consumer in distinct}
     found: dict[int, Acks] = {}
@@ -62,6 +62,11 @@ def acks_by_consumer(rows: NDArray) -> dict[int, Acks]:
     return found
 
 
+def _distinct(column: NDArray) -> list[int]:
+    """Its values, each once; mostly it has one, which is seen ten times faster than sorted."""
+    return column[:1].tolist() if (column == column[:1]).all() else np.unique(column).tolist()
+
+
 def _summarise(rows: NDArray) -> Acks:
     """The same for many rows of one consumer."""
     flags = rows["flags"]
@@ -70,7 +75,7 @@ def _summarise(rows: NDArray) -> Acks:
     acks.cumulative = list(zip(last["ledger_id"].tolist(), (last["entry_id"].astype(np.int64)
                                                             - ((last["flags"] & envelope.PARTIAL) != 0)).tolist(), strict=True))
     single = rows[(flags & (envelope.CUMULATIVE | envelope.PARTIAL | envelope.NOTHING)) == 0]
-    for ledger_id in np.unique(single["ledger_id"]).tolist():
+    for ledger_id in _distinct(single["ledger_id"]):
         acks.single[ledger_id] = single["entry_id"][single["ledger_id"] == ledger_id]
     return acks
 
@@ -224,4 +229,5 @@ def _existing(ledger: Ledger, entries: list[int] | NDArray[np.uint64]) -> list[i
     """Those that the ledger has, sorted, each once."""
     if isinstance(entries, list):
         return sorted({entry_id for entry_id in entries if entry_id < ledger.entries})
-    return np.unique(entries[entries < ledger.entries]).astype(np.int64)
+    known = entries[entries < ledger.entries].astype(np.int64)
+    return known if (np.diff(known) > 0).all() else np.unique(known)
