@@ -259,8 +259,12 @@ def open_ledger(folder: Path, partition_id: int, ledger_id: int) -> Ledger:
     """The ledger as it lies on disk, as long as its header says.  Raises CorruptFile for one of a newer version."""
     ledger = Ledger(folder, partition_id, ledger_id)
     head = _read_header(ledger.index_path, format.INDEX_HEADER)
+    if head is None:
+        raise CorruptFile(ledger.index_path, 0, f"{format.HEADER_SIZE} bytes of header", ledger.index_path.stat().st_size)
+    if head["version"][0] > format.VERSION and head["magic"][0] == format.INDEX_MAGIC and format.is_whole(head):
+        raise CorruptFile(ledger.index_path, 8, f"format version {format.VERSION} or older", int(head["version"][0]))
     ledger.entries = whole_rows = (ledger.index_path.stat().st_size - format.HEADER_SIZE) // format.INDEX_ROW.itemsize
-    if head is None or not _is_of(head, ledger) or (head["version"][0] > 1 and not format.is_whole(head)):
+    if not _is_of(head, ledger) or (head["version"][0] != 1 and not format.is_whole(head)):
         mending.make_header(ledger)
     else:
         ledger.first_message, ledger.created_ms = int(head["first_message"][0]), int(head["created_ms"][0])
@@ -273,7 +277,8 @@ def open_ledger(folder: Path, partition_id: int, ledger_id: int) -> Ledger:
         raise CorruptFile(ledger.index_path, format.HEADER_SIZE + whole_rows * format.INDEX_ROW.itemsize,
                           f"rows of {ledger.entries} entries", "the end of the file")
     head = _read_header(ledger.ledger_path, format.LEDGER_HEADER)
-    if head is not None and not _is_of(head, ledger) and any(head.tobytes()):      # zeros: a power cut kept it from the disk
+    is_old = head is not None and 0 < head["version"][0] <= format.VERSION         # a newer one's index says that it is
+    if head is not None and not (_is_of(head, ledger) and is_old) and any(head.tobytes()):      # zeros: a power cut kept it from the disk
         ledger.damage.append(f"{ledger.ledger_path}: its header is damaged and was written anew")
         ledger.write_ledger_header()
     ledger._unchecked = ledger.entries
@@ -286,16 +291,10 @@ def _is_of(head: NDArray, ledger: Ledger) -> bool:
 
 
 def _read_header(path: Path, dtype: np.dtype) -> NDArray | None:
-    """Shape (1,); None when there is not as much.  Raises CorruptFile for one of a newer version."""
+    """Shape (1,); None when there is not as much."""
     with open(path, "rb") as file:
         raw = file.read(format.HEADER_SIZE)
-    if len(raw) < format.HEADER_SIZE:
-        return None
-    head = np.frombuffer(raw, dtype, 1)
-    is_new = head["version"][0] > format.VERSION and head["magic"][0] in (format.INDEX_MAGIC, format.LEDGER_MAGIC)
-    if is_new and (dtype != format.INDEX_HEADER or format.is_whole(head)):
-        raise CorruptFile(path, 8, f"format version {format.VERSION} or older", int(head["version"][0]))
-    return head
+    return np.frombuffer(raw, dtype, 1) if len(raw) == format.HEADER_SIZE else None
 
 
 def _is_begun(path: Path) -> bool:

@@ -433,12 +433,10 @@ class Owner:
         """What was found of it is reported; entries that are lost are skipped by every subscription, which the journal is told."""
         for text in partition.damage:
             self.report_damage(text)
-        partition.damage = []
+            self.journal.touched(partition)      # a damaged copy of its state is replaced
+        partition.damage.clear()
         losses, partition.losses = partition.losses, []
         for ledger, lost in losses:
-            for text in ledger.damage:
-                self.report_damage(text)
-            ledger.damage = []
             self.counters.add("entries_lost", len(lost))
             for subscription_id in (cursor.NOBODY, *(s.cursor.subscription_id for s in partition.subscriptions.values() if s.is_durable)):
                 for entry_id in lost:

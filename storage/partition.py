@@ -257,4 +257,4 @@ def _check(partition: Partition) -> None:
         if found.is_header_lost and before is not None:
             found.first_message = before.next_message
         partition.damage += found.damage
-        found.damage = []
+        found.damage = partition.damage      # also what is found when its index is looked at

@@ -26,6 +26,8 @@ _OWN = {
     "entries_parked": "Entries that too many consumers died over",
     "acks_of_damaged": "Messages that clients acknowledged because they could not read them",
     "acks_ignored": "Cumulative acknowledgements on subscriptions that have no order",
+    "damage_found": "Damages that were found in files, each of them told in the log",
+    "entries_lost": "Entries that were lost with their index",
     "entries_duplicate": "Entries that had come before and were not stored again",
     "deduplication_names_evicted": "Producers forgotten by deduplication because there were too many, not because they stayed away",
     "entries_in": "Entries published", "entries_out": "Entries handed to consumers", "syncs": "Journal syncs",

@@ -4,10 +4,11 @@ import subprocess
 import pytest
 
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.storage import format
 
-from ..harness import COMMAND, unique_topic
+from ..harness import COMMAND, request, unique_topic
 from ..proto.client_frames import T
-from ..storage.files import flip
+from ..storage.files import flip, make_newer
 from ..workers.peer import Peer
 from .traffic import left_in
 
@@ -34,7 +35,8 @@ def test_a_topic_whose_file_is_corrupt_is_refused_and_others_are_served(filled, 
     """As often as somebody asks, with one line in the log; repaired, it is served without a restart."""
     broker, (bad, good), index = filled
     assert broker.stop() == 0
-    flip(index, 0)
+    kept = index.read_bytes()
+    make_newer(index, format.INDEX_HEADER)
     broker.start()
     with Peer(broker.service_url) as peer:
         for _ in range(3):
@@ -45,7 +47,7 @@ def test_a_topic_whose_file_is_corrupt_is_refused_and_others_are_served(filled, 
     assert broker.log().count(str(index)) == 1
     client = connect(broker.service_url)
     assert left_in(client, good) == list(range(10))
-    flip(index, 0)
+    index.write_bytes(kept)
     assert left_in(client, bad) == list(range(10))
 
 
@@ -53,14 +55,29 @@ def test_a_broker_whose_journal_needs_a_corrupt_file_says_which_and_loses_nothin
     """It does not start: what only the journal has would be lost.  With the file repaired it goes on."""
     broker, topics, index = filled
     broker.kill_supervisor()
-    flip(index, 0)
+    kept = index.read_bytes()
+    make_newer(index, format.INDEX_HEADER)
     done = subprocess.run([*COMMAND, "--data-dir", broker.data_dir, "--port", "0", "--http-port", "0", *ONE_OF_EACH],
                           capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 1
     assert [line for line in done.stderr.splitlines() if line.startswith("geminga: geminga-o0: ") and str(index) in line]
     assert "Traceback" not in done.stderr
-    flip(index, 0)
+    index.write_bytes(kept)
     broker.start()
     client = connect(broker.service_url)
     for topic in topics:
         assert left_in(client, topic) == list(range(10))
+
+
+@pytest.mark.parametrize("offset", [0, format.HEADER_SIZE + 3], ids=["in its header", "in a row"])
+def test_a_damaged_index_costs_nothing_and_is_told(filled, connect, offset):
+    """In a line of the log, and a number of /metrics."""
+    broker, topics, index = filled
+    assert broker.stop() == 0
+    flip(index, offset)
+    broker.start()
+    client = connect(broker.service_url)
+    for topic in topics:
+        assert left_in(client, topic) == list(range(10))
+    assert broker.log().count(str(index)) == 1
+    assert 'geminga_damage_found_total{process="owner-0"} 1.0' in request("GET", broker.http_url + "/metrics")[1]

@@ -4,7 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from crc32c import crc32c
 
+from geminga.proto.frames import CHECKSUM_END
 from geminga.storage import format, ledger
 from geminga.storage.journal import Record
 from geminga.storage.ledger import Ledger, map_file
@@ -64,7 +66,7 @@ def record(number: int, *, data: bytes = b"", ops: int = 1) -> Record:
     count = 1 if data else 0
     groups = np.array([(PARTITION, 1, number, 1)] * count, format.GROUP_ROW)
     rows = np.zeros(count, format.INDEX_ROW)
-    rows["size"] = len(data)
+    rows["size"], rows["crc32c"] = len(data), crc32c(data[CHECKSUM_END:])
     op_rows = np.array([(format.MARK_DELETE, 1, PARTITION, 1, number, 0)] * ops, format.OP_ROW)
     return Record(groups, rows, np.zeros(count, format.SOURCE), op_rows, [data] if data else [], len(data))
 
@@ -91,6 +93,18 @@ def overwrite(path: Path, offset: int, data: bytes) -> None:
     with open(path, "r+b") as file:
         file.seek(offset)
         file.write(data)
+
+
+def make_newer(path: Path, dtype: np.dtype) -> None:
+    """Its headers of this kind, at the file's begin and of a state in its middle too, are of a newer version, and whole."""
+    raw = bytearray(path.read_bytes())
+    for start in (0, len(raw) // 2) if dtype == format.STATE_HEADER else (0,):
+        copy = raw[start:len(raw) // 2 + start] if dtype == format.STATE_HEADER else raw[:format.HEADER_SIZE]
+        head = np.frombuffer(copy[:format.HEADER_SIZE], dtype, 1).copy()
+        head["version"], head["checksum"] = format.VERSION + 1, 0
+        head["checksum"] = crc32c(copy[format.HEADER_SIZE:], crc32c(head.tobytes()))
+        raw[start:start + format.HEADER_SIZE] = head.tobytes()
+    path.write_bytes(raw)
 
 
 def cut(path: Path, size: int) -> None:

@@ -36,13 +36,14 @@ class Journals:
 
 
 def write(target, numbers, data=b""):
+    """Each in a pass of its own."""
     for number in numbers:
         target.append(record(number, data=data))
-    target.sync()
+        target.sync()
 
 
 def numbers(folder):
-    return [number_of(found) for found in replay(folder)]
+    return [number_of(found) for found in replay(folder).records]
 
 
 def segments(folder):

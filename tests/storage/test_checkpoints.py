@@ -1,5 +1,6 @@
 """A journal's life: opened, closed, its segments used over and over as what they promised reaches the disk."""
 import threading
+from dataclasses import dataclass
 
 import pytest
 
@@ -69,30 +70,41 @@ def test_files_of_another_size_and_surplus_ones_are_removed(tmp_path, opened):
 # -- checkpoints ------------------------------------------------------------------------------------------------------------------
 
 class Written:
-    """Something that is written through mappings."""
+    """Something of which a part is in a file, and the rest in memory, to be written as it is when it is asked."""
 
     def __init__(self, folder, name):
-        self.path = folder / name
+        self.path, self.aside = folder / name, folder / f"{name}-aside"
         self.path.touch()
         self.asked = 0
 
-    def before_checkpoint(self):
+    def checkpoint(self):
         self.asked += 1
+        return [self.path], [Snapshot(self)]
 
-    def files(self):
-        return [self.path]
+
+@dataclass(frozen=True)
+class Snapshot:
+    file: "Written"
+
+    @property
+    def path(self):
+        return self.file.aside
+
+    def write(self):
+        self.path.touch()
 
 
 @pytest.fixture
 def synced(monkeypatch):
-    """Sets of paths, in the order in which they were synced."""
-    done, real = [], journal.sync_files
+    """Sets of names: what is on disk, in the order in which it was put there."""
+    done, real = [], journal.put_on_disk
 
-    def sync_files(paths):
-        real(paths)
-        done.append({path.name for path in paths})
+    def put_on_disk(paths, snapshots):
+        real(paths, snapshots)
+        assert all(snapshot.path.exists() for snapshot in snapshots)
+        done.append({path.name for path in paths} & {snapshot.file.path.name for snapshot in snapshots})
 
-    monkeypatch.setattr(journal, "sync_files", sync_files)
+    monkeypatch.setattr(journal, "put_on_disk", put_on_disk)
     return done
 
 
@@ -127,11 +139,11 @@ def test_writing_waits_for_a_checkpoint_only_when_no_segment_is_free(tmp_path, o
     """A slow disk slows publishing down, instead of filling the disk with segments."""
     begun, may_end = threading.Event(), threading.Event()
 
-    def slow(paths):
+    def slow(paths, snapshots):
         begun.set()
         assert may_end.wait(20)
 
-    monkeypatch.setattr(journal, "sync_files", slow)
+    monkeypatch.setattr(journal, "put_on_disk", slow)
     target = opened(3)
     done = threading.Event()
 
@@ -152,7 +164,7 @@ def test_files_that_are_gone_need_no_sync(tmp_path):
     """A ledger that was consumed and deleted meanwhile is never written at all."""
     kept, gone = Written(tmp_path, "kept"), Written(tmp_path, "gone")
     gone.path.unlink()
-    journal.sync_files({kept.path, gone.path})
+    journal.put_on_disk({kept.path, gone.path}, [])
 
 
 def test_a_disk_without_room_for_a_segment_is_told(tmp_path, monkeypatch):

@@ -1,6 +1,6 @@
 """A cursor against a set of acknowledged entries, which is what it stands for.
 
-The machine grows and seals ledgers, acknowledges in every way and any order, resets, and opens the cursor again from its files.
+The machine grows and seals ledgers, acknowledges in every way and any order, resets, and opens the cursor again from its file.
 """
 import shutil
 import tempfile
@@ -12,8 +12,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from geminga.storage import format
-from geminga.storage.cursor import Cursor, CursorTable, load_bitmaps
+from geminga.storage import state
+from geminga.storage.cursor import Cursor
+from geminga.storage.state import State, StateFile
 
 from .files import PARTITION, SUBSCRIPTION, Length, ids
 
@@ -33,8 +34,8 @@ class CursorMachine(RuleBasedStateMachine):
 
     @initialize(is_durable=st.booleans())
     def begin(self, is_durable):
-        self.table = CursorTable(self.folder, PARTITION)
-        self.cursor = Cursor(self.folder, SUBSCRIPTION, (10, -1), is_durable=is_durable)
+        self.file = StateFile(self.folder, PARTITION)
+        self.cursor = Cursor(SUBSCRIPTION, (10, -1), is_durable=is_durable)
 
     def draw_ledger(self, data):
         return data.draw(st.sampled_from([ledger for ledger in self.ledgers if ledger.entries]))
@@ -109,17 +110,14 @@ class CursorMachine(RuleBasedStateMachine):
     def delete_the_first_ledger(self):
         gone = self.ledgers.pop(0).ledger_id
         self.cursor.forget(gone)
-        format.acks_path(self.folder, gone, SUBSCRIPTION).unlink(missing_ok=True)
         del self.acknowledged[gone]
 
     @precondition(lambda self: self.cursor.is_durable)
     @rule()
     def reopen(self):
-        """Another process, which has the files alone."""
-        self.table.write(SUBSCRIPTION, self.cursor.mark_delete)
-        self.table = CursorTable(self.folder, PARTITION)
-        self.cursor = Cursor(self.folder, SUBSCRIPTION, self.table.positions()[SUBSCRIPTION], is_durable=True)
-        load_bitmaps(self.cursor)
+        """Another process, which has the file alone."""
+        self.file.take(State({SUBSCRIPTION: self.cursor})).write()
+        self.cursor = state.read(self.folder, PARTITION).cursors[SUBSCRIPTION]
 
     @rule(data=st.data())
     def runs_of_a_part(self, data):
@@ -163,8 +161,8 @@ TestCursorMachine.settings = settings(max_examples=150, stateful_step_count=40, 
 # -- the machine's finds, at their smallest ---------------------------------------------------------------------------------------
 
 @pytest.fixture
-def cursor(tmp_path):
-    return Cursor(tmp_path, SUBSCRIPTION, (1, -1), is_durable=True)
+def cursor():
+    return Cursor(SUBSCRIPTION, (1, -1), is_durable=True)
 
 
 def test_acknowledging_a_later_ledger_does_not_acknowledge_those_before(cursor):
@@ -178,7 +176,7 @@ def test_acknowledging_a_later_ledger_does_not_acknowledge_those_before(cursor):
 
 
 def test_a_sealed_ledger_that_is_done_is_followed_by_the_next_without_a_bitmap(cursor):
-    """So that consumers who acknowledge in order cost no file for each ledger."""
+    """So that consumers who acknowledge in order cost no bits."""
     ledgers = [Length(1, 4, is_sealed=True), Length(2, 2)]
     assert cursor.acknowledge_in_order(ledgers[0], ids(0, 1, 2, 3))
     cursor.advance(ledgers)
@@ -195,3 +193,22 @@ def test_a_position_beyond_the_bitmap_stays(cursor):
     cursor.advance([ledger])
     assert cursor.mark_delete == (1, 40_001)
     assert cursor.backlog([ledger]) == 9_998
+
+
+def test_holes_cost_bits_and_what_is_out_costs_bytes(rig):
+    """However many there are, and in whatever order: at most 16 bytes an entry that is out, 2 bits one that is at rest."""
+    count = 20_000
+    producer, consumer = rig.producer("t"), rig.consumer("t", subType=1)
+    positions = [rig.run(rig.sends(*[(producer, b"x")] * (count // 10))).positions for _ in range(10)]
+    rig.run(rig.flow(consumer, count))
+    subscription = rig.partition("t").subscriptions["sub", True]
+    held = subscription.dispatcher.pending._ledgers.values()
+    assert 0 < sum(one.seats.nbytes for one in held) <= 16 * count
+    random = np.random.default_rng(1)
+    entries = random.permutation([entry for part in positions for entry in part])
+    for at in range(0, count // 2, 1000):
+        rig.run(rig.acks(consumer, *entries[at:at + 1000].tolist()))
+    rig.close_consumer(consumer)
+    assert subscription.dispatcher is None
+    assert sum(bits.nbytes for bits in subscription.cursor.bitmaps.values()) * 8 <= 2 * count + 8 * 4096
+    assert subscription.cursor.backlog(rig.partition("t").ledgers) == count // 2

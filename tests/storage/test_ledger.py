@@ -1,4 +1,4 @@
-"""A ledger's files: whatever they end with, what is whole before that is kept, and nothing behind it is taken for an entry."""
+"""A ledger's files: what the index's header says is there, nothing behind it is taken for an entry, and what is damaged is made anew."""
 import errno
 import os
 import random
@@ -10,7 +10,7 @@ from geminga.storage import format, ledger
 from geminga.storage.errors import CorruptFile, StorageFull
 from geminga.storage.ledger import map_file, open_ledger
 
-from .files import CREATED_MS, PARTITION, append, body, cut, flip, make_ledger, overwrite, read_mapped
+from .files import CREATED_MS, PARTITION, append, body, cut, flip, make_ledger, make_newer, overwrite, read_mapped
 
 ROW = format.INDEX_ROW.itemsize
 ENTRIES = 10
@@ -18,14 +18,19 @@ ENTRIES = 10
 
 @pytest.fixture
 def made(tmp_path):
-    """A ledger of ten entries, as an owner that was killed leaves it."""
-    return make_ledger(tmp_path, 1, ENTRIES, first_message=100)
+    """A ledger of ten entries, as an owner leaves it that was killed after a checkpoint."""
+    made = make_ledger(tmp_path, 1, ENTRIES, first_message=100)
+    made.checkpoint()
+    return made
 
 
-def reopened(made):
+def reopened(made, *damage):
+    """What the next process has, when it has looked at all of it; the damage it tells of is in these files."""
     found = open_ledger(made.folder, PARTITION, made.ledger_id)
     assert found.next_message == 100 + found.entries
     assert read_mapped(made.folder, 1, 0, found.entries) == [body(number) for number in range(found.entries)]
+    assert [text.partition(":")[0] for text in found.damage] == [str(path) for path in damage]
+    assert not found.lost
     return found
 
 
@@ -41,57 +46,29 @@ def test_what_was_written_is_there_for_the_next_process(made):
     assert (found.entries, found.size, found.is_sealed) == (ENTRIES, made.size, False)
     assert (found.first_message, found.created_ms) == (100, CREATED_MS)
     append(found, [body(ENTRIES)])
+    found.checkpoint()
     assert reopened(made).entries == ENTRIES + 1
 
 
-@pytest.mark.parametrize("size", [0, 1, format.HEADER_SIZE - 1])
-def test_an_index_without_a_whole_header_is_not_an_index(made, size):
-    """Opening says which file, and how much of a header it found."""
-    cut(made.index_path, size)
-    with pytest.raises(CorruptFile, match=rf"{made.index_path}.*found {size}"):
-        open_ledger(made.folder, PARTITION, 1)
-
-
-def test_a_header_without_rows_is_an_empty_ledger(made):
-    cut(made.index_path, format.HEADER_SIZE)
-    found = reopened(made)
-    assert (found.entries, found.size, found.last_entry, found.next_message) == (0, format.HEADER_SIZE, -1, 100)
-
-
-@pytest.mark.parametrize("extra", [1, ROW // 2, ROW - 1])
-@pytest.mark.parametrize("whole", [0, 3, ENTRIES - 1])
-def test_an_index_cut_within_a_row_ends_before_it(made, whole, extra):
-    cut(made.index_path, row_at(whole) + extra)
-    assert reopened(made).entries == whole
-
-
-def test_after_a_cut_the_ledger_can_be_written_again(made):
-    """The next entries take the places, and the bytes, of those that were lost."""
-    cut(made.index_path, row_at(3) + 5)
-    found = reopened(made)
-    append(found, [body(number) for number in range(3, 40)])
-    assert reopened(made).entries == 40
-
-
-@pytest.mark.parametrize("number", [0, 4, ENTRIES - 1])
-def test_entries_end_before_a_junk_row(made, number):
-    overwrite(made.index_path, row_at(number), random.Random(1).randbytes(ROW))
-    assert reopened(made).entries == number
-
-
-def test_entries_end_before_a_row_of_zeros(made):
-    """What is allocated and was never written is zeros; so is a page that never reached the disk."""
-    overwrite(made.index_path, row_at(4), bytes(ROW))
-    assert reopened(made).entries == 4
-
-
-def test_a_flipped_bit_anywhere_in_a_row_ends_the_entries_there(made):
-    """No bit of a row is without its checksum, the checksum's own included."""
-    for bit in range(8 * ROW):
-        flip(made.index_path, row_at(4) + bit // 8, bit % 8)
-        assert open_ledger(made.folder, PARTITION, 1).entries == 4, bit
-        flip(made.index_path, row_at(4) + bit // 8, bit % 8)
+def test_what_came_after_the_last_checkpoint_is_for_the_journal_to_say(made):
+    """Rows may have reached the disk without their entries."""
+    append(made, [body(ENTRIES)])
     assert reopened(made).entries == ENTRIES
+
+
+@pytest.mark.parametrize("size", [0, 1, format.HEADER_SIZE - 1, format.HEADER_SIZE, row_at(0) + 5, row_at(3), row_at(ENTRIES) - 1])
+def test_an_index_that_is_cut_short_is_refused_by_name(made, size):
+    """Nothing is written over what is left."""
+    cut(made.index_path, size)
+    with pytest.raises(CorruptFile, match=f"{made.index_path}"):
+        open_ledger(made.folder, PARTITION, 1)
+    assert made.index_path.stat().st_size == size
+
+
+def test_a_ledger_that_is_cut_short_is_refused_by_name(made):
+    cut(made.ledger_path, made.size - 1)
+    with pytest.raises(CorruptFile, match=f"{made.ledger_path}: at byte {made.size - 1}"):
+        open_ledger(made.folder, PARTITION, 1).check_lengths()
 
 
 def test_junk_behind_the_last_row_is_no_entry(made):
@@ -99,31 +76,76 @@ def test_junk_behind_the_last_row_is_no_entry(made):
     assert reopened(made).entries == ENTRIES
 
 
-def test_a_row_in_another_place_fails(made):
-    """A whole row, copied behind the last one or into another ledger's index, is not an entry there."""
-    raw = made.index_path.read_bytes()
-    overwrite(made.index_path, row_at(ENTRIES), raw[row_at(ENTRIES - 1):row_at(ENTRIES)])
+# -- damage -----------------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("number", [0, 4, ENTRIES - 1])
+@pytest.mark.parametrize("junk", [random.Random(1).randbytes(ROW), bytes(ROW)], ids=["junk", "zeros"])
+def test_a_damaged_row_costs_nothing(made, number, junk):
+    """Wherever it is; what it said is in the rows beside it, and in the entry.  It is told once, for it is made good."""
+    overwrite(made.index_path, row_at(number), junk)
+    assert reopened(made, made.index_path).entries == ENTRIES
     assert reopened(made).entries == ENTRIES
-    other = make_ledger(made.folder, 2)
-    overwrite(other.index_path, row_at(0), raw[row_at(0):row_at(ENTRIES)])
-    assert open_ledger(made.folder, PARTITION, 2).entries == 0
+
+
+def test_a_flipped_bit_anywhere_in_a_row_is_found_and_costs_nothing(made):
+    """No bit of a row is without its checksum, the checksum's own included."""
+    for bit in range(8 * ROW):
+        flip(made.index_path, row_at(4) + bit // 8, bit % 8)
+        assert reopened(made, made.index_path).entries == ENTRIES, bit
+
+
+def test_a_row_in_another_place_is_damaged(made):
+    """A whole row, copied over another or into another ledger's index, is not that entry's."""
+    raw = made.index_path.read_bytes()
+    overwrite(made.index_path, row_at(4), raw[row_at(ENTRIES - 1):row_at(ENTRIES)])
+    assert reopened(made, made.index_path).entries == ENTRIES
+    other = make_ledger(made.folder, 2, ENTRIES, is_sealed=True)
+    overwrite(other.index_path, row_at(0), raw[row_at(0):row_at(1)])
+    found = open_ledger(made.folder, PARTITION, 2)
+    assert found.next_message == ENTRIES and len(found.damage) == 1
+
+
+@pytest.mark.parametrize("is_sealed", [False, True])
+def test_a_flipped_bit_anywhere_in_the_header_of_an_index_is_found_and_costs_nothing(made, is_sealed):
+    """It is made anew from the rows; of a sealed ledger its partition knows that it is one."""
+    if is_sealed:
+        made.seal()
+    for bit in range(8 * format.HEADER_SIZE):
+        flip(made.index_path, bit // 8, bit % 8)
+        found = reopened(made, made.index_path)
+        assert (found.entries, found.size, found.created_ms, found.is_header_lost) == (ENTRIES, made.size, CREATED_MS, False), bit
+        if is_sealed and not found.is_sealed:
+            found.seal()
+    assert reopened(made).entries == ENTRIES
+
+
+def test_a_flipped_bit_anywhere_in_the_header_of_a_ledger_is_found_and_costs_nothing(made):
+    for bit in range(8 * 32):
+        if bit // 8 not in range(12, 16):        # unused
+            flip(made.ledger_path, bit // 8, bit % 8)
+            assert reopened(made, made.ledger_path).entries == ENTRIES, bit
+    assert reopened(made).entries == ENTRIES
 
 
 # -- headers ----------------------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("offset", "data", "found"), [
-    (0, b"GEMLEDGR", "GEMLEDGR"),                                  # some other file of ours
-    (0, b"\x89PNG\r\n\x1a\n", "PNG"),
-    (16, (99).to_bytes(8, "little"), "99"),                        # another ledger's
-    (8, (format.VERSION + 1).to_bytes(4, "little"), f"found {format.VERSION + 1}"),
-], ids=["another kind", "foreign", "another ledger's", "newer version"])
-def test_a_file_that_is_not_this_ledgers_index_is_refused_by_name(made, offset, data, found):
-    """The message names the file and what was found in it."""
-    overwrite(made.index_path, offset, data)
-    with pytest.raises(CorruptFile) as caught:
+def test_an_index_of_a_newer_version_is_refused_by_name(made):
+    """The message names the file and what was found in it; nothing is written."""
+    make_newer(made.index_path, format.INDEX_HEADER)
+    kept = made.index_path.read_bytes()
+    with pytest.raises(CorruptFile, match=f"{made.index_path}.*found {format.VERSION + 1}"):
         open_ledger(made.folder, PARTITION, 1)
-    assert str(made.index_path) in str(caught.value)
-    assert found in str(caught.value)
+    assert made.index_path.read_bytes() == kept
+
+
+@pytest.mark.parametrize(("offset", "data"), [
+    (0, b"GEMLEDGR"),                                  # some other file of ours
+    (0, b"\x89PNG\r\n\x1a\n"),
+    (16, (99).to_bytes(8, "little")),                  # another ledger's
+], ids=["another kind", "foreign", "another ledger's"])
+def test_a_header_that_is_another_files_is_made_anew(made, offset, data):
+    overwrite(made.index_path, offset, data)
+    assert reopened(made, made.index_path).entries == ENTRIES
 
 
 def test_only_whole_indexes_count_as_ledgers(made):
@@ -131,7 +153,6 @@ def test_only_whole_indexes_count_as_ledgers(made):
     for ledger_id, size in ((2, 0), (3, 16 << 10)):
         format.index_path(made.folder, ledger_id).write_bytes(bytes(size))
         format.ledger_path(made.folder, ledger_id).touch()
-    (made.folder / "1.5.acks").write_bytes(bytes(8))
     make_ledger(made.folder, 20)
     assert ledger.ledger_ids(made.folder) == [1, 20]
 
@@ -141,7 +162,7 @@ def test_what_was_begun_is_completed(tmp_path):
     format.index_path(tmp_path, 1).touch()
     append(make_ledger(tmp_path, 1), [body(0)])
     make_ledger(tmp_path, 1)
-    assert open_ledger(tmp_path, PARTITION, 1).entries == 1
+    assert read_mapped(tmp_path, 1, 0, 1) == [body(0)]
 
 
 # -- growth -----------------------------------------------------------------------------------------------------------------------
@@ -157,6 +178,7 @@ def test_files_grow_and_older_mappings_stay_readable(tmp_path):
     assert made.ledger_path.stat().st_size > sizes[0] and made.index_path.stat().st_size > sizes[1]
     assert read_mapped(tmp_path, 1, 3, 1497) == bodies
     assert (small[:3] == made.index[:3]).all()
+    made.checkpoint()
     assert open_ledger(tmp_path, PARTITION, 1).entries == 1500
 
 
@@ -188,17 +210,20 @@ def test_a_full_disk_refuses_room_and_changes_nothing(tmp_path, monkeypatch):
     assert (made.entries, made.last_entry) == (3, 2)
     monkeypatch.undo()
     append(made, [body(3)])
+    made.checkpoint()
     assert open_ledger(tmp_path, PARTITION, 1).entries == 4
 
 
 # -- the end ----------------------------------------------------------------------------------------------------------------------
 
-def test_a_sealed_ledger_is_as_long_as_its_header_says(made):
-    """Its rows need not be looked at to know."""
+def test_rows_are_looked_at_when_they_are_needed(made):
+    """Not at a start, which would read the indexes of all ledgers."""
     made.seal()
     flip(made.index_path, row_at(4))
     found = open_ledger(made.folder, PARTITION, 1)
-    assert (found.is_sealed, found.entries, found.size) == (True, ENTRIES, made.size)
+    assert (found.is_sealed, found.entries, found.size, found.damage) == (True, ENTRIES, made.size, [])
+    assert found.messages_in(0, ENTRIES) == ENTRIES
+    assert len(found.damage) == 1
 
 
 def test_an_empty_ledger_can_be_sealed(tmp_path):
@@ -207,14 +232,13 @@ def test_an_empty_ledger_can_be_sealed(tmp_path):
     assert (found.is_sealed, found.entries, found.size) == (True, 0, format.HEADER_SIZE)
 
 
-def test_deleting_takes_all_its_files_and_no_others(tmp_path):
-    """Bitmaps of its subscriptions go with it; whoever has it mapped can still read."""
+def test_deleting_takes_its_files_and_no_others(tmp_path):
+    """Whoever has it mapped can still read."""
     made, other = make_ledger(tmp_path, 1, 3), make_ledger(tmp_path, 11, 3)
-    for name in ("1.5.acks", "1.6.acks", "11.5.acks"):
-        (tmp_path / name).write_bytes(bytes(8))
+    other.checkpoint()
     mapped = map_file(made.ledger_path, writable=False)
     made.unlink()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["11.5.acks", "11.index", "11.ledger"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["11.index", "11.ledger"]
     assert mapped[format.HEADER_SIZE:format.HEADER_SIZE + len(body(0))] == body(0)
     assert open_ledger(tmp_path, PARTITION, other.ledger_id).entries == 3
     made.unlink()            # again changes nothing

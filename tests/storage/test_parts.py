@@ -1,16 +1,12 @@
 """Batches of which some messages are acknowledged: what is left of them, and that it is kept."""
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from geminga.storage import format, parts
-from geminga.storage.errors import CorruptFile
 from geminga.storage.journal import Journal
 from geminga.storage.subscription import SubType
 
 from .disk import Disk
-from .files import cut, flip
 from .rig import Rig
 
 MANY = 1_000
@@ -128,11 +124,11 @@ def test_parts_outlive_the_process(rigs, kind):
 
 
 def test_a_power_cut_takes_back_no_part_that_was_answered(tmp_path, monkeypatch):
-    """Right behind a checkpoint too, which has written the file of parts anew, while the journal has not said yet what it is without."""
+    """Right behind a checkpoint too, which has written the state anew, while the journal has not said yet what it is without."""
     disk = Disk(tmp_path / "data", monkeypatch)
     rig = Rig(tmp_path / "data", journal_segment_bytes=64 << 10, journal_segments_max=3, roll_over_entries=16)
     producer, consumer = rig.producer("a"), rig.consumer("a", subType=SubType.Shared)
-    path, answered, cuts, sync = format.parts_path(rig.partition("a").folder), {}, {}, Journal.sync
+    path, answered, cuts, sync = format.state_path(rig.partition("a").folder), {}, {}, Journal.sync
 
     def look(journal):
         """Cut the power instead of syncing, on a copy, and see what is left there."""
@@ -156,36 +152,6 @@ def test_a_power_cut_takes_back_no_part_that_was_answered(tmp_path, monkeypatch)
     rig.close()
     assert len(cuts) >= 5
     assert 0b111 in answered.values()
-
-
-BITS = st.one_of(st.integers(1, 7), st.integers(1, (1 << 200) - 1), st.sampled_from([1 << 63, 1 << 64, ALL_64, (1 << 128) - 1]))
-ENTRIES = st.dictionaries(st.integers(0, 2**40), BITS, min_size=1, max_size=4)
-PARTS = st.dictionaries(st.integers(0, 2**63 - 1), ENTRIES, min_size=1, max_size=3)
-
-
-@settings(deadline=None, derandomize=True, max_examples=40)
-@given(found=st.dictionaries(st.integers(1, 2**32 - 1), PARTS, max_size=3))
-def test_the_file_says_what_was_written(tmp_path_factory, found):
-    folder = tmp_path_factory.mktemp("parts")
-    parts.write(folder, found)
-    assert parts.read(folder) == found
-    parts.write(folder, {})
-    assert parts.read(folder) == {}
-
-
-def test_no_file_is_made_for_nothing(tmp_path):
-    parts.write(tmp_path, {1: {}})
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("damage", [lambda path: flip(path, 0), lambda path: flip(path, path.stat().st_size - 1),
-                                    lambda path: cut(path, path.stat().st_size - 8), lambda path: cut(path, 10)])
-def test_a_damaged_file_is_found_out(tmp_path, damage):
-    parts.write(tmp_path, {1: {2: {3: 4}}})
-    [path] = tmp_path.iterdir()
-    damage(path)
-    with pytest.raises(CorruptFile, match=path.name):
-        parts.read(tmp_path)
 
 
 def test_words_are_64_bits_the_lowest_first():
