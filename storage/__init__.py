@@ -21,6 +21,7 @@
     acknowledgements.py   what acknowledgements do to cursors
     expiry.py       messages that nobody acknowledges in time
     retention.py    how long what everybody has acknowledged is kept
+    punching.py     space given back within ledgers
     quota.py        how much may be not acknowledged
     gate.py         why nobody may publish now, and who waits for that
     queries.py      what administration asks of an owner

@@ -146,6 +146,7 @@ def move(owner, subscription: Subscription, acks: Acks, reason: int) -> None:
                                  ledger_id=cursor.mark_delete[0], entry_id=cursor.mark_delete[1]))
             if len(found.ledgers) > 1:
                 owner.wake_trimming(found)
+    owner.puncher.acknowledged[found] = None
     if found.is_terminated or (subscription.dispatcher is not None and subscription.dispatcher.is_woken_by_acknowledgements):
         owner.wake(found)
 

@@ -23,10 +23,11 @@ _IOV_MAX = 1000                 # pieces of one write; the kernel takes 1024
 
 
 def allocate(path: Path, size: int) -> None:
-    """Make the file at least `size` bytes long and all of it writable; raises StorageFull."""
+    """Make the file at least `size` bytes long and what is new of it writable; raises StorageFull."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
     try:
-        os.posix_fallocate(fd, 0, size)
+        if (before := os.fstat(fd).st_size) < size:      # what was punched out of it stays so
+            os.posix_fallocate(fd, before, size - before)
     except OSError as error:
         raise StorageFull(f"{path}: {error.strerror}") from error
     finally:
@@ -128,6 +129,11 @@ class Ledger:
         """Bytes of its larger file."""
         self._open()
         return self._allocated[0]
+
+    @property
+    def descriptor(self) -> int:
+        """Of the ledger's file, to write to it."""
+        return self._open()[0]
 
     def _open(self) -> tuple[int, int]:
         if self._fds is None:

@@ -41,6 +41,7 @@ from geminga.storage.parts import words as parts_words
 from geminga.storage.pending import NEVER_MS, Entries
 from geminga.storage.policies import policies_of
 from geminga.storage.producers import Producer
+from geminga.storage.punching import Puncher
 from geminga.storage.quota import Quotas
 from geminga.storage.retention import Retention, disposable
 from geminga.storage.subscription import Consumer, Subscription
@@ -80,7 +81,7 @@ class Owner:
         self.discovery = Discovery(catalogue, options.discovery_grace_s * 1000)
         self.live: dict[TopicName, LiveTopic] = {}                # topics that keep nothing
         self.live_producers: dict[int, Producer] = {}             # theirs, by handle
-        self.expiry, self.quotas, self.retention = Expiry(self), Quotas(self), Retention(self)
+        self.expiry, self.quotas, self.retention, self.puncher = Expiry(self), Quotas(self), Retention(self), Puncher(self)
         self.gate = Gate(self, self.quotas)                       # what keeps producers out
         self.parked: dict[tuple[int, int], list[tuple]] = {}      # commands that wait until a connection is known to be alive or dead
         self.ops: list[tuple] = []                                # of this pass, not yet in the journal
@@ -176,7 +177,7 @@ class Owner:
         put_on_disk(*to_put({partition, partition.open_ledger}))
         partition.is_released = True
         del self.by_name[partition.name]
-        for watcher in (self.expiry, self.quotas, self.retention, self.gate):
+        for watcher in (self.expiry, self.quotas, self.retention, self.puncher, self.gate):
             watcher.release(partition)
         self._recent.discard(partition)
         for waiting in (self._to_dispatch, self._to_trim):
@@ -203,7 +204,7 @@ class Owner:
     def apply_policies(self, partition: Partition) -> None:
         """What is set for it in the catalogue holds from here on."""
         partition.policies = policies_of(self.catalogue, partition.name, self.options)
-        for watcher in (self.expiry, self.quotas, self.retention):
+        for watcher in (self.expiry, self.quotas, self.retention, self.puncher):
             watcher.watch(partition)
         partition.deduplicates = partition.policies.deduplication
         self._deal_with_damage(partition)
@@ -544,7 +545,7 @@ class Owner:
     def _tick(self) -> None:
         """An idle partition whose open ledger is drained gives up its disk space; producers that stay away are forgotten."""
         self._next_tick_ms = self.now_ms + TICK_MS
-        for watcher in (self.expiry, self.quotas, self.retention):
+        for watcher in (self.expiry, self.quotas, self.retention, self.puncher):
             watcher.tick(self.now_ms)
         self._forget_producers()
         for partition in self.discovery.tick(self.now_ms):

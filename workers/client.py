@@ -60,6 +60,29 @@ class Run:
     words: NDArray[np.uint64] | None = None      # of those
 
 
+def _picked(run: Run, many: int, there: NDArray[np.bool_]) -> tuple[NDArray, NDArray[np.uint64]]:
+    """Of the first entries of a run, so many, those that are there, as they are picked."""
+    if run.picked is None:
+        picked = np.zeros(many, envelope.PICKED)
+        picked["entry_id"] = np.arange(run.first, run.first + many)
+        return picked[there], np.zeros(0, np.uint64)
+    counts = run.picked["words"][:len(there)].astype(np.int64)
+    return run.picked[:len(there)][there], run.words[:int(counts.sum())][np.repeat(there, counts)]
+
+
+def _take(runs: deque[Run], many: int) -> None:
+    """So many entries of the first run have been dealt with."""
+    run = runs[0]
+    if run.picked is None:
+        run.first += many
+    else:
+        run.words = run.words[int(run.picked["words"][:many].sum()):]
+        run.picked = run.picked[many:]
+    run.count -= many
+    if not run.count:
+        runs.popleft()
+
+
 class Client(asyncio.BufferedProtocol):
     """The protocol object that the loop calls."""
 
@@ -482,17 +505,15 @@ class Client(asyncio.BufferedProtocol):
             route.delivery = deliveries.Delivery(route.object_id, run.ledger_id, route.partition, self.broker_fields, run.epoch)
             route.delivery_to = run.ledger_id, run.epoch
         many = len(rows)
-        if run.picked is None:
-            frames = route.delivery.frames(run.first, rows, data)
-            run.first += many
-        else:
-            frames = route.delivery.picked(run.picked[:many], run.words, rows, data)
-            run.words = run.words[int(run.picked["words"][:many].sum()):]
-            run.picked = run.picked[many:]
-        run.count -= many
-        if not run.count:
-            runs.popleft()
-        return many, frames
+        frames = route.delivery.frames(run.first, rows, data) if run.picked is None else \
+            route.delivery.picked(run.picked[:many], run.words, rows, data)
+        while (there := egress.still_there(rows, data)) is not None:      # others are acknowledged, and their space given back
+            route.link.flow(route.handle, int(rows["messages"][~there].sum()))
+            rows, picked, words = rows[there], *_picked(run, many, there)
+            run = Run(route, run.partition_id, run.ledger_id, run.first, len(rows), run.epoch, picked, words)
+            frames = route.delivery.picked(picked, words, rows, data) if len(rows) else []
+        _take(runs, many)
+        return len(rows), frames
 
     def withhold(self, link: OwnerLink, command: api.BaseCommand, answer: bytes) -> None:
         """The answer to the LOOKUP is given when the owner has answered."""

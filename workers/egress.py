@@ -13,10 +13,22 @@ from numpy.typing import NDArray
 
 from geminga.storage import format
 from geminga.storage.ledger import map_file
+from geminga.storage.punching import NOTHING
 
 LEDGERS_MAX = 1_024          # mapped at a time by one worker; two file descriptors each
 ENTRIES_MAX = 8_192          # turned into bytes at a time
 BYTES_MAX = 1 << 20          # likewise; one entry may be larger
+
+
+def still_there(rows: NDArray, data: memoryview) -> NDArray[np.bool_] | None:
+    """Which of the entries with these index rows (n,) are; None when all of them are.
+
+    Asked when they have been copied: what is there then was whole before.
+    """
+    if np.frombuffer(data, np.uint8)[rows["offset"]].all():
+        return None
+    found = np.array([data[at:at + len(NOTHING)] != NOTHING for at in rows["offset"].tolist()])
+    return None if found.all() else found
 
 
 class LedgerGone(Exception):

@@ -1,23 +1,29 @@
 """Ledgers that others write, read while they grow, and when they are gone."""
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from geminga.proto import envelope
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.frames import SIZES
 from geminga.storage import format
 from geminga.workers import egress
+from geminga.workers.client import Client, Route, Run
 from geminga.workers.egress import LedgerGone, Ledgers
+from geminga.workers.options import WorkerOptions
 
 PARTITION, LEDGER = 3, 7
 
 
-def store(data_dir: Path, sizes: list[int], *, ledger_id: int = LEDGER, room: int = 0) -> list[bytes]:
+def store(data_dir: Path, sizes: list[int], *, ledger_id: int = LEDGER, room: int = 0, first: int = 0) -> list[bytes]:
     """A ledger's files with entries of these sizes, and so many rows allocated ahead; returns the entries."""
     folder = format.partition_folder(data_dir, PARTITION)
     folder.mkdir(parents=True, exist_ok=True)
-    entries = [bytes([number % 251]) * size for number, size in enumerate(sizes)]
+    entries = [bytes([number % 251]) * size for number, size in enumerate(sizes, first)]
     rows = np.zeros(len(sizes), format.INDEX_ROW)
-    rows["size"] = sizes
+    rows["size"], rows["messages"] = sizes, 1
     rows["offset"] = format.HEADER_SIZE + np.cumsum(rows["size"], dtype=np.uint64) - rows["size"]
     ledger_header = format.header(format.LEDGER_HEADER, magic=format.LEDGER_MAGIC, ledger_id=ledger_id, partition_id=PARTITION)
     index_header = format.header(format.INDEX_HEADER, magic=format.INDEX_MAGIC, ledger_id=ledger_id, partition_id=PARTITION)
@@ -139,3 +145,69 @@ def test_no_more_ledgers_are_mapped_than_stated(tmp_path, monkeypatch):
     assert read(ledgers, 0, 1, 1) == stored[1]
     with pytest.raises(LedgerGone):
         ledgers.read(PARTITION, 2, 0, 1)
+
+
+# -- entries whose space was given back
+
+def client_of(tmp_path, **run):
+    """A client before whom a run of eight entries of a Delivery of its own lies: (client, what its owner is sent)."""
+    store(tmp_path, [10] * 8)
+    flows = []
+    link = SimpleNamespace(flow=lambda *flow: flows.append(flow))
+    client = Client(SimpleNamespace(ledgers=Ledgers(tmp_path), next_connection=lambda: 1, options=WorkerOptions()))
+    route = client.consumers[5] = Route(link, 5, handle=77)
+    client._runs.append(Run(route, PARTITION, LEDGER, **{"first": 0, "count": 8, "epoch": -1} | run))
+    return client, flows
+
+
+def give_back(tmp_path, *entries):
+    with format.ledger_path(format.partition_folder(tmp_path, PARTITION), LEDGER).open("r+b") as ledger:
+        for entry in entries:
+            ledger.seek(format.HEADER_SIZE + entry * 10)
+            ledger.write(bytes(10))
+
+
+def delivered(frames):
+    """[(entry id, payload)]"""
+    data, found = b"".join(frames), []
+    while data:
+        total, size = SIZES.unpack_from(data)
+        command = api.BaseCommand.FromString(data[8:8 + size])
+        found.append((command.message.message_id.entryId, bytes(data[8 + size:4 + total])))
+        data = data[4 + total:]
+    return found
+
+
+@pytest.mark.parametrize("gone", [(0,), (3, 4, 7), tuple(range(8))], ids=str)
+def test_entries_that_are_gone_are_left_out_and_what_they_would_have_taken_is_asked_for_again(tmp_path, gone):
+    """The client gets as many messages as it has asked for."""
+    client, flows = client_of(tmp_path)
+    store(tmp_path, [10] * 8, first=1)
+    give_back(tmp_path, *gone)
+    count, frames = client._next_of_run(client._runs)
+    there = [entry for entry in range(8) if entry not in gone]
+    assert delivered(frames) == [(entry, bytes([entry + 1]) * 10) for entry in there]
+    assert (count, sum(messages for _, messages in flows), {handle for handle, _ in flows}) == (len(there), len(gone), {77})
+    assert not client._runs
+
+
+def test_of_entries_that_were_picked_too(tmp_path):
+    """Each of those that are left has its own words."""
+    picked = np.zeros(3, envelope.PICKED)
+    picked["entry_id"], picked["words"] = (1, 4, 6), (1, 2, 1)
+    client, flows = client_of(tmp_path, first=1, count=3, picked=picked, words=np.array([11, 21, 22, 31], np.uint64))
+    store(tmp_path, [10] * 8, first=1)
+    give_back(tmp_path, 4)
+    _, frames = client._next_of_run(client._runs)
+    commands = b"".join(frames)
+    assert [entry for entry, _ in delivered(frames)] == [1, 6]
+    assert api.BaseCommand.FromString(commands[8:8 + SIZES.unpack_from(commands)[1]]).message.ack_set == [11]
+    assert flows == [(77, 1)]
+    assert not client._runs
+
+
+def test_an_entry_without_checksum_begins_with_a_zero_and_is_there(tmp_path):
+    """As old clients sent them: the size of their metadata comes first."""
+    rows = np.zeros(1, format.INDEX_ROW)
+    assert egress.still_there(rows, memoryview(b"\0\0\0\x05.....")) is None
+    assert egress.still_there(rows, memoryview(bytes(9))).tolist() == [False]

@@ -1,0 +1,124 @@
+"""Space within ledgers: what everybody has acknowledged is given back, and nothing else; nobody gets it any more."""
+import random
+
+import pytest
+
+from geminga.storage import format
+from geminga.storage.cursor import SKIPPED
+from geminga.storage.punching import NOTHING
+from geminga.storage.subscription import SubType
+
+from .files import read_mapped
+from .rig import payload_of
+
+SECOND = 1_000
+
+
+def used(rig):
+    """Bytes that the ledgers' entries take on disk: without what was allocated ahead."""
+    files = [(ledger, ledger.ledger_path.stat()) for ledger in rig.partition("t").ledgers]
+    return sum(found.st_blocks * 512 - (found.st_size - ledger.size) for ledger, found in files)
+
+
+def filled(rigs, entries, size=10_000, **options):
+    rig = rigs(journal_segment_bytes=8 << 20, **options)
+    producer, consumer = rig.producer("t"), rig.consumer("t", subType=SubType.Shared)
+    positions = []
+    for start in range(0, entries, 50):
+        positions += rig.publish(producer, *[b"%06d" % number * (size // 6) for number in range(start, min(start + 50, entries))])
+    return rig, producer, consumer, positions
+
+
+def bytes_of(rig, position):
+    found = rig.partition("t")
+    [entry] = read_mapped(format.partition_folder(rig.data_dir, found.partition_id), *position, 1)
+    return bytes(entry)
+
+
+def is_whole(rig, position, number, size=10_000):
+    return payload_of(bytes_of(rig, position)) == b"%06d" % number * (size // 6)
+
+
+def test_what_lies_between_messages_that_are_needed_is_given_back(rigs):
+    """Nine of ten are acknowledged: most of the space goes, every message that is left stays whole, over a crash too."""
+    rig, _, consumer, positions = filled(rigs, 1_000)
+    before = used(rig)
+    random_ = random.Random(1)
+    kept = sorted(random_.sample(range(1_000), 100))
+    gone = [position for number, position in enumerate(positions) if number not in set(kept)]
+    random_.shuffle(gone)
+    rig.run(rig.acks(consumer, *gone))
+    rig.run(after_ms=SECOND)
+    assert used(rig) < before * 0.25
+    for one in (rig, rigs.crash(rig)):
+        again = one.consumer("t", subType=SubType.Shared)
+        assert [position for position, _ in one.receive(again, 10_000)] == [positions[number] for number in kept]
+        assert all(is_whole(one, positions[number], number) for number in kept)
+
+
+def test_every_message_that_is_gone_shows_it_in_its_first_bytes(rigs):
+    """So that a worker, which may still have it before it, does not give half of it to a client."""
+    rig, _, consumer, positions = filled(rigs, 300, size=1_700)
+    rig.run(rig.acks(consumer, *(position for number, position in enumerate(positions) if number % 50)))
+    rig.run(after_ms=SECOND)
+    for number, position in enumerate(positions):
+        assert bytes_of(rig, position).startswith(NOTHING) or is_whole(rig, position, number, 1_700)
+    assert sum(bytes_of(rig, position).startswith(NOTHING) for position in positions) > 250
+
+
+def test_a_new_subscription_passes_over_what_is_gone(rigs):
+    rig, _, consumer, positions = filled(rigs, 100)
+    rig.run(rig.acks(consumer, *positions[10:90]))
+    rig.run(after_ms=SECOND)
+    rig = rigs.restart(rig)
+    late = rig.consumer("t", "late")
+    got = [position for position, _ in rig.receive(late)]
+    assert got[:10] == positions[:10] and got[-10:] == positions[90:]
+    assert len(got) < 25      # what shares its blocks with neighbours stays
+    assert rig.partition("t").subscriptions["late", True].cursor.totals[SKIPPED] == 100 - len(got)
+
+
+@pytest.mark.parametrize("options", [{"retention_s": -1, "retention_bytes": -1}], ids=["retained"])
+def test_what_is_retained_stays(rigs, options):
+    rig, _, consumer, positions = filled(rigs, 100, **options)
+    before = used(rig)
+    rig.run(rig.acks(consumer, *positions[10:90]))
+    rig.run(after_ms=SECOND)
+    assert used(rig) == before
+
+
+@pytest.mark.parametrize("durable", [True, False], ids=["subscription", "reader"])
+def test_what_another_one_needs_stays(rigs, durable):
+    rig, _, consumer, positions = filled(rigs, 100)
+    other = rig.consumer("t", "other", durable=durable, subType=SubType.Exclusive)
+    before = used(rig)
+    rig.run(rig.acks(consumer, *positions[10:90]))
+    rig.run(after_ms=SECOND)
+    assert used(rig) == before
+    rig.run(rig.acks(other, positions[-1], cumulative=True))
+    rig.run(after_ms=SECOND)
+    assert used(rig) < before - 600_000
+
+
+def test_a_ledger_goes_on_growing_around_its_holes(rigs):
+    """Where space was given back it stays given back, and what is published later is whole."""
+    rig, producer, consumer, positions = filled(rigs, 300)
+    rig.run(rig.acks(consumer, *positions[1:]))
+    rig.run(after_ms=SECOND)
+    assert used(rig) < 2_500_000
+    later = []
+    for number in range(300, 600, 50):
+        later += rig.publish(producer, *[b"%06d" % one * 1_666 for one in range(number, number + 50)])
+    assert all(is_whole(rig, position, number) for number, position in enumerate(later, 300))
+    assert used(rig) < 6_500_000
+    rig.run(rig.acks(consumer, *later))
+    rig.run(after_ms=SECOND)
+    assert is_whole(rig, positions[0], 0)
+
+
+def test_little_is_not_worth_the_trouble(rigs):
+    rig, _, consumer, positions = filled(rigs, 100)
+    before = used(rig)
+    rig.run(rig.acks(consumer, *positions[10:15]))
+    rig.run(after_ms=SECOND)
+    assert used(rig) == before
