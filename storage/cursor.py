@@ -24,11 +24,14 @@ from numpy.typing import NDArray
 from geminga.storage.entry_counts import EntryCounts
 from geminga.storage.ledger import Ledger
 from geminga.storage.parts import WORD, Parts
+from geminga.storage.pending import Entries
 
 Position = tuple[int, int]     # (ledger id, entry id); entry -1 is before the first
 NOWHERE: Position = (-1, -1)   # before everything
 NOBODY = 0                     # subscription id of the cursor that knows what a partition has for nobody any more
 ACKNOWLEDGED, EXPIRED, SKIPPED, EVICTED = range(4)               # why a message does not have to be delivered any more
+_STRETCH = 1 << 15             # entries of a ledger with holes that are looked at together
+_FEW_RUNS = 8                  # that are dealt with one by one
 REASONS = "acknowledged", "expired", "skipped", "evicted"
 
 
@@ -161,6 +164,22 @@ class Cursor:
         bits[1:1 + len(known)] = known
         edges = (np.flatnonzero(np.diff(bits)) + first).tolist()
         yield from zip(edges[0::2], edges[1::2], strict=True)
+
+    def left(self, ledger: Ledger, first: int, end: int) -> Iterator[Entries]:
+        """The same entries: a range for each run, an array for a stretch where many of them lie apart."""
+        if ledger.ledger_id < self.mark_delete[0]:
+            return
+        if ledger.ledger_id == self.mark_delete[0]:
+            first = max(first, self.mark_delete[1] + 1)
+        stretch = _STRETCH if ledger.ledger_id in self.bitmaps else max(1, end - first)
+        for start in range(first, end, stretch):
+            runs = list(self.unacknowledged(ledger, start, min(end, start + stretch)))
+            if len(runs) <= _FEW_RUNS:
+                yield from (range(*run) for run in runs)
+            else:
+                firsts, ends = np.array(runs).T
+                counts = ends - firsts
+                yield np.repeat(firsts - np.cumsum(counts) + counts, counts) + np.arange(int(counts.sum()))
 
     def unacknowledged_messages(self, ledger: Ledger, first: int, end: int) -> int:
         """How many messages of the entries in [first, end) are not acknowledged."""

@@ -111,18 +111,16 @@ class Subscription:
         self.kind = self.dispatcher = None
         self.rewind()
 
-    def deliverable(self, ledger: Ledger, first: int, end: int) -> Iterator[tuple[int, int]]:
-        """(first, end) of each run of entries in [first, end) that are neither acknowledged nor parked."""
+    def deliverable(self, ledger: Ledger, first: int, end: int) -> Iterator[Entries]:
+        """The entries in [first, end) that are neither acknowledged nor parked, in order."""
         if end > first and ledger.index is not None and ledger.lost:      # looked at now, if they are another process's
             self.partition.give_up_lost(ledger)
-        for start, stop in self.cursor.unacknowledged(ledger, first, end):
-            parked = self.parked(ledger.ledger_id, range(start, stop)) if self.deaths_max else ()
-            for entry_id in parked:
-                if entry_id > start:
-                    yield start, entry_id
-                start = entry_id + 1
-            if start < stop:
-                yield start, stop
+        for entries in self.cursor.left(ledger, first, end):
+            parked = self.parked(ledger.ledger_id, entries) if self.deaths_max else ()
+            if parked:
+                entries = np.setdiff1d(np.asarray(entries), parked, assume_unique=True)
+            if len(entries):
+                yield entries
 
     def parked(self, ledger_id: int, entries: Entries) -> list[int]:
         """Those of the entries that too many consumers died over."""

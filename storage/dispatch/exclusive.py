@@ -62,7 +62,7 @@ class Exclusive(Dispatcher):
         for ledger in subscription.partition.ledgers_from(subscription.cursor.mark_delete[0]):
             if ledger.ledger_id <= subscription.read[0]:
                 end = subscription.read[1] if ledger.ledger_id == subscription.read[0] else ledger.entries
-                runs = [np.arange(*run) for run in subscription.deliverable(ledger, 0, end)]
+                runs = [np.asarray(entries) for entries in subscription.deliverable(ledger, 0, end)]
                 found += [(ledger.ledger_id, np.concatenate(runs))] if runs else []
         return found
 
@@ -72,14 +72,15 @@ class Exclusive(Dispatcher):
             return batches
         for ledger in ledgers:
             first = subscription.read[1] if subscription.read[0] == ledger.ledger_id else 0
-            for start, end in subscription.deliverable(ledger, first, ledger.entries):
+            for entries in subscription.deliverable(ledger, first, ledger.entries):
                 if consumer.permits <= 0:
                     return batches
-                end = min(end, start + consumer.permits)
-                count, messages = within_permits(subscription.messages(ledger, range(start, end)), consumer.permits)
+                count, messages = within_permits(subscription.messages(ledger, entries[:consumer.permits]), consumer.permits)
                 consumer.permits -= messages
-                subscription.read = ledger.ledger_id, start + count
-                batches.append((consumer, ledger, range(start, start + count)))
+                subscription.read = ledger.ledger_id, int(entries[count - 1]) + 1
+                batches.append((consumer, ledger, entries[:count]))
+                if count < len(entries):
+                    return batches
             if consumer.permits <= 0:
                 return batches
             subscription.read = ledger.ledger_id, ledger.entries

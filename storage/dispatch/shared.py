@@ -96,32 +96,32 @@ class Shared(Dispatcher):
         subscription = self.subscription
         for ledger in ledgers:
             first = subscription.read[1] if subscription.read[0] == ledger.ledger_id else 0
-            for start, end in subscription.deliverable(ledger, first, ledger.entries):
-                while start < end:
+            for entries in subscription.deliverable(ledger, first, ledger.entries):
+                while len(entries):
                     takers = self._takers()
-                    looked_at = min(end, start + self.look_ahead(takers))
-                    if looked_at <= start:
+                    if (ahead := self.look_ahead(takers)) <= 0:
                         return
-                    start = self._give_due(takers, ledger, start, looked_at, batches)
-                    subscription.read = ledger.ledger_id, start
+                    done = self._give_due(takers, ledger, entries[:ahead], batches)
+                    subscription.read = ledger.ledger_id, int(entries[done - 1]) + 1
+                    entries = entries[done:]
             if not self._takers():
                 return
             subscription.read = ledger.ledger_id, ledger.entries
 
-    def _give_due(self, takers: list[Consumer], ledger: Ledger, start: int, end: int, batches: list[Batch]) -> int:
-        """Give out entries start .. end - 1, but postpone those whose time has not come; returns behind the last dealt with."""
+    def _give_due(self, takers: list[Consumer], ledger: Ledger, entries: Entries, batches: list[Batch]) -> int:
+        """Give out entries, but postpone those whose time has not come; returns how many were dealt with."""
         if self.subscription.options.delayed_delivery:
-            times = ledger.deliver_at[start:end]
+            times = ledger.deliver_at[entries.start:entries.stop] if isinstance(entries, range) else ledger.deliver_at[entries]
             is_later = times > self.subscription.partition.now_ms
         if not self.subscription.options.delayed_delivery or not is_later.any():
-            return start + self.deal(takers, ledger, range(start, end), batches, is_again=False)
-        due = np.flatnonzero(~is_later) + start
-        given = self.deal(takers, ledger, due, batches, is_again=False) if len(due) else 0
-        end = end if given == len(due) else int(due[given])
-        later = np.flatnonzero(is_later[:end - start])
+            return self.deal(takers, ledger, entries, batches, is_again=False)
+        ids, due = np.asarray(entries), np.flatnonzero(~is_later)
+        given = self.deal(takers, ledger, ids[due], batches, is_again=False) if len(due) else 0
+        done = len(ids) if given == len(due) else int(due[given])
+        later = np.flatnonzero(is_later[:done])
         if len(later):
-            self.pending.postpone(ledger.ledger_id, later + start, times[later])
-        return end
+            self.pending.postpone(ledger.ledger_id, ids[later], times[later])
+        return done
 
     def fall_due(self) -> bool:
         """Whether the time has come of anything that was postponed: that is to be given out again."""
