@@ -32,6 +32,8 @@
     process.py      the process: a loop of passes
     control.py      the supervisor's word to its children, and theirs to it
     recovery.py     journal -> ledgers and cursors, after a crash
-    verify.py       what of a data folder is damaged, and what that costs
+    findings.py     what is damaged, where, and what that costs
+    verify.py       finds it, in all of a data folder
+    verify_ledger.py      in one ledger
     counters.py     numbers that every process shows, in shared memory
 """

@@ -17,8 +17,8 @@ each version added.
     Version 1: the first.
     Version 2: `state` in place of a partition's `cursors` and `parts` and of files per ledger and subscription (.acks,
     .redeliveries, .deaths: version1.py reads them); INDEX_HEADER has a checksum, and of an open ledger too what it holds at least;
-    records have a checksum of their tables, and say what was synced before them; an op of ACKNOWLEDGED is about a run of entries;
-    sequence ids of producers; every entry has a checksum.
+    SEGMENT_HEADER too; records have a checksum of their tables, and say what was synced before them; an op of ACKNOWLEDGED is about a
+    run of entries; sequence ids of producers; every entry has a checksum.
 """
 import struct
 from pathlib import Path
@@ -111,7 +111,8 @@ SEGMENT_HEADER = np.dtype([
     ("is_retired", "<u4"),           # 1: all it holds is where it belongs, and synced there
     ("sequence", "<u8"),             # never used twice
     ("first_record", "<u8"),         # number of its first record
-    ("reserved", "V32"),
+    ("checksum", "<u4"),             # CRC32-C over the header with 0 here; version 1: always 0
+    ("reserved", "V28"),
 ])
 
 RECORD_HEADER = np.dtype([
@@ -230,11 +231,11 @@ def index_row(ledger_id: int, entry_id: int, *, offset: int, publish_time: int, 
                        total >> 32 & 0xFFFFFFFF)
 
 
-def is_valid(rows: NDArray, ledger_id: int) -> NDArray[np.bool_]:
-    """Which rows (n,), those of a ledger's first n entries, are in their place and whole."""
-    bare = rows.copy()
-    bare["checksum"] = 0
-    found = row_checksums(bare, ledger_id, np.arange(len(rows), dtype=np.uint64))
+def is_valid(rows: NDArray, ledger_id: int, first: int = 0) -> NDArray[np.bool_]:
+    """Which rows (n,), those of a ledger's n entries from `first` on, are in their place and whole."""
+    bare = np.ascontiguousarray(rows).view(np.uint64).reshape(len(rows), 8).copy()      # words copy ten times faster than fields
+    bare[:, 7] &= np.uint64(0xFFFFFFFF)                                                  # checksum
+    found = row_checksums(bare, ledger_id, np.arange(first, first + len(rows), dtype=np.uint64))
     return (found == rows["checksum"]) & (rows["size"] > 0)
 
 

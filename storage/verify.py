@@ -20,54 +20,22 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from enum import IntEnum
 from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
-from crc32c import crc32c
-from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from geminga.proto import checksums
-from geminga.proto.frames import CHECKSUM_END, MAGIC
-from geminga.proto.sends import KEPT_CHECKSUM
-from geminga.storage import catalogue, format, journal, ledger, mending, state, version1
+from geminga.storage import catalogue, format, journal, ledger, state, version1
 from geminga.storage.cursor import NOBODY, Cursor
 from geminga.storage.errors import CorruptFile
+from geminga.storage.findings import Finding, Severity, corrupt, unreadable
 from geminga.storage.ledger import Ledger
 from geminga.storage.recovery import Recovery
 from geminga.storage.state import State
+from geminga.storage.verify_ledger import Report, Task, acknowledged, entries, look_at, runs
 
 _LOOKS = 3                 # how often something is found while a broker serves the folder before it is told
-_CHUNK = 4 << 20           # bytes of entries read at once
-_RUN_MIN = 32              # entries of one size; fewer are looked at one by one
-_MAGIC = np.frombuffer(MAGIC.to_bytes(2, "big"), np.uint8)
-
-
-class Severity(IntEnum):
-    """How bad; of the worst that is found, the exit status."""
-
-    NOTE = 0               # nothing is wrong
-    HARMLESS = 3           # damage that costs nobody anything
-    LOSS = 4               # entries, or what is known of subscriptions, are lost
-    UNREADABLE = 5         # could not be looked at: a newer format, no permission, a failing disk
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Something about `size` bytes of a file from an offset on; size 0: all that follows, or the file as such."""
-
-    path: Path
-    offset: int
-    size: int
-    what: str
-    consequence: str
-    severity: Severity
-    entries: int = 0       # that are damaged
-
-    def __str__(self) -> str:
-        return f"{self.path}: at byte {self.offset}: {self.what}; {self.consequence}"
 
 
 @dataclass(slots=True)
@@ -92,7 +60,7 @@ def walk(data_dir: Path | str, *, processes: int = 1, seen: Seen | None = None) 
             pool = stack.enter_context(ProcessPoolExecutor(processes, get_context("spawn"))) if processes > 1 else None
             yield from _Walk(data_dir, is_served, pool, seen).findings()
     except OSError as error:
-        yield _unreadable(Path(error.filename or data_dir), error)
+        yield unreadable(data_dir, error)
 
 
 @contextlib.contextmanager
@@ -114,11 +82,6 @@ def hold(data_dir: Path) -> Iterator[bool]:
         os.close(fd)
 
 
-def _unreadable(path: Path, error: Exception, offset: int = 0) -> Finding:
-    why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return Finding(path, offset, 0, f"cannot be read: {why}", "what it holds was not looked at", Severity.UNREADABLE)
-
-
 # -- the walk
 
 @dataclass(slots=True)
@@ -130,60 +93,34 @@ class _Names:
     findings: list[Finding] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class _Task:
-    """One ledger to be looked at."""
-
-    folder: Path
-    partition_id: int
-    ledger_id: int
-    is_served: bool
-    opened: tuple[int, int] | None                  # (first message, created, ms) if the journal has that
-    rows: list[tuple[int, NDArray]]                 # (first entry, rows) that only the journal may have
-    gone: Cursor | None
-
-
-@dataclass(slots=True)
-class _Report:
-    """What was found out about it."""
-
-    ledger: Ledger
-    index: NDArray | None = None                    # its rows where they are not those of its file
-    findings: list[Finding] = field(default_factory=list)
-    wrong: NDArray | None = None                    # entries whose bytes are damaged
-    why: str = ""
-    is_readable: bool = True
-    bytes: int = 0
-
-
 class _Walk:
     def __init__(self, data_dir: Path, is_served: bool, pool: ProcessPoolExecutor | None, seen: Seen):
         self.data_dir, self.is_served, self.pool, self.seen = data_dir, is_served, pool, seen
 
     def findings(self) -> Iterator[Finding]:
-        names = self._names()
-        yield from names.findings
-        if any(found.severity == Severity.UNREADABLE for found in names.findings):
-            return
-        wanted: set[int] | None = None
-        known: dict[int, set[Finding]] = {}
-        for look in range(_LOOKS if self.is_served else 1):
-            found = self._look(names, wanted)
-            if look:
-                names = self._names()
-                found = {partition_id: [one for one in some if one in known.get(partition_id, ())] for partition_id, some in found.items()}
-            known = {partition_id: set(some) for partition_id, some in found.items() if some}
-            wanted = set(known)
-            if not wanted:
-                break
-        for partition_id in sorted(known):
-            yield from (one for one in found[partition_id])
+        """While a broker serves the folder what is found in every one of some looks, the later ones at what was found before only."""
+        known: dict[int, list[Finding]] = {}
+        for number in range(_LOOKS if self.is_served else 1):
+            names = self._names()
+            if not number:
+                yield from names.findings
+                if any(found.severity == Severity.UNREADABLE for found in names.findings):
+                    return
+            found = self._look(names, set(known) if number else None)
+            known = {about: [one for one in some if not number or one in known[about]] for about, some in found.items()}
+            known = {about: some for about, some in known.items() if some}
+            if not known:
+                return
+        for about in sorted(known):
+            yield from known[about]
 
     def _look(self, names: _Names, wanted: set[int] | None) -> dict[int, list[Finding]]:
-        """{partition: findings}, those that are about none under 0; of all partitions, or of those only."""
-        folder = self.data_dir / "partitions"
-        stored = {int(path.name): path for path in folder.glob("*") if path.name.isdigit()}
-        ids = sorted((set(stored) | set(names.partitions)) if wanted is None else wanted - {0})
+        """{partition: findings}, those that are about none under 0; of all partitions, or of those only.
+
+        States are read before the journals, and ledgers after them: what a broker does meanwhile is in what is read later.
+        """
+        stored = {int(path.name) for path in (self.data_dir / "partitions").glob("*") if path.name.isdigit()}
+        ids = sorted((stored | set(names.partitions)) if wanted is None else wanted - {0})
         found: dict[int, list[Finding]] = {0: []}
         rehearsal = _Rehearsal(self.data_dir)
         states = {}
@@ -199,7 +136,7 @@ class _Walk:
                 self.seen.partitions += 1
         return found
 
-    def _map(self, tasks: list[_Task]) -> Iterator[_Report]:
+    def _map(self, tasks: list[Task]) -> Iterator[Report]:
         return iter(self.pool.map(look_at, tasks, chunksize=4) if self.pool is not None else map(look_at, tasks))
 
     # -- the catalogue
@@ -231,7 +168,7 @@ class _Walk:
             try:
                 replayed = journal.replay(folder)
             except CorruptFile as error:
-                findings.append(_of_error(error, folder, "the broker does not start"))
+                findings.append(corrupt(error, folder, "the broker does not start"))
                 continue
             except FileNotFoundError:      # its broker has just used it otherwise
                 continue
@@ -258,7 +195,7 @@ class _Walk:
             try:
                 rehearsal.know(partition_id, State(version1.read_cursors(folder, partition_id), is_uncounted=version1.is_there(folder)))
             except CorruptFile as error:
-                return [*findings, _of_error(error, folder, "its topic is refused")], False
+                return [*findings, corrupt(error, folder, "its topic is refused")], False
             return findings, True
         self.seen.bytes += len(raw)
         half = len(raw) // 2
@@ -274,12 +211,12 @@ class _Walk:
                 return findings, False
             rehearsal.know(partition_id, state.read(folder, partition_id))
         except CorruptFile as error:
-            return [*findings, _of_error(error, path, "its topic is refused")], False
+            return [*findings, corrupt(error, path, "its topic is refused")], False
         if version1.is_there(folder) and not self.is_served:
             findings.append(Finding(folder / "cursors", 0, 0, "is left over from format version 1", "`state` replaced it", Severity.NOTE))
         return findings, True
 
-    def _tasks(self, rehearsal: "_Rehearsal", partition_id: int, findings: list[Finding]) -> list[_Task]:
+    def _tasks(self, rehearsal: "_Rehearsal", partition_id: int, findings: list[Finding]) -> list[Task]:
         """Its ledgers; what is left of some that are none any more goes to the findings."""
         folder = format.partition_folder(self.data_dir, partition_id)
         names = {suffix: {int(path.stem) for path in folder.glob(f"*{suffix}") if path.stem.isdigit()} for suffix in (".index", ".ledger")}
@@ -290,21 +227,21 @@ class _Walk:
             if key in rehearsal.deleted:
                 continue
             if key in rehearsal.opened or ledger.exists(folder, ledger_id):
-                tasks.append(_Task(folder, partition_id, ledger_id, self.is_served, rehearsal.opened.get(key), rehearsal.rows.get(key, []),
+                tasks.append(Task(folder, partition_id, ledger_id, self.is_served, rehearsal.opened.get(key), rehearsal.rows.get(key, []),
                                    rehearsal.state(partition_id).cursors.get(NOBODY)))
             elif not self.is_served:
                 findings += _left(folder, ledger_id)
         return tasks
 
     def _partition(self, names: _Names, rehearsal: "_Rehearsal", partition_id: int, has_state: bool,
-                   reports: list[_Report]) -> list[Finding]:
+                   reports: list[Report]) -> list[Finding]:
         folder, known = format.partition_folder(self.data_dir, partition_id), rehearsal.state(partition_id)
         subscriptions = names.subscriptions.get(partition_id, {})
         findings, ledgers = [], []
         cursors = {text: known.cursors[number] for number, text in subscriptions.items() if number in known.cursors}
         for report in reports:
             findings += report.findings
-            if report.wrong is not None and len(report.wrong):
+            if len(report.wrong):
                 findings += _losses(report, cursors, len(subscriptions))
             self.seen.bytes += report.bytes
             self.seen.ledgers += 1
@@ -400,14 +337,6 @@ class _Rehearsal(Recovery):
             super()._apply_run(ops)
 
 
-def _of_error(error: CorruptFile, where: Path, consequence: str) -> Finding:
-    """A file that cannot be used at all."""
-    place = re.fullmatch(r"(.*?): at byte (\d+): (.*)", str(error), re.DOTALL)
-    is_newer = "format version" in str(error)
-    return Finding(Path(place[1]) if place else where, int(place[2]) if place else 0, 0, place[3] if place else str(error), consequence,
-                   Severity.UNREADABLE if is_newer else Severity.LOSS)
-
-
 def _of_journal(text: str) -> Finding:
     """What a replay says of a segment."""
     path, offset, what = re.fullmatch(r"(.*?): at byte (\d+): (.*)", text, re.DOTALL).groups()
@@ -467,244 +396,7 @@ def _read_names(path: Path, db: sqlite3.Connection) -> _Names:
     return names
 
 
-# -- a ledger
-
-def look_at(task: _Task) -> _Report:
-    """All of one ledger.  In a process of its own, perhaps."""
-    found = Ledger(task.folder, task.partition_id, task.ledger_id)
-    report = _Report(found)
-    try:
-        rows = _rows(task, report)
-        _check_rows(report, rows)
-        _check_entries(task, report, rows if report.index is None else report.index)
-    except FileNotFoundError as error:
-        report.is_readable = False
-        if not task.is_served:      # else: deleted meanwhile
-            report.findings.append(Finding(Path(error.filename), 0, 0, "is missing", "the ledger's entries are lost", Severity.LOSS))
-    except CorruptFile as error:
-        report.is_readable = False
-        report.findings.append(_of_error(error, found.index_path, "its topic is refused"))
-    except OSError as error:
-        report.is_readable = False
-        report.findings.append(_unreadable(Path(error.filename or found.ledger_path), error))
-    found.close()
-    return report
-
-
-def _rows(task: _Task, report: _Report) -> NDArray:
-    """The ledger's rows (n,) as its index and the journal say, and all else about it that its headers do."""
-    found = report.ledger
-    if task.opened is not None:
-        found.first_message, found.created_ms = task.opened
-    if task.opened is not None and not ledger.exists(task.folder, task.ledger_id):
-        stored = np.empty(0, format.INDEX_ROW)
-    else:
-        raw = _read_all(found.index_path)
-        report.bytes += len(raw)
-        stored = np.frombuffer(raw, format.INDEX_ROW, max(0, len(raw) - format.HEADER_SIZE) // format.INDEX_ROW.itemsize,
-                               min(len(raw), format.HEADER_SIZE))
-        _check_headers(task, report, raw[:format.HEADER_SIZE], stored)
-    if found.entries > len(stored):
-        raise CorruptFile(found.index_path, format.HEADER_SIZE + stored.nbytes, f"rows of {found.entries} entries", "the end of the file")
-    end = max([found.entries, *(first + len(rows) for first, rows in task.rows)])
-    if not task.rows:
-        return stored[:end]
-    whole = np.zeros(end, format.INDEX_ROW)
-    whole[:min(end, len(stored))] = stored[:end]
-    for first, rows in task.rows:
-        whole[first:first + len(rows)] = rows
-    report.index, found.entries = whole, end
-    if end:
-        found.size = int(whole["offset"][-1]) + int(whole["size"][-1])
-    return whole
-
-
-def _read_all(path: Path) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
-
-
-def _check_headers(task: _Task, report: _Report, raw: bytes, stored: NDArray) -> None:
-    found = report.ledger
-    for _ in range(_LOOKS if task.is_served else 1):
-        head = np.frombuffer(raw, format.INDEX_HEADER, 1) if len(raw) == format.HEADER_SIZE else None
-        is_whole = head is not None and head["magic"][0] == format.INDEX_MAGIC and (head["version"][0] == 1 or format.is_whole(head))
-        if is_whole:
-            break
-        with open(found.index_path, "rb") as file:
-            raw = file.read(format.HEADER_SIZE)
-    if is_whole and head["version"][0] > format.VERSION:
-        raise CorruptFile(found.index_path, 8, f"format version {format.VERSION} or older", f"format version {head['version'][0]}")
-    if is_whole and (head["ledger_id"][0], head["partition_id"][0]) != (found.ledger_id, found.partition_id):
-        is_whole = False
-    if not is_whole:
-        mending.find_bounds(found, stored)
-        report.findings.append(Finding(found.index_path, 0, format.HEADER_SIZE, "the index's header is damaged",
-                                       f"it is made anew from its rows, with {found.entries} entries", Severity.HARMLESS))
-    else:
-        found.first_message, found.created_ms = int(head["first_message"][0]), int(head["created_ms"][0])
-        found.is_sealed = bool(head["state"][0] == format.SEALED)
-        if found.is_sealed or head["version"][0] > 1:
-            found.entries, found.size = int(head["entries"][0]), int(head["size"][0])
-        else:
-            mending.find_end(found)
-        if task.is_served and not found.is_sealed:
-            valid = format.is_valid(stored, found.ledger_id)[found.entries:]
-            found.entries += len(valid) if valid.all() else int((~valid).argmax())
-            if found.entries:
-                found.size = int(stored["offset"][found.entries - 1]) + int(stored["size"][found.entries - 1])
-    with open(found.ledger_path, "rb") as file:
-        raw = file.read(format.HEADER_SIZE)
-    version = int(head["version"][0]) if is_whole else format.VERSION
-    expected = np.frombuffer(found.ledger_header(), format.LEDGER_HEADER).copy()
-    right = []
-    for number in {1, version, format.VERSION}:
-        expected["version"] = number
-        right.append(expected.tobytes())
-    if raw not in right and any(raw):
-        report.findings.append(Finding(found.ledger_path, 0, format.HEADER_SIZE, "the ledger's header is damaged", "it is written anew",
-                                       Severity.HARMLESS))
-
-
-def _check_rows(report: _Report, rows: NDArray) -> None:
-    found = report.ledger
-    found._index, found._unchecked = rows, 0
-    fresh, wrong, lost = mending.mend(found, rows)
-    for first, end in _runs(wrong):
-        gone = sum(first <= entry_id < end for entry_id in lost)
-        report.findings.append(Finding(
-            found.index_path, format.HEADER_SIZE + first * format.INDEX_ROW.itemsize, (end - first) * format.INDEX_ROW.itemsize,
-            f"the row{'s' * (end - first > 1)} of {_entries(found, first, end)} {'are' if end - first > 1 else 'is'} damaged",
-            f"{gone} of these entries are lost" if gone else "made anew from what lies around",
-            Severity.LOSS if gone else Severity.HARMLESS, gone))
-    if len(wrong):
-        report.index, found._index, found.lost = fresh, fresh, lost
-    needed = found.size if found.entries else 0
-    for path, size in ((found.ledger_path, needed), (found.index_path, format.HEADER_SIZE + found.entries * format.INDEX_ROW.itemsize)):
-        if report.index is None and (length := path.stat().st_size) < size and found.entries:
-            raise CorruptFile(path, length, f"{size} bytes", "the end of the file")
-    if len(rows):
-        end = int(found._index["offset"][-1]) + int(found._index["size"][-1])
-        if end != found.size:
-            report.findings.append(Finding(found.index_path, 0, format.HEADER_SIZE, f"entries end at {end}, by the header at {found.size}",
-                                           "there is a gap in the ledger", Severity.HARMLESS))
-
-
-def _entries(found: Ledger, first: int, end: int) -> str:
-    which = f"entry {first}" if end - first == 1 else f"entries {first} to {end - 1}"
-    return f"{which} of ledger {found.ledger_id}"
-
-
-def _runs(numbers: NDArray) -> list[tuple[int, int]]:
-    """(first, end) of each run of numbers that follow each other."""
-    if not len(numbers):
-        return []
-    breaks = np.flatnonzero(np.diff(numbers) > 1) + 1
-    return [(int(run[0]), int(run[-1]) + 1) for run in np.split(numbers, breaks)]
-
-
-def acknowledged(cursor: Cursor | None, ledger_id: int, entries: int) -> NDArray[np.bool_]:
-    """Which of a ledger's entries (n,) the cursor has behind it."""
-    done = np.zeros(entries, bool)
-    if cursor is None:
-        return done
-    if ledger_id <= cursor.mark_delete[0]:
-        done[:None if ledger_id < cursor.mark_delete[0] else cursor.mark_delete[1] + 1] = True
-    if (bitmap := cursor.bitmaps.get(ledger_id)) is not None:
-        bits = np.unpackbits(bitmap[:(entries + 7) >> 3], bitorder="little")[:entries]
-        done[:len(bits)] |= bits.astype(bool)
-    return done
-
-
-def _check_entries(task: _Task, report: _Report, rows: NDArray) -> None:
-    """Rows follow each other, and each entry has its checksum."""
-    found = report.ledger
-    offsets, sizes = rows["offset"].astype(np.int64), rows["size"].astype(np.int64)
-    gone = acknowledged(task.gone, found.ledger_id, len(rows))
-    gone[found.lost] = True
-    _check_order(report, rows, offsets, sizes, gone)
-    wanted = ~gone & (rows["flags"] & KEPT_CHECKSUM != 0)
-    for first, some in task.rows:
-        wanted[first:first + len(some)] = False          # their bytes are in the journal
-    wrong: list[NDArray] = []
-    if wanted.any():
-        with open(found.ledger_path, "rb") as file:
-            for first, end in _chunks(offsets, sizes, wanted):
-                start, size = int(offsets[first]), int(offsets[end - 1] + sizes[end - 1] - offsets[first])
-                file.seek(start)
-                data = np.fromfile(file, np.uint8, size)
-                report.bytes += len(data)
-                if len(data) < size:
-                    raise CorruptFile(found.ledger_path, start + len(data), f"{found.size} bytes", "the end of the file")
-                ids = np.arange(first, end)[wanted[first:end]]
-                wrong.append(ids[wrong_entries(data, offsets[ids] - start, sizes[ids], rows["crc32c"][ids])])
-    report.wrong = np.concatenate(wrong) if wrong else np.empty(0, np.int64)
-
-
-def _check_order(report: _Report, rows: NDArray, offsets: NDArray, sizes: NDArray, gone: NDArray) -> None:
-    found = report.ledger
-    if not len(rows):
-        return
-    beside = gone[1:] | gone[:-1]
-    places = np.flatnonzero((offsets[1:] != offsets[:-1] + sizes[:-1]) & ~beside) + 1
-    indexes = rows["message_index"].astype(np.int64)
-    numbers = np.flatnonzero((indexes[1:] != indexes[:-1] + rows["messages"][:-1]) & ~beside) + 1
-    if offsets[0] != format.HEADER_SIZE and not gone[0]:
-        places = np.append(0, places)
-    if indexes[0] != found.first_message and not gone[0] and not found.is_header_lost:
-        numbers = np.append(0, numbers)
-    for which, what, severity in ((places, "does not begin where the one before ends", Severity.LOSS),
-                                  (numbers, "has not the number that follows the one before", Severity.HARMLESS)):
-        for first, end in _runs(which):
-            report.findings.append(Finding(
-                found.index_path, format.HEADER_SIZE + first * format.INDEX_ROW.itemsize, (end - first) * format.INDEX_ROW.itemsize,
-                f"{_entries(found, first, end)} {what}", "the index was written so", severity))
-
-
-def _chunks(offsets: NDArray, sizes: NDArray, wanted: NDArray) -> Iterator[tuple[int, int]]:
-    """(first, end) of entries that lie one behind the other, are all wanted or nearly, and are read at once."""
-    for first, end in _runs(np.flatnonzero(wanted)):
-        breaks = np.flatnonzero(offsets[first + 1:end] != offsets[first:end - 1] + sizes[first:end - 1]) + first + 1
-        for start, stop in zip([first, *breaks.tolist()], [*breaks.tolist(), end], strict=True):
-            while start < stop:
-                until = max(start + 1, int(np.searchsorted(offsets[:stop], offsets[start] + _CHUNK)))
-                yield start, until
-                start = until
-
-
-def wrong_entries(data: NDArray[np.uint8], offsets: NDArray[np.int64], sizes: NDArray[np.int64],
-                  claimed: NDArray[np.uint32]) -> NDArray[np.intp]:
-    """Which of the entries that lie in data one behind the other are not what their rows' checksums (n,) say."""
-    count = len(offsets)
-    breaks = np.flatnonzero(sizes[1:] != sizes[:-1]) + 1
-    edges = np.concatenate(([0], breaks, [count]))
-    lengths = np.diff(edges)
-    wrong, few = [], np.repeat(lengths < _RUN_MIN, lengths)
-    few[sizes < CHECKSUM_END] = True
-    for first, end in zip(edges[:-1][lengths >= _RUN_MIN].tolist(), edges[1:][lengths >= _RUN_MIN].tolist(), strict=True):
-        size = int(sizes[first])
-        if size >= CHECKSUM_END:
-            entries = as_strided(data[int(offsets[first]):], (end - first, size), (size, 1))
-            wrong.append(first + checksums.wrong_ones(entries[:, CHECKSUM_END:], claimed[first:end]))
-            wrong.append(first + np.flatnonzero(_is_headed_wrongly(entries[:, :CHECKSUM_END], claimed[first:end])))
-    if few.any():
-        ids = np.flatnonzero(few)
-        view = memoryview(data)
-        ends = offsets[ids] + sizes[ids]
-        starts = offsets[ids] + CHECKSUM_END
-        found = np.array([crc32c(view[start:end]) for start, end in zip(starts.tolist(), ends.tolist(), strict=True)], np.uint32)
-        heads = data[np.minimum(offsets[ids][:, None] + np.arange(CHECKSUM_END), len(data) - 1)]
-        wrong.append(ids[(found != claimed[ids]) | (sizes[ids] < CHECKSUM_END) | _is_headed_wrongly(heads, claimed[ids])])
-    return np.unique(np.concatenate(wrong)) if wrong else np.empty(0, np.intp)
-
-
-def _is_headed_wrongly(heads: NDArray[np.uint8], claimed: NDArray[np.uint32]) -> NDArray[np.bool_]:
-    """Of each first CHECKSUM_END bytes (n, 6) of an entry: magic, and the checksum that its row has too."""
-    expected = claimed.astype(">u4").view(np.uint8).reshape(-1, 4)
-    return (heads[:, :2] != _MAGIC).any(axis=1) | (heads[:, 2:] != expected).any(axis=1)
-
-
-def _losses(report: _Report, cursors: dict[str, Cursor], subscriptions: int) -> Iterator[Finding]:
+def _losses(report: Report, cursors: dict[str, Cursor], subscriptions: int) -> Iterator[Finding]:
     """The entries that are damaged, by whom they concern."""
     found, wrong = report.ledger, report.wrong
     index = report.index if report.index is not None else found.index
@@ -713,13 +405,13 @@ def _losses(report: _Report, cursors: dict[str, Cursor], subscriptions: int) -> 
     if not subscriptions:
         is_needed[:] = True
     for chosen, severity in ((is_needed, Severity.LOSS), (~is_needed, Severity.HARMLESS)):
-        for first, end in _runs(wrong[chosen]):
+        for first, end in runs(wrong[chosen]):
             offset = int(index["offset"][first])
             who = ", ".join(text for text, needed in needs.items() if needed[(wrong >= first) & (wrong < end)].any())
             consequence = (f"consumers of {who} see the checksum fail" if who else "readers see the checksum fail"
                            if severity == Severity.LOSS else "all subscriptions have it behind them; only readers see the checksum fail")
             yield Finding(found.ledger_path, offset, int(index["offset"][end - 1]) + int(index["size"][end - 1]) - offset,
-                          f"{_entries(found, first, end)} {'are' if end - first > 1 else 'is'} damaged", consequence, severity, end - first)
+                          f"{entries(found, first, end)} {'are' if end - first > 1 else 'is'} damaged", consequence, severity, end - first)
 
 
 # -- a partition as a whole
@@ -767,5 +459,5 @@ def _totals(folder: Path, text: str, cursor: Cursor, known: State, ledgers: Iter
         yield Finding(format.state_path(folder), 0, 0,
                       f"of subscription {text}: {ledgers[-1].next_message - cursor.since} messages since it began are not "
                       f"{sum(cursor.totals)} dealt with and {backlog} to come",
-                      f"{missing} messages are missing" if missing > 0 else "its statistics are wrong",
+                      f"{missing} messages are missing" if missing > 0 else "its figures are wrong",
                       Severity.LOSS if missing > 0 else Severity.HARMLESS)
