@@ -11,7 +11,7 @@ from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
 from geminga.storage import acknowledgements, commands, format
 from geminga.storage.acknowledgements import Acks
-from geminga.storage.cursor import SKIPPED, Position
+from geminga.storage.cursor import REASONS, SKIPPED, Position
 from geminga.storage.errors import CorruptFile, StorageFull
 from geminga.storage.live import LiveTopic
 from geminga.storage.partition import Partition, op
@@ -131,7 +131,16 @@ def _why(owner, topic: TopicName, arguments: dict) -> dict:
     subscription = _subscription(found, arguments["subscription"])
     found.now_ms = owner.now_ms
     return {"topic": str(topic), "subscription": subscription.name, "type": subscription.kind_name,
-            "backlog": subscription.cursor.backlog(found.ledgers), "causes": _causes(subscription)}
+            "backlog": subscription.cursor.backlog(found.ledgers), "messages": _messages(subscription), "causes": _causes(subscription)}
+
+
+def _messages(subscription: Subscription) -> dict:
+    """What became of all that were published since the subscription began; the others together are `published`."""
+    found, cursor = subscription.partition, subscription.cursor
+    if not found.is_persistent:
+        return {}
+    return {"published": found.next_message - cursor.since, **dict(zip(REASONS, cursor.totals, strict=True)),
+            "backlog": cursor.backlog_messages(found.ledgers)}
 
 
 def _causes(subscription: Subscription) -> list[dict]:

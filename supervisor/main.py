@@ -102,6 +102,8 @@ def _why(options: argparse.Namespace) -> int:
         return 1
     for found in partitions:
         print("{topic} {subscription} ({type}): backlog {backlog}".format(**found))
+        if found["messages"]:
+            print("  messages: " + ", ".join(f"{count} {what}" for what, count in found["messages"].items()))
         for cause in found["causes"]:
             print("  " + cause.pop("cause") + "".join(f", {name.replace('_', ' ')} {value}" for name, value in cause.items()))
     return 0

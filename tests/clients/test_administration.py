@@ -74,7 +74,10 @@ def test_why_names_the_cause(broker, client):
 
     eventually(lambda: "no acknowledgements, messages 1" in told("sub").stdout, 5, "the cause")
     consumer.close()
-    assert told("sub").stdout.splitlines() == [f"{topic} sub (None): backlog 1", "  no consumer"]
+    assert told("sub").stdout.splitlines() == [
+        f"{topic} sub (None): backlog 1",
+        "  messages: 1 published, 0 acknowledged, 0 expired, 0 skipped, 0 evicted, 1 backlog",
+        "  no consumer"]
     nobody = told("nobody")
     assert (nobody.returncode, nobody.stderr) == (1, "geminga: Subscription nobody not found\n")
 

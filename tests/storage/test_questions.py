@@ -189,3 +189,21 @@ def test_a_consumer_s_statistics(rig, kind):
     assert (told.msgRateOut, told.msgRateRedeliver, told.messageAckRate, told.unackedMessages) == (1.5, 1, 0.5, 0)
     [answer] = rig.run(rig.command("consumerStats", consumer_id=77, request_id=9)).commands()
     assert answer.consumerStatsResponse.error_code == api.ConsumerNotFound
+
+
+# -- what became of messages
+
+def test_what_became_of_messages_adds_up(rig, rigs):
+    """Each for its reason, parts of batches too, and after a kill."""
+    producer, consumer = rig.producer("t"), rig.consumer("t", subType=SubType.Shared)
+    positions = rig.run(rig.sends(*[(producer, b"x", {"batch": 3})] * 6)).positions
+    rig.run(rig.flow(consumer, 100))
+    rig.run(rig.acks(consumer, positions[0], positions[4]), rig.ack_part(consumer, positions[5], 0b011))
+    rig.asked("skip", "t", subscription="sub", entries=1)
+    expected = {"published": 18, "acknowledged": 7, "expired": 0, "skipped": 3, "evicted": 0, "backlog": 8}
+    assert rig.asked("why", "t", subscription="sub")["messages"] == expected
+    again = rigs.crash(rig)
+    assert again.asked("why", "t", subscription="sub")["messages"] == expected
+    [first, *_] = positions
+    again.asked("reset", "t", subscription="sub", ledger=first[0], entry=first[1])
+    assert again.asked("why", "t", subscription="sub")["messages"] == dict.fromkeys(expected, 0) | {"published": 18, "backlog": 18}
