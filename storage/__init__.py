@@ -35,5 +35,6 @@
     findings.py     what is damaged, where, and what that costs
     verify.py       finds it, in all of a data folder
     verify_ledger.py      in one ledger
+    repair.py       puts damaged bytes aside
     counters.py     numbers that every process shows, in shared memory
 """

@@ -35,6 +35,7 @@ from geminga.storage.recovery import Recovery
 from geminga.storage.state import State
 from geminga.storage.verify_ledger import Report, Task, acknowledged, entries, look_at, runs
 
+_PROCESSES_MIN = 64 << 20  # bytes; processes for less cost more than they save
 _LOOKS = 3                 # how often something is found while a broker serves the folder before it is told
 
 
@@ -56,9 +57,8 @@ def walk(data_dir: Path | str, *, processes: int = 1, seen: Seen | None = None) 
         if not path.exists():
             yield Finding(data_dir, 0, 0, "there is no catalogue.sqlite", "this is no data folder", Severity.UNREADABLE)
             return
-        with hold(data_dir) as is_served, contextlib.ExitStack() as stack:
-            pool = stack.enter_context(ProcessPoolExecutor(processes, get_context("spawn"))) if processes > 1 else None
-            yield from _Walk(data_dir, is_served, pool, seen).findings()
+        with hold(data_dir) as is_served:
+            yield from _Walk(data_dir, is_served, processes, seen).findings()
     except OSError as error:
         yield unreadable(data_dir, error)
 
@@ -82,6 +82,13 @@ def hold(data_dir: Path) -> Iterator[bool]:
         os.close(fd)
 
 
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
 # -- the walk
 
 @dataclass(slots=True)
@@ -94,8 +101,8 @@ class _Names:
 
 
 class _Walk:
-    def __init__(self, data_dir: Path, is_served: bool, pool: ProcessPoolExecutor | None, seen: Seen):
-        self.data_dir, self.is_served, self.pool, self.seen = data_dir, is_served, pool, seen
+    def __init__(self, data_dir: Path, is_served: bool, processes: int, seen: Seen):
+        self.data_dir, self.is_served, self.processes, self.seen = data_dir, is_served, processes, seen
 
     def findings(self) -> Iterator[Finding]:
         """While a broker serves the folder what is found in every one of some looks, the later ones at what was found before only."""
@@ -128,7 +135,7 @@ class _Walk:
             found[partition_id], states[partition_id] = self._states(rehearsal, partition_id)
         found[0] += self._journals(rehearsal)
         tasks = {partition_id: self._tasks(rehearsal, partition_id, found[partition_id]) for partition_id in ids}
-        reports = self._map([task for some in tasks.values() for task in some])
+        reports = self._reports([task for some in tasks.values() for task in some])
         for partition_id in ids:
             some = [next(reports) for _ in tasks[partition_id]]
             found[partition_id] += self._partition(names, rehearsal, partition_id, states[partition_id], some)
@@ -136,8 +143,13 @@ class _Walk:
                 self.seen.partitions += 1
         return found
 
-    def _map(self, tasks: list[Task]) -> Iterator[Report]:
-        return iter(self.pool.map(look_at, tasks, chunksize=4) if self.pool is not None else map(look_at, tasks))
+    def _reports(self, tasks: list[Task]) -> Iterator[Report]:
+        """In order; of much by several processes."""
+        if self.processes == 1 or sum(_size(format.ledger_path(task.folder, task.ledger_id)) for task in tasks) < _PROCESSES_MIN:
+            yield from map(look_at, tasks)
+            return
+        with ProcessPoolExecutor(self.processes, get_context("spawn")) as pool:
+            yield from pool.map(look_at, tasks)
 
     # -- the catalogue
 
@@ -267,7 +279,7 @@ class _Walk:
                                     "what its subscriptions have acknowledged is lost" if subscriptions else "it is made anew",
                                     Severity.LOSS if subscriptions else Severity.HARMLESS))
             return findings
-        findings += _chain(ledgers)
+        findings += _chain(ledgers, min((cursor.mark_delete[0] for cursor in cursors.values()), default=-1))
         for number, text in subscriptions.items():
             if number not in known.cursors:
                 findings.append(Finding(format.state_path(folder), 0, 0, f"subscription {text} has no position",
@@ -276,8 +288,6 @@ class _Walk:
             findings += _positions(folder, text, cursor, ledgers)
             if not known.is_uncounted and not any(found.lost for found in ledgers) and not any(one.severity for one in findings):
                 findings += _totals(folder, text, cursor, known, ledgers)
-        for found in ledgers:
-            found.close()
         return findings
 
 
@@ -416,12 +426,13 @@ def _losses(report: Report, cursors: dict[str, Cursor], subscriptions: int) -> I
 
 # -- a partition as a whole
 
-def _chain(ledgers: list[Ledger]) -> Iterator[Finding]:
+def _chain(ledgers: list[Ledger], done: int) -> Iterator[Finding]:
+    """Each ledger goes on where the one before ends.  `done`: what every subscription has behind it may be there again, or not."""
     for before, found in zip(ledgers, ledgers[1:], strict=False):
         if found.is_header_lost:
             found.first_message = before.next_message
-        if found.first_message != before.next_message:
-            missing = found.first_message - before.next_message
+        missing = found.first_message - before.next_message
+        if missing > 0 and found.ledger_id > done or missing < 0:
             yield Finding(found.index_path, 0, format.HEADER_SIZE,
                           f"ledger {found.ledger_id} begins with message {found.first_message}, and the one before it ends before "
                           f"{before.next_message}", f"{missing} messages are missing" if missing > 0 else "messages have numbers twice",

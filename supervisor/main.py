@@ -38,6 +38,17 @@ def _parser() -> argparse.ArgumentParser:
     why.add_argument("subscription")
     why.add_argument("--http-url", default="http://127.0.0.1:8080")
     why.set_defaults(run=_why)
+    verify = commands.add_parser(
+        "verify", help="look for damage in a data folder, whether or not a broker serves it",
+        description="Looks at everything in a data folder and prints a line for each damage, with its place and its consequence.  A broker "
+        "may go on serving the folder; none can be started on it meanwhile.",
+        epilog="Exit status: 0 nothing is damaged; 3 damage that costs nothing; 4 entries, or what is known of subscriptions, are lost; "
+        "5 something could not be looked at, or not be repaired; 2 wrong arguments.  With --repair: by what is left.")
+    verify.add_argument("data_dir", metavar="DATA_DIR")
+    verify.add_argument("--repair", action="store_true", help="copy damaged bytes to DATA_DIR/damaged, and make anew what can be: indexes, "
+                        "headers, copies of state; no broker may serve the folder")
+    verify.add_argument("--json", action="store_true", help="print an object a line, the summary last")
+    verify.set_defaults(run=_verify)
     return parser
 
 
@@ -107,6 +118,48 @@ def _why(options: argparse.Namespace) -> int:
         for cause in found["causes"]:
             print("  " + cause.pop("cause") + "".join(f", {name.replace('_', ' ')} {value}" for name, value in cause.items()))
     return 0
+
+
+def _verify(options: argparse.Namespace) -> int:
+    import contextlib
+    from pathlib import Path
+
+    from geminga.storage import verify
+    data_dir = Path(options.data_dir)
+    with verify.hold(data_dir) if options.repair else contextlib.nullcontext(False) as is_served:
+        if is_served:
+            print(f"geminga: {data_dir} is served by a broker: it can be looked at, and not repaired", file=sys.stderr)
+            return verify.Severity.UNREADABLE
+        return _report_damage(data_dir, is_json=options.json, repairs=options.repair)
+
+
+def _report_damage(data_dir, *, is_json: bool, repairs: bool) -> int:
+    import json
+    import time
+    from collections import Counter
+    from dataclasses import asdict
+
+    from geminga.storage import repair, verify
+    from geminga.supervisor.config import core_count
+
+    def say(text: str, **values) -> None:
+        print(json.dumps(values) if is_json else text, flush=True)
+
+    began, seen, findings = time.monotonic(), verify.Seen(), []
+    for finding in verify.walk(data_dir, processes=core_count(), seen=seen):
+        findings.append(finding)
+        say(str(finding), **repair.as_json(finding))
+    seconds = max(time.monotonic() - began, 1e-6)
+    counts = {severity.name.lower(): count for severity, count in sorted(Counter(found.severity for found in findings).items())}
+    say(f"{seen.partitions} partitions, {seen.ledgers} ledgers, {seen.entries} entries; {seen.bytes} bytes in {seconds:.1f} s, "
+        f"{seen.bytes / seconds / 1e6:.0f} MB/s; found: {', '.join(f'{count} {name}' for name, count in counts.items()) or 'nothing'}",
+        **asdict(seen), seconds=seconds, found=counts)
+    if repairs and any(found.severity for found in findings):
+        aside, made = repair.repair(data_dir, findings)
+        findings = list(verify.walk(data_dir, processes=core_count()))
+        left = sum(1 for found in findings if found.severity)
+        say(f"damaged bytes are in {aside}; {made} files were made anew, {left} findings are left", aside=str(aside), made=made, left=left)
+    return max((found.severity for found in findings), default=0)
 
 
 if __name__ == "__main__":
