@@ -262,14 +262,17 @@ def create(folder: Path, partition_id: int, ledger_id: int, *, first_message: in
 
 
 def open_ledger(folder: Path, partition_id: int, ledger_id: int) -> Ledger:
-    """The ledger as it lies on disk, as long as its header says.  Raises CorruptFile for one of a newer version."""
+    """The ledger as it lies on disk, as long as its header says.  Raises CorruptFile for one of a newer version.
+
+    After a power cut its files may be shorter than that: the journal has the rest.
+    """
     ledger = Ledger(folder, partition_id, ledger_id)
     head = _read_header(ledger.index_path, format.INDEX_HEADER)
     if head is None:
         raise CorruptFile(ledger.index_path, 0, f"{format.HEADER_SIZE} bytes of header", ledger.index_path.stat().st_size)
     if head["version"][0] > format.VERSION and head["magic"][0] == format.INDEX_MAGIC and format.is_whole(head):
         raise CorruptFile(ledger.index_path, 8, f"format version {format.VERSION} or older", int(head["version"][0]))
-    ledger.entries = whole_rows = (ledger.index_path.stat().st_size - format.HEADER_SIZE) // format.INDEX_ROW.itemsize
+    ledger.entries = (ledger.index_path.stat().st_size - format.HEADER_SIZE) // format.INDEX_ROW.itemsize
     if not _is_of(head, ledger) or (head["version"][0] != 1 and not format.is_whole(head)):
         mending.make_header(ledger)
     else:
@@ -279,9 +282,6 @@ def open_ledger(folder: Path, partition_id: int, ledger_id: int) -> Ledger:
             ledger.entries, ledger.size = int(head["entries"][0]), int(head["size"][0])
         else:
             mending.find_end(ledger)
-    if ledger.entries > whole_rows:
-        raise CorruptFile(ledger.index_path, format.HEADER_SIZE + whole_rows * format.INDEX_ROW.itemsize,
-                          f"rows of {ledger.entries} entries", "the end of the file")
     head = _read_header(ledger.ledger_path, format.LEDGER_HEADER)
     is_old = head is not None and 0 < head["version"][0] <= format.VERSION         # a newer one's index says that it is
     if head is not None and not (_is_of(head, ledger) and is_old) and any(head.tobytes()):      # zeros: a power cut kept it from the disk

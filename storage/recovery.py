@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from geminga.storage import format, journal, ledger, state, version1
 from geminga.storage.cursor import Cursor
+from geminga.storage.errors import CorruptFile
 from geminga.storage.journal import Record, Replay
 from geminga.storage.ledger import Ledger
 from geminga.storage.partition import Partition
@@ -191,6 +192,7 @@ def _entries(ops: NDArray) -> NDArray[np.int64]:
 def _put(found: Ledger, stretches: list[_Stretch]) -> int:
     """Write entries and their rows, whether or not they were there before; returns how many."""
     known, known_size, at = found.entries, found.size, 0
+    _check_beginning(found, stretches[0])
     while at < len(stretches):
         first, end = at, stretches[at].first_entry
         while at < len(stretches) and stretches[at].first_entry == end:      # they follow each other
@@ -204,6 +206,14 @@ def _put(found: Ledger, stretches: list[_Stretch]) -> int:
     if known > found.entries:
         found.entries, found.size = known, known_size
     return sum(len(stretch.rows) for stretch in stretches)
+
+
+def _check_beginning(found: Ledger, first: _Stretch) -> None:
+    """What comes before the first of them is there.  Raises CorruptFile: behind a hole it would never be missed."""
+    for path, needed in ((found.index_path, format.HEADER_SIZE + first.first_entry * format.INDEX_ROW.itemsize),
+                         (found.ledger_path, int(first.rows["offset"][0]))):
+        if (size := path.stat().st_size) < needed:
+            raise CorruptFile(path, size, f"{needed} bytes before what the journal has for it", "the end of the file")
 
 
 @dataclass(slots=True)

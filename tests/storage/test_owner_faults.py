@@ -449,3 +449,18 @@ def test_a_recovery_that_does_not_need_a_corrupt_file_leaves_it_alone(rig, rigs)
     assert again.recovered == 1
     assert payloads(again.everything("b")) == [b"1"]
     assert again.run(again.command("producer", topic="a", producer_id=1, request_id=1)).commands(T.ERROR)
+
+
+def test_a_header_that_reached_the_disk_before_its_file_s_length_did(rig, rigs, tmp_path):
+    """The journal has what the header counts; without the journal the topic is refused, as it was cut short."""
+    producer = rig.producer("a")
+    rig.publish(producer, b"first")
+    rig = rigs.restart(rig)
+    positions = [rig.publish(rig.producer("a"), *[b"%d" % n for n in range(100)])[-1] for _ in range(4)]
+    path = rig.partition("a").open_ledger.index_path
+    assert path.stat().st_size > 4 * format.INDEX_ROW.itemsize * 64
+    rig.partition("a").open_ledger.checkpoint()
+    left = copy_of(rig.data_dir, tmp_path / "left")
+    cut(left / path.relative_to(rig.data_dir), 4096)
+    again = rigs.on(left)
+    assert len(again.everything("a")) == 401 and again.everything("a")[-1][0] == positions[-1]
