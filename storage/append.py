@@ -244,13 +244,14 @@ def _by_partition(rows: NDArray, producer_of: ProducerOf) -> tuple[NDArray, list
 
 def _take_many(planned: Plan, rows: NDArray, producer_of: ProducerOf) -> NDArray[np.bool_] | None:
     """Which rows are new, as far as their partitions deduplicate, None when all are; planned.progress says what follows from them."""
-    handles, order = rows["producer"], None
+    handles, columns = rows["producer"], [rows[name] for name in ("sequence_id", "highest_sequence_id", "flags")]
+    order, starts = None, np.zeros(1, np.intp)
     if (handles != handles[0]).any():
         order = np.argsort(handles, kind="stable")
-    handles, sequence_ids, highest, flags = (rows[name].copy() if order is None else rows[name][order]
-                                             for name in ("producer", "sequence_id", "highest_sequence_id", "flags"))
+        handles, *columns = (column[order] for column in (handles, *columns))
+        starts = np.flatnonzero(np.append(True, handles[1:] != handles[:-1]))
+    sequence_ids, highest, flags = columns
     first, last = sequences.spans(sequence_ids, highest)
-    starts = np.flatnonzero(np.append(True, handles[1:] != handles[:-1]))
     before, found = np.empty_like(last), []
     before[1:] = last[:-1]
     for handle, start in zip(handles[starts].tolist(), starts.tolist(), strict=True):
