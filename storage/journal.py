@@ -14,23 +14,28 @@ were written while it was filled.  That is put off until segments run short, so 
 meanwhile are never written at all.
 """
 import os
+import struct
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from geminga.proto.frames import CHECKSUM_END
+from geminga.proto.frames import CHECKSUM_END, MAGIC
 from geminga.storage import format
 from geminga.storage.errors import CorruptFile
 from geminga.storage.ledger import allocate
+from geminga.storage.mending import wrong_bit
 
 _ZEROS = 1 << 20
 _FREE_MIN = 2                    # free segments below which a checkpoint is begun
 _IOV_MAX = 1000                  # pieces of one write; the kernel takes 1024
+_BEGIN = struct.Struct(">HI")    # of an entry: magic, checksum
 
 
 @dataclass(slots=True)
@@ -133,7 +138,7 @@ class Journal:
         """Take a free segment; see to it that there will be another."""
         path = self._free.pop(0).result()
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        os.pwrite(fd, format.header(format.SEGMENT_HEADER, magic=format.SEGMENT_MAGIC, sequence=sequence, first_record=self._number + 1), 0)
+        os.pwrite(fd, _header_of_segment(sequence=sequence, first_record=self._number + 1), 0)
         if not self._free and self._segments < self._segments_max:
             self._segments += 1
             self._free.append(self._threads.submit(_write_zeros, self._folder / f"{sequence}-next.journal", self._segment_bytes))
@@ -214,7 +219,17 @@ def _write_zeros(path: Path, size: int) -> Path:
 
 
 def _retire(segment: _Segment) -> None:
-    os.pwrite(segment.fd, format.header(format.SEGMENT_HEADER, magic=format.SEGMENT_MAGIC, is_retired=1, sequence=segment.sequence), 0)
+    os.pwrite(segment.fd, _header_of_segment(is_retired=1, sequence=segment.sequence), 0)
+
+
+def _header_of_segment(**fields) -> bytes:
+    return format.checked_header(format.SEGMENT_HEADER, magic=format.SEGMENT_MAGIC, **fields)
+
+
+def _write_again(segment: _Segment) -> None:
+    """What a sync that failed has left in memory only, the next sync would say nothing of and not write either."""
+    for at in range(0, os.fstat(segment.fd).st_size, _ZEROS):
+        os.pwrite(segment.fd, os.pread(segment.fd, _ZEROS, at), at)
 
 
 def put_on_disk(paths: set[Path], snapshots: list) -> None:
@@ -230,7 +245,7 @@ def put_on_disk(paths: set[Path], snapshots: list) -> None:
     for folder in {path.parent for path in paths}:
         if folder.exists():
             _sync(folder, os.fsync)
-    for folder in {path.parent.parent for path in paths}:
+    for folder in {above for path in paths for above in path.parents[1:3]}:      # the one above all was made with the first partition
         _sync(folder, os.fsync)
 
 
@@ -256,40 +271,59 @@ def replay(folder: Path) -> Replay:
     """All records that a crash may have kept from where they belong, in order.
 
     Segments are retired oldest first, so what counts is the unbroken chain that ends with the newest.  It may end in records that
-    were not written whole: nothing in them was answered.  One that was synced and is not whole is damaged, and left out.
+    were not written whole: nothing in them was answered.  One that was synced and is not whole is damaged: where one bit
+    is wrong it is made good, else its entries count without those that are damaged, or it is left out.
     """
     segments = []
-    for path in folder.glob("*.journal"):
+    damage: list[str] = []
+    for path in sorted(folder.glob("*.journal")):
         raw = memoryview(path.read_bytes())
-        if (head := _segment_header(path, raw)) is not None and not head["is_retired"]:
+        head, is_whole = _segment_header(path, raw)
+        if not is_whole:
+            damage.append(f"{path}: the header of the segment has a bit that is wrong, and was made good")
+        if head is not None and not head["is_retired"]:
             segments.append((int(head["sequence"]), int(head["first_record"]), path, raw))
     chain: list[list[Record]] = []
     paths: set[Path] = set()
-    damage: list[str] = []
     last = 0
-    following = None                                   # number of the first record behind those read so far
+    following, newer = None, None                      # number of the first record behind those read so far; sequence of its segment
     for sequence, first, path, raw in sorted(segments, key=lambda segment: segment[0], reverse=True):
-        records, end, wrong = _records(raw, sequence, first, following)
-        if following is not None and end != following:
+        if newer is not None and sequence != newer - 1:
             break
+        records, end, wrong = _records(raw, sequence, first, following)
         chain.append(records)
         paths.add(path)
         damage += [f"{path}: {text}" for text in wrong]
         last = max(last, end - 1)
-        following = first
+        following, newer = first, sequence
     return Replay([record for records in reversed(chain) for record in records], damage, paths, last)
 
 
-def _segment_header(path: Path, raw: memoryview | bytes):
-    """None for a file that is not a segment, or was never begun.  Raises CorruptFile for one of a newer version."""
+def _segment_header(path: Path, raw: memoryview | bytes) -> tuple[Any, bool]:
+    """(the header, whether it is whole as it lies there); None for a file that is not a segment, or was never begun.
+
+    Raises CorruptFile for one of a newer version.
+    """
     if len(raw) < format.HEADER_SIZE:
-        return None
-    head = np.frombuffer(raw, format.SEGMENT_HEADER, 1)[0]
-    if head["magic"] != format.SEGMENT_MAGIC:
-        return None
-    if head["version"] > format.VERSION:
-        raise CorruptFile(path, 8, f"format version {format.VERSION} or older", int(head["version"]))
-    return head
+        return None, True
+    head, is_whole = np.frombuffer(raw, format.SEGMENT_HEADER, 1), True
+    if head["version"][0] != 1 and not format.is_whole(head):
+        head, is_whole = _with_one_bit_less_wrong(head), False
+    if head is None or head["magic"][0] != format.SEGMENT_MAGIC:
+        return None, True
+    if head["version"][0] > format.VERSION:
+        raise CorruptFile(path, 8, f"format version {format.VERSION} or older", int(head["version"][0]))
+    return head[0], is_whole
+
+
+def _with_one_bit_less_wrong(head: NDArray) -> NDArray | None:
+    raw = bytearray(head.tobytes())
+    for bit in range(8 * len(raw)):
+        raw[bit // 8] ^= 1 << bit % 8
+        if format.is_whole(found := np.frombuffer(bytes(raw), head.dtype, 1)):
+            return found
+        raw[bit // 8] ^= 1 << bit % 8
+    return None
 
 
 def _records(raw: memoryview, sequence: int, number: int, following: int | None) -> tuple[list[Record], int, list[str]]:
@@ -306,10 +340,16 @@ def _records(raw: memoryview, sequence: int, number: int, following: int | None)
             found.append(record)
             at, number = end, number + 1
             continue
-        wrong = _wrong_entries(record) if record is not None else None
+        if (mended := _mended(raw, at, sequence, number)) is not None:
+            damage.append(f"at byte {at}: record {number} has a bit that is wrong, and was made good")
+            found.append(mended[0])
+            at, number = at + mended[1], number + 1
+            continue
+        wrong = _wrong_entries(record) if record is not None else []
+        is_written = record is not None and len(wrong) < 2 and len(record.rows) - 1 not in wrong      # to its end
         later = _next_record(raw, at, sequence, number)
         was_synced = later is not None or following == number + 1
-        if record is not None and (was_synced or (wrong is not None and len(wrong) < 2)):
+        if record is not None and (was_synced or is_written):
             damage.append(f"at byte {at}: record {number} is damaged, entries {wrong} of its {len(record.rows)}")
             found.append(record)
             at, number = end, number + 1
@@ -317,34 +357,89 @@ def _records(raw: memoryview, sequence: int, number: int, following: int | None)
             damage.append(f"at byte {at}: records {number} to {later[1] - 1} are damaged, and what was decided in them is lost")
             at, number = later
         else:
-            return found, number, damage
+            if following is not None and number < following:
+                damage.append(f"at byte {at}: records {number} to {following - 1} are damaged, and what was decided in them is lost")
+            return found, following or number, damage
 
 
 def _read_record(raw: memoryview, at: int, sequence: int, number: int) -> tuple[Record | None, int, bool]:
-    """(the record there if its tables are whole, the offset behind it, whether its entries are whole too)"""
-    if at + format.HEADER_SIZE > len(raw):
+    """(the record there if its tables are whole, the offset behind it, whether all else of it is whole too)"""
+    if (bounds := _bounds(raw, at, sequence, number)) is None:
         return None, at, False
-    head = np.frombuffer(raw, format.RECORD_HEADER, 1, at).copy()
-    start = at + format.HEADER_SIZE
-    end = start + int(head["size"][0])
-    if (head["magic"][0], head["segment"][0], head["number"][0]) != (format.RECORD_MAGIC, sequence, number) or end > len(raw):
-        return None, at, False
-    shapes = [(dtype, int(head[name][0])) for dtype, name in
-              ((format.GROUP_ROW, "groups"), (format.INDEX_ROW, "rows"), (format.SOURCE, "rows"), (format.OP_ROW, "ops"))]
-    data = start + sum(dtype.itemsize * count for dtype, count in shapes)
-    if data > end:
-        return None, at, False
-    claimed = int(head["tables"][0])
-    head["tables"] = 0
-    checksum = crc32c(raw[start:data], crc32c(head.tobytes()[format.CHECKED_FROM:]))
-    is_whole = crc32c(raw[data:end], checksum) == head["checksum"][0]
-    if not is_whole and checksum != claimed:
+    head, shapes, data, end = bounds
+    start, claimed = at + format.HEADER_SIZE, int(head["tables"][0])
+    checksum = _checksum_of_tables(raw, at, data)
+    is_right = crc32c(raw[data:end], checksum) == head["checksum"][0]
+    if not is_right and checksum != claimed:
         return None, at, False
     tables = []
     for dtype, count in shapes:
         tables.append(np.frombuffer(raw, dtype, count, start))
         start += count * dtype.itemsize
-    return Record(*tables, [raw[data:end]], end - data), end, is_whole
+    return Record(*tables, [raw[data:end]], end - data), end, is_right and claimed in (checksum, 0)
+
+
+def _bounds(raw: memoryview, at: int, sequence: int, number: int) -> tuple[NDArray, list, int, int] | None:
+    """(header (1,), [(dtype, rows) of each table], offset behind the tables, offset behind the entries) of that record, if it is there."""
+    if at + format.HEADER_SIZE > len(raw):
+        return None
+    head = np.frombuffer(raw, format.RECORD_HEADER, 1, at)
+    start = at + format.HEADER_SIZE
+    end = start + int(head["size"][0])
+    if (head["magic"][0], head["segment"][0], head["number"][0]) != (format.RECORD_MAGIC, sequence, number) or end > len(raw):
+        return None
+    shapes = [(dtype, int(head[name][0])) for dtype, name in
+              ((format.GROUP_ROW, "groups"), (format.INDEX_ROW, "rows"), (format.SOURCE, "rows"), (format.OP_ROW, "ops"))]
+    data = start + sum(dtype.itemsize * count for dtype, count in shapes)
+    return (head, shapes, data, end) if data <= end else None
+
+
+def _checksum_of_tables(raw: memoryview, at: int, data: int) -> int:
+    """Of the record there, whose tables end at `data`."""
+    head = np.frombuffer(raw, format.RECORD_HEADER, 1, at).copy()
+    head["tables"] = 0
+    return crc32c(raw[at + format.HEADER_SIZE:data], crc32c(head.tobytes()[format.CHECKED_FROM:]))
+
+
+def _mended(raw: memoryview, at: int, sequence: int, number: int) -> tuple[Record, int] | None:
+    """(the record of that number there, its size), if one bit of it is wrong and it is whole otherwise.
+
+    That is not a record which was not written to its end: no single bit makes up for what is missing there.
+    """
+    expected = format.record_header(segment=sequence, number=number, synced=0, size=0, groups=0, rows=0, ops=0)
+    found = bytes(raw[at:at + format.HEADER_SIZE])
+    if len(found) < format.HEADER_SIZE or (_name(expected) ^ _name(found)).bit_count() > 1:
+        return None
+    copy = memoryview(bytearray(raw[at:]))
+    for bit in _suspects(copy, sequence, number):
+        copy[bit // 8] ^= 1 << bit % 8
+        record, end, is_whole = _read_record(copy, 0, sequence, number)
+        if is_whole:
+            return record, end
+        copy[bit // 8] ^= 1 << bit % 8
+    return None
+
+
+def _name(head: bytes) -> int:
+    """What tells a record's header from all others: magic, segment, number."""
+    return int.from_bytes(head[:4] + head[format.CHECKED_FROM:24], "little")
+
+
+def _suspects(raw: memoryview, sequence: int, number: int) -> Iterator[int]:
+    """Which bits of the record may be the wrong one: of its tables and entries those that checksums point to, of its header each."""
+    if (bounds := _bounds(raw, 0, sequence, number)) is not None:
+        head, _, data, _ = bounds
+        if (bit := wrong_bit(data - format.HEADER_SIZE, _checksum_of_tables(raw, 0, data) ^ int(head["tables"][0]))) is not None:
+            yield 8 * format.HEADER_SIZE + bit
+        record, _, _ = _read_record(raw, 0, sequence, number)
+        if record is not None and len(wrong := _wrong_entries(record)) == 1:
+            start = data + int(record.sources[wrong[0]])
+            yield from range(8 * start, 8 * (start + CHECKSUM_END))
+            start += CHECKSUM_END
+            size, claimed = int(record.rows["size"][wrong[0]]) - CHECKSUM_END, int(record.rows["crc32c"][wrong[0]])
+            if (bit := wrong_bit(size, crc32c(raw[start:start + size]) ^ claimed)) is not None:
+                yield 8 * start + bit
+    yield from range(8 * format.HEADER_SIZE)
 
 
 def _next_record(raw: memoryview, at: int, sequence: int, number: int) -> tuple[int, int] | None:
@@ -362,12 +457,12 @@ def _next_record(raw: memoryview, at: int, sequence: int, number: int) -> tuple[
 
 
 def _wrong_entries(record: Record) -> list[int] | None:
-    """Which of its entries are damaged; None when it may not have been written to its end."""
+    """Which of its entries are damaged."""
     [data] = record.data
-    wrong = [number for number, (source, size, claimed) in
+    return [number for number, (source, size, claimed) in
              enumerate(zip(record.sources.tolist(), record.rows["size"].tolist(), record.rows["crc32c"].tolist(), strict=True))
-             if crc32c(data[source + CHECKSUM_END:source + size]) != claimed]
-    return None if wrong and wrong[-1] == len(record.rows) - 1 else wrong
+             if data[source:source + CHECKSUM_END] != _BEGIN.pack(MAGIC, claimed)
+             or crc32c(data[source + CHECKSUM_END:source + size]) != claimed]
 
 
 def retire(folder: Path) -> None:
@@ -385,7 +480,7 @@ def _by_age(folder: Path) -> list[tuple[int, Path]]:
     found = []
     for path in folder.glob("*.journal"):
         with open(path, "rb") as file:
-            head = _segment_header(path, file.read(format.HEADER_SIZE))
+            head, _ = _segment_header(path, file.read(format.HEADER_SIZE))
         if head is not None:
             found.append((int(head["sequence"]), path))
     return sorted(found)
@@ -407,6 +502,8 @@ def open_journal(folder: Path, *, segment_bytes: int, segments_max: int, kept: R
         segment = _Segment(path, os.open(path, os.O_RDWR | os.O_CLOEXEC), sequence)
         if kept is None or path not in kept.segments:
             _retire(segment)
+        elif sequence == used[-1][0]:
+            _write_again(segment)
         os.fdatasync(segment.fd)           # also one that is kept: what follows it must not be there without its end
         if kept is None or path not in kept.segments:
             os.close(segment.fd)

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from geminga.storage.ledger import Ledger
 
 _START = MAGIC.to_bytes(2, "big")
+_OF_BYTE = [crc32c(bytes([byte])) ^ crc32c(bytes(1)) for byte in range(256)]      # what it adds to a CRC at the end
+_BY_TOP = {crc >> 24: byte for byte, crc in enumerate(_OF_BYTE)}
+_OF_BIT = {_OF_BYTE[1 << bit]: bit for bit in range(8)}
 
 
 def make_header(ledger: "Ledger") -> None:
@@ -149,3 +152,16 @@ def _write(ledger: "Ledger", offset: int, data: bytes) -> None:
         os.pwrite(fd, data, offset)
     finally:
         os.close(fd)
+
+
+def wrong_bit(size: int, difference: int) -> int | None:
+    """Which bit of `size` bytes is wrong, when one is and their CRC32-C differs so from what it should be; None: it is more than one.
+
+    A CRC is linear: the difference is what comes of that bit and the zeros behind it, one step of eight bits for each.
+    """
+    for at in reversed(range(size if difference else 0)):
+        if difference in _OF_BIT:
+            return 8 * at + _OF_BIT[difference]
+        last = _BY_TOP[difference >> 24]
+        difference = (difference ^ _OF_BYTE[last]) << 8 & 0xFFFFFFFF | last
+    return None

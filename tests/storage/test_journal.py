@@ -1,43 +1,48 @@
-"""The journal: whatever its files end with, the whole records before that are replayed, in order, and nothing else is."""
+"""The journal: whatever its files end with, the records before that are replayed, in order; one that was synced and is damaged is told."""
 import random
 
 import numpy as np
 import pytest
+from crc32c import crc32c
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from geminga.storage import format
+from geminga.storage import format, mending
 from geminga.storage.errors import CorruptFile
 from geminga.storage.journal import open_journal, replay
 
-from .files import cut, flip, number_of, overwrite, record
+from .files import cut, flip, make_newer, number_of, overwrite, record
 from .journals import BIG, HEADER, SEGMENT, numbers, only_segment, segments, write
+from .rig import entry_of
 
 RECORD = HEADER + format.OP_ROW.itemsize                                          # bytes of record(n)
 DATA = HEADER + format.GROUP_ROW.itemsize + format.INDEX_ROW.itemsize + 4 + format.OP_ROW.itemsize     # before record(n, data=...)'s data
+ENTRY = entry_of(b"abc")
 
 
 @pytest.fixture
 def five(tmp_path, opened):
-    """One segment of five records with three bytes of data each, as a SIGKILL leaves it."""
-    write(opened(), range(5), b"abc")
+    """One segment of five records with an entry each, as a SIGKILL leaves it."""
+    write(opened(), range(5), ENTRY)
     return opened.left()
 
 
 def at(number):
     """Where the n-th of five begins."""
-    return HEADER + number * (DATA + 3)
+    return HEADER + number * (DATA + len(ENTRY))
 
 
 # -- every way a segment can end --------------------------------------------------------------------------------------------------
 
 def test_what_was_appended_is_replayed_as_it_was(five):
     """Tables, pieces of bytes and their sources come back bit by bit, synced or not."""
-    found = replay(five)
+    found = replay(five).records
     assert [number_of(one) for one in found] == [0, 1, 2, 3, 4]
     for number, one in enumerate(found):
-        expected = record(number, data=b"abc")
+        expected = record(number, data=ENTRY)
         for name in ("groups", "rows", "sources", "ops"):
             assert (getattr(one, name) == getattr(expected, name)).all()
-        assert (bytes(one.data[0]), one.size) == (b"abc", 3)
+        assert (bytes(one.data[0]), one.size) == (ENTRY, len(ENTRY))
 
 
 def test_many_pieces_become_one(tmp_path, opened):
@@ -45,7 +50,7 @@ def test_many_pieces_become_one(tmp_path, opened):
     big = record(1)
     big.data, big.size = [b"%04d" % n for n in range(1_500)], 6_000
     opened().append(big)
-    [found] = replay(opened.left())
+    [found] = replay(opened.left()).records
     assert bytes(found.data[0]) == b"".join(big.data)
 
 
@@ -64,37 +69,30 @@ def test_a_folder_of_junk_replays_nothing(tmp_path):
 @pytest.mark.parametrize("beyond", [
     1, HEADER - 1,                                      # within the header
     HEADER, HEADER + 1, DATA - 1,                       # within the tables
-    DATA, DATA + 2,                                     # within the entries
+    DATA, DATA + 2, DATA + len(ENTRY) - 1,              # within the entries
 ])
 @pytest.mark.parametrize("whole", [0, 3, 4])
 def test_a_cut_record_is_none_and_those_before_it_are_whole(five, whole, beyond):
+    """It may never have been written to its end, so nothing is said of it."""
     cut(only_segment(five), at(whole) + beyond)
     assert numbers(five) == list(range(whole))
+    assert replay(five).damage == []
 
 
 @pytest.mark.parametrize("beyond", [1, HEADER - 1, DATA - 1, DATA + 2])
 def test_a_record_of_which_the_end_was_never_written_is_none(five, beyond):
     """The file has its full size: what a crash left out is zeros, or what was there before."""
     path = only_segment(five)
-    overwrite(path, at(4) + beyond, bytes(DATA + 3 - beyond))
+    overwrite(path, at(4) + beyond, bytes(DATA + len(ENTRY) - beyond))
     assert numbers(five) == [0, 1, 2, 3]
-
-
-@pytest.mark.parametrize("victim", [1, 4], ids=["an earlier record", "the last record"])
-def test_a_flipped_bit_ends_the_replay_before_its_record(five, victim):
-    """Whichever bit it is, of header, tables or entries: what comes before is replayed, what is behind cannot be trusted."""
-    path = only_segment(five)
-    for byte in range(DATA + 3):
-        flip(path, at(victim) + byte, byte % 8)
-        assert numbers(five) == list(range(victim)), byte
-        flip(path, at(victim) + byte, byte % 8)
-    assert numbers(five) == [0, 1, 2, 3, 4]
+    assert replay(five).damage == []
 
 
 @pytest.mark.parametrize("junk", [b"\xff" * 500, random.Random(1).randbytes(500), format.RECORD_MAGIC.to_bytes(4, "little") * 125])
 def test_junk_behind_the_last_record_is_none(five, junk):
     overwrite(only_segment(five), at(5), junk)
     assert numbers(five) == [0, 1, 2, 3, 4]
+    assert replay(five).damage == []
 
 
 def test_a_size_that_lies_beyond_the_file_is_junk(five):
@@ -112,7 +110,7 @@ def test_a_whole_record_in_another_place_is_none(five):
 def test_a_newer_version_is_refused_by_name(five):
     """Another program's journal must not be taken for an empty one, and be written over."""
     path = only_segment(five)
-    overwrite(path, 8, (format.VERSION + 1).to_bytes(4, "little"))
+    make_newer(path, format.SEGMENT_HEADER)
     for use in (replay, lambda folder: open_journal(folder, segment_bytes=SEGMENT, segments_max=4)):
         with pytest.raises(CorruptFile, match=str(path)):
             use(five)
@@ -140,6 +138,7 @@ def test_a_segment_just_begun_does_not_hide_those_before(tmp_path, opened):
     newest = list(segments(folder).values())[-1]
     overwrite(newest, HEADER, bytes(SEGMENT - HEADER))
     assert numbers(folder) == [0, 1, 2, 3]
+    assert replay(folder).damage == []
 
 
 @pytest.mark.parametrize("damage", ["retired", "missing"])
@@ -151,7 +150,7 @@ def test_what_is_behind_a_missing_segment_counts_alone(tmp_path, opened, damage)
     if damage == "missing":
         second.unlink()
     else:
-        overwrite(second, 12, (1).to_bytes(4, "little"))
+        overwrite(second, 0, format.checked_header(format.SEGMENT_HEADER, magic=format.SEGMENT_MAGIC, is_retired=1, sequence=2))
     assert numbers(folder) == [4, 5, 6]
 
 
@@ -167,3 +166,138 @@ def test_leftovers_of_an_earlier_use_of_a_segment_are_not_replayed(tmp_path, ope
     leftover = np.frombuffer(path.read_bytes(), format.RECORD_HEADER, 1, HEADER + 2 * RECORD)[0]
     assert (leftover["magic"], leftover["number"]) == (format.RECORD_MAGIC, 3)          # it is there, and would be next
     assert numbers(folder) == [100, 101]
+
+
+# -- damage -----------------------------------------------------------------------------------------------------------------------
+
+def content(found):
+    """What the records say, bit by bit."""
+    return [(one.groups.tobytes(), one.rows.tobytes(), one.sources.tobytes(), one.ops.tobytes(), bytes(one.data[0])) for one in found]
+
+
+@pytest.mark.parametrize("victim", [0, 1, 4], ids=["the first", "between", "the last"])
+def test_a_flipped_bit_anywhere_in_a_record_is_told_and_made_good(five, victim):
+    """Of header, tables or entries; also of the last record, of which no other says that it was synced."""
+    path, expected = only_segment(five), content(replay(five).records)
+    for bit in range(0, 8 * (DATA + len(ENTRY)), 13):
+        flip(path, at(victim) + bit // 8, bit % 8)
+        found = replay(five)
+        assert content(found.records) == expected, bit
+        assert len(found.damage) == 1 and found.damage[0].startswith(f"{path}: at byte {at(victim)}: record {victim + 1} "), bit
+        flip(path, at(victim) + bit // 8, bit % 8)
+    assert replay(five).damage == []
+
+
+def test_a_flipped_bit_anywhere_in_the_header_of_a_segment_is_told_and_made_good(tmp_path, opened):
+    """Whichever of several segments it is: none is taken for retired, or for no segment."""
+    write(opened(8), range(7), entry_of(bytes(BIG)))
+    folder = opened.left()
+    for path in segments(folder).values():
+        for bit in range(0, 8 * HEADER, 29):
+            flip(path, bit // 8, bit % 8)
+            assert numbers(folder) == list(range(7)), bit
+            assert len(replay(folder).damage) == 1
+            flip(path, bit // 8, bit % 8)
+
+
+def test_a_flipped_bit_in_the_header_of_a_retired_segment_brings_nothing_back(tmp_path, opened):
+    target = opened()
+    write(target, range(9), bytes(BIG))
+    opened.close(target)
+    for path in opened.folder.glob("*.journal"):
+        for bit in range(0, 8 * HEADER, 11):
+            flip(path, bit // 8, bit % 8)
+            assert numbers(opened.folder) == [], bit
+            flip(path, bit // 8, bit % 8)
+
+
+@pytest.mark.parametrize("sizes", [[100] * 5, [3_000, 10, 200], [1]])
+def test_a_flipped_bit_in_one_of_many_entries_is_made_good(tmp_path, opened, sizes):
+    """Each has a checksum of its own, which says which bit it is."""
+    entries = [entry_of(random.Random(size).randbytes(size)) for size in sizes]
+    opened().append(of_entries(entries))
+    folder = opened.left()
+    path = only_segment(folder)
+    begin = path.read_bytes().index(entries[0])
+    for byte in range(0, sum(map(len, entries)), 1 + sum(sizes) // 30):
+        flip(path, begin + byte, byte % 8)
+        found = replay(folder)
+        assert [bytes(one.data[0]) for one in found.records] == [b"".join(entries)], byte
+        assert len(found.damage) == 1
+        flip(path, begin + byte, byte % 8)
+
+
+def of_entries(entries):
+    """A record of one group with these entries."""
+    one = record(1)
+    one.rows = np.zeros(len(entries), format.INDEX_ROW)
+    one.rows["size"], one.rows["crc32c"] = [*map(len, entries)], [int.from_bytes(entry[2:6], "big") for entry in entries]
+    one.sources = (np.cumsum(one.rows["size"]) - one.rows["size"]).astype(format.SOURCE)
+    one.groups = np.array([(1, 1, 0, len(entries))], format.GROUP_ROW)
+    one.data, one.size = entries, sum(map(len, entries))
+    return one
+
+
+JUNK = random.Random(1).randbytes(8)
+
+
+@pytest.mark.parametrize("place", [0, 8, HEADER + 3, DATA - 40])
+def test_a_record_that_was_synced_and_is_damaged_beyond_help_is_told_and_those_behind_it_count(five, place):
+    overwrite(only_segment(five), at(2) + place, JUNK)
+    assert numbers(five) == [0, 1, 3, 4]
+    [damage] = replay(five).damage
+    assert "records 3 to 3 are damaged, and what was decided in them is lost" in damage
+
+
+def test_several_damaged_records_are_told_and_those_behind_them_count(five):
+    overwrite(only_segment(five), at(1), bytes(at(3) - at(1) + 8))
+    assert numbers(five) == [0, 4]
+    [damage] = replay(five).damage
+    assert "records 2 to 4 are damaged" in damage
+
+
+def test_a_record_whose_entry_is_damaged_beyond_help_counts_and_is_told(five):
+    """Its entry is stored as it is: clients see that its checksum is wrong."""
+    overwrite(only_segment(five), at(2) + DATA + 8, JUNK)
+    found = replay(five)
+    assert [number_of(one) for one in found.records] == [0, 1, 2, 3, 4]
+    assert bytes(found.records[2].data[0]) == ENTRY[:8] + JUNK + ENTRY[8 + len(JUNK):]
+    assert "record 3 is damaged, entries [0] of its 1" in found.damage[0] and len(found.damage) == 1
+
+
+@pytest.mark.parametrize("place", [8, HEADER + 3])
+def test_the_last_record_of_a_segment_that_is_damaged_beyond_help_does_not_hide_those_before(tmp_path, opened, place):
+    """The next segment says how many there were."""
+    write(opened(8), range(6), entry_of(bytes(BIG)))
+    folder = opened.left()
+    path = segments(folder)[2]
+    raw = path.read_bytes()
+    last = [at for at in range(len(raw)) if raw.startswith(format.RECORD_MAGIC.to_bytes(4, "little"), at)][-1]
+    overwrite(path, last + place, JUNK)
+    assert numbers(folder) == [0, 1, 2, 4, 5]
+    assert ["records 4 to 4 are damaged" in text for text in replay(folder).damage] == [True]
+
+
+def test_what_was_not_synced_and_is_not_whole_is_not_called_damage(tmp_path, opened):
+    """Records that lie behind it were not synced either: the power was cut while all of them were on their way."""
+    target = opened()
+    write(target, range(2), ENTRY)
+    for number in range(2, 5):
+        target.append(record(number, data=ENTRY))
+    folder = opened.left()
+    overwrite(only_segment(folder), at(3), bytes(at(4) - at(3)))
+    found = replay(folder)
+    assert ([number_of(one) for one in found.records], found.damage) == ([0, 1, 2], [])
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.binary(min_size=1, max_size=400), st.data())
+def test_a_checksum_says_which_bit_is_wrong(content, data):
+    """If it is one; two are never taken for one."""
+    bits = data.draw(st.sets(st.integers(0, 8 * len(content) - 1), min_size=1, max_size=2))
+    wrong = bytearray(content)
+    for bit in bits:
+        wrong[bit // 8] ^= 1 << bit % 8
+    expected = bits.pop() if len(bits) == 1 else None
+    assert mending.wrong_bit(len(content), crc32c(content) ^ crc32c(wrong)) == expected
+    assert mending.wrong_bit(len(content), 0) is None
