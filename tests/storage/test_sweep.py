@@ -1,0 +1,72 @@
+"""Policies reach partitions that nobody uses: after a start, and when they are set."""
+from geminga.storage.cursor import EXPIRED
+
+HOUR_MS = 3_600_000
+
+
+def stored(rigs, topics, **options):
+    """Topics with a message that nobody acknowledged, in a process that nobody has asked for any of them."""
+    rig = rigs(**options)
+    for topic in topics:
+        rig.consumer(topic)
+        rig.publish(rig.producer(topic), b"x")
+    after = rigs.restart(rig)
+    after.now_ms += HOUR_MS
+    return after
+
+
+def ticks(rig, count):
+    for _ in range(count):
+        rig.run(after_ms=1_000)
+
+
+def expired(rig):
+    return {str(partition.name): sub.cursor.totals[EXPIRED] for partition in rig.partitions for sub in partition.subscriptions.values()}
+
+
+def test_messages_of_partitions_that_nobody_uses_expire(rigs):
+    """Slowly, so that what clients ask for does not wait."""
+    rig = stored(rigs, [f"t{number}" for number in range(120)], message_ttl_s=60)
+    ticks(rig, 1)
+    assert 0 < len(rig.partitions) < 120
+    ticks(rig, 3)
+    assert list(expired(rig).values()) == [1] * 120
+
+
+def test_partitions_without_such_a_policy_stay_closed(rigs):
+    rig = stored(rigs, ["a", "b"], backlog_quota_bytes=1_000)
+    ticks(rig, 5)
+    assert rig.partitions == []
+    rig.owner.catalogue.set_policy("persistent://public/default/b", "messageTTL", 60)
+    rig.owner.catalogue.commit()
+    rig.run(rig.tell("policies", scope="persistent://public/default/b"))
+    ticks(rig, 5)
+    assert expired(rig) == {"persistent://public/default/b": 1}
+
+
+def test_old_ledgers_of_partitions_that_nobody_uses_go(rigs):
+    rig = rigs(roll_over_entries=2, retention_s=600, retention_bytes=-1)
+    producer, consumer = rig.producer("t"), rig.consumer("t")
+    positions = [position for _ in range(6) for position in rig.publish(producer, b"x")]
+    rig.run(rig.acks(consumer, positions[-1], cumulative=True))
+    after = rigs.restart(rig)
+    after.now_ms += HOUR_MS
+    ticks(after, 2)
+    assert len(after.files("t")) == 1
+
+
+def test_another_owners_partitions_are_left_alone(rigs):
+    rig = stored(rigs, ["a", "b"], message_ttl_s=60)
+    rig.owner.sweep._is_mine = lambda name: name.endswith("/b")
+    rig.owner.sweep.begin()
+    ticks(rig, 5)
+    assert list(expired(rig)) == ["persistent://public/default/b"]
+
+
+def test_one_that_is_damaged_keeps_no_other_from_its_turn(rigs, capfd):
+    rig = stored(rigs, ["a", "b"], message_ttl_s=60)
+    folder = rig.data_dir / "partitions" / "1"
+    (folder / "state").write_bytes(b"nothing")
+    ticks(rig, 5)
+    assert list(expired(rig)) == ["persistent://public/default/b"]
+    assert "is not looked at" in capfd.readouterr().err
