@@ -20,7 +20,7 @@ from .forgetful import Disk
 from .traffic import LANES, Lane
 
 CUTS = 20                     # of a round
-LOAD_SECONDS = 0.8            # at most, between a start and a cut
+LOAD_SECONDS = 0.5            # at most, between a start and a cut
 
 
 class Round:

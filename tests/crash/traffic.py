@@ -25,7 +25,7 @@ SECONDS = 15          # for what should take far less, on a busy machine
 HELD = 40             # messages that wait for their acknowledgement, which goes in random order
 KEYS = 7
 LAST = b"the last"
-PAUSE_SECONDS = 0.01  # of a publisher that is there for good, after each burst: what is started again needs the processor too
+PAUSE_SECONDS = 0.04  # of a publisher that is there for good, after each burst: what is started again needs the processor too
 
 
 def is_end(error: Exception) -> bool:
