@@ -203,24 +203,25 @@ def _producer_ready(owner, producer: Producer, request_id: int) -> None:
 
 
 def _remove_producer(owner, producer: Producer) -> None:
-    owner.producers.pop(producer.handle, None)
-    owner.live_producers.pop(producer.handle, None)
-    owner.counters.add("producers", -1)
-    if producer.partition.is_persistent:
-        producer.partition.sequences.leave(producer.identity, owner.now_ms)
-    successor = producer.partition.producers.leave(producer)
-    if successor is not None:
-        _producer_ready(owner, successor, successor.request_id)
+    _take_right(owner, producer)
+    _let_next_in(owner, producer)
     forget_if_idle(owner, producer.partition)
 
 
-def send_back(owner, session, producer_id: int) -> None:
-    """One of its SENDs was refused.  On a partition that deduplicates its producer is to come again, and begin with that: if what it
-    has sent behind that were stored first, that would count as stored."""
-    producer = session.producers.get(producer_id)
-    if producer is not None and producer.partition.deduplicates:
-        _remove_producer(owner, producer)
-        expel_producer(owner, producer)
+def _take_right(owner, producer: Producer) -> None:
+    """It may not publish any more."""
+    owner.live_producers.pop(producer.handle, None)
+    if owner.producers.pop(producer.handle, None) is not None:
+        owner.counters.add("producers", -1)
+    if producer.partition.is_persistent:
+        producer.partition.sequences.leave(producer.identity, owner.now_ms)
+
+
+def _let_next_in(owner, producer: Producer) -> None:
+    """Its place is free."""
+    successor = producer.partition.producers.leave(producer)
+    if successor is not None:
+        _producer_ready(owner, successor, successor.request_id)
 
 
 def expel_producer(owner, producer: Producer) -> None:
@@ -228,22 +229,30 @@ def expel_producer(owner, producer: Producer) -> None:
     session = owner.sessions.get((producer.worker, producer.connection))
     if session is not None:
         session.producers.pop(producer.producer_id, None)
-    owner.live_producers.pop(producer.handle, None)
-    if owner.producers.pop(producer.handle, None) is not None:
-        owner.counters.add("producers", -1)
+    _take_right(owner, producer)
     data = answers.close_producer(producer.producer_id)
     if not producer.is_ready:
         data = answers.error(producer.request_id, api.ProducerFenced, "Fenced by a producer with ExclusiveWithFencing")
     owner.outbox(producer.worker).reply(producer.connection, data, action=envelope.PRODUCER_GONE, object_id=producer.producer_id)
 
 
+def _dismiss(owner, producer: Producer) -> None:
+    expel_producer(owner, producer)
+    _let_next_in(owner, producer)
+
+
 def dismiss_producers(owner, found: Partition) -> None:
     """Those that may publish are to come back; those that wait until they may go on waiting, or have their turn."""
     for producer in list(found.producers.live.values()):
-        expel_producer(owner, producer)
-        successor = found.producers.leave(producer)
-        if successor is not None:
-            _producer_ready(owner, successor, successor.request_id)
+        _dismiss(owner, producer)
+
+
+def dismiss_refused(owner, session, producer_id: int) -> None:
+    """One of its SENDs was refused.  On a partition that deduplicates the producer is to come back, and begin with that one: if what
+    it has sent behind that were stored first, that one would count as stored."""
+    producer = session.producers.get(producer_id)
+    if producer is not None and producer.partition.deduplicates:
+        _dismiss(owner, producer)
 
 
 def _close_producer(owner, session, command: api.BaseCommand) -> None:

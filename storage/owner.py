@@ -293,7 +293,7 @@ class Owner:
         for worker, connection, producer_id, sequence_id, why in planned.refused:      # clients try again
             self.outbox(worker).reply(connection, answers.send_error(producer_id, sequence_id, api.PersistenceError, why))
         for worker, connection, producer_id in dict.fromkeys(one[:3] for one in planned.refused):
-            commands.send_back(self, self.sessions[worker, connection], producer_id)
+            commands.dismiss_refused(self, self.sessions[worker, connection], producer_id)
         self.counters.add("entries_duplicate", planned.duplicates)
         if planned.groups:
             self._store(planned)

@@ -350,6 +350,17 @@ def test_producers_that_stay_away_are_forgotten_and_connected_ones_are_not(rigs)
     assert last_told(rigs.restart(rig), "a", producer_name="away") == -1
 
 
+def test_the_time_of_a_producer_that_is_thrown_out_begins_then(rigs):
+    rig = rigs(deduplication=True, deduplication_inactivity_s=3600)
+    send(rig, rig.producer("a", producer_name="p"), 5)
+    rig.run(after_ms=HOUR_MS - TICK_MS)
+    rig.producer("a", producer_name="q", producer_access_mode=api.ExclusiveWithFencing)
+    rig.run(after_ms=HOUR_MS - TICK_MS)
+    assert rig.partition("a").sequences.of(sequences.identity("p")).last == 5
+    rig.run(after_ms=TICK_MS)
+    assert rig.partition("a").sequences.of(sequences.identity("p")).last == sequences.NONE
+
+
 def test_of_too_many_producers_the_longest_inactive_are_forgotten_and_counted(rigs):
     rig = rigs(deduplication=True, deduplication_names_max=3)
     first = rig.producer("a", producer_name="first")
