@@ -167,6 +167,9 @@ class Catalogue:
         """(id, topic epoch) of a stored partition, None when nothing was stored under the name yet."""
         return self._db.execute("SELECT id, topic_epoch FROM partitions WHERE name = ?", (str(name),)).fetchone()
 
+    def partition_names(self) -> list[str]:
+        return self._column("SELECT name FROM partitions")
+
     def newest_partition(self) -> int:
         """The highest id given to a partition; those that come later get higher ones."""
         return self._one("SELECT seq FROM sqlite_sequence WHERE name = 'partitions'") or 0

@@ -11,6 +11,7 @@ What a command does stands in commands.py; this file has the tables and the pass
 """
 import errno
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,6 +46,7 @@ from geminga.storage.punching import Puncher
 from geminga.storage.quota import Quotas
 from geminga.storage.retention import Retention, disposable
 from geminga.storage.subscription import Consumer, Subscription
+from geminga.storage.sweep import Sweep
 
 if TYPE_CHECKING:
     from geminga.storage.recovery import Recovery
@@ -70,7 +72,8 @@ class Owner:
     """The tables of one owner and what a pass does to them."""
 
     def __init__(self, data_dir: Path, options: StorageOptions, catalogue: Catalogue, journal: Journal, counters: Counters, now_ms: int,
-                 recovery: "Recovery | None" = None):
+                 recovery: "Recovery | None" = None, is_mine: Callable[[str], bool] = lambda name: True):
+        """is_mine: whether the partition of that name is this owner's."""
         self.data_dir, self.options, self.catalogue, self.journal, self.counters = data_dir, options, catalogue, journal, counters
         self.now_ms = now_ms
         self._recovery = recovery                                 # knows what partitions' files do not say yet
@@ -82,6 +85,7 @@ class Owner:
         self.live: dict[TopicName, LiveTopic] = {}                # topics that keep nothing
         self.live_producers: dict[int, Producer] = {}             # theirs, by handle
         self.expiry, self.quotas, self.retention, self.puncher = Expiry(self), Quotas(self), Retention(self), Puncher(self)
+        self.sweep = Sweep(self, is_mine)                         # of partitions that are not open
         self.gate = Gate(self, self.quotas)                       # what keeps producers out
         self.parked: dict[tuple[int, int], list[tuple]] = {}      # commands that wait until a connection is known to be alive or dead
         self.ops: list[tuple] = []                                # of this pass, not yet in the journal
@@ -449,7 +453,7 @@ class Owner:
     def report_damage(self, text: str) -> None:
         """A line for the operator, and a number for whoever watches."""
         self.counters.add("damage_found")
-        self._complain(text)
+        self.complain(text)
 
     def _wake_at(self, partition: Partition, due_ms: int) -> None:
         """Something of it is to be given out then."""
@@ -545,7 +549,7 @@ class Owner:
     def _tick(self) -> None:
         """An idle partition whose open ledger is drained gives up its disk space; producers that stay away are forgotten."""
         self._next_tick_ms = self.now_ms + TICK_MS
-        for watcher in (self.expiry, self.quotas, self.retention, self.puncher):
+        for watcher in (self.sweep, self.expiry, self.quotas, self.retention, self.puncher):
             watcher.tick(self.now_ms)
         self._forget_producers()
         for partition in self.discovery.tick(self.now_ms):
@@ -619,14 +623,14 @@ class Owner:
         except StorageFull as error:
             commands.refuse(self, session, command, Refusal(api.PersistenceError, str(error)))
         except CorruptFile as error:
-            self._complain(f"{error}; its topic is refused")
+            self.complain(f"{error}; its topic is refused")
             commands.refuse(self, session, command, Refusal(api.PersistenceError, str(error)))
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EROFS):
                 raise
             commands.refuse(self, session, command, Refusal(api.PersistenceError, error.strerror))
 
-    def _complain(self, text: str) -> None:
+    def complain(self, text: str) -> None:
         """A line for the operator, however often it happens."""
         if text not in self._complaints:
             self._complaints.add(text)

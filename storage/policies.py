@@ -38,6 +38,11 @@ class Policies:
         return self.retention_s != 0 and self.retention_bytes != 0
 
     @property
+    def work_alone(self) -> bool:
+        """Whether something happens because of them although nobody uses the partition."""
+        return bool(self.message_ttl_s or self.retains or (self.quota_age_s > 0 and self.quota_age_action == EVICTION))
+
+    @property
     def has_quota(self) -> bool:
         return self.quota_bytes >= 0 or self.quota_age_s > 0
 

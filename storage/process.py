@@ -1,7 +1,9 @@
 """The owner's process: a loop around `Owner`.  Wait, drain a bounded batch, decide, sync, answer."""
 import time
+from functools import lru_cache
 from pathlib import Path
 
+import mmh3
 import zmq
 
 from geminga.proto import envelope
@@ -21,6 +23,12 @@ def socket_path(run_dir: Path, serial: int) -> str:
     return f"ipc://{run_dir}/owner-{serial}.sock"
 
 
+@lru_cache(maxsize=65_536)
+def owner_of(partition: str, owners: int) -> int:
+    """Rendezvous hash: everybody knows the owner of a partition without asking, and few move when their number changes."""
+    return max(range(owners), key=lambda owner: mmh3.hash(partition, owner, signed=False))
+
+
 def worker_identity(serial: int) -> bytes:
     return b"w%d" % serial
 
@@ -35,7 +43,8 @@ def run(index: int, owners: int, serial: int, run_dir: Path, data_dir: Path, opt
     counters.set("partitions_open", 0)
     counters.set("producers", 0)
     counters.set("consumers", 0)
-    owner = Owner(data_dir, options, catalogue, journal, counters, _clock_ms(), recovered.recovery)
+    owner = Owner(data_dir, options, catalogue, journal, counters, _clock_ms(), recovered.recovery,
+                  lambda partition: owner_of(partition, owners) == index)
     for text in recovered.damage:
         owner.report_damage(text)
     context = zmq.Context()

@@ -172,6 +172,7 @@ def _policies(owner, topic: None, arguments: dict) -> None:
     for found in owner.by_name.values():
         if arguments["scope"] in (found.name.namespace, str(found.name.base)):
             owner.apply_policies(found)
+    owner.sweep.begin()
 
 
 QUESTIONS = {"terminate": _terminate, "unload": _unload, "clear": _clear, "skip": _skip, "reset": _reset, "why": _why, "release": _release,

@@ -1,11 +1,9 @@
-"""The way to one owner: what a pass has for it, put together into one envelope; and which owner has what."""
+"""The way to one owner: what a pass has for it, put together into one envelope."""
 import asyncio
 import struct
-from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
-import mmh3
 import zmq
 from numpy.typing import NDArray
 
@@ -13,12 +11,6 @@ from geminga.proto import envelope
 from geminga.proto.sends import SEND
 from geminga.storage.control import Control
 from geminga.storage.process import socket_path, worker_identity
-
-
-@lru_cache(maxsize=65_536)
-def owner_of(partition: str, owners: int) -> int:
-    """Rendezvous hash: every worker knows the owner of a partition without asking, and few move when their number changes."""
-    return max(range(owners), key=lambda owner: mmh3.hash(partition, owner, signed=False))
 
 
 class Follower(Protocol):

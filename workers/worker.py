@@ -23,9 +23,10 @@ from geminga.proto.names import TopicName
 from geminga.storage.catalogue import open_catalogue
 from geminga.storage.control import Control
 from geminga.storage.counters import Counters
+from geminga.storage.process import owner_of
 from geminga.workers.client import Client
 from geminga.workers.egress import Ledgers
-from geminga.workers.links import OwnerLink, follow, owner_of
+from geminga.workers.links import OwnerLink, follow
 from geminga.workers.options import WorkerOptions
 from geminga.workers.requests import Directory
 from geminga.workers.watchers import Watchers

@@ -11,7 +11,8 @@ from geminga.proto import envelope
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
-from geminga.workers.links import OwnerLink, owner_of
+from geminga.storage.process import owner_of
+from geminga.workers.links import OwnerLink
 
 _ANSWER_SECONDS = 10
 
