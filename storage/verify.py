@@ -206,6 +206,8 @@ class _Walk:
         except FileNotFoundError:
             try:
                 rehearsal.know(partition_id, State(version1.read_cursors(folder, partition_id), is_uncounted=version1.is_there(folder)))
+                if not version1.is_there(folder):
+                    rehearsal.stateless.add(partition_id)
             except CorruptFile as error:
                 return [*findings, corrupt(error, folder, "its topic is refused")], False
             return findings, True
@@ -274,10 +276,9 @@ class _Walk:
                                     "the topic begins anew" + (", and its subscriptions are lost" if subscriptions else ""),
                                     Severity.LOSS if subscriptions else Severity.HARMLESS))
             return findings
-        if partition_id not in rehearsal.touched and not known.cursors and has_entries:
-            findings.append(Finding(format.state_path(folder), 0, 0, "is missing",
-                                    "what its subscriptions have acknowledged is lost" if subscriptions else "it is made anew",
-                                    Severity.LOSS if subscriptions else Severity.HARMLESS))
+        if subscriptions and has_entries and partition_id in rehearsal.stateless and partition_id not in rehearsal.touched:
+            findings.append(Finding(format.state_path(folder), 0, 0, "is missing", "what its subscriptions have acknowledged is lost",
+                                    Severity.LOSS))
             return findings
         findings += _chain(ledgers, min((cursor.mark_delete[0] for cursor in cursors.values()), default=-1))
         for number, text in subscriptions.items():
@@ -300,6 +301,7 @@ class _Rehearsal(Recovery):
         self.deleted: set[tuple[int, int]] = set()
         self.rows: dict[tuple[int, int], list[tuple[int, NDArray]]] = {}
         self.touched: set[int] = set()                                       # partitions that some record is about
+        self.stateless: set[int] = set()                                     # partitions without a file of their state
 
     def know(self, partition_id: int, found: State) -> None:
         self._states[partition_id] = found
@@ -465,10 +467,10 @@ def _totals(folder: Path, text: str, cursor: Cursor, known: State, ledgers: Iter
             cursor.acknowledge(found, done)
     cursor.forget_acknowledged_parts()
     backlog = cursor.backlog_messages(ledgers)
-    missing = ledgers[-1].next_message - cursor.since - sum(cursor.totals) - backlog
+    published, settled = ledgers[-1].next_message - cursor.since, sum(map(int, cursor.totals))
+    missing = published - settled - backlog
     if missing:
         yield Finding(format.state_path(folder), 0, 0,
-                      f"of subscription {text}: {ledgers[-1].next_message - cursor.since} messages since it began are not "
-                      f"{sum(cursor.totals)} dealt with and {backlog} to come",
+                      f"of the {published} messages since subscription {text} began {settled} are dealt with and {backlog} to come",
                       f"{missing} messages are missing" if missing > 0 else "its figures are wrong",
                       Severity.LOSS if missing > 0 else Severity.HARMLESS)
