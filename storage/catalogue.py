@@ -4,19 +4,24 @@ Every process opens it by itself; writers take turns.  A reader asks `changed` (
 committed since it last looked.  What is in a committed transaction is on disk.
 
 Ids of partitions, subscriptions and ledgers are handed out once and never again: AUTOINCREMENT for the first two, and for
-ledgers a counter from which each owner takes a block at a time.
+ledgers a counter from which each owner takes a block at a time.  That counter, and the one in generated names of producers, are never
+behind the clock: when an older copy of the data folder is put back, what was given out since the copy was made is not given out again.
 """
 import json
 import sqlite3
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
+from geminga.storage.errors import NotDurable, StorageFull
 
-LEDGER_BLOCK = 1_000         # ledger ids taken at a time; what is left of a block at a crash is never used
+LEDGER_BLOCK = 100           # ledger ids taken at a time; what is left of a block at a crash is never used
+IDS_PER_SECOND = 1_024       # more than anybody takes for long, so that the clock is ahead of the counters
+_EPOCH_S = 1_735_689_600     # 2025-01-01 UTC
 VERSION = 2
 
 _TABLES = """
@@ -47,8 +52,8 @@ class CatalogueError(Exception):
 class Catalogue:
     """One process's connection.  Writing happens in a transaction that `commit` ends; reading sees what is committed."""
 
-    def __init__(self, path: Path):
-        self.path = path
+    def __init__(self, path: Path, clock: Callable[[], float] = time.time):
+        self.path, self._clock = path, clock
         self._db = sqlite3.connect(path, isolation_level=None, timeout=30, check_same_thread=False)
         self._db.execute("PRAGMA synchronous = FULL")
         self._db.execute("PRAGMA foreign_keys = ON")
@@ -69,21 +74,46 @@ class Catalogue:
     # -- transactions
 
     def _write(self, statement: str, values: tuple = ()) -> sqlite3.Cursor:
-        if not self._db.in_transaction:
-            self._db.execute("BEGIN IMMEDIATE")
-        return self._db.execute(statement, values)
+        """Raises StorageFull; NotDurable when what the transaction had before is undone as well."""
+        was_open = self._db.in_transaction
+        try:
+            if not was_open:
+                self._db.execute("BEGIN IMMEDIATE")
+            return self._db.execute(statement, values)
+        except sqlite3.OperationalError as error:
+            if was_open and not self._db.in_transaction:
+                raise NotDurable(f"{self.path}: {error}") from error
+            raise StorageFull(f"{self.path}: {error}") from error
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether something is written that is not committed."""
+        return self._db.in_transaction
 
     def commit(self) -> None:
-        """What was written since the last commit is on disk."""
-        if self._db.in_transaction:
+        """What was written since the last commit is on disk.  Raises NotDurable, and it is undone then."""
+        if not self._db.in_transaction:
+            return
+        try:
             self._db.execute("COMMIT")
+        except sqlite3.OperationalError as error:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise NotDurable(f"{self.path}: {error}") from error
+
+    def _read(self, statement: str, values: tuple = ()) -> list[tuple]:
+        """Raises StorageFull."""
+        try:
+            return self._db.execute(statement, values).fetchall()
+        except sqlite3.OperationalError as error:
+            raise StorageFull(f"{self.path}: {error}") from error
 
     def _one(self, statement: str, values: tuple = ()):
-        row = self._db.execute(statement, values).fetchone()
-        return row[0] if row else None
+        rows = self._read(statement, values)
+        return rows[0][0] if rows else None
 
     def _column(self, statement: str, values: tuple = ()) -> list:
-        return [row[0] for row in self._db.execute(statement, values)]
+        return [row[0] for row in self._read(statement, values)]
 
     # -- tenants, namespaces, topics
 
@@ -216,13 +246,29 @@ class Catalogue:
     # -- counters
 
     def next_ledger_id(self) -> int:
-        """Never given out before, nor ever again."""
+        """Never given out before, nor ever again.  Raises StorageFull, NotDurable."""
         for ledger_id in self._ledger_ids:
             return ledger_id
-        last = self.take("ledgers", LEDGER_BLOCK)
-        self.commit()      # before the first of them names a file
+        is_alone = not self.is_changing
+        last = self._take_ahead("ledgers", LEDGER_BLOCK)
+        try:
+            self.commit()      # before the first of them names a file
+        except NotDurable as error:
+            if is_alone:
+                raise StorageFull(str(error)) from error
+            raise
         self._ledger_ids = iter(range(last - LEDGER_BLOCK + 1, last + 1))
         return next(self._ledger_ids)
+
+    def producer_name(self) -> str:
+        """Never given out before, nor ever again.  Part of the open transaction."""
+        return f"geminga-{self._take_ahead('producers', 1)}"
+
+    def _take_ahead(self, counter: str, count: int) -> int:
+        """As take, and never behind the clock."""
+        floor = max(0, int((self._clock() - _EPOCH_S) * IDS_PER_SECOND))
+        self._write("INSERT INTO counters VALUES (?1, ?2) ON CONFLICT DO UPDATE SET value = max(value, ?2)", (counter, floor))
+        return self.take(counter, count)
 
     def take(self, counter: str, count: int = 1) -> int:
         """Raise the counter by count; returns its new value.  Part of the open transaction."""
@@ -230,11 +276,11 @@ class Catalogue:
                            (counter, count)).fetchone()[0]
 
 
-def open_catalogue(path: Path) -> Catalogue:
+def open_catalogue(path: Path, clock: Callable[[], float] = time.time) -> Catalogue:
     """The catalogue at path, made when there is none: by the supervisor, before there are others.  Raises CatalogueError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        catalogue = Catalogue(path)
+        catalogue = Catalogue(path, clock)
         found = catalogue._one("PRAGMA user_version")
         if found == 0:
             _create(catalogue)

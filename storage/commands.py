@@ -186,9 +186,8 @@ def _producer(owner, session, command: api.BaseCommand, *, probed: bool = False)
 
 
 def _generated_name(owner) -> str:
-    """Never used before: a counter that the catalogue keeps."""
     owner.answer_needs_sync()
-    return f"geminga-{owner.catalogue.take('producers')}"
+    return owner.catalogue.producer_name()
 
 
 def _producer_ready(owner, producer: Producer, request_id: int) -> None:

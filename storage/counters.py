@@ -13,6 +13,7 @@ NAMES = (
     "entries_dropped", "deliveries_dropped", "entries_parked", "acks_of_damaged", "acks_ignored", "damage_found", "entries_lost",
     "entries_expired", "entries_evicted",
     "entries_duplicate", "deduplication_names_evicted",
+    "syncs_failed", "publishing_refused", "disk_free_bytes", "is_waiting",
 )
 
 

@@ -1,8 +1,15 @@
 """How the world can fail, as far as callers treat it differently."""
+import errno
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class StorageFull(Exception):
-    """There is no room for what was to be written; nothing of it was."""
+    """What was to be written cannot be for now: no room, no descriptor, a file system that is read-only.  Nothing of it was."""
+
+
+class NotDurable(Exception):
+    """What was decided cannot be put on disk.  Nothing of it was answered; who decided it ends, and begins anew with what is there."""
 
 
 class CorruptFile(Exception):
@@ -10,3 +17,13 @@ class CorruptFile(Exception):
 
     def __init__(self, path, offset: int, expected, found):
         super().__init__(f"{path}: at byte {offset}: expected {expected}, found {found}")
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether there was no room, which may come back."""
+    return isinstance(error, StorageFull) or (isinstance(error, OSError) and error.errno in _FULL)
+
+
+def text_of(error: OSError) -> str:
+    """What the operator reads: which file, and what the kernel says."""
+    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)

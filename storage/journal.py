@@ -12,15 +12,21 @@ faster than writing new ones (1 MiB: 0.6 ms against 2.9 ms, ext4 on a virtual di
 rather than synced in their ledgers.  A full segment may be used again after a checkpoint: a thread has synced all files that
 were written while it was filled.  That is put off until segments run short, so that ledgers that are consumed and deleted
 meanwhile are never written at all.
+
+What fails to be written or synced is never tried again: the kernel forgets what it could not write, and says so once.  The segment is
+set aside under another name, `.bad`, its owner ends, and the next one puts what can be read of it where it belongs; from then on it is
+`.aside`, and only keeps its place on the disk from being used.
 """
+import contextlib
+import errno
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from crc32c import crc32c
@@ -28,12 +34,15 @@ from numpy.typing import NDArray
 
 from geminga.proto.frames import CHECKSUM_END, MAGIC
 from geminga.storage import format
-from geminga.storage.errors import CorruptFile
+from geminga.storage.errors import CorruptFile, NotDurable, StorageFull, is_full, text_of
 from geminga.storage.ledger import allocate
 from geminga.storage.mending import wrong_bit
 
 _ZEROS = 1 << 20
+_BLOCK = 4096                    # a device fails in units of this
+_SEGMENTS_MIN = 2                # one is written while the others are checkpointed, also where there is no room for more
 _FREE_MIN = 2                    # free segments below which a checkpoint is begun
+_BAD, _ASIDE = ".bad", ".aside"   # suffixes of segments that failed: to be replayed, and done with
 _IOV_MAX = 1000                  # pieces of one write; the kernel takes 1024
 _BEGIN = struct.Struct(">HI")    # of an entry: magic, checksum
 
@@ -60,21 +69,32 @@ class _Segment:
     sequence: int
 
 
+@dataclass(slots=True)
+class _Checkpoint:
+    what: tuple[set[Path], list]     # files, snapshots
+    segments: list[_Segment]         # that are not needed any more when these are on disk
+    done: Future
+
+
 class Journal:
     """The journal while it is written; `open_journal` makes one, `replay` reads one."""
 
     def __init__(self, folder: Path, *, segment_bytes: int, segments_max: int, sequence: int, number: int, free: list[Path],
                  full: list[tuple["_Segment", set]]):
-        self._folder, self._segment_bytes, self._segments_max = folder, segment_bytes, segments_max
+        self.folder, self._segment_bytes, self._segments_max = folder, segment_bytes, segments_max
         self._number = number                             # of the last record
         self._synced = number                             # of the last that is surely on disk
-        self._segments = max(1, len(free)) + len(full)    # files there are, or are being made
+        free = free or [_write_zeros(folder / f"{sequence}.journal", segment_bytes)]
+        if len(free) + len(full) < _SEGMENTS_MIN:
+            free.append(_write_zeros(folder / f"{sequence}-next.journal", segment_bytes))
+        self._segments = len(free) + len(full)            # files there are, or are being made
         self._dirty: set = set()                          # what has changed since this segment was begun
         self._full = full                                 # not checkpointed yet, with what changed meanwhile, oldest first
-        self._checkpoints: list[tuple[Future, _Segment]] = []   # under way, oldest first
+        self._checkpoints: list[_Checkpoint] = []         # under way, oldest first
         self._is_checkpoint_due = False
+        self.spare: Callable[[], int] = lambda: 1 << 62   # bytes that one more segment may take
         self._threads = ThreadPoolExecutor(2, "checkpoint")     # one may be making the next segment's file
-        self._free: list[Future] = [_done(path) for path in free or [_write_zeros(folder / f"{sequence}.journal", segment_bytes)]]
+        self._free: list[Future] = [_done(path) for path in free]
         self._segment = self._begin(sequence)
         self._at = format.HEADER_SIZE
 
@@ -84,7 +104,7 @@ class Journal:
         return self._segment_bytes - format.HEADER_SIZE
 
     def append(self, record: Record) -> None:
-        """Write the record; durable after `sync`.  Raises StorageFull, OSError."""
+        """Write the record; durable after `sync`.  Raises StorageFull, and nothing of it is written then; NotDurable."""
         tables = [record.groups, record.rows, record.sources, record.ops]
         groups, rows, sources, ops = map(_size, tables)
         size = groups + rows + sources + ops + record.size
@@ -92,13 +112,18 @@ class Journal:
         assert whole <= self.size_max, (whole, self.size_max)
         if self._at + whole > self._segment_bytes:
             self._roll()
-        self._number += 1
-        head = partial(format.record_header, segment=self._segment.sequence, number=self._number, synced=self._synced, size=size,
+        head = partial(format.record_header, segment=self._segment.sequence, number=self._number + 1, synced=self._synced, size=size,
                        groups=groups // format.GROUP_ROW.itemsize, rows=rows // format.INDEX_ROW.itemsize,
                        ops=ops // format.OP_ROW.itemsize)
         of_tables = checksum = _checksum(tables, crc32c(head()[format.CHECKED_FROM:]))
         checksum = _checksum(record.data, checksum)
-        self._write([head(checksum=checksum, tables=of_tables), *tables, *record.data], whole)
+        try:
+            self._write([head(checksum=checksum, tables=of_tables), *tables, *record.data], whole)
+        except OSError as error:
+            if is_full(error):      # a file system that writes elsewhere what is overwritten
+                raise StorageFull(f"{self._segment.path}: {error.strerror}") from error
+            self._set_aside(error)
+        self._number += 1
         if self._is_checkpoint_due:
             self.sync()           # what is in memory includes this record, and what a snapshot has a replay must get to
             self._checkpoint()
@@ -114,34 +139,83 @@ class Journal:
         self._at += size
 
     def sync(self) -> None:
-        """What was appended is on disk.  An error here is never retried: the kernel forgets what it could not write."""
-        os.fdatasync(self._segment.fd)
+        """What was appended is on disk.  Raises NotDurable."""
+        try:
+            os.fdatasync(self._segment.fd)
+        except OSError as error:
+            self._set_aside(error)
         self._synced = self._number
+
+    def _set_aside(self, error: OSError) -> NoReturn:
+        """The segment is never written again."""
+        bad = self._segment.path.with_suffix(_BAD)
+        try:
+            self._segment.path.rename(bad)
+            _sync(self.folder, os.fsync)
+            what = f"it is set aside as {bad.name}"
+        except OSError as again:      # no file system any more
+            what = f"nor can it be set aside: {again.strerror}"
+        raise NotDurable(f"{self._segment.path}: {error.strerror}; {what}") from error
+
+    def check(self) -> None:
+        """Raises NotDurable when the file that is written has no name any more: what goes there would be lost."""
+        try:
+            is_there = self._segment.path.stat().st_ino == os.fstat(self._segment.fd).st_ino
+        except FileNotFoundError:
+            is_there = False
+        if not is_there:
+            raise NotDurable(f"{self._segment.path}: it was removed or replaced")
 
     def touched(self, written) -> None:
         """It is not on disk as it is: the next checkpoint asks `written.checkpoint()` for (files to sync, snapshots to write)."""
         self._dirty.add(written)
 
     def _roll(self) -> None:
-        """Go on in another segment."""
-        self.sync()
-        full = self._segment
-        self._full.append((full, self._dirty))
-        self._dirty = set()
-        self._collect_checkpoints(wait=False)
-        if not self._free:
-            self._collect_checkpoints(wait=True)      # this is how a slow disk slows publishing
-        self._segment = self._begin(full.sequence + 1)
+        """Go on in another segment.  Raises StorageFull, and may be called again then; NotDurable."""
+        if not self._is_between:
+            self.sync()
+            self._full.append((self._segment, self._dirty))
+            self._dirty, self._at = set(), self._segment_bytes + 1
+        try:
+            self._collect_checkpoints(wait=False)
+            if not self._has_free():
+                self._collect_checkpoints(wait=True)      # this is how a slow disk slows publishing
+            self._segment = self._begin(self._segment.sequence + 1)
+        except OSError as error:
+            raise (StorageFull if is_full(error) else NotDurable)(text_of(error)) from error
         self._at = format.HEADER_SIZE
+
+    @property
+    def _is_between(self) -> bool:
+        """A segment is full, and there was no room yet for what makes another one free."""
+        return self._at > self._segment_bytes
+
+    def _has_free(self) -> bool:
+        """Whether there is a segment to go on in; those that could not be made are forgotten."""
+        while self._free and isinstance(self._free[0].exception(), (StorageFull, OSError)):
+            self._free.pop(0)
+            self._segments -= 1
+        return bool(self._free)
+
+    def _grown(self, made: Future) -> None:
+        """There may not have been room for one segment more."""
+        if made.exception() is not None:
+            self._is_checkpoint_due = True
 
     def _begin(self, sequence: int) -> _Segment:
         """Take a free segment; see to it that there will be another."""
-        path = self._free.pop(0).result()
+        path = self._free[0].result()
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        os.pwrite(fd, _header_of_segment(sequence=sequence, first_record=self._number + 1), 0)
-        if not self._free and self._segments < self._segments_max:
+        try:
+            os.pwrite(fd, _header_of_segment(sequence=sequence, first_record=self._number + 1), 0)
+        except OSError:
+            os.close(fd)
+            raise
+        self._free.pop(0)
+        if not self._free and self._segments < self._segments_max and self.spare() >= self._segment_bytes:
             self._segments += 1
-            self._free.append(self._threads.submit(_write_zeros, self._folder / f"{sequence}-next.journal", self._segment_bytes))
+            self._free.append(self._threads.submit(_write_zeros, self.folder / f"{sequence}-next.journal", self._segment_bytes))
+            self._free[0].add_done_callback(self._grown)
         elif len(self._free) < _FREE_MIN and self._full and not self._checkpoints:
             self._is_checkpoint_due = True
         return _Segment(path, fd, sequence)
@@ -149,36 +223,59 @@ class Journal:
     def _checkpoint(self) -> None:
         """Have all that changed during the older half of the full segments put on disk, each thing once."""
         self._is_checkpoint_due = False
+        if self._checkpoints or not self._full:
+            return
         oldest, self._full = self._full[:len(self._full) // 2 + 1], self._full[len(self._full) // 2 + 1:]
-        done = self._threads.submit(put_on_disk, *to_put(set().union(*(changed for _, changed in oldest))))
-        self._checkpoints += [(done, segment) for segment, _ in oldest]
+        what = to_put(set().union(*(changed for _, changed in oldest)))
+        self._checkpoints.append(_Checkpoint(what, [segment for segment, _ in oldest], self._threads.submit(put_on_disk, *what)))
 
     def _collect_checkpoints(self, *, wait: bool) -> None:
-        """Segments whose checkpoint is done are free; with wait, at least one is."""
-        while self._checkpoints and (self._checkpoints[0][0].done() or wait):
-            done, segment = self._checkpoints.pop(0)
-            done.result()
-            wait = False
-            _retire(segment)
-            is_of_use = os.fstat(segment.fd).st_size == self._segment_bytes
-            os.close(segment.fd)
-            if is_of_use:
-                self._free.append(_done(segment.path))
-            else:
-                self._segments -= 1
-                segment.path.unlink()
+        """Segments whose checkpoint is done are free; with wait, at least one is.  Raises OSError.
+
+        A checkpoint for which there was no room is made again, as it was: what is in memory now may not be in the journal yet.
+        With wait that raises StorageFull; NotDurable when nothing is under way that could make one free.
+        """
+        while self._checkpoints and (self._checkpoints[0].done.done() or wait):
+            oldest = self._checkpoints[0]
+            if is_full(error := oldest.done.exception()):
+                oldest.done = self._threads.submit(put_on_disk, *oldest.what)
+                if wait:
+                    raise StorageFull(text_of(error)) from error
+                return
+            oldest.done.result()
+            while oldest.segments:
+                _retire(oldest.segments[0])
+                segment = oldest.segments.pop(0)
+                is_of_use = os.fstat(segment.fd).st_size == self._segment_bytes
+                os.close(segment.fd)
+                if is_of_use:
+                    self._free.append(_done(segment.path))
+                else:
+                    self._segments -= 1
+                    segment.path.unlink()
+            self._checkpoints.pop(0)
+            wait = wait and not self._free
+        if wait:
+            raise NotDurable(f"{self.folder}: there is no room for a segment that could be written")
 
     def close(self) -> None:
-        """Everything is synced where it belongs and nothing is left to replay."""
+        """Everything is synced where it belongs and nothing is left to replay.  Raises NotDurable when something is."""
         self.sync()
-        put_on_disk(*to_put(self._dirty.union(*(changed for _, changed in self._full))))
-        for done, _ in self._checkpoints:
-            done.result()
-        for segment in [*(segment for _, segment in self._checkpoints), *(segment for segment, _ in self._full), self._segment]:
-            _retire(segment)
-            os.fdatasync(segment.fd)
-            os.close(segment.fd)
-        self._threads.shutdown()
+        segments = [segment for checkpoint in self._checkpoints for segment in checkpoint.segments]
+        segments += [segment for segment, _ in self._full] + [self._segment] * (not self._is_between)
+        try:
+            for checkpoint in self._checkpoints:
+                checkpoint.done.result()
+            put_on_disk(*to_put(self._dirty.union(*(changed for _, changed in self._full))))
+            for segment in segments:
+                _retire(segment)
+                os.fdatasync(segment.fd)
+        except OSError as error:
+            raise NotDurable(f"{text_of(error)}; what the journal has is put in place at the next start") from error
+        finally:
+            for segment in segments:
+                os.close(segment.fd)
+            self._threads.shutdown()
 
 
 def _checksum(pieces: list, checksum: int) -> int:
@@ -204,17 +301,22 @@ def _done(path: Path) -> Future:
 
 
 def _write_zeros(path: Path, size: int) -> Path:
-    """A segment's file whose blocks have all been written: what syncs fast is overwriting them.  Raises StorageFull."""
-    allocate(path, size)
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    """A segment's file whose blocks have all been written: what syncs fast is overwriting them.  Raises StorageFull, OSError."""
     try:
-        zeros = bytes(_ZEROS)
-        for at in range(0, size, _ZEROS):
-            os.pwrite(fd, zeros[:size - at], at)
-        os.fdatasync(fd)
-    finally:
-        os.close(fd)
-    _sync(path.parent, os.fsync)      # a file has a name after a power cut only if its folder was synced
+        allocate(path, size)
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            zeros = bytes(_ZEROS)
+            for at in range(0, size, _ZEROS):
+                os.pwrite(fd, zeros[:size - at], at)
+            os.fdatasync(fd)
+        finally:
+            os.close(fd)
+        _sync(path.parent, os.fsync)      # a file has a name after a power cut only if its folder was synced
+    except (OSError, StorageFull):
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+        raise
     return path
 
 
@@ -276,8 +378,9 @@ def replay(folder: Path) -> Replay:
     """
     segments = []
     damage: list[str] = []
-    for path in sorted(folder.glob("*.journal")):
-        raw = memoryview(path.read_bytes())
+    for path in sorted(_segments(folder)):
+        raw, unreadable = _read(path)
+        damage += unreadable
         head, is_whole = _segment_header(path, raw)
         if not is_whole:
             damage.append(f"{path}: the header of the segment has a bit that is wrong, and was made good")
@@ -297,6 +400,33 @@ def replay(folder: Path) -> Replay:
         last = max(last, end - 1)
         following, newer = first, sequence
     return Replay([record for records in reversed(chain) for record in records], damage, paths, last)
+
+
+def has_failed(folder: Path) -> bool:
+    """Whether a segment of it was set aside and is not dealt with."""
+    return any(folder.glob(f"*{_BAD}"))
+
+
+def _segments(folder: Path) -> list[Path]:
+    """Files that may have something to be replayed."""
+    return [*folder.glob("*.journal"), *folder.glob(f"*{_BAD}")]
+
+
+def _read(path: Path) -> tuple[memoryview, list[str]]:
+    """(the file, what of it cannot be read: there it is zeros).  Raises OSError."""
+    try:
+        return memoryview(path.read_bytes()), []
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+    raw, lost = bytearray(path.stat().st_size), 0
+    with open(path, "rb", buffering=0) as file:
+        for at in range(0, len(raw), _BLOCK):
+            try:
+                raw[at:at + _BLOCK] = os.pread(file.fileno(), min(_BLOCK, len(raw) - at), at)
+            except OSError:
+                lost += 1
+    return memoryview(raw), [f"{path}: {lost} of its blocks of {_BLOCK} bytes cannot be read"]
 
 
 def _segment_header(path: Path, raw: memoryview | bytes) -> tuple[Any, bool]:
@@ -478,9 +608,14 @@ def retire(folder: Path) -> None:
 def _by_age(folder: Path) -> list[tuple[int, Path]]:
     """(sequence, path) of the segments that have a header, oldest first."""
     found = []
-    for path in folder.glob("*.journal"):
-        with open(path, "rb") as file:
-            head, _ = _segment_header(path, file.read(format.HEADER_SIZE))
+    for path in _segments(folder):
+        try:
+            with open(path, "rb") as file:
+                head, _ = _segment_header(path, file.read(format.HEADER_SIZE))
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            continue
         if head is not None:
             found.append((int(head["sequence"]), path))
     return sorted(found)
@@ -489,9 +624,9 @@ def _by_age(folder: Path) -> list[tuple[int, Path]]:
 def open_journal(folder: Path, *, segment_bytes: int, segments_max: int, kept: Replay | None = None, changed=None) -> Journal:
     """A journal to write, when all that was in it has been applied; its files are used again.
 
-    kept: what was replayed and is not on disk yet where it belongs; `changed` stands for that at a checkpoint.  Without it
-    everything is, and all segments are retired, oldest first: should this process be killed meanwhile, those left are the newest, and
-    say once more what holds.  Older ones alone would bring back what was acknowledged since.
+    kept: what was replayed and is not on disk yet where it belongs; `changed` stands for that at a checkpoint.  Without it (always
+    where a segment has failed) everything is, and all segments are retired, oldest first: should this process be killed meanwhile,
+    those left are the newest, and say once more what holds.  Older ones alone would bring back what was acknowledged since.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for above in (folder.parent, folder.parent.parent):
@@ -499,6 +634,10 @@ def open_journal(folder: Path, *, segment_bytes: int, segments_max: int, kept: R
     used = _by_age(folder)
     full: list[tuple[_Segment, set]] = []
     for sequence, path in used:
+        if path.suffix == _BAD:
+            path.rename(path.with_suffix(_ASIDE))
+            _sync(folder, os.fsync)
+            continue
         segment = _Segment(path, os.open(path, os.O_RDWR | os.O_CLOEXEC), sequence)
         if kept is None or path not in kept.segments:
             _retire(segment)
@@ -510,7 +649,7 @@ def open_journal(folder: Path, *, segment_bytes: int, segments_max: int, kept: R
         else:
             full.append((segment, {changed}))
     others = [path for _, path in used if kept is None or path not in kept.segments]
-    free = [path for path in others if path.stat().st_size == segment_bytes][:max(1, segments_max - len(full))]
+    free = [path for path in others if path.suffix != _BAD and path.stat().st_size == segment_bytes][:max(1, segments_max - len(full))]
     for path in set(folder.glob("*.journal")) - set(free) - {segment.path for segment, _ in full}:
         path.unlink()
     last = used[-1][0] if used else 0

@@ -6,30 +6,49 @@ zeroed page and a block look-up each, where one call writes large folios).  File
 write nor a mapped page meets a full disk, and are never shortened while anybody may map them; growing means a longer file
 and a new mapping.
 """
+import contextlib
 import mmap
 import os
+import resource
+import weakref
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from geminga.storage import format, mending
-from geminga.storage.errors import CorruptFile, StorageFull
+from geminga.storage.errors import CorruptFile, StorageFull, text_of
 
 _EXTENT_MIN = 64 << 10          # first allocation of a ledger's file; doubled whenever it is full
 _INDEX_EXTENT_MIN = 16 << 10
 _PAGE = 4096
 _IOV_MAX = 1000                 # pieces of one write; the kernel takes 1024
+_DESCRIPTORS = 3                # of a ledger that is open: two files, and what Python keeps of a mapping
+_opened: weakref.WeakKeyDictionary["Ledger", None] = weakref.WeakKeyDictionary()     # those that hold descriptors, longest open first
+
+
+def open_max() -> int:
+    """Ledgers that a process keeps open: with a quarter of the descriptors that it may have."""
+    return max(16, min(8_192, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // (4 * _DESCRIPTORS)))
 
 
 def allocate(path: Path, size: int) -> None:
-    """Make the file at least `size` bytes long and what is new of it writable; raises StorageFull."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    """Make the file at least `size` bytes long and what is new of it writable; raises StorageFull, and leaves it as it was then."""
+    is_there = path.exists()
     try:
-        if (before := os.fstat(fd).st_size) < size:      # what was punched out of it stays so
-            os.posix_fallocate(fd, before, size - before)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
     except OSError as error:
-        raise StorageFull(f"{path}: {error.strerror}") from error
+        raise StorageFull(text_of(error)) from error
+    try:
+        before = os.fstat(fd).st_size
+        try:
+            if before < size:      # what was punched out of it stays so
+                os.posix_fallocate(fd, before, size - before)
+        except OSError as error:      # what there was of room is taken now; nobody has touched what is behind the old end
+            os.ftruncate(fd, before)
+            if not is_there:
+                path.unlink()
+            raise StorageFull(f"{path}: {error.strerror}") from error
     finally:
         os.close(fd)
 
@@ -84,6 +103,7 @@ class Ledger:
     def index(self) -> NDArray:
         """INDEX_ROW of all that was allocated when it was mapped; rows from `entries` on are not written yet."""
         if self._index is None or len(self._index) < self.entries:
+            self._keep_open()
             mapped = map_file(self.index_path, writable=False)
             whole_rows = (len(mapped) - format.HEADER_SIZE) // format.INDEX_ROW.itemsize
             self._index = np.frombuffer(mapped, format.INDEX_ROW, whole_rows, format.HEADER_SIZE)
@@ -137,9 +157,21 @@ class Ledger:
 
     def _open(self) -> tuple[int, int]:
         if self._fds is None:
-            self._fds = os.open(self.ledger_path, os.O_RDWR | os.O_CLOEXEC), os.open(self.index_path, os.O_RDWR | os.O_CLOEXEC)
+            self._keep_open()
+            fd = os.open(self.ledger_path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                self._fds = fd, os.open(self.index_path, os.O_RDWR | os.O_CLOEXEC)
+            except OSError:
+                os.close(fd)
+                raise
             self._allocated = tuple(os.fstat(fd).st_size for fd in self._fds)
         return self._fds
+
+    def _keep_open(self) -> None:
+        """It is about to be opened; those that have been open for longest are closed when they are too many."""
+        _opened[self] = None
+        while len(_opened) > open_max():
+            next(iter(_opened)).close()
 
     def close(self) -> None:
         """Give up descriptors and mapping; what needs them opens them again."""
@@ -148,21 +180,35 @@ class Ledger:
                 os.close(fd)
         self._fds = self._index = None
         self._columns = {}
+        _opened.pop(self, None)
 
     def __del__(self) -> None:
         self.close()
 
-    def reserve(self, count: int, size: int) -> None:
-        """Make room for `count` entries of together `size` bytes; raises StorageFull."""
-        self._open()
+    def has_room(self, count: int, size: int) -> bool:
+        """Whether its files are long enough for `count` entries more of together `size` bytes.  Raises StorageFull."""
+        try:
+            self._open()
+        except OSError as error:
+            raise StorageFull(text_of(error)) from error
+        data, index = self._allocated
+        return self.size + size <= data and self._index_size(count) <= index
+
+    def reserve(self, count: int, size: int, spare: int = 1 << 62) -> None:
+        """Make room for these; for more if that takes no more than `spare` bytes.  Raises StorageFull."""
+        if self.has_room(count, size):
+            return
         data, index = self._allocated
         if self.size + size > data:
-            data = max(2 * data, _round_up(self.size + size))
+            data = max(min(2 * data, data + spare), _round_up(self.size + size))
             allocate(self.ledger_path, data)
-        if (needed := format.HEADER_SIZE + (self.entries + count) * format.INDEX_ROW.itemsize) > index:
-            index = max(2 * index, _round_up(needed))
+        if (needed := self._index_size(count)) > index:
+            index = max(min(2 * index, index + spare), _round_up(needed))
             allocate(self.index_path, index)
         self._allocated = data, index
+
+    def _index_size(self, more: int) -> int:
+        return format.HEADER_SIZE + (self.entries + more) * format.INDEX_ROW.itemsize
 
     def write(self, pieces: list, offset: int) -> None:
         """Put the pieces, one behind the other, at this offset of the ledger's file, where there is room for them."""
@@ -253,11 +299,18 @@ def create(folder: Path, partition_id: int, ledger_id: int, *, first_message: in
     """A new, empty ledger; what of it exists already (a journal being replayed) is kept.  Raises StorageFull."""
     ledger = Ledger(folder, partition_id, ledger_id)
     ledger.first_message, ledger.created_ms = first_message, created_ms
-    folder.mkdir(parents=True, exist_ok=True)
-    allocate(ledger.ledger_path, max(_EXTENT_MIN, extent))
-    allocate(ledger.index_path, _INDEX_EXTENT_MIN)
-    ledger.write_ledger_header()
-    ledger._write_header()
+    is_new = not ledger.ledger_path.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        allocate(ledger.ledger_path, max(_EXTENT_MIN, extent))
+        allocate(ledger.index_path, _INDEX_EXTENT_MIN)
+        ledger.write_ledger_header()
+        ledger._write_header()
+    except (OSError, StorageFull) as error:
+        if is_new:
+            with contextlib.suppress(OSError):
+                ledger.unlink()
+        raise StorageFull(text_of(error) if isinstance(error, OSError) else str(error)) from error
     return ledger
 
 

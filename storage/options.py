@@ -17,6 +17,9 @@ class StorageOptions:
     journal_segment_bytes: int = 16 << 20     # segments are written over and over: blocks written before sync 4 times faster
     journal_segments_max: int = 8             # bound of what a recovery replays: segments x bytes
     pass_bytes_max: int = 1 << 20             # bytes of entries that one pass takes in before it syncs
+    disk_refuse_below_bytes: int = 256 << 20  # with less free nobody may publish; at most a 20th of the file system
+    disk_accept_above_bytes: int = 384 << 20  # with so much publishing goes on; at most a 10th of the file system
+    disk_reserve_bytes: int = 32 << 20        # of each owner, for the rest when others filled the disk; at most a 40th
     auto_create_topics: bool = True           # a topic comes to be when it is first used
     auto_create_partitions: int = 0           # such topics are partitioned when this is above 0
     non_persistent_topics: bool = True        # topics that keep nothing may be used

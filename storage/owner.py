@@ -9,8 +9,8 @@ between nothing is answered, so nothing is answered before it is durable.  The o
 
 What a command does stands in commands.py; this file has the tables and the pass.
 """
-import errno
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +29,7 @@ from geminga.storage import acknowledgements, append, commands, cursor, format, 
 from geminga.storage.catalogue import Catalogue
 from geminga.storage.counters import Counters
 from geminga.storage.discovery import Discovery
-from geminga.storage.errors import CorruptFile, StorageFull
+from geminga.storage.errors import CorruptFile, StorageFull, text_of
 from geminga.storage.expiry import Expiry
 from geminga.storage.gate import Gate
 from geminga.storage.journal import Journal, Record, put_on_disk, to_put
@@ -45,6 +45,7 @@ from geminga.storage.producers import Producer
 from geminga.storage.punching import Puncher
 from geminga.storage.quota import Quotas
 from geminga.storage.retention import Retention, disposable
+from geminga.storage.space import Space
 from geminga.storage.subscription import Consumer, Subscription
 from geminga.storage.sweep import Sweep
 
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 
 TICK_MS = 1_000             # how often ages are looked at
 ACK_SYNC_MS = 10            # an acknowledgement that nobody waits for is synced with the next answer, or after this
+_NO_ROOM_SECONDS = 0.1      # between attempts to write what has to be, when the reserve is used up
 _READER_MS = 60_000         # what a reader that never comes back after a seek leaves is kept so long
 _ACTIVE_CONSUMER_SINCE, _END_OF_TOPIC_SINCE = 12, 8     # versions of the protocol
 
@@ -86,7 +88,9 @@ class Owner:
         self.live_producers: dict[int, Producer] = {}             # theirs, by handle
         self.expiry, self.quotas, self.retention, self.puncher = Expiry(self), Quotas(self), Retention(self), Puncher(self)
         self.sweep = Sweep(self, is_mine)                         # of partitions that are not open
-        self.gate = Gate(self, self.quotas)                       # what keeps producers out
+        self.space = Space(journal.folder, options, counters)
+        journal.spare = self.space.spare
+        self.gate = Gate(self, self.space, self.quotas)           # what keeps producers out
         self.parked: dict[tuple[int, int], list[tuple]] = {}      # commands that wait until a connection is known to be alive or dead
         self.ops: list[tuple] = []                                # of this pass, not yet in the journal
         self.many_ops: list[NDArray] = []
@@ -189,6 +193,7 @@ class Owner:
         if partition in self._due:
             self._wake_at(partition, NEVER_MS)
         for ledger in partition.ledgers:
+            ledger.close()
             for worker in {worker for worker, _ in self.sessions}:
                 self.outbox(worker).forget(ledger.ledger_id)
         self.counters.add("partitions_open", -1)
@@ -271,7 +276,7 @@ class Owner:
         self._taken.pop(worker, None)
 
     def close(self) -> None:
-        """Everything is on disk, and nothing is left to replay."""
+        """Everything is on disk, and nothing is left to replay.  Raises NotDurable."""
         self._apply_data()
         self._commit(None)
         self.journal.close()
@@ -294,10 +299,8 @@ class Owner:
         if self.gate.is_watched:
             self._send_away(sends)
         planned = append.plan(sends, self._producer_of, self._room, self.now_ms)
-        for worker, connection, producer_id, sequence_id, why in planned.refused:      # clients try again
-            self.outbox(worker).reply(connection, answers.send_error(producer_id, sequence_id, api.PersistenceError, why))
-        for worker, connection, producer_id in dict.fromkeys(one[:3] for one in planned.refused):
-            commands.dismiss_refused(self, self.sessions[worker, connection], producer_id)
+        if planned.refused:
+            self._refuse(planned.refused)
         self.counters.add("entries_duplicate", planned.duplicates)
         if planned.groups:
             self._store(planned)
@@ -322,6 +325,16 @@ class Owner:
                 self.quotas.published(group.partition)
             if group.partition.deduplicates or group.partition in stale:
                 self.journal.touched(group.partition)      # again, for the record may have begun a segment
+
+    def _refuse(self, refused: list[tuple[int, int, int, int, str]]) -> None:
+        """Clients try again: at once, unless their producers have to come back for it."""
+        for worker, connection, producer_id, sequence_id, why in refused:
+            if not self.space.is_full:
+                self.outbox(worker).reply(connection, answers.send_error(producer_id, sequence_id, api.PersistenceError, why))
+            elif (producer := self.sessions[worker, connection].producers.get(producer_id)) is not None:
+                commands.dismiss_producers(self, producer.partition)
+        for worker, connection, producer_id in dict.fromkeys(one[:3] for one in refused):
+            commands.dismiss_refused(self, self.sessions[worker, connection], producer_id)
 
     def _send_away(self, sends: append.Sends) -> None:
         """Where something is in the way, producers are to come back; what they have sent is left out then, and sent again."""
@@ -375,11 +388,15 @@ class Owner:
                                or self.now_ms - ledger.created_ms > options.roll_over_age_s * 1000):
             self.roll(partition)
             ledger = partition.open_ledger
-        ledger.reserve(count, size)
+        if not ledger.has_room(count, size):
+            spare = self.space.spare()
+            self.space.check()
+            ledger.reserve(count, size, spare)
         return ledger
 
     def _add_ledger(self, partition: Partition) -> None:
         """Raises StorageFull."""
+        self.space.look()
         partition.add_ledger(self.catalogue.next_ledger_id(), self.now_ms)
         self._note_opened(partition)
 
@@ -496,6 +513,8 @@ class Owner:
 
     def _commit(self, planned: append.Plan | None) -> None:
         """Put what was decided into the journal, and sync if anybody is about to be told."""
+        if self.catalogue.is_changing:
+            self.space.look()
         self.catalogue.commit()
         if planned is None and not (self.ops or self.many_ops or self.counted):
             return self._sync_when_due()
@@ -505,10 +524,20 @@ class Owner:
         ops = b"".join([*self.many_ops, *(format.OP.pack(*row) for row in self.ops + totals)])
         self.ops, self.many_ops, self.counted = [], [], {}
         record = planned.record(ops) if planned else Record(b"", b"", b"", ops, [], 0)
-        self.journal.append(record)
+        self._append(record)
         if self._unsynced_since is None:
             self._unsynced_since = self.now_ms
         self._sync_when_due()
+
+    def _append(self, record: Record) -> None:
+        """With the reserve if need be; when that is used up the pass waits, as it has been decided and nothing has been answered."""
+        while True:
+            try:
+                return self.journal.append(record)
+            except StorageFull as error:
+                self.complain(f"{error}; nothing is acknowledged until there is room")
+                if not self.space.give_up():
+                    time.sleep(_NO_ROOM_SECONDS)
 
     def _sync_when_due(self) -> None:
         """Sync what was written, when an answer of this pass depends on it, or when it has waited long enough."""
@@ -545,10 +574,13 @@ class Owner:
             ledger.unlink()
             for worker in {worker for worker, _ in self.sessions}:
                 self.outbox(worker).forget(ledger.ledger_id)
+        self.space.look()
 
     def _tick(self) -> None:
         """An idle partition whose open ledger is drained gives up its disk space; producers that stay away are forgotten."""
         self._next_tick_ms = self.now_ms + TICK_MS
+        self.space.look()
+        self.journal.check()
         for watcher in (self.sweep, self.expiry, self.quotas, self.retention, self.puncher):
             watcher.tick(self.now_ms)
         self._forget_producers()
@@ -626,9 +658,8 @@ class Owner:
             self.complain(f"{error}; its topic is refused")
             commands.refuse(self, session, command, Refusal(api.PersistenceError, str(error)))
         except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-                raise
-            commands.refuse(self, session, command, Refusal(api.PersistenceError, error.strerror))
+            self.complain(text_of(error))
+            commands.refuse(self, session, command, Refusal(api.PersistenceError, text_of(error)))
 
     def complain(self, text: str) -> None:
         """A line for the operator, however often it happens."""

@@ -1,4 +1,9 @@
-"""The owner's process: a loop around `Owner`.  Wait, drain a bounded batch, decide, sync, answer."""
+"""The owner's process: a loop around `Owner`.  Wait, drain a bounded batch, decide, sync, answer.
+
+When the disk fails it begins anew with what is there, and waits as long as it takes: it says why once, and goes on by itself.
+"""
+import select
+import sys
 import time
 from functools import lru_cache
 from pathlib import Path
@@ -7,14 +12,16 @@ import mmh3
 import zmq
 
 from geminga.proto import envelope
-from geminga.storage.catalogue import open_catalogue
+from geminga.storage.catalogue import CatalogueError, open_catalogue
 from geminga.storage.control import Control
 from geminga.storage.counters import Counters
+from geminga.storage.errors import NotDurable, StorageFull, text_of
 from geminga.storage.journal import open_journal
 from geminga.storage.options import StorageOptions
 from geminga.storage.owner import Owner
 from geminga.storage.recovery import journal_folder, recover_owner
 
+_AGAIN_SECONDS = 1          # between attempts to begin
 _ENVELOPES_MAX = 256        # taken in by one pass; its bytes are bounded by pass_bytes_max
 
 
@@ -33,33 +40,61 @@ def worker_identity(serial: int) -> bytes:
     return b"w%d" % serial
 
 
+class FolderGone(Exception):
+    """The data folder was removed; there is nothing to go on with."""
+
+
 def run(index: int, owners: int, serial: int, run_dir: Path, data_dir: Path, options: StorageOptions, control: Control,
         counters: Counters, *, has_moved: bool) -> None:
-    """Be an owner until told to stop."""
-    recovered = recover_owner(data_dir, index, owners, has_moved=has_moved)
-    catalogue = open_catalogue(data_dir / "catalogue.sqlite")
-    journal = open_journal(journal_folder(data_dir, index), segment_bytes=options.journal_segment_bytes,
-                           segments_max=options.journal_segments_max, kept=recovered.kept, changed=recovered.recovery)
-    counters.set("partitions_open", 0)
-    counters.set("producers", 0)
-    counters.set("consumers", 0)
-    owner = Owner(data_dir, options, catalogue, journal, counters, _clock_ms(), recovered.recovery,
-                  lambda partition: owner_of(partition, owners) == index)
-    for text in recovered.damage:
-        owner.report_damage(text)
+    """Be an owner until told to stop.  Raises CorruptFile, FolderGone, NotDurable."""
+    said = ""
+    while True:
+        try:
+            owner, entries = _begin(index, owners, data_dir, options, counters, has_moved)
+            break
+        except (StorageFull, NotDurable, CatalogueError, OSError) as error:
+            text = text_of(error) if isinstance(error, OSError) else str(error)
+        if text != said:
+            print(f"geminga: owner {index} cannot begin, and tries again: {text}", file=sys.stderr, flush=True)
+            said = text
+        counters.set("is_waiting", 1)
+        if select.select([control.fileno()], [], [], _AGAIN_SECONDS)[0] and (
+                any("stop" in message for message in control.receive()) or not control.is_open):
+            return
+    counters.set("is_waiting", 0)
     context = zmq.Context()
     router = context.socket(zmq.ROUTER)
     router.setsockopt(zmq.SNDHWM, 0)       # bounded by permits and by what workers may have unanswered
     router.setsockopt(zmq.RCVHWM, 0)
     router.setsockopt(zmq.LINGER, 1_000)
     router.bind(socket_path(run_dir, serial))
-    control.send(ready={"recovered": recovered.entries})
+    control.send(ready={"recovered": entries})
     try:
         _loop(owner, router, control, options)
     finally:
         router.close()
         context.term()
     owner.close()
+
+
+def _begin(index: int, owners: int, data_dir: Path, options: StorageOptions, counters: Counters, has_moved: bool) -> tuple[Owner, int]:
+    """(an owner with all that its predecessor answered, entries that were put in place for that).
+
+    Raises as run does; OSError, StorageFull, CatalogueError.
+    """
+    if not (data_dir / "catalogue.sqlite").exists():
+        raise FolderGone(f"{data_dir}: it was removed, or something else was mounted there")
+    recovered = recover_owner(data_dir, index, owners, has_moved=has_moved)
+    catalogue = open_catalogue(data_dir / "catalogue.sqlite")
+    journal = open_journal(journal_folder(data_dir, index), segment_bytes=options.journal_segment_bytes,
+                           segments_max=options.journal_segments_max, kept=recovered.kept, changed=recovered.recovery)
+    for name in ("partitions_open", "producers", "consumers"):
+        counters.set(name, 0)
+    owner = Owner(data_dir, options, catalogue, journal, counters, _clock_ms(), recovered.recovery,
+                  lambda partition: owner_of(partition, owners) == index)
+    for text in recovered.damage:
+        owner.report_damage(text)
+    return owner, recovered.entries
 
 
 def _loop(owner: Owner, router: zmq.Socket, control: Control, options: StorageOptions) -> None:

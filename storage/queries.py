@@ -12,7 +12,7 @@ from geminga.proto.names import TopicName
 from geminga.storage import acknowledgements, commands, format
 from geminga.storage.acknowledgements import Acks
 from geminga.storage.cursor import REASONS, SKIPPED, Position
-from geminga.storage.errors import CorruptFile, StorageFull
+from geminga.storage.errors import CorruptFile, StorageFull, text_of
 from geminga.storage.live import LiveTopic
 from geminga.storage.partition import Partition, op
 from geminga.storage.subscription import Subscription
@@ -30,6 +30,8 @@ def answer(owner, question: bytes) -> bytes:
         code, text = refusal.code, refusal.message
     except (StorageFull, CorruptFile) as error:
         code, text = api.PersistenceError, str(error)
+    except OSError as error:
+        code, text = api.PersistenceError, text_of(error)
     return json.dumps({"refused": code, "text": text}).encode()
 
 

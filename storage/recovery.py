@@ -258,7 +258,8 @@ def recover_owner(data_dir: Path, index: int, owners: int, *, has_moved: bool) -
     has_moved: there were more or fewer owners when the journals were written, so what is in them may be of another's partitions.  It
     is put on disk then, and nobody serves before all owners have recovered.  Each journal left over is one owner's business.
     """
-    found = recover(data_dir, journal_folder(data_dir, index), is_put_on_disk=has_moved)
+    folder = journal_folder(data_dir, index)
+    found = recover(data_dir, folder, is_put_on_disk=has_moved or journal.has_failed(folder))
     for folder in (data_dir / "journal").glob("*") if has_moved else ():
         if folder.name.isdigit() and int(folder.name) >= owners and int(folder.name) % owners == index:
             found.add(recover(data_dir, folder, is_put_on_disk=True))

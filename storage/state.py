@@ -148,11 +148,15 @@ class StateFile:
             if number <= self._written:
                 return
             fresh = self.path.with_suffix(".new")
-            with open(fresh, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            fresh.replace(self.path)
+            try:
+                with open(fresh, "wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                fresh.replace(self.path)
+            except OSError:
+                fresh.unlink(missing_ok=True)      # what there was of room is of use to others
+                raise
             self._written = number
             version1.remove(self.path.parent)
 

@@ -73,6 +73,9 @@ RANGES = {
     "storage.journal_segment_bytes": (MIB, 4 << 30),
     "storage.journal_segments_max": (2, 1_024),          # one is written while the others are checkpointed
     "storage.pass_bytes_max": (64 << 10, 1 << 30),
+    "storage.disk_refuse_below_bytes": (0, 1 << 50),
+    "storage.disk_accept_above_bytes": (0, 1 << 50),
+    "storage.disk_reserve_bytes": (0, 1 << 40),
     "storage.auto_create_partitions": (0, 10_000),
     "storage.deduplication_names_max": (1, (1 << 31) - 1),
     "storage.deduplication_inactivity_s": (1, 10 * 365 * 24 * 3600),
@@ -264,6 +267,12 @@ def _relate(values: dict[str, Any], given: Mapping[str, Setting]) -> list[str]:
             raise ConfigError(f"{given[name].origin}: {name} must be at least {least} {reason}, not {values[name]}")
         values[name] = -(-least // MIB) * MIB
         notes.append(f"{name} is {values[name]}, more than by default, {reason}")
+    below, above = "storage.disk_refuse_below_bytes", "storage.disk_accept_above_bytes"
+    if values[above] < values[below]:
+        if above in given:
+            raise ConfigError(f"{given[above].origin}: {above} must be at least {values[below]}, as {below} is, not {values[above]}")
+        values[above] = values[below] + values[below] // 2
+        notes.append(f"{above} is {values[above]}, more than by default, for {below} = {values[below]}")
     if (values["storage.retention_s"] == 0) != (values["storage.retention_bytes"] == 0):
         notes.append("nothing is retained while one of storage.retention_s and storage.retention_bytes is 0; -1 is no bound")
     _refuse_clashes(values, given)

@@ -24,7 +24,7 @@ from geminga.storage import recovery
 from geminga.storage.catalogue import CatalogueError, open_catalogue
 from geminga.storage.control import Control
 from geminga.storage.counters import make_counters
-from geminga.storage.errors import CorruptFile
+from geminga.storage.errors import CorruptFile, NotDurable
 from geminga.supervisor import bootstrap
 from geminga.supervisor.children import (
     EXIT_CANNOT_BOOT,
@@ -123,6 +123,13 @@ class Supervisor:
         except CorruptFile as error:
             print(f"geminga: {child.name}: {error}; what its journal has for that file would be lost", file=sys.stderr)
             sys.exit(EXIT_CANNOT_BOOT)
+        except owner_process.FolderGone as error:
+            print(f"geminga: {child.name}: {error}", file=sys.stderr)
+            sys.exit(EXIT_CANNOT_BOOT)
+        except NotDurable as error:
+            self.counters["owner", child.index].add("syncs_failed")
+            print(f"geminga: {child.name}: {error}", file=sys.stderr)
+            sys.exit(1)
 
     def _be_worker(self, child: Child, control: Control) -> None:
         storage = self.config.storage

@@ -8,6 +8,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
 from geminga.storage.catalogue import Catalogue
+from geminga.storage.errors import NotDurable, StorageFull
 
 _CACHE_MAX = 65_536
 
@@ -55,8 +56,11 @@ class Directory:
         if not (may_create and self._auto_create):
             raise Refusal(api.TopicNotFound, f"Topic {topic} does not exist")
         if self._auto_create_partitions and topic.is_persistent:
-            self._catalogue.create_topic(topic, self._auto_create_partitions)
-            self._catalogue.commit()
+            try:
+                self._catalogue.create_topic(topic, self._auto_create_partitions)
+                self._catalogue.commit()
+            except (StorageFull, NotDurable) as error:      # there is nothing else in this transaction
+                raise Refusal(api.ServiceNotReady, str(error)) from None
             self._counts.clear()
             self._topics_version = None
             return self._partition_count(topic)

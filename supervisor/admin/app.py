@@ -14,6 +14,7 @@ from geminga.proto.errors import Refusal
 from geminga.storage.catalogue import open_catalogue
 from geminga.storage.control import Control
 from geminga.storage.counters import Counters
+from geminga.storage.errors import NotDurable, StorageFull
 from geminga.supervisor.admin import health, metrics, namespaces, policies, subscriptions, topics
 from geminga.supervisor.admin.owners import OWNERS, Owners
 from geminga.supervisor.config import Config
@@ -34,6 +35,8 @@ async def errors_as_json(request: web.Request, handler) -> web.StreamResponse:
     except Refusal as refusal:
         status = _STATUSES.get(refusal.code, 500)
         return _reason(status, refusal.message)
+    except (StorageFull, NotDurable) as error:
+        return _reason(503, str(error))
     except Exception:
         traceback.print_exc()
         return _reason(500, "An error of the broker's own; its log has the details")
@@ -49,7 +52,7 @@ def make_app(config: Config, owners: Owners, service_url: str, http_url: str,
     catalogue = open_catalogue(config.data_dir / "catalogue.sqlite")
     app[topics.TOPICS] = topics.Topics(catalogue, service_url, http_url, config)
     app[OWNERS] = owners
-    app[health.SERVICE_URL] = service_url
+    app[health.SERVICE_URL], app[health.COUNTERS] = service_url, counters
     app[metrics.METRICS] = metrics.Metrics(config.cluster_name, counters)
     app.add_routes([*topics.routes, *namespaces.routes, *policies.routes, *subscriptions.routes, *health.routes, *metrics.routes])
     return app

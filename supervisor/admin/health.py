@@ -6,9 +6,11 @@ from aiohttp import web
 
 from geminga.proto.commands import SERVER_VERSION
 from geminga.supervisor import client
+from geminga.supervisor.admin.owners import OWNERS
 
 routes = web.RouteTableDef()
 SERVICE_URL = web.AppKey("service_url", str)
+COUNTERS = web.AppKey("counters", dict)
 TOPIC = "persistent://pulsar/system/healthcheck"
 _SECONDS = 10
 
@@ -18,9 +20,28 @@ async def status(request: web.Request) -> web.Response:
     return web.Response(text="OK")
 
 
+@routes.get("/ready")
 @routes.get("/admin/v2/brokers/ready")
 async def ready(request: web.Request) -> web.Response:
+    """200 `ok` while everything is served; 503 with what is not, and why.  No message is published for it."""
+    if wrong := _obstacles(request.app):
+        raise web.HTTPServiceUnavailable(text="; ".join(wrong))
     return web.Response(text="ok")
+
+
+def _obstacles(app: web.Application) -> list[str]:
+    found = []
+    for (role, index), counters in app[COUNTERS].items():
+        if role != "owner":
+            continue
+        row = counters.read()
+        if row["is_waiting"]:
+            found.append(f"owner {index} cannot read or write its files, and tries again; the log says why")
+        elif not app[OWNERS].is_up(index):
+            found.append(f"owner {index} is being started")
+        elif row["publishing_refused"]:
+            found.append(f"owner {index} refuses what is published: {row['disk_free_bytes']} bytes are free on its disk")
+    return found
 
 
 @routes.get("/admin/v2/brokers/version")

@@ -31,6 +31,7 @@ _OWN = {
     "entries_duplicate": "Entries that had come before and were not stored again",
     "deduplication_names_evicted": "Producers forgotten by deduplication because there were too many, not because they stayed away",
     "entries_in": "Entries published", "entries_out": "Entries handed to consumers", "syncs": "Journal syncs",
+    "syncs_failed": "Times that an owner ended because its disk failed",
     "passes": "Passes of the owner's loop", "commands": "Commands that are not SEND, ACK or FLOW",
     "protocol_errors": "Connections ended because the peer broke the protocol", "sends_refused": "SENDs refused by a worker",
 }
@@ -38,6 +39,13 @@ _OWN = {
 
 # Why a subscription has lost entries that it had not acknowledged.
 _EXPIRED = {"entries_expired": "ttl", "entries_evicted": "backlog_quota"}
+
+
+_GAUGES = {
+    "publishing_refused": "1 while there is no room on the disk and nobody may publish",
+    "disk_free_bytes": "Bytes free on the disk with the data folder",
+    "is_waiting": "1 while the disk keeps an owner from beginning",
+}
 
 
 class Metrics:
@@ -71,6 +79,12 @@ class Metrics:
                 if role == "owner":
                     expired.add_metric([f"{role}-{index}", reason], row[name])
         yield expired
+        for name, text in _GAUGES.items():
+            family = GaugeMetricFamily(f"geminga_{name}", text, labels=["process"])
+            for (role, index), row in rows.items():
+                if role == "owner":
+                    family.add_metric([f"{role}-{index}"], row[name])
+            yield family
         for name, text in _OWN.items():
             family = CounterMetricFamily(f"geminga_{name}", text, labels=["process"])
             for (role, index), row in rows.items():

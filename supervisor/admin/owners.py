@@ -28,6 +28,9 @@ class Owners:
         self._asked: dict[int, tuple[OwnerLink, asyncio.Future]] = {}
         self._is_up = [asyncio.Event() for _ in range(owners)]
 
+    def is_up(self, index: int) -> bool:
+        return self._links[index] is not None
+
     async def ask(self, question: str, topic: TopicName, **arguments):
         """The answer of the topic's owner.  Raises Refusal."""
         link = self._links[owner_of(str(topic), len(self._links))]

@@ -87,7 +87,7 @@ class Rig:
 
     def __init__(self, data_dir: Path, *, now_ms=START_MS, **options):
         self.data_dir, self.now_ms = data_dir, now_ms
-        self.settings = {"journal_segment_bytes": 1 << 20, "journal_segments_max": 4} | options
+        self.settings = {"journal_segment_bytes": 1 << 20, "journal_segments_max": 4, "disk_reserve_bytes": 0} | options
         self.options = StorageOptions(**self.settings)
         self._numbers = itertools.count(1)
         folder = journal_folder(data_dir, 0)
@@ -96,8 +96,8 @@ class Rig:
         self.journal = open_journal(folder, segment_bytes=self.options.journal_segment_bytes,
                                     segments_max=self.options.journal_segments_max, kept=recovered.kept, changed=recovered.recovery)
         self.counters = make_counters(1)[0]
-        self.owner = Owner(data_dir, self.options, open_catalogue(data_dir / "catalogue.sqlite"), self.journal, self.counters, now_ms,
-                           recovered.recovery)
+        catalogue = open_catalogue(data_dir / "catalogue.sqlite", lambda: 0)
+        self.owner = Owner(data_dir, self.options, catalogue, self.journal, self.counters, now_ms, recovered.recovery)
         self.is_open = True
 
     def close(self):

@@ -5,24 +5,26 @@ import sqlite3
 import subprocess
 import sys
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
 
 from geminga.proto.errors import Refusal
 from geminga.proto.names import parse
-from geminga.storage.catalogue import LEDGER_BLOCK, VERSION, Catalogue, CatalogueError, open_catalogue
+from geminga.storage.catalogue import IDS_PER_SECOND, LEDGER_BLOCK, VERSION, Catalogue, CatalogueError, open_catalogue
+from geminga.storage.errors import NotDurable, StorageFull
 
 TOPIC = parse("persistent://public/default/orders")
 
 
 @pytest.fixture
 def opened(tmp_path):
-    """opened(): a connection to the test's catalogue, as a process of its own would have it."""
+    """opened(): a connection to the test's catalogue, as a process of its own would have it; its clock stands still."""
     made = []
 
-    def opened():
-        made.append(open_catalogue(tmp_path / "catalogue.sqlite"))
+    def opened(clock=lambda: 0):
+        made.append(open_catalogue(tmp_path / "catalogue.sqlite", clock))
         return made[-1]
 
     yield opened
@@ -105,6 +107,45 @@ def test_ledger_ids_grow_and_are_never_given_again_after_reopening(opened):
     assert before == [1, 2, 3]
     assert min(after) > LEDGER_BLOCK and len(set(after)) == LEDGER_BLOCK + 1
     assert first.next_ledger_id() == 4
+
+
+def test_ids_and_names_are_not_given_again_when_an_older_copy_is_put_back(opened, tmp_path):
+    """The copy does not know of those that were given since it was made; the clock is ahead of them."""
+    begun = time.time()
+    first = opened(lambda: begun)
+    first.next_ledger_id()
+    first.close()
+    copy = (tmp_path / "catalogue.sqlite").read_bytes()
+    used = opened(lambda: begun)
+    ids, names = {used.next_ledger_id() for _ in range(IDS_PER_SECOND // 2)}, {used.producer_name() for _ in range(500)}
+    used.commit()
+    used.close()
+    (tmp_path / "catalogue.sqlite").write_bytes(copy)
+    restored = opened(lambda: begun + 1)
+    assert not ids & {restored.next_ledger_id() for _ in range(1_000)}
+    assert not names & {restored.producer_name() for _ in range(1_000)}
+
+
+def test_a_clock_that_is_put_back_gives_no_id_again(opened):
+    now = time.time()
+    ids = [opened(lambda at=at: now + at).next_ledger_id() for at in (0, -3_600, -7_200, 1)]
+    assert ids == sorted(set(ids))
+
+
+def test_a_full_disk_is_told_and_undoes_nothing_that_was_committed(opened, monkeypatch):
+    """SQLite may find no room at a statement, or only when the transaction is to be made durable: that undoes all of it."""
+    found = opened()
+    pages = found._one("PRAGMA page_count")
+    found._db.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises((StorageFull, NotDurable), match="full"):
+        for number in range(10_000):
+            found.create_tenant(f"tenant-{number:0200}")
+    found._db.execute("PRAGMA max_page_count = 1000000")
+    if found.is_changing:
+        found._db.execute("ROLLBACK")
+    found.create_tenant("one")
+    found.commit()
+    assert opened().has_tenant("one")
 
 
 def test_ids_of_deleted_things_are_not_used_again(opened):

@@ -6,6 +6,7 @@ import pytest
 
 from geminga.proto import envelope
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.storage.errors import NotDurable
 from geminga.storage.owner import ACK_SYNC_MS
 
 from .rig import T
@@ -49,7 +50,7 @@ def test_a_pass_that_cannot_sync_answers_nothing(rig, monkeypatch):
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(os, "fdatasync", fail)
-    with pytest.raises(OSError, match="Input/output"):
+    with pytest.raises(NotDurable, match="Input/output"):
         rig.run(rig.sends((producer, b"x")))
     monkeypatch.undo()
 
