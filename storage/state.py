@@ -88,7 +88,7 @@ def read(folder: Path, partition_id: int) -> State:
 
 
 def _wrong(copy: bytes, partition_id: int) -> str:
-    """Why this is not such a copy; "" if it is one.  Raises CorruptFile for one of a newer version."""
+    """Why this is not such a copy; "" if it is one."""
     if len(copy) < format.HEADER_SIZE:
         return f"it has {len(copy)} bytes"
     head = np.frombuffer(copy, format.STATE_HEADER, 1)

@@ -5,6 +5,7 @@
     <ledger>.<subscription>.acks         a bit per entry of the ledger, 1 = acknowledged
     <ledger>.<subscription>.redeliveries, .deaths      u2 per entry
 """
+import os
 from pathlib import Path
 
 import numpy as np
@@ -93,5 +94,10 @@ def _read(path: Path) -> bytes:
 def remove(folder: Path) -> None:
     """Of a partition whose `state` is written: these files say what held before."""
     if is_there(folder):
+        fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)      # it has its name
+        finally:
+            os.close(fd)
         for path in (*folder.glob("*.*.*"), folder / "parts", folder / "cursors"):
             path.unlink(missing_ok=True)

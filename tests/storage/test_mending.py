@@ -1,0 +1,182 @@
+"""What is made anew of a damaged index is what was there: each row from those beside it, and from its entry."""
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from geminga.storage import format, mending
+from geminga.storage.ledger import open_ledger
+
+from .files import flip, overwrite
+from .rig import START_MS, Rig
+
+ROW = format.INDEX_ROW.itemsize
+KINDS = [{}, {"partition_key": "key"}, {"batch": 7}, {"deliver_at_time": START_MS + 5_000}, {"ordering_key": b"k", "batch": 2},
+         {"chunk_id": 0, "num_chunks_from_msg": 3, "uuid": "u", "total_chunk_msg_size": 9},
+         {"chunk_id": 2, "num_chunks_from_msg": 3, "uuid": "u", "total_chunk_msg_size": 9}, {"event_time": 9, "compression": 2}]
+ENTRIES = 3 * len(KINDS)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """(folder, ledger id, rows, bytes of the index) of a ledger of entries of all kinds, as a stop leaves it."""
+    rig = Rig(tmp_path_factory.mktemp("mending") / "data")
+    producer = rig.producer("a")
+    for number in range(ENTRIES):
+        rig.now_ms += 10
+        rig.run(rig.sends((producer, b"%d" % number * (number % 5), KINDS[number % len(KINDS)] | {"publish_time": 1_000 + number})))
+    found = rig.partition("a").open_ledger
+    rows = found.index[:found.entries].copy()
+    rig.close()
+    return found.folder, found.ledger_id, rows, found.index_path.read_bytes()
+
+
+@pytest.fixture(params=["open", "sealed", "not the first"])
+def index(made, request):
+    """(its path, what opens it, the rows): written anew for each."""
+    folder, ledger_id, rows, raw = made
+    path = format.index_path(folder, ledger_id)
+    path.write_bytes(raw)
+
+    def opened():
+        return open_ledger(folder, 1, ledger_id)
+
+    if request.param == "sealed":
+        opened().seal()
+    elif request.param == "not the first":
+        rows = rows.copy()
+        rows["message_index"] += 1_000
+        rows["checksum"] = 0
+        rows["checksum"] = format.row_checksums(rows, ledger_id, np.arange(len(rows), dtype=np.uint64))
+        overwrite(path, format.HEADER_SIZE, rows.tobytes())
+        found = opened()
+        found.first_message = 1_000
+        found.checkpoint()
+        found.close()
+    return path, opened, rows
+
+
+def row_at(number):
+    return format.HEADER_SIZE + number * ROW
+
+
+def compare(found, rows, wrong=()):
+    """The rows are as they were; of those that were made anew the time at which they came is that of one beside them."""
+    fresh = found.index[:found.entries]
+    for name in rows.dtype.names:
+        if name not in ("broker_time", "checksum"):
+            assert (fresh[name] == rows[name]).all(), name
+    others = np.setdiff1d(np.arange(len(rows)), wrong)
+    assert (fresh[others] == rows[others]).all()
+    assert set(fresh["broker_time"].tolist()) <= set(rows["broker_time"].tolist())
+    assert format.is_valid(fresh, found.ledger_id).all()
+    assert found.lost == []
+
+
+@pytest.mark.parametrize("number", range(ENTRIES))
+def test_one_row_is_made_anew_wherever_it_is(index, number):
+    """With its keys, batches, delays and chunks; it is told, and then it is whole on disk too."""
+    path, opened, rows = index
+    overwrite(path, row_at(number), bytes(ROW))
+    found = opened()
+    compare(found, rows, [number])
+    assert [str(path) in text and f"of 1 entries from {number} on" in text for text in found.damage] == [True]
+    again = opened()
+    compare(again, rows, [number])
+    assert again.damage == []
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sets(st.integers(0, ENTRIES - 1), min_size=1), st.binary(min_size=ROW, max_size=ROW))
+def test_any_rows_are_made_anew_also_all_of_them(made, wrong, junk):
+    """The entries are told apart by their checksums."""
+    folder, ledger_id, rows, raw = made
+    path = format.index_path(folder, ledger_id)
+    path.write_bytes(raw)
+    for number in wrong:
+        overwrite(path, row_at(number), junk)
+    found = open_ledger(folder, 1, ledger_id)
+    compare(found, rows, sorted(wrong))
+    assert len(found.damage) == 1
+
+
+@pytest.mark.parametrize("number", [0, 9, ENTRIES - 1])
+def test_a_row_whose_entry_is_damaged_too_costs_that_entry(index, number, made):
+    """It is where it was and as long, so that clients get it and see that it is damaged; all others are as they were."""
+    path, opened, rows = index
+    ledger_path = format.ledger_path(made[0], made[1])
+    offset = int(rows["offset"][number]) + 12
+    overwrite(path, row_at(number), bytes(ROW))
+    flip(ledger_path, offset)
+    found = opened()
+    fresh = found.index[:ENTRIES]
+    flip(ledger_path, offset)
+    others = np.setdiff1d(np.arange(ENTRIES), [number])
+    assert (fresh[others] == rows[others]).all()
+    for name in ("offset", "size", "message_index"):
+        assert fresh[name][number] == rows[name][number]
+    if number < ENTRIES - 1:
+        assert fresh["messages"][number] == rows["messages"][number]
+    assert found.lost == [] and len(found.damage) == 1
+
+
+def test_rows_beside_each_other_with_a_damaged_entry_are_lost_and_told(index, made):
+    """Where one entry ends and the next begins nobody knows: no bytes are taken for an entry that may be none."""
+    path, opened, rows = index
+    ledger_path = format.ledger_path(made[0], made[1])
+    overwrite(path, row_at(4), bytes(3 * ROW))
+    offset = int(rows["offset"][5]) + 12
+    flip(ledger_path, offset)
+    found = opened()
+    assert found.entries == ENTRIES
+    others = np.setdiff1d(np.arange(ENTRIES), [4, 5, 6])
+    assert (found.index[:ENTRIES][others] == rows[others]).all()
+    flip(ledger_path, offset)
+    assert found.lost == [4, 5, 6]
+    assert ["3 entries from 4 on are lost" in text for text in found.damage] == [False, True]
+
+
+@pytest.mark.parametrize("junk", [bytes(format.HEADER_SIZE - 8), b"\xff" * 64], ids=["zeros", "ones"])
+def test_a_header_is_made_anew(index, junk):
+    """What the rows do not say: that the ledger is sealed, which its partition knows, and when it was begun."""
+    path, opened, rows = index
+    overwrite(path, 8, junk[:format.HEADER_SIZE - 8])
+    found = opened()
+    assert (found.entries, found.size) == (ENTRIES, int(rows[-1]["offset"] + rows[-1]["size"]))
+    assert found.first_message == int(rows[0]["message_index"])
+    assert found.created_ms == int(rows[0]["broker_time"])
+    assert [str(path) in text for text in found.damage] == [True]
+    compare(found, rows)
+    assert opened().damage == []
+
+
+@pytest.mark.parametrize("number", [0, 3, ENTRIES - 1])
+def test_a_header_and_a_row_are_made_anew(index, number):
+    path, opened, rows = index
+    flip(path, 9)
+    overwrite(path, row_at(number), bytes(ROW))
+    found = opened()
+    if number == ENTRIES - 1:      # nothing says that there was one more
+        assert found.entries == ENTRIES - 1
+        compare(found, rows[:-1])
+    else:
+        compare(found, rows, [number])
+
+
+def test_a_payload_that_looks_like_entries_does_not_mislead(tmp_path):
+    """Entries in entries, as a geo-replicator or a test might publish them."""
+    rig = Rig(tmp_path / "data")
+    producer = rig.producer("a")
+    inner = rig.sends((producer, b"inner"))[2]
+    rig.publish(producer, inner, inner * 3, b"\x0e\x01" * 40, b"x")
+    found = rig.partition("a").open_ledger
+    rows = found.index[:4].copy()
+    rig.close()
+    overwrite(found.index_path, row_at(0), bytes(4 * ROW))
+    compare(open_ledger(found.folder, 1, found.ledger_id), rows, range(4))
+
+
+def test_looking_at_whole_rows_writes_nothing(index, monkeypatch):
+    path, opened, rows = index
+    monkeypatch.setattr(mending, "_write", None)
+    compare(opened(), rows)

@@ -1,0 +1,196 @@
+"""A partition's state at rest: what was written is read, a damaged copy costs nothing, and a power cut finds the old or the new."""
+import itertools
+import random
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from geminga.storage import format, journal, state
+from geminga.storage.cursor import NOBODY, Cursor
+from geminga.storage.errors import CorruptFile
+from geminga.storage.sequences import Progress, identity
+from geminga.storage.state import State, StateFile
+
+from .disk import Disk
+from .files import PARTITION, SUBSCRIPTION, Length, cut, flip, ids, make_newer
+
+LEDGERS = st.integers(0, 2**62)
+BITS = st.one_of(st.integers(1, 7), st.integers(1, (1 << 200) - 1), st.sampled_from([1 << 63, 1 << 64, (1 << 64) - 1, (1 << 128) - 1]))
+ENTRIES = st.dictionaries(st.integers(0, 2**40), BITS, min_size=1, max_size=4)
+COUNTS = st.dictionaries(LEDGERS, st.dictionaries(st.integers(0, 3_000), st.integers(1, 0xFFFF), min_size=1, max_size=6), max_size=3)
+
+
+@st.composite
+def cursors(draw, subscription_id):
+    """All that a cursor can hold; none of it of ledgers before its position."""
+    found = Cursor(subscription_id, (draw(st.integers(-1, 5)), draw(st.integers(-1, 1 << 40))), is_durable=True, since=draw(LEDGERS))
+    found.totals = draw(st.lists(LEDGERS, min_size=4, max_size=4))
+    first = max(0, found.mark_delete[0])
+    for ledger_id, entries in draw(st.dictionaries(LEDGERS, st.sets(st.integers(0, 9_000), min_size=1, max_size=9), max_size=3)).items():
+        ledger = Length(first + 1 + ledger_id, 9_001)
+        found.acknowledge(ledger, ids(*sorted(entries)))
+    found.parts = {first + ledger_id: entries for ledger_id, entries in draw(st.dictionaries(LEDGERS, ENTRIES, max_size=2)).items()}
+    for counts in (found.redeliveries, found.deaths):
+        for ledger_id, entries in draw(COUNTS).items():
+            for entry_id, count in entries.items():
+                counts.put(first + ledger_id, entry_id, entry_id + 1, count)
+    return found
+
+
+@st.composite
+def states(draw):
+    found = State(is_uncounted=draw(st.booleans()))
+    for subscription_id in draw(st.sets(st.integers(0, 2**32 - 1), max_size=3)):
+        found.cursors[subscription_id] = draw(cursors(subscription_id))
+    for number in range(draw(st.integers(0, 4))):
+        under_way = st.dictionaries(st.integers(0, 2**40), st.tuples(st.integers(1, 2**20), st.integers(0, 2**32 - 1)), max_size=3)
+        found.sequences.learn(identity(f"producer-{number}"), Progress(draw(st.integers(-1, 2**63 - 1)), draw(under_way)), 0)
+    return found
+
+
+def told(found):
+    """All of it, to be compared."""
+    return found.is_uncounted, found.sequences.rows().tobytes(), {
+        subscription_id: (cursor.mark_delete, cursor.since, list(cursor.totals), cursor.parts,
+                          *({ledger_id: [(int(at), int(array[at])) for at in np.flatnonzero(array)] for ledger_id, array in arrays.items()}
+                            for arrays in (cursor.bitmaps, cursor.redeliveries.arrays, cursor.deaths.arrays)))
+        for subscription_id, cursor in found.cursors.items()}
+
+
+def write(folder, found):
+    StateFile(folder, PARTITION).take(found).write()
+
+
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(states())
+def test_what_was_written_is_read(tmp_path, found):
+    write(tmp_path, found)
+    again = state.read(tmp_path, PARTITION)
+    assert told(again) == told(found)
+    assert again.damage == []
+    assert state.encode(PARTITION, again) == state.encode(PARTITION, found)
+
+
+def test_a_partition_without_a_file_has_no_state(tmp_path):
+    assert told(state.read(tmp_path, PARTITION)) == told(State())
+
+
+# -- damage -----------------------------------------------------------------------------------------------------------------------
+
+@pytest.fixture
+def whole(tmp_path):
+    """A state with a bit of everything, and its file."""
+    found = State()
+    for subscription_id in (NOBODY, SUBSCRIPTION, 9):
+        cursor = found.cursors[subscription_id] = Cursor(subscription_id, (3, 5), is_durable=True, since=7)
+        cursor.totals = [1, 2, 3, 4]
+        cursor.acknowledge(Length(3, 40), ids(8, 9, 30))
+        cursor.parts = {3: {20: 5}}
+        cursor.redeliveries.put(4, 1, 3, 2)
+        cursor.deaths.put(4, 2, 3, 1)
+    write(tmp_path, found)
+    return found, format.state_path(tmp_path)
+
+
+def test_every_single_flipped_bit_costs_nothing_and_is_told(whole):
+    """With the copy that it is in; there is no byte without the checksum."""
+    found, path = whole
+    size = path.stat().st_size
+    for bit in range(0, 8 * size, 3):
+        flip(path, bit // 8, bit % 8)
+        again = state.read(path.parent, PARTITION)
+        assert told(again) == told(found), bit
+        assert len(again.damage) == 1 and f"{path}: copy {1 + 16 * (bit // 8) // size // 8} is damaged" in again.damage[0], bit
+        flip(path, bit // 8, bit % 8)
+    assert state.read(path.parent, PARTITION).damage == []
+
+
+@pytest.mark.parametrize("damage", [
+    lambda path: (flip(path, 9), flip(path, path.stat().st_size - 9)), lambda path: cut(path, path.stat().st_size - 1),
+    lambda path: cut(path, path.stat().st_size // 2), lambda path: cut(path, 10), lambda path: cut(path, 0),
+    lambda path: path.write_bytes(random.Random(1).randbytes(2_000))],
+    ids=["both copies", "cut by one", "cut in half", "cut within a header", "empty", "junk"])
+def test_a_file_of_which_no_copy_is_whole_is_refused_by_name(whole, damage):
+    """What was acknowledged must not come back because nobody knows of it."""
+    _, path = whole
+    damage(path)
+    kept = path.read_bytes()
+    with pytest.raises(CorruptFile, match=str(path)):
+        state.read(path.parent, PARTITION)
+    assert path.read_bytes() == kept
+
+
+def test_another_partitions_file_is_refused(whole):
+    with pytest.raises(CorruptFile, match="it is not of partition 8"):
+        state.read(whole[1].parent, PARTITION + 1)
+
+
+def test_a_newer_version_is_refused_by_name(whole):
+    make_newer(whole[1], format.STATE_HEADER)
+    with pytest.raises(CorruptFile, match=f"{whole[1]}.*format version {format.VERSION + 1}"):
+        state.read(whole[1].parent, PARTITION)
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------------------
+
+def numbered(number):
+    return State({SUBSCRIPTION: Cursor(SUBSCRIPTION, (1, number), is_durable=True)})
+
+
+def number_in(folder):
+    return state.read(folder, PARTITION).cursors[SUBSCRIPTION].mark_delete[1]
+
+
+def test_a_late_snapshot_never_replaces_a_newer_one(tmp_path):
+    """Whatever order the threads of checkpoints come in: the file says the newest that was written so far."""
+    for number, order in enumerate(itertools.permutations(range(4))):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        file = StateFile(folder, PARTITION)
+        snapshots = [file.take(numbered(number)) for number in range(4)]
+        newest = -1
+        for number in order:
+            snapshots[number].write()
+            newest = max(newest, number)
+            assert number_in(folder) == newest
+
+
+def test_a_snapshot_is_what_was_when_it_was_taken(tmp_path):
+    found = numbered(1)
+    snapshot = StateFile(tmp_path, PARTITION).take(found)
+    found.cursors[SUBSCRIPTION].acknowledge(Length(1, 20), ids(7))
+    found.cursors[SUBSCRIPTION].mark_delete = (1, 2)
+    snapshot.write()
+    assert told(state.read(tmp_path, PARTITION)) == told(numbered(1))
+
+
+@pytest.mark.parametrize("with_sizes", [True, False], ids=["with lengths", "lengths lost"])
+def test_a_power_cut_at_any_step_finds_the_old_or_the_new(tmp_path, monkeypatch, with_sizes):
+    """Before each sync and behind each; the folder is synced by the checkpoint, and then it is the new one."""
+    folder = tmp_path / "data" / "partitions" / str(PARTITION)
+    folder.mkdir(parents=True)
+    disk = Disk(tmp_path / "data", monkeypatch)
+    cuts = itertools.count()
+
+    def left():
+        target = tmp_path / f"cut-{next(cuts)}"
+        disk.after_power_cut(target, with_sizes=with_sizes)
+        return number_in(target / "partitions" / str(PARTITION))
+
+    file = StateFile(folder, PARTITION)
+    journal.put_on_disk(set(), [file.take(numbered(0))])
+    real, steps = disk._synced, []
+
+    def synced(fd):
+        steps.append(left())
+        real(fd)
+        steps.append(left())
+
+    for name in ("fsync", "fdatasync"):
+        monkeypatch.setattr(journal.os, name, synced)
+    for number in range(1, 4):
+        journal.put_on_disk(set(), [file.take(numbered(number))])
+        assert set(steps) <= {number - 1, number} and steps[-1] == number
+        steps.clear()
