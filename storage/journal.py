@@ -267,6 +267,9 @@ class Journal:
             for checkpoint in self._checkpoints:
                 checkpoint.done.result()
             put_on_disk(*to_put(self._dirty.union(*(changed for _, changed in self._full))))
+            for done in self._free:         # that they are retired may be in memory only, and older ones alone must not be replayed
+                if done.exception() is None:
+                    _sync(done.result(), os.fdatasync)
             for segment in segments:
                 _retire(segment)
                 os.fdatasync(segment.fd)

@@ -373,3 +373,10 @@ def exists(folder: Path, ledger_id: int) -> bool:
 def ledger_ids(folder: Path) -> list[int]:
     """Of the ledgers in a partition's folder, ascending."""
     return sorted(int(path.stem) for path in folder.glob("*.index") if path.stem.isdigit() and exists(folder, int(path.stem)))
+
+
+def remove_unmade(folder: Path) -> None:
+    """Files that hold nothing, of ledgers that there are not: what was being made when its process was killed, or the disk was full."""
+    for path in [*folder.glob("*.ledger"), *folder.glob("*.index")]:
+        if path.stem.isdigit() and not exists(folder, int(path.stem)) and not any(path.read_bytes()[format.HEADER_SIZE:]):
+            path.unlink()

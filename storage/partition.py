@@ -224,6 +224,7 @@ def open_partition(data_dir: Path, partition_id: int, name: TopicName, topic_epo
     stored, file = known or (state.read(folder, partition_id), StateFile(folder, partition_id))
     partition = Partition(partition_id, name, folder, file, Producers(topic_epoch), options, stored.gone, damage=stored.damage,
                            sequences=stored.sequences)
+    ledger.remove_unmade(folder)
     partition.ledgers = [ledger.open_ledger(folder, partition_id, found) for found in ledger.ledger_ids(folder)]
     _check(partition)
     for found in partition.ledgers[:-1]:

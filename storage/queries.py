@@ -100,6 +100,7 @@ def _skip_to(owner, subscription: Subscription, position: Position) -> None:
     """Everything up to position is acknowledged; consumers go on behind it."""
     if position > subscription.cursor.mark_delete:
         acknowledgements.move(owner, subscription, Acks(up_to=position), SKIPPED)
+        owner.answer_needs_sync()
         owner.wake(subscription.partition)
 
 

@@ -1,0 +1,122 @@
+"""What the simulation found, each as small as it can be: crashes between two calls of the disk, and disks that fail."""
+import random
+
+import pytest
+
+from ..simulation.disk import Disk, Fate, Killed
+from .rig import Rig
+
+
+class Oldest(random.Random):
+    """Of all that can be the oldest is."""
+
+    def choice(self, found):
+        return found[0]
+
+
+class Crashing:
+    """Owners on a disk that forgets what was not synced, or fails."""
+
+    def __init__(self, folder):
+        self.folder, self.disk, self.made = folder, Disk(folder / "0", Oldest(0)), []
+
+    def owner(self, **options) -> Rig:
+        self.disk.begin_process()
+        self.made.append(Rig(self.disk.root, **options))
+        return self.made[-1]
+
+    def kill(self) -> None:
+        self.disk.is_dead = True
+        self.made[-1].owner.catalogue.close()
+        self.made[-1].journal._threads.shutdown()
+
+    def cut_power(self, how="nothing") -> None:
+        """Of all that was not synced, nothing is left."""
+        self.disk.cut(self.folder / str(len(self.made)), how)
+
+
+@pytest.fixture
+def crashing(tmp_path):
+    made = Crashing(tmp_path)
+    with made.disk.watched():
+        yield made
+        made.disk.is_dead = True
+
+
+def test_the_folder_of_all_partitions_is_there_after_a_power_cut(crashing):
+    rig = crashing.owner()
+    rig.publish(rig.producer("a"), b"1", b"2")
+    rig.close()
+    crashing.cut_power()
+    assert [payload for _, payload in crashing.owner().everything("a")] == [b"1", b"2"]
+
+
+def test_what_a_failed_sync_left_in_memory_is_on_disk_once_the_next_process_has_answered(crashing):
+    rig = crashing.owner()
+    producer = rig.producer("a")
+    rig.publish(producer, b"1")
+    crashing.disk.fate.fail_sync_in = 1
+    with pytest.raises(OSError, match="Input/output error"):
+        rig.publish(producer, b"2")
+    crashing.kill()
+    rig = crashing.owner()
+    assert [payload for _, payload in rig.everything("a")] == [b"1", b"2"]      # the kernel still has it
+    rig.publish(rig.producer("a"), b"3")
+    crashing.kill()
+    crashing.cut_power()
+    rig = crashing.owner()
+    assert [payload for _, payload in rig.everything("a")] == [b"1", b"2", b"3"]
+    assert rig.damage == []
+
+
+def test_segments_that_were_used_again_are_not_replayed_after_a_clean_stop_and_a_power_cut(crashing):
+    rig = crashing.owner(journal_segment_bytes=8_192, journal_segments_max=3)
+    producer = rig.producer("a")
+    for _ in range(20):
+        rig.publish(producer, bytes(2_000))
+    rig.close()
+    crashing.cut_power()
+    assert crashing.owner().recovered == 0
+
+
+@pytest.mark.parametrize("ask, arguments", [("skip", {"entries": 1}), ("clear", {})])
+def test_what_administration_skipped_is_skipped_after_a_power_cut(crashing, ask, arguments):
+    rig = crashing.owner()
+    consumer = rig.consumer("a")
+    rig.publish(rig.producer("a"), b"1")
+    rig.asked(ask, "a", subscription="sub", **arguments)
+    crashing.kill()
+    crashing.cut_power()
+    rig = crashing.owner()
+    consumer = rig.consumer("a")
+    assert rig.receive(consumer) == []
+
+
+def ledgers(rig) -> set[str]:
+    return {path.name for path in rig.partition("a").folder.iterdir() if path.suffix in (".ledger", ".index")}
+
+
+@pytest.mark.parametrize("room", range(4))
+def test_a_ledger_for_which_there_is_no_room_leaves_no_file(crashing, room):
+    rig = crashing.owner(roll_over_entries=1)
+    producer = rig.producer("a")
+    rig.publish(producer, b"1")
+    before = ledgers(rig)
+    crashing.disk.fate.room = room
+    assert rig.publish(producer, b"2") == []
+    assert ledgers(rig) == before
+
+
+def test_a_ledger_that_was_being_made_leaves_no_file(crashing):
+    rig = crashing.owner(roll_over_entries=1)
+    producer = rig.producer("a")
+    rig.publish(producer, b"1")
+    before = ledgers(rig)
+    crashing.disk.fate = Fate(kill_in=3)
+    with pytest.raises(Killed):
+        rig.publish(producer, b"2")
+    assert ledgers(rig) > before
+    crashing.kill()
+    rig = crashing.owner()
+    rig.consumer("a")
+    assert ledgers(rig) == before
