@@ -14,25 +14,23 @@ import contextlib
 import fcntl
 import os
 import re
-import shutil
-import sqlite3
-import tempfile
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from geminga.storage import catalogue, format, journal, ledger, state, version1
+from geminga.storage import format, journal, ledger, state, version1
 from geminga.storage.cursor import NOBODY, Cursor
 from geminga.storage.errors import CorruptFile
 from geminga.storage.findings import Finding, Severity, corrupt, unreadable
 from geminga.storage.ledger import Ledger
 from geminga.storage.recovery import Recovery
 from geminga.storage.state import State
+from geminga.storage.verify_catalogue import Names, read_names
 from geminga.storage.verify_ledger import Report, Task, acknowledged, entries, look_at, runs
 
 _PROCESSES_MIN = 64 << 20  # bytes; processes for less cost more than they save
@@ -91,15 +89,6 @@ def _size(path: Path) -> int:
 
 # -- the walk
 
-@dataclass(slots=True)
-class _Names:
-    """What the catalogue says."""
-
-    partitions: dict[int, str] = field(default_factory=dict)
-    subscriptions: dict[int, dict[int, str]] = field(default_factory=dict)     # partition -> {id: name}
-    findings: list[Finding] = field(default_factory=list)
-
-
 class _Walk:
     def __init__(self, data_dir: Path, is_served: bool, processes: int, seen: Seen):
         self.data_dir, self.is_served, self.processes, self.seen = data_dir, is_served, processes, seen
@@ -108,7 +97,7 @@ class _Walk:
         """While a broker serves the folder what is found in every one of some looks, the later ones at what was found before only."""
         known: dict[int, list[Finding]] = {}
         for number in range(_LOOKS if self.is_served else 1):
-            names = self._names()
+            names = read_names(self.data_dir, is_served=self.is_served)
             if not number:
                 yield from names.findings
                 if any(found.severity == Severity.UNREADABLE for found in names.findings):
@@ -121,7 +110,7 @@ class _Walk:
         for about in sorted(known):
             yield from known[about]
 
-    def _look(self, names: _Names, wanted: set[int] | None) -> dict[int, list[Finding]]:
+    def _look(self, names: Names, wanted: set[int] | None) -> dict[int, list[Finding]]:
         """{partition: findings}, those that are about none under 0; of all partitions, or of those only.
 
         States are read before the journals, and ledgers after them: what a broker does meanwhile is in what is read later.
@@ -150,25 +139,6 @@ class _Walk:
             return
         with ProcessPoolExecutor(self.processes, get_context("spawn")) as pool:
             yield from pool.map(look_at, tasks)
-
-    # -- the catalogue
-
-    def _names(self) -> _Names:
-        """A broker's catalogue is read beside it; that of no broker as a copy, since SQLite would write beside it."""
-        path = self.data_dir / "catalogue.sqlite"
-        with contextlib.ExitStack() as stack:
-            if not self.is_served:
-                place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-                for beside in self.data_dir.glob("catalogue.sqlite*"):
-                    if not beside.name.endswith("-shm"):
-                        shutil.copy(beside, place)
-            try:
-                db = stack.enter_context(contextlib.closing(sqlite3.connect(
-                    f"file:{path}?mode=ro" if self.is_served else place / path.name, uri=self.is_served, timeout=30)))
-                return _read_names(path, db)
-            except sqlite3.DatabaseError as error:
-                what = f"SQLite cannot read it: {error}"
-                return _Names(findings=[Finding(path, 0, 0, what, "the broker does not start", Severity.UNREADABLE)])
 
     # -- journals
 
@@ -247,7 +217,7 @@ class _Walk:
                 findings += _left(folder, ledger_id)
         return tasks
 
-    def _partition(self, names: _Names, rehearsal: "_Rehearsal", partition_id: int, has_state: bool,
+    def _partition(self, names: Names, rehearsal: "_Rehearsal", partition_id: int, has_state: bool,
                    reports: list[Report]) -> list[Finding]:
         folder, known = format.partition_folder(self.data_dir, partition_id), rehearsal.state(partition_id)
         subscriptions = names.subscriptions.get(partition_id, {})
@@ -377,35 +347,6 @@ def _is_written(path: Path) -> bool:
             return any(any(block) for block in iter(lambda: file.read(1 << 20), b""))
     except FileNotFoundError:
         return False
-
-
-# -- the catalogue
-
-def _read_names(path: Path, db: sqlite3.Connection) -> _Names:
-    names = _Names()
-
-    def tell(what: str, consequence: str, severity: Severity) -> None:
-        names.findings.append(Finding(path, 0, 0, what, consequence, severity))
-
-    version = db.execute("PRAGMA user_version").fetchone()[0]
-    if version > catalogue.VERSION:
-        tell(f"has format version {version}, and this program reads {catalogue.VERSION} and older", "nothing was looked at",
-             Severity.UNREADABLE)
-        return names
-    for text, in db.execute("PRAGMA integrity_check"):
-        if text != "ok":
-            tell(text, "what SQLite finds through that is wrong", Severity.LOSS)
-    for table, _, parent, _ in db.execute("PRAGMA foreign_key_check"):
-        tell(f"a row of {table} refers to a row of {parent} that is not there", "nobody finds what it names", Severity.LOSS)
-    names.partitions = dict(db.execute("SELECT id, name FROM partitions"))
-    for number, partition_id, name in db.execute("SELECT id, partition_id, name FROM subscriptions"):
-        names.subscriptions.setdefault(partition_id, {})[number] = name
-    topics = dict(db.execute("SELECT name, partitions FROM topics"))
-    for name in names.partitions.values():
-        base, number = re.fullmatch(r"(.*?)(?:-partition-(\d+))?", name).groups()
-        if name not in topics and (number is None or int(number) >= topics.get(base, 0)):
-            tell(f"there is no topic of partition {name}", "lists of topics lack it", Severity.HARMLESS)
-    return names
 
 
 def _losses(report: Report, cursors: dict[str, Cursor], subscriptions: int) -> Iterator[Finding]:

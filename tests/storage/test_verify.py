@@ -308,6 +308,17 @@ def test_a_damaged_page_of_the_catalogue_is_told(folder):
     assert folder.found()
 
 
+def test_a_damaged_log_of_the_catalogue_is_told(folder):
+    """SQLite would pass over it, and over all that was committed behind it."""
+    log = folder.killed / "catalogue.sqlite-wal"
+    for at in (0, 9, 20, 30, 32, 40, 60, 3_000):
+        flip(log, at)
+        [found] = [finding for finding in verify.walk(folder.killed) if finding.path == log]
+        assert (found.severity, found.offset) == (LOSS, 0 if at < 32 else 32)
+        flip(log, at)
+    assert [finding for finding in verify.walk(folder.killed) if finding.path == log] == []
+
+
 # -- newer formats, and what is no data folder
 
 def test_a_newer_format_is_refused_in_one_line(folder, capsys):
