@@ -127,7 +127,7 @@ class Cursor:
             if ledger.ledger_id < self.mark_delete[0]:
                 continue
             done = self.mark_delete[1] if ledger.ledger_id == self.mark_delete[0] else -1
-            done = self._first_hole(ledger, done + 1) - 1
+            done = self.first_hole(ledger, done + 1) - 1
             self.mark_delete = (ledger.ledger_id, done)      # also before its first entry: everything before it is done
             if done < ledger.last_entry or not ledger.is_sealed:
                 return
@@ -212,7 +212,7 @@ class Cursor:
                 count += ledger.last_entry - self.mark_delete[1] - self.acknowledged_beyond(ledger)
         return count
 
-    def _first_hole(self, ledger: Ledger, entry_id: int) -> int:
+    def first_hole(self, ledger: Ledger, entry_id: int) -> int:
         """The first entry from entry_id on that is not acknowledged; ledger.entries when there is none."""
         bitmap = self.bitmaps.get(ledger.ledger_id)
         if bitmap is None or entry_id >= min(ledger.entries, len(bitmap) * 8):

@@ -18,6 +18,7 @@ from geminga.storage.partition import Partition
 NOTHING = bytes(4)      # an entry begins with a magic number, or with the size of its metadata
 _BLOCK = 4096
 _WORTH = 64 << 10       # bytes that a ledger gives back at once, at least
+_BEFORE = 256           # entries that are gone and looked at again: they share a block with the next
 _HOLES_MAX = 1_000      # of a partition, each time: some 10 ms
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 
@@ -70,26 +71,28 @@ class Puncher:
         return holes
 
     def _plan_ledger(self, partition: Partition, ledger: Ledger, cursors: list[Cursor], at_most: int) -> list[tuple[Ledger, int, int, int]]:
-        settled = np.ones(ledger.entries, bool)
-        for cursor in cursors:
-            settled &= _acknowledged(cursor, ledger)
-        fresh = settled & ~_acknowledged(partition.gone, ledger)
-        if not fresh.any():
+        first, end = _window(partition, ledger, cursors)
+        if first >= end:
+            return []
+        settled = np.logical_and.reduce([_acknowledged(cursor, ledger, first, end) for cursor in cursors])
+        fresh = settled & ~_acknowledged(partition.gone, ledger, first, end)
+        if not (fresh & (ledger.column("size")[first:end] > 0)).any():
             return []
         edges = np.flatnonzero(np.diff(settled, prepend=False, append=False))
         firsts, ends = edges[0::2], edges[1::2]
-        offsets, sizes = (ledger.column(name)[:ledger.entries].astype(np.int64) for name in ("offset", "size"))
-        ends_at = np.concatenate(([format.HEADER_SIZE], offsets + sizes))       # of the entry before each; rows of lost entries say nothing
+        offsets, sizes = (ledger.column(name)[first:end].astype(np.int64) for name in ("offset", "size"))
+        # Where the entry before each ends: rows of lost entries say nothing, and a run of settled ones follows one that is not lost.
+        ends_at = np.concatenate((offsets[sizes > 0][:1], offsets + sizes))
         starts = ends_at[firsts]
-        begins, stops = -(-starts // _BLOCK) * _BLOCK, np.append(offsets, ledger.size)[ends] // _BLOCK * _BLOCK
+        begins, stops = -(-starts // _BLOCK) * _BLOCK, np.append(offsets, ends_at[-1])[ends] // _BLOCK * _BLOCK
         before = np.concatenate(([0], np.cumsum(np.where(fresh, sizes, 0), dtype=np.int64)))
         gain = np.minimum(before[ends] - before[firsts], stops - begins)      # of bytes that are not gone yet
         worth = np.flatnonzero(gain >= _BLOCK)[:at_most]
         if int(gain[worth].sum()) < _WORTH:
             return []
-        chosen = np.zeros(ledger.entries + 1, np.int8)
+        chosen = np.zeros(end - first + 1, np.int8)
         chosen[firsts[worth]], chosen[ends[worth]] = 1, -1
-        entries = np.flatnonzero((np.cumsum(chosen[:-1]) > 0) & fresh)
+        entries = np.flatnonzero((np.cumsum(chosen[:-1]) > 0) & fresh) + first
         partition.gone.acknowledge(ledger, entries)
         self._owner.note_many(partition, acknowledgements.runs_of(
             format.ACKNOWLEDGED, partition.partition_id, partition.gone.subscription_id, ledger.ledger_id, entries))
@@ -112,16 +115,21 @@ class Puncher:
             ledger.close()
 
 
-def _acknowledged(cursor: Cursor, ledger: Ledger) -> NDArray[np.bool_]:
-    """Of each entry whether it is."""
-    found = np.zeros(ledger.entries, bool)
-    if ledger.ledger_id < cursor.mark_delete[0]:
-        found[:] = True
-        return found
+def _window(partition: Partition, ledger: Ledger, cursors: list[Cursor]) -> tuple[int, int]:
+    """(first, end) of the entries among which some may have become free: before them all are gone."""
+    end = ledger.entries
+    if not any(ledger.ledger_id in cursor.bitmaps for cursor in cursors):
+        end = min((cursor.mark_delete[1] + 1 for cursor in cursors if cursor.mark_delete[0] == ledger.ledger_id), default=end)
+    return max(0, partition.gone.first_hole(ledger, 0) - _BEFORE), end
+
+
+def _acknowledged(cursor: Cursor, ledger: Ledger, first: int, end: int) -> NDArray[np.bool_]:
+    """Of each of the entries first .. end - 1 whether it is."""
+    found = np.full(end - first, ledger.ledger_id < cursor.mark_delete[0])
     bitmap = cursor.bitmaps.get(ledger.ledger_id)
-    if bitmap is not None:
-        bits = np.unpackbits(bitmap, bitorder="little", count=min(len(bitmap) * 8, ledger.entries))
+    if bitmap is not None and ledger.ledger_id >= cursor.mark_delete[0]:
+        bits = np.unpackbits(bitmap[first >> 3:(end + 7) >> 3], bitorder="little")[first & 7:][:end - first]
         found[:len(bits)] = bits
     if ledger.ledger_id == cursor.mark_delete[0]:
-        found[:cursor.mark_delete[1] + 1] = True
+        found[:max(0, cursor.mark_delete[1] + 1 - first)] = True
     return found

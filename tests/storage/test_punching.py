@@ -122,3 +122,33 @@ def test_little_is_not_worth_the_trouble(rigs):
     rig.run(rig.acks(consumer, *positions[10:15]))
     rig.run(after_ms=SECOND)
     assert used(rig) == before
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_is_not_acknowledged_is_whole(rigs, seed):
+    """After many rounds of publishing and acknowledging, by two subscriptions, in order and not; over restarts and crashes."""
+    random_ = random.Random(seed)
+    size = random_.choice((600, 5_000, 20_000))
+    rig = rigs(journal_segment_bytes=8 << 20, roll_over_entries=random_.choice((70, 10_000)))
+    numbers, left = {}, {"one": set(), "two": set()}
+    producer, consumers = None, {}
+    for step in range(24):
+        if producer is None:
+            producer = rig.producer("t")
+            consumers = {name: rig.consumer("t", name, subType=SubType.Shared) for name in left}
+        for position in rig.publish(producer, *[b"%06d" % number * (size // 6) for number in range(40 * step, 40 * step + 40)]):
+            numbers[position] = len(numbers)
+            for positions in left.values():
+                positions.add(position)
+        for name, positions in left.items():
+            count = random_.randrange(len(positions))
+            some = sorted(positions)[:count] if random_.random() < 0.3 else random_.sample(sorted(positions), count)
+            if some:
+                rig.run(rig.acks(consumers[name], *some))
+                positions -= set(some)
+        rig.run(after_ms=SECOND)
+        if random_.random() < 0.2:
+            rig, producer = (rigs.crash if random_.random() < 0.5 else rigs.restart)(rig), None
+    for name, positions in left.items():
+        assert positions == {position for position, _ in rig.receive(rig.consumer("t", name, subType=SubType.Shared), 100_000)}
+    assert all(is_whole(rig, position, numbers[position], size) for position in left["one"] | left["two"])
