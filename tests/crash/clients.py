@@ -62,7 +62,7 @@ class Client:
             batching_type=pulsar.BatchingType.KeyBased if by_key else pulsar.BatchingType.Default)
         for number in range(KEYS):
             # With a receipt, on each partition: a client that reconnects without having got any numbers its messages anew from what the
-            # broker has, also those behind messages that it sends again, and deduplication takes them for copies (apache/pulsar, 2047, in C++).
+            # broker has, behind those that it sends again, and deduplication takes them for copies (apache/pulsar, 2047, but in C++).
             self._producer.send(body(number), partition_key=str(number))
             self.promises.receipted.add(number)
             self.promises.sent = number + 1
