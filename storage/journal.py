@@ -386,7 +386,7 @@ def replay(folder: Path) -> Replay:
         damage += unreadable
         head, is_whole = _segment_header(path, raw)
         if not is_whole:
-            damage.append(f"{path}: the header of the segment has a bit that is wrong, and was made good")
+            damage.append(f"{path}: at byte 0: the header of the segment has a bit that is wrong, and was made good")
         if head is not None and not head["is_retired"]:
             segments.append((int(head["sequence"]), int(head["first_record"]), path, raw))
     chain: list[list[Record]] = []

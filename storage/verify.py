@@ -13,8 +13,7 @@ what has a valid row is whole; everything else that seems damaged is looked at a
 import contextlib
 import fcntl
 import os
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -26,7 +25,7 @@ from numpy.typing import NDArray
 from geminga.storage import format, journal, ledger, state, version1
 from geminga.storage.cursor import NOBODY, Cursor
 from geminga.storage.errors import CorruptFile
-from geminga.storage.findings import Finding, Severity, corrupt, unreadable
+from geminga.storage.findings import Finding, Severity, corrupt, place, unreadable
 from geminga.storage.ledger import Ledger
 from geminga.storage.recovery import Recovery
 from geminga.storage.state import State
@@ -152,12 +151,14 @@ class _Walk:
             except CorruptFile as error:
                 findings.append(corrupt(error, folder, "the broker does not start"))
                 continue
-            except FileNotFoundError:      # its broker has just used it otherwise
+            except OSError as error:
+                if not (self.is_served and isinstance(error, FileNotFoundError)):      # its broker has just used it otherwise
+                    findings.append(unreadable(folder, error))
                 continue
             for record in replayed.records:
                 rehearsal.apply(record)
             records += len(replayed.records)
-            findings += [_of_journal(text) for text in replayed.damage]
+            findings += [_of_journal(text, folder) for text in replayed.damage]
         if records and not self.is_served:
             findings.append(Finding(self.data_dir / "journal", 0, 0, f"{records} records are to be replayed",
                                     "the next start does that; all else was checked as if it had", Severity.NOTE))
@@ -181,6 +182,8 @@ class _Walk:
             except CorruptFile as error:
                 return [*findings, corrupt(error, folder, "its topic is refused")], False
             return findings, True
+        except OSError as error:
+            return [*findings, unreadable(path, error)], False
         self.seen.bytes += len(raw)
         half = len(raw) // 2
         try:
@@ -212,7 +215,7 @@ class _Walk:
                 continue
             if key in rehearsal.opened or ledger.exists(folder, ledger_id):
                 tasks.append(Task(folder, partition_id, ledger_id, self.is_served, rehearsal.opened.get(key), rehearsal.rows.get(key, []),
-                                   rehearsal.state(partition_id).cursors.get(NOBODY)))
+                                  rehearsal.state(partition_id).cursors.get(NOBODY)))
             elif not self.is_served:
                 findings += _left(folder, ledger_id)
         return tasks
@@ -240,6 +243,9 @@ class _Walk:
                                         else "it is empty, and left alone", Severity.LOSS if has_entries else Severity.NOTE))
             return findings
         if not all(report.is_readable for report in reports) or not has_state:
+            if partition_id in rehearsal.touched and not self.is_served:
+                findings.append(Finding(folder, 0, 0, "the journal has something for a file that cannot be used", "no broker starts",
+                                        Severity.LOSS))
             return findings
         if not folder.exists() and not ledgers:
             findings.append(Finding(folder, 0, 0, f"the folder of {names.partitions[partition_id]} is missing",
@@ -250,6 +256,8 @@ class _Walk:
             findings.append(Finding(format.state_path(folder), 0, 0, "is missing", "what its subscriptions have acknowledged is lost",
                                     Severity.LOSS))
             return findings
+        if not ledgers and partition_id not in rehearsal.stateless:
+            findings.append(Finding(folder, 0, 0, "there is no ledger", "whatever it held is lost", Severity.LOSS))
         findings += _chain(ledgers, min((cursor.mark_delete[0] for cursor in cursors.values()), default=-1))
         for number, text in subscriptions.items():
             if number not in known.cursors:
@@ -319,11 +327,11 @@ class _Rehearsal(Recovery):
             super()._apply_run(ops)
 
 
-def _of_journal(text: str) -> Finding:
+def _of_journal(text: str, folder: Path) -> Finding:
     """What a replay says of a segment."""
-    path, offset, what = re.fullmatch(r"(.*?): at byte (\d+): (.*)", text, re.DOTALL).groups()
-    is_harmless = "entries []" in what
-    return Finding(Path(path), int(offset), 0, what, "nothing of it is lost" if is_harmless else "what only the journal had is lost",
+    path, offset, what = place(text, folder)
+    is_harmless = "entries []" in what or "made good" in what
+    return Finding(path, offset, 0, what, "nothing of it is lost" if is_harmless else "what only the journal had is lost",
                    Severity.HARMLESS if is_harmless else Severity.LOSS)
 
 
@@ -370,7 +378,10 @@ def _losses(report: Report, cursors: dict[str, Cursor], subscriptions: int) -> I
 # -- a partition as a whole
 
 def _chain(ledgers: list[Ledger], done: int) -> Iterator[Finding]:
-    """Each ledger goes on where the one before ends.  `done`: what every subscription has behind it may be there again, or not."""
+    """Each ledger goes on where the one before ends, and the last is open.
+
+    Those before `done`, which every subscription has behind it, may have come back from deletion, some without others.
+    """
     for before, found in zip(ledgers, ledgers[1:], strict=False):
         if found.is_header_lost:
             found.first_message = before.next_message
@@ -380,6 +391,9 @@ def _chain(ledgers: list[Ledger], done: int) -> Iterator[Finding]:
                           f"ledger {found.ledger_id} begins with message {found.first_message}, and the one before it ends before "
                           f"{before.next_message}", f"{missing} messages are missing" if missing > 0 else "messages have numbers twice",
                           Severity.LOSS if missing > 0 else Severity.HARMLESS)
+    if ledgers and ledgers[-1].is_sealed:
+        yield Finding(ledgers[-1].index_path, 0, format.HEADER_SIZE, f"ledger {ledgers[-1].ledger_id} is sealed, and none follows it",
+                      "if there was anything in that, it is lost", Severity.HARMLESS)
 
 
 def _positions(folder: Path, text: str, cursor: Cursor, ledgers: list[Ledger]) -> Iterator[Finding]:
@@ -397,10 +411,9 @@ def _positions(folder: Path, text: str, cursor: Cursor, ledgers: list[Ledger]) -
                           "messages that come there are not delivered", Severity.LOSS)
 
 
-def _totals(folder: Path, text: str, cursor: Cursor, known: State, ledgers: Iterable[Ledger]) -> Iterator[Finding]:
+def _totals(folder: Path, text: str, cursor: Cursor, known: State, ledgers: list[Ledger]) -> Iterator[Finding]:
     """published since = acknowledged + expired + skipped + evicted + backlog"""
-    ledgers = list(ledgers)
-    if not ledgers or (ledgers[0].first_message > cursor.since and cursor.mark_delete[0] < 0):
+    if not ledgers:
         return
     for found in ledgers:
         done = np.flatnonzero(acknowledged(known.cursors.get(NOBODY), found.ledger_id, found.entries))
