@@ -39,6 +39,11 @@ def unreadable(path: Path, error: OSError) -> Finding:
 
 def corrupt(error: CorruptFile, path: Path, consequence: str) -> Finding:
     """Of a file that cannot be used at all."""
-    place = re.fullmatch(r"(.*?): at byte (\d+): (.*)", str(error), re.DOTALL)
-    where, offset, what = (Path(place[1]), int(place[2]), place[3]) if place else (path, 0, str(error))
+    where, offset, what = place(str(error), path)
     return Finding(where, offset, 0, what, consequence, Severity.UNREADABLE if "format version" in what else Severity.LOSS)
+
+
+def place(text: str, path: Path) -> tuple[Path, int, str]:
+    """(file, offset, what) of a line that says so; of another one only the latter."""
+    said = re.fullmatch(r"(.*?): at byte (\d+): (.*)", text, re.DOTALL)
+    return (Path(said[1]), int(said[2]), said[3]) if said else (path, 0, text)

@@ -258,6 +258,7 @@ class _Walk:
             return findings
         if not ledgers and partition_id not in rehearsal.stateless:
             findings.append(Finding(folder, 0, 0, "there is no ledger", "whatever it held is lost", Severity.LOSS))
+            return findings
         findings += _chain(ledgers, min((cursor.mark_delete[0] for cursor in cursors.values()), default=-1))
         for number, text in subscriptions.items():
             if number not in known.cursors:

@@ -221,6 +221,17 @@ def test_a_missing_file_is_told(folder, which, number):
     assert {finding.severity for finding in folder.found()} == {LOSS}
 
 
+def test_a_missing_last_ledger_is_told(folder):
+    """What it held nobody can tell any more."""
+    folder.ledger(3).unlink()
+    folder.index(3).unlink()
+    assert of(folder.found()) == [(HARMLESS, folder.index(2), 0)]
+    for number in range(3):
+        folder.ledger(number).unlink()
+        folder.index(number).unlink()
+    assert of(folder.found()) == [(LOSS, folder.partition, 0)]
+
+
 # -- states
 
 def test_one_copy_of_a_state_is_enough(folder):
@@ -237,6 +248,13 @@ def test_one_copy_of_a_state_is_enough(folder):
 def test_a_missing_state_is_a_loss(folder):
     folder.state.unlink()
     assert of(folder.found()) == [(LOSS, folder.state, 0)]
+
+
+def test_a_state_that_the_journal_needs_keeps_the_broker_from_starting(folder):
+    partition = format.partition_folder(folder.killed, int(folder.partition.name))
+    format.state_path(partition).write_bytes(b"rotten" * 100)
+    found = [finding for finding in verify.walk(folder.killed) if finding.severity]
+    assert {finding.severity for finding in found} == {LOSS} and "no broker starts" in found[-1].consequence
 
 
 def test_cursors_that_are_about_entries_that_are_not_there_are_told(folder):
