@@ -69,15 +69,17 @@ def test_a_broker_whose_journal_needs_a_corrupt_file_says_which_and_loses_nothin
         assert left_in(client, topic) == list(range(10))
 
 
-@pytest.mark.parametrize("offset", [0, format.HEADER_SIZE + 3], ids=["in its header", "in a row"])
-def test_a_damaged_index_costs_nothing_and_is_told(filled, connect, offset):
+@pytest.mark.parametrize(("suffix", "offset"), [(".index", 0), (".index", format.HEADER_SIZE + 3), (".ledger", 0), ("", 0)],
+                         ids=["header of the index", "row of the index", "header of the ledger", "state"])
+def test_a_flipped_bit_costs_nothing_and_is_told(filled, connect, suffix, offset):
     """In a line of the log, and a number of /metrics."""
     broker, topics, index = filled
     assert broker.stop() == 0
-    flip(index, offset)
+    path = index.with_suffix(suffix) if suffix else index.with_name("state")
+    flip(path, offset)
     broker.start()
     client = connect(broker.service_url)
     for topic in topics:
         assert left_in(client, topic) == list(range(10))
-    assert broker.log().count(str(index)) == 1
+    assert broker.log().count(str(path)) == 1
     assert 'geminga_damage_found_total{process="owner-0"} 1.0' in request("GET", broker.http_url + "/metrics")[1]
