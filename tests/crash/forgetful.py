@@ -232,7 +232,11 @@ class Server:
     def _obey(self, said: bytes) -> bool:
         word, _, rest = said.strip().partition(b" ")
         if word == b"mount":
-            self.mount()
+            try:
+                self.mount()
+            except OSError as error:
+                os.write(1, f"{error}\n".encode())
+                return False
         elif word == b"freeze":
             self.is_frozen = True
         elif word == b"thaw":
@@ -396,13 +400,17 @@ class Disk:
         self.folder = folder
         folder.mkdir(exist_ok=True)
         self._server = subprocess.Popen([sys.executable, __file__, folder, str(seed)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self._say("mount")
+        try:
+            self._say("mount")
+        except OSError:
+            self.close()
+            raise
 
     def _say(self, words: str) -> None:
         self._server.stdin.write(words.encode() + b"\n")
         self._server.stdin.flush()
-        if self._server.stdout.readline() != b"done\n":
-            raise OSError("the file system's server has ended")
+        if (answer := self._server.stdout.readline()) != b"done\n":
+            raise OSError(answer.decode().strip() or "the file system's server has ended")
 
     def freeze(self) -> None:
         self._say("freeze")
