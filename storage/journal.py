@@ -91,7 +91,7 @@ class Journal:
         self._dirty: set = set()                          # what has changed since this segment was begun
         self._full = full                                 # not checkpointed yet, with what changed meanwhile, oldest first
         self._checkpoints: list[_Checkpoint] = []         # under way, oldest first
-        self._is_checkpoint_due = False
+        self._is_checkpoint_due = bool(full)              # what a start has put in place need not be replayed by the next
         self.spare: Callable[[], int] = lambda: 1 << 62   # bytes that one more segment may take
         self._threads = ThreadPoolExecutor(2, "checkpoint")     # one may be making the next segment's file
         self._free: list[Future] = [_done(path) for path in free]
@@ -127,6 +127,11 @@ class Journal:
         if self._is_checkpoint_due:
             self.sync()           # what is in memory includes this record, and what a snapshot has a replay must get to
             self._checkpoint()
+        elif self._checkpoints and self._checkpoints[0].done.done():
+            try:
+                self._collect_checkpoints(wait=False)
+            except OSError as error:
+                raise NotDurable(text_of(error)) from error
 
     def _write(self, pieces: list, size: int) -> None:
         if len(pieces) > _IOV_MAX:
@@ -562,26 +567,32 @@ def _suspects(raw: memoryview, sequence: int, number: int) -> Iterator[int]:
     """Which bits of the record may be the wrong one: of its tables and entries those that checksums point to, of its header each."""
     if (bounds := _bounds(raw, 0, sequence, number)) is not None:
         head, _, data, _ = bounds
-        if (bit := wrong_bit(data - format.HEADER_SIZE, _checksum_of_tables(raw, 0, data) ^ int(head["tables"][0]))) is not None:
+        difference = _checksum_of_tables(raw, 0, data) ^ int(head["tables"][0])
+        if not difference:
+            return (yield from _suspects_in_entry(raw, data, _read_record(raw, 0, sequence, number)[0]))
+        if (bit := wrong_bit(data - format.HEADER_SIZE, difference)) is not None:
             yield 8 * format.HEADER_SIZE + bit
-        record, _, _ = _read_record(raw, 0, sequence, number)
-        if record is not None and len(wrong := _wrong_entries(record)) == 1:
-            start = data + int(record.sources[wrong[0]])
-            yield from range(8 * start, 8 * (start + CHECKSUM_END))
-            start += CHECKSUM_END
-            size, claimed = int(record.rows["size"][wrong[0]]) - CHECKSUM_END, int(record.rows["crc32c"][wrong[0]])
-            if (bit := wrong_bit(size, crc32c(raw[start:start + size]) ^ claimed)) is not None:
-                yield 8 * start + bit
     yield from range(8 * format.HEADER_SIZE)
+
+
+def _suspects_in_entry(raw: memoryview, data: int, record: Record) -> Iterator[int]:
+    """Likewise where only an entry of it is damaged; its entries begin at `data`."""
+    if len(wrong := _wrong_entries(record)) != 1:
+        return
+    start, size, claimed = int(record.sources[wrong[0]]) + data, int(record.rows["size"][wrong[0]]), int(record.rows["crc32c"][wrong[0]])
+    yield from range(8 * start, 8 * (start + CHECKSUM_END))
+    start, size = start + CHECKSUM_END, size - CHECKSUM_END
+    if (bit := wrong_bit(size, crc32c(raw[start:start + size]) ^ claimed)) is not None:
+        yield 8 * start + bit
 
 
 def _next_record(raw: memoryview, at: int, sequence: int, number: int) -> tuple[int, int] | None:
     """(offset, number) of the first whole record behind `at` that was written when the one of that number was on disk."""
-    found, pattern = bytes(raw[at:]), sequence.to_bytes(8, "little")
+    found, magic, named = bytes(raw[at:]), format.RECORD_MAGIC.to_bytes(4, "little"), sequence.to_bytes(8, "little")
     place = 0
-    while (place := found.find(pattern, place + 1)) >= 0:
-        start = at + place - format.CHECKED_FROM
-        if start <= at or start + format.HEADER_SIZE > len(raw):
+    while (place := found.find(magic, place + 1)) >= 0:
+        start = at + place
+        if not found.startswith(named, place + format.CHECKED_FROM) or start + format.HEADER_SIZE > len(raw):
             continue
         head = np.frombuffer(raw, format.RECORD_HEADER, 1, start)[0]
         if head["synced"] >= number and _read_record(raw, start, sequence, int(head["number"]))[2]:

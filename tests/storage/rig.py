@@ -10,6 +10,7 @@
 import itertools
 import json
 import struct
+from concurrent.futures import wait
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -106,8 +107,13 @@ class Rig:
             self.is_open = False
             self.owner.close()
 
+    def settle(self):
+        """Checkpoints that are under way come to their end: what is on disk then is the same in every run."""
+        wait([checkpoint.done for checkpoint in self.journal._checkpoints])
+
     def crashed(self, target: Path, **options) -> "Rig":
         """The next process, on a copy of the files as they are."""
+        self.settle()
         return Rig(copy_of(self.data_dir, target), now_ms=self.now_ms, **self.settings | options)
 
     # -- what workers send

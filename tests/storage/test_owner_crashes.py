@@ -163,6 +163,7 @@ class OwnerMachine(RuleBasedStateMachine):
     def next_process(self, how, unfinished=()):
         """A process after this one was killed, or lost its power, or stopped; unfinished: acknowledgements of the pass it died in."""
         old = self.rig
+        old.settle()
         target = self.folder / str(int(old.data_dir.name) + 1)
         if how == "stop":
             old.close()
