@@ -79,6 +79,7 @@ class Ledger:
         self.created_ms = 0
         self.is_sealed = False
         self.is_unlinked = False
+        self.is_released = False                         # somebody else may have opened it anew: this says nothing any more
         self.is_header_lost = False                      # where its messages begin is for its partition to say
         self.damage: list[str] = []
         self.lost: list[int] = []                        # entries that are there no more, and not dealt with
@@ -262,7 +263,7 @@ class Ledger:
         """(files to be synced, snapshots to be written); the header says how much there is by now."""
         if self.is_unlinked:
             return [], []
-        if not self.is_sealed:
+        if not self.is_sealed and not self.is_released:
             self._write_header()
         return self.files(), []
 

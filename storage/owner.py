@@ -193,6 +193,7 @@ class Owner:
         if partition in self._due:
             self._wake_at(partition, NEVER_MS)
         for ledger in partition.ledgers:
+            ledger.is_released = True
             ledger.close()
             for worker in {worker for worker, _ in self.sessions}:
                 self.outbox(worker).forget(ledger.ledger_id)
