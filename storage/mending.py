@@ -6,6 +6,7 @@ entry came is its neighbour's then.
 
     rows       0 1 ? ? 4       entries 2 and 3 lie between the end of 1 and the beginning of 4
 """
+import functools
 import os
 from typing import TYPE_CHECKING
 
@@ -23,9 +24,7 @@ if TYPE_CHECKING:
     from geminga.storage.ledger import Ledger
 
 _START = MAGIC.to_bytes(2, "big")
-_OF_BYTE = [crc32c(bytes([byte])) ^ crc32c(bytes(1)) for byte in range(256)]      # what it adds to a CRC at the end
-_BY_TOP = {crc >> 24: byte for byte, crc in enumerate(_OF_BYTE)}
-_OF_BIT = {_OF_BYTE[1 << bit]: bit for bit in range(8)}
+_STRIDE = 1_024
 
 
 def make_header(ledger: "Ledger") -> None:
@@ -157,11 +156,39 @@ def _write(ledger: "Ledger", offset: int, data: bytes) -> None:
 def wrong_bit(size: int, difference: int) -> int | None:
     """Which bit of `size` bytes is wrong, when one is and their CRC32-C differs so from what it should be; None: it is more than one.
 
-    A CRC is linear: the difference is what comes of that bit and the zeros behind it, one step of eight bits for each.
+    A CRC is linear: the difference is what comes of that bit and of the zeros behind it.  So zeros are taken back, many at a time,
+    until it is one that is known.
     """
-    for at in reversed(range(size if difference else 0)):
-        if difference in _OF_BIT:
-            return 8 * at + _OF_BIT[difference]
-        last = _BY_TOP[difference >> 24]
-        difference = (difference ^ _OF_BYTE[last]) << 8 & 0xFFFFFFFF | last
+    if not difference:
+        return None
+    known, back = _strides()
+    for behind in range(0, size, _STRIDE):
+        if difference in known:
+            zeros, bit = known[difference]
+            at = size - 1 - behind - zeros
+            return 8 * at + bit if at >= 0 else None
+        bits, difference = difference, 0
+        for number in range(32):
+            if bits >> number & 1:
+                difference ^= back[number]
     return None
+
+
+@functools.cache
+def _strides() -> tuple[dict[int, tuple[int, int]], list[int]]:
+    """({CRC of a byte with one bit and fewer zeros than a stride behind it: (zeros, bit)}, what each bit of a CRC was a stride before)"""
+    of_byte = [crc32c(bytes([byte])) ^ crc32c(bytes(1)) for byte in range(256)]      # what a byte adds to a CRC
+    by_top = {crc >> 24: byte for byte, crc in enumerate(of_byte)}
+    known, back = {}, []
+    for bit in range(8):
+        crc = of_byte[1 << bit]
+        for zeros in range(_STRIDE):
+            known[crc] = zeros, bit
+            crc = crc >> 8 ^ of_byte[crc & 0xFF]
+    for bit in range(32):
+        crc = 1 << bit
+        for _ in range(_STRIDE):
+            last = by_top[crc >> 24]
+            crc = (crc ^ of_byte[last]) << 8 & 0xFFFFFFFF | last
+        back.append(crc)
+    return known, back

@@ -301,3 +301,12 @@ def test_a_checksum_says_which_bit_is_wrong(content, data):
     expected = bits.pop() if len(bits) == 1 else None
     assert mending.wrong_bit(len(content), crc32c(content) ^ crc32c(wrong)) == expected
     assert mending.wrong_bit(len(content), 0) is None
+
+
+@pytest.mark.parametrize("size", [1, 1_023, 1_024, 1_025, 100_000])
+def test_a_checksum_says_which_bit_of_many_is_wrong(size):
+    content = random.Random(size).randbytes(size)
+    for at in {0, size // 2, size - 1, max(0, size - 1_024), max(0, size - 1_025)}:
+        wrong = bytearray(content)
+        wrong[at] ^= 4
+        assert mending.wrong_bit(size, crc32c(content) ^ crc32c(wrong)) == 8 * at + 2
