@@ -208,6 +208,8 @@ class _Walk:
         folder = format.partition_folder(self.data_dir, partition_id)
         names = {suffix: {int(path.stem) for path in folder.glob(f"*{suffix}") if path.stem.isdigit()} for suffix in (".index", ".ledger")}
         ids = names[".index"] | names[".ledger"] | {ledger_id for number, ledger_id in rehearsal.opened if number == partition_id}
+        positions = [cursor.mark_delete for number, cursor in rehearsal.state(partition_id).cursors.items() if number != NOBODY]
+        done = min(positions)[0] if positions else -1
         tasks = []
         for ledger_id in sorted(ids):
             key = partition_id, ledger_id
@@ -217,7 +219,7 @@ class _Walk:
                 tasks.append(Task(folder, partition_id, ledger_id, self.is_served, rehearsal.opened.get(key), rehearsal.rows.get(key, []),
                                   rehearsal.state(partition_id).cursors.get(NOBODY)))
             elif not self.is_served:
-                findings += _left(folder, ledger_id)
+                findings += _left(folder, ledger_id, is_needed=ledger_id >= done)
         return tasks
 
     def _partition(self, names: Names, rehearsal: "_Rehearsal", partition_id: int, has_state: bool,
@@ -336,14 +338,15 @@ def _of_journal(text: str, folder: Path) -> Finding:
                    Severity.HARMLESS if is_harmless else Severity.LOSS)
 
 
-def _left(folder: Path, ledger_id: int) -> list[Finding]:
-    """Of a ledger with one file, or with an index that was never begun."""
+def _left(folder: Path, ledger_id: int, *, is_needed: bool) -> list[Finding]:
+    """Of a ledger with one file, or with an index that was never begun; is_needed: not every subscription has it behind it."""
     data, index = format.ledger_path(folder, ledger_id), format.index_path(folder, ledger_id)
     if _is_written(data) or _is_written(index):
         path, missing = (data, index) if data.exists() else (index, data)
-        if data.exists() and index.exists():
-            return [Finding(index, 0, 0, "is all zeros, and its ledger is not", "its entries are lost", Severity.LOSS)]
-        return [Finding(path, 0, 0, f"{missing.name} is missing", "the ledger's entries are lost", Severity.LOSS)]
+        what = "the index is all zeros" if missing.exists() else f"{missing.name} is missing"
+        if not is_needed:
+            return [Finding(path, 0, 0, what, "all subscriptions have that ledger behind them", Severity.HARMLESS)]
+        return [Finding(path, 0, 0, what, "the ledger's entries are lost", Severity.LOSS)]
     return [Finding(path, 0, 0, "is left of a ledger that was being made", "it is empty, and left alone", Severity.NOTE)
             for path in (data, index) if path.exists()]
 

@@ -340,8 +340,8 @@ def wrong_entries(data: NDArray[np.uint8], offsets: NDArray[np.int64], sizes: ND
     few = np.flatnonzero(np.repeat(~is_long, lengths))
     if len(few):
         raw, starts = data.tobytes(), offsets[few]
-        bodies = map(raw.__getitem__, map(slice, (starts + CHECKSUM_END).tolist(), (starts + sizes[few]).tolist()))
-        is_wrong[few] |= np.fromiter(map(crc32c, bodies), np.uint32, len(few)) != claimed[few]
+        ends = zip((starts + CHECKSUM_END).tolist(), (starts + sizes[few]).tolist(), strict=True)
+        is_wrong[few] |= np.array([crc32c(raw[start:end]) for start, end in ends], np.uint32) != claimed[few]
         magics, heads = np.ndarray(len(data) - 1, "<u2", data, 0, (1,)), np.ndarray(len(data) - 3, "<u4", data, 0, (1,))     # at every byte
         is_wrong[few] |= (magics[starts] != _MAGIC) | (heads[starts + 2] != claimed[few].byteswap())
     return np.flatnonzero(is_wrong)

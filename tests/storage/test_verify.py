@@ -221,6 +221,19 @@ def test_a_missing_file_is_told(folder, which, number):
     assert {finding.severity for finding in folder.found()} == {LOSS}
 
 
+@pytest.mark.parametrize("which", ["ledger", "index"])
+def test_what_is_left_of_a_ledger_that_everybody_has_behind_him_costs_nothing(folder, which):
+    """As when the power went between its deletion and the sync of its folder."""
+    def move(cursors):
+        cursors["all"].mark_delete = (folder.ledgers[1], 3)
+        cursors["all"].totals[0] = 14
+        cursors["some"].move((folder.ledgers[1], 3), since=14)
+    folder.change_state(move)
+    assert folder.found() == []
+    getattr(folder, which)(0).unlink()
+    assert {finding.severity for finding in folder.found()} == {HARMLESS}
+
+
 def test_a_missing_last_ledger_is_told(folder):
     """What it held nobody can tell any more."""
     folder.ledger(3).unlink()
