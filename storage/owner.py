@@ -9,6 +9,7 @@ between nothing is answered, so nothing is answered before it is durable.  The o
 
 What a command does stands in commands.py; this file has the tables and the pass.
 """
+import errno
 import sys
 import time
 from collections.abc import Callable
@@ -29,7 +30,7 @@ from geminga.storage import acknowledgements, append, commands, cursor, format, 
 from geminga.storage.catalogue import Catalogue
 from geminga.storage.counters import Counters
 from geminga.storage.discovery import Discovery
-from geminga.storage.errors import CorruptFile, StorageFull, text_of
+from geminga.storage.errors import CorruptFile, NotDurable, StorageFull, text_of
 from geminga.storage.expiry import Expiry
 from geminga.storage.gate import Gate
 from geminga.storage.journal import Journal, Record, put_on_disk, to_put
@@ -180,9 +181,14 @@ class Owner:
         return found
 
     def release(self, partition: Partition) -> None:
-        """Give up a partition that nobody uses; what is not in its files yet is written."""
+        """Give up a partition that nobody uses; what is not in its files yet is written.  Raises OSError, NotDurable."""
         self.commit()
-        put_on_disk(*to_put({partition, partition.open_ledger}))
+        try:
+            put_on_disk(*to_put({partition, partition.open_ledger}))
+        except OSError as error:
+            if error.errno == errno.EIO:      # what was to be synced is lost, and the next sync would say nothing of it
+                raise NotDurable(text_of(error)) from error
+            raise
         partition.is_released = True
         del self.by_name[partition.name]
         for watcher in (self.expiry, self.quotas, self.retention, self.puncher, self.gate):

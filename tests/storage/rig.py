@@ -26,7 +26,7 @@ from geminga.storage.counters import make_counters
 from geminga.storage.journal import open_journal
 from geminga.storage.options import StorageOptions
 from geminga.storage.owner import Owner
-from geminga.storage.recovery import journal_folder, recover
+from geminga.storage.recovery import journal_folder, recover_owner
 
 from .files import copy_of, read_mapped
 
@@ -92,7 +92,7 @@ class Rig:
         self.options = StorageOptions(**self.settings)
         self._numbers = itertools.count(1)
         folder = journal_folder(data_dir, 0)
-        recovered = recover(data_dir, folder)
+        recovered = recover_owner(data_dir, 0, 1, has_moved=False)
         self.recovered, self.damage = recovered.entries, recovered.damage
         self.journal = open_journal(folder, segment_bytes=self.options.journal_segment_bytes,
                                     segments_max=self.options.journal_segments_max, kept=recovered.kept, changed=recovered.recovery)
