@@ -46,6 +46,8 @@ def carry_out(owner, session, command: api.BaseCommand, *, probed: bool = False)
 
 def refuse(owner, session, command: api.BaseCommand, refusal: Refusal) -> None:
     """Tell the client; and its worker, that the producer or consumer it asked for does not exist."""
+    if command.type not in _REQUESTS:      # nobody waits for an answer
+        return
     body = getattr(command, _REQUESTS[command.type])
     data = answers.error(body.request_id, refusal.code, refusal.message)
     action, object_id = envelope.WRITE, 0

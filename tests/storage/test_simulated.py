@@ -157,3 +157,16 @@ def test_an_unload_whose_sync_fails_ends_the_owner(crashing):
     crashing.kill()
     crashing.cut_power()
     assert [payload for _, payload in crashing.owner().everything("a")] == [b"1"]
+
+
+def test_a_command_that_nobody_answers_may_fail(crashing):
+    """What it asks for is not done then."""
+    rig = crashing.owner()
+    consumer = rig.consumer("a", subType=1)
+    rig.publish(rig.producer("a"), b"1")
+    [(position, _)] = rig.receive(consumer)
+    rig.partition("a").open_ledger.close()
+    crashing.disk.fate.files_left = 0
+    assert rig.run(rig.redeliver(consumer, position)).replies == []
+    crashing.disk.fate.files_left = None
+    assert rig.delivered(rig.run(rig.redeliver(consumer, position)), consumer) == [(position, b"1")]
