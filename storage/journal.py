@@ -646,26 +646,38 @@ def open_journal(folder: Path, *, segment_bytes: int, segments_max: int, kept: R
     for above in (folder.parent, folder.parent.parent):
         _sync(above, os.fsync)
     used = _by_age(folder)
-    full: list[tuple[_Segment, set]] = []
-    for sequence, path in used:
-        if path.suffix == _BAD:
-            path.rename(path.with_suffix(_ASIDE))
-            _sync(folder, os.fsync)
-            continue
-        segment = _Segment(path, os.open(path, os.O_RDWR | os.O_CLOEXEC), sequence)
-        if kept is None or path not in kept.segments:
-            _retire(segment)
-        elif sequence == used[-1][0]:
-            _write_again(segment)
-        os.fdatasync(segment.fd)           # also one that is kept: what follows it must not be there without its end
-        if kept is None or path not in kept.segments:
-            os.close(segment.fd)
-        else:
-            full.append((segment, {changed}))
-    others = [path for _, path in used if kept is None or path not in kept.segments]
-    free = [path for path in others if path.suffix != _BAD and path.stat().st_size == segment_bytes][:max(1, segments_max - len(full))]
-    for path in set(folder.glob("*.journal")) - set(free) - {segment.path for segment, _ in full}:
-        path.unlink()
     last = used[-1][0] if used else 0
-    return Journal(folder, segment_bytes=segment_bytes, segments_max=segments_max, sequence=last + 1, number=kept.last if kept else 0,
-                   free=free, full=full)
+    full: list[tuple[_Segment, set]] = []
+    with contextlib.ExitStack() as opened:
+        for sequence, path in used:
+            if path.suffix == _BAD:
+                path.rename(path.with_suffix(_ASIDE))
+                _sync(folder, os.fsync)
+                continue
+            segment = _Segment(path, os.open(path, os.O_RDWR | os.O_CLOEXEC), sequence)
+            if is_kept := kept is not None and path in kept.segments:
+                opened.callback(os.close, segment.fd)
+                full.append((segment, {changed}))
+                if sequence == last:
+                    _write_again(segment)
+            else:
+                _retire(segment)
+            os.fdatasync(segment.fd)           # also one that is kept: what follows it must not be there without its end
+            if not is_kept:
+                os.close(segment.fd)
+        keeps = {segment.path for segment, _ in full}
+        free = [path for _, path in used if path not in keeps and path.suffix != _BAD and path.stat().st_size == segment_bytes]
+        free = free[:max(1, segments_max - len(full))]
+        for path in set(folder.glob("*.journal")) - set(free) - keeps:
+            path.unlink()
+        try:
+            journal = Journal(folder, segment_bytes=segment_bytes, segments_max=segments_max, sequence=last + 1,
+                              number=kept.last if kept else 0, free=free, full=full)
+            opened.pop_all()
+            return journal
+        except (StorageFull, OSError) as error:
+            if not (full and is_full(error)):
+                raise
+    # There is no room for one segment more: what those that are kept have goes where it belongs now, and they are used again.
+    put_on_disk(*to_put({changed}))
+    return open_journal(folder, segment_bytes=segment_bytes, segments_max=segments_max)

@@ -9,7 +9,6 @@ between nothing is answered, so nothing is answered before it is durable.  The o
 
 What a command does stands in commands.py; this file has the tables and the pass.
 """
-import errno
 import sys
 import time
 from collections.abc import Callable
@@ -30,7 +29,7 @@ from geminga.storage import acknowledgements, append, commands, cursor, format, 
 from geminga.storage.catalogue import Catalogue
 from geminga.storage.counters import Counters
 from geminga.storage.discovery import Discovery
-from geminga.storage.errors import CorruptFile, NotDurable, StorageFull, text_of
+from geminga.storage.errors import CorruptFile, NotDurable, StorageFull, is_full, text_of
 from geminga.storage.expiry import Expiry
 from geminga.storage.gate import Gate
 from geminga.storage.journal import Journal, Record, put_on_disk, to_put
@@ -181,14 +180,9 @@ class Owner:
         return found
 
     def release(self, partition: Partition) -> None:
-        """Give up a partition that nobody uses; what is not in its files yet is written.  Raises OSError, NotDurable."""
+        """Give up a partition that nobody uses; what is not in its files yet is written.  Raises StorageFull, NotDurable."""
         self.commit()
-        try:
-            put_on_disk(*to_put({partition, partition.open_ledger}))
-        except OSError as error:
-            if error.errno == errno.EIO:      # what was to be synced is lost, and the next sync would say nothing of it
-                raise NotDurable(text_of(error)) from error
-            raise
+        self._put_on_disk({partition, partition.open_ledger})
         partition.is_released = True
         del self.by_name[partition.name]
         for watcher in (self.expiry, self.quotas, self.retention, self.puncher, self.gate):
@@ -286,6 +280,8 @@ class Owner:
         """Everything is on disk, and nothing is left to replay.  Raises NotDurable."""
         self._apply_data()
         self._commit(None)
+        while self.space.is_full and self.space.give_up():
+            pass
         self.journal.close()
         self.catalogue.close()
 
@@ -545,6 +541,18 @@ class Owner:
                 self.complain(f"{error}; nothing is acknowledged until there is room")
                 if not self.space.give_up():
                     time.sleep(_NO_ROOM_SECONDS)
+
+    def _put_on_disk(self, changed: set) -> None:
+        """With the reserve if need be.  Raises StorageFull; NotDurable, as what the kernel could not write it has forgotten."""
+        what = to_put(changed)
+        while True:
+            try:
+                return put_on_disk(*what)
+            except OSError as error:
+                if not is_full(error):
+                    raise NotDurable(text_of(error)) from error
+                if not self.space.give_up():
+                    raise StorageFull(text_of(error)) from error
 
     def _sync_when_due(self) -> None:
         """Sync what was written, when an answer of this pass depends on it, or when it has waited long enough."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from geminga.storage import acknowledgements, format
 from geminga.storage.cursor import Cursor
+from geminga.storage.errors import is_full
 from geminga.storage.ledger import Ledger
 from geminga.storage.partition import Partition
 
@@ -32,6 +33,7 @@ class Puncher:
     def __init__(self, owner):
         self._owner = owner
         self._is_possible = True                         # not all file systems can
+        self._left: list[tuple[Ledger, int, int, int]] = []      # holes that there was no room for
         self.acknowledged: dict[Partition, None] = {}    # since they were looked at
 
     def watch(self, partition: Partition) -> None:
@@ -40,12 +42,13 @@ class Puncher:
 
     def release(self, partition: Partition) -> None:
         self.acknowledged.pop(partition, None)
+        self._left = [hole for hole in self._left if hole[0].partition_id != partition.partition_id]
 
     def tick(self, now_ms: int) -> None:
         partitions, self.acknowledged = self.acknowledged, {}
         if not self._is_possible:
             return
-        holes = []
+        holes, self._left = [hole for hole in self._left if not hole[0].is_unlinked], []
         for partition in partitions:
             if not partition.policies.retains and not self._owner.discovery.holds(partition, now_ms):
                 found = self._plan(partition)
@@ -102,17 +105,27 @@ class Puncher:
         return list(zip([ledger] * len(worth), begins[worth].tolist(), stops[worth].tolist(), reaching.tolist(), strict=True))
 
     def _punch(self, holes: list[tuple[Ledger, int, int, int]]) -> None:
-        for ledger, begin, end, reaching in holes:
-            fd = ledger.descriptor
-            if reaching >= 0:
-                os.pwrite(fd, NOTHING, reaching)
-            if _libc.fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, begin, end - begin):
-                if ctypes.get_errno() not in (errno.EOPNOTSUPP, errno.ENOSYS):
-                    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(ledger.ledger_path))
-                self._is_possible = False
+        for number, (ledger, begin, end, reaching) in enumerate(holes):
+            try:
+                if reaching >= 0:
+                    os.pwrite(ledger.descriptor, NOTHING, reaching)
+                _punch_one(ledger, begin, end)
+            except OSError as error:
+                if error.errno in (errno.EOPNOTSUPP, errno.ENOSYS):
+                    self._is_possible = False
+                elif is_full(error):      # some file systems need room to note that there is a hole
+                    self._owner.space.give_up()
+                    self._left = holes[number:]
+                else:
+                    raise
                 return
         for ledger in {ledger for ledger, *_ in holes if ledger.is_sealed}:
             ledger.close()
+
+
+def _punch_one(ledger: Ledger, begin: int, end: int) -> None:
+    if _libc.fallocate(ledger.descriptor, _KEEP_SIZE | _PUNCH_HOLE, begin, end - begin):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(ledger.ledger_path))
 
 
 def _window(partition: Partition, ledger: Ledger, cursors: list[Cursor]) -> tuple[int, int]:

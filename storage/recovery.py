@@ -240,7 +240,7 @@ def recover(data_dir: Path, folder: Path, *, is_put_on_disk: bool = False) -> Re
         recovery.apply(record)
     recovery.finish()
     recovered = Recovered(recovery.entries, found.damage + recovery.damage)
-    if is_put_on_disk or len(found.segments) > _KEPT_MAX:
+    if is_put_on_disk or journal.has_failed(folder) or len(found.segments) > _KEPT_MAX:
         journal.put_on_disk(*journal.to_put({recovery}))
     else:
         recovered.kept, recovered.recovery = found, recovery
@@ -259,7 +259,7 @@ def recover_owner(data_dir: Path, index: int, owners: int, *, has_moved: bool) -
     is put on disk then, and nobody serves before all owners have recovered.  Each journal left over is one owner's business.
     """
     folder = journal_folder(data_dir, index)
-    found = recover(data_dir, folder, is_put_on_disk=has_moved or journal.has_failed(folder))
+    found = recover(data_dir, folder, is_put_on_disk=has_moved)
     for folder in (data_dir / "journal").glob("*") if has_moved else ():
         if folder.name.isdigit() and int(folder.name) >= owners and int(folder.name) % owners == index:
             found.add(recover(data_dir, folder, is_put_on_disk=True))

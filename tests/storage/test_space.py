@@ -1,0 +1,237 @@
+"""What a disk does that is full, or fails: who is refused what, and that nothing that was answered is lost."""
+import errno
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.storage import journal, ledger
+from geminga.storage.errors import NotDurable
+from geminga.storage.journal import put_on_disk
+from geminga.storage.owner import TICK_MS
+from geminga.storage.recovery import journal_folder
+
+from .rig import T
+
+MIB = 1 << 20
+DISK = 1 << 40                                        # bytes of the disk that `room` makes up
+SMALL = {"journal_segment_bytes": 64 << 10, "journal_segments_max": 4}
+MARKS = {"disk_refuse_below_bytes": 100 * MIB, "disk_accept_above_bytes": 200 * MIB}
+
+
+@pytest.fixture
+def room(monkeypatch):
+    """room(bytes): so much is free from now on."""
+    def room(free):
+        monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_blocks=DISK, f_frsize=1, f_bavail=free))
+    room(DISK)
+    return room
+
+
+def fails(monkeypatch, name, number, *, when=lambda path: True):
+    """os.NAME ends with that error for files whose path is of interest; returns what undoes it."""
+    real = getattr(os, name)
+
+    def failing(fd, *more):
+        if when(os.readlink(f"/proc/self/fd/{fd}")):
+            raise OSError(number, os.strerror(number))
+        return real(fd, *more)
+
+    monkeypatch.setattr(os, name, failing)
+    return lambda: monkeypatch.setattr(os, name, real)
+
+
+def payloads(found):
+    return [payload for _, payload in found]
+
+
+def test_below_the_high_watermark_nobody_publishes_and_the_rest_goes_on(rigs, room):
+    rig = rigs(**MARKS)
+    producer, consumer = rig.producer("a"), rig.consumer("a")
+    [position] = rig.publish(producer, b"1")
+    room(99 * MIB)
+    rig.run(after_ms=TICK_MS)
+    answers = rig.run(rig.sends((producer, b"2")))
+    assert [command.type for command in answers.commands()] == [T.CLOSE_PRODUCER] and not answers.receipts
+    [refused] = rig.run(rig.command("producer", topic="a", producer_id=77, request_id=1)).commands(T.ERROR)
+    assert refused.error.error == api.ServiceNotReady
+    assert rig.receive(consumer) == [(position, b"1")]
+    assert rig.run(rig.acks(consumer, position, request_id=5)).commands(T.ACK_RESPONSE)
+    again = rigs.crash(rig)
+    assert again.receive(again.consumer("a")) == []
+
+
+def test_who_was_sent_away_is_let_in_as_soon_as_there_is_room(rigs, room):
+    """Above the low watermark, not before; a producer that comes back is kept waiting for that, and refused only when it takes long."""
+    rig = rigs(**MARKS)
+    rig.producer("a")
+    room(99 * MIB)
+    rig.run(after_ms=TICK_MS)
+    back = rig.command("producer", topic="a", producer_id=7, request_id=1, producer_name="p", epoch=1)
+    assert rig.run(back).commands() == []
+    room(199 * MIB)
+    assert rig.run(after_ms=TICK_MS).commands() == []
+    room(200 * MIB)
+    assert [command.type for command in rig.run(after_ms=TICK_MS).commands()] == [T.PRODUCER_SUCCESS]
+
+
+def test_the_reserve_is_given_up_piece_by_piece_and_taken_back(rigs, room):
+    rig = rigs(**MARKS, disk_reserve_bytes=8 * MIB)
+    reserve = journal_folder(rig.data_dir, 0) / "reserve"
+    sizes = [reserve.stat().st_size]
+    room(1 * MIB)
+    while reserve.exists():
+        rig.run(after_ms=TICK_MS)
+        sizes.append(reserve.stat().st_size if reserve.exists() else 0)
+    assert sizes == [8 * MIB, 6 * MIB, 4 * MIB, 2 * MIB, 0]
+    room(205 * MIB)                  # enough to publish, not enough for that and a reserve
+    rig.run(after_ms=TICK_MS)
+    assert not reserve.exists()
+    room(DISK)
+    rig.run(after_ms=TICK_MS)
+    assert reserve.stat().st_size == 8 * MIB
+
+
+def test_acknowledgements_go_on_while_checkpoints_find_no_room(rigs, monkeypatch):
+    """Their segments are kept; when there is room again the same is written, and nothing comes back."""
+    rig = rigs(**SMALL)
+    producer, consumer = rig.producer("a"), rig.consumer("a")
+    positions = [position for number in range(100) for position in rig.publish(producer, *(b"%d" % number,) * 8)]
+    room = iter([OSError(errno.ENOSPC, "No space left on device")] * 5)
+
+    def full(*what):
+        if (error := next(room, None)) is not None:
+            raise error
+        put_on_disk(*what)
+
+    monkeypatch.setattr(journal, "put_on_disk", full)
+    for first in range(0, 800, 2):
+        assert rig.run(rig.acks(consumer, positions[first], request_id=first + 1)).commands(T.ACK_RESPONSE)
+        rig.run(rig.redeliver(consumer))
+        rig.publish(producer, b"x" * 1_000)
+    assert next(room, None) is None
+    again = rigs.crash(rig)
+    left = [position for position, _ in again.receive(again.consumer("a"))]
+    assert not set(left) & set(positions[::2]) and set(left) >= set(positions[1::2])
+
+
+def test_a_segment_that_there_is_no_room_for_is_done_without(rigs, monkeypatch):
+    """Also by the next process, which would keep those that it has replayed if it had others."""
+    rig = rigs(**SMALL)
+    producer = rig.producer("a")
+
+    def full(path, size):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(journal, "_write_zeros", full)
+    sent = [b"%d" % number * 500 for number in range(200)]
+    for payload in sent:
+        rig.publish(producer, payload)
+    assert len(list(journal_folder(rig.data_dir, 0).glob("*.journal"))) == 2
+    again = rigs.crash(rig)
+    assert payloads(again.everything("a")) == sent
+    assert len(list(journal_folder(again.data_dir, 0).glob("*.journal"))) == 2
+
+
+def test_a_segment_that_failed_to_sync_is_set_aside_and_never_used_again(rigs, monkeypatch):
+    """What was answered is there for the next process, wherever it was; the file itself only keeps its place."""
+    rig = rigs(**SMALL)
+    producer, consumer = rig.producer("a"), rig.consumer("a")
+    first, second = rig.publish(producer, b"1", b"2")
+    rig.run(rig.acks(consumer, first, request_id=1))
+    mend = fails(monkeypatch, "fdatasync", errno.EIO, when=lambda path: path.endswith((".journal", ".bad")))
+    with pytest.raises(NotDurable, match=r"1\.journal: Input/output error; it is set aside as 1\.bad"):
+        rig.run(rig.sends((producer, b"3")))
+    mend()
+    folder = journal_folder(rig.data_dir, 0)
+    fails(monkeypatch, "fdatasync", errno.EIO, when=lambda path: path.endswith(("1.bad", "1.aside")))      # this file fails for good
+    again = rigs.crash(rig)
+    folder = journal_folder(again.data_dir, 0)
+    aside = {path.name: path.read_bytes() for path in folder.glob("*.aside")}
+    assert list(aside) == ["1.aside"] and not list(folder.glob("*.bad"))
+    found = payloads(again.receive(again.consumer("a")))
+    assert found in ([b"2"], [b"2", b"3"])               # the last was not answered
+    for number in range(200):
+        again.publish(again.producer("a"), b"%d" % number * 500)
+    assert {path.name: path.read_bytes() for path in folder.glob("*.aside")} == aside
+    third = rigs.crash(again)
+    assert payloads(third.receive(third.consumer("a")))[:len(found)] == found
+
+
+def test_a_block_of_the_journal_that_cannot_be_read_costs_its_records_alone(rigs, monkeypatch, tmp_path):
+    rig = rigs(**SMALL)
+    sent = [b"%d" % number * 400 for number in range(20)]
+    for payload in sent:
+        rig.publish(rig.producer("a"), payload)
+    whole, read = type(tmp_path).read_bytes, os.pread
+
+    def unreadable(path):
+        if path.name == "1.journal":
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return whole(path)
+
+    def block(fd, size, at):
+        if at == 4 * 4096:
+            raise OSError(errno.EIO, "Input/output error")
+        return read(fd, size, at)
+
+    monkeypatch.setattr(type(tmp_path), "read_bytes", unreadable)
+    monkeypatch.setattr(os, "pread", block)
+    again = rigs.crash(rig)
+    assert any("1 of its blocks of 4096 bytes cannot be read" in text for text in again.damage)
+    assert set(payloads(again.everything("a"))) <= set(sent)
+
+
+def test_a_checkpoint_that_failed_to_sync_ends_the_process_and_keeps_its_segments(rigs, monkeypatch):
+    rig = rigs(**SMALL)
+    producer = rig.producer("a")
+    sent = []
+    mend = fails(monkeypatch, "fdatasync", errno.EIO, when=lambda path: path.endswith(".ledger"))
+    with pytest.raises(NotDurable, match="Input/output error"):
+        while len(sent) < 10_000:
+            sent.append(b"%d" % len(sent) * 500)
+            rig.publish(producer, sent[-1])
+    with pytest.raises(NotDurable, match="at the next start"):
+        rig.close()
+    mend()
+    again = rigs.crash(rig)
+    found = payloads(again.everything("a"))
+    assert found[:len(sent) - 1] == sent[:-1] and len(found) <= len(sent)
+
+
+def test_a_topic_that_cannot_be_put_on_disk_is_not_given_up(rigs, monkeypatch):
+    """The kernel forgets what it could not write: only the journal has it, so that is what the next process begins with."""
+    rig = rigs()
+    rig.publish(rig.producer("a"), b"1")
+    mend = fails(monkeypatch, "fdatasync", errno.EIO, when=lambda path: path.endswith(".ledger"))
+    with pytest.raises(NotDurable):
+        rig.asked("unload", "a")
+    mend()
+    assert payloads(rigs.crash(rig).everything("a")) == [b"1"]
+
+
+def test_a_journal_that_was_removed_ends_the_process(rigs):
+    """What is written to a file without a name would be lost at the next start."""
+    rig = rigs()
+    rig.run(after_ms=TICK_MS)
+    for path in journal_folder(rig.data_dir, 0).glob("*.journal"):
+        path.unlink()
+    with pytest.raises(NotDurable, match="removed"):
+        rig.run(after_ms=TICK_MS)
+
+
+def test_no_more_ledgers_are_open_than_a_process_has_descriptors_for(rigs, monkeypatch):
+    """However many topics are used in turn, or at once."""
+    monkeypatch.setattr(ledger, "open_max", lambda: 16)
+    rig = rigs()
+    topics = [f"t{number}" for number in range(40)]
+    producers = [rig.producer(topic) for topic in topics]
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(3):
+        positions = rig.run(rig.sends(*[(producer, b"%d" % number) for producer in producers])).positions
+        assert len(positions) == 40
+        assert len(os.listdir("/proc/self/fd")) <= before + 3 * 16
+    for topic in topics:
+        assert payloads(rig.everything(topic)) == [b"0", b"1", b"2"]
+    assert len(ledger._opened) <= 16
