@@ -116,7 +116,7 @@ def _decode(copy: bytes) -> State:
     state.sequences.load(sequences)
     for subscription_id, ledger_id, entry_id, since, totals in cursors.tolist():
         found = Cursor(subscription_id, (ledger_id, entry_id), is_durable=True, since=since)
-        found.totals = list(totals)
+        found.totals = totals.tolist()
         state.cursors[subscription_id] = found
     for subscription_id, ledger_id, entry_id, number, word in parts.tolist():
         entries = state.cursors[subscription_id].parts.setdefault(ledger_id, {})

@@ -207,3 +207,12 @@ def test_what_became_of_messages_adds_up(rig, rigs):
     [first, *_] = positions
     again.asked("reset", "t", subscription="sub", ledger=first[0], entry=first[1])
     assert again.asked("why", "t", subscription="sub")["messages"] == dict.fromkeys(expected, 0) | {"published": 18, "backlog": 18}
+
+
+def test_what_became_of_messages_is_told_after_a_restart_too(rig, rigs):
+    """What was read from disk are numbers like any others."""
+    rig.consumer("t")
+    rig.publish(rig.producer("t"), b"a", b"b")
+    rig.asked("skip", "t", subscription="sub", entries=1)
+    again = rigs.restart(rig)
+    assert again.asked("why", "t", subscription="sub")["messages"]["skipped"] == 1
