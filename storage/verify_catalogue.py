@@ -45,7 +45,7 @@ def read_names(data_dir: Path, *, is_served: bool) -> Names:
         try:
             db = stack.enter_context(contextlib.closing(sqlite3.connect(place, uri=is_served, timeout=30)))
             names = _read(path, db)
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:      # the latter when SQLite quotes what it found
             names = Names(findings=[Finding(path, 0, 0, f"SQLite cannot read it: {error}", "no broker starts on it", Severity.UNREADABLE)])
         if not is_served:
             names.findings += _check_log(Path(f"{path}-wal"))

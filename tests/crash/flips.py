@@ -38,6 +38,7 @@ MANY = 1 << 20
 TOPICS = {"many": {"shared": SubType.Shared, "in-order": SubType.Exclusive, "untouched": SubType.Exclusive},
           "batches": {"keys": SubType.Key_Shared}, "quiet": {"careful": SubType.Shared}}
 ENTRY, CATALOGUE = "entry", "catalogue"
+OVERWRITTEN = ENTRY, "index row"
 CAREFUL = [api.KeyValue(key=QUARANTINE, value="2")]
 
 
@@ -207,7 +208,9 @@ class Flips:
         if not differ:
             if told or (findings and place.kind == CATALOGUE):
                 return "told, costs nothing"
-            return "was written over by the journal, or means nothing" if how == "kill" or place.kind == CATALOGUE else "is not told"
+            if place.kind == CATALOGUE:
+                return "changes nothing"
+            return "was written over by the journal" if how == "kill" and place.kind in OVERWRITTEN else "is not told"
         if place.kind == ENTRY and len(differ) == 1 and differ[0] in expected and differ[0] in found:
             (said, _), (says, entry) = expected[differ[0]], found[differ[0]]
             is_seen = entry[:2] != b"\x0e\x01" or crc32c(entry[CHECKSUM_END:]) != int.from_bytes(entry[2:CHECKSUM_END], "big")
@@ -224,12 +227,13 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="flips-") as folder:
         flips = Flips(Path(folder), options.seed)
-        for _ in range(options.flips):
-            flips.turn_one()
+        with contextlib.suppress(KeyboardInterrupt):
+            for _ in range(options.flips):
+                flips.turn_one()
     for (kind, outcome), count in sorted(flips.figures.items()):
         print(f"{kind:16} {outcome:60} {count:7}")
     print("\n".join(flips.faults[:50]))
-    print(f"{options.flips} bits, {len(flips.faults)} faults")
+    print(f"{flips.figures.total()} bits, {len(flips.faults)} faults")
     return bool(flips.faults)
 
 
