@@ -6,7 +6,11 @@ committed since it last looked.  What is in a committed transaction is on disk.
 Ids of partitions, subscriptions and ledgers are handed out once and never again: AUTOINCREMENT for the first two, and for
 ledgers a counter from which each owner takes a block at a time.  That counter, and the one in generated names of producers, are never
 behind the clock: when an older copy of the data folder is put back, what was given out since the copy was made is not given out again.
+
+SQLite does not notice a bit that is wrong within a value.  So of each table there is the sum of a hash of its rows, which triggers
+keep in the same transaction; geminga verify sums up again.
 """
+import hashlib
 import json
 import sqlite3
 import time
@@ -22,7 +26,7 @@ from geminga.storage.errors import NotDurable, StorageFull
 LEDGER_BLOCK = 100           # ledger ids taken at a time; what is left of a block at a crash is never used
 IDS_PER_SECOND = 1_024       # more than anybody takes for long, so that the clock is ahead of the counters
 _EPOCH_S = 1_735_689_600     # 2025-01-01 UTC
-VERSION = 2
+VERSION = 3
 
 _TABLES = """
 CREATE TABLE tenants (name TEXT PRIMARY KEY) WITHOUT ROWID;
@@ -42,7 +46,10 @@ _POLICIES = """
 -- What somebody set: of a tenant, of a namespace (tenant/namespace) or of a topic by its base name.  Values are JSON.
 CREATE TABLE policies (scope TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (scope, name)) WITHOUT ROWID;
 """
-_UPGRADES = {1: _POLICIES}     # version: what makes it the next one
+COLUMNS = {          # of the tables that are summed up
+    "tenants": ("name",), "namespaces": ("name", "tenant"), "topics": ("name", "namespace", "partitions", "created_ms"),
+    "partitions": ("id", "name", "topic_epoch", "is_terminated"), "subscriptions": ("id", "partition_id", "name"),
+    "counters": ("name", "value"), "policies": ("scope", "name", "value")}
 
 
 class CatalogueError(Exception):
@@ -57,6 +64,7 @@ class Catalogue:
         self._db = sqlite3.connect(path, isolation_level=None, timeout=30, check_same_thread=False)
         self._db.execute("PRAGMA synchronous = FULL")
         self._db.execute("PRAGMA foreign_keys = ON")
+        self._db.create_function("with_row", -1, with_row, deterministic=True)
         self._seen = -1
         self._ledger_ids = iter(())
 
@@ -241,7 +249,8 @@ class Catalogue:
         if value is None:
             self._write("DELETE FROM policies WHERE scope = ? AND name = ?", (scope, name))
         else:
-            self._write("INSERT OR REPLACE INTO policies VALUES (?, ?, ?)", (scope, name, json.dumps(value)))
+            self._write("INSERT INTO policies VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET value = excluded.value",
+                        (scope, name, json.dumps(value)))
 
     # -- counters
 
@@ -298,6 +307,7 @@ def _create(catalogue: Catalogue) -> None:
     catalogue._db.execute("PRAGMA journal_mode = WAL")
     for statement in (_TABLES + _POLICIES).split(";"):
         catalogue._write(statement)
+    _sum_up(catalogue)
     for namespace in ("public/default", "pulsar/system"):
         catalogue.create_namespace(namespace)
     catalogue._write(f"PRAGMA user_version = {VERSION}")
@@ -307,11 +317,40 @@ def _create(catalogue: Catalogue) -> None:
 def _upgrade(catalogue: Catalogue) -> None:
     """To this version, in place; all of it or nothing.  Of two processes that try, one finds it done."""
     catalogue._write("SELECT 1")       # nobody else writes from here on
-    for version in range(catalogue._one("PRAGMA user_version"), VERSION):
-        for statement in _UPGRADES[version].split(";"):
+    version = catalogue._one("PRAGMA user_version")
+    if version < 2:
+        for statement in _POLICIES.split(";"):
             catalogue._write(statement)
+    if version < 3:
+        _sum_up(catalogue)
     catalogue._write(f"PRAGMA user_version = {VERSION}")
     catalogue.commit()
+
+
+def _sum_up(catalogue: Catalogue) -> None:
+    """From now on each table has its sum."""
+    catalogue._write("CREATE TABLE sums (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID")
+    for table, columns in COLUMNS.items():
+        catalogue._write("INSERT INTO sums VALUES (?, ?)", (table, sum_of(catalogue._db, table)))
+        old, new = (", ".join(f"{which}.{column}" for column in columns) for which in ("OLD", "NEW"))
+        for event, value in (("INSERT", f"with_row(value, 1, {new})"), ("DELETE", f"with_row(value, -1, {old})"),
+                             ("UPDATE", f"with_row(with_row(value, -1, {old}), 1, {new})")):
+            catalogue._write(f"CREATE TRIGGER sum_{table}_{event} AFTER {event} ON {table} BEGIN "
+                             f"UPDATE sums SET value = {value} WHERE name = '{table}'; END")
+
+
+def sum_of(db: sqlite3.Connection, table: str) -> int:
+    """What the sum of that table is by its rows as they are."""
+    total = 0
+    for row in db.execute(f"SELECT {', '.join(COLUMNS[table])} FROM {table}"):
+        total = with_row(total, 1, *row)
+    return total
+
+
+def with_row(total: int, sign: int, *values: int | str | None) -> int:
+    """The sum, 64 bits with a sign, with a row more (1) or less (-1)."""
+    digest = hashlib.blake2b(repr(values).encode(), digest_size=8).digest()
+    return (total + sign * int.from_bytes(digest, "little") + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def now_ms() -> int:

@@ -68,6 +68,10 @@ def _read(path: Path, db: sqlite3.Connection) -> Names:
             tell(text, "what SQLite finds through that is wrong", Severity.LOSS)
     for table, _, parent, _ in db.execute("PRAGMA foreign_key_check"):
         tell(f"a row of {table} refers to a row of {parent} that is not there", "nobody finds what it names", Severity.LOSS)
+    sums = dict(db.execute("SELECT name, value FROM sums")) if version > 2 else {}
+    for table in sums.keys() & catalogue.COLUMNS.keys() if version > 2 else ():
+        if catalogue.sum_of(db, table) != sums[table]:
+            tell(f"a value in the table {table} is not what was written", "it has another effect, or names something else", Severity.LOSS)
     names.partitions = dict(db.execute("SELECT id, name FROM partitions"))
     for number, partition_id, name in db.execute("SELECT id, partition_id, name FROM subscriptions"):
         names.subscriptions.setdefault(partition_id, {})[number] = name

@@ -288,7 +288,9 @@ def test_a_catalogue_of_version_1_is_upgraded_where_it_is(version_1, opened):
     found = opened()
     found.set_policy("public/default", "x", 1)
     found.commit()
-    assert tables(version_1) == (VERSION, before | {"policies": [("public/default", "x", "1")]})
+    version, after = tables(version_1)
+    assert version == VERSION and after.keys() == before.keys() | {"policies", "sums"}
+    assert {name: after[name] for name in before} | {"policies": after["policies"]} == before | {"policies": [("public/default", "x", "1")]}
     assert opened().policies("public/default") == {"x": 1}      # and not again
 
 

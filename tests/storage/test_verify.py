@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from geminga.storage import format, verify, verify_ledger
+from geminga.storage.catalogue import COLUMNS, open_catalogue, with_row
 from geminga.storage.cursor import NOBODY
 from geminga.storage.findings import Severity
 from geminga.storage.state import StateFile, read
@@ -64,6 +65,7 @@ class Folder:
 
     def in_catalogue(self, statement):
         db = sqlite3.connect(self.path / "catalogue.sqlite")
+        db.create_function("with_row", -1, with_row)
         with db:
             rows = dict(db.execute(statement))
         db.close()
@@ -330,6 +332,25 @@ def test_rows_that_refer_to_nothing_are_told(folder):
     assert [(finding.severity, finding.path.name) for finding in folder.found()] == [(HARMLESS, "catalogue.sqlite")]
     folder.in_catalogue("UPDATE topics SET name = 'persistent://public/default/a', namespace = 'public/nowhere'")
     assert [(finding.severity, finding.path.name) for finding in folder.found()] == [(LOSS, "catalogue.sqlite")]
+
+
+@pytest.mark.parametrize("table", COLUMNS)
+def test_a_wrong_value_in_the_catalogue_is_told_by_its_table(folder, table):
+    """Which SQLite does not notice: it is a value like any other."""
+    path = folder.path / "catalogue.sqlite"
+    catalogue = open_catalogue(path)
+    catalogue.set_policy("public/default", "messageTTL", 60)
+    catalogue.commit()
+    catalogue.close()
+    assert folder.found() == []
+    db = sqlite3.connect(path)
+    db.create_function("with_row", -1, lambda total, sign, *values: total)
+    column = COLUMNS[table][-1]
+    with db:
+        db.execute(f"UPDATE {table} SET {column} = {column} || 'x'" if table not in ("counters", "topics", "partitions")
+                   else f"UPDATE {table} SET {column} = {column} + 1")
+    db.close()
+    assert f"a value in the table {table} is not what was written" in [finding.what for finding in folder.found()]
 
 
 def test_a_damaged_page_of_the_catalogue_is_told(folder):
