@@ -1,4 +1,7 @@
 """What is made anew of a damaged index is what was there: each row from those beside it, and from its entry."""
+from pathlib import Path
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -17,6 +20,16 @@ KINDS = [{}, {"partition_key": "key"}, {"batch": 7}, {"deliver_at_time": START_M
 ENTRIES = 3 * len(KINDS)
 
 
+class Made(NamedTuple):
+    folder: Path
+    ledger_id: int
+    rows: np.ndarray
+    raw: bytes
+
+    def __repr__(self):
+        return f"<{self.folder}>"
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """(folder, ledger id, rows, bytes of the index) of a ledger of entries of all kinds, as a stop leaves it."""
@@ -28,7 +41,7 @@ def made(tmp_path_factory):
     found = rig.partition("a").open_ledger
     rows = found.index[:found.entries].copy()
     rig.close()
-    return found.folder, found.ledger_id, rows, found.index_path.read_bytes()
+    return Made(found.folder, found.ledger_id, rows, found.index_path.read_bytes())
 
 
 @pytest.fixture(params=["open", "sealed", "not the first"])
@@ -68,7 +81,7 @@ def compare(found, rows, wrong=()):
             assert (fresh[name] == rows[name]).all(), name
     others = np.setdiff1d(np.arange(len(rows)), wrong)
     assert (fresh[others] == rows[others]).all()
-    assert set(fresh["broker_time"].tolist()) <= set(rows["broker_time"].tolist())
+    assert set(fresh["broker_time"].tolist()) <= {*rows["broker_time"].tolist(), found.created_ms}
     assert format.is_valid(fresh, found.ledger_id).all()
     assert found.lost == []
 
