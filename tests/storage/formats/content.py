@@ -2,8 +2,12 @@
 
 Never changed once a version's folder is made of it; what later versions can hold in addition goes into functions of their own.
 """
+from geminga.proto import envelope
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.storage.commands import QUARANTINE
 from geminga.storage.subscription import SubType
+
+from ..test_deduplication import Message, send
 
 OPTIONS = {"journal_segment_bytes": 64 << 10, "journal_segments_max": 2, "roll_over_entries": 50}
 KEY = {"partition_key": "k", "properties": [api.KeyValue(key="a", value="b")]}
@@ -50,3 +54,48 @@ def check(rig):
     assert rig.owner.partition(rig.topic("ended")).is_terminated
     [position] = rig.publish(rig.producer("late"), b"new")
     assert position > rig.everything("late")[0][0]
+
+
+# -- since version 2
+
+def set_policy(rig, topic, name, value):
+    rig.owner.catalogue.set_policy(f"persistent://public/default/{topic}", name, value)
+    rig.owner.commit()
+    rig.asked("policies", None, scope=f"persistent://public/default/{topic}")
+
+
+def fill_2(rig):
+    """Sequence ids, a message of which the last chunk is missing; what expired, was skipped and is gone; a death; policies."""
+    once = rig.producer("once", producer_name="p")
+    set_policy(rig, "once", "deduplication", True)
+    send(rig, once, 1, 2, Message(3, highest=7), Message(9, b"first", chunk=0, chunks=3), Message(9, b"second", chunk=1, chunks=3))
+    rig.consumer("short", "sub")
+    short = rig.producer("short")
+    rig.publish(short, b"old")
+    set_policy(rig, "short", "messageTTL", 60)
+    rig.run(after_ms=61_000)
+    rig.publish(short, b"skipped", b"left")
+    rig.asked("skip", "short", subscription="sub", entries=1)
+    poison = rig.consumer("deadly", "sub", connection=7, metadata=[api.KeyValue(key=QUARANTINE, value="2")])
+    rig.publish(rig.producer("deadly"), b"x")
+    rig.run(rig.flow(poison, 1))
+    rig.run(rig.happened(envelope.CONNECTION_GONE, connection=7))
+    large = rig.consumer("large", "sub", subType=SubType.Shared)
+    producer = rig.producer("large")
+    positions = [rig.publish(producer, b"%04d" % n * 2_000)[0] for n in range(40)]
+    rig.run(rig.acks(large, *positions[5:35], request_id=1))
+    rig.run(after_ms=2_000)
+
+
+def check_2(rig):
+    once = rig.producer("once", producer_name="p")
+    assert send(rig, once, 2, Message(5, highest=7), Message(9, b"first", chunk=0, chunks=3)) == [True, True, True]
+    assert send(rig, once, Message(9, b"third", chunk=2, chunks=3), 9, 10) == [False, True, False]
+    told = rig.asked("why", "short", subscription="sub")
+    assert told["messages"] == {"published": 3, "acknowledged": 0, "expired": 1, "skipped": 1, "evicted": 0, "backlog": 1}
+    poison = rig.consumer("deadly", "sub", connection=7, metadata=[api.KeyValue(key=QUARANTINE, value="2")])
+    rig.run(rig.flow(poison, 1))
+    rig.run(rig.happened(envelope.CONNECTION_GONE, connection=7))
+    assert rig.receive(rig.consumer("deadly", "sub", metadata=[api.KeyValue(key=QUARANTINE, value="2")])) == []
+    expected = [b"%04d" % n * 2_000 for n in (*range(5), *range(35, 40))]
+    assert [payload for _, payload in rig.everything("large")] == expected

@@ -13,7 +13,7 @@ import pytest
 from geminga.storage import format
 
 from ..rig import Rig
-from .content import OPTIONS, fill
+from .content import OPTIONS, fill, fill_2
 
 FOLDER = Path(__file__).parent
 
@@ -24,6 +24,7 @@ def test_make(tmp_path):
         pytest.skip(f"{target.name} is there already")
     rig = Rig(tmp_path / "data", **OPTIONS)
     fill(rig)
+    fill_2(rig)
     shutil.copytree(rig.data_dir, tmp_path / "copy")      # as a SIGKILL leaves it
     rig.close()
     with tarfile.open(target, "w:xz") as archive:
