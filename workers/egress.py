@@ -4,6 +4,7 @@ A mapping is made when a run first names its ledger, made anew when the ledger h
 owner says that the ledger was deleted, or when too many are mapped.  What is written to a client is made only as fast as the
 client takes it.
 """
+import sys
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +14,10 @@ from numpy.typing import NDArray
 
 from geminga.proto.deliveries import FEW_MAX
 from geminga.storage import format
-from geminga.storage.ledger import map_file
+from geminga.storage.ledger import map_file, open_max
 from geminga.storage.punching import NOTHING
 
-LEDGERS_MAX = 1_024          # mapped at a time by one worker; two file descriptors each
+LEDGERS_MAX = 1_024          # mapped at a time by one worker, or fewer where descriptors are few
 ENTRIES_MAX = 8_192          # turned into bytes at a time
 BYTES_MAX = 1 << 20          # likewise; one entry may be larger
 
@@ -63,6 +64,7 @@ class Ledgers:
     def __init__(self, data_dir: Path):
         self._data_dir = data_dir
         self._mapped: OrderedDict[int, Mapped] = OrderedDict()
+        self._short: set[int] = set()      # those that were found cut, and were told of
 
     def read(self, partition_id: int, ledger_id: int, first: int, count: int) -> tuple[NDArray, memoryview]:
         """(index rows of as many of these entries as are dealt with at a time, the ledger's bytes).  Raises LedgerGone."""
@@ -87,9 +89,22 @@ class Ledgers:
         """The ledger, mapped as far as its entry `end`."""
         found = self._mapped.get(ledger_id)
         if found is None or not found.holds(end):
-            return self._map(partition_id, ledger_id)
+            found = self._map(partition_id, ledger_id)
+            if not found.holds(end):
+                raise self._too_short(partition_id, ledger_id)
+            return found
         self._mapped.move_to_end(ledger_id)
         return found
+
+    def _too_short(self, partition_id: int, ledger_id: int) -> LedgerGone:
+        """Somebody has cut one of its files: its owner says what of it there is when it is opened again."""
+        self.forget(ledger_id)
+        path = format.ledger_path(format.partition_folder(self._data_dir, partition_id), ledger_id)
+        if ledger_id not in self._short:
+            self._short.add(ledger_id)
+            print(f"geminga: {path}: it, or its index, is shorter than what was written to it; what is missing is not delivered",
+                  file=sys.stderr, flush=True)
+        return LedgerGone(str(path))
 
     def _map(self, partition_id: int, ledger_id: int) -> Mapped:
         folder = format.partition_folder(self._data_dir, partition_id)
@@ -100,7 +115,9 @@ class Ledgers:
         except FileNotFoundError as error:
             self.forget(ledger_id)
             raise LedgerGone from error
+        except ValueError as error:      # within a row, or empty
+            raise self._too_short(partition_id, ledger_id) from error
         found = self._mapped[ledger_id] = Mapped(index, index["offset"], index["size"], data)
-        while len(self._mapped) > LEDGERS_MAX:
+        while len(self._mapped) > min(LEDGERS_MAX, open_max()):
             self._mapped.popitem(last=False)
         return found

@@ -1,4 +1,5 @@
 """Ledgers that others write, read while they grow, and when they are gone."""
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -145,6 +146,20 @@ def test_no_more_ledgers_are_mapped_than_stated(tmp_path, monkeypatch):
     assert read(ledgers, 0, 1, 1) == stored[1]
     with pytest.raises(LedgerGone):
         ledgers.read(PARTITION, 2, 0, 1)
+
+
+def test_a_ledger_that_somebody_cut_is_not_read_behind_its_end(tmp_path, capfd):
+    """Nor are its bytes delivered as if they were whole; a line says which file it is, once."""
+    store(tmp_path, [10] * 8)
+    folder = format.partition_folder(tmp_path, PARTITION)
+    os.truncate(format.ledger_path(folder, LEDGER), format.HEADER_SIZE + 45)
+    ledgers = Ledgers(tmp_path)
+    assert len(read(ledgers, 0, 4)) == 4
+    for size in (format.INDEX_ROW.itemsize * 6, 100, 0):
+        with pytest.raises(LedgerGone):
+            ledgers.read(PARTITION, LEDGER, 0, 8)
+        os.truncate(format.index_path(folder, LEDGER), size)
+    assert capfd.readouterr().err.count(str(format.ledger_path(folder, LEDGER))) == 1
 
 
 # -- entries whose space was given back
