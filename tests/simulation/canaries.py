@@ -1,0 +1,243 @@
+"""Owners that break a promise on purpose: for each of CANARIES some seed must find it.
+
+A canary is what is wrong with the owner, and by which promise that is to show.
+"""
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from unittest import mock
+
+import numpy as np
+
+from geminga.proto.deliveries import RECEIPT_ROW
+from geminga.storage import acknowledgements, journal
+from geminga.storage.counters import Counters
+from geminga.storage.cursor import Cursor
+from geminga.storage.dispatch import failover
+from geminga.storage.dispatch.exclusive import Exclusive
+from geminga.storage.dispatch.key_shared import KeyShared
+from geminga.storage.dispatch.shared import Shared
+from geminga.storage.entry_counts import EntryCounts
+from geminga.storage.journal import Journal
+from geminga.storage.ledger import Ledger
+from geminga.storage.outbox import Outbox
+from geminga.storage.owner import Owner
+from geminga.storage.partition import Partition
+from geminga.storage.recovery import Recovery
+from geminga.storage.sequences import Sequences
+from geminga.storage.subscription import Consumer, Subscription
+
+CANARIES: dict[str, tuple[Callable, set[str]]] = {}
+
+
+def canary(*promises: str):
+    """The function returns (object, name, what stands there instead), for every one of its values."""
+    def add(how):
+        CANARIES[how.__name__] = contextlib.contextmanager(lambda: _patched(how())), set(promises)
+        return how
+    return add
+
+
+def _patched(patches: Iterator[tuple]) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for where, name, instead in patches:
+            if isinstance(where, dict):
+                stack.enter_context(mock.patch.dict(where, {name: instead}))
+            else:
+                stack.enter_context(mock.patch.object(where, name, instead))
+        yield
+
+
+def _sometimes(where, name: str, instead: Callable, every: int) -> tuple:
+    """Each so many-th call is another one, which is given the right one."""
+    right, numbers = getattr(where, name), itertools.count(1)
+
+    def call(*arguments, **more):
+        if next(numbers) % every:
+            return right(*arguments, **more)
+        return instead(right, *arguments, **more)
+
+    return where, name, call
+
+
+def _nothing(*_, **__) -> None:
+    pass
+
+
+# -- what is stored
+
+@canary("every send is answered")
+def a_receipt_is_forgotten():
+    yield _sometimes(Outbox, "receipts", _nothing, 5)
+
+
+@canary("no position is used twice")
+def positions_are_used_twice():
+    def receipts(right, outbox, rows):
+        rows = (np.frombuffer(rows, RECEIPT_ROW) if isinstance(rows, bytes) else rows).copy()
+        rows["entry_id"] -= rows["entry_id"] > 0
+        right(outbox, rows)
+    yield _sometimes(Outbox, "receipts", receipts, 3)
+
+
+@canary("receipted entries are there", "what was acknowledged stays so, and nothing else is", "messages are counted")
+def the_journal_is_not_synced():
+    yield Journal, "sync", _nothing
+
+
+@canary("receipted entries are there", "messages are counted")
+def entries_are_not_replayed():
+    right = Recovery.finish
+
+    def finish(recovery):
+        recovery._stretches.clear()
+        right(recovery)
+    yield Recovery, "finish", finish
+
+
+@canary("entries keep their bytes")
+def bytes_change():
+    def write(right, ledger, pieces, offset):
+        right(ledger, [bytes(b"".join(pieces)[:-1]) + b"?"], offset)
+    yield _sometimes(Ledger, "write", write, 7)
+
+
+@canary("what is sent again is stored once")
+def what_is_sent_again_is_forgotten():
+    yield Sequences, "learn", _nothing
+
+
+# -- what is acknowledged
+
+@canary("acknowledgements are exact", "nothing is delivered that is acknowledged", "totals add up")
+def an_acknowledgement_is_undone():
+    def acknowledge(right, cursor, ledger, entry_ids):
+        fresh = right(cursor, ledger, entry_ids)
+        for entry_id in fresh[:1].tolist():
+            cursor.bitmaps[ledger.ledger_id][entry_id >> 3] &= ~np.uint8(1 << (entry_id & 7))
+        return fresh
+    yield _sometimes(Cursor, "acknowledge", acknowledge, 3)
+
+
+@canary("what was acknowledged stays so, and nothing else is")
+def acknowledgements_are_not_in_the_journal():
+    yield Owner, "note_many", _nothing
+
+
+@canary("every acknowledgement that asks is answered")
+def an_acknowledgement_is_not_answered():
+    def acks_by_consumer(right, rows):
+        found = right(rows)
+        for acks in found.values():
+            acks.requests = acks.requests[1:]
+        return found
+    yield _sometimes(acknowledgements, "acks_by_consumer", acks_by_consumer, 3)
+
+
+@canary("totals add up", "totals are the model's own")
+def totals_are_wrong():
+    def count(right, owner, subscription, reason, messages):
+        right(owner, subscription, reason, messages + 1)
+    yield _sometimes(Owner, "count", count, 5)
+
+
+@canary("what is left of a batch is said")
+def what_is_left_of_a_batch_is_not_said():
+    yield Subscription, "parts_of", lambda *_: []
+
+
+# -- what is delivered
+
+@canary("nothing is delivered twice", "permits are not exceeded")
+def a_delivery_comes_twice():
+    def deliver(right, *arguments):
+        right(*arguments)
+        right(*arguments)
+    yield _sometimes(Owner, "_deliver", deliver, 5)
+
+
+@canary("what is due is delivered")
+def a_delivery_is_held_back():
+    yield _sometimes(Owner, "_dispatch", _nothing, 5)
+
+
+@canary("entries are delivered in order")
+def deliveries_come_in_another_order():
+    def next_batches(right, *arguments):
+        return right(*arguments)[::-1]
+    yield _sometimes(Exclusive, "next_batches", next_batches, 1)
+
+
+@canary("one consumer is active", "what is due is delivered")
+def another_consumer_is_active():
+    yield failover.SELECTIONS, "name", lambda candidates, topic: max(candidates, key=lambda consumer: consumer.name)
+
+
+@canary("a key is at one consumer at a time")
+def a_key_is_at_two_consumers():
+    yield KeyShared, "_changed_hands", lambda dispatcher: setattr(dispatcher, "_have_theirs", frozenset())
+
+
+@canary("nothing is delivered before its time")
+def delays_are_forgotten():
+    yield Shared, "_give_due", lambda dispatcher, *arguments: dispatcher.deal(*arguments, is_again=False)
+
+
+@canary("redelivery counts are exact")
+def redeliveries_are_counted_twice():
+    def add(right, *arguments):
+        right(*arguments)
+        return right(*arguments)
+    yield _sometimes(EntryCounts, "add", add, 2)
+
+
+@canary("permits are exact", "permits are not exceeded")
+def permits_are_too_many():
+    right = Consumer.grant
+    yield Consumer, "grant", lambda consumer, permits: right(consumer, permits + 1)
+
+
+# -- space, numbers, and the end
+
+@canary("space is given back")
+def nothing_is_deleted():
+    yield Partition, "take_acknowledged_ledgers", lambda *_: []
+
+
+@canary("nothing unacknowledged is deleted")
+def too_much_is_deleted():
+    def take(right, partition, *_):
+        return [partition.ledgers.pop(0) for _ in partition.ledgers[1:]]
+    yield _sometimes(Partition, "take_acknowledged_ledgers", take, 2)
+
+
+@canary("no file is left behind")
+def files_are_left_behind():
+    yield Ledger, "unlink", _nothing
+
+
+@canary("nothing is replayed after a clean stop")
+def segments_are_not_retired():
+    yield journal, "_retire", _nothing
+
+
+@canary("a failed sync ends the owner")
+def a_failed_sync_is_not_noticed():
+    def sync(self):
+        with contextlib.suppress(OSError):
+            journal.os.fdatasync(self._segment.fd)
+        self._synced = self._number
+    yield Journal, "sync", sync
+
+
+@canary("counters are not below zero", "counters are right")
+def a_counter_is_wrong():
+    right = Counters.add
+    yield Counters, "add", lambda counters, name, count=1: right(counters, name, count if count > 0 else 2 * count)
+
+
+@canary("nothing but the disk's own failures ends an owner")
+def an_owner_falls_over():
+    def tick(right, owner):
+        raise ValueError("what nobody expected")
+    yield _sometimes(Owner, "_tick", tick, 3)

@@ -1,0 +1,209 @@
+"""What an owner has promised: of a topic what was published, of a subscription what has become of it, who has what, and who is next.
+
+While a process lives the model says exactly what it holds.  What a crash leaves lies between what was surely on disk and what was
+asked for since: `Subscription.candidates`.  What is found then is what the model goes on with.
+"""
+from dataclasses import dataclass, field
+
+from geminga.storage.cursor import ACKNOWLEDGED
+from geminga.storage.subscription import SubType
+
+START = (-1, -1)
+SPREAD = SubType.Shared, SubType.Key_Shared
+SLACK_MS = 12            # an owner looks at what was postponed so late at most
+Position = tuple[int, int]
+
+
+class Broken(Exception):
+    """A promise was not kept."""
+
+    def __init__(self, promise: str, text: str):
+        super().__init__(f"{promise}: {text}")
+        self.promise = promise
+
+
+def demand(holds: bool, promise: str, text: object = "") -> None:
+    if not holds:
+        raise Broken(promise, str(text))
+
+
+@dataclass(eq=False)
+class Entry:
+    data: bytes
+    messages: int = 1
+    key: str | None = None
+    deliver_at: int = 0
+    producer: str = ""
+    sequence_id: int = 0
+    is_chunk: bool = False
+    chunk: int = 0
+    is_stored: bool = False
+
+    @property
+    def whole(self) -> int:
+        return (1 << self.messages) - 1
+
+
+@dataclass(eq=False)
+class Producer:
+    name: str
+    topic: "Topic"
+    connection: int
+    handle: int = 0                       # 0: not connected
+    object_id: int = 0
+    next_sequence: int = 1
+    unconfirmed: list[Entry] = field(default_factory=list)      # sent, and no receipt has come; those of a name that deduplicates
+
+
+@dataclass(eq=False)
+class Consumer:
+    name: str
+    subscription: "Subscription"
+    connection: int
+    handle: int
+    object_id: int
+    permits: int = 0
+
+    @property
+    def number(self) -> int:
+        """As the rig calls it."""
+        return self.handle
+
+
+@dataclass
+class State:
+    """What is durable of a subscription.  An entry that `left` does not know is as it was published."""
+
+    since: int = 0
+    left: dict[Position, int] = field(default_factory=dict)       # bits of messages that are not acknowledged
+    counts: dict[Position, int] = field(default_factory=dict)     # redeliveries of what is not acknowledged
+    totals: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
+
+    def copy(self) -> "State":
+        return State(self.since, dict(self.left), dict(self.counts), list(self.totals))
+
+    def acknowledge(self, position: Position, entry: Entry, keep: int = 0, reason: int = ACKNOWLEDGED) -> None:
+        """Of its messages only those with a bit in `keep` are not acknowledged."""
+        before = self.left.get(position, entry.whole)
+        if before & ~keep:
+            self.left[position] = before & keep
+            self.totals[reason] += (before & ~keep).bit_count()
+        if not self.left.get(position, 1):
+            self.counts.pop(position, None)
+
+    def lies_between(self, low: "State", high: "State", log: dict[Position, Entry]) -> bool:
+        if not self.since == low.since == high.since:
+            return False
+        for position, entry in log.items():
+            first, mine, last = (state.left.get(position, entry.whole) for state in (low, self, high))
+            if mine & ~first or last & ~mine:
+                return False
+            if mine and not low.counts.get(position, 0) <= self.counts.get(position, 0) <= high.counts.get(position, 0):
+                return False
+        return all(first <= mine <= last for first, mine, last in zip(low.totals, self.totals, high.totals, strict=True))
+
+
+@dataclass(eq=False)
+class Subscription:
+    name: str
+    topic: "Topic"
+    kind: int
+    is_durable: bool = True
+    state: State | None = field(default_factory=State)                # None: it is not there
+    candidates: list[tuple[State | None, State | None]] = field(default_factory=list)
+    consumers: list[Consumer] = field(default_factory=list)
+    out: dict[Position, Consumer] = field(default_factory=dict)       # who has it, where entries are spread
+    read: Position = START                                            # the last that the active consumer was given
+
+    @property
+    def is_spread(self) -> bool:
+        return self.kind in SPREAD
+
+    @property
+    def active(self) -> Consumer | None:
+        if self.kind == SubType.Failover and self.topic.number >= 0 and self.consumers:
+            return sorted(self.consumers, key=_name)[self.topic.number % len(self.consumers)]
+        return min(self.consumers, key=_name, default=None)
+
+    def unacknowledged(self, position: Position) -> int:
+        return self.state.left.get(position, self.topic.log[position].whole)
+
+    def due(self, now_ms: int) -> list[Position]:
+        """What is to be given out, in order."""
+        return [position for position, entry in self.topic.log.items()
+                if position not in self.out and self.unacknowledged(position) and position[0] >= self.topic.first_ledger
+                and (entry.deliver_at <= now_ms if self.is_spread else position > self.read)]
+
+    # -- what happens to it
+
+    def acknowledge(self, positions: list[Position], keep: int = 0, reason: int = ACKNOWLEDGED) -> None:
+        for position in positions:
+            self.state.acknowledge(position, self.topic.log[position], keep, reason)
+            if not self.unacknowledged(position):
+                self.out.pop(position, None)
+
+    def up_to(self, position: Position) -> list[Position]:
+        return [other for other in self.topic.log if other <= position]
+
+    def join(self, consumer: Consumer) -> None:
+        before = self.active
+        self.consumers.append(consumer)
+        if self.active is not before:
+            self.read = START
+
+    def leave(self, consumer: Consumer) -> None:
+        before = self.active
+        self.consumers.remove(consumer)
+        self.out = {position: holder for position, holder in self.out.items() if holder is not consumer}
+        if self.active is not before:
+            self.read = START
+
+    def vacate(self) -> None:
+        self.consumers, self.out, self.read = [], {}, START
+
+    def give_back(self, consumer: Consumer, wanted: set[Position] | None) -> None:
+        """None: all that it has."""
+        if not self.is_spread:
+            self.read = START if consumer is self.active else self.read
+            return
+        for position in [position for position, holder in self.out.items() if holder is consumer]:
+            if wanted is None or position in wanted:
+                del self.out[position]
+                self.state.counts[position] = self.state.counts.get(position, 0) + 1
+
+    def begin(self, position: Position) -> State:
+        """The state of one that starts with the entry at position."""
+        before = [other for other in self.topic.log if other < position]
+        return State(sum(self.topic.log[other].messages for other in before), dict.fromkeys(before, 0))
+
+
+@dataclass(eq=False)
+class Topic:
+    name: str
+    number: int                                                       # of the partition, -1 when it is not one
+    deduplicates: bool
+    log: dict[Position, Entry] = field(default_factory=dict)          # all that was ever stored, in order
+    first_ledger: int = -1                                            # those before it have been deleted
+    attempted: list[Entry] = field(default_factory=list)              # in a pass that did not end: they may be there
+    subscriptions: dict[tuple[str, bool], Subscription] = field(default_factory=dict)
+    producers: list[Producer] = field(default_factory=list)
+    is_terminated: set[bool] = field(default_factory=lambda: {False})     # what it may be
+    is_known: bool = True                                             # else a crash has left it, and nobody has looked since
+
+    @property
+    def messages(self) -> int:
+        return sum(entry.messages for entry in self.log.values())
+
+    @property
+    def end(self) -> Position:
+        """Behind the last entry."""
+        return (1 << 62, 0)
+
+    def add(self, position: Position, entry: Entry) -> None:
+        demand(position not in self.log, "no position is used twice", position)
+        demand(not self.log or position > next(reversed(self.log)), "entries are stored in order", position)
+        self.log[position], entry.is_stored = entry, True
+
+
+def _name(consumer: Consumer) -> str:
+    return consumer.name
