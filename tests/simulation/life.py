@@ -188,7 +188,9 @@ class Life(World):
             self.touched[subscription] = None, True
         subscription.candidates = []
         topic.subscriptions[subscription.name, is_durable] = subscription
+        self.making = subscription
         consumer = self._join(subscription)
+        self.making = None
         if consumer is None and topic.is_known:      # refused, or the process is another one
             partition = checks.partition_of(self.rig, topic)
             if partition is None or (subscription.name, is_durable) not in partition.subscriptions:
@@ -300,6 +302,7 @@ class Life(World):
             sections.append(self.rig.flow(consumer, permits))
         if chance.random() < 0.2 and (consumer := self._some_consumer()) is not None and consumer.subscription.topic.is_known:
             sections.append(self._giving_back(consumer))
+            self.is_more = True
         answers = self.run(*sections, after_ms=chance.choice([0, 0, 0, 1, 10, 1_000]))
         if answers is not None:
             told = {(command.ackResponse.consumer_id, command.ackResponse.request_id) for command in answers.commands(T.ACK_RESPONSE)}

@@ -58,6 +58,8 @@ class World:
         self.touched: dict[Subscription, tuple[State | None, bool]] = {}    # by the pass: its state before, whether it began anew
         self.sending: list[tuple[Producer, Entry]] = []                     # in the pass
         self.is_dying = self.is_ending = False
+        self.is_more = False                  # something in the pass comes after what is answered in it
+        self.making: Subscription | None = None
         self.deaf: set[int] = set()           # connections that are lost before the answers of the pass come
         pick = self.chance.choice
         self.options = {
@@ -212,7 +214,7 @@ class World:
             self._vacate(topic)
             topic.attempted += [entry for producer, entry in self.sending if producer.topic is topic and not entry.is_stored]
             topic.is_known = False
-        self.touched, self.sending = {}, []
+        self.touched, self.sending, self.is_more = {}, [], False
         self.connections = []
         if is_cut:
             self._cut_power()
@@ -324,6 +326,7 @@ class World:
         """What of it is on disk now, because somebody was told."""
         is_told = bool(answers.answered) or any(position[0] != NOWHERE for position in answers.positions) \
             or any(command.type in ANSWERS for command in answers.commands())
+        is_told, self.is_more = is_told and not self.is_more, False
         touched, self.touched = self.touched, {}
         for subscription, (before, is_anew) in touched.items():
             subscription.candidates += self._between(before, subscription.state, is_anew)
@@ -400,6 +403,8 @@ class World:
     def _look(self, topic: Topic, partition: Partition) -> None:
         checks.totals_add_up(topic, partition)
         for subscription in topic.subscriptions.values():
+            if subscription is self.making and not subscription.consumers:      # it was refused
+                continue
             checks.subscription_is(subscription, partition)
             checks.nothing_held_back(subscription, partition, self.now_ms)
 
