@@ -32,7 +32,7 @@ from .turns import Lock, Turns
 TOPICS = ("a", "b", "c-partition-1", "d")
 NOWHERE = (1 << 64) - 1   # the place of what was stored before, in a receipt
 SYNCED_MS = 30          # an acknowledgement that nobody waits for is on disk after this
-ANSWERS = {T.SUCCESS, T.ACK_RESPONSE, T.PRODUCER_SUCCESS}
+ANSWERS = {T.SUCCESS, T.ACK_RESPONSE}      # what is asked before them is on disk, but for a SUBSCRIBE that makes nothing
 TEMPLATE: dict[str, bytes] = {}      # a catalogue that nobody has used
 FAILURES = OSError, StorageFull, NotDurable
 
@@ -325,7 +325,9 @@ class World:
     def _settle(self, answers: Answers) -> None:
         """What of it is on disk now, because somebody was told."""
         is_told = bool(answers.answered) or any(position[0] != NOWHERE for position in answers.positions) \
-            or any(command.type in ANSWERS for command in answers.commands())
+            or any(command is not None and command.type in ANSWERS and action != envelope.CONSUMER_READY
+                   for _, action, _, _, command in answers.replies) \
+            or (any(is_anew for _, is_anew in self.touched.values()) and bool(answers.commands(T.SUCCESS)))
         is_told, self.is_more = is_told and not self.is_more, False
         touched, self.touched = self.touched, {}
         for subscription, (before, is_anew) in touched.items():
