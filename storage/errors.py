@@ -2,6 +2,7 @@
 import errno
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_OF_DISK = (*_FULL, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE)
 
 
 class StorageFull(Exception):
@@ -22,6 +23,11 @@ class CorruptFile(Exception):
 def is_full(error: BaseException) -> bool:
     """Whether there was no room, which may come back."""
     return isinstance(error, StorageFull) or (isinstance(error, OSError) and error.errno in _FULL)
+
+
+def is_of_disk(error: OSError) -> bool:
+    """Whether the disk failed, or descriptors are used up: nothing that this program could do better."""
+    return error.errno in _OF_DISK
 
 
 def text_of(error: OSError) -> str:

@@ -15,7 +15,7 @@ from geminga.proto import envelope
 from geminga.storage.catalogue import CatalogueError, open_catalogue
 from geminga.storage.control import Control
 from geminga.storage.counters import Counters
-from geminga.storage.errors import NotDurable, StorageFull, text_of
+from geminga.storage.errors import NotDurable, StorageFull, is_of_disk, text_of
 from geminga.storage.journal import open_journal
 from geminga.storage.options import StorageOptions
 from geminga.storage.owner import Owner
@@ -71,6 +71,10 @@ def run(index: int, owners: int, serial: int, run_dir: Path, data_dir: Path, opt
     control.send(ready={"recovered": entries})
     try:
         _loop(owner, router, control, options)
+    except OSError as error:
+        if is_of_disk(error):
+            raise NotDurable(text_of(error)) from error
+        raise
     finally:
         router.close()
         context.term()
