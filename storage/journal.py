@@ -665,6 +665,8 @@ def open_journal(folder: Path, *, segment_bytes: int, segments_max: int, kept: R
             os.fdatasync(segment.fd)           # also one that is kept: what follows it must not be there without its end
             if not is_kept:
                 os.close(segment.fd)
+        if changed is not None:
+            changed.is_durable()
         keeps = {segment.path for segment, _ in full}
         free = [path for _, path in used if path not in keeps and path.suffix != _BAD and path.stat().st_size == segment_bytes]
         free = free[:max(1, segments_max - len(full))]

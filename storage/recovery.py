@@ -62,6 +62,7 @@ class Recovery:
         self._states: dict[int, State] = {}                      # of partitions that nobody has opened
         self._files: dict[int, StateFile] = {}
         self._opened: dict[int, Partition] = {}
+        self._to_unlink: list[Ledger] = []
 
     def apply(self, record: Record) -> None:
         self._apply_ops(record.ops, opened=True)
@@ -89,6 +90,12 @@ class Recovery:
         files = [path for found in self._ledgers.values() if found is not None for path in found.files()]
         snapshots = [self._files[partition_id].take(found) for partition_id, found in self._states.items()]
         return files, snapshots + [snapshot for partition in self._opened.values() for snapshot in partition.checkpoint()[1]]
+
+    def is_durable(self) -> None:
+        """What was replayed is on disk, here or there: ledgers that were deleted go, also what is left of a deletion cut short."""
+        for found in self._to_unlink:
+            found.unlink()
+        self._to_unlink.clear()
 
     def state_of(self, partition_id: int) -> tuple[State, StateFile] | None:
         """What is known of the partition, and not in its file yet; None when the file has it, or the partition was opened."""
@@ -145,7 +152,7 @@ class Recovery:
                 self._ledgers[partition_id, position[0]] = ledger.create(
                     self._folder(partition_id), partition_id, position[0], first_message=int(last["value"]), created_ms=position[1])
         elif kind == format.LEDGER_DELETED:
-            Ledger(self._folder(partition_id), partition_id, position[0]).unlink()      # also what is left of a deletion cut short
+            self._to_unlink.append(Ledger(self._folder(partition_id), partition_id, position[0]))
             self._ledgers[partition_id, position[0]] = None
             for cursor in self._state(partition_id).cursors.values():
                 cursor.forget(position[0])
@@ -242,6 +249,7 @@ def recover(data_dir: Path, folder: Path, *, is_put_on_disk: bool = False) -> Re
     recovered = Recovered(recovery.entries, found.damage + recovery.damage)
     if is_put_on_disk or journal.has_failed(folder) or len(found.segments) > _KEPT_MAX:
         journal.put_on_disk(*journal.to_put({recovery}))
+        recovery.is_durable()
     else:
         recovered.kept, recovered.recovery = found, recovery
         found.records = []

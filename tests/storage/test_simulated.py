@@ -170,3 +170,26 @@ def test_a_command_that_nobody_answers_may_fail(crashing):
     assert rig.run(rig.redeliver(consumer, position)).replies == []
     crashing.disk.fate.files_left = None
     assert rig.delivered(rig.run(rig.redeliver(consumer, position)), consumer) == [(position, b"1")]
+
+
+def test_a_ledger_is_deleted_again_only_when_the_record_that_says_so_is_on_disk(crashing):
+    """Killed before its sync and again while recovering: should the power be cut then, nothing of it has happened, or all."""
+    rig = crashing.owner(roll_over_entries=1)
+    consumer, producer = rig.consumer("a"), rig.producer("a")
+    first, = rig.publish(producer, b"1")
+    rig.publish(producer, b"2")
+    crashing.disk.fate.kill_in = 2       # the record is written, and not synced
+    with pytest.raises(Killed):
+        rig.run(rig.acks(consumer, first, request_id=1))
+    crashing.kill()
+    crashing.disk.begin_process()
+
+    def say(kind, what):
+        if (kind, what) == ("sync", "1.journal"):
+            crashing.disk.fate.kill_in = 1
+    crashing.disk.say = say
+    with pytest.raises(Killed):
+        Rig(crashing.disk.root)
+    crashing.disk.say = None
+    crashing.disk.is_dead = True
+    assert {"1.ledger", "1.index"} <= ledgers(rig)
