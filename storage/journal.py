@@ -14,7 +14,7 @@ were written while it was filled.  That is put off until segments run short, so 
 meanwhile are never written at all.
 
 What fails to be written or synced is never tried again: the kernel forgets what it could not write, and says so once.  The segment is
-set aside under another name, `.bad`, its owner ends, and the next one puts what can be read of it where it belongs; from then on it is
+set aside under another name, `.bad`, its owner ends, and the next one copies what can be read of it; from then on it is
 `.aside`, and only keeps its place on the disk from being used.
 """
 import contextlib
@@ -336,10 +336,10 @@ def _header_of_segment(**fields) -> bytes:
     return format.checked_header(format.SEGMENT_HEADER, magic=format.SEGMENT_MAGIC, **fields)
 
 
-def _write_again(segment: _Segment) -> None:
+def _write_again(fd: int) -> None:
     """What a sync that failed has left in memory only, the next sync would say nothing of and not write either."""
-    for at in range(0, os.fstat(segment.fd).st_size, _ZEROS):
-        os.pwrite(segment.fd, os.pread(segment.fd, _ZEROS, at), at)
+    for at in range(0, os.fstat(fd).st_size, _ZEROS):
+        os.pwrite(fd, os.pread(fd, _ZEROS, at), at)
 
 
 def put_on_disk(paths: set[Path], snapshots: list) -> None:
@@ -410,9 +410,36 @@ def replay(folder: Path) -> Replay:
     return Replay([record for records in reversed(chain) for record in records], damage, paths, last)
 
 
-def has_failed(folder: Path) -> bool:
-    """Whether a segment of it was set aside and is not dealt with."""
-    return any(folder.glob(f"*{_BAD}"))
+def rescue(folder: Path) -> None:
+    """What can be read of segments whose sync failed is written elsewhere; they themselves are never used again.
+
+    Before anything is replayed: what a start puts in place must not be ahead of what the journal has on disk.
+    """
+    for bad in folder.glob(f"*{_BAD}"):
+        copy = bad.with_suffix(".journal")
+        if not copy.exists():      # else it was made, and by now less may be left to read
+            raw, _ = _read(bad)
+            fresh = bad.with_suffix(".new")
+            allocate(fresh, len(raw))
+            with open(fresh, "r+b") as file:
+                file.write(raw)
+                file.flush()
+                os.fdatasync(file.fileno())
+            fresh.replace(copy)
+            _sync(folder, os.fsync)
+        bad.rename(bad.with_suffix(_ASIDE))
+        _sync(folder, os.fsync)
+
+
+def make_sure(found: Replay) -> None:
+    """What was replayed is on disk: a kill may have come before its sync."""
+    for path in found.segments:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            _write_again(fd)
+            os.fdatasync(fd)
+        finally:
+            os.close(fd)
 
 
 def _segments(folder: Path) -> list[Path]:
@@ -484,7 +511,7 @@ def _records(raw: memoryview, sequence: int, number: int, following: int | None)
             at, number = at + mended[1], number + 1
             continue
         wrong = _wrong_entries(record) if record is not None else []
-        is_written = record is not None and len(wrong) < 2 and len(record.rows) - 1 not in wrong      # to its end
+        is_written = record is not None and not wrong                 # what of it is wrong says nothing about it
         later = _next_record(raw, at, sequence, number)
         was_synced = later is not None or following == number + 1
         if record is not None and (was_synced or is_written):
@@ -638,9 +665,9 @@ def _by_age(folder: Path) -> list[tuple[int, Path]]:
 def open_journal(folder: Path, *, segment_bytes: int, segments_max: int, kept: Replay | None = None, changed=None) -> Journal:
     """A journal to write, when all that was in it has been applied; its files are used again.
 
-    kept: what was replayed and is not on disk yet where it belongs; `changed` stands for that at a checkpoint.  Without it (always
-    where a segment has failed) everything is, and all segments are retired, oldest first: should this process be killed meanwhile,
-    those left are the newest, and say once more what holds.  Older ones alone would bring back what was acknowledged since.
+    kept: what was replayed and is not on disk yet where it belongs; `changed` stands for that at a checkpoint.  Without it
+    everything is, and all segments are retired, oldest first: should this process be killed meanwhile, those left are the newest,
+    and say once more what holds.  Older ones alone would bring back what was acknowledged since.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for above in (folder.parent, folder.parent.parent):
@@ -650,16 +677,12 @@ def open_journal(folder: Path, *, segment_bytes: int, segments_max: int, kept: R
     full: list[tuple[_Segment, set]] = []
     with contextlib.ExitStack() as opened:
         for sequence, path in used:
-            if path.suffix == _BAD:
-                path.rename(path.with_suffix(_ASIDE))
-                _sync(folder, os.fsync)
-                continue
             segment = _Segment(path, os.open(path, os.O_RDWR | os.O_CLOEXEC), sequence)
             if is_kept := kept is not None and path in kept.segments:
                 opened.callback(os.close, segment.fd)
                 full.append((segment, {changed}))
                 if sequence == last:
-                    _write_again(segment)
+                    _write_again(segment.fd)
             else:
                 _retire(segment)
             os.fdatasync(segment.fd)           # also one that is kept: what follows it must not be there without its end
@@ -668,7 +691,7 @@ def open_journal(folder: Path, *, segment_bytes: int, segments_max: int, kept: R
         if changed is not None:
             changed.is_durable()
         keeps = {segment.path for segment, _ in full}
-        free = [path for _, path in used if path not in keeps and path.suffix != _BAD and path.stat().st_size == segment_bytes]
+        free = [path for _, path in used if path not in keeps and path.stat().st_size == segment_bytes]
         free = free[:max(1, segments_max - len(full))]
         for path in set(folder.glob("*.journal")) - set(free) - keeps:
             path.unlink()

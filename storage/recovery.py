@@ -239,6 +239,8 @@ class Recovered:
 
 def recover(data_dir: Path, folder: Path, *, is_put_on_disk: bool = False) -> Recovered:
     """Apply what the journal in folder holds.  Raises CorruptFile."""
+    if folder.exists():
+        journal.rescue(folder)
     found = journal.replay(folder) if folder.exists() else Replay([], [], set(), 0)
     if not found.records:
         return Recovered(damage=found.damage)
@@ -247,7 +249,8 @@ def recover(data_dir: Path, folder: Path, *, is_put_on_disk: bool = False) -> Re
         recovery.apply(record)
     recovery.finish()
     recovered = Recovered(recovery.entries, found.damage + recovery.damage)
-    if is_put_on_disk or journal.has_failed(folder) or len(found.segments) > _KEPT_MAX:
+    if is_put_on_disk or len(found.segments) > _KEPT_MAX:
+        journal.make_sure(found)
         journal.put_on_disk(*journal.to_put({recovery}))
         recovery.is_durable()
     else:

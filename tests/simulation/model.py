@@ -98,7 +98,8 @@ class State:
             first, mine, last = (state.left.get(position, entry.whole) for state in (low, self, high))
             if mine & ~first or last & ~mine:
                 return False
-            if mine and not low.counts.get(position, 0) <= self.counts.get(position, 0) <= high.counts.get(position, 0):
+            least, count, most = (state.counts.get(position, 0) for state in (low, self, high))
+            if mine and (count < least or (last and count > most)):       # what is acknowledged in the end is counted no more
                 return False
         return all(first <= mine <= last for first, mine, last in zip(low.totals, self.totals, high.totals, strict=True))
 

@@ -57,7 +57,7 @@ def _try(work: tuple[int, int, str, bool]) -> tuple[int, str, dict[str, int]]:
     try:
         return seed, "", simulate(seed, steps, canary=canary, is_verbose=is_verbose)[1]
     except Broken as broken:
-        return seed, traceback.format_exc() if is_verbose else f"broken: {broken}"[:400], {}
+        return seed, traceback.format_exc() if is_verbose else f"broken: {broken}"[:4_000], {}
     except Exception:
         return seed, traceback.format_exc(), {}
 

@@ -10,7 +10,7 @@ from .canaries import CANARIES
 from .model import Broken
 from .simulate import command, simulate
 
-SEEDS = int(os.environ.get("SEEDS", "60"))
+SEEDS = int(os.environ.get("SEEDS", "200"))
 EACH = 10                 # seeds of one test
 CANARY_SEEDS = 60
 

@@ -204,6 +204,8 @@ class World:
         self.disk.is_dead = True
         self._bury()
         is_cut = self.chance.random() < 0.5
+        unsure = {subscription: list(subscription.candidates) for topic in self.topics for subscription in topic.subscriptions.values()}
+        cuts = self.counts.get("power cuts", 0)
         for topic in self.topics:
             if not is_cut:
                 for subscription in topic.subscriptions.values():
@@ -224,6 +226,9 @@ class World:
         if self.chance.random() < 0.1:
             gc.collect()
         self.begin()
+        if not is_cut and self.counts.get("power cuts", 0) > cuts:      # before what the kill had left in memory was synced
+            for subscription, candidates in unsure.items():
+                subscription.candidates = candidates + subscription.candidates
         if self.is_ending:
             raise Again
         if self.chance.random() < 0.7:

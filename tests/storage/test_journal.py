@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from geminga.storage import format, mending
 from geminga.storage.errors import CorruptFile
-from geminga.storage.journal import open_journal, replay
+from geminga.storage.journal import Record, open_journal, replay
 
-from .files import cut, flip, make_newer, number_of, overwrite, record
+from .files import PARTITION, cut, flip, make_newer, number_of, overwrite, record
 from .journals import BIG, HEADER, SEGMENT, numbers, only_segment, segments, write
 from .rig import entry_of
 
@@ -310,3 +310,20 @@ def test_a_checksum_says_which_bit_of_many_is_wrong(size):
         wrong = bytearray(content)
         wrong[at] ^= 4
         assert mending.wrong_bit(size, crc32c(content) ^ crc32c(wrong)) == 8 * at + 2
+
+
+def test_a_sector_of_a_last_record_that_was_never_written_is_no_damage(opened):
+    """Nothing of it was answered: an entry in its middle is wrong, those behind it are there."""
+    target = opened()
+    rows = np.zeros(3, format.INDEX_ROW)
+    entries = [entry_of(b"%d" % n * 700) for n in range(3)]
+    rows["size"], rows["crc32c"] = [len(entry) for entry in entries], [int.from_bytes(entry[2:6], "big") for entry in entries]
+    sources = np.cumsum([0, *map(len, entries[:-1])]).astype(format.SOURCE)
+    target.append(record(1))
+    target.sync()
+    target.append(Record(np.array([(PARTITION, 1, 0, 3)], format.GROUP_ROW), rows, sources, np.zeros(0, format.OP_ROW), entries,
+                         sum(map(len, entries))))
+    [path] = [path for path in opened.left().glob("*.journal") if entries[1] in path.read_bytes()]
+    overwrite(path, path.read_bytes().index(entries[1]) + 100, bytes(512))
+    found = replay(path.parent)
+    assert len(found.records) == 1 and not found.damage
