@@ -14,9 +14,10 @@ from pathlib import Path
 from ..harness import Broker, eventually, unique_topic
 from .clients import KINDS, Client
 from .figures import Figures, NotBack, configuration
-from .traffic import LANES, SECONDS, Lane
+from .traffic import LANES, Lane
 
 KILLS = 50                    # of a round
+PATIENCE = 60                 # seconds; how long it took is in the figures
 PAUSE_SECONDS = 0.3           # at most, between two
 VICTIMS = {"worker": 3, "owner": 4, "admin": 1, "supervisor": 3}
 
@@ -91,7 +92,7 @@ class Round:
         self.figures.ends[f"killed: {victim}"] += 1
         if self.chance.random() < 0.7:        # else the next comes while this one is not over
             sent = {lane: lane.promises.sent for lane in lanes}
-            eventually(lambda: all(lane.promises.latest >= sent[lane] for lane in lanes), SECONDS, "receipts on all topics")
+            eventually(lambda: all(lane.promises.latest >= sent[lane] for lane in lanes), PATIENCE, "receipts on all topics")
             self.figures.took(f"return of publishing, {victim} killed", time.monotonic() - begun)
 
 

@@ -3,7 +3,7 @@
 What real clients make of it is the business of tests/clients/test_across_crashes.py.
 """
 import os
-import select
+import selectors
 import signal
 import socket
 from contextlib import ExitStack, contextmanager
@@ -115,7 +115,10 @@ def test_the_port_answers_while_a_worker_is_dead_and_nobody_who_came_meanwhile_i
             peers = [stack.enter_context(Peer(broker.service_url, first=b"")) for _ in range(32)]      # all at one: once in 2^31 runs
             for peer in peers:
                 peer.say(CONNECT)
-            answered = eventually(lambda: [peer for peer in peers if select.select([peer.socket], [], [], 0)[0]], SECONDS, "an answer")
+            selector = stack.enter_context(selectors.DefaultSelector())
+            for peer in peers:
+                selector.register(peer.socket, selectors.EVENT_READ, peer)
+            answered = eventually(lambda: [key.data for key, _ in selector.select(0)], SECONDS, "an answer")
             assert answered[0].hear().type == T.CONNECTED
             answered[0].open_producer(unique_topic("crash"))
         broker.wait_replaced("worker", 0, killed, BACK_SECONDS)

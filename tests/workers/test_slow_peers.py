@@ -1,5 +1,5 @@
 """Clients that do not read, do not write, or stop in the middle: memory stays bounded and the others go on."""
-import select
+import selectors
 import socket
 import struct
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ def within_bounds(broker: Broker, bystander: Bystander) -> Iterator:
 
 
 def wait_readable(peer: Peer) -> None:
-    assert select.select([peer.socket], [], [], SECONDS)[0]
+    assert _is_ready(peer, selectors.EVENT_READ, SECONDS)
 
 
 def test_consumers_that_never_read_hold_up_nobody(broker, within_bounds):
@@ -63,6 +63,13 @@ def test_consumers_that_never_read_hold_up_nobody(broker, within_bounds):
         within_bounds()
 
 
+def _is_ready(peer: Peer, event: int, seconds: float) -> bool:
+    """Not by select, which knows no descriptor above 1,023."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(peer.socket, event)
+        return bool(selector.select(seconds))
+
+
 def say_until_stuck(peer: Peer, data: bytes, times: int) -> int:
     """Writes data again and again until the broker takes no more of it for a second; returns the bytes it has taken.
 
@@ -71,7 +78,7 @@ def say_until_stuck(peer: Peer, data: bytes, times: int) -> int:
     peer.answers_pings = False
     peer.socket.setblocking(False)
     said, whole = 0, memoryview(data)
-    while said < times * len(data) and select.select([], [peer.socket], [], 1)[1]:
+    while said < times * len(data) and _is_ready(peer, selectors.EVENT_WRITE, 1):
         said += peer.socket.send(whole[said % len(data):])
     peer.socket.settimeout(SECONDS)
     return said
