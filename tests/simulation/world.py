@@ -333,8 +333,14 @@ class World:
             or any(command is not None and command.type in ANSWERS and action != envelope.CONSUMER_READY
                    for _, action, _, _, command in answers.replies) \
             or (any(is_anew for _, is_anew in self.touched.values()) and bool(answers.commands(T.SUCCESS)))
-        is_told, self.is_more = is_told and not self.is_more, False
+        is_more, self.is_more = self.is_more, False
         touched, self.touched = self.touched, {}
+        if is_told and is_more:      # what was done before the pass is on disk; what was done in it may have come behind the answer
+            for topic in self.topics:
+                for subscription in topic.subscriptions.values() if topic.is_known else ():
+                    before = touched[subscription][0] if subscription in touched else subscription.state
+                    subscription.candidates = [(before, before)]
+            is_told, self.unsynced_since = False, None
         for subscription, (before, is_anew) in touched.items():
             subscription.candidates += self._between(before, subscription.state, is_anew)
         if touched and self.unsynced_since is None:
