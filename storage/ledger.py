@@ -231,10 +231,11 @@ class Ledger:
     def seal(self) -> None:
         """Nothing is appended any more; the header says how much there is."""
         self.is_sealed = True
-        self._write_header()
+        self.write_header()
         self.close()
 
-    def _write_header(self) -> None:
+    def write_header(self) -> None:
+        """The index says how much there is."""
         _write_all(self._open()[1], self.header(), 0)
 
     def header(self) -> bytes:
@@ -264,7 +265,7 @@ class Ledger:
         if self.is_unlinked:
             return [], []
         if not self.is_sealed and not self.is_released:
-            self._write_header()
+            self.write_header()
         return self.files(), []
 
     def files(self) -> list[Path]:
@@ -306,7 +307,7 @@ def create(folder: Path, partition_id: int, ledger_id: int, *, first_message: in
         allocate(ledger.ledger_path, max(_EXTENT_MIN, extent))
         allocate(ledger.index_path, _INDEX_EXTENT_MIN)
         ledger.write_ledger_header()
-        ledger._write_header()
+        ledger.write_header()
     except (OSError, StorageFull) as error:
         if is_new:
             with contextlib.suppress(OSError):

@@ -230,6 +230,8 @@ def open_partition(data_dir: Path, partition_id: int, name: TopicName, topic_epo
     for found in partition.ledgers[:-1]:
         if not found.is_sealed:
             found.seal()
+    for found in partition.ledgers[-1:]:
+        found.is_sealed = False           # whatever its header says: the one that came behind it may not have got to disk
     if partition.ledgers:
         partition.next_message = partition.open_ledger.next_message
     for text, subscription_id in names.items():

@@ -81,7 +81,7 @@ class Recovery:
         self._stretches.clear()
         for found in self._ledgers.values():
             if found is not None:
-                found.checkpoint()
+                found.write_header()      # also of one that says it is sealed: that may be from a roll that never got to disk
                 found.close()
                 self.damage += found.damage
 
