@@ -380,16 +380,21 @@ def _new_subscription(owner, found: Partition, request: api.CommandSubscribe) ->
 
 
 def _create_subscription(owner, found: Partition, name: str, position: Position) -> Subscription:
-    subscription_id = owner.catalogue.create_subscription(found.partition_id, name)
-    subscription = found.add_subscription(name, Cursor(subscription_id, position, is_durable=True))
-    reset(owner, subscription, position)
+    cursor = found.new_cursor(0, position, is_durable=True)      # before anything is made: its ledger may not open
+    cursor.subscription_id = owner.catalogue.create_subscription(found.partition_id, name)
+    subscription = found.add_subscription(name, cursor)
+    _note_beginning(owner, subscription)
     return subscription
 
 
 def reset(owner, subscription: Subscription, position: Position) -> None:
     """The cursor starts anew behind position."""
+    subscription.partition.begin(subscription.cursor, position)
+    _note_beginning(owner, subscription)
+
+
+def _note_beginning(owner, subscription: Subscription) -> None:
     found, cursor = subscription.partition, subscription.cursor
-    found.begin(cursor, position)
     if subscription.is_durable:
         ledger_id, entry_id = cursor.mark_delete
         owner.note(found, op(format.CURSOR_RESET, found.partition_id, subscription_id=cursor.subscription_id,
