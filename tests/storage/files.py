@@ -77,7 +77,12 @@ def number_of(found: Record) -> int:
 
 def copy_of(folder: Path, target: Path) -> Path:
     """The folder as a SIGKILL leaves it: what was written is in the files, synced or not, and nothing else is left."""
-    return Path(shutil.copytree(folder, target))
+    for _ in range(100):
+        try:
+            return Path(shutil.copytree(folder, target))
+        except (shutil.Error, FileNotFoundError):      # a checkpoint's thread has renamed a file meanwhile: a kill is at one moment
+            shutil.rmtree(target, ignore_errors=True)
+    raise AssertionError(f"{folder} does not stand still")
 
 
 def flip(path: Path, offset: int, bit: int = 0) -> None:

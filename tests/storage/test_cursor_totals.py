@@ -42,6 +42,7 @@ class Lives:
 
     def next(self, how):
         old = self.rig
+        old.settle()
         target = self.folder / str(int(old.data_dir.name) + 1)
         if how == "stop":
             old.close()

@@ -213,6 +213,7 @@ def powered(request, tmp_path, monkeypatch):
         return made[-1]
 
     def cut(rig, times=1 << 30):
+        rig.settle()
         target = tmp_path / str(int(disk.data_dir.name) + 1)
         disk.after_power_cut(target, with_sizes=request.param)
         disk.data_dir = target
