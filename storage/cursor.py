@@ -146,6 +146,17 @@ class Cursor:
         self.redeliveries.forget(ledger_id)
         self.deaths.forget(ledger_id)
 
+    def acknowledged(self, ledger_id: int, first: int, end: int) -> NDArray[np.bool_]:
+        """Of each entry first .. end - 1 of the ledger whether it is."""
+        found = np.full(end - first, ledger_id < self.mark_delete[0])
+        bitmap = self.bitmaps.get(ledger_id)
+        if bitmap is not None and ledger_id >= self.mark_delete[0]:      # it may be shorter than the ledger
+            bits = np.unpackbits(bitmap[first >> 3:(end + 7) >> 3], bitorder="little")[first & 7:][:end - first]
+            found[:len(bits)] = bits
+        if ledger_id == self.mark_delete[0]:
+            found[:max(0, self.mark_delete[1] + 1 - first)] = True
+        return found
+
     def unacknowledged(self, ledger: Ledger, first: int, end: int) -> Iterator[tuple[int, int]]:
         """(first, end) of each run of entries in [first, end) that are not acknowledged."""
         if ledger.ledger_id < self.mark_delete[0]:
@@ -154,15 +165,12 @@ class Cursor:
             first = max(first, self.mark_delete[1] + 1)
         if first >= end:
             return
-        bitmap = self.bitmaps.get(ledger.ledger_id)
-        if bitmap is None:
+        if ledger.ledger_id not in self.bitmaps:
             yield first, end
             return
-        bits = np.ones(end - first + 2, np.uint8)      # an acknowledged entry on either side, so that every run has two edges
-        known = np.unpackbits(bitmap[first >> 3:(end + 7) >> 3], bitorder="little")[first & 7:][:end - first]
-        bits[1:-1] = 0                                 # the bitmap may be shorter than the ledger
-        bits[1:1 + len(known)] = known
-        edges = (np.flatnonzero(np.diff(bits)) + first).tolist()
+        settled = np.ones(end - first + 2, bool)       # an acknowledged entry on either side, so that every run has two edges
+        settled[1:-1] = self.acknowledged(ledger.ledger_id, first, end)
+        edges = (np.flatnonzero(np.diff(settled)) + first).tolist()
         yield from zip(edges[0::2], edges[1::2], strict=True)
 
     def left(self, ledger: Ledger, first: int, end: int) -> Iterator[Entries]:
@@ -177,9 +185,12 @@ class Cursor:
             if len(runs) <= _FEW_RUNS:
                 yield from (range(*run) for run in runs)
             else:
-                firsts, ends = np.array(runs).T
-                counts = ends - firsts
-                yield np.repeat(firsts - np.cumsum(counts) + counts, counts) + np.arange(int(counts.sum()))
+                yield entries_of(np.array(runs))
+
+    def all_left(self, ledger: Ledger, end: int) -> NDArray[np.int64]:
+        """The entries before `end` that are not acknowledged, ascending."""
+        runs = list(self.unacknowledged(ledger, 0, end))
+        return entries_of(np.array(runs)) if runs else np.zeros(0, np.int64)
 
     def unacknowledged_messages(self, ledger: Ledger, first: int, end: int) -> int:
         """How many messages of the entries in [first, end) are not acknowledged."""
@@ -195,12 +206,10 @@ class Cursor:
 
     def acknowledged_beyond(self, ledger: Ledger) -> int:
         """How many entries of the ledger are acknowledged beyond the mark-delete position."""
-        bitmap = self.bitmaps.get(ledger.ledger_id)
-        if bitmap is None or ledger.ledger_id < self.mark_delete[0]:
+        if ledger.ledger_id not in self.bitmaps or ledger.ledger_id < self.mark_delete[0]:
             return 0
         first = self.mark_delete[1] + 1 if ledger.ledger_id == self.mark_delete[0] else 0
-        bits = np.unpackbits(bitmap[first >> 3:(ledger.entries + 7) >> 3], bitorder="little")
-        return int(bits[first & 7:].sum())
+        return int(np.count_nonzero(self.acknowledged(ledger.ledger_id, first, ledger.entries)))
 
     def backlog(self, ledgers: list[Ledger]) -> int:
         """Entries that are not acknowledged."""
@@ -237,3 +246,10 @@ class Cursor:
         if bitmap is not None:
             grown[:len(bitmap)] = bitmap
         return grown
+
+
+def entries_of(runs: NDArray[np.int64]) -> NDArray[np.int64]:
+    """All entries of runs (n, 2): first, and the one behind the last, of each."""
+    firsts, ends = runs.T
+    counts = ends - firsts
+    return np.repeat(firsts - np.cumsum(counts) + counts, counts) + np.arange(int(counts.sum()))

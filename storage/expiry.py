@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from geminga.storage import acknowledgements
 from geminga.storage.acknowledgements import Acks
-from geminga.storage.cursor import EXPIRED, Cursor
+from geminga.storage.cursor import EXPIRED
 from geminga.storage.ledger import Ledger
 from geminga.storage.partition import Partition
 from geminga.storage.pending import NEVER_MS
@@ -68,7 +68,7 @@ class Expiry:
         first = min((subscription.cursor.mark_delete for subscription in subscriptions), default=partition.last_confirmed)
         watch.begun, watch.ledgers = partition.begun, {id_: one for id_, one in watch.ledgers.items() if id_ >= first[0]}
         for ledger in partition.ledgers_from(first[0]):
-            if ledger.index is not None and ledger.lost:      # looked at now, if they are another process's
+            if ledger.has_lost:
                 partition.give_up_lost(ledger)
                 self._owner.wake(partition)
             progress = watch.ledgers.setdefault(ledger.ledger_id, _Progress())
@@ -82,7 +82,7 @@ class Expiry:
         watch.next_ms = soonest_ms + ttl_ms
 
     def _acknowledge(self, subscription: Subscription, ledger: Ledger, progress: _Progress) -> None:
-        entries = unacknowledged(subscription.cursor, ledger, progress.done)
+        entries = subscription.cursor.all_left(ledger, progress.done)
         if len(progress.late):
             entries = entries[~np.isin(entries, progress.late, assume_unique=True)]
         if len(entries):
@@ -104,13 +104,3 @@ def _advance(progress: _Progress, ledger: Ledger, came_ms: int) -> None:
             break
     if late is not progress.late:
         progress.late, progress.late_ms = late, int(ledger.deliver_at[late].min()) if len(late) else NEVER_MS
-
-
-def unacknowledged(cursor: Cursor, ledger: Ledger, end: int) -> NDArray[np.int64]:
-    """The entries before `end` that are not acknowledged, ascending."""
-    runs = list(cursor.unacknowledged(ledger, 0, end))
-    if len(runs) <= 1:
-        return np.arange(*runs[0]) if runs else np.zeros(0, np.int64)
-    starts, ends = np.array(runs).T
-    sizes = ends - starts
-    return np.arange(sizes.sum()) + np.repeat(starts - (np.cumsum(sizes) - sizes), sizes)

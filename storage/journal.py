@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from geminga.proto.frames import CHECKSUM_END, MAGIC
 from geminga.storage import format
 from geminga.storage.errors import CorruptFile, NotDurable, StorageFull, is_full, text_of
-from geminga.storage.ledger import allocate
+from geminga.storage.ledger import allocate, write_anew
 from geminga.storage.mending import wrong_bit
 
 _ZEROS = 1 << 20
@@ -156,7 +156,7 @@ class Journal:
         bad = self._segment.path.with_suffix(_BAD)
         try:
             self._segment.path.rename(bad)
-            _sync(self.folder, os.fsync)
+            sync(self.folder, os.fsync)
             what = f"it is set aside as {bad.name}"
         except OSError as again:      # no file system any more
             what = f"nor can it be set aside: {again.strerror}"
@@ -274,7 +274,7 @@ class Journal:
             put_on_disk(*to_put(self._dirty.union(*(changed for _, changed in self._full))))
             for done in self._free:         # that they are retired may be in memory only, and older ones alone must not be replayed
                 if done.exception() is None:
-                    _sync(done.result(), os.fdatasync)
+                    sync(done.result(), os.fdatasync)
             for segment in segments:
                 _retire(segment)
                 os.fdatasync(segment.fd)
@@ -320,7 +320,7 @@ def _write_zeros(path: Path, size: int) -> Path:
             os.fdatasync(fd)
         finally:
             os.close(fd)
-        _sync(path.parent, os.fsync)      # a file has a name after a power cut only if its folder was synced
+        sync(path.parent, os.fsync)      # a file has a name after a power cut only if its folder was synced
     except (OSError, StorageFull):
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
@@ -348,18 +348,19 @@ def put_on_disk(paths: set[Path], snapshots: list) -> None:
         snapshot.write()
     for path in paths:
         try:
-            _sync(path, os.fdatasync)
+            sync(path, os.fdatasync)
         except FileNotFoundError:   # deleted since: fully acknowledged
             continue
     paths = paths | {snapshot.file.path for snapshot in snapshots}
     for folder in {path.parent for path in paths}:
         if folder.exists():
-            _sync(folder, os.fsync)
+            sync(folder, os.fsync)
     for folder in {above for path in paths for above in path.parents[1:3]}:      # the one above all was made with the first partition
-        _sync(folder, os.fsync)
+        sync(folder, os.fsync)
 
 
-def _sync(path: Path, how) -> None:
+def sync(path: Path, how) -> None:
+    """how: os.fsync, for folders, or os.fdatasync."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         how(fd)
@@ -418,17 +419,10 @@ def rescue(folder: Path) -> None:
     for bad in folder.glob(f"*{_BAD}"):
         copy = bad.with_suffix(".journal")
         if not copy.exists():      # else it was made, and by now less may be left to read
-            raw, _ = _read(bad)
-            fresh = bad.with_suffix(".new")
-            allocate(fresh, len(raw))
-            with open(fresh, "r+b") as file:
-                file.write(raw)
-                file.flush()
-                os.fdatasync(file.fileno())
-            fresh.replace(copy)
-            _sync(folder, os.fsync)
+            write_anew(copy, _read(bad)[0])
+            sync(folder, os.fsync)
         bad.rename(bad.with_suffix(_ASIDE))
-        _sync(folder, os.fsync)
+        sync(folder, os.fsync)
 
 
 def make_sure(found: Replay) -> None:
@@ -643,7 +637,7 @@ def retire(folder: Path) -> None:
     for path in folder.glob("*"):
         path.unlink()
     folder.rmdir()
-    _sync(folder.parent, os.fsync)
+    sync(folder.parent, os.fsync)
 
 
 def _by_age(folder: Path) -> list[tuple[int, Path]]:
@@ -671,7 +665,7 @@ def open_journal(folder: Path, *, segment_bytes: int, segments_max: int, kept: R
     """
     folder.mkdir(parents=True, exist_ok=True)
     for above in (folder.parent, folder.parent.parent):
-        _sync(above, os.fsync)
+        sync(above, os.fsync)
     used = _by_age(folder)
     last = used[-1][0] if used else 0
     full: list[tuple[_Segment, set]] = []

@@ -53,6 +53,20 @@ def allocate(path: Path, size: int) -> None:
         os.close(fd)
 
 
+def write_anew(path: Path, data) -> None:
+    """The file has this, synced, or what it had before; its folder is the caller's to sync.  Raises OSError."""
+    fresh = path.with_suffix(".new")
+    try:
+        with open(fresh, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+    except OSError:
+        fresh.unlink(missing_ok=True)      # what there was of room is of use to others
+        raise
+
+
 def map_file(path: Path, *, writable: bool) -> mmap.mmap:
     """The whole file, shared."""
     fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
@@ -112,6 +126,11 @@ class Ledger:
             if self._unchecked:
                 mending.check_rows(self)
         return self._index
+
+    @property
+    def has_lost(self) -> bool:
+        """Whether there is anything in `lost`; rows that another process wrote are looked at for that."""
+        return self.index is not None and bool(self.lost)
 
     def column(self, name: str) -> NDArray:
         """One of the index; kept, because making a view of a column costs as much as reading a few rows."""

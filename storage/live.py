@@ -23,7 +23,7 @@ class Passing:
     """The entries of one topic in one pass."""
 
     ledger_id = LEDGER_ID
-    lost = ()
+    has_lost = False
 
     def __init__(self, rows: NDArray):
         """rows: (n,) SEND_ROW"""

@@ -210,6 +210,7 @@ class Owner:
         self.by_name[partition.name] = partition
         self.apply_policies(partition)
         self.counters.add("partitions_open")
+        self._deal_with_damage(partition)
 
     def apply_policies(self, partition: Partition) -> None:
         """What is set for it in the catalogue holds from here on."""
@@ -217,7 +218,6 @@ class Owner:
         for watcher in (self.expiry, self.quotas, self.retention, self.puncher):
             watcher.watch(partition)
         partition.deduplicates = partition.policies.deduplication
-        self._deal_with_damage(partition)
 
     # -- a pass
 
@@ -464,9 +464,8 @@ class Owner:
         for ledger, lost in losses:
             self.counters.add("entries_lost", len(lost))
             for subscription_id in (cursor.NOBODY, *(s.cursor.subscription_id for s in partition.subscriptions.values() if s.is_durable)):
-                for entry_id in lost:
-                    self.note(partition, op(format.ACKNOWLEDGED, partition.partition_id, subscription_id=subscription_id,
-                                            ledger_id=ledger.ledger_id, entry_id=entry_id))
+                self.note_many(partition, acknowledgements.runs_of(
+                    format.ACKNOWLEDGED, partition.partition_id, subscription_id, ledger.ledger_id, lost))
             for subscription in partition.subscriptions.values():
                 self.count(subscription, cursor.SKIPPED, 0)
 

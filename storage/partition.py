@@ -44,7 +44,7 @@ class Partition:
     is_terminated: bool = False      # nothing is published any more
     is_released: bool = False        # somebody else may have opened it anew: this says nothing any more
     damage: list[str] = field(default_factory=list)                       # found, and not reported yet
-    losses: list[tuple[Ledger, list[int]]] = field(default_factory=list)  # entries that are there no more, and not in the journal yet
+    losses: list[tuple[Ledger, NDArray[np.int64]]] = field(default_factory=list)  # entries that are gone, not in the journal yet
     slot: int = -1                   # in the owner's table
     policies: Policies = Policies()  # what holds for it now
     begun: int = 0                   # how often a cursor began anew
@@ -154,9 +154,9 @@ class Partition:
         entries = np.array(lost, np.int64)
         self.gone.acknowledge(found, entries)
         for subscription in self.subscriptions.values():
-            messages = [found.messages_in(entry_id, entry_id + 1) for entry_id in subscription.cursor.acknowledge(found, entries).tolist()]
-            subscription.cursor.totals[SKIPPED] += sum(messages)
-        self.losses.append((found, lost))
+            fresh = subscription.cursor.acknowledge(found, entries)
+            subscription.cursor.totals[SKIPPED] += int(found.messages[fresh].sum())
+        self.losses.append((found, entries))
 
     # -- subscriptions
 

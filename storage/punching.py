@@ -8,7 +8,6 @@ import errno
 import os
 
 import numpy as np
-from numpy.typing import NDArray
 
 from geminga.storage import acknowledgements, format
 from geminga.storage.cursor import Cursor
@@ -77,8 +76,8 @@ class Puncher:
         first, end = _window(partition, ledger, cursors)
         if first >= end:
             return []
-        settled = np.logical_and.reduce([_acknowledged(cursor, ledger, first, end) for cursor in cursors])
-        fresh = settled & ~_acknowledged(partition.gone, ledger, first, end)
+        settled = np.logical_and.reduce([cursor.acknowledged(ledger.ledger_id, first, end) for cursor in cursors])
+        fresh = settled & ~partition.gone.acknowledged(ledger.ledger_id, first, end)
         if not (fresh & (ledger.column("size")[first:end] > 0)).any():
             return []
         edges = np.flatnonzero(np.diff(settled, prepend=False, append=False))
@@ -134,15 +133,3 @@ def _window(partition: Partition, ledger: Ledger, cursors: list[Cursor]) -> tupl
     if not any(ledger.ledger_id in cursor.bitmaps for cursor in cursors):
         end = min((cursor.mark_delete[1] + 1 for cursor in cursors if cursor.mark_delete[0] == ledger.ledger_id), default=end)
     return max(0, partition.gone.first_hole(ledger, 0) - _BEFORE), end
-
-
-def _acknowledged(cursor: Cursor, ledger: Ledger, first: int, end: int) -> NDArray[np.bool_]:
-    """Of each of the entries first .. end - 1 whether it is."""
-    found = np.full(end - first, ledger.ledger_id < cursor.mark_delete[0])
-    bitmap = cursor.bitmaps.get(ledger.ledger_id)
-    if bitmap is not None and ledger.ledger_id >= cursor.mark_delete[0]:
-        bits = np.unpackbits(bitmap[first >> 3:(end + 7) >> 3], bitorder="little")[first & 7:][:end - first]
-        found[:len(bits)] = bits
-    if ledger.ledger_id == cursor.mark_delete[0]:
-        found[:max(0, cursor.mark_delete[1] + 1 - first)] = True
-    return found

@@ -12,7 +12,6 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage import acknowledgements
 from geminga.storage.acknowledgements import Acks
 from geminga.storage.cursor import EVICTED, Cursor
-from geminga.storage.expiry import unacknowledged
 from geminga.storage.gate import Barrier
 from geminga.storage.ledger import Ledger
 from geminga.storage.partition import Partition
@@ -116,7 +115,7 @@ class Quotas:
         """The oldest entries that came, or were to come, until then go: so many bytes of them, or all."""
         partition = subscription.partition
         for ledger in partition.ledgers_from(subscription.cursor.mark_delete[0]):
-            entries = unacknowledged(subscription.cursor, ledger, _came_until(ledger, came_ms))
+            entries = subscription.cursor.all_left(ledger, _came_until(ledger, came_ms))
             entries = entries[ledger.deliver_at[entries] <= came_ms]
             if size is not None and len(entries):
                 sizes = np.cumsum(ledger.column("size")[entries], dtype=np.int64)
@@ -139,7 +138,7 @@ def _backlog_bytes(cursor: Cursor, partition: Partition) -> int:
     for ledger in partition.ledgers_from(cursor.mark_delete[0]):
         first = cursor.mark_delete[1] + 1 if ledger.ledger_id == cursor.mark_delete[0] else 0
         if ledger.ledger_id in cursor.bitmaps:
-            total += ledger.bytes_of(unacknowledged(cursor, ledger, ledger.entries))
+            total += ledger.bytes_of(cursor.all_left(ledger, ledger.entries))
         elif first < ledger.entries:
             total += ledger.size - int(ledger.column("offset")[first])
     return total

@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geminga.storage import format, journal, ledger, state, version1
-from geminga.storage.cursor import Cursor
+from geminga.storage.cursor import Cursor, entries_of
 from geminga.storage.errors import CorruptFile
 from geminga.storage.journal import Record, Replay
-from geminga.storage.ledger import Ledger
+from geminga.storage.ledger import Ledger, write_anew
 from geminga.storage.partition import Partition
 from geminga.storage.state import Snapshot, State, StateFile
 
@@ -191,9 +191,7 @@ class Recovery:
 
 def _entries(ops: NDArray) -> NDArray[np.int64]:
     """Of the runs that ops of ACKNOWLEDGED are about: all, sorted, each once."""
-    counts = ops["value"] + 1
-    within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-    return np.unique(np.repeat(ops["entry_id"], counts) + within)
+    return np.unique(entries_of(np.stack((ops["entry_id"], ops["entry_id"] + ops["value"] + 1), 1)))
 
 
 def _put(found: Ledger, stretches: list[_Stretch]) -> int:
@@ -293,12 +291,5 @@ def settle(data_dir: Path, owners: int) -> None:
     if not has_moved(data_dir, owners):
         return
     path = data_dir / "journal" / _OWNERS
-    fresh = path.with_suffix(".new")
-    with open(fresh, "w") as file:
-        file.write(f"{owners}\n")
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
-    fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    os.fsync(fd)
-    os.close(fd)
+    write_anew(path, b"%d\n" % owners)
+    journal.sync(path.parent, os.fsync)

@@ -81,7 +81,7 @@ def _make_anew(data_dir: Path, path: Path, findings: list[Finding]) -> bool:
 def _make_state(folder: Path, partition_id: int) -> bool:
     raw = format.state_path(folder).read_bytes()
     half = len(raw) // 2
-    whole = [copy for copy in (raw[:half], raw[half:]) if not state._wrong(copy, partition_id)]
+    whole = [copy for copy in (raw[:half], raw[half:]) if not state.why_wrong(copy, partition_id)]
     if whole:
         Snapshot(StateFile(folder, partition_id), 1, whole[0] * 2).write()
     return bool(whole)

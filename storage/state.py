@@ -7,7 +7,6 @@ What has changed since is in the journal, whose records may be applied to this a
 once the new one is synced, so a power cut finds the old or the new; and it is there twice in the file, so that a damaged
 copy costs nothing.
 """
-import os
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from geminga.storage import format, version1
 from geminga.storage.cursor import NOBODY, NOWHERE, Cursor
 from geminga.storage.errors import CorruptFile
+from geminga.storage.ledger import write_anew
 from geminga.storage.parts import words
 from geminga.storage.sequences import Sequences
 
@@ -79,7 +79,7 @@ def read(folder: Path, partition_id: int) -> State:
     except FileNotFoundError:
         return State(version1.read_cursors(folder, partition_id), is_uncounted=version1.is_there(folder))
     half = len(raw) // 2
-    wrong = [_wrong(raw[:half], partition_id), _wrong(raw[half:], partition_id)]
+    wrong = [why_wrong(raw[:half], partition_id), why_wrong(raw[half:], partition_id)]
     if all(wrong):
         raise CorruptFile(path, 0, "a copy of the partition's state that is whole", wrong[0])
     state = _decode(raw[half:] if wrong[0] else raw[:half])
@@ -87,7 +87,7 @@ def read(folder: Path, partition_id: int) -> State:
     return state
 
 
-def _wrong(copy: bytes, partition_id: int) -> str:
+def why_wrong(copy: bytes, partition_id: int) -> str:
     """Why this is not such a copy; "" if it is one."""
     if len(copy) < format.HEADER_SIZE:
         return f"it has {len(copy)} bytes"
@@ -147,16 +147,7 @@ class StateFile:
         with self._lock:
             if number <= self._written:
                 return
-            fresh = self.path.with_suffix(".new")
-            try:
-                with open(fresh, "wb") as file:
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
-                fresh.replace(self.path)
-            except OSError:
-                fresh.unlink(missing_ok=True)      # what there was of room is of use to others
-                raise
+            write_anew(self.path, data)
             self._written = number
             version1.remove(self.path.parent)
 

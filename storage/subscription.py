@@ -113,7 +113,7 @@ class Subscription:
 
     def deliverable(self, ledger: Ledger, first: int, end: int) -> Iterator[Entries]:
         """The entries in [first, end) that are neither acknowledged nor parked, in order."""
-        if end > first and ledger.index is not None and ledger.lost:      # looked at now, if they are another process's
+        if end > first and ledger.has_lost:
             self.partition.give_up_lost(ledger)
         for entries in self.cursor.left(ledger, first, end):
             parked = self.parked(ledger.ledger_id, entries) if self.deaths_max else ()

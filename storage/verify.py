@@ -187,7 +187,7 @@ class _Walk:
         self.seen.bytes += len(raw)
         half = len(raw) // 2
         try:
-            wrong = [(number, why) for number in (0, 1) if (why := state._wrong(raw[number * half:number * half + half], partition_id))]
+            wrong = [(number, why) for number in (0, 1) if (why := state.why_wrong(raw[number * half:number * half + half], partition_id))]
             is_lost = len(wrong) == 2
             for number, why in wrong:
                 findings.append(Finding(

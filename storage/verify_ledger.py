@@ -78,15 +78,7 @@ def look_at(task: Task) -> Report:
 
 def acknowledged(cursor: Cursor | None, ledger_id: int, entries: int) -> NDArray[np.bool_]:
     """Which of a ledger's entries (n,) the cursor has behind it."""
-    done = np.zeros(entries, bool)
-    if cursor is None:
-        return done
-    if ledger_id <= cursor.mark_delete[0]:
-        done[:None if ledger_id < cursor.mark_delete[0] else cursor.mark_delete[1] + 1] = True
-    if (bitmap := cursor.bitmaps.get(ledger_id)) is not None:
-        bits = np.unpackbits(bitmap[:(entries + 7) >> 3], bitorder="little")[:entries]
-        done[:len(bits)] |= bits.astype(bool)
-    return done
+    return np.zeros(entries, bool) if cursor is None else cursor.acknowledged(ledger_id, 0, entries)
 
 
 def runs(numbers: NDArray) -> list[tuple[int, int]]:

@@ -92,9 +92,8 @@ def test_damage_of_a_folder_that_is_served_is_found_and_not_repaired(broker, con
         producer.send(b"Q" * 100)
     [ledger] = (broker.data_dir / "partitions").glob("*/*.ledger")
     with traffic(client, [busy], seed) as counts:
-        eventually(lambda: counts[busy] >= 3_000, 60)           # so that a checkpoint has counted the quiet one's entries
         flip(ledger, ledger.read_bytes().index(b"Q" * 100) + 50)
-        [found] = verify.walk(broker.data_dir)
+        [found] = eventually(lambda: list(verify.walk(broker.data_dir)), 120)      # once a checkpoint has counted the quiet one's entries
         assert (found.severity, found.path, found.entries) == (Severity.LOSS, ledger, 1) and "sub" in found.consequence
         for more, status in ((), 4), (("--repair",), 5):
             done = subprocess.run([COMMAND[0], "verify", *more, broker.data_dir], capture_output=True, text=True, timeout=60, check=False)

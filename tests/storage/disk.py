@@ -3,8 +3,10 @@
 A file that was created and never synced has its name at best, and no content: zeros, or no length either.  Folders themselves, and the
 catalogue, which SQLite syncs out of our sight, count as safe.  Nothing is really synced meanwhile, which makes these tests fast.
 """
+import contextlib
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -24,7 +26,7 @@ class Disk:
             return
         place = path.relative_to(self.data_dir)
         if path.is_dir():
-            self._names[place] = {name: os.stat(path / name).st_size for name in os.listdir(path)}
+            self._names[place] = dict(_sizes(path))
             self._follow_renames(place)
         else:
             self._contents[place] = os.fstat(fd).st_ino, path.read_bytes()
@@ -34,9 +36,10 @@ class Disk:
         gone = {self._contents[place][0]: place for place in self._contents
                 if place.parent == folder and place.suffix == ".new" and not (self.data_dir / place).exists()}
         for name in self._names[folder]:
-            inode = os.stat(self.data_dir / folder / name).st_ino
-            if inode in gone:
-                self._contents[folder / name] = self._contents.pop(gone[inode])
+            with contextlib.suppress(FileNotFoundError):
+                inode = os.stat(self.data_dir / folder / name).st_ino
+                if inode in gone:
+                    self._contents[folder / name] = self._contents.pop(gone[inode])
 
     def after_power_cut(self, target: Path, *, with_sizes: bool) -> None:
         """Write to target what is safe of data_dir.  with_sizes: files that were never synced have their length."""
@@ -50,3 +53,10 @@ class Disk:
                 if content is None and (self.data_dir / folder / name).is_dir():
                     continue
                 (target / folder / name).write_bytes(content[1] if content is not None else bytes(size * with_sizes))
+
+
+def _sizes(folder: Path) -> Iterator[tuple[str, int]]:
+    """Of each file in it; the owner's other threads may delete some meanwhile."""
+    for name in os.listdir(folder):
+        with contextlib.suppress(FileNotFoundError):
+            yield name, os.stat(folder / name).st_size
