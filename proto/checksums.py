@@ -1,4 +1,4 @@
-"""CRC32-C of many entries of one size at once.
+"""CRC32-C of many entries at once: of one size as they come over the wire, of any sizes as they lie in a ledger.
 
 A call of crc32c costs about 100 ns whatever it covers.  A CRC is linear, so one call over all bodies laid end to end can
 be compared with what the claimed checksums combine to: combined(a, b) = shift(a, len(b)) ^ b, where `shift` (what so many
@@ -6,7 +6,7 @@ zero bytes do to a checksum) is a 32x32 matrix over GF(2), here four tables of 2
 so n checksums take n table look-ups as arrays.  A single wrong entry always changes the outcome, since
 every shift is invertible; only then is each one looked at by itself.
 """
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import numpy as np
 from crc32c import crc32c
@@ -16,6 +16,9 @@ COMBINE_MIN = 1024           # entries; below that the look-ups, a microsecond e
 _GROUPS_BITS = 5             # log2 of how many groups are left when combining stops: a call for each is cheaper than going on
 LARGE_MIN = 1024             # bytes; copying bodies this large side by side costs more than it saves
 _POLYNOMIAL = 0x82F63B78     # CRC32-C, reflected
+_ONES = 0xFFFFFFFF           # a checksum begins with this, and is xored with it in the end
+_DIGIT_BITS, _DIGITS = 7, 3  # a shift by any number of bytes is one for each of the number's digits
+LAID_OUT_MAX = 1 << _DIGIT_BITS * _DIGITS      # bytes
 
 
 def wrong_ones(bodies: NDArray[np.uint8], claimed: NDArray[np.uint32]) -> NDArray[np.intp]:
@@ -50,6 +53,49 @@ def _combine(checksums: NDArray[np.uint32], size: int) -> list[tuple[int, int, i
     step = 1 << levels
     return [(max(0, number * step - missing), (number + 1) * step - missing, expected)
             for number, expected in enumerate(checksums.tolist())]
+
+
+def laid_out(checksums: NDArray[np.uint32], offsets: NDArray[np.int64], sizes: NDArray[np.int64], length: int) -> int:
+    """The checksum of `length` < LAID_OUT_MAX bytes that are zeros but for pieces (n,) at offsets, none over another.
+
+    What a piece at its place adds is its register, the checksum without the ones at both ends, shifted by all that follows it.
+    """
+    after, begun = length - offsets - sizes, _begun()
+    registers = _shift(checksums.astype(np.int64) ^ _ONES, after)
+    return int(np.bitwise_xor.reduce(registers) ^ np.bitwise_xor.reduce(begun[after + sizes]) ^ begun[length]) ^ _ONES
+
+
+@cache
+def _begun() -> NDArray[np.uint32]:
+    """(LAID_OUT_MAX,): what that many zero bytes do to the ones that a checksum begins with."""
+    done = np.full(LAID_OUT_MAX, _ONES, np.uint32)
+    count = 1
+    while count < LAID_OUT_MAX:
+        done[count:2 * count] = _apply(_tables(count), done[:count])
+        count *= 2
+    return done
+
+
+def _shift(vectors: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.uint32]:
+    """What sizes (n,) zero bytes do to each of the checksums (n,)."""
+    for digit in range(_DIGITS):
+        tables, first = _tables_of_digit(digit), (sizes >> _DIGIT_BITS * digit & (1 << _DIGIT_BITS) - 1) << 10
+        out = tables.take(first + (vectors & 255))
+        for byte in (1, 2, 3):
+            out ^= tables.take(first + (256 * byte) + (vectors >> 8 * byte & 255))
+        vectors = out.astype(np.int64)
+    return out
+
+
+@cache
+def _tables_of_digit(digit: int) -> NDArray[np.uint32]:
+    """(values of a digit x 4 x 256,): what so many zero bytes do to each byte of a checksum."""
+    tables = np.empty((1 << _DIGIT_BITS, 4, 256), np.uint32)
+    tables[0] = np.arange(256, dtype=np.uint32) << np.arange(0, 32, 8, dtype=np.uint32)[:, None]
+    one = _tables(1 << _DIGIT_BITS * digit)
+    for value in range(1, len(tables)):
+        tables[value] = _apply(one, tables[value - 1])
+    return tables.ravel()
 
 
 def _apply(tables: NDArray[np.uint32], vectors: NDArray[np.uint32]) -> NDArray[np.uint32]:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 from crc32c import crc32c
-from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from geminga.proto import checksums
@@ -23,7 +22,7 @@ from geminga.storage.ledger import Ledger
 
 _BLOCK = 8 << 10           # rows
 _CHUNK = 1 << 20           # bytes of entries read at once, or one entry
-_RUN_MIN = 64              # entries of one size; fewer are looked at one by one
+_TOGETHER_MIN = 32         # entries; fewer are looked at one by one
 _HEADERS_MAX = 100         # looks at a header that its broker may be writing
 _WIDTH = format.INDEX_ROW.itemsize
 _MAGIC = int.from_bytes(MAGIC.to_bytes(2, "big"), "little")
@@ -314,26 +313,33 @@ def _chunks(offsets: NDArray, sizes: NDArray, wanted: NDArray) -> Iterator[tuple
 def wrong_entries(data: NDArray[np.uint8], offsets: NDArray[np.int64], sizes: NDArray[np.int64],
                   claimed: NDArray[np.uint32]) -> NDArray[np.intp]:
     """Which of the entries in data, one behind the other, do not begin with magic and the checksum that is claimed, or do not have that."""
-    short = np.flatnonzero(sizes < CHECKSUM_END)
-    if len(short):
-        rest = np.flatnonzero(sizes >= CHECKSUM_END)
-        return np.sort(np.concatenate((short, rest[wrong_entries(data, offsets[rest], sizes[rest], claimed[rest])])))
-    is_wrong = np.zeros(len(offsets), bool)
-    is_border = (sizes[1:] != sizes[:-1]) | (offsets[1:] != offsets[:-1] + sizes[:-1])
-    borders = np.concatenate(([0], np.flatnonzero(is_border) + 1, [len(offsets)]))
-    lengths = np.diff(borders)
-    is_long = lengths >= _RUN_MIN
-    for first, count in zip(borders[:-1][is_long].tolist(), lengths[is_long].tolist(), strict=True):
-        run, at, size = slice(first, first + count), int(offsets[first]), int(sizes[first])
-        bodies = as_strided(data[at:], (count, size), (size, 1))[:, CHECKSUM_END:]
-        is_wrong[first + checksums.wrong_ones(bodies, claimed[run])] = True
-        magics, heads = np.ndarray(count, "<u2", data, at, (size,)), np.ndarray(count, "<u4", data, at + 2, (size,))
-        is_wrong[run] |= (magics != _MAGIC) | (heads != claimed[run].byteswap())
-    few = np.flatnonzero(np.repeat(~is_long, lengths))
-    if len(few):
-        raw, starts = data.tobytes(), offsets[few]
-        ends = zip((starts + CHECKSUM_END).tolist(), (starts + sizes[few]).tolist(), strict=True)
-        is_wrong[few] |= np.array([crc32c(raw[start:end]) for start, end in ends], np.uint32) != claimed[few]
-        magics, heads = np.ndarray(len(data) - 1, "<u2", data, 0, (1,)), np.ndarray(len(data) - 3, "<u4", data, 0, (1,))     # at every byte
-        is_wrong[few] |= (magics[starts] != _MAGIC) | (heads[starts + 2] != claimed[few].byteswap())
+    is_wrong = sizes < CHECKSUM_END
+    if is_wrong.any():
+        rest = np.flatnonzero(~is_wrong)
+        is_wrong[rest[_wrong_one_by_one(data, offsets[rest], sizes[rest], claimed[rest])]] = True
+        return np.flatnonzero(is_wrong)
+    if len(offsets) < _TOGETHER_MIN or len(data) >= checksums.LAID_OUT_MAX:
+        return _wrong_one_by_one(data, offsets, sizes, claimed)
+    magics, heads = _heads(data)
+    big_endian = claimed.byteswap()
+    if (magics[offsets] == _MAGIC).all() and (heads[offsets + 2] == big_endian).all():
+        magics[offsets], heads[offsets + 2] = 0, 0
+        found = crc32c(data)
+        magics[offsets], heads[offsets + 2] = _MAGIC, big_endian
+        if found == checksums.laid_out(claimed, offsets + CHECKSUM_END, sizes - CHECKSUM_END, len(data)):
+            return np.empty(0, np.intp)
+    return _wrong_one_by_one(data, offsets, sizes, claimed)
+
+
+def _wrong_one_by_one(data: NDArray[np.uint8], offsets: NDArray[np.int64], sizes: NDArray[np.int64],
+                      claimed: NDArray[np.uint32]) -> NDArray[np.intp]:
+    raw, (magics, heads) = memoryview(data), _heads(data)
+    ends = zip((offsets + CHECKSUM_END).tolist(), (offsets + sizes).tolist(), strict=True)
+    is_wrong = np.array([crc32c(raw[start:end]) for start, end in ends], np.uint32) != claimed
+    is_wrong |= (magics[offsets] != _MAGIC) | (heads[offsets + 2] != claimed.byteswap())
     return np.flatnonzero(is_wrong)
+
+
+def _heads(data: NDArray[np.uint8]) -> tuple[NDArray[np.uint16], NDArray[np.uint32]]:
+    """As if an entry began at every byte: magic there, and two bytes further its checksum (big-endian)."""
+    return np.ndarray(len(data) - 1, "<u2", data, 0, (1,)), np.ndarray(len(data) - 3, "<u4", data, 0, (1,))

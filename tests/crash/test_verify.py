@@ -91,7 +91,7 @@ def test_damage_of_a_folder_that_is_served_is_found_and_not_repaired(broker, con
     for _ in range(10):
         producer.send(b"Q" * 100)
     [ledger] = (broker.data_dir / "partitions").glob("*/*.ledger")
-    with traffic(client, [busy], seed) as counts:
+    with traffic(client, [busy], seed):
         flip(ledger, ledger.read_bytes().index(b"Q" * 100) + 50)
         [found] = eventually(lambda: list(verify.walk(broker.data_dir)), 120)      # once a checkpoint has counted the quiet one's entries
         assert (found.severity, found.path, found.entries) == (Severity.LOSS, ledger, 1) and "sub" in found.consequence

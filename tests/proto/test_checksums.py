@@ -62,3 +62,24 @@ def test_bodies_need_not_lie_side_by_side(count):
 
 def test_the_checksum_of_nothing_is_zero():
     assert checksums.wrong_ones(np.empty((3, 0), np.uint8), np.array([0, 5, 0], np.uint32)).tolist() == [1]
+
+
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(pieces=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 300)), min_size=1, max_size=40),
+       rest=st.integers(0, 9), seed=st.integers(0, 9))
+def test_what_is_laid_out_has_the_checksum_that_the_pieces_give(pieces, rest, seed):
+    """(zeros before it, size) of each piece; some are empty."""
+    gaps, sizes = np.array(pieces).T
+    offsets = np.cumsum(gaps + sizes) - sizes
+    raw = np.zeros(int(offsets[-1] + sizes[-1]) + rest, np.uint8)
+    for offset, size in zip(offsets, sizes, strict=True):
+        raw[offset:offset + size] = bodies_of(1, size, seed)[0]
+    claimed = np.array([crc32c(raw[offset:offset + size].tobytes()) for offset, size in zip(offsets, sizes, strict=True)], np.uint32)
+    assert checksums.laid_out(claimed, offsets, sizes, len(raw)) == crc32c(raw.tobytes())
+
+
+def test_what_is_laid_out_may_be_long():
+    length = checksums.LAID_OUT_MAX - 1
+    raw = bodies_of(1, length)[0]
+    claimed = np.array([crc32c(raw.tobytes())], np.uint32)
+    assert checksums.laid_out(claimed, np.array([0]), np.array([length]), length) == claimed[0]

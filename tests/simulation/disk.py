@@ -353,7 +353,8 @@ class Disk:
                 self.fate.fail_sync_in = None
                 node.fail(self.chance)
                 self.failed_syncs += self.is_owner()
-                self.fail("failed sync", errno.EIO)
+                is_spare = node.name.endswith("-next.journal") and not self.is_owner()      # being made, for nobody yet
+                self.fail("failed sync of a spare" if is_spare else "failed sync", errno.EIO)
         node.sync()
 
     def do_rename(self, source, target, **rest):

@@ -436,7 +436,7 @@ class Life(World):
             return
         topic = subscription.topic
         waiting = [position for position in topic.log if subscription.unacknowledged(position)]
-        self._change(subscription)
+        before = self._change(subscription).copy()
         if self.chance.random() < 0.4:
             section = self.rig.question("clear", topic.name, subscription=subscription.name)
             skipped = waiting
@@ -445,7 +445,14 @@ class Life(World):
             section = self.rig.question("skip", topic.name, subscription=subscription.name, entries=entries)
             skipped = waiting[:entries]
         subscription.acknowledge(skipped, reason=SKIPPED)
-        self.run(section)
+
+        def unless_refused(answers) -> None:      # for want of descriptors
+            [answer] = answers.answered
+            if "refused" in answer:
+                demand(self.disk.faults != self.before, "nothing is refused without a cause", answer)
+                subscription.state = before
+
+        self.run(section, first=unless_refused)
 
     def unsubscribe(self) -> None:
         subscription = self._some_subscription()
