@@ -14,10 +14,11 @@ import hashlib
 import json
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
@@ -26,7 +27,7 @@ from geminga.storage.errors import NotDurable, StorageFull
 LEDGER_BLOCK = 100           # ledger ids taken at a time; what is left of a block at a crash is never used
 IDS_PER_SECOND = 1_024       # more than anybody takes for long, so that the clock is ahead of the counters
 _EPOCH_S = 1_735_689_600     # 2025-01-01 UTC
-VERSION = 3
+VERSION = 4
 
 _TABLES = """
 CREATE TABLE tenants (name TEXT PRIMARY KEY) WITHOUT ROWID;
@@ -46,10 +47,16 @@ _POLICIES = """
 -- What somebody set: of a tenant, of a namespace (tenant/namespace) or of a topic by its base name.  Values are JSON.
 CREATE TABLE policies (scope TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (scope, name)) WITHOUT ROWID;
 """
+_PROPERTIES = """
+-- What users note, as one JSON object: of a namespace (tenant/namespace), of a topic by its base name, of a subscription (#id).
+CREATE TABLE properties (scope TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+"""
+_SUMS = "CREATE TABLE sums (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID"
 COLUMNS = {          # of the tables that are summed up
     "tenants": ("name",), "namespaces": ("name", "tenant"), "topics": ("name", "namespace", "partitions", "created_ms"),
     "partitions": ("id", "name", "topic_epoch", "is_terminated"), "subscriptions": ("id", "partition_id", "name"),
-    "counters": ("name", "value"), "policies": ("scope", "name", "value")}
+    "counters": ("name", "value"), "policies": ("scope", "name", "value"), "properties": ("scope", "value")}
+_SINCE = {4: ("properties",)}      # tables that a version added to them
 
 
 class CatalogueError(Exception):
@@ -151,7 +158,7 @@ class Catalogue:
             self._write("DELETE FROM namespaces WHERE name = ?", (name,))
         except sqlite3.IntegrityError:
             return False
-        self._write("DELETE FROM policies WHERE scope = ?", (name,))
+        self._forget(name)
         return True
 
     def namespaces(self, tenant: str) -> list[str]:
@@ -176,7 +183,7 @@ class Catalogue:
 
     def delete_topic(self, topic: TopicName) -> None:
         """Its policies go too."""
-        self._write("DELETE FROM policies WHERE scope = ?", (str(topic),))
+        self._forget(str(topic))
         if self._write("DELETE FROM topics WHERE name = ?", (str(topic),)).rowcount:
             self.take("topics")
 
@@ -191,7 +198,8 @@ class Catalogue:
     def forget_live_topics(self) -> None:
         """Topics that keep nothing are gone when the broker was; those that are partitioned were asked for, and stay."""
         gone = "SELECT name FROM topics WHERE name LIKE 'non-persistent:%' AND partitions = 0"
-        self._write(f"DELETE FROM policies WHERE scope IN ({gone})")
+        for table in ("policies", "properties"):
+            self._write(f"DELETE FROM {table} WHERE scope IN ({gone})")
         self._write(f"DELETE FROM topics WHERE name IN ({gone})")
 
     def topics(self, namespace: str) -> list[str]:
@@ -215,6 +223,15 @@ class Catalogue:
     def create_partition(self, name: TopicName) -> int:
         return self._write("INSERT INTO partitions (name) VALUES (?)", (str(name),)).lastrowid
 
+    def delete_partition(self, partition_id: int) -> None:
+        """Its subscriptions go too, and the topic when that is not partitioned."""
+        for subscription_id in self._column("SELECT id FROM subscriptions WHERE partition_id = ?", (partition_id,)):
+            self.delete_subscription(subscription_id)
+        name = self._one("SELECT name FROM partitions WHERE id = ?", (partition_id,))
+        if name is not None:
+            self._write("DELETE FROM partitions WHERE id = ?", (partition_id,))
+            self.delete_topic(names.parse(name))
+
     def set_topic_epoch(self, partition_id: int, epoch: int) -> None:
         self._write("UPDATE partitions SET topic_epoch = ? WHERE id = ?", (epoch, partition_id))
 
@@ -236,6 +253,7 @@ class Catalogue:
         return self._write("INSERT INTO subscriptions (partition_id, name) VALUES (?, ?)", (partition_id, name)).lastrowid
 
     def delete_subscription(self, subscription_id: int) -> None:
+        self._write("DELETE FROM properties WHERE scope = ?", (_scope_text(subscription_id),))
         self._write("DELETE FROM subscriptions WHERE id = ?", (subscription_id,))
 
     # -- policies
@@ -251,6 +269,22 @@ class Catalogue:
         else:
             self._write("INSERT INTO policies VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET value = excluded.value",
                         (scope, name, json.dumps(value)))
+
+    def _forget(self, scope: str) -> None:
+        for table in ("policies", "properties"):
+            self._write(f"DELETE FROM {table} WHERE scope = ?", (scope,))
+
+    # -- properties
+
+    def properties(self, scope: str | int) -> dict[str, str]:
+        """Of a namespace, of a topic by its base name, or of a subscription by its id."""
+        return json.loads(self._one("SELECT value FROM properties WHERE scope = ?", (_scope_text(scope),)) or "{}")
+
+    def set_properties(self, scope: str | int, found: dict[str, str]) -> None:
+        """In place of those that there were."""
+        self._write("DELETE FROM properties WHERE scope = ?", (_scope_text(scope),))
+        if found:
+            self._write("INSERT INTO properties VALUES (?, ?)", (_scope_text(scope), json.dumps(found)))
 
     # -- counters
 
@@ -285,6 +319,10 @@ class Catalogue:
                            (counter, count)).fetchone()[0]
 
 
+def _scope_text(scope: str | int) -> str:
+    return f"#{scope}" if isinstance(scope, int) else scope
+
+
 def open_catalogue(path: Path, clock: Callable[[], float] = time.time) -> Catalogue:
     """The catalogue at path, made when there is none: by the supervisor, before there are others.  Raises CatalogueError."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -305,9 +343,10 @@ def open_catalogue(path: Path, clock: Callable[[], float] = time.time) -> Catalo
 def _create(catalogue: Catalogue) -> None:
     """All of it or nothing."""
     catalogue._db.execute("PRAGMA journal_mode = WAL")
-    for statement in (_TABLES + _POLICIES).split(";"):
+    for statement in (_TABLES + _POLICIES + _PROPERTIES).split(";"):
         catalogue._write(statement)
-    _sum_up(catalogue)
+    catalogue._write(_SUMS)
+    _sum_up(catalogue, COLUMNS)
     for namespace in ("public/default", "pulsar/system"):
         catalogue.create_namespace(namespace)
     catalogue._write(f"PRAGMA user_version = {VERSION}")
@@ -322,15 +361,20 @@ def _upgrade(catalogue: Catalogue) -> None:
         for statement in _POLICIES.split(";"):
             catalogue._write(statement)
     if version < 3:
-        _sum_up(catalogue)
+        catalogue._write(_SUMS)
+        _sum_up(catalogue, COLUMNS.keys() - _SINCE[4])
+    if version < 4:
+        for statement in _PROPERTIES.split(";"):
+            catalogue._write(statement)
+        _sum_up(catalogue, _SINCE[4])
     catalogue._write(f"PRAGMA user_version = {VERSION}")
     catalogue.commit()
 
 
-def _sum_up(catalogue: Catalogue) -> None:
-    """From now on each table has its sum."""
-    catalogue._write("CREATE TABLE sums (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID")
-    for table, columns in COLUMNS.items():
+def _sum_up(catalogue: Catalogue, tables: Iterable[str]) -> None:
+    """From now on each of these tables has its sum."""
+    for table in tables:
+        columns = COLUMNS[table]
         catalogue._write("INSERT INTO sums VALUES (?, ?)", (table, sum_of(catalogue._db, table)))
         old, new = (", ".join(f"{which}.{column}" for column in columns) for which in ("OLD", "NEW"))
         for event, value in (("INSERT", f"with_row(value, 1, {new})"), ("DELETE", f"with_row(value, -1, {old})"),

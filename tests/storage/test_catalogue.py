@@ -289,7 +289,7 @@ def test_a_catalogue_of_version_1_is_upgraded_where_it_is(version_1, opened):
     found.set_policy("public/default", "x", 1)
     found.commit()
     version, after = tables(version_1)
-    assert version == VERSION and after.keys() == before.keys() | {"policies", "sums"}
+    assert version == VERSION and after.keys() >= before.keys() | {"policies", "sums", "properties"}
     assert {name: after[name] for name in before} | {"policies": after["policies"]} == before | {"policies": [("public/default", "x", "1")]}
     assert opened().policies("public/default") == {"x": 1}      # and not again
 
@@ -337,3 +337,20 @@ def test_a_catalogue_that_was_only_begun_is_made_again(tmp_path):
     found = open_catalogue(path)
     assert found.has_namespace("public/default")
     found.close()
+
+
+def test_what_is_deleted_takes_its_properties_with_it(opened):
+    found = opened()
+    found.create_namespace("acme/eu")
+    topic = parse("acme/eu/t")
+    found.create_topic(topic, 0)
+    partition_id = found.create_partition(topic)
+    subscription_id = found.create_subscription(partition_id, "sub")
+    for scope in ("acme/eu", str(topic), subscription_id):
+        found.set_properties(scope, {"of": str(scope)})
+        assert found.properties(scope) == {"of": str(scope)}
+    assert not found.delete_namespace("acme/eu")
+    found.delete_partition(partition_id)
+    assert found.partition_count(topic) is None and found.partition(topic) is None
+    assert found.delete_namespace("acme/eu")
+    assert [found.properties(scope) for scope in ("acme/eu", str(topic), subscription_id)] == [{}, {}, {}]
