@@ -4,77 +4,49 @@
 
 A round is an empty disk, a configuration by chance, some topics, and CUTS cuts; then all is held against what its clients were promised.
 """
-import argparse
 import os
 import random
 import signal
-import tempfile
 import threading
-import time
 from contextlib import suppress
 from pathlib import Path
 
-from ..harness import Broker, unique_topic
-from .figures import Figures, NotBack, configuration
+from . import rounds
+from .figures import configuration
 from .forgetful import Disk
-from .traffic import LANES, Lane
 
 CUTS = 20                     # of a round
 LOAD_SECONDS = 0.5            # at most, between a start and a cut
 
 
-class Round:
+class Round(rounds.Round):
     """One disk and its broker."""
 
     def __init__(self, folder: Path, seed: int, sync: str = "group"):
-        self.chance = random.Random(seed)
-        self.figures = Figures()
+        chance = random.Random(seed)
         folder.mkdir()
-        config = folder / "geminga.toml"
-        config.write_text(configuration(self.chance, workers=1, owners=self.chance.choice([1, 2]), sync=sync))
+        text = configuration(chance, workers=1, owners=chance.choice([1, 2]), sync=sync)
         self.disk = Disk(folder / "disk", seed)
-        self.broker = Broker(folder / "disk", "--config", str(config))
+        super().__init__(folder, folder / "disk", chance, text)
 
-    def run(self, cuts: int) -> Figures:
-        lanes: list[Lane] = []
-        try:
-            self._start()
-            lanes = [Lane(self.broker, unique_topic("power"), self.chance.randrange(1 << 32), is_audited=self.chance.random() < 0.5, **how)
-                     for how in self.chance.sample(LANES, 3)]
-            for _ in range(cuts):
-                self._load()
-                self._cut()
-                while self.chance.random() < 0.15:
-                    self._cut_while_it_starts()
-                self._start()
-            for lane in lanes:
-                lane.stop()
-            for lane in lanes:
-                self.figures.receipted += len(lane.promises.receipted)
-                self.figures.acknowledged += len(lane.promises.acked)
-                self.figures.faults += lane.faults()
-        except NotBack:
-            pass
-        finally:
-            for lane in lanes:
-                lane.stop()
-            self.broker.close()
-            self.disk.close()
-        self.figures.tracebacks = self.broker.log().count("Traceback")
-        if not self.figures.is_good:
-            print(self.broker.log())
-        return self.figures
+    def load(self) -> None:
+        self.add_lanes("power", 3)
 
-    def _start(self) -> None:
-        begun = time.monotonic()
-        try:
-            self.broker.start()
-        except RuntimeError as failed:
-            self.figures.restart_failures += 1
-            raise NotBack from failed
-        self.figures.took("start", time.monotonic() - begun)
+    def end(self) -> None:
+        self._wait()
+        self._cut()
+        while self.chance.random() < 0.15:
+            self._cut_while_it_starts()
+        self.start()
 
-    def _load(self) -> None:
+    def finish(self) -> None:
+        """It has just been started."""
+
+    def close(self) -> None:
+        super().close()
+        self.disk.close()
+
+    def _wait(self) -> None:
         wait = threading.Event().wait
         wait(self.chance.random() * LOAD_SECONDS)
         if self.chance.random() < 0.5:
@@ -109,22 +81,5 @@ class Round:
         self.figures.ends["cut during a start"] += 1
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cuts", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
-    options = parser.parse_args()
-    all_of_them, seed = Figures(), options.seed
-    while all_of_them.ends.total() < options.cuts:
-        with tempfile.TemporaryDirectory(dir=options.folder, prefix="power-") as folder:
-            figures = Round(Path(folder) / "round", seed).run(CUTS)
-        all_of_them.add(figures)
-        print(f"seed {seed}: {figures.line()}", flush=True)
-        seed += 1
-    print(all_of_them.table())
-    return not all_of_them.is_good
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(rounds.main("cuts", __doc__, Round, CUTS))

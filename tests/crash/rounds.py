@@ -1,0 +1,97 @@
+"""What runs of kills and of power cuts share: rounds, each of them a broker under load that ends again and again."""
+import argparse
+import random
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+
+from ..harness import Broker, unique_topic
+from .clients import Client
+from .figures import Figures, NotBack
+from .traffic import LANES, Lane
+
+
+class Round(ABC):
+    """One folder, its broker and its load; in the end all is held against what clients were promised."""
+
+    def __init__(self, folder: Path, data_dir: Path, chance: random.Random, configuration: str):
+        self.chance, self.figures = chance, Figures()
+        config = folder / "geminga.toml"
+        config.write_text(configuration)
+        self.broker = Broker(data_dir, "--config", str(config))
+        self.lanes: list[Lane] = []
+        self.clients: list[Client] = []
+
+    @abstractmethod
+    def load(self) -> None:
+        """The broker runs: what is to use it."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """End the broker, and start it again."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """The broker runs, and nothing comes any more."""
+
+    def close(self) -> None:
+        self.broker.close()
+
+    def run(self, ends: int) -> Figures:
+        try:
+            self.start()
+            self.load()
+            for _ in range(ends):
+                self.end()
+            for load in self.lanes + self.clients:
+                load.stop()
+            self.finish()
+            for load in self.lanes + self.clients:
+                self.figures.receipted += len(load.promises.receipted)
+                self.figures.acknowledged += len(load.promises.acked)
+                self.figures.faults += load.faults()
+        except NotBack:
+            pass
+        finally:
+            for lane in self.lanes:
+                lane.stop()
+            for client in self.clients:
+                client.abandon()
+            self.close()
+        self.figures.tracebacks = self.broker.log().count("Traceback")
+        if not self.figures.is_good:
+            print(self.broker.log())
+        return self.figures
+
+    def add_lanes(self, hint: str, count: int) -> None:
+        self.lanes += [Lane(self.broker, unique_topic(hint), self.chance.randrange(1 << 32), is_audited=self.chance.random() < 0.5, **how)
+                       for how in self.chance.sample(LANES, count)]
+
+    def start(self) -> None:
+        begun = time.monotonic()
+        try:
+            self.broker.start()
+        except RuntimeError as failed:
+            self.figures.restart_failures += 1
+            raise NotBack from failed
+        self.figures.took("start", time.monotonic() - begun)
+
+
+def main(what: str, documentation: str, make: Callable[[Path, int], Round], ends: int) -> int:
+    """The command of such a run.  what: its ends, and the option that says how many; ends: of a round."""
+    parser = argparse.ArgumentParser(description=documentation, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(f"--{what}", dest="ends", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
+    options = parser.parse_args()
+    all_of_them, seed = Figures(), options.seed
+    while all_of_them.ends.total() < options.ends:
+        with tempfile.TemporaryDirectory(dir=options.folder, prefix="crash-") as folder:
+            figures = make(Path(folder) / "round", seed).run(ends)
+        all_of_them.add(figures)
+        print(f"seed {seed}: {figures.line()}", flush=True)
+        seed += 1
+    print(all_of_them.table())
+    return not all_of_them.is_good
