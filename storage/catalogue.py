@@ -51,12 +51,18 @@ _PROPERTIES = """
 -- What users note, as one JSON object: of a namespace (tenant/namespace), of a topic by its base name, of a subscription (#id).
 CREATE TABLE properties (scope TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 """
+_SCHEMAS = """
+-- Versions of a topic's schema, by its base name.  type is a Schema.Type, or NULL: deleted, and those before are gone.
+CREATE TABLE schemas (topic TEXT NOT NULL, version INTEGER NOT NULL, type INTEGER, hash BLOB NOT NULL, created_ms INTEGER NOT NULL,
+                      properties TEXT NOT NULL, data BLOB NOT NULL, PRIMARY KEY (topic, version));
+"""
 _SUMS = "CREATE TABLE sums (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID"
 COLUMNS = {          # of the tables that are summed up
     "tenants": ("name",), "namespaces": ("name", "tenant"), "topics": ("name", "namespace", "partitions", "created_ms"),
     "partitions": ("id", "name", "topic_epoch", "is_terminated"), "subscriptions": ("id", "partition_id", "name"),
-    "counters": ("name", "value"), "policies": ("scope", "name", "value"), "properties": ("scope", "value")}
-_SINCE = {4: ("properties",)}      # tables that a version added to them
+    "counters": ("name", "value"), "policies": ("scope", "name", "value"), "properties": ("scope", "value"),
+    "schemas": ("topic", "version", "type", "hash", "created_ms", "properties", "data")}
+_SINCE = {4: ("properties", "schemas")}      # tables that a version added to them
 
 
 class CatalogueError(Exception):
@@ -116,6 +122,11 @@ class Catalogue:
                 self._db.execute("ROLLBACK")
             raise NotDurable(f"{self.path}: {error}") from error
 
+    def undo(self) -> None:
+        """What was written since the last commit never was."""
+        if self._db.in_transaction:
+            self._db.execute("ROLLBACK")
+
     def _read(self, statement: str, values: tuple = ()) -> list[tuple]:
         """Raises StorageFull."""
         try:
@@ -153,12 +164,14 @@ class Catalogue:
         self._write("INSERT OR IGNORE INTO namespaces VALUES (?, ?)", (name, tenant))
 
     def delete_namespace(self, name: str) -> bool:
-        """Its policies go too; False when it has topics."""
+        """Its policies go too, and schemas of topics that were never made; False when it has topics."""
         try:
             self._write("DELETE FROM namespaces WHERE name = ?", (name,))
         except sqlite3.IntegrityError:
             return False
         self._forget(name)
+        for domain in names.DOMAINS:
+            self._write("DELETE FROM schemas WHERE topic > ? AND topic < ?", (f"{domain}://{name}/", f"{domain}://{name}0"))   # 0 follows /
         return True
 
     def namespaces(self, tenant: str) -> list[str]:
@@ -182,8 +195,9 @@ class Catalogue:
         return done.rowcount > 0
 
     def delete_topic(self, topic: TopicName) -> None:
-        """Its policies go too."""
+        """Its policies and schemas go too."""
         self._forget(str(topic))
+        self.forget_schemas(topic)
         if self._write("DELETE FROM topics WHERE name = ?", (str(topic),)).rowcount:
             self.take("topics")
 
@@ -200,6 +214,7 @@ class Catalogue:
         gone = "SELECT name FROM topics WHERE name LIKE 'non-persistent:%' AND partitions = 0"
         for table in ("policies", "properties"):
             self._write(f"DELETE FROM {table} WHERE scope IN ({gone})")
+        self._write(f"DELETE FROM schemas WHERE topic IN ({gone})")
         self._write(f"DELETE FROM topics WHERE name IN ({gone})")
 
     def topics(self, namespace: str) -> list[str]:
@@ -286,6 +301,35 @@ class Catalogue:
         if found:
             self._write("INSERT INTO properties VALUES (?, ?)", (_scope_text(scope), json.dumps(found)))
 
+    # -- schemas
+
+    def schema_versions(self, topic: TopicName) -> list[tuple[int, int | None, bytes]]:
+        """(version, type, hash) of a topic by its base name, in order; after a deletion the first has type None."""
+        return self._read("SELECT version, type, hash FROM schemas WHERE topic = ? ORDER BY version", (str(topic),))
+
+    def schema(self, topic: TopicName, version: int) -> tuple[int | None, int, dict[str, str], bytes] | None:
+        """(type, when it was made, properties, definition); None when there is no such version."""
+        found = self._read("SELECT type, created_ms, properties, data FROM schemas WHERE topic = ? AND version = ?", (str(topic), version))
+        return next(((kind, made, json.loads(text), data) for kind, made, text, data in found), None)
+
+    def add_schema(self, topic: TopicName, version: int, kind: int, hashed: bytes, properties: dict[str, str], data: bytes) -> bool:
+        """False when somebody else was quicker to add one under that version."""
+        done = self._write("INSERT OR IGNORE INTO schemas VALUES (?, ?, ?, ?, ?, ?, ?)",
+                           (str(topic), version, kind, hashed, now_ms(), json.dumps(properties), data))
+        return done.rowcount > 0
+
+    def delete_schema(self, topic: TopicName) -> int:
+        """All versions are gone, and those that come go on behind the number returned."""
+        last = self._write("SELECT max(version) FROM schemas WHERE topic = ?", (str(topic),)).fetchone()[0]
+        self.forget_schemas(topic)
+        version = 0 if last is None else last + 1
+        self._write("INSERT INTO schemas VALUES (?, ?, NULL, x'', ?, '{}', x'')", (str(topic), version, now_ms()))
+        return version
+
+    def forget_schemas(self, topic: TopicName) -> None:
+        """All versions are gone, and those that come begin with 0."""
+        self._write("DELETE FROM schemas WHERE topic = ?", (str(topic),))
+
     # -- counters
 
     def next_ledger_id(self) -> int:
@@ -343,7 +387,7 @@ def open_catalogue(path: Path, clock: Callable[[], float] = time.time) -> Catalo
 def _create(catalogue: Catalogue) -> None:
     """All of it or nothing."""
     catalogue._db.execute("PRAGMA journal_mode = WAL")
-    for statement in (_TABLES + _POLICIES + _PROPERTIES).split(";"):
+    for statement in (_TABLES + _POLICIES + _PROPERTIES + _SCHEMAS).split(";"):
         catalogue._write(statement)
     catalogue._write(_SUMS)
     _sum_up(catalogue, COLUMNS)
@@ -364,7 +408,7 @@ def _upgrade(catalogue: Catalogue) -> None:
         catalogue._write(_SUMS)
         _sum_up(catalogue, COLUMNS.keys() - _SINCE[4])
     if version < 4:
-        for statement in _PROPERTIES.split(";"):
+        for statement in (_PROPERTIES + _SCHEMAS).split(";"):
             catalogue._write(statement)
         _sum_up(catalogue, _SINCE[4])
     catalogue._write(f"PRAGMA user_version = {VERSION}")
@@ -391,7 +435,7 @@ def sum_of(db: sqlite3.Connection, table: str) -> int:
     return total
 
 
-def with_row(total: int, sign: int, *values: int | str | None) -> int:
+def with_row(total: int, sign: int, *values: int | str | bytes | None) -> int:
     """The sum, 64 bits with a sign, with a row more (1) or less (-1)."""
     digest = hashlib.blake2b(repr(values).encode(), digest_size=8).digest()
     return (total + sign * int.from_bytes(digest, "little") + (1 << 63)) % (1 << 64) - (1 << 63)

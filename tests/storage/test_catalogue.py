@@ -1,5 +1,6 @@
 """The catalogue: ids that are never given twice, names, counters, and who notices what others commit."""
 import json
+import lzma
 import signal
 import sqlite3
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 
 from geminga.proto.errors import Refusal
 from geminga.proto.names import parse
-from geminga.storage.catalogue import IDS_PER_SECOND, LEDGER_BLOCK, VERSION, Catalogue, CatalogueError, open_catalogue
+from geminga.storage.catalogue import COLUMNS, IDS_PER_SECOND, LEDGER_BLOCK, VERSION, Catalogue, CatalogueError, open_catalogue, sum_of
 from geminga.storage.errors import NotDurable, StorageFull
 
 TOPIC = parse("persistent://public/default/orders")
@@ -246,6 +247,43 @@ def test_policies_are_kept_until_they_are_taken_away(opened):
     assert found.policies("public/default") == {}
 
 
+def versions(catalogue, topic=TOPIC):
+    return [version for version, _, _ in catalogue.schema_versions(topic)]
+
+
+def test_versions_of_a_schema_are_kept_to_the_byte_and_counted_on_after_a_deletion(opened):
+    found, data = opened(), bytes(range(256))
+    assert found.add_schema(TOPIC, 0, 4, b"a hash", {"a": "b"}, data) and found.add_schema(TOPIC, 1, 4, b"another", {}, b"")
+    found.commit()
+    again = opened()
+    assert again.schema_versions(TOPIC) == [(0, 4, b"a hash"), (1, 4, b"another")]
+    kind, made, properties, kept = again.schema(TOPIC, 0)
+    assert (kind, properties, kept) == (4, {"a": "b"}, data) and abs(time.time() * 1000 - made) < 60_000
+    assert not again.add_schema(TOPIC, 1, 4, b"late", {}, b"")
+    assert (again.delete_schema(TOPIC), again.delete_schema(TOPIC)) == (2, 3)
+    assert again.schema_versions(TOPIC) == [(3, None, b"")] and again.schema(TOPIC, 0) is None
+    again.forget_schemas(TOPIC)
+    assert again.delete_schema(TOPIC) == 0
+
+
+def test_schemas_go_with_their_topic_and_with_their_namespace(opened):
+    """Also those of topics that were never made; namesakes elsewhere keep theirs."""
+    found = opened()
+    found.create_namespace("acme/eu")
+    found.create_namespace("acme/eu0")
+    there, partition, unmade, elsewhere = (parse(name) for name in (
+        "acme/eu/a", "acme/eu/a-partition-0", "non-persistent://acme/eu/b", "acme/eu0/a"))
+    for topic in (there, unmade, elsewhere):
+        found.add_schema(topic, 0, 1, b"", {}, b"")
+    found.create_topic(there, 0)
+    found.delete_topic(partition)      # the schemas are the whole topic's
+    assert versions(found, there) == [0]
+    found.delete_topic(there)
+    assert [versions(found, topic) for topic in (there, unmade, elsewhere)] == [[], [0], [0]]
+    assert found.delete_namespace("acme/eu")
+    assert [versions(found, topic) for topic in (unmade, elsewhere)] == [[], [0]]
+
+
 # -- who notices what -------------------------------------------------------------------------------------------------------------
 
 def test_changed_tells_once_what_others_have_committed(opened):
@@ -292,6 +330,26 @@ def test_a_catalogue_of_version_1_is_upgraded_where_it_is(version_1, opened):
     assert version == VERSION and after.keys() >= before.keys() | {"policies", "sums", "properties"}
     assert {name: after[name] for name in before} | {"policies": after["policies"]} == before | {"policies": [("public/default", "x", "1")]}
     assert opened().policies("public/default") == {"x": 1}      # and not again
+
+
+def test_a_catalogue_of_version_3_is_upgraded_where_it_is(tmp_path, opened):
+    """Its sums go on counting, and those of the tables that are new begin."""
+    path = tmp_path / "catalogue.sqlite"
+    path.write_bytes(lzma.decompress((Path(__file__).parent / "formats" / "catalogue-3.sqlite.xz").read_bytes()))
+    version, before = tables(path)
+    found = opened()
+    _, after = tables(path)
+    assert version == 3
+    assert {name: rows for name, rows in after.items() if name in before and name != "sums"} == \
+        {name: rows for name, rows in before.items() if name != "sums"}
+    assert found.policies("acme/eu") == {"messageTTL": 60}
+    orders = parse("acme/eu/orders")
+    found.create_topic(parse("acme/eu/more"), 0)
+    found.set_properties("acme/eu", {"a": "b"})
+    found.add_schema(orders, 0, 1, b"hash", {}, b"\0data")
+    found.commit()
+    sums = dict(sqlite3.connect(path).execute("SELECT name, value FROM sums"))
+    assert sums == {table: sum_of(found._db, table) for table in COLUMNS}
 
 
 UPGRADE_KILLED = """
