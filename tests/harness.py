@@ -101,6 +101,11 @@ class Broker:
         return f"<Broker {self.service_url or 'never started'} pid={self._process.pid if self._process else None} log={self.log_path}>"
 
     @property
+    def is_there(self) -> bool:
+        """Its process was made, and its end not noticed yet."""
+        return self._process is not None
+
+    @property
     def pid(self) -> int:
         assert self._process is not None, "not started"
         return self._process.pid

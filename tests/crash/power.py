@@ -11,6 +11,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
+from ..harness import eventually
 from . import rounds
 from .figures import configuration
 from .forgetful import Disk
@@ -73,8 +74,10 @@ class Round(rounds.Round):
 
         thread = threading.Thread(target=start)
         thread.start()
-        thread.join(self.chance.uniform(0.2, 0.8))
-        self._power_off()
+        eventually(lambda: self.broker.is_there or not thread.is_alive(), 60, "a process")
+        thread.join(self.chance.uniform(0.1, 0.8))
+        if self.broker.is_there:
+            self._power_off()
         thread.join()
         self.broker.close()
         self.disk.cut(self.chance.randrange(1 << 32))

@@ -3,10 +3,6 @@
 At every moment and after every crash, in messages, whatever parts of batches were acknowledged, by whom and in what order; and how
 often each entry came back, and who died over it, are exact after a power cut too.
 """
-import shutil
-import tempfile
-from pathlib import Path
-
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -17,8 +13,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.commands import QUARANTINE
 from geminga.storage.subscription import SubType
 
-from .disk import Disk
-from .rig import Rig
+from .lives import Lives
 
 OPTIONS = {"journal_segment_bytes": 64 << 10, "journal_segments_max": 3, "roll_over_entries": 9}
 KINDS = {"shared": SubType.Shared, "exclusive": SubType.Exclusive, "keys": SubType.Key_Shared}
@@ -26,42 +21,10 @@ ENDS = ["stop", "kill", "power cut", "power cut, lengths lost"]
 MANY = 1 << 20
 
 
-class Lives:
-    """Processes one after the other on one folder, and what ended each."""
-
-    def __init__(self):
-        self.folder = Path(tempfile.mkdtemp())
-        self.patch = pytest.MonkeyPatch()
-        self.disk = Disk(self.folder / "0", self.patch)
-        self.rig = Rig(self.folder / "0", **OPTIONS)
-
-    def close(self):
-        self.rig.close()
-        self.patch.undo()
-        shutil.rmtree(self.folder)
-
-    def next(self, how):
-        old = self.rig
-        old.settle()
-        target = self.folder / str(int(old.data_dir.name) + 1)
-        if how == "stop":
-            old.close()
-            self.rig = Rig(old.data_dir, now_ms=old.now_ms, **OPTIONS)
-            return
-        if how == "kill":
-            shutil.copytree(old.data_dir, target)
-        else:
-            self.disk.after_power_cut(target, with_sizes=how == "power cut")
-        self.disk.data_dir = target
-        old.close()
-        self.rig = Rig(target, now_ms=old.now_ms, **OPTIONS)
-        shutil.rmtree(old.data_dir)
-
-
 class TotalsMachine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
-        self.lives = Lives()
+        self.lives = Lives(**OPTIONS)
 
     @property
     def rig(self):
@@ -165,7 +128,7 @@ TestTotalsMachine.settings = settings(max_examples=25, stateful_step_count=40, d
 
 @pytest.fixture
 def lives():
-    made = Lives()
+    made = Lives(**OPTIONS)
     yield made
     made.close()
 

@@ -5,9 +5,6 @@ them.  The model is a list of what was receipted, and sets of what was acknowled
 """
 import contextlib
 import itertools
-import shutil
-import tempfile
-from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -18,9 +15,9 @@ from geminga.proto import names
 from geminga.storage import append
 from geminga.storage.journal import Journal
 
-from .disk import Disk
 from .files import read_mapped
-from .rig import Rig, payload_of
+from .lives import Lives
+from .rig import payload_of
 
 TOPICS, SUBSCRIPTIONS = ("a", "b"), ("one", "two")
 CURSORS = list(itertools.product(TOPICS, SUBSCRIPTIONS))
@@ -42,10 +39,7 @@ class OwnerMachine(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.folder = Path(tempfile.mkdtemp())
-        self.patch = pytest.MonkeyPatch()
-        self.disk = Disk(self.folder / "0", self.patch)
-        self.rig = Rig(self.folder / "0", **OPTIONS)
+        self.lives = Lives(**OPTIONS)
         self.numbers = itertools.count()
         self.log = {topic: [] for topic in TOPICS}                      # positions that are there, in order
         self.ever = {topic: {} for topic in TOPICS}                     # position -> payload, of all that was ever seen
@@ -54,10 +48,12 @@ class OwnerMachine(RuleBasedStateMachine):
         self.loose = {cursor: set() for cursor in CURSORS}
         self.attempted = {topic: set() for topic in TOPICS}             # payloads that may be there although no receipt came
 
+    @property
+    def rig(self):
+        return self.lives.rig
+
     def teardown(self):
-        self.rig.close()
-        self.patch.undo()
-        shutil.rmtree(self.folder)
+        self.lives.close()
 
     @initialize()
     def begin(self):
@@ -162,22 +158,9 @@ class OwnerMachine(RuleBasedStateMachine):
 
     def next_process(self, how, unfinished=()):
         """A process after this one was killed, or lost its power, or stopped; unfinished: acknowledgements of the pass it died in."""
-        old = self.rig
-        old.settle()
-        target = self.folder / str(int(old.data_dir.name) + 1)
+        self.lives.next(how)
         if how == "stop":
-            old.close()
-            self.rig = Rig(old.data_dir, now_ms=old.now_ms, **OPTIONS)
             assert self.rig.recovered == 0
-        elif how == "kill":
-            shutil.copytree(old.data_dir, target)
-        else:
-            self.disk.after_power_cut(target, with_sizes=how == "power cut")
-        if how != "stop":
-            self.disk.data_dir = target
-            old.close()
-            self.rig = Rig(target, now_ms=old.now_ms, **OPTIONS)
-            shutil.rmtree(old.data_dir)
         if how in ("stop", "kill"):
             self.unsure = {cursor: set() for cursor in CURSORS}
         for cursor, positions in dict(unfinished).items():
