@@ -267,6 +267,17 @@ class Ledger:
     def ledger_header(self) -> bytes:
         return format.header(format.LEDGER_HEADER, magic=format.LEDGER_MAGIC, ledger_id=self.ledger_id, partition_id=self.partition_id)
 
+    def has_its_header(self) -> bool:
+        """Whether the ledger file begins with it, of any version there was; or with some of it, or zeros, as a power cut leaves it."""
+        with open(self.ledger_path, "rb") as file:
+            written = file.read(format.HEADER_SIZE).rstrip(b"\0")
+        head = np.frombuffer(self.ledger_header(), format.LEDGER_HEADER).copy()
+        for version in range(1, format.VERSION + 1):
+            head["version"] = version
+            if head.tobytes().startswith(written):
+                return True
+        return False
+
     def write_ledger_header(self) -> None:
         self.write([self.ledger_header()], 0)
 
@@ -341,7 +352,7 @@ def open_ledger(folder: Path, partition_id: int, ledger_id: int) -> Ledger:
     After a power cut its files may be shorter than that: the journal has the rest.
     """
     ledger = Ledger(folder, partition_id, ledger_id)
-    head = _read_header(ledger.index_path, format.INDEX_HEADER)
+    head = _read_header(ledger.index_path)
     if head is None:
         raise CorruptFile(ledger.index_path, 0, f"{format.HEADER_SIZE} bytes of header", ledger.index_path.stat().st_size)
     if head["version"][0] > format.VERSION and head["magic"][0] == format.INDEX_MAGIC and format.is_whole(head):
@@ -356,9 +367,7 @@ def open_ledger(folder: Path, partition_id: int, ledger_id: int) -> Ledger:
             ledger.entries, ledger.size = int(head["entries"][0]), int(head["size"][0])
         else:
             mending.find_end(ledger)
-    head = _read_header(ledger.ledger_path, format.LEDGER_HEADER)
-    is_old = head is not None and 0 < head["version"][0] <= format.VERSION         # a newer one's index says that it is
-    if head is not None and not (_is_of(head, ledger) and is_old) and any(head.tobytes()):      # zeros: a power cut kept it from the disk
+    if not ledger.has_its_header():
         ledger.damage.append(f"{ledger.ledger_path}: its header is damaged and was written anew")
         ledger.write_ledger_header()
     ledger._unchecked = ledger.entries
@@ -366,15 +375,15 @@ def open_ledger(folder: Path, partition_id: int, ledger_id: int) -> Ledger:
 
 
 def _is_of(head: NDArray, ledger: Ledger) -> bool:
-    magic = format.INDEX_MAGIC if head.dtype == format.INDEX_HEADER else format.LEDGER_MAGIC
-    return (head["magic"][0], int(head["ledger_id"][0]), int(head["partition_id"][0])) == (magic, ledger.ledger_id, ledger.partition_id)
+    ours = format.INDEX_MAGIC, ledger.ledger_id, ledger.partition_id
+    return (head["magic"][0], int(head["ledger_id"][0]), int(head["partition_id"][0])) == ours
 
 
-def _read_header(path: Path, dtype: np.dtype) -> NDArray | None:
-    """Shape (1,); None when there is not as much."""
+def _read_header(path: Path) -> NDArray | None:
+    """Of an index, shape (1,); None when there is not as much."""
     with open(path, "rb") as file:
         raw = file.read(format.HEADER_SIZE)
-    return np.frombuffer(raw, dtype, 1) if len(raw) == format.HEADER_SIZE else None
+    return np.frombuffer(raw, format.INDEX_HEADER, 1) if len(raw) == format.HEADER_SIZE else None
 
 
 def _is_begun(path: Path) -> bool:
