@@ -7,6 +7,7 @@
     journal.py      what a pass decided, synced once; replayed after a crash
     cursor.py       what a subscription has acknowledged
     catalogue.py    tenants, namespaces, topics, subscriptions' names: SQLite
+    policy_table.py what can be set for namespaces and topics: every policy, declared once
     policies.py     what was set for namespaces and topics, and what holds because of it
     producers.py    who may publish to a partition
     parts.py        batches that are acknowledged in part, at rest

@@ -15,7 +15,7 @@ from geminga.storage.cursor import EVICTED, Cursor
 from geminga.storage.gate import Barrier
 from geminga.storage.ledger import Ledger
 from geminga.storage.partition import Partition
-from geminga.storage.policies import EVICTION, EXCEPTION, HOLD
+from geminga.storage.policy_table import EVICTION, EXCEPTION, HOLD
 from geminga.storage.subscription import Subscription
 
 _SPARE = 64          # eviction makes room for this part of the limit, so that not every entry has to make its own

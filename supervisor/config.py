@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from geminga.storage.options import StorageOptions
-from geminga.storage.policies import QUOTA_ACTIONS
+from geminga.storage.policy_table import QUOTA_ACTIONS
 from geminga.supervisor.properties import ConfigError, Setting, from_environment, nearest, parse, translate
 from geminga.workers.options import WorkerOptions
 

@@ -14,8 +14,6 @@ _TENANT = "/admin/v2/tenants/{tenant}"
 _NAMESPACE = "/admin/v2/namespaces/{tenant}/{namespace}"
 # What a tenant says of itself, kept as policies of its name.
 _ROLES, _CLUSTERS = "adminRoles", "allowedClusters"
-# Fields of the object that a namespace is made with and shown as, and the policies behind them.
-_FIELDS = {"retention_policies": "retention", "message_ttl_in_seconds": "messageTTL", "deduplicationEnabled": "deduplication"}
 _MODES = {"PERSISTENT": ("persistent:",), "NON_PERSISTENT": ("non-persistent:",), "ALL": ("persistent:", "non-persistent:")}
 
 
@@ -133,22 +131,18 @@ def _policies_of(body: Any, cluster_name: str) -> dict[str, Any]:
         raise web.HTTPPreconditionFailed(text="The demand for encrypted messages is not available in this version")
     if body.get("replication_clusters") not in (None, [], [cluster_name]):
         raise web.HTTPForbidden(text=f"Replication to {body['replication_clusters']} is not possible: there is only {cluster_name}")
-    found = {policy: body[field] for field, policy in _FIELDS.items() if body.get(field) is not None}
-    quotas = body.get("backlog_quota_map") or {}
-    if not isinstance(quotas, dict):
-        raise web.HTTPBadRequest(text="backlog_quota_map is an object")
-    found |= {policies.quota_of(kind): quota for kind, quota in quotas.items()}
-    return policies.read_all(found)
+    return policies.read_members(body, cluster_name)
 
 
 @routes.get(_NAMESPACE)
 async def namespace(request: web.Request) -> web.Response:
     kept = _catalogue(request).policies(policies.namespace_of(request))
+    cluster_name = request.app[TOPICS].cluster_name
     found = {"auth_policies": {"namespace_auth": {}, "destination_auth": {}, "subscription_auth_roles": {}},
-             "replication_clusters": [request.app[TOPICS].cluster_name],
+             "replication_clusters": [cluster_name],
              "bundles": {"boundaries": ["0x00000000", "0xffffffff"], "numBundles": 1},
-             "backlog_quota_map": policies.quota_map(kept), "deleted": False}
-    return web.json_response(found | {field: kept[policy] for field, policy in _FIELDS.items() if policy in kept})
+             "deleted": False}
+    return web.json_response(found | policies.members(kept, cluster_name))
 
 
 @routes.delete(_NAMESPACE)

@@ -1,37 +1,21 @@
-"""Policies over HTTP, of namespaces and of topics: one row of a table each.
+"""Policies over HTTP, of namespaces and of topics: GET, POST or PUT, and DELETE of every row of storage/policy_table.py.
 
 What was set is in the catalogue, and every owner goes by it, before the answer leaves.
 """
-from typing import Any, NamedTuple
+from typing import Any
 
 from aiohttp import web
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
-from geminga.storage.policies import KNOWN, QUOTAS, clash, policies_of
+from geminga.storage.policies import applied, clash
+from geminga.storage.policy_table import TABLE, Invalid, Level, Nothing, Policy, read
 from geminga.supervisor.admin.owners import OWNERS
 from geminga.supervisor.admin.topics import PATH, TOPICS, body_of, topic_of
 
 routes = web.RouteTableDef()
-
-
-class Row(NamedTuple):
-    """Where a policy is found."""
-
-    policy: str                  # its name in the catalogue
-    of_namespace: str            # last part of the path under a namespace
-    of_topic: str                # ... under a topic
-    in_query: bool = False       # a topic's is said in the query, by its name
-    invalid: int = 400           # status of a value that is none
-
-
-TABLE = (
-    Row("retention", "retention", "retention"),
-    Row("messageTTL", "messageTTL", "messageTTL", in_query=True, invalid=412),
-    Row("deduplication", "deduplication", "deduplicationEnabled"),
-)
-_QUOTA = Row("", "backlogQuota", "backlogQuota")      # which one is said in the query
 _NAMESPACE, _TOPIC = "/admin/v2/namespaces/{tenant}/{namespace}/", "/admin/v2" + PATH + "/"
+_QUOTAS = {policy.namespace.kind: policy for policy in TABLE.values() if policy.namespace and policy.namespace.kind}
 
 
 # -- whose policies
@@ -59,14 +43,16 @@ def _scope(request: web.Request) -> str:
 
 # -- values
 
-def read_all(found: dict[str, Any]) -> dict[str, Any]:
-    """{name: what a client sent} as it is kept; raises 400 for values that are none, 412 for such that do not go together."""
+def _read(policy: Policy, level: Level, sent: Any) -> Any:
+    """Raises the right status."""
     try:
-        kept = {name: KNOWN[name].read(value) for name, value in found.items()}
-    except ValueError as error:
-        raise web.HTTPBadRequest(text=str(error)) from None
-    _refuse_clash(kept, "retention", "namespace")
-    return kept
+        return read(policy, level, sent)
+    except Invalid as error:
+        raise _refused(error.status, str(error)) from None
+
+
+def _refused(status: int, text: str) -> web.HTTPException:
+    return (web.HTTPPreconditionFailed if status == 412 else web.HTTPBadRequest)(text=text)
 
 
 def _refuse_clash(kept: dict[str, Any], changed: str, what: str) -> None:
@@ -76,92 +62,135 @@ def _refuse_clash(kept: dict[str, Any], changed: str, what: str) -> None:
         raise web.HTTPPreconditionFailed(text=f"{text} for {what}. Please increase retention quota and retry")
 
 
-def quota_of(kind: str) -> str:
-    """The policy of a type of backlog quota.  Raises 400."""
-    if kind not in QUOTAS:
-        raise web.HTTPBadRequest(text=f"backlogQuotaType is one of {', '.join(QUOTAS)}")
-    return QUOTAS[kind]
+# -- what a namespace is made with and shown as
+
+def read_members(body: dict[str, Any], cluster_name: str) -> dict[str, Any]:
+    """Policies of the object that a namespace is made with, {name: as it is kept}.  Raises 400, 412."""
+    kept = {}
+    for policy in TABLE.values():
+        level = policy.namespace
+        if level is None or not level.member:
+            continue
+        path = level.member.split("/") + [cluster_name] * level.by_cluster
+        found: Any = body
+        for name in path:
+            if found is not None and not isinstance(found, dict):
+                raise web.HTTPBadRequest(text=f"{level.member}: expected an object")
+            found = None if found is None else found.get(name)
+        if found is not None and found != level.unset:
+            kept[policy.name] = _read(policy, level, found)
+    _refuse_clash(kept, "retention", "namespace")
+    return kept
 
 
-def quota_map(kept: dict[str, Any]) -> dict[str, Any]:
-    return {kind: kept[name] for kind, name in QUOTAS.items() if name in kept}
+def members(kept: dict[str, Any], cluster_name: str) -> dict[str, Any]:
+    """What a namespace is shown as, of its policies: those that are set, and those that have a value also when nobody set them."""
+    shown: dict[str, Any] = {}
+    for policy in TABLE.values():
+        level = policy.namespace
+        if level is None or not level.member:
+            continue
+        *outer, name = level.member.split("/") + [cluster_name] * level.by_cluster
+        into = shown
+        for part in outer:
+            into = into.setdefault(part, {})
+        if policy.name in kept:
+            into[name] = kept[policy.name]
+        elif not isinstance(level.unset, Nothing):
+            into[name] = level.unset
+    return shown
 
 
 # -- what is asked
 
-def _shown(request: web.Request, *policies: str) -> dict[str, Any]:
-    """{name: value} of those that were set; applied=true: of all of them, what holds."""
+def _shown(request: web.Request, policy: Policy) -> Any:
+    """What was set; applied=true: what holds.  None when nothing does."""
     scope, topics = _scope(request), request.app[TOPICS]
     if "topic" in request.match_info and request.query.get("applied", "").lower() == "true":
-        holds = policies_of(topics.catalogue, topic_of(request), topics.storage)
-        return {name: KNOWN[name].shown(holds) for name in policies}
-    kept = topics.catalogue.policies(scope)
-    return {name: kept[name] for name in policies if name in kept}
+        return applied(topics.catalogue, topic_of(request), policy, topics.storage)
+    return topics.catalogue.policies(scope).get(policy.name)
 
 
-async def _set(request: web.Request, row: Row, sent: Any) -> web.Response:
-    """None takes it away, so that what is set further up holds."""
+async def _set(request: web.Request, policy: Policy, level: Level, sent: Any) -> web.Response:
     scope, catalogue = _scope(request), request.app[TOPICS].catalogue
-    try:
-        value = None if sent is None else KNOWN[row.policy].read(sent)
-    except ValueError as error:
-        status = web.HTTPPreconditionFailed if row.invalid == 412 else web.HTTPBadRequest
-        raise status(text=str(error)) from None
-    if value is not None:
-        what = "topic" if "topic" in request.match_info else "namespace"
-        _refuse_clash(catalogue.policies(scope) | {row.policy: value}, row.policy, what)
-    catalogue.set_policy(scope, row.policy, value)
-    return await _take_effect(request, scope)
+    if sent is None:
+        if not level.nullable:
+            raise web.HTTPBadRequest(text="The request entity cannot be empty")
+        return await _keep(request, scope, policy.name, None)
+    value = _read(policy, level, sent)
+    what = "topic" if "topic" in request.match_info else "namespace"
+    _refuse_clash(catalogue.policies(scope) | {policy.name: value}, policy.name, what)
+    return await _keep(request, scope, policy.name, value, level.status)
 
 
-async def _take_effect(request: web.Request, scope: str) -> web.Response:
+async def _keep(request: web.Request, scope: str, name: str, value: Any, status: int = 204) -> web.Response:
+    """None takes it away, so that what is set further up holds."""
+    request.app[TOPICS].catalogue.set_policy(scope, name, value)
+    return await _take_effect(request, scope, status)
+
+
+async def _take_effect(request: web.Request, scope: str, status: int = 204) -> web.Response:
     request.app[TOPICS].catalogue.commit()
     await request.app[OWNERS].tell_all("policies", scope=scope)
-    return web.Response(status=204)
+    return web.Response(status=status)
 
 
-def _add(row: Row) -> None:
+def _add(policy: Policy, level: Level, prefix: str) -> None:
     async def get(request: web.Request) -> web.Response:
-        found = _shown(request, row.policy)
-        return web.json_response(found[row.policy]) if found else web.Response(content_type="application/json")
+        found = _shown(request, policy)
+        if found is not None:
+            return web.json_response(found)
+        if isinstance(level.unset, Nothing):
+            return web.Response(status=level.unset.status, content_type="application/json")
+        return web.json_response(level.unset)
 
-    async def post(request: web.Request) -> web.Response:
-        in_query = row.in_query and "topic" in request.match_info
-        return await _set(request, row, request.query.get(row.of_topic) if in_query else await body_of(request))
+    async def put(request: web.Request) -> web.Response:
+        return await _set(request, policy, level, request.query.get(level.query) if level.query else await body_of(request))
 
     async def delete(request: web.Request) -> web.Response:
-        return await _set(request, row, None)
+        return await _keep(request, _scope(request), policy.name, None)
 
-    for path in (_NAMESPACE + row.of_namespace, _TOPIC + row.of_topic):
-        routes.get(path)(get)
-        routes.post(path)(post)
+    path = prefix + level.path
+    routes.get(path)(get)
+    routes.route(level.method, path)(put)
+    if level.removable:
         routes.delete(path)(delete)
 
 
-for _row in TABLE:
-    _add(_row)
+for _policy in TABLE.values():
+    for _level, _prefix in ((_policy.namespace, _NAMESPACE), (_policy.topic, _TOPIC)):
+        if _level is not None and not _level.kind:
+            _add(_policy, _level, _prefix)
+
+
+# -- backlog quotas: which one is said in the query, and all are shown in one object
+
+def _quota(request: web.Request) -> tuple[Policy, Level]:
+    """Raises 400."""
+    kind = request.query.get("backlogQuotaType") or "destination_storage"
+    if kind not in _QUOTAS:
+        raise web.HTTPBadRequest(text=f"backlogQuotaType is one of {', '.join(_QUOTAS)}")
+    policy = _QUOTAS[kind]
+    return policy, policy.topic if "topic" in request.match_info else policy.namespace
 
 
 @routes.get(_NAMESPACE + "backlogQuotaMap")
 @routes.get(_TOPIC + "backlogQuotaMap")
 async def get_quotas(request: web.Request) -> web.Response:
-    return web.json_response(quota_map(_shown(request, *QUOTAS.values())))
+    found = {kind: _shown(request, policy) for kind, policy in _QUOTAS.items()}
+    return web.json_response({kind: quota for kind, quota in found.items() if quota is not None})
 
 
 @routes.post(_NAMESPACE + "backlogQuota")
 @routes.post(_TOPIC + "backlogQuota")
 async def set_quota(request: web.Request) -> web.Response:
-    return await _set(request, _quota(request), await body_of(request))
+    return await _set(request, *_quota(request), await body_of(request))
 
 
 @routes.delete(_NAMESPACE + "backlogQuota")
 @routes.delete(_TOPIC + "backlogQuota")
 async def delete_quota(request: web.Request) -> web.Response:
-    return await _set(request, _quota(request), None)
-
-
-def _quota(request: web.Request) -> Row:
-    return _QUOTA._replace(policy=quota_of(request.query.get("backlogQuotaType") or "destination_storage"))
+    return await _keep(request, _scope(request), _quota(request)[0].name, None)
 
 
 @routes.delete(_TOPIC + "policies")

@@ -1,11 +1,17 @@
 """Policies: what is read, what is refused, and which scope's holds."""
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from geminga.proto.names import parse
 from geminga.storage.catalogue import open_catalogue
 from geminga.storage.options import StorageOptions
-from geminga.storage.policies import AGE_QUOTA, BYTES_QUOTA, KNOWN, Policies, broker_policies, clash, policies_of
+from geminga.storage.policies import AGE_QUOTA, BYTES_QUOTA, Policies, broker_policies, clash, policies_of
+from geminga.storage.policy_table import TABLE, Invalid, default, fields, flags_of, read
 
+ROOT = Path(__file__).resolve().parents[2]
 TOPIC = parse("persistent://public/default/orders")
 OPTIONS = StorageOptions(retention_s=90, retention_bytes=5 << 20, message_ttl_s=7, backlog_quota_bytes=11, backlog_quota_age_s=13,
                          backlog_quota_policy="producer_exception")
@@ -22,6 +28,10 @@ def retention(minutes, mib):
     return {"retentionTimeInMinutes": minutes, "retentionSizeInMB": mib}
 
 
+def kept_of(name, sent):
+    return read(TABLE[name], TABLE[name].namespace, sent)
+
+
 def test_without_any_configuration_nothing_is_kept_nothing_expires_and_nothing_is_bounded():
     found = broker_policies(StorageOptions())
     assert found == Policies()
@@ -33,7 +43,7 @@ def test_the_topics_policy_is_stronger_than_its_namespaces_and_that_than_the_bro
     assert policies_of(catalogue, TOPIC, OPTIONS) == broker_policies(OPTIONS)
     catalogue.set_policy("public/default", "messageTTL", 60)
     catalogue.set_policy("public/default", "retention", retention(10, -1))
-    catalogue.set_policy("public/default", BYTES_QUOTA, KNOWN[BYTES_QUOTA].read({"limit": "100", "policy": "producer_request_hold"}))
+    catalogue.set_policy("public/default", BYTES_QUOTA, kept_of(BYTES_QUOTA, {"limit": "100", "policy": "producer_request_hold"}))
     catalogue.set_policy(str(TOPIC), "messageTTL", 0)
     catalogue.set_policy("public/other", "messageTTL", 999)
     found = policies_of(catalogue, TOPIC, OPTIONS)
@@ -56,13 +66,38 @@ def test_a_policy_of_a_newer_broker_is_passed_over(catalogue):
     assert policies_of(catalogue, TOPIC, StorageOptions()) == Policies()
 
 
-@pytest.mark.parametrize("name", KNOWN)
-def test_what_holds_is_shown_as_it_is_set(name):
+@pytest.mark.parametrize("policy", TABLE.values(), ids=lambda policy: policy.name)
+def test_a_row_is_whole(policy):
+    """Its fields are those of Policies, its keys are options, it takes effect somewhere or says why not."""
+    assert policy.doc.endswith(".")
+    assert bool(policy.where) == any(part.field for part in policy.parts) != bool(policy.why)
+    assert not policy.where or (ROOT / policy.where).is_file()
+    assert policy.namespace or policy.topic
+    names = [part.json for part in policy.parts]
+    assert names == [""] or ("" not in names and len(set(names)) == len(names))
+    for part in policy.parts:
+        assert not part.field or part.field in Policies.__slots__
+        assert not part.key or hasattr(StorageOptions(), part.key)
+    for level in filter(None, (policy.namespace, policy.topic)):
+        assert all(flags.startswith("-") for _, flags in flags_of(policy, level))
+
+
+@pytest.mark.parametrize("policy", TABLE.values(), ids=lambda policy: policy.name)
+def test_what_holds_is_shown_as_it_is_set(policy):
     """Setting what is shown changes nothing."""
-    found = broker_policies(StorageOptions(retention_s=120, retention_bytes=5 << 20, message_ttl_s=7, backlog_quota_bytes=11,
-                                           backlog_quota_age_s=13))
-    known = KNOWN[name]
-    assert known.fields(known.read(known.shown(found))).items() <= {field: getattr(found, field) for field in Policies.__slots__}.items()
+    options = StorageOptions(retention_s=120, retention_bytes=5 << 20, message_ttl_s=7, backlog_quota_bytes=11, backlog_quota_age_s=13)
+    found, shown = broker_policies(options), default(policy, options)
+    if shown is not None:
+        kept = read(policy, policy.topic or policy.namespace, shown)
+        assert fields(policy, kept).items() <= {field: getattr(found, field) for field in Policies.__slots__}.items()
+
+
+def test_the_command_line_may_import_the_table_at_once():
+    """Nothing of ours, no package that is not Python's own, comes with it."""
+    code = "import sys; before = set(sys.modules); import geminga.storage.policy_table; print(*sorted(set(sys.modules) - before))"
+    came = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert {name for name in came if name.split(".")[0] not in sys.stdlib_module_names} <= {
+        "geminga", "geminga.storage", "geminga.storage.policy_table"}
 
 
 @pytest.mark.parametrize(("name", "sent", "kept"), [
@@ -77,7 +112,7 @@ def test_what_holds_is_shown_as_it_is_set(name):
      {"limit": 0, "limitSize": 0, "limitTime": 60, "policy": "consumer_backlog_eviction"}),
 ])
 def test_values_are_read_as_clients_send_them(name, sent, kept):
-    assert KNOWN[name].read(sent) == kept
+    assert kept_of(name, sent) == kept
 
 
 @pytest.mark.parametrize(("name", "sent", "text"), [
@@ -93,12 +128,12 @@ def test_values_are_read_as_clients_send_them(name, sent, kept):
     ("messageTTL", "9" * 5_000, "expected a whole number"),
     ("deduplication", "perhaps", "expected true or false"),
     (BYTES_QUOTA, {"limitSize": 5}, "policy is one of"),
-    (BYTES_QUOTA, {"limitSize": 5, "policy": ["producer_exception"]}, "policy is one of"),
+    (BYTES_QUOTA, {"limitSize": 5, "policy": ["producer_exception"]}, "policy: expected one of"),
     (BYTES_QUOTA, {"limitSize": {}, "policy": "producer_exception"}, "expected a whole number"),
 ])
 def test_what_is_no_value_is_refused_with_the_reason(name, sent, text):
-    with pytest.raises(ValueError, match=text):
-        KNOWN[name].read(sent)
+    with pytest.raises(Invalid, match=text):
+        kept_of(name, sent)
 
 
 @pytest.mark.parametrize(("kept", "clashes"), [
