@@ -1,0 +1,13 @@
+"""`geminga admin`: pulsar-admin's groups, verbs and options over a broker's HTTP port.
+
+    verbs.py      the verbs, a few lines each: method, path, options, example
+    policies.py   those that set, get and remove policies, out of the table of policies
+    admin.py      rows of these tables -> commands; runs one
+    rest.py       one question to a broker, and how it can go wrong
+    units.py      times and sizes as pulsar-admin reads them
+    messages.py   entries with their metadata -> messages
+    show.py       answers for people
+
+Nothing here imports what a broker needs (numpy, protobuf, aiohttp), and each command only what it needs itself: most of what a
+command costs is imports.
+"""

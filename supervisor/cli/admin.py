@@ -1,0 +1,220 @@
+"""`geminga admin`: rows of the tables become commands when somebody asks for them."""
+import json
+from functools import cache
+from string import Formatter
+from typing import Any
+
+import click
+
+from geminga.supervisor.cli import policies, show, units, verbs
+from geminga.supervisor.cli.rest import Broker, namespace_path, quoted, shown, topic_path
+from geminga.supervisor.cli.verbs import GROUPS, Option, Verb
+
+URL = "http://127.0.0.1:8080"
+_OUTPUTS = ("table", "json")
+_POLICIES = {"namespaces": "namespace", "topicPolicies": "topic", "topics": "topic"}      # group -> whose are set there
+_ARGUMENTS = {  # what a verb is about -> how it stands in a path, and an example
+    "topic": (topic_path, "public/default/orders"),
+    "schema_topic": (lambda name: topic_path(name).partition("/")[2], "public/default/orders"),
+    "namespace": (namespace_path, "public/default"),
+    "tenant": (quoted, "public"),
+    "cluster": (quoted, "standalone"),
+    "allocator": (quoted, "default"),
+}
+
+
+@cache
+def verbs_of(group: str) -> dict[str, Verb]:
+    """Its rows, and those of policies that are set there; among the topics' own they would only be in the way."""
+    rows = list(GROUPS[group][1]) if group in GROUPS else []
+    if group in _POLICIES:
+        rows += [verb._replace(hidden=group == "topics") for verb in policies.verbs(_POLICIES[group])]
+    if group == "topicPolicies":
+        rows.append(Verb("delete", "DELETE", "{topic}/policies", "Remove all that is set for a topic."))
+    return {verb.name: verb for verb in rows}
+
+
+def groups() -> dict[str, str]:
+    """Their names, and what they are about."""
+    return {name: about for name, (about, _) in GROUPS.items()} | {"topicPolicies": "What is set for topics."}
+
+
+class Group(click.Group):
+    """Makes a command when it is asked for."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return sorted(name for name, verb in verbs_of(self.name).items())
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        verb = verbs_of(self.name).get(name)
+        return None if verb is None else _command(self.name, verb)
+
+
+class Admin(click.Group):
+    def list_commands(self, context: click.Context) -> list[str]:
+        return [*sorted(groups()), "policies"]
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name == "policies":
+            return click.Command(name, callback=lambda: print(show.text(policies.table())),
+                                 help="List all policies, and the verbs that set them.")
+        return Group(name, help=groups()[name], no_args_is_help=True) if name in groups() else None
+
+
+def _set_output(context: click.Context, _parameter: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        context.ensure_object(dict)["output"] = value
+
+
+def _output() -> click.Option:
+    return click.Option(["output", "-o", "--output"], type=click.Choice(_OUTPUTS), expose_value=False, callback=_set_output,
+                        help="For people, or exactly what the broker answered.")
+
+
+def command() -> click.Group:
+    def admin(url: str) -> None:
+        click.get_current_context().ensure_object(dict)["url"] = url
+
+    url = click.Option(["url", "--admin-url", "--http-url"], default=URL, show_default=True, help="Where the broker listens for HTTP.")
+    return Admin("admin", params=[url, _output()], callback=admin, no_args_is_help=True,
+                 help="Administer a broker, with the verbs of pulsar-admin.  Exit status: 0 done; 1 refused by the broker; 2 wrong usage; "
+                      "3 the broker cannot be reached.")
+
+
+# -- a row as a command
+
+class _Converted(click.ParamType):
+    """A type whose function raises ValueError."""
+
+    def __init__(self, name: str, convert: Any) -> None:
+        self.name = name
+        self._convert = convert
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
+        try:
+            return self._convert(value) if isinstance(value, str) else value
+        except ValueError as error:
+            self.fail(str(error), parameter, context)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"{text!r} is not key=value")
+    return name, value
+
+
+_TYPES = {
+    verbs.TEXT: click.STRING, verbs.INT: click.INT, verbs.DECIMAL: click.FLOAT, verbs.FILE: click.Path(exists=True, dir_okay=False),
+    verbs.LIST: _Converted("a,b,...", lambda text: [part.strip() for part in text.split(",") if part.strip()]),
+    verbs.MAP: _Converted("key=value", _pair),
+    verbs.SECONDS: _Converted("time", units.seconds), verbs.MINUTES: _Converted("time", units.minutes),
+    verbs.MILLIS: _Converted("time", units.millis),
+    verbs.SIZE: _Converted("size", units.size), verbs.MEBIBYTES: _Converted("size", units.mebibytes),
+}
+
+
+def _arguments(verb: Verb) -> list[str]:
+    return [name for _, name, _, _ in Formatter().parse(verb.path) if name in _ARGUMENTS]
+
+
+def _command(group: str, verb: Verb) -> click.Command:
+    arguments = _arguments(verb)
+    params: list[click.Parameter] = [click.Argument([name], metavar=name.rpartition("_")[2].upper(), shell_complete=_complete)
+                                     for name in arguments]
+    params += [_option(option) for option in verb.options]
+    samples = "".join(" " + _ARGUMENTS[name][1] for name in arguments)
+    return click.Command(
+        verb.name, params=[*params, _output()], help=verb.help, short_help=verb.help, hidden=verb.hidden,
+        epilog="\b\nExample:\n  " + f"geminga admin {group} {verb.name}{samples} {verb.example}".rstrip(),
+        callback=lambda **values: _run(verb, values))
+
+
+def _option(option: Option) -> click.Option:
+    flags = [option.key, *option.flags.split()]
+    if option.kind == verbs.FLAG:
+        return click.Option(flags, is_flag=True, default=bool(option.default), help=option.help)
+    return click.Option(flags, type=click.Choice(option.choices) if option.choices else _TYPES[option.kind], required=option.required,
+                        multiple=option.kind == verbs.MAP, default=option.default, help=option.help,
+                        show_default=option.default not in (None, ()))
+
+
+def _run(verb: Verb, values: dict[str, Any]) -> None:
+    asked = click.get_current_context().ensure_object(dict)
+    is_json = asked.get("output") == "json"
+    for option in verb.options:
+        if option.kind == verbs.MAP:
+            values[option.key] = dict(values[option.key])
+    try:
+        values |= {name: _ARGUMENTS[name][0](values[name]) for name in _arguments(verb)}
+        broker = Broker(asked.get("url", URL))
+        if verb.streams:
+            _show_messages(verb.run(broker, values), is_json)
+            return
+        value = _ask(broker, verb, values, is_json)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    if is_json:
+        if value is not None:
+            print(value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False))
+    elif value is not None and value != []:
+        print(show.text(value))
+    elif verb.method == "GET" and value is None:
+        print("not set")
+
+
+def _ask(broker: Broker, verb: Verb, values: dict[str, Any], is_json: bool) -> Any:
+    """What is to be shown; with is_json the answer as it came."""
+    if verb.run is not None:
+        return verb.run(broker, values)
+    query, body, fields = {}, verb.body(values) if verb.body else None, {}
+    for option in verb.options:
+        value = values[option.key]
+        if value is None or not option.to:
+            continue
+        if option.to == "=":
+            body = value
+        elif option.to[0] == "?":
+            query[option.to[1:]] = value
+        else:
+            fields[option.to[1:]] = value
+    arguments = _arguments(verb)        # quoted already
+    placed = {name: value if name in arguments else quoted(shown(value)) for name, value in values.items()}
+    path = verb.path.format_map(placed)
+    answer = broker.ask(verb.method, path if path.startswith("/") else "/admin/v2/" + path, query, fields or body)
+    return (answer.body.decode(errors="replace") or None) if is_json else answer.value()
+
+
+def _show_messages(found: Any, is_json: bool) -> None:
+    from geminga.supervisor.cli import messages
+    for number, message in enumerate(found):
+        if is_json:
+            print(json.dumps(messages.as_json(message), ensure_ascii=False))
+        else:
+            print(("\n" if number else "") + messages.text(message))
+
+
+# -- completion
+
+def _complete(context: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
+    """Tenants, namespaces and topics as far as the broker tells them at once; nothing where it does not."""
+    from geminga.supervisor.cli.rest import NotReachable, Refused
+    depth = {"tenant": 0, "cluster": 0, "namespace": 1}.get(parameter.name or "", 2)
+    if parameter.name == "allocator":
+        return []
+    parts = typed.split("/")
+    place = "/".join(map(quoted, parts[:-1]))
+    try:
+        broker = Broker((context.find_root().obj or {}).get("url", URL), timeout_s=0.5)
+        if parameter.name == "cluster":
+            names = broker.ask("GET", "/admin/v2/clusters").value()
+        elif len(parts) == 1:
+            names = broker.ask("GET", "/admin/v2/tenants").value()
+        elif len(parts) == 2:
+            names = broker.ask("GET", f"/admin/v2/namespaces/{place}").value()
+        else:
+            names = [name.partition("://")[2] for name in broker.ask("GET", f"/admin/v2/persistent/{place}").value()]
+    except (Refused, NotReachable):
+        return []
+    more = "/" if len(parts) - 1 < depth else ""
+    return [name + more for name in names if name.startswith(typed)]

@@ -1,0 +1,57 @@
+"""Answers for people: a list is a line each, objects are tables or aligned names and values."""
+from typing import Any
+
+
+def text(value: Any) -> str:
+    if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+        return "\n".join(_rows(value))
+    if isinstance(value, list):
+        return "\n".join(map(_scalar, value))
+    if isinstance(value, dict):
+        return "\n".join(_object(value))
+    return _scalar(value)
+
+
+def _object(value: dict[str, Any]) -> list[str]:
+    """Names and plain values first, aligned, then what has parts itself, indented."""
+    plain = {name: item for name, item in value.items() if not _has_parts(item)}
+    width = max(map(len, map(str, plain)), default=0)
+    lines = [f"{name:<{width}}  {_scalar(item)}" for name, item in plain.items()]
+    for name, item in value.items():
+        if _has_parts(item):
+            lines.append(str(name))
+            lines += ["  " + line for line in (_object(item) if isinstance(item, dict) else _rows(item))]
+    return lines
+
+
+def _rows(items: list[Any]) -> list[str]:
+    """A table of objects with the same few plain values, else one after the other."""
+    names = list(dict.fromkeys(name for item in items for name in item))
+    if any(_has_parts(item.get(name)) for item in items for name in names) or len(names) > 8:
+        return [("- " if first else "  ") + line for item in items for first, line in _marked(_object(item))]
+    table = [names, *([_scalar(item.get(name, "")) for name in names] for item in items)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
+
+
+def _marked(lines: list[str]) -> list[tuple[bool, str]]:
+    return [(number == 0, line) for number, line in enumerate(lines)]
+
+
+def _has_parts(value: Any) -> bool:
+    """Whether it takes more than a line."""
+    if isinstance(value, list):
+        return any(isinstance(item, dict) for item in value)
+    return isinstance(value, dict) and bool(value)
+
+
+def _scalar(value: Any) -> str:
+    if value is None or value == {} or value == []:
+        return "-"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:.3f}".rstrip("0").rstrip(".")
+    if isinstance(value, list):
+        return ", ".join(map(_scalar, value))
+    return str(value)

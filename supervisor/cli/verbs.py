@@ -1,0 +1,414 @@
+"""The verbs, but those of policies (policies.py): what each asks of the broker.
+
+A row is a `Verb`.  Its path is below /admin/v2/ unless it starts with a slash; names in braces are its arguments, in their order, and
+options that go there.  An `Option` says where its value goes: "?name" a parameter of the query, ".name" a field of the JSON that is
+sent, "=" all of that JSON, "" a place in the path or what `run` or `body` make of it.  Values are known under the option's long
+name: {"subscription": "billing", ...}.  What is more than one question is a function, `run`.
+
+`example` is what follows the arguments in the example that --help shows; the tests try them all.
+"""
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from geminga.supervisor.cli.rest import Broker, Refused, quoted
+
+TEXT, INT, DECIMAL, FLAG, LIST, MAP, FILE = "text", "number", "decimal", "flag", "list", "key=value", "file"
+SECONDS, MINUTES, MILLIS, SIZE, MEBIBYTES = "seconds", "minutes", "ms", "bytes", "MB"
+EARLIEST = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1, "batchIndex": -1}
+LATEST = {"ledgerId": (1 << 63) - 1, "entryId": (1 << 63) - 1, "partitionIndex": -1, "batchIndex": -1}
+
+
+class Option(NamedTuple):
+    flags: str                      # "--subscription -s", as pulsar-admin has them
+    to: str = ""
+    help: str = ""
+    kind: str = TEXT
+    default: Any = None
+    required: bool = False
+    choices: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """What the value is known under."""
+        long = [flag for flag in self.flags.split() if flag.startswith("--")]
+        return long[0].removeprefix("--").replace("-", "_")
+
+
+class Verb(NamedTuple):
+    name: str
+    method: str
+    path: str
+    help: str
+    options: tuple[Option, ...] = ()
+    example: str = ""
+    body: Callable[[dict[str, Any]], Any] | None = None              # values -> JSON to send
+    run: Callable[[Broker, dict[str, Any]], Any] | None = None       # instead of one question: what is shown
+    streams: bool = False                                            # `run` yields messages
+    hidden: bool = False                                             # in the list of verbs
+
+
+def need(flags: str, to: str = "", help: str = "", kind: str = TEXT) -> Option:
+    return Option(flags, to, help, kind, required=True)
+
+
+def flag(flags: str, to: str = "", help: str = "") -> Option:
+    return Option(flags, to, help, FLAG)
+
+
+# -- what is more than one question, or needs more than its options' values
+
+def position_of(text: str) -> dict[str, int]:
+    """A message id as people write it: earliest, latest, LEDGER:ENTRY[:PARTITION[:BATCH]]; raises ValueError."""
+    if text in ("earliest", "latest"):
+        return EARLIEST if text == "earliest" else LATEST
+    try:
+        ids = [int(part) for part in text.split(":")]
+    except ValueError:
+        ids = []
+    if not 2 <= len(ids) <= 4:
+        raise ValueError(f"{text!r} is no message id: earliest, latest or LEDGER:ENTRY, such as 12:0")
+    return dict(zip(EARLIEST, [*ids, -1, -1][:4], strict=True))
+
+
+def _topics(below: str) -> Callable[[Broker, dict[str, Any]], list[str]]:
+    """Names of both domains, or of the one that was asked for."""
+    def run(broker: Broker, values: dict[str, Any]) -> list[str]:
+        asked = values.get("topic_domain")
+        query = {"includeSystemTopic": values["include_system_topic"]}
+        if values.get("bundle"):
+            query["bundle"] = values["bundle"]
+        return [name for domain in ("persistent", "non-persistent") if asked in (None, domain.replace("-", "_"))
+                for name in broker.ask("GET", f"/admin/v2/{domain}/{values['namespace']}{below}", query).value()]
+    return run
+
+
+def _partitioned_lookup(broker: Broker, values: dict[str, Any]) -> dict[str, Any]:
+    topic = values["topic"]
+    count = broker.ask("GET", f"/admin/v2/{topic}/partitions").value()["partitions"]
+    if not count:
+        raise Refused(404, "The topic has no partitions")
+    domain, _, rest = topic.partition("/")
+    names = [f"{rest}-partition-{index}" for index in range(count)]
+    found = {f"{domain}://{name}": broker.ask("GET", f"/lookup/v2/topic/{domain}/{name}").value()["brokerUrl"] for name in names}
+    if not values["sort_by_broker"]:
+        return found
+    return {url: [name for name, its in found.items() if its == url] for url in sorted(set(found.values()))}
+
+
+def _create_subscription(values: dict[str, Any]) -> dict[str, Any]:
+    return position_of(values["messageId"]) | ({"properties": values["property"], "excluded": False} if values["property"] else {})
+
+
+def _reset_cursor(broker: Broker, values: dict[str, Any]) -> None:
+    where = f"/admin/v2/{values['topic']}/subscription/{quoted(values['subscription'])}/resetcursor"
+    if values["messageId"]:
+        broker.ask("POST", where, body=position_of(values["messageId"]) | {"excluded": values["exclude_reset_position"]})
+    elif values["time"] is not None:
+        broker.ask("POST", f"{where}/{int(time.time() * 1_000) - values['time']}")
+    else:
+        raise ValueError("give --time or --messageId")
+
+
+def _expire(broker: Broker, values: dict[str, Any]) -> None:
+    where = f"/admin/v2/{values['topic']}/subscription/{quoted(values['subscription'])}/expireMessages"
+    if values["position"]:
+        broker.ask("POST", where, body=position_of(values["position"]) | {"excluded": values["exclude_reset_position"]})
+    elif values["expireTime"] is not None:
+        broker.ask("POST", f"{where}/{values['expireTime']}")
+    else:
+        raise ValueError("give --expireTime or --position")
+
+
+def _message_id_at(broker: Broker, values: dict[str, Any]) -> Any:
+    from datetime import datetime
+    try:
+        when = datetime.fromisoformat(values["datetime"])
+    except ValueError:
+        raise ValueError(f"{values['datetime']!r} is no time such as 2026-01-31T12:00:00Z") from None
+    return broker.ask("GET", f"/admin/v2/{values['topic']}/messageid/{int(when.timestamp() * 1_000)}").value()
+
+
+def _tenant(broker: Broker, values: dict[str, Any]) -> None:
+    """A tenant may use all clusters unless some are named."""
+    clusters = values["allowed_clusters"] or broker.ask("GET", "/admin/v2/clusters").value()
+    broker.ask("PUT", f"/admin/v2/tenants/{values['tenant']}", body={"adminRoles": values["admin_roles"], "allowedClusters": clusters})
+
+
+def _tenant_update(broker: Broker, values: dict[str, Any]) -> None:
+    """What is not given stays."""
+    path = f"/admin/v2/tenants/{values['tenant']}"
+    kept = broker.ask("GET", path).value()
+    broker.ask("POST", path, body={"adminRoles": values["admin_roles"] or kept["adminRoles"],
+                                   "allowedClusters": values["allowed_clusters"] or kept["allowedClusters"]})
+
+
+def _namespace(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in (("replication_clusters", values["clusters"]),
+                                          ("bundles", {"numBundles": values["bundles"]} if values["bundles"] else None)) if value}
+
+
+def _schema(values: dict[str, Any]) -> dict[str, Any]:
+    with open(values["filename"], encoding="utf-8") as file:
+        return json.load(file)
+
+
+def _get_schema(broker: Broker, values: dict[str, Any]) -> Any:
+    where = f"/admin/v2/schemas/{values['schema_topic']}/schema"
+    if values["all_version"]:
+        return broker.ask("GET", where + "s").value()
+    return broker.ask("GET", where + ("" if values["version"] is None else f"/{values['version']}")).value()
+
+
+def _peek(broker: Broker, values: dict[str, Any]) -> Iterator[Any]:
+    """Entry by entry until there are enough messages, or no more."""
+    from geminga.supervisor.cli import messages
+    left = values["count"]
+    for position in range(1, left + 1):
+        try:
+            answer = broker.ask("GET", f"/admin/v2/{values['topic']}/subscription/{quoted(values['subscription'])}/position/{position}")
+        except Refused as refused:
+            if position > 1 and refused.status in (404, 412):
+                return      # there are not so many
+            raise
+        for message in messages.read(answer)[:left]:
+            yield message
+            left -= 1
+        if not left:
+            return
+
+
+def _entry(path: str, *query: tuple[str, str]) -> Callable[[Broker, dict[str, Any]], Iterator[Any]]:
+    def run(broker: Broker, values: dict[str, Any]) -> Iterator[Any]:
+        from geminga.supervisor.cli import messages
+        yield from messages.read(broker.ask("GET", "/admin/v2/" + path.format_map(values),
+                                            {name: values[key] for name, key in query}))
+    return run
+
+
+# -- the table
+
+_SUBSCRIPTION = need("--subscription -s", help="the subscription's name")
+_FORCE = flag("--force -f", "?force", "also where it is in use")
+_SYSTEM = flag("--include-system-topic -ist", "?includeSystemTopic", "those of the broker's own too")
+_PROPERTIES = Option("--property -p", "", "key=value; can be given again", MAP)
+_STATS = (flag("--get-precise-backlog -gpb", "?getPreciseBacklog", "counts are exact here with or without it"),
+          Option("--get-subscription-backlog-size -sbs", "?subscriptionBacklogSize", "bytes of each backlog; they are told without it too",
+                 FLAG, default=True),
+          flag("--get-earliest-time-in-backlog -etb", "?getEarliestTimeInBacklog", "when the oldest message of each backlog was published"))
+_URLS = (Option("--url", ".serviceUrl", "http://..."), Option("--url-secure", ".serviceUrlTls", "https://..."),
+         Option("--broker-url", ".brokerServiceUrl", "pulsar://..."),
+         Option("--broker-url-secure", ".brokerServiceUrlTls", "pulsar+ssl://..."))
+_TENANT = (Option("--admin-roles -r", ".adminRoles", "roles that may administer it, with commas", LIST, default=()),
+           Option("--allowed-clusters -c", ".allowedClusters", "clusters that it may use, with commas", LIST, default=()))
+_PERMISSIONS = (need("--role -r", "", "whose"), need("--actions -a", "=", "produce, consume, ..., with commas", LIST))
+_SCHEMA_FILE = need("--filename -f", "", 'a file with {"type": ..., "schema": ..., "properties": {}}', FILE)
+_PEEK = (_SUBSCRIPTION, Option("--count -n", "", "how many messages", INT, default=1))
+
+GROUPS: dict[str, tuple[str, tuple[Verb, ...]]] = {
+    "clusters": ("Clusters that the broker knows of.", (
+        Verb("list", "GET", "clusters", "List the clusters."),
+        Verb("get", "GET", "clusters/{cluster}", "Show a cluster's addresses."),
+        Verb("create", "PUT", "clusters/{cluster}", "Make a cluster known.", _URLS, "--url http://far:8080"),
+        Verb("update", "POST", "clusters/{cluster}", "Change a cluster's addresses.", _URLS, "--url http://far:8080"),
+        Verb("delete", "DELETE", "clusters/{cluster}", "Forget a cluster."),
+    )),
+    "tenants": ("Tenants: the first part of a topic's name.", (
+        Verb("list", "GET", "tenants", "List the tenants."),
+        Verb("get", "GET", "tenants/{tenant}", "Show who administers a tenant, and where it may be."),
+        Verb("create", "PUT", "tenants/{tenant}", "Create a tenant.", _TENANT, "--admin-roles alice,bob", run=_tenant),
+        Verb("update", "POST", "tenants/{tenant}", "Change a tenant; what is not given stays.", _TENANT, "--admin-roles alice",
+             run=_tenant_update),
+        Verb("delete", "DELETE", "tenants/{tenant}", "Delete a tenant without namespaces, or with --force all it has.", (_FORCE,)),
+    )),
+    "namespaces": ("Namespaces: groups of topics with common policies.", (
+        Verb("list", "GET", "namespaces/{tenant}", "List a tenant's namespaces."),
+        Verb("create", "PUT", "namespaces/{namespace}", "Create a namespace.", (
+            Option("--clusters -c", "", "where its topics are, with commas", LIST),
+            Option("--bundles -b", "", "in how many bundles its topics are counted", INT)), body=_namespace),
+        Verb("delete", "DELETE", "namespaces/{namespace}", "Delete a namespace without topics, or with --force all it has.", (_FORCE,)),
+        Verb("policies", "GET", "namespaces/{namespace}", "Show all that is set for a namespace."),
+        Verb("topics", "GET", "namespaces/{namespace}/topics", "List a namespace's topics.", (
+            Option("--mode -m", "?mode", "which", choices=("PERSISTENT", "NON_PERSISTENT", "ALL")), _SYSTEM)),
+        Verb("bundles", "GET", "namespaces/{namespace}/bundles", "Show how its topics are divided among brokers."),
+        Verb("permissions", "GET", "namespaces/{namespace}/permissions", "Show who may do what."),
+        Verb("grant-permission", "POST", "namespaces/{namespace}/permissions/{role}", "Let a role do something.", _PERMISSIONS,
+             "--role alice --actions produce,consume"),
+        Verb("revoke-permission", "DELETE", "namespaces/{namespace}/permissions/{role}", "Take away what a role may do.",
+             (_PERMISSIONS[0],), "--role alice"),
+        Verb("subscription-permission", "GET", "namespaces/{namespace}/permissions/subscription", "Show who may use which subscription."),
+        Verb("grant-subscription-permission", "POST", "namespaces/{namespace}/permissions/subscription/{subscription}",
+             "Let roles use a subscription.", (_SUBSCRIPTION, need("--roles -rs", "=", "with commas", LIST)), "-s billing -rs alice,bob"),
+        Verb("revoke-subscription-permission", "DELETE", "namespaces/{namespace}/permissions/{subscription}/{role}",
+             "Take a subscription away from a role.", (_SUBSCRIPTION, need("--role -r", "", "whose")), "-s billing -r alice"),
+        Verb("get-properties", "GET", "namespaces/{namespace}/properties", "Show a namespace's properties."),
+        Verb("set-properties", "PUT", "namespaces/{namespace}/properties", "Set properties; others stay.", (
+            Option("--properties -p", "=", "key=value; can be given again", MAP, required=True),), "-p team=payments"),
+        Verb("clear-properties", "DELETE", "namespaces/{namespace}/properties", "Remove all properties."),
+        Verb("get-property", "GET", "namespaces/{namespace}/property/{key}", "Show one property.", (need("--key -k"),), "-k team"),
+        Verb("set-property", "PUT", "namespaces/{namespace}/property/{key}/{value}", "Set one property.",
+             (need("--key -k"), need("--value -v")), "-k team -v payments"),
+        Verb("remove-property", "DELETE", "namespaces/{namespace}/property/{key}", "Remove one property.", (need("--key -k"),), "-k team"),
+        Verb("clear-backlog", "POST", "namespaces/{namespace}/clearBacklog", "Skip what subscriptions of all its topics have before them.",
+             (Option("--sub -s", "", "only this subscription's"), Option("--bundle -b", "", "only topics of this bundle"),
+              flag("--force -force", "", "do not ask")), "--force", run=lambda broker, values: _clear_backlog(broker, values)),
+        Verb("unsubscribe", "POST", "namespaces/{namespace}/unsubscribe/{sub}", "Delete a subscription of all its topics.",
+             (need("--sub -s", "", "the subscription's name"),), "-s billing"),
+        Verb("unload", "PUT", "namespaces/{namespace}/unload", "Close its topics; clients come back at once.",
+             (Option("--bundle -b", "", "only topics of this bundle"),), run=lambda broker, values: _in_bundle(broker, values, "unload")),
+    )),
+    "topics": ("Topics, their messages and their subscriptions.", (
+        Verb("list", "GET", "{domain}/{namespace}", "List a namespace's topics.", (
+            Option("--topic-domain -td", "", "which", choices=("persistent", "non_persistent")),
+            Option("--bundle -b", "", "only those of this bundle"), _SYSTEM), run=_topics("")),
+        Verb("list-partitioned-topics", "GET", "{domain}/{namespace}/partitioned", "List a namespace's partitioned topics.",
+             (_SYSTEM,), run=_topics("/partitioned")),
+        Verb("create", "PUT", "{topic}", "Create a topic without partitions.",
+             (Option("--metadata -m", "=", "a property, key=value; can be given again", MAP, default=()),), "-m team=payments"),
+        Verb("create-partitioned-topic", "PUT", "{topic}/partitions", "Create a topic with partitions.", (
+            need("--partitions -p", "", "how many", INT), Option("--metadata -m", "", "a property, key=value; can be given again", MAP)),
+            "-p 4", body=lambda values: {"partitions": values["partitions"], "properties": values["metadata"]}
+            if values["metadata"] else values["partitions"]),
+        Verb("update-partitioned-topic", "POST", "{topic}/partitions", "Add partitions to a topic.", (
+            need("--partitions -p", "=", "how many there are to be", INT),
+            flag("--update-local-only -ulo", "?updateLocalTopicOnly", "do not tell other clusters"), _FORCE), "-p 8"),
+        Verb("get-partitioned-topic-metadata", "GET", "{topic}/partitions", "Show how many partitions a topic has."),
+        Verb("create-missed-partitions", "POST", "{topic}/createMissedPartitions", "Create partitions that do not exist."),
+        Verb("delete-partitioned-topic", "DELETE", "{topic}/partitions", "Delete a topic and its partitions.", (_FORCE,)),
+        Verb("delete", "DELETE", "{topic}", "Delete a topic.", (_FORCE,), "--force"),
+        Verb("get-properties", "GET", "{topic}/properties", "Show a topic's properties."),
+        Verb("update-properties", "PUT", "{topic}/properties", "Set properties; others stay.", (_PROPERTIES._replace(to="="),),
+             "-p team=payments"),
+        Verb("remove-properties", "DELETE", "{topic}/properties", "Remove a property.", (need("--key -k", "?key"),), "-k team"),
+        Verb("lookup", "GET", "/lookup/v2/topic/{topic}", "Show who serves a topic."),
+        Verb("partitioned-lookup", "GET", "{topic}/partitions", "Show who serves each partition of a topic.",
+             (flag("--sort-by-broker -s", "", "list brokers with their partitions"),), run=_partitioned_lookup),
+        Verb("bundle-range", "GET", "/lookup/v2/topic/{topic}/bundle", "Show the bundle of a topic."),
+        Verb("stats", "GET", "{topic}/stats", "Show rates, producers, subscriptions and consumers of a topic.", _STATS),
+        Verb("partitioned-stats", "GET", "{topic}/partitioned-stats", "Show the same of a topic with partitions.",
+             (flag("--per-partition", "?perPartition", "of each of them too"), *_STATS)),
+        Verb("stats-internal", "GET", "{topic}/internalStats", "Show ledgers and positions.",
+             (flag("--metadata -m", "?metadata", "and what the ledgers' own metadata say"),)),
+        Verb("partitioned-stats-internal", "GET", "{topic}/partitioned-internalStats", "Show ledgers and positions of each partition."),
+        Verb("info-internal", "GET", "{topic}/internal-info", "Show what is kept of ledgers and positions."),
+        Verb("unload", "PUT", "{topic}/unload", "Close a topic; clients come back at once."),
+        Verb("terminate", "POST", "{topic}/terminate", "Let nobody publish any more; shows the last message's id."),
+        Verb("partitioned-terminate", "POST", "{topic}/terminate/partitions", "Let nobody publish to any partition any more."),
+        Verb("truncate", "DELETE", "{topic}/truncate", "Skip and delete all that a topic holds."),
+        Verb("trim-topic", "POST", "{topic}/trim", "Delete now what nobody needs any more."),
+        Verb("compact", "PUT", "{topic}/compaction", "Keep the last message of each key only."),
+        Verb("compaction-status", "GET", "{topic}/compaction", "Show how the last compaction went."),
+        Verb("last-message-id", "GET", "{topic}/lastMessageId", "Show the last message's id."),
+        Verb("get-message-id", "GET", "{topic}/messageid/{datetime}", "Show the id of the first message published at a time or later.",
+             (need("--datetime -d", "", "such as 2026-01-31T12:00:00Z"),), "-d 2026-01-31T12:00:00Z", run=_message_id_at),
+        Verb("peek-messages", "GET", "{topic}/subscription/{subscription}/position/{n}",
+             "Show the next messages of a subscription, and leave them there.", _PEEK, "-s billing -n 3", run=_peek, streams=True),
+        Verb("peek", "GET", "{topic}/subscription/{subscription}/position/{n}", "The same as peek-messages.", _PEEK, "-s billing -n 3",
+             run=_peek, streams=True),
+        Verb("examine-messages", "GET", "{topic}/examinemessage", "Show a message by its place from the first or the last.", (
+            Option("--initialPosition -i", "", "where to count from", default="latest", choices=("latest", "earliest")),
+            Option("--messagePosition -m", "", "1 is the one there", INT, default=1)), "-i earliest",
+            run=_entry("{topic}/examinemessage", ("initialPosition", "initialPosition"), ("messagePosition", "messagePosition")),
+            streams=True),
+        Verb("get-message-by-id", "GET", "{topic}/ledger/{ledgerId}/entry/{entryId}", "Show a message by its id.",
+             (need("--ledgerId -l", "", "", INT), need("--entryId -e", "", "", INT)), "-l 12 -e 0",
+             run=_entry("{topic}/ledger/{ledgerId}/entry/{entryId}"), streams=True),
+        Verb("permissions", "GET", "{topic}/permissions", "Show who may do what."),
+        Verb("grant-permission", "POST", "{topic}/permissions/{role}", "Let a role do something.", _PERMISSIONS,
+             "--role alice --actions produce,consume"),
+        Verb("revoke-permission", "DELETE", "{topic}/permissions/{role}", "Take away what a role may do.", (_PERMISSIONS[0],),
+             "--role alice"),
+        Verb("subscriptions", "GET", "{topic}/subscriptions", "List a topic's subscriptions."),
+        Verb("create-subscription", "PUT", "{topic}/subscription/{subscription}", "Create a subscription.", (
+            _SUBSCRIPTION, Option("--messageId -m", "", "where it begins: earliest, latest or LEDGER:ENTRY", default="latest"),
+            flag("--replicated -r", "?replicated", "in other clusters too"), _PROPERTIES), "-s audit -m earliest",
+            body=_create_subscription),
+        Verb("unsubscribe", "DELETE", "{topic}/subscription/{subscription}", "Delete a subscription.", (_SUBSCRIPTION, _FORCE), "-s audit"),
+        Verb("get-subscription-properties", "GET", "{topic}/subscription/{subscription}/properties", "Show a subscription's properties.",
+             (_SUBSCRIPTION,), "-s billing"),
+        Verb("update-subscription-properties", "PUT", "{topic}/subscription/{subscription}/properties",
+             "Set a subscription's properties: all of them.", (_SUBSCRIPTION, _PROPERTIES, flag("--clear -c", "", "to none")),
+             "-s billing -p team=payments", body=lambda values: {} if values["clear"] else dict(values["property"] or {})),
+        Verb("skip", "POST", "{topic}/subscription/{subscription}/skip/{count}", "Skip the next messages of a subscription.",
+             (_SUBSCRIPTION, need("--count -n", "", "how many", INT)), "-s billing -n 1"),
+        Verb("clear-backlog", "POST", "{topic}/subscription/{subscription}/skip_all", "Skip all messages of a subscription.",
+             (_SUBSCRIPTION,), "-s billing"),
+        Verb("reset-cursor", "POST", "{topic}/subscription/{subscription}/resetcursor", "Let a subscription go on elsewhere.", (
+            _SUBSCRIPTION, Option("--time -t", "", "so long ago: 10m, 3h, 2d", MILLIS),
+            Option("--messageId -m", "", "at a message: earliest, latest or LEDGER:ENTRY"),
+            flag("--exclude-reset-position -e", "", "behind that message")), "-s billing -t 10m", run=_reset_cursor),
+        Verb("expire-messages", "POST", "{topic}/subscription/{subscription}/expireMessages", "Skip old messages of a subscription.", (
+            _SUBSCRIPTION, Option("--expireTime -t", "", "older than this: 10m, 3h, 2d", SECONDS),
+            Option("--position -p", "", "up to a message: LEDGER:ENTRY"), flag("--exclude-reset-position -e", "", "not that message")),
+            "-s billing -t 10m", run=_expire),
+        Verb("expire-messages-all-subscriptions", "POST", "{topic}/all_subscription/expireMessages/{expireTime}",
+             "Skip old messages of all subscriptions.", (need("--expireTime -t", "", "older than this: 10m, 3h, 2d", SECONDS),), "-t 10m"),
+        Verb("get-backlog-size", "PUT", "{topic}/backlogSize", "Show how many bytes lie behind a message.", (
+            Option("--messageId -m", "", "LEDGER:ENTRY", default="-1:-1"),), body=lambda values: position_of(values["messageId"])),
+        Verb("analyze-backlog", "POST", "{topic}/subscription/{subscription}/analyzeBacklog",
+             "Walk over a subscription's backlog and count.",
+             (_SUBSCRIPTION, Option("--position -p", "", "from a message: LEDGER:ENTRY")), "-s billing",
+            body=lambda values: position_of(values["position"]) if values["position"] else None),
+        Verb("set-replicated-subscription-status", "POST", "{topic}/subscription/{subscription}/replicatedSubscriptionStatus",
+             "Whether a subscription is one of all clusters.", (
+                 _SUBSCRIPTION, flag("--enable -e", "", "it is"), flag("--disable -d", "", "it is not")), "-s billing -d",
+             body=lambda values: either(values)),
+        Verb("get-replicated-subscription-status", "GET", "{topic}/subscription/{subscription}/replicatedSubscriptionStatus",
+             "Show whether a subscription is one of all clusters.", (_SUBSCRIPTION,), "-s billing"),
+    )),
+    "schemas": ("Schemas of topics.", (
+        Verb("get", "GET", "schemas/{schema_topic}/schema", "Show a topic's schema.", (
+            Option("--version -v", "", "an older one", INT), flag("--all-version -a", "", "all of them")), run=_get_schema),
+        Verb("upload", "POST", "schemas/{schema_topic}/schema", "Add a schema, if it is compatible.", (_SCHEMA_FILE,), "-f schema.json",
+             body=_schema),
+        Verb("delete", "DELETE", "schemas/{schema_topic}/schema", "Delete a topic's schema.", (_FORCE,)),
+        Verb("metadata", "GET", "schemas/{schema_topic}/metadata", "Show what is kept about a topic's schemas."),
+        Verb("compatibility", "POST", "schemas/{schema_topic}/compatibility", "Tell whether a schema is compatible; nothing is stored.",
+             (_SCHEMA_FILE,), "-f schema.json", body=_schema),
+    )),
+    "brokers": ("The broker itself.", (
+        Verb("list", "GET", "brokers/{cluster}", "List the cluster's brokers."),
+        Verb("leader-broker", "GET", "brokers/leaderBroker", "Show the leading one."),
+        Verb("version", "GET", "brokers/version", "Show its version."),
+        Verb("healthcheck", "GET", "brokers/health", "Have it publish a message and read it back.", (
+            Option("--topic-version -tv", "?topicVersion", "of the topic's name", choices=("V1", "V2")),)),
+        Verb("namespaces", "GET", "brokers/{cluster}/{url}/ownedNamespaces", "Show what a broker serves.",
+             (need("--url -u", "", "its host and port of HTTP"),), "-u 127.0.0.1:8080"),
+        Verb("list-dynamic-config", "GET", "brokers/configuration", "List what can be set while it runs."),
+        Verb("get-all-dynamic-config", "GET", "brokers/configuration/values", "Show what was set while it runs."),
+        Verb("get-runtime-config", "GET", "brokers/configuration/runtime", "Show its whole configuration."),
+        Verb("get-internal-config", "GET", "brokers/internal-configuration", "Show where it keeps its metadata."),
+        Verb("update-dynamic-config", "POST", "brokers/configuration/{config}/{value}", "Set something while it runs.",
+             (need("--config -c", "", "its name"), need("--value -v")), "-c maxConcurrentLookupRequest -v 1000"),
+        Verb("delete-dynamic-config", "DELETE", "brokers/configuration/{config}", "Go back to what the file says.",
+             (need("--config -c", "", "its name"),), "-c maxConcurrentLookupRequest"),
+        Verb("backlog-quota-check", "GET", "brokers/backlog-quota-check", "Look now whether subscriptions keep to their quotas."),
+    )),
+    "broker-stats": ("Numbers of the broker as a whole.", (
+        Verb("topics", "GET", "broker-stats/topics", "Show all topics' stats, by namespace."),
+        Verb("monitoring-metrics", "GET", "broker-stats/metrics", "Show its metrics."),
+        Verb("load-report", "GET", "broker-stats/load-report", "Show what it uses of its host."),
+        Verb("allocator-stats", "GET", "broker-stats/allocator-stats/{allocator}", "Show an allocator's memory."),
+        Verb("mbeans", "GET", "broker-stats/mbeans", "Show its processes' numbers."),
+    )),
+}
+
+
+def either(values: dict[str, Any]) -> bool:
+    """Of --enable and --disable."""
+    if values["enable"] == values["disable"]:
+        raise ValueError("give either --enable or --disable")
+    return values["enable"]
+
+
+def _in_bundle(broker: Broker, values: dict[str, Any], what: str, method: str = "PUT") -> None:
+    bundle = f"/{quoted(values['bundle'])}" if values["bundle"] else ""
+    broker.ask(method, f"/admin/v2/namespaces/{values['namespace']}{bundle}/{what}")
+
+
+def _clear_backlog(broker: Broker, values: dict[str, Any]) -> None:
+    if not values["force"]:
+        from click import confirm
+        confirm("Skip all these messages?", abort=True)
+    _in_bundle(broker, values, "clearBacklog" + (f"/{quoted(values['sub'])}" if values["sub"] else ""), "POST")
