@@ -184,6 +184,10 @@ class Catalogue:
         """Of a topic by its base name: 0 when it is not partitioned, None when there is no such topic."""
         return self._one("SELECT partitions FROM topics WHERE name = ?", (str(topic),))
 
+    def has_topic(self, topic: TopicName) -> bool:
+        """Whether the topic, or the partitioned one of which it is a partition, was made."""
+        return self.partition_count(topic) == 0 or 0 <= topic.partition < (self.partition_count(topic.base) or 0)
+
     def create_topic(self, topic: TopicName, partitions: int) -> bool:
         """False when there is one already.  Raises Refusal when the namespace has just been deleted."""
         try:
@@ -221,6 +225,10 @@ class Catalogue:
         """Complete names, a partitioned topic by each of its partitions, sorted."""
         rows = self._db.execute("SELECT name, partitions FROM topics WHERE namespace = ? ORDER BY name", (namespace,))
         return [part for name, count in rows for part in ([name] if count == 0 else [f"{name}-partition-{n}" for n in range(count)])]
+
+    def partitioned_topics(self, namespace: str) -> list[str]:
+        """Base names, sorted."""
+        return self._column("SELECT name FROM topics WHERE namespace = ? AND partitions > 0 ORDER BY name", (namespace,))
 
     # -- partitions and subscriptions
 

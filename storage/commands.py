@@ -107,7 +107,7 @@ def _withdraw(owner, session, kind: int, object_id: int) -> None:
 
 # -- topics
 
-def _find_or_create(owner, name: TopicName, *, may_create: bool = True) -> Partition | LiveTopic:
+def find_or_create(owner, name: TopicName, *, may_create: bool = True) -> Partition | LiveTopic:
     """The partition of that name; made when it may be.  Raises Refusal."""
     if not (name.is_persistent or owner.options.non_persistent_topics):
         raise Refusal(api.NotAllowedError, "Non-persistent topics are switched off")
@@ -153,7 +153,7 @@ def _producer(owner, session, command: api.BaseCommand, *, probed: bool = False)
         raise Refusal(api.NotAllowedError, "Transactions are not enabled.")
     if len(request.producer_name) > _NAME_MAX:
         raise Refusal(api.NotAllowedError, f"Producer name longer than {_NAME_MAX} characters")
-    found = _find_or_create(owner, names.parse(request.topic))
+    found = find_or_create(owner, names.parse(request.topic))
     if found.is_terminated:
         raise Refusal(api.TopicTerminatedError, "Topic was already terminated")
     if found.is_persistent and not owner.gate.enter(session, command, found):
@@ -171,8 +171,8 @@ def _producer(owner, session, command: api.BaseCommand, *, probed: bool = False)
     if initial and found.is_persistent and (initial, True) not in found.subscriptions:
         if not owner.options.auto_create_subscriptions:
             raise Refusal(api.NotAllowedError, f"Initial subscription {initial[:80]} may not be created: automatic creation is off")
-        _check_name(initial)
-        _create_subscription(owner, found, initial, found.before(partition.EARLIEST))
+        check_name(initial)
+        create_subscription(owner, found, initial, found.before(partition.EARLIEST))
     for outcast in found.producers.admit(producer):
         expel_producer(owner, outcast)
     session.producers[producer.producer_id] = producer
@@ -281,7 +281,7 @@ def _subscribe(owner, session, command: api.BaseCommand, *, probed: bool = False
     if existing is not None:
         return _consumer_ready(owner, existing, request.request_id)
     _check_subscribe(owner, request)
-    found = _find_or_create(owner, names.parse(request.topic), may_create=request.force_topic_creation)
+    found = find_or_create(owner, names.parse(request.topic), may_create=request.force_topic_creation)
     subscription = found.subscriptions.get((request.subscription, request.durable and found.is_persistent))
     if subscription is None:
         subscription = _new_subscription(owner, found, request)
@@ -300,6 +300,8 @@ def _subscribe(owner, session, command: api.BaseCommand, *, probed: bool = False
     session.consumers[consumer.consumer_id] = consumer
     owner.consumers[consumer.handle] = consumer
     owner.counters.add("consumers")
+    if request.subscription_properties and not subscription.properties:
+        set_properties(owner, subscription, {one.key: one.value for one in request.subscription_properties})
     _consumer_ready(owner, consumer, request.request_id)
     owner.wake(found)
 
@@ -341,14 +343,14 @@ def _deaths_max(request: api.CommandSubscribe) -> int:
     return 0
 
 
-def _check_name(name: str) -> None:
+def check_name(name: str) -> None:
     """Of a subscription; the code is the one that clients know from Pulsar."""
     if name in _RESERVED_NAMES or name.startswith(_RESERVED) or len(name) > _NAME_MAX:
         raise Refusal(api.ProducerBusy, f"Subscription name {name[:80]!r} is reserved, or longer than {_NAME_MAX} characters")
 
 
 def _check_subscribe(owner, request: api.CommandSubscribe) -> None:
-    _check_name(request.subscription)
+    check_name(request.subscription)
     if request.subType == SubType.Key_Shared and not owner.options.key_shared_enabled:
         raise Refusal(api.NotAllowedError, "Key_Shared subscription is not allowed")
     if request.read_compacted and request.subType not in (SubType.Exclusive, SubType.Failover):
@@ -375,11 +377,11 @@ def _new_subscription(owner, found: Partition, request: api.CommandSubscribe) ->
     else:
         position = found.last_confirmed
     if request.durable:
-        return _create_subscription(owner, found, request.subscription, position)
+        return create_subscription(owner, found, request.subscription, position)
     return found.add_subscription(request.subscription, found.new_cursor(0, position, is_durable=False))
 
 
-def _create_subscription(owner, found: Partition, name: str, position: Position) -> Subscription:
+def create_subscription(owner, found: Partition, name: str, position: Position, properties: dict[str, str] | None = None) -> Subscription:
     cursor = found.new_cursor(0, position, is_durable=True)      # before anything is made: its ledger may not open
     cursor.subscription_id = owner.catalogue.create_subscription(found.partition_id, name)
     subscription = found.add_subscription(name, cursor)
@@ -389,8 +391,33 @@ def _create_subscription(owner, found: Partition, name: str, position: Position)
 
 def reset(owner, subscription: Subscription, position: Position) -> None:
     """The cursor starts anew behind position."""
+    if properties:
+        set_properties(owner, subscription, properties)
     subscription.partition.begin(subscription.cursor, position)
     _note_beginning(owner, subscription)
+
+
+def set_properties(owner, subscription: Subscription, properties: dict[str, str]) -> None:
+    """In place of those that it had."""
+    subscription.properties = properties
+    if subscription.is_durable:
+        owner.catalogue.set_properties(subscription.cursor.subscription_id, properties)
+        owner.answer_needs_sync()
+
+
+def delete_subscription(owner, subscription: Subscription) -> None:
+    """Its consumers are told to go, and what it has not acknowledged is needed by it no more."""
+    found = subscription.partition
+    expel_consumers(owner, subscription)
+    if subscription.is_durable:
+        owner.catalogue.delete_subscription(subscription.cursor.subscription_id)
+        owner.note(found, op(format.SUBSCRIPTION_DELETED, found.partition_id, subscription_id=subscription.cursor.subscription_id))
+        owner.commit()
+        found.remove_subscription(subscription)
+        owner.journal.touched(found)
+        owner.wake_trimming(found)
+    elif subscription.key in found.subscriptions:      # its consumers were closed
+        found.remove_subscription(subscription)
 
 
 def _note_beginning(owner, subscription: Subscription) -> None:
@@ -452,6 +479,16 @@ def _close_consumer(owner, session, command: api.BaseCommand) -> None:
     if consumer is not None:
         _remove_consumer(owner, consumer)
     _withdraw(owner, session, T.SUBSCRIBE, request.consumer_id)
+def expel_all(owner, found: Partition | LiveTopic) -> None:
+    """Producers and consumers are told to look the topic up again; what only was there for them is gone."""
+    for producer in found.producers.expel_all():
+        expel_producer(owner, producer)
+    for subscription in list(found.subscriptions.values()):
+        expel_consumers(owner, subscription)
+        if not subscription.is_durable:
+            found.remove_subscription(subscription)
+
+
     _success(owner, session, request.request_id, envelope.CONSUMER_GONE, request.consumer_id)
 
 
@@ -464,21 +501,12 @@ def _consumer(session, consumer_id: int) -> Consumer:
 def _unsubscribe(owner, session, command: api.BaseCommand) -> None:
     request = command.unsubscribe
     consumer = _consumer(session, request.consumer_id)
-    subscription, found = consumer.subscription, consumer.subscription.partition
+    subscription = consumer.subscription
     if len(subscription.consumers) > 1 and not request.force:
         raise Refusal(api.MetadataError, "Subscription has other consumers")
     del session.consumers[request.consumer_id]
     _remove_consumer(owner, consumer)
-    expel_consumers(owner, subscription)
-    if subscription.is_durable:
-        owner.catalogue.delete_subscription(subscription.cursor.subscription_id)
-        owner.note(found, op(format.SUBSCRIPTION_DELETED, found.partition_id, subscription_id=subscription.cursor.subscription_id))
-        owner.commit()
-        found.remove_subscription(subscription)
-        owner.journal.touched(found)
-        owner.wake_trimming(found)
-    elif subscription.key in found.subscriptions:      # its other consumers were closed
-        found.remove_subscription(subscription)
+    delete_subscription(owner, subscription)
     _success(owner, session, request.request_id, envelope.CONSUMER_GONE, request.consumer_id)
 
 

@@ -149,6 +149,7 @@ TOTAL = 10                 # subscription; value = messages; the reason is in KI
 PRODUCED = 11              # (ledger_id, value) = a producer, see sequences.py; entry_id = sequence id of its last message
 CHUNKED = 12               # likewise; entry_id = a sequence id under way; subscription_id = checksum; the next chunk is in KIND_WORD
 SEQUENCES_FORGOTTEN = 13   # of all producers
+PARTITION_DELETED = 14     # nothing is left of it; its id is not used again
 KIND, KIND_WORD = 0xFF, 8  # of an op's kind: what it is, and from which bit on a number that goes with it
 
 for _header in (LEDGER_HEADER, INDEX_HEADER, INDEX_ROW, STATE_HEADER, CURSOR_ROW, SEGMENT_HEADER, RECORD_HEADER):

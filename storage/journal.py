@@ -353,7 +353,7 @@ def put_on_disk(paths: set[Path], snapshots: list) -> None:
             continue
     paths = paths | {snapshot.file.path for snapshot in snapshots}
     for folder in {path.parent for path in paths}:
-        if folder.exists():
+        with contextlib.suppress(FileNotFoundError):      # deleted since
             sync(folder, os.fsync)
     for folder in {above for path in paths for above in path.parents[1:3]}:      # the one above all was made with the first partition
         sync(folder, os.fsync)

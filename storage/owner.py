@@ -48,6 +48,8 @@ from geminga.storage.retention import Retention, disposable
 from geminga.storage.space import Space
 from geminga.storage.subscription import Consumer, Subscription
 from geminga.storage.sweep import Sweep
+from geminga.storage.state import StateFile
+from geminga.storage.statistics import Statistics
 
 if TYPE_CHECKING:
     from geminga.storage.recovery import Recovery
@@ -168,7 +170,7 @@ class Owner:
             found.sequences.begin(self.now_ms)
             found.is_terminated = self.catalogue.is_terminated(stored[0])
             for text, subscription_id in names.items():
-                if (text, True) not in found.subscriptions:
+                if (subscription := found.subscriptions.get((text, True))) is None:
                     self.catalogue.delete_subscription(subscription_id)
             self._adopt(found)
         return found
@@ -178,6 +180,8 @@ class Owner:
         found = open_partition(self.data_dir, self.catalogue.create_partition(name), name, None, {}, self.options)
         self._adopt(found)
         return found
+                else:
+                    subscription.properties = self.catalogue.properties(subscription_id)
 
     def release(self, partition: Partition) -> None:
         """Give up a partition that nobody uses; what is not in its files yet is written.  Raises StorageFull, NotDurable."""
@@ -191,6 +195,36 @@ class Owner:
         for waiting in (self._to_dispatch, self._to_trim):
             waiting.pop(partition, None)
         if partition in self._due:
+        self._forget(partition)
+
+    def delete(self, name: TopicName) -> None:
+        """Nothing is left of the partition of that name, in memory or on disk; who used it has been told to go.
+
+        The journal is told before the catalogue: a start that finds it there does what of this is missing.  Raises StorageFull, NotDurable.
+        """
+        found, stored = self.by_name.get(name), self.catalogue.partition(name)
+        self.commit()
+        try:
+            if stored is None:      # nobody has ever used it
+                return self.catalogue.delete_topic(name)
+            partition_id = stored[0]
+            self.catalogue.delete_partition(partition_id)
+        except StorageFull:
+            self.catalogue.undo()
+            raise
+        self._append(Record(b"", b"", b"", format.OP.pack(*op(format.PARTITION_DELETED, partition_id)), [], 0))
+        self.journal.sync()
+        self.catalogue.commit()
+        if found is not None:
+            self._forget(found)
+            for ledger in found.ledgers:
+                ledger.is_unlinked = True
+        known = self._recovery and self._recovery.delete(partition_id)
+        file = found.file if found is not None else known or StateFile(format.partition_folder(self.data_dir, partition_id), partition_id)
+        file.remove()
+        self.journal.touched(file)
+
+    def _forget(self, partition: Partition) -> None:
             self._wake_at(partition, NEVER_MS)
         for ledger in partition.ledgers:
             ledger.is_released = True
@@ -572,14 +606,10 @@ class Owner:
 
     def _trim(self) -> None:
         """Delete ledgers that nobody needs: told to the journal first, so that a replay does not miss them."""
-        gone = []
+        gone: list[Ledger] = []
         for partition in self._to_trim:
-            if self.discovery.holds(partition, self.now_ms):
-                continue
-            for ledger in partition.take_acknowledged_ledgers(disposable(partition, self.now_ms)):
-                self.note(partition, op(format.LEDGER_DELETED, partition.partition_id, ledger_id=ledger.ledger_id))
-                self._to_dispatch[partition] = None      # readers that had too much of it may get more
-                gone.append(ledger)
+            if not self.discovery.holds(partition, self.now_ms):
+                gone += self._take(partition, disposable(partition, self.now_ms))
         self._to_trim = {}
         if not gone:
             return
@@ -614,6 +644,24 @@ class Owner:
                 try:
                     self.roll(partition)
                 except StorageFull:
+        self._unlink(gone)
+
+    def truncate(self, partition: Partition) -> None:
+        """Everything is acknowledged by everybody, and is not kept either.  Raises StorageFull."""
+        if partition.open_ledger.entries:
+            self.roll(partition)
+        self._unlink(self._take(partition, len(partition.ledgers)))
+
+    def _take(self, partition: Partition, at_most: int) -> list[Ledger]:
+        """So many of its ledgers, at most, that nobody needs: they are its own no more."""
+        gone = partition.take_acknowledged_ledgers(at_most)
+        for ledger in gone:
+            self.note(partition, op(format.LEDGER_DELETED, partition.partition_id, ledger_id=ledger.ledger_id))
+            self._to_dispatch[partition] = None      # readers that had too much of it may get more
+        return gone
+
+    def _unlink(self, gone: list[Ledger]) -> None:
+        """What the journal was told of them is on disk before."""
                     continue
             if idle and partition.open_ledger.entries == 0:
                 self._recent.discard(partition)

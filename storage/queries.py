@@ -1,7 +1,7 @@
 """What administration asks of an owner: one function per question, found in a table.
 
 A question and its answer are JSON objects.  Each function takes (owner, topic, arguments) and returns the answer; it leaves when the
-pass that it is part of is durable.  A Refusal raised here becomes the answer's error.
+pass that it is part of is durable.  A Refusal raised here becomes the answer's error.  positions.py has those about messages.
 """
 import json
 
@@ -9,12 +9,12 @@ from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
-from geminga.storage import acknowledgements, commands, format
-from geminga.storage.acknowledgements import Acks
-from geminga.storage.cursor import REASONS, SKIPPED, Position
+from geminga.storage import commands, format, positions, topic_stats
+from geminga.storage.cursor import REASONS
 from geminga.storage.errors import CorruptFile, StorageFull, text_of
 from geminga.storage.live import LiveTopic
-from geminga.storage.partition import Partition, op
+from geminga.storage.named import stored, subscription_of, topic_of
+from geminga.storage.partition import EARLIEST, Partition, op
 from geminga.storage.subscription import Subscription
 
 _CAUSES_MAX = 100      # parked entries told of at a time
@@ -25,7 +25,8 @@ def answer(owner, question: bytes) -> bytes:
     asked = json.loads(question)
     try:
         ask, topic = asked.pop("ask"), asked.pop("topic", None)
-        return json.dumps({"answer": QUESTIONS[ask](owner, topic and names.parse(topic), asked)}).encode()
+        found = QUESTIONS[ask](owner, topic and names.parse(topic), asked)
+        return found if isinstance(found, bytes) else json.dumps({"answer": found}).encode()      # what is no JSON says so by itself
     except Refusal as refusal:
         code, text = refusal.code, refusal.message
     except (StorageFull, CorruptFile) as error:
@@ -35,29 +36,11 @@ def answer(owner, question: bytes) -> bytes:
     return json.dumps({"refused": code, "text": text}).encode()
 
 
-def _stored(owner, topic: TopicName) -> Partition:
-    if not topic.is_persistent:
-        raise Refusal(api.NotAllowedError, f"{topic} keeps nothing")
-    return _found(owner, topic)
-
-
-def _found(owner, topic: TopicName) -> Partition | LiveTopic:
-    found = owner.partition(topic) if topic.is_persistent else owner.live.get(topic)
-    if found is None:
-        raise Refusal(api.TopicNotFound, f"Topic {topic} not found")
-    return found
-
-
-def _subscription(found: Partition | LiveTopic, name: str) -> Subscription:
-    subscription = found.subscriptions.get((name, True)) or found.subscriptions.get((name, False))
-    if subscription is None:
-        raise Refusal(api.SubscriptionNotFound, f"Subscription {name} not found")
-    return subscription
-
+# -- topics
 
 def _terminate(owner, topic: TopicName, arguments: dict) -> dict:
     """Nothing is published any more: producers are told to go, and who comes back is refused.  The last message's id."""
-    found = _stored(owner, topic)
+    found = stored(owner, topic)
     if not found.is_terminated:
         owner.catalogue.terminate(found.partition_id)
         found.is_terminated = True
@@ -71,67 +54,120 @@ def _terminate(owner, topic: TopicName, arguments: dict) -> dict:
 
 def _unload(owner, topic: TopicName, arguments: dict) -> None:
     """Everybody is told to look the topic up again, and what is in memory of it is given up; it is opened anew from disk."""
-    found = _found(owner, topic)
-    for producer in found.producers.expel_all():
-        commands.expel_producer(owner, producer)
-    for subscription in list(found.subscriptions.values()):
-        commands.expel_consumers(owner, subscription)
-        if not subscription.is_durable:
-            found.remove_subscription(subscription)
+    _give_up(owner, topic_of(owner, topic))
+
+
+def _unload_all(owner, topic: None, arguments: dict) -> None:
+    """All topics of a namespace."""
+    for found in [*owner.by_name.values(), *owner.live.values()]:
+        if found.name.namespace == arguments["namespace"]:
+            _give_up(owner, found)
+
+
+def _give_up(owner, found: Partition | LiveTopic) -> None:
+    commands.expel_all(owner, found)
     if found.is_persistent:
         owner.release(found)
     else:
         commands.forget_if_idle(owner, found)
 
 
-def _clear(owner, topic: TopicName, arguments: dict) -> None:
-    """Everything in the subscription is acknowledged."""
-    found = _stored(owner, topic)
-    _skip_to(owner, _subscription(found, arguments["subscription"]), found.last_confirmed)
+def _delete(owner, topic: TopicName, arguments: dict) -> None:
+    """The topic, or partition, with all that it holds; without force only one that nobody uses."""
+    if not topic.is_persistent:
+        return _delete_live(owner, topic, arguments)
+    if owner.catalogue.partition(topic) is None and not owner.catalogue.has_topic(topic):
+        if arguments.get("gone"):      # its partitioned topic is, already
+            return
+        raise Refusal(api.TopicNotFound, f"Topic {topic} not found")
+    try:
+        found = owner.partition(topic)
+    except CorruptFile:      # nobody uses it
+        if not arguments["force"]:
+            raise
+        found = None
+    if found is not None:
+        _refuse_used(found, arguments["force"])
+        commands.expel_all(owner, found)
+    owner.delete(topic)
 
 
-def _skip(owner, topic: TopicName, arguments: dict) -> None:
-    """So many entries more are acknowledged."""
-    subscription = _subscription(_stored(owner, topic), arguments["subscription"])
-    _skip_to(owner, subscription, _behind(subscription, arguments["entries"]))
-
-
-def _skip_to(owner, subscription: Subscription, position: Position) -> None:
-    """Everything up to position is acknowledged; consumers go on behind it."""
-    if position > subscription.cursor.mark_delete:
-        acknowledgements.move(owner, subscription, Acks(up_to=position), SKIPPED)
-        owner.answer_needs_sync()
-        owner.wake(subscription.partition)
-
-
-def _behind(subscription: Subscription, entries: int) -> Position:
-    """The position of the entry that comes so many unacknowledged ones on, or of the last there is."""
-    found, cursor = subscription.partition, subscription.cursor
-    for ledger in found.ledgers_from(cursor.mark_delete[0]):
-        for first, end in cursor.unacknowledged(ledger, 0, ledger.entries):
-            if entries <= end - first:
-                return ledger.ledger_id, first + entries - 1
-            entries -= end - first
-    return found.last_confirmed
-
-
-def _reset(owner, topic: TopicName, arguments: dict) -> None:
-    """The subscription starts anew, at a time or at (behind: behind) a message; its consumers are told to subscribe again."""
-    found = _stored(owner, topic)
-    subscription = _subscription(found, arguments["subscription"])
-    if "time_ms" in arguments:
-        position = found.before_time(arguments["time_ms"])
-    else:
-        position = found.before((arguments["ledger"], arguments["entry"] + arguments.get("behind", False)))
-    commands.expel_consumers(owner, subscription)
-    commands.reset(owner, subscription, position)
+def _delete_live(owner, topic: TopicName, arguments: dict) -> None:
+    if (found := owner.live.get(topic)) is not None:
+        _refuse_used(found, arguments["force"])
+        commands.expel_all(owner, found)
+        owner.live.pop(topic, None)
+    elif not (owner.catalogue.has_topic(topic) or arguments.get("gone")):
+        raise Refusal(api.TopicNotFound, f"Topic {topic} not found")
+    owner.catalogue.delete_topic(topic)
     owner.answer_needs_sync()
+
+
+def _is_used(owner, topic: TopicName, arguments: dict) -> bool:
+    """By producers or subscriptions."""
+    found = topic_of(owner, topic)
+    return bool(found.producers.live or found.subscriptions)
+
+
+def _refuse_used(found: Partition | LiveTopic, force: bool) -> None:
+    connected = len(found.producers.live) + sum(len(subscription.consumers) for subscription in found.subscriptions.values())
+    if connected and not force:
+        raise Refusal(api.ConsumerBusy, f"Topic has {connected} connected producers/consumers")
+    if found.subscriptions and not force:
+        raise Refusal(api.ConsumerBusy, "Topic has subscriptions")
+
+
+def _truncate(owner, topic: TopicName, arguments: dict) -> None:
+    """Everything is acknowledged, and gone."""
+    found = stored(owner, topic)
+    for subscription in found.subscriptions.values():
+        positions.skip_to(owner, subscription, found.last_confirmed)
+    owner.truncate(found)
+
+
+def _trim(owner, topic: TopicName, arguments: dict) -> None:
+    """What nobody needs, and is not to be kept, goes now."""
+    owner.wake_trimming(stored(owner, topic))
+
+
+# -- subscriptions
+
+def _subscriptions(owner, topic: TopicName, arguments: dict) -> list[str]:
+    return sorted({name for name, _ in topic_of(owner, topic).subscriptions})
+
+
+def _subscribe(owner, topic: TopicName, arguments: dict) -> bool:
+    """A durable subscription; False when there is one of that name.  new: on a partition that nobody has been told of yet."""
+    if arguments.get("new") and owner.catalogue.partition(topic) is None:
+        owner.create_partition(topic)
+    found, name = stored(owner, topic), arguments["subscription"]
+    if (name, True) in found.subscriptions:
+        return False
+    commands.check_name(name)
+    position = positions.before(found, arguments.get("position", EARLIEST), behind=arguments.get("behind", False))
+    commands.create_subscription(owner, found, name, position, arguments.get("properties"))
+    return True
+
+
+def _unsubscribe(owner, topic: TopicName, arguments: dict) -> None:
+    subscription = subscription_of(topic_of(owner, topic), arguments["subscription"])
+    if subscription.consumers and not arguments["force"]:
+        raise Refusal(api.ConsumerBusy, "Subscription has active connected consumers")
+    commands.delete_subscription(owner, subscription)
+
+
+def _properties(owner, topic: TopicName, arguments: dict) -> dict[str, str]:
+    """Of a subscription, and new ones if there are some."""
+    subscription = subscription_of(topic_of(owner, topic), arguments["subscription"])
+    if "properties" in arguments:
+        commands.set_properties(owner, subscription, arguments["properties"])
+    return subscription.properties
 
 
 def _why(owner, topic: TopicName, arguments: dict) -> dict:
     """What keeps the subscription's consumers from getting more."""
-    found = _found(owner, topic)
-    subscription = _subscription(found, arguments["subscription"])
+    found = topic_of(owner, topic)
+    subscription = subscription_of(found, arguments["subscription"])
     found.now_ms = owner.now_ms
     return {"topic": str(topic), "subscription": subscription.name, "type": subscription.kind_name,
             "backlog": subscription.cursor.backlog(found.ledgers), "messages": _messages(subscription), "causes": _causes(subscription)}
@@ -158,7 +194,7 @@ def _causes(subscription: Subscription) -> list[dict]:
 
 def _release(owner, topic: TopicName, arguments: dict) -> dict:
     """What was parked because consumers died over it is given out again."""
-    subscription = _subscription(_stored(owner, topic), arguments["subscription"])
+    subscription = subscription_of(stored(owner, topic), arguments["subscription"])
     parked = subscription.all_parked()
     subscription.cursor.deaths.clear()
     owner.note(subscription.partition, op(format.DIED, subscription.partition.partition_id,
@@ -178,5 +214,7 @@ def _policies(owner, topic: None, arguments: dict) -> None:
     owner.sweep.begin()
 
 
-QUESTIONS = {"terminate": _terminate, "unload": _unload, "clear": _clear, "skip": _skip, "reset": _reset, "why": _why, "release": _release,
-             "policies": _policies}
+QUESTIONS = {
+    "terminate": _terminate, "unload": _unload, "unload_all": _unload_all, "delete": _delete, "is_used": _is_used, "truncate": _truncate,
+    "trim": _trim, "subscriptions": _subscriptions, "subscribe": _subscribe, "unsubscribe": _unsubscribe, "properties": _properties,
+    "why": _why, "release": _release, "policies": _policies, **positions.QUESTIONS, **topic_stats.QUESTIONS}

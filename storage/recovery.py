@@ -11,6 +11,7 @@ retired, and its owner does not start, because what only the journal has would b
 not looked at here; whoever opens their partition is told.
 """
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geminga.storage import format, journal, ledger, state, version1
+from geminga.storage.catalogue import open_catalogue
 from geminga.storage.cursor import Cursor, entries_of
 from geminga.storage.errors import CorruptFile
 from geminga.storage.journal import Record, Replay
@@ -53,8 +55,9 @@ class _Stretch:
 class Recovery:
     """The files that records being replayed belong to, opened when first needed."""
 
-    def __init__(self, data_dir: Path):
-        self.data_dir = data_dir
+    def __init__(self, data_dir: Path, gone: Iterable[int] = ()):
+        """gone: partitions that were deleted, and of which nothing is put back."""
+        self.data_dir, self.gone = data_dir, set(gone)
         self.entries = 0
         self.damage: list[str] = []
         self._ledgers: dict[tuple[int, int], Ledger | None] = {}
@@ -68,8 +71,9 @@ class Recovery:
         self._apply_ops(record.ops, opened=True)
         start = 0
         for partition_id, ledger_id, first_entry, count in record.groups.tolist():
-            stretch = _Stretch(first_entry, record.rows[start:start + count], record.sources[start:start + count], record.data[0])
-            self._stretches.setdefault((partition_id, ledger_id), []).append(stretch)
+            if partition_id not in self.gone:
+                stretch = _Stretch(first_entry, record.rows[start:start + count], record.sources[start:start + count], record.data[0])
+                self._stretches.setdefault((partition_id, ledger_id), []).append(stretch)
             start += count
         self._apply_ops(record.ops, opened=False)
 
@@ -106,6 +110,14 @@ class Recovery:
         if self._states.pop(partition.partition_id, None) is not None:
             self._opened[partition.partition_id] = partition
 
+    def delete(self, partition_id: int) -> StateFile:
+        """Nothing is known of it any more.  Where its state was; the folder is the caller's to remove."""
+        self._states.pop(partition_id, None)
+        self._opened.pop(partition_id, None)
+        for key in [key for key in self._ledgers if key[0] == partition_id]:
+            self._ledgers[key] = None
+        return self._files.get(partition_id) or StateFile(self._folder(partition_id), partition_id)
+
     def _folder(self, partition_id: int) -> Path:
         return format.partition_folder(self.data_dir, partition_id)
 
@@ -129,6 +141,8 @@ class Recovery:
     def _apply_ops(self, ops: NDArray, *, opened: bool) -> None:
         """Those that open ledgers come before the record's entries, all others after them."""
         ops = ops[(ops["kind"] == format.LEDGER_OPENED) == opened]
+        if self.gone:
+            ops = ops[~np.isin(ops["partition_id"], list(self.gone))]
         if not len(ops):
             return
         if len(ops) == 1:        # as of the records of small passes: how far one producer has come
@@ -242,7 +256,11 @@ def recover(data_dir: Path, folder: Path, *, is_put_on_disk: bool = False) -> Re
     found = journal.replay(folder) if folder.exists() else Replay([], [], set(), 0)
     if not found.records:
         return Recovered(damage=found.damage)
-    recovery = Recovery(data_dir)
+    gone = {partition_id for record in found.records
+            for partition_id in record.ops["partition_id"][record.ops["kind"] == format.PARTITION_DELETED].tolist()}
+    if gone:
+        _finish_deletions(data_dir, gone)
+    recovery = Recovery(data_dir, gone)
     for record in found.records:
         recovery.apply(record)
     recovery.finish()
@@ -255,6 +273,21 @@ def recover(data_dir: Path, folder: Path, *, is_put_on_disk: bool = False) -> Re
         recovered.kept, recovered.recovery = found, recovery
         found.records = []
     return recovered
+
+
+def _finish_deletions(data_dir: Path, gone: set[int]) -> None:
+    """Whatever of these partitions a kill left."""
+    catalogue = open_catalogue(data_dir / "catalogue.sqlite")
+    try:
+        for partition_id in gone:
+            catalogue.delete_partition(partition_id)
+        catalogue.commit()
+    finally:
+        catalogue.close()
+    for partition_id in gone:
+        StateFile(format.partition_folder(data_dir, partition_id), partition_id).remove()
+    if (folder := data_dir / "partitions").exists():
+        journal.sync(folder, os.fsync)
 
 
 def journal_folder(data_dir: Path, owner: int) -> Path:

@@ -7,6 +7,9 @@ What has changed since is in the journal, whose records may be applied to this a
 once the new one is synced, so a power cut finds the old or the new; and it is there twice in the file, so that a damaged
 copy costs nothing.
 """
+import contextlib
+import shutil
+import sys
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -150,6 +153,17 @@ class StateFile:
             write_anew(self.path, data)
             self._written = number
             version1.remove(self.path.parent)
+
+    def remove(self) -> None:
+        """The partition's folder is gone with all that was in it, and whoever is late writes nothing."""
+        with self._lock:
+            self._written = sys.maxsize
+            with contextlib.suppress(FileNotFoundError):
+                shutil.rmtree(self.path.parent)
+
+    def checkpoint(self) -> "tuple[list[Path], list[Snapshot]]":
+        """Of a partition that was removed: what named its folder is on disk."""
+        return [self.path], []
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,6 +122,7 @@ class _Walk:
         for partition_id in ids:
             found[partition_id], states[partition_id] = self._states(rehearsal, partition_id)
         found[0] += self._journals(rehearsal)
+        ids = [partition_id for partition_id in ids if partition_id not in rehearsal.gone]
         tasks = {partition_id: self._tasks(rehearsal, partition_id, found[partition_id]) for partition_id in ids}
         reports = self._reports([task for some in tasks.values() for task in some])
         for partition_id in ids:
@@ -315,7 +316,9 @@ class _Rehearsal(Recovery):
         last = ops[-1]
         kind, key = int(last["kind"]), (int(last["partition_id"]), int(last["ledger_id"]))
         self.touched.add(key[0])
-        if kind == format.LEDGER_OPENED:
+        if kind == format.PARTITION_DELETED:
+            self.gone.update(ops["partition_id"].tolist())
+        elif kind == format.LEDGER_OPENED:
             self.opened[key] = int(last["value"]), int(last["entry_id"])
             self.deleted.discard(key)
             self._ledgers[key] = Ledger(self._folder(key[0]), *key)

@@ -95,7 +95,7 @@ def test_skipping_acknowledges_and_clearing_acknowledges_everything(rig, kind):
     assert [position for position, _ in rig.receive(consumer)] == positions[3:]
     rig.asked("clear", "t", subscription="sub")
     assert causes(rig) == [{"cause": "no backlog"}]
-    rig.asked("reset", "t", subscription="sub", ledger=positions[4][0], entry=positions[4][1])
+    rig.asked("reset", "t", subscription="sub", position=positions[4], behind=False)
     assert [position for position, _ in rig.receive(rig.consumer("t", subType=kind))] == positions[4:]
 
 
@@ -205,7 +205,7 @@ def test_what_became_of_messages_adds_up(rig, rigs):
     again = rigs.crash(rig)
     assert again.asked("why", "t", subscription="sub")["messages"] == expected
     [first, *_] = positions
-    again.asked("reset", "t", subscription="sub", ledger=first[0], entry=first[1])
+    again.asked("reset", "t", subscription="sub", position=first, behind=False)
     assert again.asked("why", "t", subscription="sub")["messages"] == dict.fromkeys(expected, 0) | {"published": 18, "backlog": 18}
 
 

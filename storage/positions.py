@@ -1,0 +1,203 @@
+"""What administration asks of messages and positions: an owner's answers to questions, one function each; see queries.py.
+
+A position comes as [ledger, entry]; earliest and latest as clients write them, [-1, -1] and twice the largest number.
+"""
+import base64
+import os
+
+import numpy as np
+
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.errors import Refusal
+from geminga.proto.names import TopicName
+from geminga.storage import acknowledgements, commands
+from geminga.storage.acknowledgements import Acks
+from geminga.storage.cursor import EXPIRED, SKIPPED, Position
+from geminga.storage.named import stored, subscription_of
+from geminga.storage.partition import EARLIEST, Partition
+from geminga.storage.subscription import Subscription
+
+_BATCH = 2      # flag of an index row
+
+
+# -- moving a subscription
+
+def _clear(owner, topic: TopicName, arguments: dict) -> None:
+    """Everything in the subscription is acknowledged."""
+    found = stored(owner, topic)
+    skip_to(owner, subscription_of(found, arguments["subscription"]), found.last_confirmed)
+
+
+def _skip(owner, topic: TopicName, arguments: dict) -> None:
+    """So many entries more are acknowledged."""
+    subscription = subscription_of(stored(owner, topic), arguments["subscription"])
+    skip_to(owner, subscription, _nth(subscription, arguments["entries"]) or subscription.partition.last_confirmed)
+
+
+def skip_to(owner, subscription: Subscription, position: Position, reason: int = SKIPPED) -> None:
+    """Everything up to position is acknowledged; consumers go on behind it."""
+    if position > subscription.cursor.mark_delete:
+        acknowledgements.move(owner, subscription, Acks(up_to=position), reason)
+        owner.answer_needs_sync()
+        owner.wake(subscription.partition)
+
+
+def _nth(subscription: Subscription, number: int) -> Position | None:
+    """The position of the unacknowledged entry of that number, the first is 1; None when there are fewer."""
+    cursor = subscription.cursor
+    for ledger in subscription.partition.ledgers_from(cursor.mark_delete[0]):
+        for first, end in cursor.unacknowledged(ledger, 0, ledger.entries):
+            if number <= end - first:
+                return ledger.ledger_id, first + number - 1
+            number -= end - first
+    return None
+
+
+def _reset(owner, topic: TopicName, arguments: dict) -> None:
+    """The subscription starts anew, at a time or at (behind: behind) a message; its consumers are told to subscribe again."""
+    found = stored(owner, topic)
+    subscription = subscription_of(found, arguments["subscription"])
+    if "time_ms" in arguments:
+        position = found.before_time(arguments["time_ms"])
+    else:
+        position = before(found, arguments["position"], behind=arguments["behind"])
+    commands.expel_consumers(owner, subscription)
+    commands.reset(owner, subscription, position)
+    owner.answer_needs_sync()
+
+
+def before(found: Partition, position: list[int], *, behind: bool) -> Position:
+    """The mark-delete position of a cursor that begins there, or with the entry behind it."""
+    ledger_id, entry_id = position
+    return found.before((ledger_id, entry_id + 1 if behind and (ledger_id, entry_id) != EARLIEST else entry_id))
+
+
+def _expire(owner, topic: TopicName, arguments: dict) -> int:
+    """Of one subscription, or of all, what is older than so many seconds, or lies before a position; how many entries have expired."""
+    found = stored(owner, topic)
+    name = arguments.get("subscription")
+    subscriptions = [subscription_of(found, name)] if name else list(found.subscriptions.values())
+    count = 0
+    for subscription in subscriptions:
+        count += _expire_of(owner, subscription, arguments)
+    owner.counters.add("entries_expired", count)
+    return count
+
+
+def _expire_of(owner, subscription: Subscription, arguments: dict) -> int:
+    found, before_ = subscription.partition, subscription.cursor.backlog(subscription.partition.ledgers)
+    if "position" in arguments:
+        skip_to(owner, subscription, before(found, arguments["position"], behind=not arguments["behind"]), EXPIRED)
+    else:
+        came_ms = owner.now_ms - arguments["seconds"] * 1000
+        for ledger in found.ledgers_from(subscription.cursor.mark_delete[0]):
+            old = np.flatnonzero(np.maximum(ledger.column("broker_time"), ledger.deliver_at)[:ledger.entries] <= came_ms)
+            entries = np.intersect1d(old, subscription.cursor.all_left(ledger, ledger.entries), assume_unique=True)
+            if len(entries):
+                acknowledgements.move(owner, subscription, Acks(single={ledger.ledger_id: entries}), EXPIRED)
+                owner.answer_needs_sync()
+                owner.wake(found)
+    return before_ - subscription.cursor.backlog(found.ledgers)
+
+
+def _analyze(owner, topic: TopicName, arguments: dict) -> dict:
+    """What the subscription has before it, from its own position on or from another."""
+    found = stored(owner, topic)
+    subscription = subscription_of(found, arguments["subscription"])
+    start = before(found, arguments["position"], behind=arguments["behind"]) if "position" in arguments else subscription.cursor.mark_delete
+    entries = messages = 0
+    first = last = None
+    for ledger in found.ledgers_from(start[0]):
+        begin = start[1] + 1 if ledger.ledger_id == start[0] else 0
+        for run_first, run_end in subscription.cursor.unacknowledged(ledger, begin, ledger.entries):
+            entries += run_end - run_first
+            first, last = first or (ledger.ledger_id, run_first), (ledger.ledger_id, run_end - 1)
+        messages += subscription.cursor.unacknowledged_messages(ledger, begin, ledger.entries)
+    return {"entries": entries, "messages": messages, "first": first, "last": last}
+
+
+# -- finding messages
+
+def _last(owner, topic: TopicName, arguments: dict) -> dict:
+    """The id of the last message there is."""
+    found = stored(owner, topic)
+    ledger_id, entry_id, batch_index = found.last_message()
+    if entry_id < 0:
+        ledger_id, entry_id = found.last_confirmed
+    size = int(found.find(ledger_id).messages[entry_id]) if batch_index >= 0 else 0
+    return {"ledger": ledger_id, "entry": entry_id, "batch_index": batch_index, "batch_size": size}
+
+
+def _at_time(owner, topic: TopicName, arguments: dict) -> Position:
+    """The first that was published then or later; the one that comes next when there is none."""
+    return _following(stored(owner, topic), stored(owner, topic).before_time(arguments["time_ms"]))
+
+
+def _following(found: Partition, position: Position) -> Position:
+    for ledger in found.ledgers_from(position[0]):
+        entry_id = position[1] + 1 if ledger.ledger_id == position[0] else 0
+        if entry_id < ledger.entries:
+            return ledger.ledger_id, entry_id
+    return found.last_confirmed[0], found.last_confirmed[1] + 1
+
+
+def _by_index(owner, topic: TopicName, arguments: dict) -> Position:
+    """The entry with the message of that number, counted from the topic's beginning."""
+    found, index = stored(owner, topic), arguments["index"]
+    for ledger in found.ledgers:
+        if ledger.entries and ledger.first_message <= index < ledger.next_message:
+            within = index - ledger.first_message + int(ledger.column("message_index")[0])
+            return ledger.ledger_id, int(np.searchsorted(ledger.column("message_index")[:ledger.entries], within, "right")) - 1
+    raise Refusal(api.MetadataError, "Message not found")
+
+
+def _backlog_size(owner, topic: TopicName, arguments: dict) -> int:
+    """Bytes from that position on."""
+    found, size = stored(owner, topic), 0
+    start = before(found, arguments["position"], behind=True)
+    for ledger in found.ledgers_from(start[0]):
+        begin = start[1] + 1 if ledger.ledger_id == start[0] else 0
+        size += ledger.bytes_of(range(begin, ledger.entries)) if begin < ledger.entries else 0
+    return size
+
+
+# -- showing messages
+
+def _peek(owner, topic: TopicName, arguments: dict) -> dict:
+    """The unacknowledged entry of that number.  A subscription that is not there is made, at the earliest message, as Pulsar does."""
+    found, name = stored(owner, topic), arguments["subscription"]
+    if not found.subscriptions.keys() & {(name, True), (name, False)}:
+        commands.create_subscription(owner, found, name, found.before(EARLIEST))
+    return _shown(found, _nth(subscription_of(found, name), arguments["number"]))
+
+
+def _entry(owner, topic: TopicName, arguments: dict) -> dict:
+    return _shown(stored(owner, topic), tuple(arguments["position"]))
+
+
+def _examine(owner, topic: TopicName, arguments: dict) -> dict:
+    """The entry of that number, from the first on or from the last back; the last one there is when there are not so many."""
+    found, number = stored(owner, topic), max(1, arguments["number"])
+    ledgers = [ledger for ledger in found.ledgers if ledger.entries]
+    if not ledgers:
+        raise Refusal(api.NotAllowedError, "Could not examine messages due to the total message is zero")
+    end = ledgers[0] if arguments["from_latest"] else ledgers[-1]
+    for ledger in reversed(ledgers) if arguments["from_latest"] else ledgers:
+        if number <= ledger.entries:
+            return _shown(found, (ledger.ledger_id, ledger.entries - number if arguments["from_latest"] else number - 1))
+        number -= ledger.entries
+    return _shown(found, (end.ledger_id, 0 if arguments["from_latest"] else end.last_entry))
+
+
+def _shown(found: Partition, position: Position | None) -> dict:
+    """Its bytes as they lie there, from the metadata's length on."""
+    ledger = found.find(position[0]) if position else None
+    if ledger is None or not 0 <= position[1] < ledger.entries:
+        raise Refusal(api.MetadataError, "Message not found")
+    row = ledger.index[position[1]]
+    raw = os.pread(ledger.descriptor, int(row["size"]), int(row["offset"]))
+    return {"ledger": position[0], "entry": position[1], "data": base64.b64encode(raw).decode()}
+
+
+QUESTIONS = {"clear": _clear, "skip": _skip, "reset": _reset, "expire": _expire, "analyze": _analyze, "last_message": _last,
+             "at_time": _at_time, "by_index": _by_index, "backlog_size": _backlog_size, "peek": _peek, "entry": _entry, "examine": _examine}

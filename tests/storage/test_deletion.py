@@ -1,0 +1,135 @@
+"""Topics and subscriptions are deleted whole, also when the owner is killed on the way."""
+import pytest
+
+from geminga.proto import names
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.storage import format
+from geminga.storage.catalogue import Catalogue
+from geminga.storage.journal import Journal
+from geminga.storage.state import StateFile
+from geminga.storage.verify import walk
+
+T = api.BaseCommand.Type
+NAME = names.parse("t")
+
+
+def filled(rig):
+    """A topic with a subscription, and something in both; its partition's id."""
+    producer, consumer = rig.producer("t"), rig.consumer("t", subscription_properties=[api.KeyValue(key="a", value="b")])
+    first, *_ = rig.publish(producer, b"a", b"b", b"c")
+    rig.run(rig.acks(consumer, first))
+    return rig.partition("t").partition_id, producer, consumer
+
+
+def left_of(rig, partition_id):
+    """What a broker has of it: in the catalogue, and on disk."""
+    catalogue = rig.owner.catalogue
+    return (catalogue.partition(NAME), catalogue.partition_count(NAME), catalogue.subscriptions(partition_id),
+            format.partition_folder(rig.data_dir, partition_id).exists())
+
+
+def test_a_deleted_topic_is_gone_and_a_new_one_of_its_name_is_empty(rig, rigs):
+    partition_id, producer, consumer = filled(rig)
+    answers = rig.run(rig.question("delete", "t", force=True))
+    assert answers.answered == [{"answer": None}]
+    assert {command.type for command in answers.commands()} == {T.CLOSE_PRODUCER, T.CLOSE_CONSUMER}
+    assert left_of(rig, partition_id) == (None, None, {}, False)
+    assert not rig.run(rig.sends((producer, b"late"))).receipts
+    assert rig.everything("t") == []
+    [position] = rig.publish(rig.producer("t"), b"new")
+    again = rigs.crash(rig)
+    assert left_of(again, partition_id)[3] is False
+    assert again.everything("t") == [(position, b"new")]
+
+
+def test_only_force_deletes_what_is_used(rig):
+    _, producer, consumer = filled(rig)
+    for question, arguments in (("delete", {}), ("unsubscribe", {"subscription": "sub"})):
+        [answer] = rig.run(rig.question(question, "t", force=False, **arguments)).answered
+        assert answer["refused"] == api.ConsumerBusy
+    rig.run(rig.command("close_producer", producer_id=producer.object_id, request_id=7))
+    rig.close_consumer(consumer)
+    [answer] = rig.run(rig.question("delete", "t", force=False)).answered
+    assert answer == {"refused": api.ConsumerBusy, "text": "Topic has subscriptions"}
+    rig.asked("unsubscribe", "t", subscription="sub", force=False)
+    rig.asked("delete", "t", force=False)
+    [answer] = rig.run(rig.question("delete", "t", force=False)).answered
+    assert answer["refused"] == api.TopicNotFound
+
+
+class Killed(Exception):
+    pass
+
+
+STEPS = {"after the journal": (Journal, "sync"), "before the catalogue": (Catalogue, "commit"), "before the files": (StateFile, "remove")}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_kill_on_the_way_leaves_all_of_a_topic_or_nothing(rig, tmp_path, monkeypatch, step):
+    """Whatever the catalogue and the folder say then, the next start brings them together."""
+    partition_id, *_ = filled(rig)
+    kind, name = STEPS[step]
+    how = getattr(kind, name)
+
+    def kill(self, *arguments):
+        if step != "before the files" and not rig.owner.catalogue.is_changing:      # what came before the deletion is committed
+            return how(self, *arguments)
+        if step == "after the journal":
+            how(self, *arguments)
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(kind, name, kill)
+        with pytest.raises(Killed):
+            rig.owner.delete(NAME)
+    if rig.owner.catalogue.is_changing:      # a process that is killed has not committed
+        rig.owner.catalogue.undo()
+    after = rig.crashed(tmp_path / "next")
+    assert left_of(after, partition_id) == (None, None, {}, False)
+    after.close()
+    assert not [found for found in walk(after.data_dir) if found.severity]
+
+
+def test_a_topic_that_is_not_open_is_deleted_after_a_crash_too(rig, rigs):
+    """What the journal has of it is not put back, and its state is not written."""
+    partition_id, *_ = filled(rig)
+    again = rigs.crash(rig)
+    again.owner.delete(NAME)
+    producer = again.producer("other")
+    for _ in range(6):      # more than a few segments
+        again.publish(producer, *[b"x" * 50_000] * 10)
+    again.settle()
+    assert left_of(again, partition_id) == (None, None, {}, False)
+    once_more = rigs.crash(again)
+    assert left_of(once_more, partition_id) == (None, None, {}, False)
+
+
+def test_a_truncated_topic_holds_nothing_and_keeps_its_subscriptions(rig, rigs):
+    filled(rig)
+    rig.asked("truncate", "t")
+    assert rig.everything("t") == []
+    assert [len(rig.files("t")), rig.asked("why", "t", subscription="sub")["messages"]["skipped"]] == [1, 2]
+    again = rigs.crash(rig)
+    assert again.everything("t") == [] and len(again.files("t")) == 1
+
+
+def test_properties_of_a_subscription_come_with_its_first_consumer_and_stay(rig, rigs):
+    _, _, consumer = filled(rig)
+    assert rig.asked("properties", "t", subscription="sub") == {"a": "b"}
+    rig.close_consumer(consumer)
+    rig.consumer("t", subscription_properties=[api.KeyValue(key="a", value="other")])
+    again = rigs.crash(rig)
+    assert again.asked("properties", "t", subscription="sub") == {"a": "b"}
+    again.asked("properties", "t", subscription="sub", properties={"c": "d"})
+    assert rigs.crash(again).asked("properties", "t", subscription="sub") == {"c": "d"}
+
+
+def test_a_subscription_is_made_where_it_is_asked_for(rig):
+    _, producer, _ = filled(rig)
+    positions = [position for position, _ in rig.everything("t")]
+    for name, begin, behind, expected in (("first", [-1, -1], False, 0), ("at", positions[1], False, 1), ("behind", positions[1], True, 2),
+                                          ("last", [(1 << 63) - 1] * 2, False, 3)):
+        assert rig.asked("subscribe", "t", subscription=name, position=begin, behind=behind) is True
+        assert rig.asked("subscribe", "t", subscription=name, position=begin, behind=behind) is False
+        assert [position for position, _ in rig.receive(rig.consumer("t", name))] == positions[expected:]
+    assert rig.asked("subscriptions", "t") == ["at", "behind", "first", "last", "sub"]
