@@ -295,13 +295,13 @@ def _subscribe(owner, session, command: api.BaseCommand, *, probed: bool = False
     found.now_ms = owner.now_ms
     if found.is_persistent and (deaths_max or not subscription.consumers):      # one that asks for nothing takes it from nobody
         subscription.deaths_max = deaths_max
+    if request.subscription_properties and not subscription.properties:
+        set_properties(owner, subscription, {one.key: one.value for one in request.subscription_properties})
     subscription.attach(consumer)
     found.attached[subscription] = None
     session.consumers[consumer.consumer_id] = consumer
     owner.consumers[consumer.handle] = consumer
     owner.counters.add("consumers")
-    if request.subscription_properties and not subscription.properties:
-        set_properties(owner, subscription, {one.key: one.value for one in request.subscription_properties})
     _consumer_ready(owner, consumer, request.request_id)
     owner.wake(found)
 
@@ -385,16 +385,10 @@ def create_subscription(owner, found: Partition, name: str, position: Position, 
     cursor = found.new_cursor(0, position, is_durable=True)      # before anything is made: its ledger may not open
     cursor.subscription_id = owner.catalogue.create_subscription(found.partition_id, name)
     subscription = found.add_subscription(name, cursor)
-    _note_beginning(owner, subscription)
-    return subscription
-
-
-def reset(owner, subscription: Subscription, position: Position) -> None:
-    """The cursor starts anew behind position."""
     if properties:
         set_properties(owner, subscription, properties)
-    subscription.partition.begin(subscription.cursor, position)
     _note_beginning(owner, subscription)
+    return subscription
 
 
 def set_properties(owner, subscription: Subscription, properties: dict[str, str]) -> None:
@@ -418,6 +412,12 @@ def delete_subscription(owner, subscription: Subscription) -> None:
         owner.wake_trimming(found)
     elif subscription.key in found.subscriptions:      # its consumers were closed
         found.remove_subscription(subscription)
+
+
+def reset(owner, subscription: Subscription, position: Position) -> None:
+    """The cursor starts anew behind position."""
+    subscription.partition.begin(subscription.cursor, position)
+    _note_beginning(owner, subscription)
 
 
 def _note_beginning(owner, subscription: Subscription) -> None:
@@ -473,12 +473,6 @@ def expel_consumers(owner, subscription: Subscription) -> None:
     subscription.partition.attached.pop(subscription, None)
 
 
-def _close_consumer(owner, session, command: api.BaseCommand) -> None:
-    request = command.close_consumer
-    consumer = session.consumers.pop(request.consumer_id, None)
-    if consumer is not None:
-        _remove_consumer(owner, consumer)
-    _withdraw(owner, session, T.SUBSCRIBE, request.consumer_id)
 def expel_all(owner, found: Partition | LiveTopic) -> None:
     """Producers and consumers are told to look the topic up again; what only was there for them is gone."""
     for producer in found.producers.expel_all():
@@ -489,6 +483,12 @@ def expel_all(owner, found: Partition | LiveTopic) -> None:
             found.remove_subscription(subscription)
 
 
+def _close_consumer(owner, session, command: api.BaseCommand) -> None:
+    request = command.close_consumer
+    consumer = session.consumers.pop(request.consumer_id, None)
+    if consumer is not None:
+        _remove_consumer(owner, consumer)
+    _withdraw(owner, session, T.SUBSCRIBE, request.consumer_id)
     _success(owner, session, request.request_id, envelope.CONSUMER_GONE, request.consumer_id)
 
 

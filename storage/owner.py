@@ -46,10 +46,10 @@ from geminga.storage.punching import Puncher
 from geminga.storage.quota import Quotas
 from geminga.storage.retention import Retention, disposable
 from geminga.storage.space import Space
-from geminga.storage.subscription import Consumer, Subscription
-from geminga.storage.sweep import Sweep
 from geminga.storage.state import StateFile
 from geminga.storage.statistics import Statistics
+from geminga.storage.subscription import Consumer, Subscription
+from geminga.storage.sweep import Sweep
 
 if TYPE_CHECKING:
     from geminga.storage.recovery import Recovery
@@ -172,6 +172,8 @@ class Owner:
             for text, subscription_id in names.items():
                 if (subscription := found.subscriptions.get((text, True))) is None:
                     self.catalogue.delete_subscription(subscription_id)
+                else:
+                    subscription.properties = self.catalogue.properties(subscription_id)
             self._adopt(found)
         return found
 
@@ -180,21 +182,11 @@ class Owner:
         found = open_partition(self.data_dir, self.catalogue.create_partition(name), name, None, {}, self.options)
         self._adopt(found)
         return found
-                else:
-                    subscription.properties = self.catalogue.properties(subscription_id)
 
     def release(self, partition: Partition) -> None:
         """Give up a partition that nobody uses; what is not in its files yet is written.  Raises StorageFull, NotDurable."""
         self.commit()
         self._put_on_disk({partition, partition.open_ledger})
-        partition.is_released = True
-        del self.by_name[partition.name]
-        for watcher in (self.expiry, self.quotas, self.retention, self.puncher, self.gate):
-            watcher.release(partition)
-        self._recent.discard(partition)
-        for waiting in (self._to_dispatch, self._to_trim):
-            waiting.pop(partition, None)
-        if partition in self._due:
         self._forget(partition)
 
     def delete(self, name: TopicName) -> None:
@@ -225,6 +217,14 @@ class Owner:
         self.journal.touched(file)
 
     def _forget(self, partition: Partition) -> None:
+        partition.is_released = True
+        del self.by_name[partition.name]
+        for watcher in (self.expiry, self.quotas, self.retention, self.puncher, self.gate):
+            watcher.release(partition)
+        self._recent.discard(partition)
+        for waiting in (self._to_dispatch, self._to_trim):
+            waiting.pop(partition, None)
+        if partition in self._due:
             self._wake_at(partition, NEVER_MS)
         for ledger in partition.ledgers:
             ledger.is_released = True
@@ -611,6 +611,24 @@ class Owner:
             if not self.discovery.holds(partition, self.now_ms):
                 gone += self._take(partition, disposable(partition, self.now_ms))
         self._to_trim = {}
+        self._unlink(gone)
+
+    def truncate(self, partition: Partition) -> None:
+        """Everything is acknowledged by everybody, and is not kept either.  Raises StorageFull."""
+        if partition.open_ledger.entries:
+            self.roll(partition)
+        self._unlink(self._take(partition, len(partition.ledgers)))
+
+    def _take(self, partition: Partition, at_most: int) -> list[Ledger]:
+        """So many of its ledgers, at most, that nobody needs: they are its own no more."""
+        gone = partition.take_acknowledged_ledgers(at_most)
+        for ledger in gone:
+            self.note(partition, op(format.LEDGER_DELETED, partition.partition_id, ledger_id=ledger.ledger_id))
+            self._to_dispatch[partition] = None      # readers that had too much of it may get more
+        return gone
+
+    def _unlink(self, gone: list[Ledger]) -> None:
+        """What the journal was told of them is on disk before."""
         if not gone:
             return
         self.commit()
@@ -644,24 +662,6 @@ class Owner:
                 try:
                     self.roll(partition)
                 except StorageFull:
-        self._unlink(gone)
-
-    def truncate(self, partition: Partition) -> None:
-        """Everything is acknowledged by everybody, and is not kept either.  Raises StorageFull."""
-        if partition.open_ledger.entries:
-            self.roll(partition)
-        self._unlink(self._take(partition, len(partition.ledgers)))
-
-    def _take(self, partition: Partition, at_most: int) -> list[Ledger]:
-        """So many of its ledgers, at most, that nobody needs: they are its own no more."""
-        gone = partition.take_acknowledged_ledgers(at_most)
-        for ledger in gone:
-            self.note(partition, op(format.LEDGER_DELETED, partition.partition_id, ledger_id=ledger.ledger_id))
-            self._to_dispatch[partition] = None      # readers that had too much of it may get more
-        return gone
-
-    def _unlink(self, gone: list[Ledger]) -> None:
-        """What the journal was told of them is on disk before."""
                     continue
             if idle and partition.open_ledger.entries == 0:
                 self._recent.discard(partition)

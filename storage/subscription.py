@@ -70,6 +70,15 @@ class Subscription:
     kind: int | None = None                                    # a SubType, likewise
     consumers: list[Consumer] = field(default_factory=list)
     read: Position = (0, 0)
+    last_kind: int | None = None                               # of the consumers that were attached last
+    gone_out: tuple[int, ...] = (0, 0, 0, 0, 0)                # messages, bytes, entries given out, redelivered, chunks: who has left
+    dropped: int = 0                                           # messages that nobody could take, of a topic that keeps none
+    last_ms: tuple[int, int, int] = (0, 0, 0)                  # acknowledged, given out, asked for more: when who has left last did
+    advanced_ms: int = 0                                       # when the mark-delete position last moved, ...
+    expired_ms: int = 0                                        # ... and something expired
+    counted: tuple = ()                                        # as of a consumer
+    rates: tuple = ()
+    properties: dict[str, str] = field(default_factory=dict)              # what users note about it
 
     @property
     def is_durable(self) -> bool:
@@ -79,15 +88,6 @@ class Subscription:
     def key(self) -> tuple[str, bool]:
         """A durable subscription and one that is not may share a name."""
         return self.name, self.is_durable
-    last_kind: int | None = None                               # of the consumers that were attached last
-    gone_out: tuple[int, ...] = (0, 0, 0, 0, 0)                # messages, bytes, entries given out, redelivered, chunks: who has left
-    dropped: int = 0                                           # messages that nobody could take, of a topic that keeps none
-    last_ms: tuple[int, int, int] = (0, 0, 0)                  # acknowledged, given out, asked for more: when who has left last did
-    advanced_ms: int = 0                                       # when the mark-delete position last moved, ...
-    expired_ms: int = 0                                        # ... and something expired
-    counted: tuple = ()                                         # as of a consumer
-    rates: tuple = ()
-    properties: dict[str, str] = field(default_factory=dict)              # what users note about it
 
     @property
     def kind_name(self) -> str:
