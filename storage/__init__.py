@@ -39,4 +39,6 @@
     verify_ledger.py, verify_catalogue.py      in one ledger, in the catalogue
     repair.py       puts damaged bytes aside
     counters.py     numbers that every process shows, in shared memory
+    statistics.py   what is counted of topics and who uses them
+    topic_stats.py  what is told of one of them
 """

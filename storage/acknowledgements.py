@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from geminga.proto import commands as answers
 from geminga.proto import envelope
 from geminga.storage import format
-from geminga.storage.cursor import ACKNOWLEDGED, NOWHERE, Position
+from geminga.storage.cursor import ACKNOWLEDGED, EXPIRED, NOWHERE, Position
 from geminga.storage.ledger import Ledger
 from geminga.storage.partition import op
 from geminga.storage.parts import words
@@ -91,11 +91,14 @@ def acknowledge_part(owner, consumer: Consumer, position: Position, left: int) -
     messages = int(ledger.messages[entry_id])
     before = cursor.parts.get(ledger_id, {}).get(entry_id, (1 << messages) - 1)
     remains = cursor.acknowledge_part(ledger, entry_id, messages, left)
+    if not subscription.is_spread:
+        consumer.acknowledged += before.bit_count() - remains.bit_count()
     if not remains:
         return move(owner, subscription, Acks(single={ledger_id: [entry_id]}), ACKNOWLEDGED)
     if remains == before:
         return
     owner.count(subscription, ACKNOWLEDGED, before.bit_count() - remains.bit_count())
+    owner.statistics.changed[found] = None
     subscription.dispatcher.part_acknowledged(ledger, entry_id, before.bit_count() - remains.bit_count())
     if subscription.is_durable:
         for number, word in enumerate(words(remains, messages)):
@@ -113,6 +116,7 @@ def acknowledge(owner, by_consumer: dict[int, Acks]) -> None:
     for handle, acks in by_consumer.items():
         if (consumer := owner.consumers.get(handle)) is None:
             continue
+        consumer.acked_ms = owner.now_ms
         if consumer.subscription.partition.is_persistent:
             before = of_subscription.setdefault(consumer.subscription, acks)
             if before is not acks:
@@ -126,7 +130,10 @@ def acknowledge(owner, by_consumer: dict[int, Acks]) -> None:
             owner.counters.add("acks_ignored", len(acks.cumulative))
         else:
             acks.up_to = next((position for position in sorted(acks.cumulative, reverse=True) if found.has(position)), NOWHERE)
+        before = subscription.cursor.totals[ACKNOWLEDGED]
         move(owner, subscription, acks, ACKNOWLEDGED)
+        if not subscription.is_spread and (active := subscription.dispatcher.active) is not None:
+            active.acknowledged += subscription.cursor.totals[ACKNOWLEDGED] - before
 
 
 def move(owner, subscription: Subscription, acks: Acks, reason: int) -> None:
@@ -139,7 +146,11 @@ def move(owner, subscription: Subscription, acks: Acks, reason: int) -> None:
         _acknowledge_single(owner, subscription, ledger_id, entries, reason)
     if cursor.bitmaps or cursor.mark_delete[0] != found.open_ledger.ledger_id:
         cursor.advance(found.ledgers_from(cursor.mark_delete[0]))
+    owner.statistics.changed[found] = None
+    if reason == EXPIRED:
+        subscription.expired_ms = owner.now_ms
     if cursor.mark_delete != before:
+        subscription.advanced_ms = owner.now_ms
         subscription.read = max(subscription.read, (cursor.mark_delete[0], cursor.mark_delete[1] + 1))
         if subscription.is_durable:
             owner.note(found, op(format.MARK_DELETE, found.partition_id, subscription_id=cursor.subscription_id,

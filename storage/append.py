@@ -65,6 +65,7 @@ class Plan:
     refused: list[tuple[int, int, int, int, str]]   # (worker, connection, producer id, sequence id, why)
     progress: list[tuple[Producer, Progress]] = field(default_factory=list)     # how far producers have come then
     duplicates: int = 0
+    handles: NDArray | list[int] = field(default_factory=list)      # of the producers (n,) of what is stored
 
     def record(self, ops: bytes) -> Record:
         ops += b"".join([producer.partition.sequences.ops(producer.partition.partition_id, producer.identity, progress)
@@ -107,7 +108,7 @@ def plan_few(sends: Sends, producer_of: ProducerOf, room: Room, now_ms: int) -> 
             if producer is not None:
                 found.setdefault(producer.partition, []).append((worker, base, data, row, producer))
         base += len(data)
-    index, sources, receipts = [], [], {}
+    index, sources, receipts, handles = [], [], {}, planned.handles
     for partition, entries in sorted(found.items(), key=_slot):
         stored, is_new, progress = entries, repeat(True), {}
         if partition.deduplicates:
@@ -126,7 +127,7 @@ def plan_few(sends: Sends, producer_of: ProducerOf, room: Room, now_ms: int) -> 
             ledger_id, entry_id, pieces = ledger.ledger_id, ledger.entries, []
             offset, message_index = ledger.size, partition.next_message
         for (worker, base, data, row, _), is_stored in zip(entries, is_new, strict=False):
-            (_, connection, _, producer_id, sequence_id, highest, _, _,
+            (handle, connection, _, producer_id, sequence_id, highest, _, _,
              at, publish_time, _, deliver_at, _, size, messages, key_hash, flags, crc32c, _) = row
             if not is_stored:
                 receipts.setdefault(worker, []).append(
@@ -138,6 +139,7 @@ def plan_few(sends: Sends, producer_of: ProducerOf, room: Room, now_ms: int) -> 
                 ledger_id, entry_id, offset=offset, publish_time=publish_time, broker_time=now_ms, deliver_at=deliver_at,
                 message_index=message_index, size=size, messages=messages, key_hash=key_hash, flags=flags, crc32c=crc32c))
             sources.append((base + at).to_bytes(_SOURCE, "little"))
+            handles.append(handle)
             pieces.append(data[at:at + size])
             receipts.setdefault(worker, []).append(
                 RECEIPT.pack(connection, worker, producer_id, sequence_id, highest, ledger_id, entry_id))
@@ -181,6 +183,7 @@ def plan_many(sends: Sends, producer_of: ProducerOf, room: Room, now_ms: int) ->
     is_stored = _find_room(planned, rows, starts, partitions, room, is_new)
     stored = answered = rows if is_stored is None else _rows(_words(rows)[is_stored], SEND_ROW)
     if planned.groups:
+        planned.handles = stored["producer"]
         _place(planned, stored, now_ms)
     if is_new is not None:
         answered = _with_duplicates(rows, is_new, is_stored, stored)

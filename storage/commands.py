@@ -129,13 +129,17 @@ def find_or_create(owner, name: TopicName, *, may_create: bool = True) -> Partit
     if name.is_persistent:
         return owner.create_partition(name)
     found = owner.live[name] = LiveTopic(name, owner.options)
+    owner.apply_policies(found)
     return found
 
 
 def forget_if_idle(owner, found: Partition | LiveTopic) -> None:
     """A topic that keeps nothing is only there as long as somebody uses it."""
-    if not found.is_persistent and found.is_idle and owner.live.pop(found.name, None) is not None and found.name.partition < 0:
-        owner.catalogue.delete_topic(found.name)
+    if not found.is_persistent and found.is_idle and owner.live.pop(found.name, None) is not None:
+        owner.statistics.release(found)
+        owner.rates.release(found)
+        if found.name.partition < 0:
+            owner.catalogue.delete_topic(found.name)
 
 
 # -- producers
@@ -161,7 +165,8 @@ def _producer(owner, session, command: api.BaseCommand, *, probed: bool = False)
     producer = Producer(
         owner.new_handle(), session.worker, session.connection, request.producer_id, request.request_id,
         request.producer_name or _generated_name(owner), not (request.user_provided_producer_name and request.producer_name),
-        request.epoch, request.producer_access_mode, request.topic_epoch if request.HasField("topic_epoch") else None, found)
+        request.epoch, request.producer_access_mode, request.topic_epoch if request.HasField("topic_epoch") else None, found,
+        connected_ms=owner.now_ms, metadata={one.key: one.value for one in request.metadata})
     holder = found.producers.holder_of_name(producer)
     if holder is not None and request.producer_access_mode != api.ExclusiveWithFencing:
         if not probed and (holder.worker, holder.connection) != (session.worker, session.connection):
@@ -194,6 +199,7 @@ def _generated_name(owner) -> str:
 
 def _producer_ready(owner, producer: Producer, request_id: int) -> None:
     found = producer.partition
+    owner.statistics.changed[found] = None
     if found.producers.exclusive is producer and found.is_persistent:
         owner.catalogue.set_topic_epoch(found.partition_id, producer.topic_epoch)
     last = found.sequences.of(producer.identity).last if found.is_persistent and found.deduplicates else NONE
@@ -211,7 +217,9 @@ def _remove_producer(owner, producer: Producer) -> None:
 
 def _take_right(owner, producer: Producer) -> None:
     """It may not publish any more."""
+    owner.statistics.changed[producer.partition] = None
     owner.live_producers.pop(producer.handle, None)
+    owner.rates.left(producer)
     if owner.producers.pop(producer.handle, None) is not None:
         owner.counters.add("producers", -1)
     if producer.partition.is_persistent:
@@ -260,6 +268,7 @@ def _close_producer(owner, session, command: api.BaseCommand) -> None:
     request = command.close_producer
     producer = session.producers.pop(request.producer_id, None)
     if producer is not None:
+        owner.publish_held(producer.partition)
         _remove_producer(owner, producer)
     _withdraw(owner, session, T.PRODUCER, request.producer_id)
     owner.gate.withdraw(session, request.producer_id)
@@ -313,7 +322,8 @@ def _new_consumer(owner, session, request: api.CommandSubscribe, subscription: S
         subscription, owner.now_ms, priority=request.priority_level,
         epoch=request.consumer_epoch if request.HasField("consumer_epoch") else None,
         ranges=_ranges(request),
-        is_out_of_order_allowed=request.subType == SubType.Key_Shared and shared.allowOutOfOrderDelivery)
+        is_out_of_order_allowed=request.subType == SubType.Key_Shared and shared.allowOutOfOrderDelivery,
+        metadata={one.key: one.value for one in request.metadata})
 
 
 def _ranges(request: api.CommandSubscribe) -> list[tuple[int, int]] | None:

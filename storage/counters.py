@@ -2,7 +2,10 @@
 
 A row per process, a column per counter; only the process itself writes its row, so nothing is locked.  A restarted process
 goes on counting where the one before it ended, which is what a counter is supposed to do.
+
+A histogram is some more columns: how often each of BOUNDS_S was not exceeded while the one before was, how often the last was, and the sum.
 """
+import bisect
 import mmap
 
 import numpy as np
@@ -13,16 +16,22 @@ NAMES = (
     "entries_dropped", "deliveries_dropped", "entries_parked", "acks_of_damaged", "acks_ignored", "damage_found", "entries_lost",
     "entries_expired", "entries_evicted",
     "entries_duplicate", "deduplication_names_evicted",
-    "syncs_failed", "publishing_refused", "disk_free_bytes", "is_waiting",
+    "limited_messages_in", "limited_bytes_in", "limited_messages_out", "limited_bytes_out",      # as far as the broker has a rate
+    "syncs_failed", "publishing_refused", "disk_free_bytes", "is_waiting", "pid", "in_flight_bytes",
 )
+HISTOGRAMS = "publish", "sync", "dispatch", "acknowledge", "answer"
+BOUNDS_S = 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5
+_BUCKETS = len(BOUNDS_S) + 1
+_WIDTH = len(NAMES) + len(HISTOGRAMS) * (_BUCKETS + 1)
 
 
 class Counters:
     """One process's row."""
 
-    def __init__(self, row: np.ndarray):
-        self._row = row
+    def __init__(self, table: np.ndarray, number: int):
+        self._table, self._row = table, table[number]
         self._columns = {name: number for number, name in enumerate(NAMES)}
+        self._histograms = {name: len(NAMES) + number * (_BUCKETS + 1) for number, name in enumerate(HISTOGRAMS)}
 
     def add(self, name: str, count: int = 1) -> None:
         self._row[self._columns[name]] += count
@@ -30,12 +39,27 @@ class Counters:
     def set(self, name: str, value: int) -> None:
         self._row[self._columns[name]] = value
 
+    def observe(self, name: str, seconds: float, count: int = 1) -> None:
+        """It took so long, so many times."""
+        at = self._histograms[name]
+        self._row[at + bisect.bisect_left(BOUNDS_S, seconds)] += count
+        self._row[at + _BUCKETS] += int(seconds * 1e6) * count
+
+    def total(self, name: str) -> int:
+        """Of all processes."""
+        return int(self._table[:, self._columns[name]].sum())
+
     def read(self) -> dict[str, int]:
-        return dict(zip(NAMES, self._row.tolist(), strict=True))
+        return dict(zip(NAMES, self._row[:len(NAMES)].tolist(), strict=True))
+
+    def histogram(self, name: str) -> tuple[list[int], float]:
+        """(how often, for each of BOUNDS_S and above them, the sum in seconds)"""
+        at = self._histograms[name]
+        return self._row[at:at + _BUCKETS].tolist(), int(self._row[at + _BUCKETS]) / 1e6
 
 
 def make_counters(processes: int) -> list[Counters]:
     """A row for each of so many processes, shared by all that are forked later."""
-    shared = mmap.mmap(-1, max(1, processes) * len(NAMES) * 8)
-    table = np.frombuffer(shared, np.int64).reshape(processes, len(NAMES))
-    return [Counters(row) for row in table]
+    shared = mmap.mmap(-1, max(1, processes) * _WIDTH * 8)
+    table = np.frombuffer(shared, np.int64).reshape(processes, _WIDTH)
+    return [Counters(table, number) for number in range(processes)]

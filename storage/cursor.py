@@ -208,8 +208,9 @@ class Cursor:
         """How many entries of the ledger are acknowledged beyond the mark-delete position."""
         if ledger.ledger_id not in self.bitmaps or ledger.ledger_id < self.mark_delete[0]:
             return 0
+        bitmap = self.bitmaps[ledger.ledger_id]
         first = self.mark_delete[1] + 1 if ledger.ledger_id == self.mark_delete[0] else 0
-        return int(np.count_nonzero(self.acknowledged(ledger.ledger_id, first, ledger.entries)))
+        return _bits_before(bitmap, ledger.entries) - _bits_before(bitmap, first)
 
     def backlog(self, ledgers: list[Ledger]) -> int:
         """Entries that are not acknowledged."""
@@ -246,6 +247,14 @@ class Cursor:
         if bitmap is not None:
             grown[:len(bitmap)] = bitmap
         return grown
+
+
+def _bits_before(bitmap: NDArray[np.uint8], end: int) -> int:
+    """How many of the first `end` bits are set."""
+    count = int(np.bitwise_count(bitmap[:end >> 3]).sum(dtype=np.int64))
+    if end & 7 and end >> 3 < len(bitmap):
+        count += (int(bitmap[end >> 3]) & ((1 << (end & 7)) - 1)).bit_count()
+    return count
 
 
 def entries_of(runs: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -3,7 +3,9 @@
 What is published goes, in the same pass, to those who are there and have permits.  What nobody can take is dropped, and counted.
 The dispatchers are those of stored topics: they look at the entries of one pass as at a ledger that is gone with it.
 """
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +14,12 @@ from geminga.proto.names import TopicName
 from geminga.storage.cursor import Cursor, Position
 from geminga.storage.dispatch.base import Batch
 from geminga.storage.options import StorageOptions
+from geminga.storage.policies import Policies
 from geminga.storage.producers import Producers
 from geminga.storage.subscription import Subscription
+
+if TYPE_CHECKING:
+    from geminga.storage.rates import Limits
 
 LEDGER_ID = 0                          # in message ids; no ledger has it
 BEGINNING: Position = LEDGER_ID, -1
@@ -42,8 +48,18 @@ class LiveTopic:
     subscriptions: dict[tuple[str, bool], Subscription] = field(default_factory=dict)
     attached: dict[Subscription, None] = field(default_factory=dict)
     published: int = 0                 # entries
+    messages_in: int = 0
+    bytes_in: int = 0
+    chunks_in: int = 0
+    gone_out: tuple[int, int, int] = (0, 0, 0)       # as of a Partition, for statistics.py
+    window: object = None
+    last_window: object = None
+    counted: tuple = ()
+    rates: tuple = ()
     dropped: int = 0                   # entries that a subscription's consumers could not take
     now_ms: int = 0
+    policies: Policies = Policies()    # what holds for it now
+    rate_limits: "Limits | None" = None
     passing: Passing | None = None
 
     is_persistent = False
@@ -55,6 +71,10 @@ class LiveTopic:
         """Nothing waits to be acknowledged, or for its time."""
         self.options = replace(self.options, max_unacked_messages_per_consumer=0, max_unacked_messages_per_subscription=0,
                                delayed_delivery=False)
+
+    @property
+    def entries_in(self) -> int:
+        return self.published
 
     @property
     def is_idle(self) -> bool:
@@ -84,18 +104,26 @@ class LiveTopic:
         return subscription
 
     def remove_subscription(self, subscription: Subscription) -> None:
+        self.gone_out = tuple(map(sum, zip(self.gone_out, subscription.gone_out, strict=False)))
         del self.subscriptions[subscription.key]
 
-    def pass_on(self, rows: NDArray) -> list[Batch]:
-        """Who gets which of these rows (n,) SEND_ROW."""
+    def pass_on(self, rows: NDArray, next_batches: Callable[[Subscription, list], list[Batch]]) -> list[Batch]:
+        """Who gets which of these rows (n,) SEND_ROW; next_batches: what rates leave of them to a subscription."""
         self.passing = Passing(rows)
         batches: list[Batch] = []
         for subscription in self.attached:
             subscription.read = LEDGER_ID, 0
-            found = subscription.dispatcher.next_batches([self.passing])
+            ledgers = [self.passing]
+            found = subscription.dispatcher.next_batches(ledgers) if self.rate_limits is None else next_batches(subscription, ledgers)
             subscription.dispatcher.let_go()
-            self.dropped += len(rows) - sum(len(entries) for _, _, entries in found)
+            given = sum(len(entries) for _, _, entries in found)
+            self.dropped += len(rows) - given
+            if given < len(rows):
+                everything = int(rows["messages"].sum())
+                subscription.dropped += everything - sum(int(rows["messages"][np.asarray(entries)].sum()) for _, _, entries in found)
             batches += found
         self.passing = None
         self.published += len(rows)
+        self.messages_in += int(rows["messages"].sum())
+        self.bytes_in += int(rows["size"].sum())
         return batches

@@ -40,7 +40,23 @@ class StorageOptions:
     backlog_quota_age_s: int = -1             # of the oldest message of a backlog; -1: no bound
     backlog_quota_policy: str = "producer_request_hold"      # what happens above, see policies.QUOTA_ACTIONS
     deduplication: bool = False               # what a producer sends again is not stored again
+    publish_messages_per_topic: int = 0       # messages a second; 0 here and below: no bound
+    publish_bytes_per_topic: int = 0          # ... and their bytes
+    dispatch_messages_per_topic: int = 0      # likewise what consumers get, of all subscriptions together
+    dispatch_bytes_per_topic: int = 0
+    dispatch_messages_per_subscription: int = 0
+    dispatch_bytes_per_subscription: int = 0
+    dispatch_relative_to_publish: bool = False       # these are beyond what is published in the same time
+    subscribes_per_consumer: int = 0          # how often a consumer may subscribe to a topic ...
+    subscribe_period_s: int = 30              # ... in so many seconds
     # Whatever holds:
+    publish_messages_per_broker: int = 0      # messages a second, to all topics together; 0 here and below: no bound
+    publish_bytes_per_broker: int = 0
+    dispatch_messages_per_broker: int = 0
+    dispatch_bytes_per_broker: int = 0
+    dispatch_limits_entries: bool = False     # a batch counts as one message when what consumers get is bounded
+    dispatch_limits_without_backlog: bool = True     # also of subscriptions that are hardly behind
     deduplication_names_max: int = 10_000     # producers that a partition remembers; the longest inactive are forgotten first
     deduplication_inactivity_s: int = 6 * 3600       # a producer that is not connected is forgotten after this
+    stats_window_s: int = 60                  # rates are averages over the last complete window of so long
     keep_alive_interval_ms: int = 30_000      # how long an owner waits for a suspected dead connection is derived from it

@@ -9,6 +9,7 @@ between nothing is answered, so nothing is answered before it is durable.  The o
 
 What a command does stands in commands.py; this file has the tables and the pass.
 """
+import json
 import sys
 import time
 from collections.abc import Callable
@@ -25,7 +26,8 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.deliveries import RECEIPT_ROW
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
-from geminga.storage import acknowledgements, append, commands, cursor, format, queries
+from geminga.proto.sends import IS_CHUNK
+from geminga.storage import acknowledgements, append, commands, cursor, format, queries, rates
 from geminga.storage.catalogue import Catalogue
 from geminga.storage.counters import Counters
 from geminga.storage.discovery import Discovery
@@ -44,6 +46,7 @@ from geminga.storage.policies import policies_of
 from geminga.storage.producers import Producer
 from geminga.storage.punching import Puncher
 from geminga.storage.quota import Quotas
+from geminga.storage.rates import Rates
 from geminga.storage.retention import Retention, disposable
 from geminga.storage.space import Space
 from geminga.storage.state import StateFile
@@ -68,6 +71,9 @@ class Session:
     worker: int
     connection: int
     protocol_version: int
+    address: str = ""                  # of the client, and what it says of itself: the worker tells
+    client_version: str = ""
+    supports_partial_producer: bool = False
     producers: dict[int, Producer] = field(default_factory=dict)     # by the client's id
     consumers: dict[int, Consumer] = field(default_factory=dict)
 
@@ -93,10 +99,13 @@ class Owner:
         self.space = Space(journal.folder, options, counters)
         journal.spare = self.space.spare
         self.gate = Gate(self, self.space, self.quotas)           # what keeps producers out
+        self.rates = Rates(self)                                  # what slows them, and consumers, down
+        self.statistics = Statistics(self, options.stats_window_s)
         self.parked: dict[tuple[int, int], list[tuple]] = {}      # commands that wait until a connection is known to be alive or dead
         self.ops: list[tuple] = []                                # of this pass, not yet in the journal
         self.many_ops: list[NDArray] = []
         self.counted: dict[tuple[Subscription, int], None] = {}   # (subscription, reason): totals that have changed in this pass
+        self._began = time.perf_counter()                         # the pass
         self._next_handle = 1
         self._next_slot = -1
         self._sends: list[tuple[int, NDArray, memoryview]] = []
@@ -128,6 +137,7 @@ class Owner:
 
     def note(self, partition: Partition, op_row: tuple) -> None:
         """This op is part of what this pass decided."""
+        self.statistics.changed[partition] = None
         self.ops.append(op_row)
         self.journal.touched(partition)
 
@@ -219,7 +229,7 @@ class Owner:
     def _forget(self, partition: Partition) -> None:
         partition.is_released = True
         del self.by_name[partition.name]
-        for watcher in (self.expiry, self.quotas, self.retention, self.puncher, self.gate):
+        for watcher in (self.expiry, self.quotas, self.retention, self.puncher, self.rates, self.gate, self.statistics):
             watcher.release(partition)
         self._recent.discard(partition)
         for waiting in (self._to_dispatch, self._to_trim):
@@ -244,11 +254,16 @@ class Owner:
         self.by_name[partition.name] = partition
         self.apply_policies(partition)
         self.counters.add("partitions_open")
+        self.statistics.changed[partition] = None
         self._deal_with_damage(partition)
 
-    def apply_policies(self, partition: Partition) -> None:
+    def apply_policies(self, partition: Partition | LiveTopic) -> None:
         """What is set for it in the catalogue holds from here on."""
         partition.policies = policies_of(self.catalogue, partition.name, self.options)
+        self.statistics.changed[partition] = None
+        self.rates.watch(partition)
+        if not partition.is_persistent:
+            return
         for watcher in (self.expiry, self.quotas, self.retention, self.puncher):
             watcher.watch(partition)
         partition.deduplicates = partition.policies.deduplication
@@ -256,7 +271,7 @@ class Owner:
     # -- a pass
 
     def begin_pass(self, now_ms: int) -> None:
-        self.now_ms = now_ms
+        self.now_ms, self._began = now_ms, time.perf_counter()
 
     def receive(self, worker: int, sections: list[tuple[int, NDArray, memoryview]]) -> None:
         for kind, rows, data in sections:
@@ -288,19 +303,24 @@ class Owner:
         if self._next_due_ms <= self.now_ms:
             for partition in [partition for partition, due_ms in self._due.items() if due_ms <= self.now_ms]:
                 self._to_dispatch[partition] = None
-        for partition in self._to_dispatch:
-            self._dispatch(partition)
-        self._to_dispatch = {}
+        if self._to_dispatch:
+            began = time.perf_counter()
+            for partition in self.rates.in_turn(self._to_dispatch):
+                self._dispatch(partition)
+            self.counters.observe("dispatch", time.perf_counter() - began)
+            self.statistics.changed.update(self._to_dispatch)
+            self._to_dispatch = {}
         out = [(worker, outbox.seal(self._taken.get(worker, 0))) for worker, outbox in self._outboxes.items()]
         self._outboxes = {}
         return out
 
     def next_deadline_ms(self) -> int:
         """When the next pass is due although nothing came."""
+        due_ms = min(self._next_tick_ms, self._next_due_ms, self.rates.due_ms)
         if self._unsynced_since is not None:
             wait = ACK_SYNC_MS if self.options.sync == "group" else self.options.sync_interval_ms
-            return min(self._next_tick_ms, self._next_due_ms, self._unsynced_since + wait)
-        return min(self._next_tick_ms, self._next_due_ms)
+            return min(due_ms, self._unsynced_since + wait)
+        return due_ms
 
     def worker_gone(self, worker: int) -> None:
         """The worker's process ended: all its connections did."""
@@ -324,8 +344,13 @@ class Owner:
             self._acknowledge_parts()
         if self._acks:
             self._acknowledge()
-        if self._sends:
+        if self._sends or self.rates.due_ms <= self.now_ms:
             sends, self._sends = self._sends, []
+            self._publish(self.rates.admit(sends) if self.rates.is_possible else sends)
+
+    def publish_held(self, topic: Partition | LiveTopic) -> None:
+        """What a rate holds back of it is published now: something that came behind it must not overtake it."""
+        if sends := self.rates.take_all(topic):
             self._publish(sends)
 
     # -- publishing
@@ -349,8 +374,14 @@ class Owner:
         for partition in stale:
             self.note(partition, op(format.SEQUENCES_FORGOTTEN, partition.partition_id))
         self._must_sync = True
+        began = time.perf_counter()
         self._commit(planned)
+        ended = time.perf_counter()
+        self.counters.observe("publish", ended - self._began, sum(group.count for group in planned.groups))
+        self.statistics.stored(planned, ended - self._began, ended - began)
         self._count(planned.groups)
+        if self.rates.is_relative:
+            rates.published(planned.groups, self.now_ms)
         append.apply(planned, self.now_ms)
         for partition in stale:
             partition.sequences.clear()
@@ -397,11 +428,18 @@ class Owner:
                 receipts[name] = mine[name]
             receipts["worker"], receipts["entry_id"] = worker, entries["entry_id"]
             self.outbox(worker).receipts(receipts)
+            producer.messages_in += int(mine["messages"].sum())
+            producer.bytes_in += int(mine["size"].sum())
+            self.statistics.changed[topic] = None
             before = topic.dropped
-            for consumer, _, chosen in topic.pass_on(mine):
+            topic.now_ms = self.now_ms
+            for consumer, _, chosen in topic.pass_on(mine, rates.next_batches):
                 some = mine[chosen.start:chosen.stop] if isinstance(chosen, range) else mine[chosen]
                 pieces = [data[at:at + size] for at, size in zip(some["offset"].tolist(), some["size"].tolist(), strict=True)]
                 self.outbox(consumer.worker).passed(consumer, entries[np.asarray(chosen)], b"".join(pieces))
+                consumer.bytes_out += int(some["size"].sum())
+                consumer.entries_out += len(chosen)
+                consumer.consumed_ms = self.now_ms
                 self.counters.add("entries_out", len(chosen))
             self.counters.add("entries_dropped", topic.dropped - before)
             self.counters.add("entries_in", len(mine))
@@ -455,6 +493,7 @@ class Owner:
         for handle, permits in zip(rows["consumer"].tolist(), rows["permits"].tolist(), strict=True):
             if (consumer := self.consumers.get(handle)) is not None:
                 consumer.grant(permits)
+                consumer.flow_ms = self.now_ms
                 self._to_dispatch[consumer.subscription.partition] = None
 
     def _acknowledge(self) -> None:
@@ -475,16 +514,21 @@ class Owner:
 
     def _dispatch(self, partition: Partition) -> None:
         partition.now_ms = self.now_ms
-        for subscription in partition.attached:
+        has_rates = partition.rate_limits is not None
+        for subscription in rates.in_turn(partition) if has_rates else partition.attached:
             for consumer, is_active in subscription.dispatcher.news():
                 self._tell_active(consumer, is_active)
-            for consumer, ledger, entries in subscription.dispatcher.next_batches(partition.ledgers_from(subscription.read[0])):
+            ledgers = partition.ledgers_from(subscription.read[0])
+            for consumer, ledger, entries in \
+                    rates.next_batches(subscription, ledgers) if has_rates else subscription.dispatcher.next_batches(ledgers):
                 self._deliver(subscription, consumer, ledger, entries)
             if partition.is_terminated and subscription.cursor.mark_delete >= partition.last_confirmed:
                 self._tell_end(subscription)
         if partition.damage or partition.losses:
             self._deal_with_damage(partition)
         due_ms = min((subscription.dispatcher.next_due_ms() for subscription in partition.attached), default=NEVER_MS)
+        if has_rates:
+            due_ms = min(due_ms, rates.due_ms(partition))
         if due_ms < NEVER_MS or partition in self._due:
             self._wake_at(partition, due_ms)
 
@@ -519,6 +563,12 @@ class Owner:
         outbox, ledger_id = self.outbox(consumer.worker), ledger.ledger_id
         self.counters.add("entries_out", len(entries))
         consumer.bytes_out += ledger.bytes_of(entries)
+        consumer.entries_out += len(entries)
+        consumer.consumed_ms = self.now_ms
+        if subscription.partition.chunks_in:
+            flags = ledger.column("flags")
+            some = flags[entries.start:entries.stop] if isinstance(entries, range) else flags[entries]
+            consumer.chunks_out += int(np.count_nonzero(some & IS_CHUNK))
         redeliveries = subscription.cursor.redeliveries.of(ledger_id, entries)
         parts = subscription.parts_of(ledger_id, entries)
         first, count = int(entries[0]), len(entries)
@@ -597,7 +647,9 @@ class Owner:
                   "interval": waited_ms >= self.options.sync_interval_ms,
                   "none": False}[self.options.sync]
         if is_due:
+            began = time.perf_counter()
             self.journal.sync()
+            self.counters.observe("sync", time.perf_counter() - began)
             self.counters.add("syncs")
         if is_due or self.options.sync == "none":
             self._unsynced_since = None
@@ -643,7 +695,7 @@ class Owner:
         self._next_tick_ms = self.now_ms + TICK_MS
         self.space.look()
         self.journal.check()
-        for watcher in (self.sweep, self.expiry, self.quotas, self.retention, self.puncher):
+        for watcher in (self.sweep, self.expiry, self.quotas, self.retention, self.puncher, self.statistics):
             watcher.tick(self.now_ms)
         self._forget_producers()
         for partition in self.discovery.tick(self.now_ms):
@@ -690,7 +742,7 @@ class Owner:
             session = self.sessions.get(key)
             if session is None:
                 session = Session(worker, key[1], int(row["protocol_version"]))
-                if int(row["kind"]) == envelope.COMMAND:
+                if int(row["kind"]) in (envelope.COMMAND, envelope.INTRODUCED):
                     self.sessions[key] = session
             self._carry_out_one(session, int(row["kind"]), bytes(data[at:at + size]))
             at += size
@@ -700,6 +752,10 @@ class Owner:
             return commands.end_session(self, session, by_client=True)
         if kind == envelope.CONNECTION_ALIVE:
             return commands.resume(self, session, is_alive=True)
+        if kind == envelope.INTRODUCED:
+            said = json.loads(data)
+            session.address, session.client_version, session.supports_partial_producer = said["address"], said["version"], said["partial"]
+            return None
         if kind == envelope.DISCOVERS:
             return self.discovery.began((session.worker, session.connection), data.decode())
         if kind == envelope.LOOKED_UP:

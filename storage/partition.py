@@ -6,6 +6,7 @@ Ledgers are ascending by id; the last one is open, all others are sealed.  What 
 import bisect
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,9 @@ from geminga.storage.producers import Producers
 from geminga.storage.sequences import Sequences
 from geminga.storage.state import Snapshot, State, StateFile
 from geminga.storage.subscription import Subscription
+
+if TYPE_CHECKING:
+    from geminga.storage.rates import Limits
 
 EARLIEST, LATEST = (-1, -1), ((1 << 63) - 1, (1 << 63) - 1)     # as clients write them in message ids
 _SHRINK_MIN = 1 << 20      # bytes that an idle, drained ledger must occupy before it is given up for a fresh one
@@ -47,12 +51,28 @@ class Partition:
     losses: list[tuple[Ledger, NDArray[np.int64]]] = field(default_factory=list)  # entries that are gone, not in the journal yet
     slot: int = -1                   # in the owner's table
     policies: Policies = Policies()  # what holds for it now
+    rate_limits: "Limits | None" = None
     begun: int = 0                   # how often a cursor began anew
+    # For statistics.py, since it was opened:
+    loaded_message: int = 0          # next_message, then
+    bytes_in: int = 0                # published
+    entries_in: int = 0
+    chunks_in: int = 0
+    gone_out: tuple[int, int, int] = (0, 0, 0)       # messages, bytes, entries given out by subscriptions that were deleted
+    window: object = None            # Distribution of the window that is under way, ...
+    last_window: object = None       # ... and of the one before
+    counted: tuple = ()
+    rates: tuple = ()
 
     is_persistent = True
 
     def __repr__(self) -> str:
         return f"<Partition {self.partition_id} {self.name} ledgers={len(self.ledgers)}>"
+
+    @property
+    def messages_in(self) -> int:
+        """Published since it was opened."""
+        return self.next_message - self.loaded_message
 
     # -- positions
 
@@ -193,6 +213,7 @@ class Partition:
             cursor.advance(self.ledgers_from(position[0]))
 
     def remove_subscription(self, subscription: Subscription) -> None:
+        self.gone_out = tuple(map(sum, zip(self.gone_out, subscription.gone_out, strict=False)))
         del self.subscriptions[subscription.key]
 
     # -- checkpoints
@@ -233,7 +254,7 @@ def open_partition(data_dir: Path, partition_id: int, name: TopicName, topic_epo
     for found in partition.ledgers[-1:]:
         found.is_sealed = False           # whatever its header says: the one that came behind it may not have got to disk
     if partition.ledgers:
-        partition.next_message = partition.open_ledger.next_message
+        partition.next_message = partition.loaded_message = partition.open_ledger.next_message
     for text, subscription_id in names.items():
         if subscription_id in stored.cursors:     # else its creation was never answered, and did not happen
             cursor = stored.cursors[subscription_id]

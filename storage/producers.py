@@ -33,6 +33,13 @@ class Producer:
     topic_epoch: int | None         # what the client held before, then what it was given
     partition: object = field(repr=False)
     is_ready: bool = True
+    connected_ms: int = 0
+    metadata: dict[str, str] = field(default_factory=dict)      # what its client notes about it
+    messages_in: int = 0            # published
+    bytes_in: int = 0
+    chunks_in: int = 0              # of large messages
+    counted: tuple = ()              # see statistics.py
+    rates: tuple = ()
     identity: bytes = field(init=False, repr=False)      # for sequences.py
 
     def __post_init__(self) -> None:

@@ -15,6 +15,7 @@ from geminga.storage.pending import Entries
 if TYPE_CHECKING:
     from geminga.storage.dispatch.base import Dispatcher
     from geminga.storage.partition import Partition
+    from geminga.storage.rates import Limited
 
 PERMITS_MAX = 1 << 31      # a consumer that asks for more is not lied to: it will not get there
 SubType = api.CommandSubscribe.SubType
@@ -39,7 +40,16 @@ class Consumer:
     permits: int = 0          # messages it has asked for and not been sent; below zero at most by one batch
     granted: int = 0                          # messages it has asked for in all
     bytes_out: int = 0                        # of entries it was given
+    entries_out: int = 0
+    chunks_out: int = 0                       # of large messages, among these entries
     redelivered: int = 0                      # messages it gave back
+    acknowledged: int = 0                     # messages
+    metadata: dict[str, str] = field(default_factory=dict)      # what its client notes about it
+    flow_ms: int = 0                          # when it last asked for more, ...
+    consumed_ms: int = 0                      # ... was given something, ...
+    acked_ms: int = 0                         # ... and acknowledged something
+    counted: tuple = ()                       # see statistics.py: what it had counted when the last window ended, ...
+    rates: tuple = ()                         # ... and a second's share of that window
     # Of consumers that share a subscription:
     seat: int = 0
     unacknowledged: int = 0                   # messages it has been sent and not acknowledged
@@ -57,6 +67,22 @@ class Consumer:
         return self.granted - self.permits
 
 
+@dataclass(slots=True)
+class Allowance:
+    """What a subscription's consumers may be given in a pass, whatever they ask for."""
+
+    messages: int             # or entries
+    size: int                 # bytes
+    counts_entries: bool      # a batch is one
+
+    @property
+    def room(self) -> int:
+        """Messages; a batch may exceed them once."""
+        if self.messages <= 0 or self.size <= 0:
+            return 0
+        return PERMITS_MAX if self.counts_entries else self.messages
+
+
 @dataclass(eq=False, slots=True)
 class Subscription:
     """`read` is the next position to be given out: memory only, and never before the mark-delete position."""
@@ -70,6 +96,8 @@ class Subscription:
     kind: int | None = None                                    # a SubType, likewise
     consumers: list[Consumer] = field(default_factory=list)
     read: Position = (0, 0)
+    allowance: Allowance | None = None                         # in this pass, where a rate bounds it; see rates.py
+    limited: "Limited | None" = None
     last_kind: int | None = None                               # of the consumers that were attached last
     gone_out: tuple[int, ...] = (0, 0, 0, 0, 0)                # messages, bytes, entries given out, redelivered, chunks: who has left
     dropped: int = 0                                           # messages that nobody could take, of a topic that keeps none
@@ -108,6 +136,7 @@ class Subscription:
         self.dispatcher.attach(consumer)
 
     def detach(self, consumer: Consumer) -> None:
+        self._count_out(consumer)
         self.consumers.remove(consumer)
         if self.consumers:
             self.dispatcher.detach(consumer)
@@ -116,9 +145,19 @@ class Subscription:
 
     def vacate(self) -> None:
         """Nobody is attached, and nothing is out."""
+        for consumer in self.consumers:
+            self._count_out(consumer)
         self.consumers.clear()
+        if self.kind is not None:
+            self.last_kind = self.kind
         self.kind = self.dispatcher = None
         self.rewind()
+
+    def _count_out(self, consumer: Consumer) -> None:
+        """It leaves: what it was given stays counted."""
+        its = consumer.messages_out, consumer.bytes_out, consumer.entries_out, consumer.redelivered, consumer.chunks_out
+        self.gone_out = tuple(map(sum, zip(self.gone_out, its, strict=True)))
+        self.last_ms = tuple(map(max, self.last_ms, (consumer.acked_ms, consumer.consumed_ms, consumer.flow_ms)))
 
     def deliverable(self, ledger: Ledger, first: int, end: int) -> Iterator[Entries]:
         """The entries in [first, end) that are neither acknowledged nor parked, in order."""

@@ -84,6 +84,7 @@ RANGES = {
     "storage.max_unacked_messages_per_subscription": (0, (1 << 31) - 1),
     "storage.retention_s": (-1, 100 * 365 * 24 * 3600),
     "storage.retention_bytes": (-1, 1 << 50),
+    "storage.stats_window_s": (1, 3_600),
     "storage.message_ttl_s": (0, 100 * 365 * 24 * 3600),
     "storage.backlog_quota_bytes": (-1, 1 << 50),
     "storage.backlog_quota_age_s": (-1, 100 * 365 * 24 * 3600),

@@ -169,6 +169,7 @@ TRANSLATED: dict[str, tuple[str, Callable[[str], Any]]] = {
     "maxMessageSize": ("network.max_message_size", str),
     "maxUnackedMessagesPerConsumer": ("storage.max_unacked_messages_per_consumer", str),
     "maxUnackedMessagesPerSubscription": ("storage.max_unacked_messages_per_subscription", str),
+    "statsUpdateFrequencyInSecs": ("storage.stats_window_s", str),
     "subscriptionKeySharedEnable": ("storage.key_shared_enabled", str),
     "subscriptionKeySharedUseConsistentHashing": ("storage.key_shared_consistent_hashing", str),
     "ttlDurationDefaultInSeconds": ("storage.message_ttl_s", str),

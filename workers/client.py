@@ -4,6 +4,7 @@ What a client says is read by proto/connection.py; this file knows which owner h
 consumers, and writes no faster than the client reads.
 """
 import asyncio
+import json
 import mmap
 from collections import deque
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ T = api.BaseCommand.Type
 _OWN_BUFFER_MIN = 64 << 10       # a frame cut short that is larger gets a buffer of its own size
 _OWN_BUFFER_MAPPED = 256 << 10   # and one larger than this takes memory as bytes come: eight bytes can announce megabytes
 _TOPIC_EPOCH_MAX = 1 << 62       # what the catalogue keeps, with room to count on: nobody gets there who did not invent it
+_VERSION_MAX = 200               # characters of what a client says of itself that are kept
 _UNREAD_MAX = 8                  # times write_buffer_bytes that answers may wait before this client is no longer read from
 
 
@@ -91,6 +93,8 @@ class Client(asyncio.BufferedProtocol):
         self.number = worker.next_connection()
         self.connection = Connection(worker.options.max_message_size)
         self.protocol_version = 0
+        self.client_version = ""                   # its library's name, as it says
+        self.supports_partial_producer = False
         self.broker_fields = 0                     # of BrokerEntryMetadata, delivered to this client
         self.producers: dict[int, Route] = {}
         self.consumers: dict[int, Route] = {}
@@ -99,6 +103,7 @@ class Client(asyncio.BufferedProtocol):
         # (namespace, pattern's text) of the lists it has asked for -> the pattern, and the newest partition when it first did
         self.discoveries: dict[tuple[str, str | None], tuple[Pattern | None, int]] = {}
         self.is_probed: list[OwnerLink] = []       # who wants to know whether this client lives
+        self._introduced: set[OwnerLink] = set()   # owners that know who this is
         self._asked: dict[int, tuple[OwnerLink, int]] = {}           # requests that an owner has not answered, and their commands' types
         self._withheld: dict[int, tuple[api.BaseCommand, bytes]] = {}     # those of them whose answers are there already, and these
         self._repeated: set[int] = set()           # requests that a second owner was asked, because the first ended over them
@@ -109,6 +114,7 @@ class Client(asyncio.BufferedProtocol):
         self._runs: deque[Run] = deque()           # to be written
         self._is_writable = True
         self._is_reading = True
+        self._holding: set[OwnerLink] = set()      # owners that hold back what it has sent, because of a rate
 
     def __repr__(self) -> str:
         return f"<Client {self.number} producers={len(self.producers)} consumers={len(self.consumers)}>"
@@ -192,8 +198,23 @@ class Client(asyncio.BufferedProtocol):
             self.transport.pause_reading()
 
     def resume_reading(self) -> None:
-        if self._is_reading and not self.transport.is_closing():
+        if self._is_reading and not self._holding and not self.transport.is_closing() and not (self.worker.is_paused and self.producers):
             self.transport.resume_reading()
+
+    def hold(self, link: OwnerLink) -> None:
+        """The owner has more of it than a rate allows to publish."""
+        self._holding.add(link)
+        self.pause_reading()
+
+    def go_on(self, link: OwnerLink) -> None:
+        if link in self._holding:
+            self._holding.remove(link)
+            self.resume_reading()
+
+    def listen(self) -> None:
+        """It is to show that it lives: whoever still holds it will say so again when it has sent more."""
+        self._holding.clear()
+        self.resume_reading()
 
     def write(self, data: bytes) -> None:
         """Send an answer.  A client that does not read its answers is not read from either."""
@@ -272,6 +293,8 @@ class Client(asyncio.BufferedProtocol):
                                      f"Authentication method {request.auth_method_name} is not available"))
             raise ProtocolError(f"authentication method {request.auth_method_name}")
         self.protocol_version = max(0, min(request.protocol_version, answers.PROTOCOL_VERSION))
+        self.client_version = request.client_version[:_VERSION_MAX]
+        self.supports_partial_producer = request.feature_flags.supports_partial_producer
         if self.protocol_version >= 18 and request.feature_flags.supports_broker_entry_metadata:
             self.broker_fields = self.worker.broker_fields
         self.write(answers.connected(self.protocol_version, self.worker.options.max_message_size))
@@ -332,8 +355,18 @@ class Client(asyncio.BufferedProtocol):
         self.worker.counters.add("commands")
         if command.type != T.REDELIVER_UNACKNOWLEDGED_MESSAGES:
             self._asked[request.request_id] = link, command.type
+        if link not in self._introduced:
+            self._introduced.add(link)
+            link.command(self.number, self.protocol_version, self._introduction(), envelope.INTRODUCED)
         link.command(self.number, self.protocol_version, command.SerializeToString())
         self.worker.schedule_flush()
+
+    def _introduction(self) -> bytes:
+        """Who this is, for owners to show."""
+        peer = self.transport.get_extra_info("peername")
+        host, port = peer[:2] if isinstance(peer, tuple) else ("local", 0)
+        address = f"/[{host}]:{port}" if ":" in host else f"/{host}:{port}"
+        return json.dumps({"address": address, "version": self.client_version, "partial": self.supports_partial_producer}).encode()
 
     def _close_producer(self, command: api.BaseCommand) -> None:
         request = command.close_producer
@@ -433,6 +466,10 @@ class Client(asyncio.BufferedProtocol):
                 self.by_handle.pop((link, route.handle), None)
         elif action == envelope.CONSUMER_EPOCH and object_id in self.consumers:
             self.consumers[object_id].epoch = handle
+        elif action == envelope.HOLD:
+            self.hold(link)
+        elif action == envelope.GO_ON:
+            self.go_on(link)
         elif action == envelope.PROBE:
             self.is_probed.append(link)
             self.worker.probe(self)
@@ -540,6 +577,8 @@ class Client(asyncio.BufferedProtocol):
                     self._closed_producers.add(object_id)
         self.by_handle = {key: route for key, route in self.by_handle.items() if key[0] is not link}
         self.is_probed = [probing for probing in self.is_probed if probing is not link]
+        self.go_on(link)
+        self._introduced.discard(link)
         for request_id in [request_id for request_id, (asked, _) in self._asked.items() if asked is link]:
             _, kind = self._asked.pop(request_id)
             if kind == T.LOOKUP:
@@ -564,8 +603,8 @@ class Client(asyncio.BufferedProtocol):
             self.write(answers.error(request.request_id, refusal.code, refusal.message))
 
     def keep_alive(self) -> None:
-        """Ask for a sign of life; without one since the last time the connection is dead."""
-        if not self.was_heard:
+        """Ask for a sign of life; without one since the last time the connection is dead, unless nobody has listened."""
+        if not (self.was_heard or self._holding):
             return self.transport.abort()
         self.was_heard = False
         self.write(answers.PING)

@@ -13,7 +13,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.proto.sends import HAS_KEY
 from geminga.storage.cursor import Position
-from geminga.storage.dispatch.base import Batch, Nacked, Obstacle, busy, within_permits
+from geminga.storage.dispatch.base import Batch, Nacked, Obstacle, busy
 from geminga.storage.dispatch.ranges import HASHES, AutoSplit, Consistent, Sticky
 from geminga.storage.dispatch.shared import Shared
 from geminga.storage.ledger import Ledger
@@ -41,6 +41,7 @@ class KeyShared(Shared):
         super().__init__(subscription)
         self.ranges: AutoSplit | Consistent | Sticky | None = None       # by what the first consumer asks for
         self.draining: dict[int, Draining] = {}
+        self.drained = 0                                                 # hashes that were draining, and no longer are
         self._is_loose = False                                           # the order may be broken: nothing drains
         self._have_theirs: frozenset[int] = frozenset()                  # seats for which nothing is left among what was withheld
 
@@ -95,6 +96,7 @@ class KeyShared(Shared):
                 draining.entries -= 1
                 if not draining.entries:
                     del self.draining[found]
+                    self.drained += 1
                     self._have_theirs = frozenset()
 
     def _settled(self, ledger: Ledger, entries: NDArray[np.int64], seats: NDArray[np.uint16]) -> None:
@@ -166,7 +168,7 @@ class KeyShared(Shared):
         for consumer in takers:
             mine = np.flatnonzero(seats == consumer.seat)
             if len(mine) and (room := self.room(consumer)) > 0:
-                count, many = within_permits(messages[mine], room)
+                count, many = self.reach(ledger, ids[mine], messages[mine], room)
                 is_left[mine[:count]] = False
                 self.give(consumer, ledger, ids[mine[:count]], many, batches, is_again=is_again)
         if not is_again and is_left.any():

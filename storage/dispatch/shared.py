@@ -3,7 +3,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geminga.storage.cursor import Position
-from geminga.storage.dispatch.base import Batch, Dispatcher, Nacked, within_permits
+from geminga.storage.dispatch.base import Batch, Dispatcher, Nacked, has_unread
 from geminga.storage.ledger import Ledger
 from geminga.storage.pending import LATER, NEVER_MS, NOBODY, SEATS_MAX, Entries, Pending
 from geminga.storage.subscription import Consumer, Subscription
@@ -59,6 +59,8 @@ class Shared(Dispatcher):
             room = min(room, options.max_unacked_messages_per_consumer - consumer.unacknowledged)
         if options.max_unacked_messages_per_subscription:
             room = min(room, options.max_unacked_messages_per_subscription - self.unacknowledged)
+        if self.subscription.allowance is not None:
+            room = min(room, self.subscription.allowance.room)
         return room
 
     def causes(self) -> list[dict]:
@@ -150,7 +152,11 @@ class Shared(Dispatcher):
 
     def look_ahead(self, takers: list[Consumer]) -> int:
         """How many new entries to look at."""
-        return sum(map(self.room, takers))
+        ahead = sum(map(self.room, takers))
+        return ahead if self.subscription.allowance is None else min(ahead, self.subscription.allowance.room)
+
+    def is_hungry(self, ledgers: list[Ledger]) -> bool:
+        return bool(self._takers()) and (self.pending.again > 0 or has_unread(self.subscription, ledgers))
 
     def deal(self, takers: list[Consumer], ledger: Ledger, entries: Entries, batches: list[Batch], *, is_again: bool) -> int:
         """Give out entries from the first on, in turns; returns how many."""
@@ -164,7 +170,7 @@ class Shared(Dispatcher):
             room = self.room(consumer)
             if room <= 0:                           # all of them together have too many by now
                 continue
-            count, many = within_permits(messages[at:at + turn], room)
+            count, many = self.reach(ledger, entries[at:at + turn], messages[at:at + turn], room)
             self.give(consumer, ledger, entries[at:at + count], many, batches, is_again=is_again)
             at += count
             self._last_served = consumer.seat
@@ -200,12 +206,14 @@ class Shared(Dispatcher):
         for seat, count in enumerate(np.bincount(seats, messages).tolist()):
             if count:
                 self._count_unacknowledged(self._seats[seat], -int(count))
+                self._seats[seat].acknowledged += int(count)
 
     def part_acknowledged(self, ledger: Ledger, entry_id: int, messages: int) -> None:
         """So many messages of an entry are acknowledged now, others are not."""
         seat = self.pending.seat(ledger.ledger_id, entry_id)
         if NOBODY < seat < LATER:
             self._count_unacknowledged(self._seats[seat], -messages)
+            self._seats[seat].acknowledged += messages
 
     def held_by(self, consumer: Consumer) -> list[tuple[int, NDArray[np.int64]]]:
         return [(ledger_id, entries[seats == consumer.seat]) for ledger_id, entries, seats in self.pending.out()

@@ -1,0 +1,334 @@
+"""What is told of one topic as the JSON objects of Pulsar's REST, from the counters of statistics.py.
+
+Fields that can mean nothing here, as of offloading, have the value that says so.  `messages` of a subscription is our own: what became of
+all that were published since it began.
+"""
+import itertools
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.names import TopicName
+from geminga.storage import format
+from geminga.storage.cursor import EXPIRED, REASONS, Cursor
+from geminga.storage.ledger import Ledger
+from geminga.storage.live import LiveTopic
+from geminga.storage.named import stored, topic_of
+from geminga.storage.partition import Partition
+from geminga.storage.producers import Producer
+from geminga.storage.statistics import (
+    LATER_BYTES,
+    again,
+    came_ms,
+    delayed,
+    durable,
+    find_slowest,
+    first_left,
+    is_blocked,
+    last_times,
+    rates_of,
+    storage_bytes,
+    subscription_counts,
+    topic_counts,
+    unacknowledged,
+)
+from geminga.storage.subscription import Consumer, Subscription, SubType
+
+Topic = Partition | LiveTopic
+_RANGES_MAX = 1_000          # of acknowledged entries beyond the mark-delete position that are told
+
+
+def topic(owner, found: Topic, *, earliest: bool, publishers: bool, consumers: bool) -> dict:
+    """TopicStats; earliest: with the publish time of the oldest message of each backlog."""
+    counts, rates, cursors = topic_counts(found), rates_of(found, 6), list(found.subscriptions.values())
+    subscriptions = {one.name: _of_subscription(owner, one, earliest=earliest, consumers=consumers) for one in cursors}
+    slowest, stored = None, found.is_persistent
+    if stored:
+        slowest = find_slowest(found)
+    age = (owner.now_ms - came_ms(slowest, found)) // 1000 if slowest else -1
+    times = [one["earliestMsgPublishTimeInBacklog"] for one in subscriptions.values() if one["earliestMsgPublishTimeInBacklog"]]
+    told = {
+        "msgRateIn": rates[0], "msgThroughputIn": rates[1], "msgRateOut": rates[3], "msgThroughputOut": rates[4],
+        "bytesInCounter": counts[1], "msgInCounter": counts[0], "systemTopicBytesInCounter": 0, "bytesOutCounter": counts[4],
+        "msgOutCounter": counts[3], "bytesOutInternalCounter": 0, "averageMsgSize": rates[1] / rates[0] if rates[0] else 0.0,
+        "msgChunkPublished": found.chunks_in > 0, "storageSize": storage_bytes(found) if stored else 0,
+        "backlogSize": max((one["backlogSize"] for one in subscriptions.values() if one["isDurable"]), default=0),
+        "backlogQuotaLimitSize": found.policies.quota_bytes if stored else -1,
+        "backlogQuotaLimitTime": found.policies.quota_age_s if stored else -1,
+        "oldestBacklogMessageAgeSeconds": age, "publishRateLimitedTimes": 0, "earliestMsgPublishTimeInBacklogs": min(times, default=0),
+        "offloadedStorageSize": 0, "lastOffloadLedgerId": 0, "lastOffloadSuccessTimeStamp": 0, "lastOffloadFailureTimeStamp": 0,
+        "ongoingTxnCount": 0, "abortedTxnCount": 0, "committedTxnCount": 0,
+        "publishers": [_of_producer(owner, one) for one in found.producers.live.values()] if publishers else [],
+        "waitingPublishers": len(found.producers.waiting), "subscriptions": subscriptions, "replication": {},
+        "deduplicationStatus": "Enabled" if stored and found.deduplicates else "Disabled",
+        "nonContiguousDeletedMessagesRanges": sum(one["nonContiguousDeletedMessagesRanges"] for one in subscriptions.values()),
+        "nonContiguousDeletedMessagesRangesSerializedSize":
+            sum(one["nonContiguousDeletedMessagesRangesSerializedSize"] for one in subscriptions.values()),
+        "delayedMessageIndexSizeInBytes": sum(one["delayedMessageIndexSizeInBytes"] for one in subscriptions.values()),
+        "compaction": {"lastCompactionRemovedEventCount": 0, "lastCompactionSucceedTimestamp": 0, "lastCompactionFailedTimestamp": 0,
+                       "lastCompactionDurationTimeInMills": 0},
+        "topicCreationTimeStamp": owner.catalogue.created_ms(found.name.base) or 0,
+        "lastPublishTimeStamp": last_publish_ms(found),
+    }
+    if slowest is not None:
+        told["oldestBacklogMessageSubscriptionName"] = slowest.name
+    if found.producers.topic_epoch is not None:
+        told["topicEpoch"] = found.producers.topic_epoch
+    if not stored:
+        told["msgDropRate"] = sum(one["msgDropRate"] for one in subscriptions.values())
+    return told
+
+
+def last_publish_ms(found: Topic) -> int:
+    """When the last entry that is there came; 0 when there is none."""
+    for ledger in reversed(found.ledgers):
+        if ledger.entries:
+            return int(ledger.column("broker_time")[ledger.last_entry])
+    return 0
+
+
+def _of_subscription(owner, subscription: Subscription, *, earliest: bool, consumers: bool) -> dict:
+    counts, rates, found, cursor = subscription_counts(subscription), rates_of(subscription, 8), subscription.partition, subscription.cursor
+    stored, dispatcher = found.is_persistent, subscription.dispatcher
+    kind = subscription.kind if subscription.kind is not None else subscription.last_kind
+    backlog = cursor.backlog(found.ledgers) if stored else 0
+    first = first_left(subscription) if stored and earliest else None
+    later, (acked, consumed, flow) = delayed(subscription), last_times(subscription)
+    draining = list(getattr(dispatcher, "draining", {}).values())
+    ranges = sum(1 for _ in acknowledged_ranges(cursor, found.ledgers)) if cursor.bitmaps else 0
+    told = {
+        "msgRateOut": rates[0], "msgThroughputOut": rates[1], "bytesOutCounter": counts[1], "msgOutCounter": counts[0],
+        "msgRateRedeliver": rates[3], "messageAckRate": rates[5], "chunkedMessageRate": rates[4], "msgBacklog": backlog,
+        "backlogSize": backlog_bytes(cursor, found) if stored else 0,
+        "earliestMsgPublishTimeInBacklog": int(first[0].column("publish_time")[first[1]]) if first else 0,
+        "msgBacklogNoDelayed": backlog - later, "blockedSubscriptionOnUnackedMsgs": is_blocked(subscription), "msgDelayed": later,
+        "msgInReplay": again(subscription), "unackedMessages": unacknowledged(subscription),
+        "type": "None" if kind is None else SubType.Name(kind), "msgRateExpired": rates[6], "totalMsgExpired": cursor.totals[EXPIRED],
+        "lastExpireTimestamp": subscription.expired_ms, "lastConsumedFlowTimestamp": flow, "lastConsumedTimestamp": consumed,
+        "lastAckedTimestamp": acked, "lastMarkDeleteAdvancedTimestamp": subscription.advanced_ms,
+        "consumers": [_of_consumer(owner, one) for one in subscription.consumers] if consumers else [],
+        "isDurable": subscription.is_durable, "isReplicated": False,
+        "allowOutOfOrderDelivery": any(one.is_out_of_order_allowed for one in subscription.consumers),
+        "consumersAfterMarkDeletePosition": {}, "drainingHashesCount": len(draining),
+        "drainingHashesClearedTotal": getattr(dispatcher, "drained", 0),
+        "drainingHashesUnackedMessages": sum(one.entries for one in draining),
+        "nonContiguousDeletedMessagesRanges": ranges,
+        "nonContiguousDeletedMessagesRangesSerializedSize": sum(bitmap.nbytes for bitmap in cursor.bitmaps.values()),
+        "delayedMessageIndexSizeInBytes": later * LATER_BYTES, "subscriptionProperties": subscription.properties,
+        "filterProcessedMsgCount": 0, "filterAcceptedMsgCount": 0, "filterRejectedMsgCount": 0, "filterRescheduledMsgCount": 0,
+        "dispatchThrottledMsgEventsBySubscriptionLimit": 0, "dispatchThrottledBytesEventsBySubscriptionLimit": 0,
+        "dispatchThrottledMsgEventsByTopicLimit": 0, "dispatchThrottledBytesEventsByTopicLimit": 0,
+        "dispatchThrottledMsgEventsByBrokerLimit": 0, "dispatchThrottledBytesEventsByBrokerLimit": 0,
+        "durable": subscription.is_durable, "replicated": False,
+    }
+    if kind == SubType.Key_Shared and subscription.consumers:
+        told["keySharedMode"] = "AUTO_SPLIT" if subscription.consumers[0].ranges is None else "STICKY"
+    if kind in (SubType.Exclusive, SubType.Failover) and dispatcher is not None and dispatcher.active is not None:
+        told["activeConsumerName"] = dispatcher.active.name
+    if stored:
+        told["messages"] = messages(subscription)
+    else:
+        told["msgDropRate"] = rates[7]
+    return told
+
+
+def messages(subscription: Subscription) -> dict:
+    """What became of all that were published since the subscription began; the others together are `published`."""
+    found, cursor = subscription.partition, subscription.cursor
+    return {"published": found.next_message - cursor.since, **dict(zip(REASONS, cursor.totals, strict=True)),
+            "backlog": cursor.backlog_messages(found.ledgers)}
+
+
+def backlog_bytes(cursor: Cursor, partition: Partition) -> int:
+    """Of the entries that are not acknowledged."""
+    total = 0
+    for ledger in partition.ledgers_from(cursor.mark_delete[0]):
+        first = cursor.mark_delete[1] + 1 if ledger.ledger_id == cursor.mark_delete[0] else 0
+        if ledger.ledger_id in cursor.bitmaps:
+            total += ledger.bytes_of(cursor.all_left(ledger, ledger.entries))
+        elif first < ledger.entries:
+            total += ledger.size - int(ledger.column("offset")[first])
+    return total
+
+
+def acknowledged_ranges(cursor: Cursor, ledgers: list[Ledger]) -> Iterable[tuple[int, int, int]]:
+    """(ledger id, first, last) of each run of acknowledged entries beyond the mark-delete position."""
+    for ledger in ledgers:
+        if ledger.ledger_id not in cursor.bitmaps or ledger.ledger_id < cursor.mark_delete[0]:
+            continue
+        first = cursor.mark_delete[1] + 1 if ledger.ledger_id == cursor.mark_delete[0] else 0
+        for start, end in cursor.unacknowledged(ledger, first, ledger.entries):
+            if start > first:
+                yield ledger.ledger_id, first, start - 1
+            first = end
+        if first < ledger.entries:
+            yield ledger.ledger_id, first, ledger.entries - 1
+
+
+def _of_consumer(owner, consumer: Consumer) -> dict:
+    rates, session, dispatcher = rates_of(consumer, 5), _session_of(owner, consumer), consumer.subscription.dispatcher
+    draining = getattr(dispatcher, "draining", {})
+    mine = {number: one for number, one in draining.items() if one.seat == consumer.seat}
+    told = {
+        "msgRateOut": rates[0], "msgThroughputOut": rates[1], "bytesOutCounter": consumer.bytes_out, "msgOutCounter": consumer.messages_out,
+        "msgRateRedeliver": rates[2], "messageAckRate": rates[4], "chunkedMessageRate": rates[3], "consumerName": consumer.name,
+        "availablePermits": consumer.permits, "unackedMessages": consumer.unacknowledged,
+        "avgMessagesPerEntry": round(consumer.messages_out / consumer.entries_out) if consumer.entries_out else 0,
+        "blockedConsumerOnUnackedMsgs": consumer.is_blocked, "drainingHashesCount": len(mine),
+        "drainingHashesClearedTotal": 0, "drainingHashesUnackedMessages": sum(one.entries for one in mine.values()),
+        "address": session.address if session else "", "connectedSince": iso(consumer.connected_ms),
+        "clientVersion": session.client_version if session else "", "lastAckedTimestamp": consumer.acked_ms,
+        "lastConsumedTimestamp": consumer.consumed_ms, "lastConsumedFlowTimestamp": consumer.flow_ms, "metadata": consumer.metadata,
+        "lastAckedTime": iso(consumer.acked_ms), "lastConsumedTime": iso(consumer.consumed_ms),
+    }
+    if consumer.subscription.kind == SubType.Key_Shared:
+        told["drainingHashes"] = [{"hash": number, "unackMsgs": one.entries} for number, one in sorted(mine.items())]
+        told["keyHashRangeArrays"] = [list(one) for one in dispatcher.ranges.of(consumer.seat)]
+    return told
+
+
+def _of_producer(owner, producer: Producer) -> dict:
+    rates, session = rates_of(producer, 3), _session_of(owner, producer)
+    told = {
+        "accessMode": api.ProducerAccessMode.Name(producer.access_mode), "msgRateIn": rates[0], "msgThroughputIn": rates[1],
+        "averageMsgSize": rates[1] / rates[0] if rates[0] else 0.0, "chunkedMessageRate": rates[2], "producerId": producer.producer_id,
+        "supportsPartialProducer": session.supports_partial_producer if session else False, "producerName": producer.name,
+        "address": session.address if session else "", "connectedSince": iso(producer.connected_ms),
+        "clientVersion": session.client_version if session else "", "metadata": producer.metadata,
+    }
+    if not producer.partition.is_persistent:
+        told["msgDropRate"] = 0.0
+    return told
+
+
+def _session_of(owner, found: Producer | Consumer):
+    return owner.sessions.get((found.worker, found.connection))
+
+
+def iso(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+# -- how it is stored
+
+def internal(found: Topic) -> dict:
+    """PersistentTopicInternalStats."""
+    told = {"entriesAddedCounter": found.entries_in, "numberOfEntries": sum(ledger.entries for ledger in found.ledgers),
+            "totalSize": storage_bytes(found) if found.is_persistent else 0}
+    subscriptions = found.subscriptions.values()
+    if not found.is_persistent:
+        return told | {"currentLedgerEntries": 0, "currentLedgerSize": 0, "waitingCursorsCount": 0, "pendingAddEntriesCount": 0,
+                       "cursors": {one.name: _of_cursor(one) for one in subscriptions}}
+    last = found.open_ledger
+    return told | {
+        "currentLedgerEntries": last.entries, "currentLedgerSize": last.size - format.HEADER_SIZE,
+        "lastLedgerCreatedTimestamp": iso(last.created_ms), "waitingCursorsCount": sum(map(_is_waiting, subscriptions)),
+        "pendingAddEntriesCount": 0, "lastConfirmedEntry": "{}:{}".format(*found.last_confirmed),
+        "state": "Terminated" if found.is_terminated else "LedgerOpened",
+        "ledgers": [{"ledgerId": one.ledger_id, "entries": one.entries, "size": one.size - format.HEADER_SIZE, "offloaded": False,
+                     "underReplicated": False} for one in found.ledgers],
+        "cursors": {one.name: _of_cursor(one) for one in subscriptions}, "schemaLedgers": [],
+        "compactedLedger": {"ledgerId": -1, "entries": -1, "size": -1, "offloaded": False, "underReplicated": False},
+    }
+
+
+def _is_waiting(subscription: Subscription) -> bool:
+    """For more to come: somebody is there, and has been given everything."""
+    ledger_id, entry_id = subscription.read
+    last = subscription.partition.last_confirmed
+    return bool(subscription.consumers) and (ledger_id, entry_id - 1) >= last
+
+
+def _of_cursor(subscription: Subscription) -> dict:
+    found, cursor = subscription.partition, subscription.cursor
+    stored = found.is_persistent
+    told = {
+        "waitingReadOp": stored and _is_waiting(subscription), "pendingReadOps": 0, "messagesConsumedCounter": sum(cursor.totals),
+        "cursorLedger": -1 if stored else 0, "cursorLedgerLastEntry": -1 if stored else 0, "active": bool(subscription.consumers),
+        "numberOfEntriesSinceFirstNotAckedMessage": _entries_between(subscription) if stored else 0,
+        "totalNonContiguousDeletedMessagesRange": sum(1 for _ in acknowledged_ranges(cursor, found.ledgers)),
+        "subscriptionHavePendingRead": stored and _is_waiting(subscription), "subscriptionHavePendingReplayRead": False,
+    }
+    if stored:
+        ranges = itertools.islice(acknowledged_ranges(cursor, found.ledgers), _RANGES_MAX)
+        told |= {
+            "markDeletePosition": "{}:{}".format(*cursor.mark_delete), "readPosition": "{}:{}".format(*subscription.read),
+            "individuallyDeletedMessages": "[" + ",".join(f"({one}:{first - 1}..{one}:{last}]" for one, first, last in ranges) + "]",
+            "lastLedgerSwitchTimestamp": iso(found.open_ledger.created_ms), "state": "Open", "properties": {},
+        }
+    return told
+
+
+def _entries_between(subscription: Subscription) -> int:
+    """From the first that is not acknowledged to the next to be given out."""
+    (ledger_id, entry_id), (read_ledger, read_entry) = subscription.cursor.mark_delete, subscription.read
+    return 1 + sum(min(read_entry if ledger.ledger_id == read_ledger else ledger.entries, ledger.entries)
+                   - (entry_id + 1 if ledger.ledger_id == ledger_id else 0)
+                   for ledger in subscription.partition.ledgers_from(ledger_id) if ledger.ledger_id <= read_ledger)
+
+
+def info(owner, found: Partition) -> dict:
+    """ManagedLedgerInfo: what is kept of the topic's structure."""
+    created = iso(owner.catalogue.created_ms(found.name.base) or 0)
+    return {
+        "version": 1, "creationDate": created, "modificationDate": iso(found.open_ledger.created_ms),
+        "ledgers": [{"ledgerId": one.ledger_id, "entries": one.entries, "size": one.size - format.HEADER_SIZE, "timestamp": one.created_ms,
+                     "isOffloaded": False} for one in found.ledgers],
+        "cursors": {one.name: {"version": 1, "creationDate": created, "cursorsLedgerId": -1,
+                               "modificationDate": iso(one.advanced_ms or found.open_ledger.created_ms),
+                               "markDelete": {"ledgerId": one.cursor.mark_delete[0], "entryId": one.cursor.mark_delete[1]}}
+                    for one in durable(found)},
+    }
+
+
+def offline(owner, found: Partition) -> dict:
+    """PersistentOfflineTopicStats: what lies there."""
+    cursors = {one.name: {"cursorBacklog": one.cursor.backlog(found.ledgers), "cursorLedgerId": one.cursor.mark_delete[0]}
+               for one in durable(found)}
+    return {
+        "storageSize": storage_bytes(found), "totalMessages": sum(ledger.entries for ledger in found.ledgers),
+        "messageBacklog": sum(one["cursorBacklog"] for one in cursors.values()), "topicName": str(found.name),
+        "dataLedgerDetails": [{"entries": one.entries, "timestamp": one.created_ms, "size": one.size - format.HEADER_SIZE,
+                               "ledgerId": one.ledger_id} for one in found.ledgers],
+        "cursorDetails": cursors, "statGeneratedAt": owner.now_ms,
+    }
+
+
+def bytes_behind(found: Partition, ledger_id: int, entry_id: int) -> int:
+    """Of the entries at that position and behind it; of all when it is before them."""
+    total = 0
+    for ledger in found.ledgers_from(ledger_id):
+        first = entry_id if ledger.ledger_id == ledger_id else 0
+        if first < ledger.entries:
+            total += ledger.size - (int(ledger.column("offset")[first]) if first > 0 else format.HEADER_SIZE)
+    return total
+
+
+# -- what is asked
+
+def _stats(owner, name: TopicName, arguments: dict) -> dict:
+    return topic(owner, topic_of(owner, name), earliest=arguments["earliest"], publishers=arguments["publishers"],
+                 consumers=arguments["consumers"])
+
+
+def _internal(owner, name: TopicName, arguments: dict) -> dict:
+    return internal(topic_of(owner, name))
+
+
+def _info(owner, name: TopicName, arguments: dict) -> dict:
+    return info(owner, stored(owner, name))
+
+
+def _offline(owner, name: TopicName, arguments: dict) -> dict:
+    return offline(owner, stored(owner, name))
+
+
+def _behind(owner, name: TopicName, arguments: dict) -> dict:
+    return bytes_behind(stored(owner, name), arguments["ledger"], arguments["entry"])
+
+
+def _measure(owner, name: None, arguments: dict) -> dict | bytes:
+    return owner.statistics.measure(arguments["most"], consumers=arguments["consumers"], producers=arguments["producers"])
+
+
+QUESTIONS = {"stats": _stats, "internal": _internal, "info": _info, "offline": _offline, "behind": _behind, "measure": _measure}
