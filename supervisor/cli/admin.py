@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from geminga.supervisor.cli import policies, show, units, verbs
+from geminga.supervisor.cli import show, units, verbs
 from geminga.supervisor.cli.rest import Broker, namespace_path, quoted, shown, topic_path
 from geminga.supervisor.cli.verbs import GROUPS, Option, Verb
 
@@ -23,42 +23,44 @@ _ARGUMENTS = {  # what a verb is about -> how it stands in a path, and an exampl
 }
 
 
+def verb_of(group: str, name: str) -> Verb | None:
+    """Most verbs are found without those of policies."""
+    return next((verb for verb in GROUPS[group][1] if verb.name == name), None) or policies_of(group).get(name)
+
+
 @cache
-def verbs_of(group: str) -> dict[str, Verb]:
-    """Its rows, and those of policies that are set there; among the topics' own they would only be in the way."""
-    rows = list(GROUPS[group][1]) if group in GROUPS else []
-    if group in _POLICIES:
-        rows += [verb._replace(hidden=group == "topics") for verb in policies.verbs(_POLICIES[group])]
-    if group == "topicPolicies":
-        rows.append(Verb("delete", "DELETE", "{topic}/policies", "Remove all that is set for a topic."))
-    return {verb.name: verb for verb in rows}
-
-
-def groups() -> dict[str, str]:
-    """Their names, and what they are about."""
-    return {name: about for name, (about, _) in GROUPS.items()} | {"topicPolicies": "What is set for topics."}
+def policies_of(group: str) -> dict[str, Verb]:
+    """Verbs of policies that are set there; among the topics' own they would only be in the way."""
+    if group not in _POLICIES:
+        return {}
+    from geminga.supervisor.cli import policies
+    return {verb.name: verb._replace(hidden=group == "topics") for verb in policies.verbs(_POLICIES[group])}
 
 
 class Group(click.Group):
     """Makes a command when it is asked for."""
 
     def list_commands(self, context: click.Context) -> list[str]:
-        return sorted(name for name, verb in verbs_of(self.name).items())
+        return sorted({verb.name for verb in GROUPS[self.name][1]} | policies_of(self.name).keys())
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        verb = verbs_of(self.name).get(name)
+        verb = verb_of(self.name, name)
         return None if verb is None else _command(self.name, verb)
 
 
 class Admin(click.Group):
     def list_commands(self, context: click.Context) -> list[str]:
-        return [*sorted(groups()), "policies"]
+        return [*sorted(GROUPS), "policies"]
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name == "policies":
-            return click.Command(name, callback=lambda: print(show.text(policies.table())),
-                                 help="List all policies, and the verbs that set them.")
-        return Group(name, help=groups()[name], no_args_is_help=True) if name in groups() else None
+            return click.Command(name, callback=_show_policies, help="List all policies, and the verbs that set them.")
+        return Group(name, help=GROUPS[name][0], no_args_is_help=True) if name in GROUPS else None
+
+
+def _show_policies() -> None:
+    from geminga.supervisor.cli import policies
+    print(show.text(policies.table()))
 
 
 def _set_output(context: click.Context, _parameter: click.Parameter, value: str | None) -> None:

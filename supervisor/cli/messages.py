@@ -5,17 +5,17 @@ from typing import Any
 
 from geminga.supervisor.cli.rest import Answer
 
-_PREFIX = "X-Pulsar-"
+_PREFIX = "x-pulsar-"
 
 
 def read(answer: Answer) -> list[dict[str, Any]]:
     """The messages of an entry, a batch's in its order."""
     said = {name[len(_PREFIX):]: _text(value) for name, value in answer.headers.items() if name.startswith(_PREFIX)}
-    common = {"id": said.get("Message-ID"), "publishTime": said.get("publish-time"), "eventTime": said.get("event-time"),
+    common = {"id": said.get("message-id"), "publishTime": said.get("publish-time"), "eventTime": said.get("event-time"),
               "deliverAt": said.get("deliver-at-time"), "producer": said.get("producer-name"), "sequenceId": said.get("sequence-id"),
-              "key": said.get("partition-key"), "orderingKey": said.get("Base64-ordering-key"),
-              "isEncrypted": True if said.get("Is-Encrypted") == "true" else None,
-              "properties": json.loads(said.get("PROPERTY") or "{}"), "payload": answer.body}
+              "key": said.get("partition-key"), "orderingKey": said.get("base64-ordering-key"),
+              "isEncrypted": True if said.get("is-encrypted") == "true" else None,
+              "properties": json.loads(said.get("property") or "{}"), "payload": answer.body}
     if common["sequenceId"] is not None:
         common["sequenceId"] = int(common["sequenceId"])
     if "num-batch-message" in said and not common["isEncrypted"]:

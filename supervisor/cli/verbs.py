@@ -357,6 +357,9 @@ GROUPS: dict[str, tuple[str, tuple[Verb, ...]]] = {
         Verb("get-replicated-subscription-status", "GET", "{topic}/subscription/{subscription}/replicatedSubscriptionStatus",
              "Show whether a subscription is one of all clusters.", (_SUBSCRIPTION,), "-s billing"),
     )),
+    "topicPolicies": ("What is set for topics.", (
+        Verb("delete", "DELETE", "{topic}/policies", "Remove all that is set for a topic."),
+    )),
     "schemas": ("Schemas of topics.", (
         Verb("get", "GET", "schemas/{schema_topic}/schema", "Show a topic's schema.", (
             Option("--version -v", "", "an older one", INT), flag("--all-version -a", "", "all of them")), run=_get_schema),
