@@ -340,6 +340,8 @@ def test_a_wrong_value_in_the_catalogue_is_told_by_its_table(folder, table):
     path = folder.path / "catalogue.sqlite"
     catalogue = open_catalogue(path)
     catalogue.set_policy("public/default", "messageTTL", 60)
+    catalogue.set_properties("public/default", {"a": "b"})
+    catalogue._write("INSERT INTO schemas VALUES ('persistent://public/default/a', 0, 1, x'00', 0, '{}', x'00')")
     catalogue.commit()
     catalogue.close()
     assert folder.found() == []
