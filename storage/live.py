@@ -37,6 +37,9 @@ class Passing:
         self.messages: NDArray[np.uint32] = rows["messages"]
         self.entries = len(rows)
 
+    def column(self, name: str) -> NDArray:
+        return self.index[name]
+
 
 @dataclass(eq=False, slots=True)
 class LiveTopic:

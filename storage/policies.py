@@ -27,6 +27,33 @@ class Policies:
     quota_age_s: int = NO_LIMIT        # of the oldest message of the backlog
     quota_age_action: str = HOLD       # what happens when it is that old
     deduplication: bool = False
+    publish_messages: int = 0          # in a second; 0 or less here and below: no bound
+    publish_bytes: int = 0
+    dispatch_messages: int = 0         # ... that all subscriptions together get, ...
+    dispatch_bytes: int = 0
+    dispatch_period_s: int = 1         # ... in so many seconds; fewer than one are one
+    dispatch_relative: bool = False    # ... beyond what is published
+    subscription_dispatch_messages: int = 0
+    subscription_dispatch_bytes: int = 0
+    subscription_dispatch_period_s: int = 1
+    subscription_dispatch_relative: bool = False
+    subscribe_count: int = 0           # that a consumer may subscribe ...
+    subscribe_period_s: int = 30       # ... in so many seconds
+
+    @property
+    def has_rates(self) -> bool:
+        return max(self.publish_messages, self.publish_bytes, *self.dispatch_rate[:2], *self.subscription_dispatch_rate[:2],
+                   self.subscribe_count) > 0
+
+    @property
+    def dispatch_rate(self) -> tuple[int, int, int, bool]:
+        """Messages, bytes, in so many seconds, more than is published."""
+        return self.dispatch_messages, self.dispatch_bytes, max(1, self.dispatch_period_s), self.dispatch_relative
+
+    @property
+    def subscription_dispatch_rate(self) -> tuple[int, int, int, bool]:
+        return (self.subscription_dispatch_messages, self.subscription_dispatch_bytes, max(1, self.subscription_dispatch_period_s),
+                self.subscription_dispatch_relative)
 
     @property
     def retains(self) -> bool:

@@ -274,6 +274,17 @@ def _quota_levels(kind: str) -> tuple[Level, Level]:
             Level(path, "backlog-quota", kind=kind, nullable=True))
 
 
+def _dispatch_parts(stem: str, of: str) -> tuple[Part, ...]:
+    """Fields and options whose names begin with stem; of what the broker has a default."""
+    return (Part("dispatchThrottlingRateInMsg", INTEGER, "--msg-dispatch-rate -md", field=f"{stem}_messages",
+                 key=f"dispatch_messages_per_{of}", default=0),
+            Part("dispatchThrottlingRateInByte", LONG, "--byte-dispatch-rate -bd", "bytes", field=f"{stem}_bytes",
+                 key=f"dispatch_bytes_per_{of}", default=0),
+            Part("relativeToPublishRate", BOOLEAN, "--relative-to-publish-rate -rp", field=f"{stem}_relative",
+                 key="dispatch_relative_to_publish", default=False),
+            Part("ratePeriodInSecond", INTEGER, "--dispatch-rate-period -dt", "seconds", field=f"{stem}_period_s", default=0, otherwise=1))
+
+
 _SWITCH = "--enable -e / --disable -d"
 TABLE = {policy.name: policy for policy in (
     Policy("retention", "How long, and how much of, what everybody has acknowledged is kept.", (
@@ -300,4 +311,26 @@ TABLE = {policy.name: policy for policy in (
         Level("deduplication", "deduplication", member="deduplicationEnabled"),
         Level("deduplicationEnabled", "deduplication", nullable=True),
         where="storage/sequences.py"),
+    Policy("publishRate", "What may be published to a topic in a second; what comes above waits, and 0 or less is no bound.", (
+        Part("publishThrottlingRateInMsg", INTEGER, "--msg-publish-rate -m", field="publish_messages", key="publish_messages_per_topic",
+             default=-1),
+        Part("publishThrottlingRateInByte", LONG, "--byte-publish-rate -b", "bytes", field="publish_bytes", key="publish_bytes_per_topic",
+             default=-1)),
+        Level("publishRate", "publish-rate", nullable=True, member="publishMaxMessageRate", by_cluster=True),
+        Level("publishRate", "publish-rate", nullable=True, unset=NO_CONTENT), where="storage/rates.py"),
+    Policy("dispatchRate", "What all consumers of a topic together are given in a time.", _dispatch_parts("dispatch", "topic"),
+           Level("dispatchRate", "dispatch-rate", nullable=True, member="topicDispatchRate", by_cluster=True),
+           Level("dispatchRate", "dispatch-rate", nullable=True), where="storage/rates.py"),
+    Policy("subscriptionDispatchRate", "What the consumers of each subscription together are given in a time.",
+           _dispatch_parts("subscription_dispatch", "subscription"),
+           Level("subscriptionDispatchRate", "subscription-dispatch-rate", nullable=True, member="subscriptionDispatchRate",
+                 by_cluster=True),
+           Level("subscriptionDispatchRate", "subscription-dispatch-rate", nullable=True), where="storage/rates.py"),
+    Policy("subscribeRate", "How often a consumer may subscribe to a topic in a time.", (
+        Part("subscribeThrottlingRatePerConsumer", INTEGER, "--subscribe-rate -sr", field="subscribe_count",
+             key="subscribes_per_consumer", default=-1),
+        Part("ratePeriodInSecond", INTEGER, "--subscribe-rate-period -st", "seconds", field="subscribe_period_s",
+             key="subscribe_period_s", default=30)),
+        Level("subscribeRate", "subscribe-rate", nullable=True, member="clusterSubscribeRate", by_cluster=True),
+        Level("subscribeRate", "subscribe-rate", nullable=True), where="storage/rates.py"),
 )}

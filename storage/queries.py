@@ -208,7 +208,7 @@ def _release(owner, topic: TopicName, arguments: dict) -> dict:
 
 def _policies(owner, topic: None, arguments: dict) -> None:
     """What was set for a namespace, or for a topic, binds its partitions when this is answered."""
-    for found in owner.by_name.values():
+    for found in (*owner.by_name.values(), *owner.live.values()):
         if arguments["scope"] in (found.name.namespace, str(found.name.base)):
             owner.apply_policies(found)
     owner.sweep.begin()

@@ -58,7 +58,7 @@ class Worker:
         self._connections = 0
         self._flush_is_due = False
         self._ack_timer: asyncio.TimerHandle | None = None
-        self._is_paused = False
+        self.is_paused = False                    # owners have not answered for so much that no producer is read from
         self._loop = asyncio.get_running_loop()
         self.watchers = Watchers(self, self._loop)
 
@@ -100,6 +100,7 @@ class Worker:
     def probe(self, client: Client) -> None:
         """End the connection unless the client says something soon."""
         client.was_heard = False
+        client.listen()
         self._loop.call_later(_PROBE_SECONDS, self._end_if_silent, client)
 
     def _end_if_silent(self, client: Client) -> None:
@@ -196,8 +197,8 @@ class Worker:
             if link is None or not link.is_busy:
                 continue
             link.flush()
-            if link.in_flight > self.options.in_flight_bytes and not self._is_paused:
-                self._is_paused = True
+            if link.in_flight > self.options.in_flight_bytes and not self.is_paused:
+                self.is_paused = True
                 for client in self._clients.values():
                     if client.producers:
                         client.pause_reading()
@@ -205,8 +206,8 @@ class Worker:
 
     def _resume_when_possible(self) -> None:
         limit = self.options.in_flight_bytes // 2
-        if self._is_paused and all(link is None or link.in_flight <= limit for link in self._links):
-            self._is_paused = False
+        if self.is_paused and all(link is None or link.in_flight <= limit for link in self._links):
+            self.is_paused = False
             for client in self._clients.values():
                 client.resume_reading()
 
@@ -216,7 +217,7 @@ class Worker:
             link.taken, sections = envelope.unseal(link.socket.recv_multipart(zmq.NOBLOCK))
             for kind, rows, data in sections:
                 _SECTIONS[kind](self, link, rows, data)
-        if self._is_paused:
+        if self.is_paused:
             self._resume_when_possible()
 
     def _receipts(self, link: OwnerLink, rows: NDArray, data: memoryview) -> None:

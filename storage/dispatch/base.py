@@ -15,6 +15,7 @@ from geminga.storage.ledger import Ledger
 from geminga.storage.pending import NEVER_MS, Entries
 from geminga.storage.subscription import Consumer, Subscription
 
+UNBOUNDED = 1 << 62
 _FEW = 16      # entries that are cheaper to look at one by one than as an array
 
 Batch = tuple[Consumer, Ledger, Entries]
@@ -69,6 +70,27 @@ class Dispatcher(ABC):
         return NEVER_MS
 
     @abstractmethod
+    def is_hungry(self, ledgers: list[Ledger]) -> bool:
+        """Whether a consumer asks for more, and there is more."""
+
+    def reach(self, ledger: Ledger, entries: Entries, messages: NDArray[np.uint32], permits: int) -> tuple[int, int]:
+        """(entries, messages) that permits for so many messages, and the subscription's allowance, reach; that is taken off it."""
+        allowance = self.subscription.allowance
+        if allowance is None:
+            return within_permits(messages, permits)
+        count = within_permits(messages, min(permits, allowance.room))[0]
+        if allowance.counts_entries:
+            count = min(count, allowance.messages)
+        if allowance.size < UNBOUNDED:
+            sizes = ledger.column("size")
+            sizes = sizes[entries.start:entries.start + count] if isinstance(entries, range) else sizes[entries[:count]]
+            count, size = within_permits(sizes, allowance.size)
+            allowance.size -= size
+        many = int(messages[:count].sum())
+        allowance.messages -= count if allowance.counts_entries else many
+        return count, many
+
+    @abstractmethod
     def acknowledged(self, ledger: Ledger, entries: list[int] | NDArray[np.int64]) -> None:
         """These (n,), sorted, were not acknowledged before."""
 
@@ -107,6 +129,10 @@ class Dispatcher(ABC):
 
 def busy(text: str) -> Refusal:
     return Refusal(api.ConsumerBusy, text)
+
+
+def has_unread(subscription: Subscription, ledgers: list[Ledger]) -> bool:
+    return bool(ledgers) and subscription.read < (ledgers[-1].ledger_id, ledgers[-1].entries)
 
 
 def within_permits(messages: NDArray[np.uint32], permits: int) -> tuple[int, int]:

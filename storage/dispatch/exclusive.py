@@ -3,7 +3,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geminga.storage.cursor import Position
-from geminga.storage.dispatch.base import Batch, Dispatcher, Nacked, Obstacle, busy, within_permits
+from geminga.storage.dispatch.base import Batch, Dispatcher, Nacked, Obstacle, busy, has_unread
 from geminga.storage.ledger import Ledger
 from geminga.storage.subscription import Consumer
 
@@ -73,15 +73,24 @@ class Exclusive(Dispatcher):
         for ledger in ledgers:
             first = subscription.read[1] if subscription.read[0] == ledger.ledger_id else 0
             for entries in subscription.deliverable(ledger, first, ledger.entries):
-                if consumer.permits <= 0:
+                if self._room(consumer) <= 0:
                     return batches
-                count, messages = within_permits(subscription.messages(ledger, entries[:consumer.permits]), consumer.permits)
+                asked = entries[:consumer.permits]
+                count, messages = self.reach(ledger, asked, subscription.messages(ledger, asked), consumer.permits)
                 consumer.permits -= messages
                 subscription.read = ledger.ledger_id, int(entries[count - 1]) + 1
                 batches.append((consumer, ledger, entries[:count]))
                 if count < len(entries):
                     return batches
-            if consumer.permits <= 0:
+            if self._room(consumer) <= 0:
                 return batches
             subscription.read = ledger.ledger_id, ledger.entries
         return batches
+
+    def _room(self, consumer: Consumer) -> int:
+        """Messages that it can be given."""
+        allowance = self.subscription.allowance
+        return consumer.permits if allowance is None else min(consumer.permits, allowance.room)
+
+    def is_hungry(self, ledgers: list[Ledger]) -> bool:
+        return self.active is not None and self.active.permits > 0 and has_unread(self.subscription, ledgers)
