@@ -27,6 +27,9 @@ class Policies:
     quota_age_s: int = NO_LIMIT        # of the oldest message of the backlog
     quota_age_action: str = HOLD       # what happens when it is that old
     deduplication: bool = False
+    schema_strategy: str = "FULL"      # which versions of a schema get along
+    schema_updates: bool = True        # clients may add schemas, and versions of them
+    schema_enforced: bool = False      # a topic with a schema takes nothing from producers without one
     publish_messages: int = 0          # in a second; 0 or less here and below: no bound
     publish_bytes: int = 0
     dispatch_messages: int = 0         # ... that all subscriptions together get, ...

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from geminga.storage.options import StorageOptions
 from geminga.storage.policy_table import QUOTA_ACTIONS
+from geminga.storage.schemas import STRATEGIES
 from geminga.supervisor.properties import ConfigError, Setting, from_environment, nearest, parse, translate
 from geminga.workers.options import WorkerOptions
 
@@ -24,6 +25,16 @@ FRAME_OVERHEAD = 10 * 1024     # what a frame may hold beside the message, as Pu
 MIB = 1 << 20
 ENVIRONMENT_PREFIX = "GEMINGA_"
 Settings = dict[str, Setting]
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsOptions:
+    """What /metrics has series of."""
+
+    topics: bool = True                           # topics and their subscriptions; else only namespaces
+    topics_max: int = 1_000                       # at most so many; others are summed up by namespace
+    consumers: bool = False                       # consumers of those topics, each by itself
+    producers: bool = False                       # likewise producers
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +49,11 @@ class Config:
     owners: int = 0                               # processes that keep partitions; 0: one per core
     storage: StorageOptions = field(default_factory=StorageOptions)
     worker: WorkerOptions = field(default_factory=WorkerOptions)
+    metrics: MetricsOptions = field(default_factory=MetricsOptions)
 
 
 # Section: (field of Config, dataclass).  A key is "name" or "section.name".
-SECTIONS = {"storage": ("storage", StorageOptions), "network": ("worker", WorkerOptions)}
+SECTIONS = {"storage": ("storage", StorageOptions), "network": ("worker", WorkerOptions), "metrics": ("metrics", MetricsOptions)}
 # Told to both sides, so that they cannot disagree: an owner takes over what [network] says.
 SHARED = {"storage.keep_alive_interval_ms": "network.keep_alive_interval_ms"}
 
@@ -88,6 +100,7 @@ RANGES = {
     "storage.message_ttl_s": (0, 100 * 365 * 24 * 3600),
     "storage.backlog_quota_bytes": (-1, 1 << 50),
     "storage.backlog_quota_age_s": (-1, 100 * 365 * 24 * 3600),
+    "metrics.topics_max": (0, 1_000_000),
     "network.port": (0, 65_535),
     "network.max_message_size": (1_024, 256 << 20),      # a worker holds a whole frame in memory
     "network.keep_alive_interval_ms": (100, 3_600_000),
@@ -102,6 +115,7 @@ FORMS = {
     "http_bind": (rf"({_HOST})?", "an address"),
     "storage.backlog_quota_policy": ("|".join(QUOTA_ACTIONS), ", ".join(QUOTA_ACTIONS)),
     "storage.failover_selection": (r"name|join-order|hashring", "name, join-order or hashring"),
+    "storage.schema_compatibility_strategy": ("|".join(STRATEGIES), ", ".join(STRATEGIES)),
     "storage.sync": (r"group|interval|none", "group, interval or none"),
     "network.bind": (_HOST, "an address"),
     "network.advertised_address": (rf"({_HOST})?", "a host name or address, without scheme"),

@@ -1,0 +1,235 @@
+"""Avro: what a definition means, and whether one can read what another has written.
+
+The avro library parses.  Its own rules of compatibility are those of Avro's specification; clients rely on the ones that Java's
+resolution of schemas has, which differ: records are compared by their fields whatever they are called, and an enum may lack symbols.
+"""
+import json
+import warnings
+from typing import Any
+
+import avro.schema
+from avro.schema import Schema
+
+DEPTH_MAX = 100          # of what is nested; arbitrary, and more than anybody uses: errors of the library repeat all that is nested
+STEPS_MAX = 100_000      # comparisons of one question; arbitrary: unions of thousands of types, each with each, would take minutes
+_PROMOTED = {            # writer -> readers of another type
+    "int": ("long", "float", "double"), "long": ("float", "double"), "float": ("double",), "string": ("bytes",), "bytes": ("string",)}
+_RANGES = {"int": 1 << 31, "long": 1 << 63}
+_SAID_ELSEWHERE = ("type", "name", "namespace", "fields", "items", "values", "symbols", "doc", "aliases")      # of all that a schema says
+
+
+def parse(text: str) -> Schema:
+    """Raises ValueError, with what is wrong with it."""
+    try:
+        definition = json.loads(text, parse_constant=_no_constant)
+        _check_depth(definition)
+        with warnings.catch_warnings():       # about logical types that are ignored, as they are to be
+            warnings.simplefilter("ignore")
+            schema = avro.schema.make_avsc_object(definition, validate_names=False)
+        _check_names(schema, set())
+    except Exception as error:                # the library raises whatever its code runs into
+        raise ValueError(f"{type(error).__name__}: {str(error)[:200]}") from None
+    return schema
+
+
+def _no_constant(text: str) -> None:
+    raise ValueError(f"{text} is no JSON")
+
+
+def _check_depth(definition: Any) -> None:
+    level = [definition]
+    for _ in range(DEPTH_MAX):
+        level = [inner for one in level if isinstance(one, dict | list) for inner in (one.values() if isinstance(one, dict) else one)]
+        if not level:
+            return
+    raise ValueError(f"nested deeper than {DEPTH_MAX}")
+
+
+def _check_names(schema: Schema, seen: set[str]) -> None:
+    """Java's rule for names, which the library does not have: letters of any language, digits, _; namespaces may be anything."""
+    if isinstance(schema, avro.schema.NamedSchema):
+        if schema.fullname in seen:
+            return
+        seen.add(schema.fullname)
+        aliases = schema.props.get("aliases") or []
+        if not isinstance(aliases, list) or not all(isinstance(alias, str) for alias in aliases):
+            raise ValueError(f"aliases of {schema.fullname} are no list of names")
+        fields = schema.fields if schema.type in ("record", "error") else ()
+        for name in (schema.name, *(field.name for field in fields)):
+            if not name.isidentifier():
+                raise ValueError(f"{name} is no name")
+    for inner in _inner(schema):
+        _check_names(inner, seen)
+
+
+def _inner(schema: Schema) -> list[Schema]:
+    match schema.type:
+        case "record" | "error":
+            return [field.type for field in schema.fields]
+        case "array":
+            return [schema.items]
+        case "map":
+            return [schema.values]
+        case "union" | "error_union":
+            return list(schema.schemas)
+    return []
+
+
+# -- what a definition means
+
+def meaning(schema: Schema) -> str:
+    """The same text for definitions that differ only in how they are written, in documentation and in aliases."""
+    return json.dumps(_meaning(schema, set()), sort_keys=True)
+
+
+def _meaning(schema: Schema, seen: set[str]) -> Any:
+    said = {name: value for name, value in schema.props.items() if name not in _SAID_ELSEWHERE}
+    if isinstance(schema, avro.schema.NamedSchema):
+        if schema.fullname in seen:
+            return schema.fullname
+        seen.add(schema.fullname)
+        said["name"] = schema.fullname
+    match schema.type:
+        case "record" | "error":
+            return "record", said, [_field_meaning(field, seen) for field in schema.fields]
+        case "enum":
+            return schema.type, said, list(schema.symbols)
+    return schema.type, said, [_meaning(inner, seen) for inner in _inner(schema)]
+
+
+def _field_meaning(field: avro.schema.Field, seen: set[str]) -> Any:
+    said = {name: value for name, value in field.props.items() if name not in _SAID_ELSEWHERE}
+    return field.name, said | {"order": field.order or "ascending"}, _meaning(field.type, seen)
+
+
+# -- reading
+
+def obstacle(reader: Schema, writer: Schema) -> str:
+    """What keeps the reader from reading all that the writer can write; "" when nothing does."""
+    try:
+        return _Reading(reader).obstacle(reader, writer)
+    except ValueError as error:
+        return str(error)
+
+
+class _Reading:
+    """One question, with what has been looked at."""
+
+    def __init__(self, reader: Schema):
+        self._records: dict[tuple[int, int], str] = {}      # (reader, writer) -> obstacle; of those that are being compared: none
+        self._steps = 0
+        self._names: dict[str, str] = {}                    # alias -> name, of what the reader names
+        self._fields: dict[str, dict[str, str]] = {}        # record -> {alias: field}
+        self._note_aliases(reader)
+
+    def _note_aliases(self, schema: Schema) -> None:
+        if isinstance(schema, avro.schema.NamedSchema):
+            if schema.fullname in self._fields:
+                return
+            self._fields[schema.fullname] = {}
+            for alias in schema.props.get("aliases") or ():
+                full = alias if "." in alias or not schema.namespace else f"{schema.namespace}.{alias}"
+                self._names[full] = schema.fullname
+            for field in schema.fields if schema.type in ("record", "error") else ():
+                for alias in field.props.get("aliases") or ():
+                    self._fields[schema.fullname][alias] = field.name
+        for inner in _inner(schema):
+            self._note_aliases(inner)
+
+    def _step(self) -> None:
+        self._steps += 1
+        if self._steps > STEPS_MAX:
+            raise ValueError("too large to be compared")
+
+    def _name(self, writer: Schema) -> str:
+        """As the reader calls it."""
+        return self._names.get(writer.fullname, writer.fullname)
+
+    def obstacle(self, reader: Schema, writer: Schema, at: str = "the whole") -> str:
+        kind, written = _kind(reader), _kind(writer)
+        self._step()
+        if written == "union":
+            return next(filter(None, (self.obstacle(reader, branch, at) for branch in writer.schemas)), "")
+        if kind == "union":
+            branch = self._branch(reader, writer)
+            return f"{at}: no type of the union reads {written}" if branch is None else self.obstacle(branch, writer, at)
+        if kind != written:
+            return "" if kind in _PROMOTED.get(written, ()) else f"{at}: {kind} does not read {written}"
+        match kind:
+            case "array":
+                return self.obstacle(reader.items, writer.items, f"elements of {at}")
+            case "map":
+                return self.obstacle(reader.values, writer.values, f"values of {at}")
+            case "record":
+                return self._record_obstacle(reader, writer)
+            case "enum" | "fixed" if reader.name != self._name(writer).rpartition(".")[2]:
+                return f"{at}: {kind} {reader.fullname} does not read {writer.fullname}"
+            case "fixed" if reader.size != writer.size:
+                return f"{at}: {reader.size} bytes do not read {writer.size}"
+        return ""
+
+    def _branch(self, union: Schema, writer: Schema) -> Schema | None:
+        """Of the reader's union: of the same type, for names of the same name; a record of the same shape; what reads another type."""
+        written, alike = _kind(writer), None
+        for branch in union.schemas:
+            self._step()
+            if _kind(branch) != written:
+                continue
+            if written not in ("record", "enum", "fixed") or branch.fullname == self._name(writer):
+                return branch
+            if written == "record" and (alike is None or branch.name == writer.name) and not self.obstacle(branch, writer):
+                alike = branch
+        return alike or next((branch for branch in union.schemas if branch.type in _PROMOTED.get(written, ())), None)
+
+    def _record_obstacle(self, reader: Schema, writer: Schema) -> str:
+        pair = id(reader), id(writer)
+        if pair not in self._records:
+            self._records[pair] = ""
+            self._records[pair] = self._field_obstacle(reader, writer)
+        return self._records[pair]
+
+    def _field_obstacle(self, reader: Schema, writer: Schema) -> str:
+        aliases = self._fields.get(self._name(writer), {})
+        written = {aliases.get(field.name, field.name): field.type for field in writer.fields}
+        for field in reader.fields:
+            self._step()
+            at = f"field {field.name} of {reader.fullname}"
+            if field.name in written:
+                if found := self.obstacle(field.type, written[field.name], at):
+                    return found
+            elif not field.has_default:
+                return f"{at}: it has no default, and is not written"
+            elif not _fits(field.type, field.default):
+                return f"{at}: its default is not of its type"
+        return ""
+
+
+def _kind(schema: Schema) -> str:
+    return {"error": "record", "error_union": "union"}.get(schema.type, schema.type)
+
+
+def _fits(schema: Schema, value: Any) -> bool:
+    """Whether the JSON is a default for it: for a union, of its first type."""
+    match _kind(schema):
+        case "null":
+            return value is None
+        case "boolean":
+            return isinstance(value, bool)
+        case "int" | "long":
+            return isinstance(value, int) and not isinstance(value, bool) and -_RANGES[schema.type] <= value < _RANGES[schema.type]
+        case "float" | "double":
+            return isinstance(value, int | float) and not isinstance(value, bool)
+        case "string" | "bytes" | "fixed":
+            return isinstance(value, str)
+        case "enum":
+            return value in schema.symbols
+        case "array":
+            return isinstance(value, list) and all(_fits(schema.items, one) for one in value)
+        case "map":
+            return isinstance(value, dict) and all(_fits(schema.values, one) for one in value.values())
+        case "union":
+            return bool(schema.schemas) and _fits(schema.schemas[0], value)
+        case "record":
+            return isinstance(value, dict) and all(
+                _fits(field.type, value[field.name]) if field.name in value else field.has_default for field in schema.fields)
+    return False

@@ -1,0 +1,300 @@
+"""Schemas: what a topic's messages look like, by version, and which versions get along.
+
+A topic's versions lie in the catalogue, under its base name, in the order they came.  Who brings a definition that is there already is
+given its version; another is added when it gets along with those before it, as the topic's policies say.  Definitions are kept as they
+came, to the byte.  Those of type AVRO, JSON and PROTOBUF are Avro's; JSON's may be those of old clients, which are JSON Schema.
+
+To parse a large definition takes tenths of a second.  So workers and the admin process `validate` and `register` in a thread of their own
+(workers/schemas.py), and owners are told of what is known; an owner that is told of something new adds it, as nobody else may
+create a topic.  What does the parsing is imported when it is first needed.
+"""
+import base64
+import graphlib
+import hashlib
+import json
+import struct
+from typing import NamedTuple
+
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.errors import Refusal
+from geminga.proto.names import TopicName
+from geminga.storage.catalogue import Catalogue
+from geminga.storage.policies import Policies
+
+SIZE_MAX = 256 << 10          # bytes of a definition; arbitrary, and more than anybody uses: the largest are parsed in half a second
+VERSIONS_MAX = 1_000          # of a topic; arbitrary likewise
+BACKWARD, FORWARD, FULL = "BACKWARD", "FORWARD", "FULL"
+ALWAYS_COMPATIBLE, ALWAYS_INCOMPATIBLE = "ALWAYS_COMPATIBLE", "ALWAYS_INCOMPATIBLE"
+_TRANSITIVE = "_TRANSITIVE"
+STRATEGIES = (ALWAYS_INCOMPATIBLE, ALWAYS_COMPATIBLE, BACKWARD, FORWARD, FULL, BACKWARD + _TRANSITIVE, FORWARD + _TRANSITIVE,
+              FULL + _TRANSITIVE)
+T = api.Schema.Type
+# As they are called over HTTP and in properties, by number.
+TYPES = ("NONE", "STRING", "JSON", "PROTOBUF", "AVRO", "BOOLEAN", "INT8", "INT16", "INT32", "INT64", "FLOAT", "DOUBLE", "DATE", "TIME",
+         "TIMESTAMP", "KEY_VALUE", "INSTANT", "LOCAL_DATE", "LOCAL_TIME", "LOCAL_DATE_TIME", "PROTOBUF_NATIVE", "AUTO_CONSUME", "EXTERNAL")
+_AVRO = (T.Avro, T.Json, T.Protobuf)
+_JSON_TYPES = ("object", "string", "integer", "number", "boolean", "array", "null", "any")      # of JSON Schema
+
+
+class Definition(NamedTuple):
+    """Of a schema: its type is a Schema.Type."""
+
+    kind: int
+    data: bytes
+    properties: dict[str, str]
+
+    @property
+    def hashed(self) -> bytes:
+        return hashlib.sha256(self.data).digest()
+
+
+class Version(NamedTuple):
+    """A definition that is kept."""
+
+    version: int
+    definition: Definition
+    created_ms: int
+
+
+class InvalidSchema(Refusal):
+    """A definition that is none."""
+
+    def __init__(self, text: str):
+        super().__init__(api.IncompatibleSchema, text)
+
+
+def from_wire(schema: api.Schema) -> Definition:
+    return Definition(schema.type, schema.schema_data, {one.key: one.value for one in schema.properties})
+
+
+def to_wire(definition: Definition, name: str) -> api.Schema:
+    return api.Schema(name=name, schema_data=definition.data, type=definition.kind,
+                      properties=[api.KeyValue(key=key, value=value) for key, value in definition.properties.items()])
+
+
+def incompatible(text: str) -> Refusal:
+    return Refusal(api.IncompatibleSchema, text)
+
+
+# -- what is there
+
+def versions(catalogue: Catalogue, topic: TopicName) -> list[int]:
+    """In order; those before a deletion are gone."""
+    return [version for version, kind, _ in catalogue.schema_versions(topic.base) if kind is not None]
+
+
+def find(catalogue: Catalogue, topic: TopicName, version: int | None = None) -> Version | None:
+    """That version, or the last one; None when there is none."""
+    if version is None:
+        version = next(reversed(versions(catalogue, topic)), -1)
+    kept = catalogue.schema(topic.base, version)
+    if kept is None or kept[0] is None:
+        return None
+    kind, created_ms, properties, data = kept
+    return Version(version, Definition(kind, data, properties), created_ms)
+
+
+def known(catalogue: Catalogue, topic: TopicName, definition: Definition) -> int | None:
+    """The version that has the definition to the byte."""
+    hashed = definition.hashed
+    for version, kind, other in catalogue.schema_versions(topic.base):
+        if (kind, other) == (definition.kind, hashed):
+            return version
+    return None
+
+
+def version_of(catalogue: Catalogue, topic: TopicName, definition: Definition) -> int | None:
+    """The version that means the same.  Raises InvalidSchema."""
+    version = known(catalogue, topic, definition)
+    meant = _meaning(definition) if version is None else None
+    if meant is not None:
+        for number, kind, _ in catalogue.schema_versions(topic.base):
+            if kind == definition.kind and (one := find(catalogue, topic, number)) and _meaning(one.definition) == meant:
+                return number
+    return version
+
+
+# -- what is added, and who may read
+
+def register(catalogue: Catalogue, topic: TopicName, definition: Definition, policies: Policies) -> int:
+    """The version of the definition, which is valid; added if there is none, and if it gets along.  Part of the open transaction.
+
+    Raises Refusal, StorageFull.
+    """
+    while True:
+        there = catalogue.schema_versions(topic.base)
+        version = version_of(catalogue, topic, definition)
+        if version is not None:
+            return version
+        if not policies.schema_updates:
+            raise incompatible("Schema not found and schema auto updating is disabled.")
+        check(catalogue, topic, definition, policies.schema_strategy)
+        if len(there) >= VERSIONS_MAX:
+            raise incompatible(f"The schema has {VERSIONS_MAX} versions, which is the most there may be")
+        version = there[-1][0] + 1 if there else 0
+        if catalogue.add_schema(topic.base, version, definition.kind, definition.hashed, definition.properties, definition.data):
+            return version      # else somebody was quicker, whose version is there to be looked at; nobody else writes from here on
+
+
+def check(catalogue: Catalogue, topic: TopicName, definition: Definition, strategy: str) -> None:
+    """Whether a producer may bring it.  Raises Refusal."""
+    found = versions(catalogue, topic)
+    _compare(catalogue, topic, definition, strategy, found if strategy.endswith(_TRANSITIVE) else found[-1:])
+
+
+def check_consumer(catalogue: Catalogue, topic: TopicName, definition: Definition, strategy: str) -> None:
+    """Whether a consumer with that definition may read a topic that has a schema.  Raises Refusal."""
+    found = versions(catalogue, topic)
+    if strategy in (BACKWARD, FORWARD, FORWARD + _TRANSITIVE, FULL):
+        _compare(catalogue, topic, definition, BACKWARD, found[-1:])
+    else:
+        _compare(catalogue, topic, definition, strategy, found)
+
+
+def _compare(catalogue: Catalogue, topic: TopicName, definition: Definition, strategy: str, numbers: list[int]) -> None:
+    if strategy == ALWAYS_COMPATIBLE:
+        return
+    for number in reversed(numbers):
+        found = find(catalogue, topic, number)
+        if found is None:      # deleted meanwhile
+            continue
+        other = found.definition
+        if other.kind != definition.kind:
+            raise incompatible(f"Incompatible schema: exists schema type {TYPES[other.kind]}, new schema type {TYPES[definition.kind]}")
+        if strategy == ALWAYS_INCOMPATIBLE:
+            raise incompatible("Schema compatibility strategy is ALWAYS_INCOMPATIBLE")
+        if other.data != definition.data and (text := _obstacle(definition, other, strategy.removesuffix(_TRANSITIVE))):
+            raise incompatible(f"Incompatible schema: by strategy {strategy} with version {number}: {text}")
+
+
+def _obstacle(new: Definition, old: Definition, strategy: str) -> str:
+    """What keeps the two, of one type, from getting along; "" when nothing does."""
+    if new.kind == T.KeyValue:
+        for part, one, other in zip(("key", "value"), parts(new), parts(old), strict=True):
+            if one.kind != other.kind:
+                return f"exists {part} schema type {TYPES[other.kind]}, new {part} schema type {TYPES[one.kind]}"
+            if text := _obstacle(one, other, strategy):
+                return f"{part}: {text}"
+    if new.kind == T.ProtobufNative and (old_root := _native_root(old)) != (new_root := _native_root(new)):
+        return f"the root message was {old_root}, and is {new_root}"
+    if new.kind in (T.Avro, T.Json):
+        return _avro_obstacle(new, old, strategy)
+    return ""
+
+
+def _avro_obstacle(new: Definition, old: Definition, strategy: str) -> str:
+    from geminga.storage import avro_rules
+    after, before = _parsed(new), _parsed(old)
+    if isinstance(after, str) and isinstance(before, str):
+        return "" if after == before else f"the id was {before}, and is {after}"
+    if isinstance(after, str) or isinstance(before, str):      # JSON Schema does not say enough to tell
+        return ""
+    text = avro_rules.obstacle(after, before) if strategy in (BACKWARD, FULL) else ""
+    if not text and strategy in (FORWARD, FULL) and (text := avro_rules.obstacle(before, after)):
+        text = f"the other way: {text}"
+    return text
+
+
+# -- definitions
+
+def validate(definition: Definition) -> None:
+    """Raises InvalidSchema."""
+    kind, size = definition.kind, len(definition.data)
+    if size + sum(len(key) + len(value) for key, value in definition.properties.items()) > SIZE_MAX:
+        raise InvalidSchema(f"Schema definition of more than {SIZE_MAX} bytes")
+    if kind >= T.AutoConsume:
+        raise InvalidSchema(f"Schema {TYPES[kind]} is a client-side schema type")
+    if kind == T.KeyValue:
+        for part in parts(definition):
+            validate(part)
+    elif kind in _AVRO:
+        parsed = _parsed(definition)
+        if kind == T.Avro and parsed.type == "union":
+            raise InvalidSchema("Avro schema typed [UNION] is not supported")
+    elif kind == T.ProtobufNative:
+        _native_root(definition)
+    elif kind == T.String and size:
+        raise InvalidSchema(f"Invalid schema definition data for string schema : '{definition.data[:100].decode(errors='replace')}'")
+    elif kind != getattr(T, "None") and size:
+        raise InvalidSchema("Invalid schema definition data for primitive schemas :"
+                            f"length of schema data should be zero, but {size} bytes is found")
+
+
+def _meaning(definition: Definition) -> str | None:
+    """What the definition says however it is written; None when it is known by its bytes only."""
+    from geminga.storage import avro_rules
+    if definition.kind not in _AVRO or isinstance(parsed := _parsed(definition), str):
+        return None
+    return avro_rules.meaning(parsed)
+
+
+def _parsed(definition: Definition):
+    """As the Avro library has it; of one that is JSON Schema its id.  Raises InvalidSchema."""
+    from geminga.storage import avro_rules
+    try:
+        return avro_rules.parse(definition.data.decode())
+    except ValueError as error:
+        if definition.kind == T.Json and (found := _json_schema_id(definition.data)) is not None:
+            return found
+        raise InvalidSchema(f"Invalid schema definition data for {TYPES[definition.kind]} schema: {error}") from None
+
+
+def _json_schema_id(data: bytes) -> str | None:
+    """What JSON Schema calls itself; None when it is none."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return str(found.get("id", "")) if isinstance(found, dict) and found.get("type") in _JSON_TYPES else None
+
+
+def _native_root(definition: Definition) -> str:
+    """The full name of the message, all of which is defined.  Raises InvalidSchema."""
+    from google.protobuf import descriptor_pb2, descriptor_pool
+    try:
+        found = json.loads(definition.data)
+        files = descriptor_pb2.FileDescriptorSet.FromString(base64.b64decode(found["fileDescriptorSet"], validate=True)).file
+        pool, by_name = descriptor_pool.DescriptorPool(), {one.name: one for one in files}
+        for name in graphlib.TopologicalSorter({one.name: one.dependency for one in files}).static_order():
+            pool.AddSerializedFile(by_name[name].SerializeToString())
+        root = pool.FindMessageTypeByName(found["rootMessageTypeName"])
+        if root.file.name != found["rootFileDescriptorName"]:
+            raise ValueError(f"{root.full_name} is in {root.file.name}")
+        return root.full_name
+    except Exception as error:      # the library raises whatever its code runs into
+        raise InvalidSchema(f"deserialize ProtobufNative Schema failed: {str(error)[:200]}") from None
+
+
+# -- a key's and a value's, in one
+
+def parts(definition: Definition) -> tuple[Definition, Definition]:
+    """The key's and the value's definition of one of type KEY_VALUE.  Raises InvalidSchema."""
+    pieces, rest = [], definition.data
+    for _ in range(2):
+        size = struct.unpack_from(">i", rest)[0] if len(rest) >= 4 else len(rest)
+        if len(rest) < 4 + max(0, size):
+            raise InvalidSchema("Invalid schema definition data for KEY_VALUE schema: a size, the key's, a size, the value's")
+        pieces.append(rest[4:4 + max(0, size)])
+        rest = rest[4 + max(0, size):]
+    return tuple(_part(definition, name, data) for name, data in zip(("key", "value"), pieces, strict=True))
+
+
+def _part(definition: Definition, name: str, data: bytes) -> Definition:
+    said = definition.properties.get(f"{name}.schema.type", "BYTES")
+    kind = kind_of(said)
+    if kind == T.KeyValue:
+        raise InvalidSchema("A key or a value of type KEY_VALUE is not possible")
+    return Definition(kind, data, {})
+
+
+def kind_of(name: str) -> int:
+    """Of a type's name; BYTES are of no schema.  Raises InvalidSchema."""
+    name = {"BYTES": "NONE", "AUTO": "AUTO_CONSUME", "AUTO_PUBLISH": "AUTO_CONSUME"}.get(name, name)
+    if name not in TYPES:
+        raise InvalidSchema(f"No schema type {name[:80]!r}: one of {', '.join(TYPES)}")
+    return TYPES.index(name)
+
+
+def joined(key: bytes, value: bytes) -> bytes:
+    """The definition of both."""
+    return b"".join(struct.pack(">i", len(part)) + part for part in (key, value))
