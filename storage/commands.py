@@ -291,6 +291,10 @@ def _subscribe(owner, session, command: api.BaseCommand, *, probed: bool = False
         return _consumer_ready(owner, existing, request.request_id)
     _check_subscribe(owner, request)
     found = find_or_create(owner, names.parse(request.topic), may_create=request.force_topic_creation)
+    subscribed = found.rate_limits.subscribed if found.rate_limits is not None else None
+    who = session.address.rpartition(":")[0], request.consumer_name, request.consumer_id
+    if subscribed is not None and not subscribed.may(who, owner.now_ms):
+        raise Refusal(api.NotAllowedError, "Subscribe limited by subscribe rate limit per consumer.")
     subscription = found.subscriptions.get((request.subscription, request.durable and found.is_persistent))
     if subscription is None:
         subscription = _new_subscription(owner, found, request)
@@ -300,6 +304,9 @@ def _subscribe(owner, session, command: api.BaseCommand, *, probed: bool = False
         holder = obstacle.holder
         if not probed and (holder.worker, holder.connection) != (session.worker, session.connection):
             return _park(owner, session, command, holder.worker, holder.connection)
+    if subscribed is not None:
+        subscribed.count(who, owner.now_ms)
+    if obstacle is not None:
         raise obstacle.refusal
     found.now_ms = owner.now_ms
     if found.is_persistent and (deaths_max or not subscription.consumers):      # one that asks for nothing takes it from nobody

@@ -9,7 +9,7 @@ from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
-from geminga.storage import commands, format, positions, topic_stats
+from geminga.storage import commands, format, positions, rates, topic_stats
 from geminga.storage.cursor import REASONS
 from geminga.storage.errors import CorruptFile, StorageFull, text_of
 from geminga.storage.live import LiveTopic
@@ -170,7 +170,8 @@ def _why(owner, topic: TopicName, arguments: dict) -> dict:
     subscription = subscription_of(found, arguments["subscription"])
     found.now_ms = owner.now_ms
     return {"topic": str(topic), "subscription": subscription.name, "type": subscription.kind_name,
-            "backlog": subscription.cursor.backlog(found.ledgers), "messages": _messages(subscription), "causes": _causes(subscription)}
+            "backlog": subscription.cursor.backlog(found.ledgers), "messages": _messages(subscription),
+            "causes": _causes(owner, subscription)}
 
 
 def _messages(subscription: Subscription) -> dict:
@@ -182,14 +183,18 @@ def _messages(subscription: Subscription) -> dict:
             "backlog": cursor.backlog_messages(found.ledgers)}
 
 
-def _causes(subscription: Subscription) -> list[dict]:
+def _causes(owner, subscription: Subscription) -> list[dict]:
     """{"cause": ..., and who and what is part of it} each."""
     found = subscription.partition
+    slowed, waiting = rates.causes(owner, subscription), owner.rates.causes(found)
     if found.is_persistent and not subscription.cursor.backlog(found.ledgers):
-        return [{"cause": "end of topic" if found.is_terminated else "no backlog"}]
+        return [{"cause": "end of topic" if found.is_terminated else "no backlog"}, *waiting]
     parked = [{"cause": "parked", "message": "{}:{}".format(*position), "deaths": subscription.deaths_max}
               for position in subscription.all_parked()[:_CAUSES_MAX]]
-    return parked + (subscription.dispatcher.causes() if subscription.dispatcher else [{"cause": "no consumer"}])
+    others = subscription.dispatcher.causes() if subscription.dispatcher else [{"cause": "no consumer"}]
+    if slowed:      # what there is to say when nothing is in the way is not true then
+        others = [cause for cause in others if cause["cause"] != "no acknowledgements"]
+    return parked + slowed + others + waiting
 
 
 def _release(owner, topic: TopicName, arguments: dict) -> dict:
