@@ -9,7 +9,7 @@ from typing import Any
 from geminga.proto.names import TopicName
 from geminga.storage.catalogue import Catalogue
 from geminga.storage.options import StorageOptions
-from geminga.storage.policy_table import EVICTION, HOLD, MIB, TABLE, Policy, default, fields
+from geminga.storage.policy_table import DELETE_MODES, EVICTION, HOLD, MIB, SUBSCRIPTION_TYPES, TABLE, Policy, default, fields
 
 NO_LIMIT = -1
 BYTES_QUOTA, AGE_QUOTA = "backlogQuota/destination_storage", "backlogQuota/message_age"
@@ -27,6 +27,25 @@ class Policies:
     quota_age_s: int = NO_LIMIT        # of the oldest message of the backlog
     quota_age_action: str = HOLD       # what happens when it is that old
     deduplication: bool = False
+    delayed_delivery: bool = True      # Shared and Key_Shared consumers get a message not before its time
+    max_unacked_messages_per_consumer: int = 50_000      # of shared subscriptions; of these bounds, 0: there is none
+    max_unacked_messages_per_subscription: int = 200_000
+    max_producers: int = 0             # of the partition
+    max_consumers: int = 0             # ... all its subscriptions' together
+    max_consumers_per_subscription: int = 0
+    max_subscriptions: int = 0         # of the partition, durable ones
+    max_topics: int = 0                # of the namespace; each partition counts
+    max_message_size: int = 0
+    delete_inactive_topics: bool = False
+    inactive_topic_s: int = 60         # nobody used it for so long
+    inactive_topic_mode: str = DELETE_MODES[0]       # and it has no subscriptions, or none that lags behind
+    auto_create_topics: bool = True    # a topic comes to be when it is first used
+    auto_topic_type: str = ""          # partitioned or not, where a namespace says so
+    auto_create_partitions: int = 0    # of such a topic; 0: it is not partitioned
+    auto_create_subscriptions: bool = True           # a subscription comes to be when it is first used
+    subscription_types: tuple[str, ...] = SUBSCRIPTION_TYPES     # that consumers may ask for
+    subscription_expiration_s: int = 0               # a subscription that nobody used for so long is deleted; 0: none is
+    encryption_required: bool = False                # of producers
     schema_strategy: str = "FULL"      # which versions of a schema get along
     schema_updates: bool = True        # clients may add schemas, and versions of them
     schema_enforced: bool = False      # a topic with a schema takes nothing from producers without one
@@ -42,6 +61,11 @@ class Policies:
     subscription_dispatch_relative: bool = False
     subscribe_count: int = 0           # that a consumer may subscribe ...
     subscribe_period_s: int = 30       # ... in so many seconds
+
+    @property
+    def new_topics_partitions(self) -> int:
+        """Of a topic that comes to be when it is first used; 0: it is not partitioned."""
+        return 0 if self.auto_topic_type == "non-partitioned" else self.auto_create_partitions
 
     @property
     def has_rates(self) -> bool:
@@ -83,9 +107,10 @@ def policies_of(catalogue: Catalogue, topic: TopicName, options: StorageOptions)
     """What holds for that topic or partition now."""
     found = broker_policies(options)
     for scope in _scopes(topic):
-        for name, value in catalogue.policies(scope).items():
-            if name in TABLE:
-                found = replace(found, **fields(TABLE[name], value))
+        kept = catalogue.policies(scope)
+        for policy in TABLE.values() if kept else ():       # in their order: of two that set the same the later is stronger
+            if policy.name in kept:
+                found = replace(found, **fields(policy, kept[policy.name]))
     return found
 
 

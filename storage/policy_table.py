@@ -22,9 +22,10 @@ the level is not `removable`; get-VERB (`Level.get` where it differs) sends GET.
 flags, in order: `"--time -t"`; for a part of type BOOLEAN two sets of flags: `"--enable -e / --disable -d"`.  `Part.unit` is how people
 write the value: "" a number, a text or a list with commas; "seconds", "minutes" or "ms": a number of those, or with a unit (`10m`, `3h`,
 `2d`, `5w`); "bytes" or "MB": bytes, or with a unit (`10M`, `16G`).  A part without flags is not set from the command line.
-`Part.required` options must be given, others are left out of the JSON.  Where `Level.query` is set the value is that parameter, and
-there is no body.  Rows that share a verb (the backlog quotas) differ in `Level.kind`: pulsar-admin's `--type -t` picks
-one, the first by default; their GET is `backlogQuotaMap`.
+`Part.required` options must be given, others are left out of the JSON.  A BOOLEAN with one set of flags is false without.  Where
+`Level.query` is set the value is that parameter, and there is no body; where `Level.implied` is, there is no body at all.  Rows that
+share a verb (the backlog quotas) differ in `Level.kind`: pulsar-admin's `--type -t` picks one, the first by default; their GET is
+`backlogQuotaMap`.
 
 This module imports next to nothing, as the command line has to start at once.
 """
@@ -51,7 +52,7 @@ class Nothing:
         self.status = status
 
 
-NO_BODY, NO_CONTENT = Nothing(200), Nothing(204)
+NO_BODY, NO_CONTENT, OWN_CLUSTER = Nothing(200), Nothing(204), Nothing(200)      # the last: a list of just our cluster
 _NO_VALUE = object()
 
 
@@ -73,6 +74,7 @@ class Part(NamedTuple):
     required: bool = False                   # by the command line
     field: str = ""                          # of Policies; "": nothing looks at it
     scale: int = 1                           # what is kept, times this, is the field; negative values stay
+    means: dict[Any, Any] | None = None      # what is kept -> the field
     key: str = ""                            # of StorageOptions, in the field's unit: what holds where nothing is set
     default: Any = None                      # what is kept when an object lacks it; None: nothing
     otherwise: Any = None                    # what is shown to hold where nothing is set and there is no key
@@ -98,6 +100,8 @@ class Level(NamedTuple):
     kind: str = ""                           # value of pulsar-admin's --type, of rows that share a verb
     member: str = ""                         # its name in the object that a namespace is made with and shown as; "a/b": b of object a
     by_cluster: bool = False                 # there it is an object of clusters: {"standalone": ...}
+    implied: Any = None                      # what is set; there is no body
+    remove: str = ""                         # another path for DELETE
 
 
 class Policy(NamedTuple):
@@ -152,8 +156,16 @@ def fields(policy: Policy, kept: Any) -> dict[str, Any]:
     for part in policy.parts:
         value = kept.get(part.json) if policy.is_object else kept
         if part.field and value is not None and value != part.blank:
-            found[part.field] = value * part.scale if part.scale != 1 and value > 0 else tuple(value) if isinstance(value, list) else value
+            found[part.field] = _meant(part, value)
     return found
+
+
+def _meant(part: Part, value: Any) -> Any:
+    if part.means is not None:
+        return part.means[value]
+    if isinstance(value, list):
+        return tuple(value)
+    return value * part.scale if part.scale != 1 and value > 0 else value
 
 
 def default(policy: Policy, options: Any) -> Any:
@@ -214,6 +226,12 @@ def _text(value: Any) -> str:
     return value
 
 
+def _texts(value: Any) -> list[str]:
+    if not isinstance(value, list) or len(value) > 1_000 or not all(isinstance(one, str) and len(one) <= 4_096 for one in value):
+        raise ValueError("expected a list of texts")
+    return value
+
+
 def one_of(*choices: str) -> Type:
     def read_choice(value: Any) -> str:
         if not isinstance(value, str) or value not in choices:
@@ -257,7 +275,63 @@ def _quota(kept: dict[str, Any]) -> None:
     kept["limit"] = kept["limitSize"] = kept.get("limitSize", kept.get("limit", 0))
 
 
+def _inactive(kept: dict[str, Any]) -> None:
+    if "inactiveTopicDeleteMode" not in kept:
+        raise Invalid(f"inactiveTopicDeleteMode: expected one of {', '.join(DELETE_MODES)}")
+
+
+def _auto_creation(kept: dict[str, Any]) -> None:
+    """What is not to happen needs no details."""
+    if not kept["allowAutoTopicCreation"]:
+        return
+    kind, partitions, text = kept.get("topicType"), kept.get("defaultNumPartitions"), ""
+    if kind is None:
+        text = "Unknown topic type [null]"
+    elif kind == "partitioned" and (partitions is None or partitions <= 0):
+        text = "[defaultNumPartitions] cannot be less than 1 for partition type."
+    elif kind == "partitioned" and partitions > PARTITIONS_MAX:
+        text = f"[defaultNumPartitions] cannot be more than {PARTITIONS_MAX}."
+    elif kind == "non-partitioned" and partitions is not None:
+        text = "[defaultNumPartitions] is not allowed to be set when the type is non-partition."
+    if text:
+        raise Invalid(f"Invalid configuration for autoTopicCreationOverride. the detail is {text}", 412)
+
+
+def _persistence(kept: dict[str, Any]) -> None:
+    ensemble, write, ack = (kept[name] for name in ("bookkeeperEnsemble", "bookkeeperWriteQuorum", "bookkeeperAckQuorum"))
+    for name, value in (("Bookkeeper-Ensemble", ensemble), ("WriteQuorum", write), ("AckQuorum", ack)):
+        if not 0 < value <= 5:
+            raise Invalid(f"{name} must be <= 5 and > 0.")
+    if not ensemble >= write >= ack:
+        raise Invalid(f"Bookkeeper Ensemble ({ensemble}) >= WriteQuorum ({write}) >= AckQuorum ({ack})")
+
+
+def _entry_filters(kept: dict[str, Any]) -> None:
+    name = kept.get("entryFilterNames", "").split(",")[0]
+    raise Invalid(f"Entry filter '{name}' not found" if name else
+                  "entryFilterNames can't be empty. To remove entry filters use the remove method.")
+
+
+def _offload(kept: dict[str, Any]) -> None:
+    if kept.get("managedLedgerOffloadDriver") not in _DRIVERS:
+        raise Invalid(f"The driver is not supported, support value: {','.join(_DRIVERS)}", 412)
+
+
 # -- the table
+
+PARTITIONS_MAX = 16_384      # of one topic; arbitrary, and more than one host has a use for
+SUBSCRIPTION_TYPES = ("Exclusive", "Failover", "Key_Shared", "Shared")
+DELETE_MODES = ("delete_when_no_subscriptions", "delete_when_subscriptions_caught_up")
+STRATEGIES = ("UNDEFINED", "ALWAYS_INCOMPATIBLE", "ALWAYS_COMPATIBLE", "BACKWARD", "FORWARD", "FULL", "BACKWARD_TRANSITIVE",
+              "FORWARD_TRANSITIVE", "FULL_TRANSITIVE")
+_OLD_STRATEGIES = {"AutoUpdateDisabled": "ALWAYS_INCOMPATIBLE", "Backward": "BACKWARD", "Forward": "FORWARD", "Full": "FULL",
+                   "AlwaysCompatible": "ALWAYS_COMPATIBLE", "BackwardTransitive": "BACKWARD_TRANSITIVE",
+                   "ForwardTransitive": "FORWARD_TRANSITIVE", "FullTransitive": "FULL_TRANSITIVE"}
+_DRIVERS = ("S3", "aws-s3", "google-cloud-storage", "filesystem", "azureblob", "aliyun-oss")
+_LATER = "A later version will."
+_NO_OFFLOAD = "Nothing is moved to other stores."
+TOO_LARGE_SIZE = "topic-level maxMessageSize must be greater than or equal to 0 and must be smaller than that in the broker-level"
+
 
 def _quota_parts(size: str, age: str, action: str) -> tuple[Part, ...]:
     """The one that is not of this kind has no effect."""
@@ -311,6 +385,208 @@ TABLE = {policy.name: policy for policy in (
         Level("deduplication", "deduplication", member="deduplicationEnabled"),
         Level("deduplicationEnabled", "deduplication", nullable=True),
         where="storage/sequences.py"),
+    Policy("deduplicationSnapshotInterval", "Seconds between two snapshots of the last sequence ids.", (
+        Part("", INTEGER, "--interval -i", required=True, least=0),),
+        Level("deduplicationSnapshotInterval", "deduplication-snapshot-interval", nullable=True, removable=False,
+              member="deduplicationSnapshotIntervalSeconds", refusal="interval must be greater than or equal to 0"),
+        Level("deduplicationSnapshotInterval", "deduplication-snapshot-interval", nullable=True, refusal="interval must be 0 or more"),
+        why="There are no snapshots: sequence ids are stored with their entries."),
+    Policy("delayedDelivery", "Whether messages are delivered not before their time.", (
+        Part("tickTime", LONG, "--time -t", "ms", default=0, otherwise=1_000),
+        Part("active", BOOLEAN, _SWITCH, required=True, field="delayed_delivery", key="delayed_delivery", default=False),
+        Part("maxDeliveryDelayInMillis", LONG, "--maxDelay -md", "ms", default=0, otherwise=0),
+        Part("fixedDeliveryDelayInMillis", LONG)),
+        Level("delayedDelivery", "delayed-delivery", nullable=True, member="delayed_delivery_policies"),
+        Level("delayedDelivery", "delayed-delivery", nullable=True),
+        where="storage/dispatch/shared.py"),
+    Policy("compactionThreshold", "Bytes of backlog after which a topic is compacted; 0: it is not.", (
+        Part("", LONG, "--threshold -t", "bytes", required=True, least=0, otherwise=0),),
+        Level("compactionThreshold", "compaction-threshold", method="PUT", member="compaction_threshold",
+              refusal="compactionThreshold must be 0 or more"),
+        Level("compactionThreshold", "compaction-threshold", refusal="Invalid value for compactionThreshold"),
+        why=f"Nothing is compacted yet. {_LATER}"),
+    Policy("persistence", "On how many storage nodes entries are kept.", (
+        Part("bookkeeperEnsemble", INTEGER, "--bookkeeper-ensemble -e", default=2, otherwise=1),
+        Part("bookkeeperWriteQuorum", INTEGER, "--bookkeeper-write-quorum -w", default=2, otherwise=1),
+        Part("bookkeeperAckQuorum", INTEGER, "--bookkeeper-ack-quorum -a", default=2, otherwise=1),
+        Part("managedLedgerMaxMarkDeleteRate", DECIMAL, "--ml-mark-delete-max-rate -r", default=0.0, otherwise=1.0),
+        Part("managedLedgerStorageClassName", TEXT, "--ml-storage-class -c")),
+        Level("persistence", "persistence", member="persistence"),
+        Level("persistence", "persistence"),
+        why="There is one host.", check=_persistence),
+    Policy("maxUnackedMessagesPerConsumer", "Messages that a consumer of a shared subscription may have unacknowledged; 0: no bound.", (
+        Part("", INTEGER, required=True, field="max_unacked_messages_per_consumer", key="max_unacked_messages_per_consumer", least=0),),
+        Level("maxUnackedMessagesPerConsumer", "max-unacked-messages-per-consumer", ("--max-unacked-messages-per-topic -c",),
+              member="max_unacked_messages_per_consumer"),
+        Level("maxUnackedMessagesOnConsumer", "max-unacked-messages-per-consumer", ("--maxNum -m",), nullable=True,
+              refusal="maxUnackedNum must be 0 or more"),
+        where="storage/dispatch/shared.py"),
+    Policy("maxUnackedMessagesPerSubscription", "... and all consumers of such a subscription together; 0: no bound.", (
+        Part("", INTEGER, required=True, field="max_unacked_messages_per_subscription", key="max_unacked_messages_per_subscription",
+             least=0),),
+        Level("maxUnackedMessagesPerSubscription", "max-unacked-messages-per-subscription",
+              ("--max-unacked-messages-per-subscription -c",), member="max_unacked_messages_per_subscription"),
+        Level("maxUnackedMessagesOnSubscription", "max-unacked-messages-per-subscription", ("--maxNum -m",), nullable=True,
+              refusal="maxUnackedNum must be 0 or more"),
+        where="storage/dispatch/shared.py"),
+    Policy("maxProducers", "Producers of a topic or partition at a time; 0: no bound.", (
+        Part("", INTEGER, required=True, field="max_producers", key="max_producers_per_topic", least=0),),
+        Level("maxProducersPerTopic", "max-producers-per-topic", ("--max-producers-per-topic -p",), member="max_producers_per_topic"),
+        Level("maxProducers", "max-producers", ("--max-producers -p",)),
+        where="storage/commands.py"),
+    Policy("maxConsumers", "Consumers of a topic or partition at a time; 0: no bound.", (
+        Part("", INTEGER, required=True, field="max_consumers", key="max_consumers_per_topic", least=0),),
+        Level("maxConsumersPerTopic", "max-consumers-per-topic", ("--max-consumers-per-topic -c",), member="max_consumers_per_topic"),
+        Level("maxConsumers", "max-consumers", ("--max-consumers -c",)),
+        where="storage/commands.py"),
+    Policy("maxConsumersPerSubscription", "Consumers of a subscription at a time; 0: no bound.", (
+        Part("", INTEGER, "--max-consumers-per-subscription -c", required=True, field="max_consumers_per_subscription",
+             key="max_consumers_per_subscription", least=0),),
+        Level("maxConsumersPerSubscription", "max-consumers-per-subscription", member="max_consumers_per_subscription"),
+        Level("maxConsumersPerSubscription", "max-consumers-per-subscription", unset=NO_CONTENT,
+              refusal="Invalid value for maxConsumersPerSubscription"),
+        where="storage/commands.py"),
+    Policy("maxSubscriptionsPerTopic", "Subscriptions of a topic or partition; 0: no bound.", (
+        Part("", INTEGER, required=True, field="max_subscriptions", key="max_subscriptions_per_topic", least=0),),
+        Level("maxSubscriptionsPerTopic", "max-subscriptions-per-topic", ("--max-subscriptions-per-topic -m",),
+              member="max_subscriptions_per_topic"),
+        Level("maxSubscriptionsPerTopic", "max-subscriptions-per-topic", ("--max-subscriptions-per-topic -s",), unset=NO_CONTENT),
+        where="storage/commands.py"),
+    Policy("maxTopicsPerNamespace", "Topics of a namespace, each partition counts; 0: no bound.", (
+        Part("", INTEGER, "--max-topics-per-namespace -t", required=True, field="max_topics", key="max_topics_per_namespace", least=0),),
+        Level("maxTopicsPerNamespace", "max-topics-per-namespace", unset=0, member="max_topics_per_namespace"),
+        where="storage/policies.py"),
+    Policy("maxMessageSize", "Bytes of the largest message; 0: what the broker takes.", (
+        Part("", INTEGER, "--max-message-size -m", required=True, field="max_message_size", least=0),),
+        topic=Level("maxMessageSize", "max-message-size", unset=NO_CONTENT, refusal=TOO_LARGE_SIZE),
+        where="storage/append.py"),
+    Policy("inactiveTopicPolicies", "Whether topics that nobody uses are deleted, and after how long.", (
+        Part("inactiveTopicDeleteMode", one_of(*DELETE_MODES), "--delete-mode -m", required=True, field="inactive_topic_mode",
+             key="inactive_topic_mode"),
+        Part("maxInactiveDurationSeconds", INTEGER, "--max-inactive-duration -t", "seconds", required=True, field="inactive_topic_s",
+             key="inactive_topic_s", default=0),
+        Part("deleteWhileInactive", BOOLEAN, "--enable-delete-while-inactive -e / --disable-delete-while-inactive -d", required=True,
+             field="delete_inactive_topics", key="delete_inactive_topics", default=False)),
+        Level("inactiveTopicPolicies", "inactive-topic-policies", nullable=True, member="inactive_topic_policies"),
+        Level("inactiveTopicPolicies", "inactive-topic-policies", nullable=True),
+        where="storage/sweep.py", check=_inactive),
+    Policy("autoTopicCreation", "Whether a topic comes to be when it is first used, and with how many partitions.", (
+        Part("allowAutoTopicCreation", BOOLEAN, _SWITCH, required=True, field="auto_create_topics", key="auto_create_topics",
+             default=False),
+        Part("topicType", one_of("partitioned", "non-partitioned"), "--type -t", field="auto_topic_type"),
+        Part("defaultNumPartitions", INTEGER, "--num-partitions -n", field="auto_create_partitions", key="auto_create_partitions")),
+        Level("autoTopicCreation", "auto-topic-creation", nullable=True, member="autoTopicCreationOverride"),
+        where="storage/policies.py", check=_auto_creation),
+    Policy("autoSubscriptionCreation", "Whether a subscription comes to be when it is first used.", (
+        Part("allowAutoSubscriptionCreation", BOOLEAN, "--enable -e", field="auto_create_subscriptions", key="auto_create_subscriptions",
+             default=False),),
+        Level("autoSubscriptionCreation", "auto-subscription-creation", nullable=True, member="autoSubscriptionCreationOverride"),
+        Level("autoSubscriptionCreation", "auto-subscription-creation", nullable=True),
+        where="storage/commands.py"),
+    Policy("subscriptionTypesEnabled", "Types of subscriptions that consumers may ask for.", (
+        Part("", some_of(*SUBSCRIPTION_TYPES), "--types -t", required=True, field="subscription_types", key="subscription_types",
+             blank=[]),),
+        Level("subscriptionTypesEnabled", "subscription-types-enabled", unset=[], member="subscription_types_enabled"),
+        Level("subscriptionTypesEnabled", "subscription-types-enabled", unset=NO_CONTENT),
+        where="storage/commands.py"),
+    Policy("subscriptionExpirationTime", "Minutes after which a subscription that nobody uses is deleted; 0: it is not.", (
+        Part("", INTEGER, "--time -t", required=True, field="subscription_expiration_s", scale=60, key="subscription_expiration_s",
+             least=0),),
+        Level("subscriptionExpirationTime", "subscription-expiration-time", member="subscription_expiration_time_minutes",
+              refusal="Invalid value for subscription expiration time"),
+        where="storage/sweep.py"),
+    Policy("encryptionRequired", "Whether producers must encrypt.", (
+        Part("", BOOLEAN, _SWITCH, required=True, field="encryption_required"),),
+        Level("encryptionRequired", "encryption-required", unset=False, removable=False, member="encryption_required"),
+        where="storage/commands.py"),
+    Policy("schemaValidationEnforced", "Whether producers without a schema are refused where the topic has one.", (
+        Part("", BOOLEAN, _SWITCH, required=True, field="schema_enforced", key="schema_validation_enforced"),),
+        Level("schemaValidationEnforced", "schema-validation-enforce", unset=False, removable=False, member="schema_validation_enforced"),
+        Level("schemaValidationEnforced", "schema-validation-enforce", unset=False, removable=False),
+        where="storage/policies.py"),
+    Policy("isAllowAutoUpdateSchema", "Whether producers may bring new versions of a schema.", (
+        Part("", BOOLEAN, _SWITCH, required=True, field="schema_updates", key="schema_auto_update"),),
+        Level("isAllowAutoUpdateSchema", "is-allow-auto-update-schema", unset=True, removable=False, member="is_allow_auto_update_schema"),
+        where="storage/policies.py"),
+    Policy("schemaAutoUpdateCompatibilityStrategy", "The older form of schemaCompatibilityStrategy, which is stronger.", (
+        Part("", one_of(*_OLD_STRATEGIES), "--compatibility -c", required=True, field="schema_strategy", means=_OLD_STRATEGIES),),
+        Level("schemaAutoUpdateCompatibilityStrategy", "schema-autoupdate-strategy", method="PUT", unset=NO_CONTENT, nullable=True,
+              removable=False, member="schema_auto_update_compatibility_strategy"),
+        where="storage/policies.py"),
+    Policy("schemaCompatibilityStrategy", "What a new version of a schema must be compatible with.", (
+        Part("", one_of(*STRATEGIES), required=True, field="schema_strategy", key="schema_compatibility_strategy", blank="UNDEFINED"),),
+        Level("schemaCompatibilityStrategy", "schema-compatibility-strategy", ("--compatibility -c",), method="PUT", unset="UNDEFINED",
+              nullable=True, removable=False, member="schema_compatibility_strategy"),
+        Level("schemaCompatibilityStrategy", "schema-compatibility-strategy", ("--strategy -s",), method="PUT", nullable=True),
+        where="storage/policies.py"),
+    Policy("subscriptionAuthMode", "Whether subscriptions' names begin with the role that may use them.", (
+        Part("", one_of("None", "Prefix"), "--subscription-auth-mode -m", required=True),),
+        Level("subscriptionAuthMode", "subscription-auth-mode", unset="None", nullable=True, removable=False,
+              member="subscription_auth_mode"),
+        why=f"There is no authorization yet. {_LATER}"),
+    Policy("entryFilters", "Plug-ins that choose which messages are delivered.", (
+        Part("entryFilterNames", TEXT, "--entry-filters-name -efn", required=True, otherwise=""),),
+        Level("entryFilters", "entry-filters", nullable=True, member="entryFilters"),
+        Level("entryFilters", "entry-filters-per-topic", nullable=True),
+        why="There are no plug-ins: every name is refused.", check=_entry_filters),
+    Policy("dispatcherPauseOnAckStatePersistent", "Whether dispatch pauses when there are more acknowledgements than can be kept.", (
+        Part("", BOOLEAN),),
+        Level("dispatcherPauseOnAckStatePersistent", "dispatcher-pause-on-ack-state-persistent", implied=True, unset=False,
+              member="dispatcherPauseOnAckStatePersistentEnabled"),
+        Level("dispatcherPauseOnAckStatePersistent", "dispatcher-pause-on-ack-state-persistent", implied=True, unset=False),
+        why="All acknowledgements are kept."),
+    Policy("replicationClusters", "Clusters that messages are copied to.", (
+        Part("", Type("list", _texts), "--clusters -c", required=True),),
+        Level("replication", "clusters", status=200, removable=False, unset=OWN_CLUSTER, member="replication_clusters"),
+        Level("replication", "replication-clusters"),
+        why="There is one cluster, the only one that is accepted."),
+    Policy("allowedClusters", "Clusters in which the namespace may be used.", (
+        Part("", Type("list", _texts), "--clusters -c", required=True),),
+        Level("allowedClusters", "allowed-clusters", status=200, removable=False, unset=[], member="allowed_clusters"),
+        why="There is one cluster, the only one that is accepted."),
+    Policy("replicatorDispatchRate", "How fast messages are copied to other clusters.", (
+        Part("dispatchThrottlingRateInMsg", INTEGER, "--msg-dispatch-rate -md", default=-1, otherwise=0),
+        Part("dispatchThrottlingRateInByte", LONG, "--byte-dispatch-rate -bd", default=-1, otherwise=0),
+        Part("relativeToPublishRate", BOOLEAN, default=False, otherwise=False),
+        Part("ratePeriodInSecond", INTEGER, "--dispatch-rate-period -dt", default=1, otherwise=1)),
+        Level("replicatorDispatchRate", "replicator-dispatch-rate", nullable=True, member="replicatorDispatchRate", by_cluster=True),
+        Level("replicatorDispatchRate", "replicator-dispatch-rate", nullable=True),
+        why="There is one cluster."),
+    Policy("offloadThreshold", "Bytes of a topic above which ledgers are moved to another store; -1: none are.", (
+        Part("", LONG, "--size -s", "bytes", required=True),),
+        Level("offloadThreshold", "offload-threshold", method="PUT", unset=-1, removable=False, member="offload_threshold"),
+        why=_NO_OFFLOAD),
+    Policy("offloadThresholdInSeconds", "Age above which ledgers are moved to another store; -1: none are.", (
+        Part("", LONG, "--time -t", "seconds", required=True),),
+        Level("offloadThresholdInSeconds", "offload-threshold-in-seconds", method="PUT", status=200, unset=-1, removable=False,
+              member="offload_threshold_in_seconds"),
+        why=_NO_OFFLOAD),
+    Policy("offloadDeletionLagMs", "Time after which a ledger that was moved to another store is deleted here.", (
+        Part("", LONG, "--lag -l", "ms", required=True),),
+        Level("offloadDeletionLagMs", "offload-deletion-lag", method="PUT", member="offload_deletion_lag_ms"),
+        why=_NO_OFFLOAD),
+    Policy("offloadPolicies", "The other store that ledgers are moved to.", (
+        Part("managedLedgerOffloadDriver", TEXT, "--driver -d", required=True),
+        Part("managedLedgerOffloadRegion", TEXT, "--region -r"),
+        Part("managedLedgerOffloadBucket", TEXT, "--bucket -b"),
+        Part("managedLedgerOffloadServiceEndpoint", TEXT, "--endpoint -e"),
+        Part("managedLedgerOffloadThresholdInBytes", LONG, "--offloadAfterThreshold -oat", "bytes"),
+        Part("managedLedgerOffloadThresholdInSeconds", LONG, "--offloadAfterThresholdInSeconds -oats", "seconds"),
+        Part("managedLedgerOffloadDeletionLagInMillis", LONG, "--offloadAfterElapsed -oae", "ms")),
+        Level("offloadPolicies", "offload-policies", remove="removeOffloadPolicies", member="offload_policies"),
+        Level("offloadPolicies", "offload-policies", (
+            "--driver -d", "--region -r", "--bucket -b", "--endpoint -e", "--offloadThresholdInBytes -t", "--offloadThresholdInSeconds -ts",
+            "--offloadDeletionLagInMillis -dl")),
+        why=_NO_OFFLOAD, check=_offload),
+    Policy("antiAffinityGroup", "Namespaces of a group are served by different brokers.", (
+        Part("", TEXT, "--group -g", required=True),),
+        Level("antiAffinity", "anti-affinity-group", unset=NO_CONTENT, member="antiAffinityGroup"),
+        why="There is one broker."),
+    Policy("bookieAffinityGroup", "Groups of storage nodes that are preferred.", (
+        Part("bookkeeperAffinityGroupPrimary", TEXT, "--primary-group -pg", required=True),
+        Part("bookkeeperAffinityGroupSecondary", TEXT, "--secondary-group -sg")),
+        Level("persistence/bookieAffinity", "bookie-affinity-group", unset=NO_CONTENT, nullable=True),
+        why="There is one host."),
     Policy("publishRate", "What may be published to a topic in a second; what comes above waits, and 0 or less is no bound.", (
         Part("publishThrottlingRateInMsg", INTEGER, "--msg-publish-rate -m", field="publish_messages", key="publish_messages_per_topic",
              default=-1),

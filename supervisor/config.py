@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from geminga.storage.options import StorageOptions
-from geminga.storage.policy_table import QUOTA_ACTIONS
+from geminga.storage.policy_table import DELETE_MODES, QUOTA_ACTIONS, SUBSCRIPTION_TYPES
 from geminga.storage.schemas import STRATEGIES
 from geminga.supervisor.properties import ConfigError, Setting, from_environment, nearest, parse, translate
 from geminga.workers.options import WorkerOptions
@@ -94,6 +94,13 @@ RANGES = {
     "storage.discovery_grace_s": (0, 24 * 3600),
     "storage.max_unacked_messages_per_consumer": (0, (1 << 31) - 1),
     "storage.max_unacked_messages_per_subscription": (0, (1 << 31) - 1),
+    "storage.max_producers_per_topic": (0, (1 << 31) - 1),
+    "storage.max_consumers_per_topic": (0, (1 << 31) - 1),
+    "storage.max_consumers_per_subscription": (0, (1 << 31) - 1),
+    "storage.max_subscriptions_per_topic": (0, (1 << 31) - 1),
+    "storage.max_topics_per_namespace": (0, (1 << 31) - 1),
+    "storage.inactive_topic_s": (1, (1 << 31) - 1),
+    "storage.subscription_expiration_s": (0, 100 * 365 * 24 * 3600),
     "storage.retention_s": (-1, 100 * 365 * 24 * 3600),
     "storage.retention_bytes": (-1, 1 << 50),
     "storage.stats_window_s": (1, 3_600),
@@ -127,6 +134,8 @@ FORMS = {
     "http_bind": (rf"({_HOST})?", "an address"),
     "storage.backlog_quota_policy": ("|".join(QUOTA_ACTIONS), ", ".join(QUOTA_ACTIONS)),
     "storage.failover_selection": (r"name|join-order|hashring", "name, join-order or hashring"),
+    "storage.inactive_topic_mode": ("|".join(DELETE_MODES), ", ".join(DELETE_MODES)),
+    "storage.subscription_types": ("|".join(SUBSCRIPTION_TYPES), ", ".join(SUBSCRIPTION_TYPES)),
     "storage.schema_compatibility_strategy": ("|".join(STRATEGIES), ", ".join(STRATEGIES)),
     "storage.sync": (r"group|interval|none", "group, interval or none"),
     "network.bind": (_HOST, "an address"),

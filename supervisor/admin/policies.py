@@ -9,12 +9,13 @@ from aiohttp import web
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.storage.policies import applied, clash
-from geminga.storage.policy_table import TABLE, Invalid, Level, Nothing, Policy, read
+from geminga.storage.policy_table import OWN_CLUSTER, TABLE, Invalid, Level, Nothing, Policy, read
 from geminga.supervisor.admin.owners import OWNERS
 from geminga.supervisor.admin.topics import PATH, TOPICS, body_of, topic_of
 
 routes = web.RouteTableDef()
 _NAMESPACE, _TOPIC = "/admin/v2/namespaces/{tenant}/{namespace}/", "/admin/v2" + PATH + "/"
+_CLUSTERS = ("replicationClusters", "allowedClusters")
 _QUOTAS = {policy.namespace.kind: policy for policy in TABLE.values() if policy.namespace and policy.namespace.kind}
 
 
@@ -43,16 +44,24 @@ def _scope(request: web.Request) -> str:
 
 # -- values
 
-def _read(policy: Policy, level: Level, sent: Any) -> Any:
-    """Raises the right status."""
+def _read(policy: Policy, level: Level, sent: Any, cluster_name: str) -> Any:
+    """As it is kept.  Raises the right status."""
     try:
-        return read(policy, level, sent)
+        value = read(policy, level, sent)
     except Invalid as error:
-        raise _refused(error.status, str(error)) from None
+        raise (web.HTTPPreconditionFailed if error.status == 412 else web.HTTPBadRequest)(text=str(error)) from None
+    if policy.name in _CLUSTERS:
+        _check_clusters(value, cluster_name)
+    return value
 
 
-def _refused(status: int, text: str) -> web.HTTPException:
-    return (web.HTTPPreconditionFailed if status == 412 else web.HTTPBadRequest)(text=text)
+def _check_clusters(value: list[str], own: str) -> None:
+    if not value:
+        raise web.HTTPPreconditionFailed(text="ClusterIds should not be null or empty")
+    if "global" in value:
+        raise web.HTTPPreconditionFailed(text="Cannot specify global in the list of replication clusters")
+    if value != [own]:
+        raise web.HTTPForbidden(text=f"Invalid cluster id: {next((name for name in value if name != own), own)}")
 
 
 def _refuse_clash(kept: dict[str, Any], changed: str, what: str) -> None:
@@ -77,8 +86,8 @@ def read_members(body: dict[str, Any], cluster_name: str) -> dict[str, Any]:
             if found is not None and not isinstance(found, dict):
                 raise web.HTTPBadRequest(text=f"{level.member}: expected an object")
             found = None if found is None else found.get(name)
-        if found is not None and found != level.unset:
-            kept[policy.name] = _read(policy, level, found)
+        if found is not None and found != _unset(level, cluster_name):
+            kept[policy.name] = _read(policy, level, found, cluster_name)
     _refuse_clash(kept, "retention", "namespace")
     return kept
 
@@ -94,11 +103,14 @@ def members(kept: dict[str, Any], cluster_name: str) -> dict[str, Any]:
         into = shown
         for part in outer:
             into = into.setdefault(part, {})
-        if policy.name in kept:
-            into[name] = kept[policy.name]
-        elif not isinstance(level.unset, Nothing):
-            into[name] = level.unset
+        value = kept.get(policy.name, _unset(level, cluster_name))
+        if not isinstance(value, Nothing):
+            into[name] = value
     return shown
+
+
+def _unset(level: Level, cluster_name: str) -> Any:
+    return [cluster_name] if level.unset is OWN_CLUSTER else level.unset
 
 
 # -- what is asked
@@ -113,11 +125,13 @@ def _shown(request: web.Request, policy: Policy) -> Any:
 
 async def _set(request: web.Request, policy: Policy, level: Level, sent: Any) -> web.Response:
     scope, catalogue = _scope(request), request.app[TOPICS].catalogue
+    if sent is None and policy.name in _CLUSTERS:
+        sent = []
     if sent is None:
         if not level.nullable:
             raise web.HTTPBadRequest(text="The request entity cannot be empty")
         return await _keep(request, scope, policy.name, None)
-    value = _read(policy, level, sent)
+    value = _read(policy, level, sent, request.app[TOPICS].cluster_name)
     what = "topic" if "topic" in request.match_info else "namespace"
     _refuse_clash(catalogue.policies(scope) | {policy.name: value}, policy.name, what)
     return await _keep(request, scope, policy.name, value, level.status)
@@ -140,11 +154,14 @@ def _add(policy: Policy, level: Level, prefix: str) -> None:
         found = _shown(request, policy)
         if found is not None:
             return web.json_response(found)
-        if isinstance(level.unset, Nothing):
-            return web.Response(status=level.unset.status, content_type="application/json")
-        return web.json_response(level.unset)
+        unset = _unset(level, request.app[TOPICS].cluster_name)
+        if isinstance(unset, Nothing):
+            return web.Response(status=unset.status, content_type="application/json")
+        return web.json_response(unset)
 
     async def put(request: web.Request) -> web.Response:
+        if level.implied is not None:
+            return await _set(request, policy, level, level.implied)
         return await _set(request, policy, level, request.query.get(level.query) if level.query else await body_of(request))
 
     async def delete(request: web.Request) -> web.Response:
@@ -154,7 +171,7 @@ def _add(policy: Policy, level: Level, prefix: str) -> None:
     routes.get(path)(get)
     routes.route(level.method, path)(put)
     if level.removable:
-        routes.delete(path)(delete)
+        routes.delete(prefix + (level.remove or level.path))(delete)
 
 
 for _policy in TABLE.values():
