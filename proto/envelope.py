@@ -102,6 +102,8 @@ ENTRY = np.dtype([("entry_id", "<u8"), ("size", "<u4"), ("messages", "<u4")])
 
 QUESTION_ROW = np.dtype([("number", "<u8"), ("size", "<u8")])     # of administration, JSON; the answer has the question's number
 
+RAW = b"\0"      # an answer that is no JSON begins with it
+
 FORGET_ROW = np.dtype([("ledger_id", "<u8")])
 
 ROWS = {SENDS: SEND_ROW, ACKS: ACK_ROW, FLOWS: FLOW_ROW, COMMANDS: COMMAND_ROW,

@@ -437,7 +437,9 @@ class Owner:
                 some = mine[chosen.start:chosen.stop] if isinstance(chosen, range) else mine[chosen]
                 pieces = [data[at:at + size] for at, size in zip(some["offset"].tolist(), some["size"].tolist(), strict=True)]
                 self.outbox(consumer.worker).passed(consumer, entries[np.asarray(chosen)], b"".join(pieces))
-                consumer.bytes_out += int(some["size"].sum())
+                size = int(some["size"].sum())
+                self.counters.add("bytes_out", size)
+                consumer.bytes_out += size
                 consumer.entries_out += len(chosen)
                 consumer.consumed_ms = self.now_ms
                 self.counters.add("entries_out", len(chosen))
@@ -498,7 +500,9 @@ class Owner:
 
     def _acknowledge(self) -> None:
         rows, self._acks = self._acks[0] if len(self._acks) == 1 else np.concatenate(self._acks), []
+        began = time.perf_counter()
         acknowledgements.acknowledge(self, acknowledgements.acks_by_consumer(rows))
+        self.counters.observe("acknowledge", time.perf_counter() - began)
 
     def _acknowledge_parts(self) -> None:
         found, self._parts = self._parts, []
@@ -562,7 +566,9 @@ class Owner:
     def _deliver(self, subscription: Subscription, consumer: Consumer, ledger: Ledger, entries: Entries) -> None:
         outbox, ledger_id = self.outbox(consumer.worker), ledger.ledger_id
         self.counters.add("entries_out", len(entries))
-        consumer.bytes_out += ledger.bytes_of(entries)
+        size = ledger.bytes_of(entries)
+        self.counters.add("bytes_out", size)
+        consumer.bytes_out += size
         consumer.entries_out += len(entries)
         consumer.consumed_ms = self.now_ms
         if subscription.partition.chunks_in:

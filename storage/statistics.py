@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from geminga.proto.envelope import RAW
 from geminga.proto.sends import IS_CHUNK
 from geminga.storage import format
 from geminga.storage.append import Plan
@@ -102,7 +103,7 @@ SUBSCRIPTION_COLUMNS = (
     "messages_out", "bytes_out", "expired",
     "rate_out", "throughput_out", "rate_redeliver", "rate_acknowledged", "rate_expired", "rate_dropped",
     "backlog", "backlog_messages", "delayed", "in_replay", "unacknowledged", "is_blocked", "consumers", "later_bytes",
-    "acked_ms", "consumed_ms", "flow_ms", "advanced_ms", "expired_ms",
+    "acked_ms", "consumed_ms", "flow_ms", "advanced_ms", "expired_ms", "kind",
 )
 _NO_DISTRIBUTION = Distribution()
 
@@ -122,7 +123,7 @@ def _topic_row(topic: Topic) -> tuple:
         stored = (_bytes_behind(topic, first) if first else 0, storage_bytes(topic), came_ms(first, topic) if first else 0,
                   topic.policies.quota_bytes, topic.policies.quota_age_s)
     return (counts[0], counts[1], counts[3], counts[4], *rates, backlog, *stored[:2], len(topic.subscriptions), len(topic.producers.live),
-            consumers, *stored[2:], later * LATER_BYTES, seen.size_sum, seen.latency_sum_us / 1000, seen.journal_sum_us / 1000,
+            consumers, *stored[2:], later * LATER_BYTES, seen.size_sum, seen.latency_sum_us, seen.journal_sum_us,
             *seen.sizes, *seen.latencies)
 
 
@@ -135,7 +136,8 @@ def _subscription_row(subscription: Subscription) -> tuple:
     acked, consumed, flow = last_times(subscription)
     return (counts[0], counts[1], counts[6], rates[0], rates[1], rates[3], rates[5], rates[6], rates[7], backlog, messages,
             delayed(subscription), again(subscription), unacknowledged(subscription), is_blocked(subscription), len(subscription.consumers),
-            delayed(subscription) * LATER_BYTES, acked, consumed, flow, subscription.advanced_ms, subscription.expired_ms)
+            delayed(subscription) * LATER_BYTES, acked, consumed, flow, subscription.advanced_ms, subscription.expired_ms,
+            kind_of(subscription))
 
 
 # -- what a row and a JSON object have in common
@@ -198,6 +200,12 @@ def unacknowledged(subscription: Subscription) -> int:
     return getattr(subscription.dispatcher, "unacknowledged", 0)
 
 
+def kind_of(subscription: Subscription) -> int:
+    """A SubType, that of those who were here last when nobody is; -1: nobody has been."""
+    kind = subscription.last_kind if subscription.kind is None else subscription.kind
+    return -1 if kind is None else kind
+
+
 def is_blocked(subscription: Subscription) -> bool:
     return getattr(subscription.dispatcher, "is_blocked", False)
 
@@ -249,14 +257,15 @@ class Statistics:
     def __init__(self, owner, window_s: int):
         self._owner, self._window_ms = owner, window_s * 1000
         self._since_ms = owner.now_ms                       # when the window began
-        self.changed: dict[Topic, None] = {}                # since somebody last measured
-        self._moved: dict[Topic, None] = {}                 # in this window, and measured since
+        self.changed: dict[Topic, None] = {}                # in this window, and nobody has measured since
+        self._moved: dict[Topic, None] = {}                 # in this window, and somebody has
+        self._waiting: dict[Topic, None] = {}               # before it, likewise nobody
         self._rated: set[Topic] = set()                     # have rates of the last window
         self._known: dict[Topic, _Known] = {}
         self._topics, self._subscriptions = _Table(TOPIC_COLUMNS), _Table(SUBSCRIPTION_COLUMNS)
         self._namespaces: dict[str, int] = {}
         self._shown: set[Topic] = set()                     # had rows of their own in the last answer
-        self._is_measured = False
+        self._stale: dict[Topic, None] = {}                 # have changed, and are to be measured
 
     # -- what happens
 
@@ -310,8 +319,9 @@ class Statistics:
         if now_ms - self._since_ms < self._window_ms:
             return
         seconds, self._since_ms = (now_ms - self._since_ms) / 1000, now_ms
-        moved = self._rated.union(self._moved, self.changed)
-        self._moved, self._rated = {}, set()
+        moved = self._rated.union(self._moved, self._stale, self.changed)
+        self._waiting.update(self.changed)
+        self._moved, self._rated, self.changed = {}, set(), {}
         for topic in moved:
             if self._is_open(topic):
                 topic.last_window, topic.window = topic.window, None
@@ -324,7 +334,7 @@ class Statistics:
                     _roll(producer, producer_counts(producer), seconds)
                 if is_moving or topic.last_window is not None:
                     self._rated.add(topic)
-                self.changed[topic] = None
+                self._waiting[topic] = None
 
     def _is_open(self, topic: Topic) -> bool:
         return (self._owner.by_name if topic.is_persistent else self._owner.live).get(topic.name) is topic
@@ -332,6 +342,8 @@ class Statistics:
     def release(self, topic: Topic) -> None:
         """It is no longer open."""
         self.changed.pop(topic, None)
+        self._stale.pop(topic, None)
+        self._waiting.pop(topic, None)
         self._moved.pop(topic, None)
         self._shown.discard(topic)
         if (known := self._known.pop(topic, None)) is not None:
@@ -348,8 +360,8 @@ class Statistics:
         with the most traffic; all others are summed up by namespace.
         """
         self._freshen()
-        if self.changed:
-            return {"left": len(self.changed)}
+        if self._stale:
+            return {"left": len(self._stale)}
         topics = list(self._known)
         table, at = self._topics.rows, np.array([known.row for known in self._known.values()], np.int64)
         chosen, rest = topics, []
@@ -357,7 +369,7 @@ class Statistics:
             order = np.lexsort((-table[at][:, :4].sum(axis=1), [topic not in self._shown for topic in topics],
                                 table[at][:, 4:10].sum(axis=1) == 0))
             chosen, rest = [topics[n] for n in order[:most].tolist()], [topics[n] for n in order[most:].tolist()]
-        self._shown = set(chosen)
+            self._shown = set(chosen) if most else self._shown
         rows = np.array([self._known[topic].row for topic in chosen], np.int64)
         under = [(number, subscription.name, row) for number, topic in enumerate(chosen)
                  for subscription, row in self._known[topic].subscriptions.items()]
@@ -376,14 +388,14 @@ class Statistics:
                            self._sums(self._topics, others), self._sums(self._subscriptions, lines)])
 
     def _freshen(self) -> None:
-        """Rows of what has changed, or of some of it."""
-        if not self._is_measured:
-            self._is_measured = True
-            self.changed.update(dict.fromkeys([*self._owner.by_name.values(), *self._owner.live.values()]))
+        """Rows of what has changed, or of some of it; what changes meanwhile has to wait for the next time."""
+        if not self._stale:
+            self._stale = self._waiting | self.changed
+            self._waiting, self.changed = {}, {}
         deadline = time.perf_counter() + _SLICE_SECONDS
-        while self.changed and time.perf_counter() < deadline:
-            for topic in list(itertools.islice(self.changed, 50)):
-                del self.changed[topic]
+        while self._stale and time.perf_counter() < deadline:
+            for topic in list(itertools.islice(self._stale, 20)):
+                del self._stale[topic]
                 if self._is_open(topic):
                     self._moved[topic] = None
                     self._make_row(topic)
@@ -437,13 +449,13 @@ def _producer_line(number: int, producer: Producer) -> tuple:
 def pack(head: dict, tables: list[NDArray[np.float64]]) -> bytes:
     """A line of JSON that says how many rows each table has, and the tables."""
     rows = [len(table) for table in tables]
-    return json.dumps(head | {"rows": rows}).encode() + b"\n" + b"".join([np.ascontiguousarray(table).tobytes() for table in tables])
+    return b"".join([RAW, json.dumps(head | {"rows": rows}).encode(), b"\n", *(np.ascontiguousarray(table).tobytes() for table in tables)])
 
 
 def unpack(data: bytes) -> tuple[dict, list[NDArray[np.float64]]]:
     """(head, tables) of what `pack` made."""
     at = data.index(b"\n") + 1
-    head, tables = json.loads(data[:at]), []
+    head, tables = json.loads(data[len(RAW):at]), []
     for rows, columns in zip(head["rows"], (TOPIC_COLUMNS, SUBSCRIPTION_COLUMNS) * 2, strict=True):
         table = np.frombuffer(data, np.float64, rows * len(columns), at).reshape(rows, len(columns))
         at += table.nbytes

@@ -25,6 +25,7 @@ from geminga.storage.statistics import (
     find_slowest,
     first_left,
     is_blocked,
+    kind_of,
     last_times,
     rates_of,
     storage_bytes,
@@ -90,7 +91,7 @@ def last_publish_ms(found: Topic) -> int:
 def _of_subscription(owner, subscription: Subscription, *, earliest: bool, consumers: bool) -> dict:
     counts, rates, found, cursor = subscription_counts(subscription), rates_of(subscription, 8), subscription.partition, subscription.cursor
     stored, dispatcher = found.is_persistent, subscription.dispatcher
-    kind = subscription.kind if subscription.kind is not None else subscription.last_kind
+    kind = kind_of(subscription)
     backlog = cursor.backlog(found.ledgers) if stored else 0
     first = first_left(subscription) if stored and earliest else None
     later, (acked, consumed, flow) = delayed(subscription), last_times(subscription)
@@ -103,7 +104,7 @@ def _of_subscription(owner, subscription: Subscription, *, earliest: bool, consu
         "earliestMsgPublishTimeInBacklog": int(first[0].column("publish_time")[first[1]]) if first else 0,
         "msgBacklogNoDelayed": backlog - later, "blockedSubscriptionOnUnackedMsgs": is_blocked(subscription), "msgDelayed": later,
         "msgInReplay": again(subscription), "unackedMessages": unacknowledged(subscription),
-        "type": "None" if kind is None else SubType.Name(kind), "msgRateExpired": rates[6], "totalMsgExpired": cursor.totals[EXPIRED],
+        "type": "None" if kind < 0 else SubType.Name(kind), "msgRateExpired": rates[6], "totalMsgExpired": cursor.totals[EXPIRED],
         "lastExpireTimestamp": subscription.expired_ms, "lastConsumedFlowTimestamp": flow, "lastConsumedTimestamp": consumed,
         "lastAckedTimestamp": acked, "lastMarkDeleteAdvancedTimestamp": subscription.advanced_ms,
         "consumers": [_of_consumer(owner, one) for one in subscription.consumers] if consumers else [],

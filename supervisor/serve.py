@@ -117,6 +117,7 @@ class Supervisor:
     # -- what children do
 
     def _be_owner(self, child: Child, control: Control) -> None:
+        self.counters["owner", child.index].set("pid", os.getpid())
         try:
             owner_process.run(child.index, self.config.owners, child.serial, self.run_dir, self.config.data_dir, self.config.storage,
                               control, self.counters["owner", child.index], has_moved=self._has_moved)
@@ -133,11 +134,13 @@ class Supervisor:
 
     def _be_worker(self, child: Child, control: Control) -> None:
         storage = self.config.storage
+        self.counters["worker", child.index].set("pid", os.getpid())
         worker_process.run(child.serial, self.config.owners, self.run_dir, self.config.data_dir, self.config.worker,
                            self.listeners[child.index], control, self.counters["worker", child.index],
                            auto_create=storage.auto_create_topics, auto_create_partitions=storage.auto_create_partitions)
 
     def _be_admin(self, child: Child, control: Control) -> None:
+        self.counters["admin", 0].set("pid", os.getpid())
         from geminga.supervisor.admin import app  # only this process needs an HTTP server
         app.run(self.config, child.serial, self.run_dir, self.http_listener, self.service_url, self.http_url, self.counters, control)
 

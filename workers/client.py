@@ -319,6 +319,7 @@ class Client(asyncio.BufferedProtocol):
 
     def _lookup(self, command: api.BaseCommand) -> None:
         self.worker.counters.add("commands")
+        self.worker.counters.add("lookups")
         answer = requests.lookup(self.worker.directory, command)
         if self.discoveries:
             answer = self.worker.watchers.looked_up(self, command, answer)

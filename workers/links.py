@@ -1,6 +1,8 @@
 """The way to one owner: what a pass has for it, put together into one envelope."""
 import asyncio
 import struct
+import time
+from collections import deque
 from pathlib import Path
 from typing import Protocol
 
@@ -52,6 +54,7 @@ class OwnerLink:
         self.gathered = 0                          # bytes of entries and acknowledgements in the next envelope
         self.sent = 0                              # bytes of entries in all so far
         self.taken = 0                             # of them, taken by the owner
+        self._handed: deque[tuple[int, float]] = deque()      # (sent, when) of envelopes with entries that it has not taken
         self.is_unheard = False                    # since something was sent, nobody has looked for what came
         self._sections: list[tuple[int, NDArray | bytes, bytes]] = []
         self._sends: list[bytes] = []              # rows one by one, and their entries
@@ -142,8 +145,17 @@ class OwnerLink:
         self._close_data()
         self._close_commands()
         if self._sections:
+            if self.sent > (self._handed[-1][0] if self._handed else self.taken):
+                self._handed.append((self.sent, time.perf_counter()))
             self.socket.send_multipart(envelope.seal(self._sections))
             self._sections, self.gathered, self.is_unheard = [], 0, True
+
+    def seconds_taken(self) -> list[float]:
+        """How long it took the owner to take each envelope with entries that it has taken since this was last asked."""
+        found, now = [], time.perf_counter()
+        while self._handed and self._handed[0][0] <= self.taken:
+            found.append(now - self._handed.popleft()[1])
+        return found
 
     def close(self) -> None:
         self.socket.close()

@@ -193,16 +193,19 @@ class Worker:
         if self._ack_timer is not None:
             self._ack_timer.cancel()
             self._ack_timer = None
+        in_flight = 0
         for link in self._links:
             if link is None or not link.is_busy:
                 continue
             link.flush()
+            in_flight += link.in_flight
             if link.in_flight > self.options.in_flight_bytes and not self.is_paused:
                 self.is_paused = True
                 for client in self._clients.values():
                     if client.producers:
                         client.pause_reading()
             self._receive(link)      # ZeroMQ's descriptor tells of changes only: what came while sending has to be looked for
+        self.counters.set("in_flight_bytes", in_flight)
 
     def _resume_when_possible(self) -> None:
         limit = self.options.in_flight_bytes // 2
@@ -215,6 +218,8 @@ class Worker:
         link.is_unheard = False
         while not link.socket.closed and link.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:     # asking costs less than an exception
             link.taken, sections = envelope.unseal(link.socket.recv_multipart(zmq.NOBLOCK))
+            for seconds in link.seconds_taken():
+                self.counters.observe("answer", seconds)
             for kind, rows, data in sections:
                 _SECTIONS[kind](self, link, rows, data)
         if self.is_paused:

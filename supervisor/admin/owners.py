@@ -28,6 +28,10 @@ class Owners:
         self._asked: dict[int, tuple[OwnerLink, asyncio.Future]] = {}
         self._is_up = [asyncio.Event() for _ in range(owners)]
 
+    @property
+    def count(self) -> int:
+        return len(self._links)
+
     def is_up(self, index: int) -> bool:
         return self._links[index] is not None
 
@@ -37,6 +41,12 @@ class Owners:
         if link is None:
             raise Refusal(api.ServiceNotReady, "The topic's owner is being started; try again")
         return await self._ask(link, {"ask": question, "topic": str(topic), **arguments})
+
+    async def ask_owner(self, index: int, question: str, **arguments):
+        """The answer of one owner, about no one topic.  Raises Refusal."""
+        if (link := self._links[index]) is None:
+            raise Refusal(api.ServiceNotReady, "The owner is being started; try again")
+        return await self._ask(link, {"ask": question, **arguments})
 
     async def tell_all(self, question: str, **arguments) -> None:
         """Every owner has answered; one that is being started, when it is up, as it may have opened partitions before.
@@ -103,7 +113,8 @@ class Owners:
         for number, size in rows:
             _, answered = self._asked.get(number, (None, None))
             if answered is not None and not answered.done():
-                answered.set_result(json.loads(bytes(data[at:at + size])))
+                found = bytes(data[at:at + size])
+                answered.set_result({"answer": found} if found.startswith(envelope.RAW) else json.loads(found))
             at += size
 
 
