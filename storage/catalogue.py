@@ -15,6 +15,7 @@ import json
 import sqlite3
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
 from geminga.storage.errors import NotDurable, StorageFull
+from geminga.storage.options import StorageOptions
 
 LEDGER_BLOCK = 100           # ledger ids taken at a time; what is left of a block at a crash is never used
 IDS_PER_SECOND = 1_024       # more than anybody takes for long, so that the clock is ahead of the counters
@@ -71,6 +73,8 @@ class CatalogueError(Exception):
 
 class Catalogue:
     """One process's connection.  Writing happens in a transaction that `commit` ends; reading sees what is committed."""
+
+    OPTIONS = "/options"      # scope of the options that were changed while the broker ran
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time):
         self.path, self._clock = path, clock
@@ -226,6 +230,10 @@ class Catalogue:
         rows = self._db.execute("SELECT name, partitions FROM topics WHERE namespace = ? ORDER BY name", (namespace,))
         return [part for name, count in rows for part in ([name] if count == 0 else [f"{name}-partition-{n}" for n in range(count)])]
 
+    def base_topics(self, namespace: str) -> list[str]:
+        """Base names, sorted."""
+        return self._column("SELECT name FROM topics WHERE namespace = ? ORDER BY name", (namespace,))
+
     def partitioned_topics(self, namespace: str) -> list[str]:
         """Base names, sorted."""
         return self._column("SELECT name FROM topics WHERE namespace = ? AND partitions > 0 ORDER BY name", (namespace,))
@@ -296,6 +304,11 @@ class Catalogue:
     def _forget(self, scope: str) -> None:
         for table in ("policies", "properties"):
             self._write(f"DELETE FROM {table} WHERE scope = ?", (scope,))
+
+    def with_changes(self, options: StorageOptions) -> StorageOptions:
+        """These, with what was changed since the broker was configured."""
+        known = {field.name for field in fields(StorageOptions)}
+        return replace(options, **{name: value for name, value in self.policies(self.OPTIONS).items() if name in known})
 
     # -- properties
 

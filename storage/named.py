@@ -24,6 +24,10 @@ def stored(owner, name: TopicName) -> Partition:
     return topic_of(owner, name)
 
 
+def has_subscription(found: Partition | LiveTopic, name: str) -> bool:
+    return (name, True) in found.subscriptions or (name, False) in found.subscriptions
+
+
 def subscription_of(found: Partition | LiveTopic, name: str) -> Subscription:
     """The durable one, when there are two of that name."""
     subscription = found.subscriptions.get((name, True)) or found.subscriptions.get((name, False))

@@ -84,7 +84,9 @@ class Owner:
     def __init__(self, data_dir: Path, options: StorageOptions, catalogue: Catalogue, journal: Journal, counters: Counters, now_ms: int,
                  recovery: "Recovery | None" = None, is_mine: Callable[[str], bool] = lambda name: True):
         """is_mine: whether the partition of that name is this owner's."""
-        self.data_dir, self.options, self.catalogue, self.journal, self.counters = data_dir, options, catalogue, journal, counters
+        self.data_dir, self.catalogue, self.journal, self.counters = data_dir, catalogue, journal, counters
+        self._configured = options                                # what holds where nothing was changed since
+        self.options = catalogue.with_changes(options)
         self.now_ms = now_ms
         self._recovery = recovery                                 # knows what partitions' files do not say yet
         self.by_name: dict[TopicName, Partition] = {}
@@ -256,6 +258,13 @@ class Owner:
         self.counters.add("partitions_open")
         self.statistics.changed[partition] = None
         self._deal_with_damage(partition)
+
+    def apply_options(self) -> None:
+        """What is changed of them in the catalogue holds from here on."""
+        self.options = self.catalogue.with_changes(self._configured)
+        for partition in [*self.by_name.values(), *self.live.values()]:
+            self.apply_policies(partition)
+        self.sweep.begin()
 
     def apply_policies(self, partition: Partition | LiveTopic) -> None:
         """What is set for it in the catalogue holds from here on."""

@@ -13,7 +13,7 @@ from geminga.proto.names import TopicName
 from geminga.storage import acknowledgements, commands
 from geminga.storage.acknowledgements import Acks
 from geminga.storage.cursor import EXPIRED, SKIPPED, Position
-from geminga.storage.named import stored, subscription_of
+from geminga.storage.named import has_subscription, stored, subscription_of
 from geminga.storage.partition import EARLIEST, Partition
 from geminga.storage.subscription import Subscription
 
@@ -23,9 +23,12 @@ _BATCH = 2      # flag of an index row
 # -- moving a subscription
 
 def _clear(owner, topic: TopicName, arguments: dict) -> None:
-    """Everything in the subscription is acknowledged."""
-    found = stored(owner, topic)
-    skip_to(owner, subscription_of(found, arguments["subscription"]), found.last_confirmed)
+    """Everything in the subscription, or in all of them, is acknowledged; everywhere: where there is one of that name."""
+    found, name = stored(owner, topic), arguments.get("subscription")
+    if arguments.get("everywhere") and not has_subscription(found, name):
+        return
+    for subscription in [subscription_of(found, name)] if name else found.subscriptions.values():
+        skip_to(owner, subscription, found.last_confirmed)
 
 
 def _skip(owner, topic: TopicName, arguments: dict) -> None:
@@ -151,22 +154,12 @@ def _by_index(owner, topic: TopicName, arguments: dict) -> Position:
     raise Refusal(api.MetadataError, "Message not found")
 
 
-def _backlog_size(owner, topic: TopicName, arguments: dict) -> int:
-    """Bytes from that position on."""
-    found, size = stored(owner, topic), 0
-    start = before(found, arguments["position"], behind=True)
-    for ledger in found.ledgers_from(start[0]):
-        begin = start[1] + 1 if ledger.ledger_id == start[0] else 0
-        size += ledger.bytes_of(range(begin, ledger.entries)) if begin < ledger.entries else 0
-    return size
-
-
 # -- showing messages
 
 def _peek(owner, topic: TopicName, arguments: dict) -> dict:
     """The unacknowledged entry of that number.  A subscription that is not there is made, at the earliest message, as Pulsar does."""
     found, name = stored(owner, topic), arguments["subscription"]
-    if not found.subscriptions.keys() & {(name, True), (name, False)}:
+    if not has_subscription(found, name):
         commands.create_subscription(owner, found, name, found.before(EARLIEST))
     return _shown(found, _nth(subscription_of(found, name), arguments["number"]))
 
@@ -200,4 +193,4 @@ def _shown(found: Partition, position: Position | None) -> dict:
 
 
 QUESTIONS = {"clear": _clear, "skip": _skip, "reset": _reset, "expire": _expire, "analyze": _analyze, "last_message": _last,
-             "at_time": _at_time, "by_index": _by_index, "backlog_size": _backlog_size, "peek": _peek, "entry": _entry, "examine": _examine}
+             "at_time": _at_time, "by_index": _by_index, "peek": _peek, "entry": _entry, "examine": _examine}

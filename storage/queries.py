@@ -13,7 +13,7 @@ from geminga.storage import commands, format, positions, rates, topic_stats
 from geminga.storage.cursor import REASONS
 from geminga.storage.errors import CorruptFile, StorageFull, text_of
 from geminga.storage.live import LiveTopic
-from geminga.storage.named import stored, subscription_of, topic_of
+from geminga.storage.named import has_subscription, stored, subscription_of, topic_of
 from geminga.storage.partition import EARLIEST, Partition, op
 from geminga.storage.subscription import Subscription
 
@@ -140,6 +140,8 @@ def _subscribe(owner, topic: TopicName, arguments: dict) -> bool:
     """A durable subscription; False when there is one of that name.  new: on a partition that nobody has been told of yet."""
     if arguments.get("new") and owner.catalogue.partition(topic) is None:
         owner.create_partition(topic)
+    if arguments.get("may_create"):
+        commands.find_or_create(owner, topic)
     found, name = stored(owner, topic), arguments["subscription"]
     if (name, True) in found.subscriptions:
         return False
@@ -150,7 +152,10 @@ def _subscribe(owner, topic: TopicName, arguments: dict) -> bool:
 
 
 def _unsubscribe(owner, topic: TopicName, arguments: dict) -> None:
-    subscription = subscription_of(topic_of(owner, topic), arguments["subscription"])
+    found, name = topic_of(owner, topic), arguments["subscription"]
+    if arguments.get("everywhere") and not has_subscription(found, name):
+        return
+    subscription = subscription_of(found, name)
     if subscription.consumers and not arguments["force"]:
         raise Refusal(api.ConsumerBusy, "Subscription has active connected consumers")
     commands.delete_subscription(owner, subscription)
@@ -219,7 +224,12 @@ def _policies(owner, topic: None, arguments: dict) -> None:
     owner.sweep.begin()
 
 
+def _options(owner, topic: None, arguments: dict) -> None:
+    """What was changed of the configuration binds this owner when this is answered."""
+    owner.apply_options()
+
+
 QUESTIONS = {
     "terminate": _terminate, "unload": _unload, "unload_all": _unload_all, "delete": _delete, "is_used": _is_used, "truncate": _truncate,
     "trim": _trim, "subscriptions": _subscriptions, "subscribe": _subscribe, "unsubscribe": _unsubscribe, "properties": _properties,
-    "why": _why, "release": _release, "policies": _policies, **positions.QUESTIONS, **topic_stats.QUESTIONS}
+    "why": _why, "release": _release, "policies": _policies, "options": _options, **positions.QUESTIONS, **topic_stats.QUESTIONS}

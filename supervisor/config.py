@@ -152,7 +152,7 @@ def load(config_path: Path | str | None, environ: Mapping[str, str], overrides: 
     """
     given, notes = _gather(config_path, environ, overrides)
     values = {name: key.default for name, key in KEYS.items()}
-    values |= {name: _value(name, setting) for name, setting in given.items()}
+    values |= {name: value_of(name, setting) for name, setting in given.items()}
     notes += _relate(values, given)
     values["http_bind"] = values["http_bind"] or values["network.bind"]
     for name in ("workers", "owners"):
@@ -232,7 +232,7 @@ def _variables(environ: Mapping[str, str]) -> tuple[Settings, list[str]]:
     return given, [f"variables without effect: {', '.join(strange)}"] if strange else []
 
 
-def _value(name: str, setting: Setting) -> Any:
+def value_of(name: str, setting: Setting) -> Any:
     """The setting's value as the key's type, within its bounds."""
     try:
         value = READERS[KEYS[name].type](setting.value)

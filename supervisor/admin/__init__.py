@@ -1,8 +1,11 @@
 """HTTP: what an operator and a Pulsar client ask for over it.
 
     app.py            the process: routes, errors, the server
-    topics.py         /admin/v2/.../partitions and /lookup/v2
+    topics.py         topics, partitions, properties, lookup; how requests are read
     namespaces.py     /admin/v2/tenants and /admin/v2/namespaces
+    clusters.py       /admin/v2/clusters
+    brokers.py        /admin/v2/brokers, and what a single host has none of
+    messages.py       messages shown, and found by position and time
     policies.py       policies of namespaces and topics
     subscriptions.py  what is done to topics and their subscriptions
     owners.py         questions to the owners

@@ -2,6 +2,7 @@
 
 Answers have Pulsar's status codes and shapes: 204 without a body for what was done, {"reason": "..."} for what was not.
 """
+import asyncio
 import socket
 import traceback
 from pathlib import Path
@@ -15,14 +16,18 @@ from geminga.storage.catalogue import open_catalogue
 from geminga.storage.control import Control
 from geminga.storage.counters import Counters
 from geminga.storage.errors import NotDurable, StorageFull
-from geminga.supervisor.admin import health, metrics, namespaces, policies, subscriptions, topics
+from geminga.supervisor.admin import brokers, clusters, health, messages, metrics, namespaces, policies, subscriptions, topics
 from geminga.supervisor.admin.owners import OWNERS, Owners
 from geminga.supervisor.config import Config
 from geminga.workers.links import follow
 
 _STATUSES = {api.InvalidTopicName: 412, api.TopicNotFound: 404, api.SubscriptionNotFound: 404, api.NotAllowedError: 405,
-             api.ServiceNotReady: 503}
+             api.ServiceNotReady: 503, api.PersistenceError: 503, api.ConsumerBusy: 412, api.ProducerBusy: 412, api.MetadataError: 404}
 _BODY_MAX = 1 << 20
+_LINE_MAX = 64 << 10         # of a request's first line and of each header: the longest name there may be, percent-encoded
+_SILENT_SECONDS = 30         # from a connection to its first request
+_KEEP_ALIVE_SECONDS = 75     # from an answer to the next request
+_OLD = "/admin/", "/admin/v2/", "/admin/v3/"
 
 
 @web.middleware
@@ -31,15 +36,25 @@ async def errors_as_json(request: web.Request, handler) -> web.StreamResponse:
     try:
         return await handler(request)
     except web.HTTPException as error:
+        if request.match_info.http_exception is error:
+            return _reason(error.status, _nowhere(request, error))
         return _reason(error.status, error.text or error.reason)
     except Refusal as refusal:
-        status = _STATUSES.get(refusal.code, 500)
-        return _reason(status, refusal.message)
+        return _reason(_STATUSES.get(refusal.code, 400), refusal.message)
     except (StorageFull, NotDurable) as error:
         return _reason(503, str(error))
     except Exception:
         traceback.print_exc()
         return _reason(500, "An error of the broker's own; its log has the details")
+
+
+def _nowhere(request: web.Request, error: web.HTTPException) -> str:
+    """Why no route was found."""
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        return f"{request.method} is not for this path; {', '.join(sorted(error.allowed_methods))} is"
+    if request.path.startswith(_OLD[0]) and not request.path.startswith(_OLD[1:]):
+        return "Paths of Pulsar 1, with a cluster in names, are not served: use /admin/v2"
+    return "There is nothing under this path"
 
 
 def _reason(status: int, text: str) -> web.Response:
@@ -49,12 +64,15 @@ def _reason(status: int, text: str) -> web.Response:
 def make_app(config: Config, owners: Owners, service_url: str, http_url: str,
              counters: dict[tuple[str, int], Counters]) -> web.Application:
     app = web.Application(middlewares=[errors_as_json], client_max_size=_BODY_MAX)
+    app[brokers.CONFIG] = config
     catalogue = open_catalogue(config.data_dir / "catalogue.sqlite")
     app[topics.TOPICS] = topics.Topics(catalogue, service_url, http_url, config)
     app[OWNERS] = owners
     app[health.SERVICE_URL], app[health.COUNTERS] = service_url, counters
     app[metrics.METRICS] = metrics.Metrics(config.cluster_name, counters)
-    app.add_routes([*topics.routes, *namespaces.routes, *policies.routes, *subscriptions.routes, *health.routes, *metrics.routes])
+    for part in (topics, namespaces, policies, subscriptions, messages, clusters, brokers, health, metrics):
+        app.add_routes(part.routes)
+    app.add_routes(brokers.LAST)
     return app
 
 
@@ -67,9 +85,23 @@ def run(config: Config, serial: int, run_dir: Path, listener: socket.socket, ser
 
 async def _serve(app: web.Application, owners: Owners, listener: socket.socket, control: Control) -> None:
     stopping = follow(control, owners)
-    runner = web.AppRunner(app, access_log=None)
+    runner = web.AppRunner(app, access_log=None, keepalive_timeout=_KEEP_ALIVE_SECONDS, max_line_size=_LINE_MAX, max_field_size=_LINE_MAX,
+                           shutdown_timeout=0.5)
     await runner.setup()
-    await web.SockSite(runner, listener, shutdown_timeout=0.5).start()
+    server = await asyncio.get_running_loop().create_server(lambda: _accepted(runner.server), sock=listener, backlog=128)
     control.send(ready={})
     await stopping.wait()
+    server.close()
     await runner.cleanup()
+
+
+def _accepted(server: web.Server) -> asyncio.Protocol:
+    """A connection; one that does not send a request in good time is closed: aiohttp only watches what comes after the first."""
+    protocol = server()
+    asyncio.get_running_loop().call_later(_SILENT_SECONDS, _close_silent, protocol)
+    return protocol
+
+
+def _close_silent(protocol) -> None:
+    if protocol.transport is not None and not protocol._request_count:
+        protocol.transport.abort()

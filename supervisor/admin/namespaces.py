@@ -1,13 +1,29 @@
-"""Tenants and namespaces: made, listed, deleted when nothing is in them."""
+"""Tenants and namespaces: made, listed, deleted; what is done to all topics of a namespace."""
 from typing import Any
 
 from aiohttp import web
 
 from geminga.proto import names
 from geminga.proto.errors import Refusal
+from geminga.proto.names import TopicName
 from geminga.storage.catalogue import Catalogue
-from geminga.supervisor.admin import policies
-from geminga.supervisor.admin.topics import TOPICS, body_of
+from geminga.supervisor.admin import clusters, policies
+from geminga.supervisor.admin.owners import OWNERS
+from geminga.supervisor.admin.topics import (
+    BUNDLE,
+    TOPICS,
+    ask_each,
+    body_of,
+    catalogue_of,
+    delete_topics,
+    done,
+    is_set,
+    listed,
+    namespace_of,
+    not_allowed,
+    part_of,
+    properties_of,
+)
 
 routes = web.RouteTableDef()
 _TENANT = "/admin/v2/tenants/{tenant}"
@@ -15,22 +31,21 @@ _NAMESPACE = "/admin/v2/namespaces/{tenant}/{namespace}"
 # What a tenant says of itself, kept as policies of its name.
 _ROLES, _CLUSTERS = "adminRoles", "allowedClusters"
 _MODES = {"PERSISTENT": ("persistent:",), "NON_PERSISTENT": ("non-persistent:",), "ALL": ("persistent:", "non-persistent:")}
-
-
-def _catalogue(request: web.Request) -> Catalogue:
-    return request.app[TOPICS].catalogue
+_BUNDLES_MAX = 128          # that a namespace may be asked for, as Pulsar has it; here it has one, whatever was asked for
+_ATTEMPTS = 10              # to delete a namespace while its clients make topics anew
+_BUNDLES = {"boundaries": ["0x00000000", "0xffffffff"], "numBundles": 1}
 
 
 # -- tenants
 
 @routes.get("/admin/v2/tenants")
 async def tenants(request: web.Request) -> web.Response:
-    return web.json_response(_catalogue(request).tenants())
+    return web.json_response(catalogue_of(request).tenants())
 
 
 @routes.put(_TENANT)
 async def create_tenant(request: web.Request) -> web.Response:
-    tenant, catalogue = request.match_info["tenant"], _catalogue(request)
+    tenant, catalogue = part_of(request, "tenant"), catalogue_of(request)
     try:
         names.namespace(f"{tenant}/x")
     except Refusal:
@@ -45,28 +60,32 @@ async def create_tenant(request: web.Request) -> web.Response:
 @routes.post(_TENANT)
 async def update_tenant(request: web.Request) -> web.Response:
     info = await _tenant_info(request)
-    return _keep_tenant(_catalogue(request), _tenant(request), info)
+    return _keep_tenant(catalogue_of(request), _tenant(request), info)
 
 
 @routes.get(_TENANT)
 async def tenant(request: web.Request) -> web.Response:
-    kept = _catalogue(request).policies(_tenant(request))
+    kept = catalogue_of(request).policies(_tenant(request))
     return web.json_response({_ROLES: [], _CLUSTERS: [request.app[TOPICS].cluster_name]} | kept)
 
 
 @routes.delete(_TENANT)
 async def delete_tenant(request: web.Request) -> web.Response:
-    tenant, catalogue = _tenant(request), _catalogue(request)
+    """With force its namespaces go too."""
+    tenant, catalogue = _tenant(request), catalogue_of(request)
+    if is_set(request, "force"):
+        for name in catalogue.namespaces(tenant):
+            await _delete_namespace(request, name, force=True)
     if catalogue.namespaces(tenant):
         raise web.HTTPConflict(text="The tenant still has active namespaces")
     catalogue.delete_tenant(tenant)
     catalogue.commit()
-    return web.Response(status=204)
+    return done()
 
 
 def _tenant(request: web.Request) -> str:
-    tenant = request.match_info["tenant"]
-    if not _catalogue(request).has_tenant(tenant):
+    tenant = part_of(request, "tenant")
+    if not catalogue_of(request).has_tenant(tenant):
         raise web.HTTPNotFound(text="Tenant does not exist")
     return tenant
 
@@ -79,7 +98,7 @@ async def _tenant_info(request: web.Request) -> dict[str, list[str]]:
         raise web.HTTPBadRequest(text=f"The body is an object: {_ROLES} and {_CLUSTERS} are lists of texts")
     if not info.get(_CLUSTERS):
         raise web.HTTPPreconditionFailed(text="Clusters cannot be empty or blank")
-    if info[_CLUSTERS] != [request.app[TOPICS].cluster_name]:
+    if not set(info[_CLUSTERS]) <= set(clusters.all_of(request)):
         raise web.HTTPPreconditionFailed(text="Clusters do not exist")
     return {_ROLES: info.get(_ROLES) or [], _CLUSTERS: info[_CLUSTERS]}
 
@@ -92,21 +111,21 @@ def _keep_tenant(catalogue: Catalogue, tenant: str, info: dict[str, list[str]]) 
     for name, value in info.items():
         catalogue.set_policy(tenant, name, value)
     catalogue.commit()
-    return web.Response(status=204)
+    return done()
 
 
 # -- namespaces
 
 @routes.get("/admin/v2/namespaces/{tenant}")
 async def namespaces(request: web.Request) -> web.Response:
-    return web.json_response(_catalogue(request).namespaces(_tenant(request)))
+    return web.json_response(catalogue_of(request).namespaces(_tenant(request)))
 
 
 @routes.put(_NAMESPACE)
 async def create_namespace(request: web.Request) -> web.Response:
     """With the policies that its body has; those that this broker does not know are taken for what other brokers need."""
-    tenant, catalogue = request.match_info["tenant"], _catalogue(request)
-    name = f"{tenant}/{request.match_info['namespace']}"
+    catalogue = catalogue_of(request)
+    name = f"{part_of(request, 'tenant')}/{part_of(request, 'namespace')}"
     try:
         names.namespace(name)
     except Refusal:
@@ -119,7 +138,7 @@ async def create_namespace(request: web.Request) -> web.Response:
     for policy, value in kept.items():
         catalogue.set_policy(name, policy, value)
     catalogue.commit()
-    return web.Response(status=204)
+    return done()
 
 
 def _policies_of(body: Any, cluster_name: str) -> dict[str, Any]:
@@ -127,6 +146,11 @@ def _policies_of(body: Any, cluster_name: str) -> dict[str, Any]:
         return {}
     if not isinstance(body, dict):
         raise web.HTTPBadRequest(text="The body is an object of policies, or nothing")
+    bundles = body.get("bundles") or {}
+    if not isinstance(bundles, dict) or not isinstance(bundles.get("numBundles") or 1, int):
+        raise web.HTTPBadRequest(text="bundles is an object: numBundles")
+    if not 0 < (bundles.get("numBundles") or 1) <= _BUNDLES_MAX:
+        raise web.HTTPPreconditionFailed(text=f"A namespace has 1 to {_BUNDLES_MAX} bundles")
     if body.get("encryption_required"):
         raise web.HTTPPreconditionFailed(text="The demand for encrypted messages is not available in this version")
     if body.get("replication_clusters") not in (None, [], [cluster_name]):
@@ -136,25 +160,42 @@ def _policies_of(body: Any, cluster_name: str) -> dict[str, Any]:
 
 @routes.get(_NAMESPACE)
 async def namespace(request: web.Request) -> web.Response:
-    kept = _catalogue(request).policies(policies.namespace_of(request))
+    kept = catalogue_of(request).policies(namespace_of(request))
     cluster_name = request.app[TOPICS].cluster_name
     found = {"auth_policies": {"namespace_auth": {}, "destination_auth": {}, "subscription_auth_roles": {}},
              "replication_clusters": [cluster_name],
-             "bundles": {"boundaries": ["0x00000000", "0xffffffff"], "numBundles": 1},
+             "bundles": _BUNDLES,
              "deleted": False}
     return web.json_response(found | policies.members(kept, cluster_name))
 
 
 @routes.delete(_NAMESPACE)
 async def delete_namespace(request: web.Request) -> web.Response:
-    name, catalogue = policies.namespace_of(request), _catalogue(request)
-    if request.query.get("force", "").lower() == "true":
-        raise web.HTTPMethodNotAllowed("DELETE", [], text="Broker doesn't allow forced deletion of namespaces")
-    deleted = catalogue.delete_namespace(name)
-    catalogue.commit()
-    if not deleted:
+    """With force its topics go too, whoever uses them."""
+    name = namespace_of(request)
+    if name == "pulsar/system":
+        raise not_allowed(request, "pulsar/system is the broker's own")
+    if not await _delete_namespace(request, name, force=is_set(request, "force")):
         raise web.HTTPConflict(text="Cannot delete non empty namespace")
-    return web.Response(status=204)
+    return done()
+
+
+async def _delete_namespace(request: web.Request, name: str, *, force: bool) -> bool:
+    """False when it has topics, or clients make some as fast as they are deleted."""
+    catalogue = catalogue_of(request)
+    for _ in range(_ATTEMPTS if force else 1):
+        if force:
+            await delete_topics(request, _topics(catalogue, name), force=True)
+        if deleted := catalogue.delete_namespace(name):
+            break
+        catalogue.undo()
+    catalogue.commit()
+    return deleted
+
+
+def _topics(catalogue: Catalogue, namespace: str) -> list[TopicName]:
+    """By their base names, each once."""
+    return [names.parse(name) for name in catalogue.base_topics(namespace)]
 
 
 @routes.get(_NAMESPACE + "/topics")
@@ -162,6 +203,108 @@ async def topics(request: web.Request) -> web.Response:
     mode = request.query.get("mode") or "PERSISTENT"
     if mode not in _MODES:
         raise web.HTTPBadRequest(text=f"mode is one of {', '.join(_MODES)}")
-    found = _catalogue(request).topics(policies.namespace_of(request))
-    with_system = request.query.get("includeSystemTopic", "").lower() == "true"
-    return web.json_response([name for name in found if name.startswith(_MODES[mode]) and (with_system or not names.is_system(name))])
+    return web.json_response(listed(request, catalogue_of(request).topics(namespace_of(request)), _MODES[mode]))
+
+
+@routes.get(_NAMESPACE + "/bundles")
+async def bundles(request: web.Request) -> web.Response:
+    namespace_of(request)
+    return web.json_response(_BUNDLES)
+
+
+# -- properties of a namespace
+
+@routes.get(_NAMESPACE + "/properties")
+async def properties(request: web.Request) -> web.Response:
+    return web.json_response(catalogue_of(request).properties(namespace_of(request)))
+
+
+@routes.put(_NAMESPACE + "/properties")
+async def add_properties(request: web.Request) -> web.Response:
+    name, catalogue = namespace_of(request), catalogue_of(request)
+    return _keep_properties(catalogue, name, catalogue.properties(name) | await properties_of(request))
+
+
+@routes.delete(_NAMESPACE + "/properties")
+async def clear_properties(request: web.Request) -> web.Response:
+    return _keep_properties(catalogue_of(request), namespace_of(request), {})
+
+
+def _keep_properties(catalogue: Catalogue, name: str, found: dict[str, str]) -> web.Response:
+    catalogue.set_properties(name, found)
+    catalogue.commit()
+    return done()
+
+
+@routes.get(_NAMESPACE + "/property/{key}")
+async def one_property(request: web.Request) -> web.Response:
+    return web.Response(text=catalogue_of(request).properties(namespace_of(request)).get(part_of(request, "key"), ""))
+
+
+@routes.put(_NAMESPACE + "/property/{key}/{value}")
+async def set_property(request: web.Request) -> web.Response:
+    name, catalogue = namespace_of(request), catalogue_of(request)
+    return _keep_properties(catalogue, name, catalogue.properties(name) | {part_of(request, "key"): part_of(request, "value")})
+
+
+@routes.delete(_NAMESPACE + "/property/{key}")
+async def delete_property(request: web.Request) -> web.Response:
+    """What it was."""
+    name, catalogue = namespace_of(request), catalogue_of(request)
+    found = catalogue.properties(name)
+    text = found.pop(part_of(request, "key"), "")
+    _keep_properties(catalogue, name, found)
+    return web.Response(text=text)
+
+
+# -- all topics of a namespace
+
+def _bundle(request: web.Request) -> None:
+    """The one there is, where the path names one.  Raises 412."""
+    if "bundle" in request.match_info and part_of(request, "bundle") != BUNDLE:
+        raise web.HTTPPreconditionFailed(text=f"The namespace has one bundle: {BUNDLE}")
+
+
+@routes.put(_NAMESPACE + "/unload")
+@routes.put(_NAMESPACE + "/{bundle:0x[0-9a-f]+_0x[0-9a-f]+}/unload")
+async def unload(request: web.Request) -> web.Response:
+    name = namespace_of(request)
+    _bundle(request)
+    await request.app[OWNERS].tell_all("unload_all", namespace=name)
+    return done()
+
+
+@routes.put(_NAMESPACE + "/{bundle:0x[0-9a-f]+_0x[0-9a-f]+}/split")
+async def split(request: web.Request) -> web.Response:
+    namespace_of(request)
+    raise web.HTTPPreconditionFailed(text="A namespace is one bundle on a single host")
+
+
+def _stored(request: web.Request) -> list[TopicName]:
+    """Of the namespace, what anybody has used."""
+    catalogue = catalogue_of(request)
+    found = (names.parse(name) for name in catalogue.topics(namespace_of(request)) if name.startswith("persistent:"))
+    return [topic for topic in found if catalogue.partition(topic) is not None]
+
+
+@routes.post(_NAMESPACE + "/clearBacklog")
+@routes.post(_NAMESPACE + "/clearBacklog/{subscription}")
+@routes.post(_NAMESPACE + "/{bundle:0x[0-9a-f]+_0x[0-9a-f]+}/clearBacklog")
+@routes.post(_NAMESPACE + "/{bundle:0x[0-9a-f]+_0x[0-9a-f]+}/clearBacklog/{subscription}")
+async def clear_backlog(request: web.Request) -> web.Response:
+    stored = _stored(request)
+    _bundle(request)
+    if "subscription" in request.match_info:
+        await ask_each(request, stored, "clear", subscription=part_of(request, "subscription"), everywhere=True)
+    else:
+        await ask_each(request, stored, "clear")
+    return done()
+
+
+@routes.post(_NAMESPACE + "/unsubscribe/{subscription}")
+@routes.post(_NAMESPACE + "/{bundle:0x[0-9a-f]+_0x[0-9a-f]+}/unsubscribe/{subscription}")
+async def unsubscribe(request: web.Request) -> web.Response:
+    stored = _stored(request)
+    _bundle(request)
+    await ask_each(request, stored, "unsubscribe", subscription=part_of(request, "subscription"), force=False, everywhere=True)
+    return done()

@@ -1,18 +1,29 @@
-"""Partitioned topics and lookup over HTTP."""
+"""Topics: made, listed, deleted, looked up; their partitions and properties; and what the other files of this folder read requests with."""
+import asyncio
 import json
+from collections.abc import Iterable
 from typing import Any
+from urllib.parse import unquote_plus
 
 from aiohttp import web
 
 from geminga.proto import names
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
 from geminga.storage.catalogue import Catalogue
+from geminga.supervisor.admin.owners import OWNERS
 from geminga.supervisor.config import Config
 from geminga.workers.requests import Directory
 
 routes = web.RouteTableDef()
 PARTITIONS_MAX = 16_384      # of one topic; arbitrary, and more than one host has a use for
 PATH = "/{domain:persistent|non-persistent}/{tenant}/{namespace}/{topic}"
+TOPIC = "/admin/v2" + PATH
+BUNDLE = "0x00000000_0xffffffff"      # there is one: all topics are at home here
+_LIST = "/admin/v2/{domain:persistent|non-persistent}/{tenant}/{namespace}"
+_BODY_SECONDS = 30
+_AT_ONCE = 100               # topics that the owners are asked about together
 
 
 class Topics:
@@ -29,75 +40,210 @@ class Topics:
 TOPICS = web.AppKey("topics", Topics)
 
 
-@routes.put("/admin/v2" + PATH + "/partitions")
-async def create_partitioned(request: web.Request) -> web.Response:
-    topic, topics = topic_of(request), request.app[TOPICS]
-    count = _count(await body_of(request))
-    if not 0 < count <= PARTITIONS_MAX:
-        raise _status(406, f"Number of partitions should be between 1 and {PARTITIONS_MAX}")
-    if not topics.catalogue.has_namespace(topic.namespace):
-        raise web.HTTPNotFound(text="Namespace does not exist")
-    if topic.partition >= 0:
-        raise web.HTTPPreconditionFailed(text="A partitioned topic's name does not end in -partition-N")
-    created = topics.catalogue.create_topic(topic, count)
-    topics.catalogue.commit()
-    if not created:
-        raise web.HTTPConflict(text="This topic already exists")
-    return web.Response(status=204)
+# -- what a request says
 
-
-@routes.post("/admin/v2" + PATH + "/partitions")
-async def add_partitions(request: web.Request) -> web.Response:
-    """More of them; there are never fewer, as those that are gone would have had messages."""
-    topic, catalogue = topic_of(request), request.app[TOPICS].catalogue
-    count, before = _count(await body_of(request)), catalogue.partition_count(topic)
-    if not before:
-        raise web.HTTPNotFound(text=f"Topic {topic} is not partitioned") if before is None else web.HTTPConflict(
-            text=f"Topic {topic} is not a partitioned topic")
-    if not before < count <= PARTITIONS_MAX:
-        raise _status(406, f"Number of partitions must be more than the existing {before} and at most {PARTITIONS_MAX}")
-    catalogue.set_partition_count(topic, count)
-    catalogue.commit()
-    return web.Response(status=204)
-
-
-@routes.get("/admin/v2" + PATH + "/partitions")
-async def partitions(request: web.Request) -> web.Response:
-    topic, topics = topic_of(request), request.app[TOPICS]
-    may_create = request.query.get("checkAllowAutoCreation", "false").lower() == "true"
-    if may_create:
-        return web.json_response({"partitions": topics.directory.partitions(str(topic)), "deleted": False})
-    if not topics.catalogue.has_namespace(topic.namespace):
-        raise web.HTTPNotFound(text="Namespace does not exist")
-    count = topics.catalogue.partition_count(topic)
-    if count is None and topic.partition < 0:
-        raise web.HTTPNotFound(text=f"Topic {topic} not found")
-    return web.json_response({"partitions": count or 0, "deleted": False})
-
-
-@routes.get("/lookup/v2/topic" + PATH)
-@routes.get("/lookup/v2/destination" + PATH)
-async def lookup(request: web.Request) -> web.Response:
-    """Where the topic is served; both URLs are always strings, which the C++ client insists on."""
-    topics = request.app[TOPICS]
-    listener = request.query.get("listenerName") or request.headers.get("X-Pulsar-ListenerName", "")
-    url = topics.directory.url(str(topic_of(request)), listener)
-    return web.json_response({"brokerUrl": url, "brokerUrlTls": "", "httpUrl": topics.http_url, "httpUrlTls": "", "nativeUrl": url,
-                              "brokerUrlSsl": ""})
+def part_of(request: web.Request, name: str) -> str:
+    """A part of the path, decoded as Pulsar's server does and its clients expect: once, and + is a space.  Raises 400."""
+    at = request.match_info.route.resource.canonical.split("/").index(f"{{{name}}}")
+    try:
+        return unquote_plus(request.rel_url.raw_path.split("/")[at], errors="strict")
+    except UnicodeDecodeError:
+        raise web.HTTPBadRequest(text=f"The path is not UTF-8 where it names the {name}") from None
 
 
 def topic_of(request: web.Request) -> TopicName:
-    part = request.match_info
-    return names.parse(f"{part['domain']}://{part['tenant']}/{part['namespace']}/{part['topic']}")
+    return names.parse("{}://{}/{}/{}".format(*(part_of(request, name) for name in ("domain", "tenant", "namespace", "topic"))))
+
+
+def namespace_of(request: web.Request) -> str:
+    """It exists."""
+    name = f"{part_of(request, 'tenant')}/{part_of(request, 'namespace')}"
+    if not catalogue_of(request).has_namespace(name):
+        raise web.HTTPNotFound(text="Namespace does not exist")
+    return name
+
+
+def catalogue_of(request: web.Request) -> Catalogue:
+    return request.app[TOPICS].catalogue
 
 
 async def body_of(request: web.Request) -> Any:
-    """What its JSON says, None when there is nothing.  Raises 400."""
-    data = await request.read()
+    """What its JSON says, None when there is nothing.  Raises 400, 408, 413."""
     try:
-        return json.loads(data) if data.strip() else None
+        async with asyncio.timeout(_BODY_SECONDS):
+            data = await request.read()
+    except TimeoutError:
+        raise web.HTTPRequestTimeout(text=f"The body has not come within {_BODY_SECONDS} s") from None
+    try:
+        return json.loads(data, parse_constant=_no_number) if data.strip() else None
     except (ValueError, RecursionError):
         raise web.HTTPBadRequest(text="The body is not JSON") from None
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(text)      # NaN and Infinity, which JSON does not have
+
+
+async def properties_of(request: web.Request) -> dict[str, str]:
+    """A map of texts, as the body.  Raises 400."""
+    return as_properties(await body_of(request))
+
+
+def as_properties(found: Any) -> dict[str, str]:
+    if found is None:
+        return {}
+    if not isinstance(found, dict) or not all(isinstance(value, str | int | float) for value in found.values()):
+        raise web.HTTPBadRequest(text="Properties are an object of texts")
+    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in found.items()}
+
+
+def is_set(request: web.Request, name: str) -> bool:
+    """Whether the query has name=true."""
+    return request.query.get(name, "").lower() == "true"
+
+
+def number_of(request: web.Request, text: str, what: str, last: int = (1 << 63) - 1) -> int:
+    """A whole number that is not negative.  Raises 400."""
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= last):
+        raise web.HTTPBadRequest(text=f"{what} is a whole number of 0 to {last}")
+    return int(text)
+
+
+def status(code: int, text: str) -> web.HTTPException:
+    class _Other(web.HTTPClientError):
+        status_code = code
+    return _Other(text=text)
+
+
+def done() -> web.Response:
+    return web.Response(status=204)
+
+
+# -- which topics
+
+def parts_of(request: web.Request) -> list[TopicName]:
+    """What is stored under the topic's name: itself, or its partitions."""
+    topic = topic_of(request)
+    count = catalogue_of(request).partition_count(topic) or 0
+    return [topic.partition_name(number) for number in range(count)] or [topic]
+
+
+def single_of(request: web.Request, refused: str = "") -> TopicName:
+    """A topic that is not partitioned, or one partition.  Raises 405 with that text, or 404."""
+    topic = topic_of(request)
+    if catalogue_of(request).partition_count(topic):
+        if refused:
+            raise not_allowed(request, refused)
+        raise Refusal(api.TopicNotFound, f"Topic {topic} not found")
+    return topic
+
+
+def not_allowed(request: web.Request, text: str) -> web.HTTPException:
+    return web.HTTPMethodNotAllowed(request.method, [], text=text)
+
+
+def existing_of(request: web.Request) -> TopicName:
+    """A topic by its base name that was made.  Raises Refusal."""
+    topic = topic_of(request)
+    if not catalogue_of(request).has_topic(topic) and not catalogue_of(request).partition_count(topic):
+        raise Refusal(api.TopicNotFound, f"Topic {topic} not found")
+    return topic
+
+
+async def ask_each(request: web.Request, topics: Iterable[TopicName], question: str, **arguments) -> list:
+    """The answers of their owners, in order.  Raises Refusal when there is one."""
+    turns = asyncio.Semaphore(_AT_ONCE)
+
+    async def ask(topic: TopicName):
+        async with turns:
+            return await request.app[OWNERS].ask(question, topic, **arguments)
+
+    return await asyncio.gather(*map(ask, topics))
+
+
+async def ask_parts(request: web.Request, question: str, **arguments) -> list:
+    return await ask_each(request, parts_of(request), question, **arguments)
+
+
+async def ask_single(request: web.Request, refused: str, question: str, **arguments):
+    return await request.app[OWNERS].ask(question, single_of(request, refused), **arguments)
+
+
+# -- topics that are not partitioned
+
+@routes.put(TOPIC)
+async def create(request: web.Request) -> web.Response:
+    topic, topics = topic_of(request), request.app[TOPICS]
+    properties = await properties_of(request)
+    if not topics.catalogue.has_namespace(topic.namespace):
+        raise web.HTTPNotFound(text="Namespace not found")
+    if topics.catalogue.has_topic(topic):
+        raise web.HTTPConflict(text="This topic already exists")
+    if topic.partition >= 0:
+        raise web.HTTPPreconditionFailed(text=f"Can't create topic {topic.local_name} with \"-partition-\" followed by numeric value if "
+                                              f"there isn't a partitioned topic {topic.base.local_name} created.")
+    return _create(request, topic, 0, properties)
+
+
+def _create(request: web.Request, topic: TopicName, partitions: int, properties: dict[str, str]) -> web.Response:
+    topics = request.app[TOPICS]
+    if not (topic.is_persistent or topics.storage.non_persistent_topics):
+        raise not_allowed(request, "Non-persistent topics are switched off")
+    if not topics.catalogue.create_topic(topic, partitions):
+        raise web.HTTPConflict(text="This topic already exists")
+    topics.catalogue.set_properties(str(topic), properties)
+    topics.catalogue.commit()
+    return done()
+
+
+@routes.delete(TOPIC)
+async def delete(request: web.Request) -> web.Response:
+    topic = topic_of(request)
+    if catalogue_of(request).partition_count(topic):
+        raise web.HTTPConflict(text=f"{topic} is a partitioned topic, instead of calling delete topic, please call "
+                                    "delete-partitioned-topic.")
+    await request.app[OWNERS].ask("delete", topic, force=is_set(request, "force"))
+    return done()
+
+
+# -- partitioned topics
+
+@routes.put(TOPIC + "/partitions")
+async def create_partitioned(request: web.Request) -> web.Response:
+    topic, catalogue, body = topic_of(request), catalogue_of(request), await body_of(request)
+    count = _count(body)
+    properties = as_properties(body.get("properties")) if isinstance(body, dict) else {}
+    if count <= 0:
+        raise status(406, "Number of partitions should be more than 0")
+    if count > PARTITIONS_MAX:
+        raise status(406, f"Number of partitions should be less than or equal to {PARTITIONS_MAX}")
+    if not catalogue.has_namespace(topic.namespace):
+        raise web.HTTPNotFound(text="Namespace does not exist")
+    if topic.partition >= 0:
+        raise web.HTTPPreconditionFailed(text="Partitioned Topic Name should not contain '-partition-'")
+    return _create(request, topic, count, properties)
+
+
+@routes.post(TOPIC + "/partitions")
+async def add_partitions(request: web.Request) -> web.Response:
+    """More of them, with all durable subscriptions of those that there are, before anybody learns of them; there are never fewer, as those
+    that are gone would have had messages."""
+    topic, catalogue = topic_of(request), catalogue_of(request)
+    count, before = _count(await body_of(request)), catalogue.partition_count(topic)
+    if not before:
+        raise web.HTTPConflict(text=f"Topic {topic} is not the partitioned topic.")
+    if count > PARTITIONS_MAX:
+        raise status(406, f"Number of partitions should be less than or equal to {PARTITIONS_MAX}")
+    if count < before:
+        raise status(422, f"Desired partitions {count} can't be less than the current partitions {before}.")
+    fresh = [topic.partition_name(number) for number in range(before, count)]
+    if topic.is_persistent:
+        stored = (catalogue.partition(topic.partition_name(number)) for number in range(before))
+        for subscription in sorted({name for one in stored if one is not None for name in catalogue.subscriptions(one[0])}):
+            await ask_each(request, fresh, "subscribe", subscription=subscription, new=True)
+    catalogue.set_partition_count(topic, count)
+    catalogue.commit()
+    return done()
 
 
 def _count(value: Any) -> int:
@@ -112,7 +258,124 @@ def _count(value: Any) -> int:
         raise web.HTTPBadRequest(text="The body is the number of partitions") from None
 
 
-def _status(status: int, text: str) -> web.HTTPException:
-    class _Other(web.HTTPClientError):
-        status_code = status
-    return _Other(text=text)
+@routes.get(TOPIC + "/partitions")
+async def partitions(request: web.Request) -> web.Response:
+    topic, topics = topic_of(request), request.app[TOPICS]
+    if is_set(request, "checkAllowAutoCreation"):
+        count = topics.directory.partitions(str(topic))
+    else:
+        if not topics.catalogue.has_namespace(topic.namespace):
+            raise web.HTTPNotFound(text="Namespace does not exist")
+        count = topics.catalogue.partition_count(topic)
+        if count is None and not topics.catalogue.has_topic(topic):
+            raise Refusal(api.TopicNotFound, f"Topic {topic} not found")
+    properties = topics.catalogue.properties(str(topic)) if count else {}
+    return web.json_response({"partitions": count or 0, "deleted": False} | ({"properties": properties} if properties else {}))
+
+
+@routes.delete(TOPIC + "/partitions")
+async def delete_partitioned(request: web.Request) -> web.Response:
+    topic, catalogue = topic_of(request), catalogue_of(request)
+    count = catalogue.partition_count(topic)
+    if count is None:
+        raise web.HTTPNotFound(text=f"Topic {topic} not found.")
+    if not count:
+        raise web.HTTPConflict(text=f"{topic} is a non-partitioned topic. Instead of calling delete-partitioned-topic please call delete.")
+    await delete_topics(request, [topic], force=is_set(request, "force"))
+    return done()
+
+
+async def delete_topics(request: web.Request, topics: Iterable[TopicName], *, force: bool) -> None:
+    """By their base names, with all partitions.  Without force: those that nobody uses, or none.
+
+    A partitioned topic goes before its partitions: clients that come back at once do not find it.  Raises Refusal.
+    """
+    catalogue = catalogue_of(request)
+    parts = []
+    for topic in topics:
+        count = catalogue.partition_count(topic)
+        parts += [topic.partition_name(number) for number in range(count)] if count else [topic]
+    stored = [part for part in parts if not part.is_persistent or catalogue.partition(part) is not None]
+    if not force and any(await ask_each(request, stored, "is_used")):
+        raise Refusal(api.ConsumerBusy, "Topic has active producers/subscriptions")
+    for topic in topics:
+        if catalogue.partition_count(topic) or topic not in stored:
+            catalogue.delete_topic(topic)
+    catalogue.commit()
+    await ask_each(request, stored, "delete", force=True, gone=True)
+
+
+@routes.post(TOPIC + "/createMissedPartitions")
+async def create_missed(request: web.Request) -> web.Response:
+    """There are none: a partition is there when its topic is."""
+    topic = topic_of(request)
+    if not catalogue_of(request).partition_count(topic):
+        raise web.HTTPNotFound(text=f"Topic {topic} does not exist")
+    return done()
+
+
+# -- lists
+
+@routes.get(_LIST)
+async def topics(request: web.Request) -> web.Response:
+    return web.json_response(listed(request, catalogue_of(request).topics(namespace_of(request)), (part_of(request, "domain") + ":",)))
+
+
+@routes.get(_LIST + "/partitioned")
+async def partitioned(request: web.Request) -> web.Response:
+    found = catalogue_of(request).partitioned_topics(namespace_of(request))
+    return web.json_response(listed(request, found, (part_of(request, "domain") + ":",)))
+
+
+def listed(request: web.Request, found: list[str], beginnings: tuple[str, ...]) -> list[str]:
+    """Those that the request asks for."""
+    if request.query.get("bundle", BUNDLE) != BUNDLE:
+        raise web.HTTPPreconditionFailed(text=f"The namespace has one bundle: {BUNDLE}")
+    with_system = is_set(request, "includeSystemTopic")
+    return [name for name in found if name.startswith(beginnings) and (with_system or not names.is_system(name))]
+
+
+# -- properties
+
+@routes.get(TOPIC + "/properties")
+async def properties(request: web.Request) -> web.Response:
+    return web.json_response(catalogue_of(request).properties(str(existing_of(request).base)))
+
+
+@routes.put(TOPIC + "/properties")
+async def add_properties(request: web.Request) -> web.Response:
+    scope, catalogue = str(existing_of(request).base), catalogue_of(request)
+    more = await properties_of(request)
+    catalogue.set_properties(scope, catalogue.properties(scope) | more)
+    catalogue.commit()
+    return done()
+
+
+@routes.delete(TOPIC + "/properties")
+async def delete_property(request: web.Request) -> web.Response:
+    scope, catalogue = str(existing_of(request).base), catalogue_of(request)
+    found = catalogue.properties(scope)
+    found.pop(request.query.get("key"), None)
+    catalogue.set_properties(scope, found)
+    catalogue.commit()
+    return done()
+
+
+# -- lookup
+
+@routes.get("/lookup/v2/topic" + PATH)
+@routes.get("/lookup/v2/destination" + PATH)
+async def lookup(request: web.Request) -> web.Response:
+    """Where the topic is served; both URLs are always strings, which the C++ client insists on."""
+    topics = request.app[TOPICS]
+    listener = request.query.get("listenerName") or request.headers.get("X-Pulsar-ListenerName", "")
+    url = topics.directory.url(str(topic_of(request)), listener)
+    return web.json_response({"brokerUrl": url, "brokerUrlTls": "", "httpUrl": topics.http_url, "httpUrlTls": "", "nativeUrl": url,
+                              "brokerUrlSsl": ""})
+
+
+@routes.get("/lookup/v2/topic" + PATH + "/bundle")
+async def bundle(request: web.Request) -> web.Response:
+    if not catalogue_of(request).has_namespace(topic_of(request).namespace):
+        raise web.HTTPNotFound(text="Namespace not found")
+    return web.Response(text=BUNDLE)

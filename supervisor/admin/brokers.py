@@ -1,0 +1,184 @@
+"""The broker itself: its name, its configuration, what of that is changed while it runs; and answers for what a host has none of."""
+import os
+import signal
+from typing import Any
+
+from aiohttp import web
+
+from geminga.supervisor import config as configuration
+from geminga.supervisor.admin.owners import OWNERS
+from geminga.supervisor.admin.topics import BUNDLE, TOPICS, catalogue_of, done, part_of, status
+from geminga.supervisor.config import Config
+from geminga.supervisor.properties import TRANSLATED, ConfigError, Setting
+
+routes = web.RouteTableDef()
+CONFIG = web.AppKey("config", Config)
+_CONFIGURATION = "/admin/v2/brokers/configuration"
+_TEXTS = "/broker"        # scope in the catalogue of what was changed, by Pulsar's names, as it was said
+_LIVE = frozenset({       # keys that are asked for each time they matter, by owners and by what holds for their partitions
+    "storage.auto_create_subscriptions", "storage.backlog_quota_age_s", "storage.backlog_quota_bytes", "storage.backlog_quota_policy",
+    "storage.deduplication", "storage.key_shared_enabled", "storage.message_ttl_s", "storage.retention_bytes", "storage.retention_s"})
+_DYNAMIC = sorted(name for name, (key, _) in TRANSLATED.items() if key in _LIVE)
+
+
+def _broker(request: web.Request) -> str:
+    return request.app[TOPICS].http_url.removeprefix("http://")
+
+
+@routes.get("/admin/v2/brokers")
+@routes.get("/admin/v2/brokers/{cluster}")
+async def brokers(request: web.Request) -> web.Response:
+    if "cluster" in request.match_info and part_of(request, "cluster") != request.app[TOPICS].cluster_name:
+        raise web.HTTPNotFound(text=f"Cluster {part_of(request, 'cluster')} has no broker here")
+    return web.json_response([_broker(request)])
+
+
+@routes.get("/admin/v2/brokers/leaderBroker")
+async def leader(request: web.Request) -> web.Response:
+    return web.json_response({"brokerId": _broker(request), "serviceUrl": request.app[TOPICS].http_url})
+
+
+@routes.get("/admin/v2/brokers/{cluster}/{broker}/ownedNamespaces")
+async def owned(request: web.Request) -> web.Response:
+    if part_of(request, "broker") != _broker(request):
+        raise web.HTTPNotFound(text=f"Broker id '{part_of(request, 'broker')}' not found in available brokers.")
+    catalogue = catalogue_of(request)
+    names = [name for tenant in catalogue.tenants() for name in catalogue.namespaces(tenant)]
+    state = {"broker_assignment": "shared", "is_controlled": False, "is_active": True}
+    return web.json_response({f"{name}/{BUNDLE}": state for name in names})
+
+
+@routes.get("/admin/v2/brokers/backlog-quota-check")
+async def check_quotas(request: web.Request) -> web.Response:
+    """Quotas are judged whenever somebody publishes."""
+    return done()
+
+
+@routes.get("/admin/v2/brokers/internal-configuration")
+async def internal(request: web.Request) -> web.Response:
+    path = request.app[CONFIG].data_dir.resolve()
+    return web.json_response({"metadataStoreUrl": f"file:{path}/catalogue.sqlite", "configurationMetadataStoreUrl":
+                              f"file:{path}/catalogue.sqlite", "ledgersRootPath": f"{path}/partitions"})
+
+
+@routes.post("/admin/v2/brokers/shutdown")
+async def shutdown(request: web.Request) -> web.Response:
+    """As if its supervisor was sent a SIGTERM: everything is on disk when it ends."""
+    os.kill(os.getppid(), signal.SIGTERM)
+    return done()
+
+
+# -- configuration
+
+@routes.get(_CONFIGURATION)
+async def dynamic(request: web.Request) -> web.Response:
+    """Names of what can be changed while the broker runs."""
+    return web.json_response(_DYNAMIC)
+
+
+@routes.get(_CONFIGURATION + "/values")
+async def changed(request: web.Request) -> web.Response:
+    return web.json_response(catalogue_of(request).policies(_TEXTS))
+
+
+@routes.get(_CONFIGURATION + "/runtime")
+async def runtime(request: web.Request) -> web.Response:
+    """What holds, by Pulsar's names; texts all."""
+    config = request.app[CONFIG]
+    sections = {"storage": request.app[TOPICS].storage, "network": config.worker}
+    found = {}
+    for name, (key, _) in TRANSLATED.items():
+        section, _, field = key.rpartition(".")
+        value = getattr(sections.get(section, config), field, None)
+        if value is not None:
+            found[name] = _said(name, value)
+    return web.json_response(found | catalogue_of(request).policies(_TEXTS))
+
+
+def _said(name: str, value: Any) -> str:
+    """In Pulsar's unit."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return ",".join(value)
+    one = TRANSLATED[name][1]("1") if isinstance(value, int) else 1
+    return str(value // one if isinstance(one, int) and one > 1 and value > 0 else value)
+
+
+@routes.post(_CONFIGURATION + "/{name}/{value}")
+async def change(request: web.Request) -> web.Response:
+    name, text = part_of(request, "name"), part_of(request, "value")
+    if name not in _DYNAMIC:
+        raise web.HTTPPreconditionFailed(text="Can't update non-dynamic configuration")
+    key, convert = TRANSLATED[name]
+    try:
+        value = configuration.value_of(key, Setting(convert(text), name))
+    except (ConfigError, ValueError) as error:
+        raise web.HTTPPreconditionFailed(text=f"Invalid dynamic-config value: {error}") from None
+    return await _keep(request, name, text, value)
+
+
+@routes.delete(_CONFIGURATION + "/{name}")
+async def reset(request: web.Request) -> web.Response:
+    name = part_of(request, "name")
+    if name not in _DYNAMIC:
+        raise web.HTTPPreconditionFailed(text="Can't delete non-dynamic configuration")
+    return await _keep(request, name, None, None)
+
+
+async def _keep(request: web.Request, name: str, text: str | None, value: Any) -> web.Response:
+    """It holds for every owner when this is answered."""
+    topics, catalogue = request.app[TOPICS], catalogue_of(request)
+    catalogue.set_policy(_TEXTS, name, text)
+    catalogue.set_policy(catalogue.OPTIONS, TRANSLATED[name][0].removeprefix("storage."), value)
+    catalogue.commit()
+    topics.storage = catalogue.with_changes(request.app[CONFIG].storage)
+    await request.app[OWNERS].tell_all("options")
+    return web.Response(status=200)
+
+
+# -- what a single host has none of
+
+@routes.get("/admin/v2/bookies/all")
+async def bookies(request: web.Request) -> web.Response:
+    return web.json_response({"bookies": []})
+
+
+@routes.get("/admin/v2/bookies/racks-info")
+async def racks(request: web.Request) -> web.Response:
+    return web.json_response({})
+
+
+@routes.get("/admin/v2/resourcegroups")
+async def resource_groups(request: web.Request) -> web.Response:
+    return web.json_response([])
+
+
+@routes.get("/admin/v2/resourcegroups/{group}")
+async def resource_group(request: web.Request) -> web.Response:
+    raise web.HTTPNotFound(text="ResourceGroup does not exist")
+
+
+_NONE = {
+    "/admin/v2/bookies": (404, "There are no bookies: this broker keeps everything itself"),
+    "/admin/v2/resourcegroups": (405, "Resource groups are not available in this version"),
+    "/admin/v2/resource-quotas": (405, "Resource quotas guide load balancers: there is one broker"),
+    "/admin/v2/worker": (409, "Functions are not available: there is no function worker"),
+    "/admin/v2/functions": (409, "Functions are not available: there is no function worker"),
+    "/admin/v3/functions": (409, "Functions are not available: there is no function worker"),
+    "/admin/v3/sinks": (409, "Connectors are not available: there is no function worker"),
+    "/admin/v3/sources": (409, "Connectors are not available: there is no function worker"),
+    "/admin/v3/sink": (409, "Connectors are not available: there is no function worker"),
+    "/admin/v3/source": (409, "Connectors are not available: there is no function worker"),
+    "/admin/v3/packages": (503, "Package Management Service is not enabled in the broker."),
+    "/admin/v3/transactions": (503, "This Broker is not configured with transactionCoordinatorEnabled=true."),
+}
+
+
+def _none(code: int, text: str):
+    async def refuse(request: web.Request) -> web.Response:
+        raise status(code, text)
+    return refuse
+
+
+LAST = [web.route("*", path + "{rest:.*}", _none(*answer)) for path, answer in _NONE.items()]

@@ -1,0 +1,167 @@
+"""Clusters: this one, and what is said of others, which is kept and shown and has no effect on a single host."""
+from typing import Any
+
+from aiohttp import web
+
+from geminga.proto import names
+from geminga.proto.errors import Refusal
+from geminga.supervisor.admin.topics import TOPICS, body_of, catalogue_of, done, part_of
+
+routes = web.RouteTableDef()
+_CLUSTER = "/admin/v2/clusters/{cluster}"
+_SCOPE, _PEERS, _DOMAINS = "/clusters", "/clusters/peers", "/clusters/domains"      # of policies in the catalogue; no name begins with /
+_URLS = {"serviceUrl": ("http://",), "serviceUrlTls": ("https://",), "brokerServiceUrl": ("pulsar://",),
+         "brokerServiceUrlTls": ("pulsar+ssl://",)}
+_ALWAYS = {"brokerClientTlsEnabled": False, "tlsAllowInsecureConnection": False, "brokerClientTlsEnabledWithKeyStore": False}
+
+
+def all_of(request: web.Request) -> dict[str, dict[str, Any]]:
+    """{name: what is said of it}; this one's own addresses, unless somebody said others."""
+    topics = request.app[TOPICS]
+    own = {"serviceUrl": topics.http_url, "brokerServiceUrl": topics.service_url}
+    return {topics.cluster_name: own} | topics.catalogue.policies(_SCOPE)
+
+
+def _cluster(request: web.Request) -> str:
+    """It exists."""
+    name = part_of(request, "cluster")
+    if name not in all_of(request):
+        raise web.HTTPNotFound(text="Cluster does not exist")
+    return name
+
+
+def _keep(request: web.Request, scope: str, name: str, value: Any) -> None:
+    catalogue_of(request).set_policy(scope, name, value)
+    catalogue_of(request).commit()
+
+
+@routes.get("/admin/v2/clusters")
+async def clusters(request: web.Request) -> web.Response:
+    return web.json_response(sorted(all_of(request)))
+
+
+@routes.get(_CLUSTER)
+async def cluster(request: web.Request) -> web.Response:
+    return web.json_response(_ALWAYS | all_of(request)[_cluster(request)])
+
+
+@routes.put(_CLUSTER)
+async def create(request: web.Request) -> web.Response:
+    name, data = part_of(request, "cluster"), await _data(request)
+    try:
+        names.namespace(f"{name}/x")
+    except Refusal:
+        raise web.HTTPPreconditionFailed(text="Cluster name is not valid") from None
+    if name in all_of(request):
+        raise web.HTTPConflict(text="Cluster already exists")
+    _keep(request, _SCOPE, name, data)
+    return web.Response(status=200)
+
+
+@routes.post(_CLUSTER)
+async def update(request: web.Request) -> web.Response:
+    name, data = _cluster(request), await _data(request)
+    _keep(request, _SCOPE, name, data)
+    return web.Response(status=200)
+
+
+@routes.delete(_CLUSTER)
+async def delete(request: web.Request) -> web.Response:
+    name = _cluster(request)
+    if name == request.app[TOPICS].cluster_name:
+        raise web.HTTPPreconditionFailed(text="Cluster not empty: it is this broker's own")
+    for scope in (_SCOPE, _PEERS, _DOMAINS):
+        _keep(request, scope, name, None)
+    return done()
+
+
+async def _data(request: web.Request) -> dict[str, Any]:
+    data = await body_of(request)
+    if data is None:
+        raise web.HTTPBadRequest(text="cluster data is required")
+    if not isinstance(data, dict):
+        raise web.HTTPBadRequest(text="The body is an object of addresses")
+    for name, beginnings in _URLS.items():
+        for url in _parts(data.get(name)):
+            if not url.startswith(beginnings):
+                raise web.HTTPBadRequest(text=f"Illegal {name}, example: {beginnings[0]}pulsar.example.com:8080")
+    return {name: value for name, value in data.items() if value is not None and (name in _URLS or name in _ALWAYS)}
+
+
+def _parts(url: Any) -> list[str]:
+    """Addresses may be several, with commas."""
+    if url is None or url == "":
+        return []
+    return url.split(",") if isinstance(url, str) else [""]
+
+
+# -- peers and failure domains
+
+@routes.get(_CLUSTER + "/peers")
+async def peers(request: web.Request) -> web.Response:
+    return web.json_response(catalogue_of(request).policies(_PEERS).get(_cluster(request), []))
+
+
+@routes.post(_CLUSTER + "/peers")
+async def set_peers(request: web.Request) -> web.Response:
+    name, found = _cluster(request), await body_of(request) or []
+    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+        raise web.HTTPBadRequest(text="The body is a list of names")
+    for one in found:
+        if one == name:
+            raise web.HTTPPreconditionFailed(text=f"{name} itself can't be part of peer-list")
+        if one not in all_of(request):
+            raise web.HTTPPreconditionFailed(text=f"Peer cluster {one} does not exist")
+    _keep(request, _PEERS, name, found or None)
+    return done()
+
+
+def _domains(request: web.Request) -> dict[str, Any]:
+    return catalogue_of(request).policies(_DOMAINS).get(_cluster(request), {})
+
+
+@routes.get(_CLUSTER + "/failureDomains")
+async def domains(request: web.Request) -> web.Response:
+    return web.json_response(_domains(request))
+
+
+@routes.get(_CLUSTER + "/failureDomains/{domain}")
+async def domain(request: web.Request) -> web.Response:
+    found, name = _domains(request), part_of(request, "domain")
+    if name not in found:
+        raise web.HTTPNotFound(text=f"Domain {name} for cluster {_cluster(request)} does not exist")
+    return web.json_response(found[name])
+
+
+@routes.post(_CLUSTER + "/failureDomains/{domain}")
+async def set_domain(request: web.Request) -> web.Response:
+    found, name, body = _domains(request), part_of(request, "domain"), await body_of(request)
+    if not isinstance(body, dict) or not isinstance(body.get("brokers") or [], list) or \
+            not all(isinstance(one, str) for one in body.get("brokers") or []):
+        raise web.HTTPBadRequest(text="The body is an object: brokers is a list of names")
+    _keep(request, _DOMAINS, _cluster(request), found | {name: {"brokers": body.get("brokers") or []}})
+    return done()
+
+
+@routes.delete(_CLUSTER + "/failureDomains/{domain}")
+async def delete_domain(request: web.Request) -> web.Response:
+    found, name = _domains(request), part_of(request, "domain")
+    if name not in found:
+        raise web.HTTPNotFound(text=f"Domain-name {name} or cluster {_cluster(request)} does not exist")
+    del found[name]
+    _keep(request, _DOMAINS, _cluster(request), found or None)
+    return web.Response(status=200)
+
+
+@routes.get(_CLUSTER + "/namespaceIsolationPolicies")
+@routes.get(_CLUSTER + "/namespaceIsolationPolicies/{policy}")
+@routes.get(_CLUSTER + "/namespaceIsolationPolicies/brokers/{broker}")
+async def isolation(request: web.Request) -> web.Response:
+    raise web.HTTPNotFound(text=f"NamespaceIsolationPolicies for cluster {_cluster(request)} does not exist")
+
+
+@routes.post(_CLUSTER + "/namespaceIsolationPolicies/{policy}")
+@routes.post(_CLUSTER + "/migrate")
+async def not_here(request: web.Request) -> web.Response:
+    _cluster(request)
+    raise web.HTTPMethodNotAllowed(request.method, [], text="There is one broker, which has all namespaces")

@@ -1,0 +1,149 @@
+"""Messages shown to an operator: peeked at, found by position, time or number.
+
+An entry's payload is the body; what its metadata says is in headers, as Pulsar names them.  A batch is one entry: who asks unpacks it.
+"""
+import base64
+import json
+import struct
+import zlib
+from datetime import UTC, datetime
+from typing import Any
+
+import cramjam
+from aiohttp import web
+from google.protobuf.message import DecodeError
+
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.supervisor.admin.topics import TOPIC, ask_single, number_of, part_of, single_of, status
+
+routes = web.RouteTableDef()
+_METADATA = 6                     # offset in an entry: behind magic and checksum
+_UNCOMPRESSED_MAX = 128 << 20     # bytes that are unpacked for an answer; larger ones stay as they are
+_TEXT_MAX = 1_000                 # characters of a header: clients refuse long ones
+_DECOMPRESS = {api.LZ4: cramjam.lz4.decompress_block_into, api.SNAPPY: cramjam.snappy.decompress_raw_into,
+               api.ZSTD: cramjam.zstd.decompress_into, api.ZLIB: cramjam.zlib.decompress_into}
+# Headers of fields that are numbers or texts: what is set is shown.
+_FIELDS = {"producer_name": "producer-name", "sequence_id": "sequence-id", "highest_sequence_id": "highest-sequence-id",
+           "replicated_from": "replicated-from", "partition_key": "partition-key", "partition_key_b64_encoded": "partition-key-b64-encoded",
+           "uncompressed_size": "uncompressed-size", "encryption_algo": "encryption-algo", "marker_type": "marker-type",
+           "null_value": "null-value", "null_partition_key": "null-partition-key", "uuid": "uuid",
+           "num_chunks_from_msg": "num-chunks-from-msg", "total_chunk_msg_size": "total-chunk-msg-size", "chunk_id": "chunk-id",
+           "txnid_least_bits": "txnid-least-bits", "txnid_most_bits": "txnid-most-bits"}
+_TIMES = {"publish_time": "publish-time", "event_time": "event-time", "deliver_at_time": "deliver-at-time"}
+_BYTES = {"ordering_key": "Base64-ordering-key", "encryption_param": "Base64-encryption-param", "schema_version": "Base64-schema-version"}
+
+
+# -- ids
+
+def _id(position: list[int] | None, partition: int, **more) -> dict[str, int]:
+    ledger, entry = position
+    return {"ledgerId": ledger, "entryId": entry, "partitionIndex": partition, "batchIndex": -1, "batchSize": 0} | more
+
+
+@routes.get(TOPIC + "/lastMessageId")
+async def last(request: web.Request) -> web.Response:
+    found = await ask_single(request, "", "last_message")
+    return web.json_response(_id([found["ledger"], found["entry"]], single_of(request).partition,
+                                 batchIndex=found["batch_index"], batchSize=found["batch_size"]))
+
+
+@routes.get(TOPIC + "/messageid/{time_ms}")
+async def at_time(request: web.Request) -> web.Response:
+    """The first that was published then or later."""
+    time_ms = number_of(request, part_of(request, "time_ms"), "The time")
+    found = await ask_single(request, "Get message ID by timestamp on a partitioned topic is not allowed, please try do it on specific "
+                             "topic partition", "at_time", time_ms=time_ms)
+    return web.json_response(_id(found, single_of(request).partition))
+
+
+@routes.get(TOPIC + "/getMessageIdByIndex")
+async def by_index(request: web.Request) -> web.Response:
+    index = number_of(request, request.query.get("index", ""), "index")
+    found = await ask_single(request, "Get message id by index on a partitioned topic is not allowed", "by_index", index=index)
+    return web.json_response(_id(found, single_of(request).partition))
+
+
+# -- messages
+
+@routes.get(TOPIC + "/subscription/{subscription}/position/{number}")
+async def peek(request: web.Request) -> web.Response:
+    number = number_of(request, part_of(request, "number"), "The position")
+    if not number:
+        raise web.HTTPBadRequest(text="The first message has position 1")
+    return _shown(await ask_single(request, "Peek messages on a partitioned topic is not allowed", "peek",
+                                   subscription=part_of(request, "subscription"), number=number))
+
+
+@routes.get(TOPIC + "/ledger/{ledger}/entry/{entry}")
+async def entry(request: web.Request) -> web.Response:
+    position = [number_of(request, part_of(request, name), f"The {name}") for name in ("ledger", "entry")]
+    return _shown(await ask_single(request, "GetMessageById is not allowed on partitioned-topic", "entry", position=position))
+
+
+@routes.get(TOPIC + "/examinemessage")
+async def examine(request: web.Request) -> web.Response:
+    beginning = request.query.get("initialPosition") or "latest"
+    if beginning not in ("earliest", "latest"):
+        raise web.HTTPBadRequest(text="initialPosition is earliest or latest")
+    number = number_of(request, request.query.get("messagePosition") or "1", "messagePosition")
+    return _shown(await ask_single(request, "Examine messages on a partitioned topic is not allowed, please try examine message on "
+                                   "specific topic partition", "examine", number=number, from_latest=beginning == "latest"))
+
+
+def _shown(found: dict[str, Any]) -> web.Response:
+    raw = base64.b64decode(found["data"])
+    try:
+        size = struct.unpack_from(">I", raw, _METADATA)[0]
+        metadata = api.MessageMetadata.FromString(raw[_METADATA + 4:_METADATA + 4 + size])
+    except (struct.error, DecodeError):
+        raise status(422, "The entry's metadata cannot be read: it was published so, or is damaged") from None
+    stored = raw[_METADATA + 4 + size:]
+    body = stored if metadata.encryption_keys else _uncompressed(metadata, stored)
+    return web.Response(body=body, content_type="application/octet-stream",
+                        headers={"X-Pulsar-Message-ID": f"{found['ledger']}:{found['entry']}", **_headers(metadata, len(stored))})
+
+
+def _uncompressed(metadata: api.MessageMetadata, stored: bytes) -> bytes:
+    how = _DECOMPRESS.get(metadata.compression)
+    if how is None or metadata.uncompressed_size > _UNCOMPRESSED_MAX:
+        return stored
+    room = bytearray(metadata.uncompressed_size)
+    try:
+        return bytes(room[:how(stored, room)])
+    except (cramjam.DecompressionError, zlib.error, ValueError):
+        raise status(422, "The entry's payload is not compressed as its metadata says") from None
+
+
+def _headers(metadata: api.MessageMetadata, size: int) -> dict[str, str]:
+    properties = {one.key: one.value for one in metadata.properties}
+    found = {"PROPERTY": json.dumps(properties), "Is-Encrypted": _text(bool(metadata.encryption_keys)), "txn-uncommitted": "false"}
+    if metadata.HasField("num_messages_in_batch"):
+        found |= {"num-batch-message": str(metadata.num_messages_in_batch), "batch-size": str(size)}
+    if metadata.num_chunks_from_msg:
+        found |= {"PROPERTY-TOTAL-CHUNKS": str(metadata.num_chunks_from_msg), "PROPERTY-CHUNK-ID": str(metadata.chunk_id)}
+    if metadata.compression:
+        found["compression"] = api.CompressionType.Name(metadata.compression)
+    for field, name in _FIELDS.items():
+        if metadata.HasField(field):
+            found[name] = _text(getattr(metadata, field))
+    for field, name in _TIMES.items():
+        if metadata.HasField(field) and (text := _time(getattr(metadata, field))):
+            found[name] = text
+    for field, name in _BYTES.items():
+        if metadata.HasField(field):
+            found[name] = base64.b64encode(getattr(metadata, field)).decode()
+    return {f"X-Pulsar-{name}": text for name, text in found.items()}
+
+
+def _text(value: Any) -> str:
+    """As a header may be."""
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:_TEXT_MAX])
+
+
+def _time(time_ms: int) -> str:
+    """"" for one that no calendar has."""
+    try:
+        return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    except (ValueError, OverflowError, OSError):
+        return ""
