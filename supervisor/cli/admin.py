@@ -136,9 +136,9 @@ def _option(option: Option) -> click.Option:
     flags = [option.key, *option.flags.split()]
     if option.kind == verbs.FLAG:
         return click.Option(flags, is_flag=True, default=bool(option.default), help=option.help)
+    given = {} if option.default is None else {"default": option.default, "show_default": option.default != ()}
     return click.Option(flags, type=click.Choice(option.choices) if option.choices else _TYPES[option.kind], required=option.required,
-                        multiple=option.kind == verbs.MAP, default=option.default, help=option.help,
-                        show_default=option.default not in (None, ()))
+                        multiple=option.kind == verbs.MAP, help=option.help, **given)
 
 
 def _run(verb: Verb, values: dict[str, Any]) -> None:
@@ -206,8 +206,10 @@ def _complete(context: click.Context, parameter: click.Parameter, typed: str) ->
         return []
     parts = typed.split("/")
     place = "/".join(map(quoted, parts[:-1]))
+    while context.parent is not None and "url" not in context.params:       # of the command before the group and the verb
+        context = context.parent
     try:
-        broker = Broker((context.find_root().obj or {}).get("url", URL), timeout_s=0.5)
+        broker = Broker(context.params.get("url", URL), timeout_s=0.5)
         if parameter.name == "cluster":
             names = broker.ask("GET", "/admin/v2/clusters").value()
         elif len(parts) == 1:

@@ -29,12 +29,13 @@ def _three(of: str, kinds: list[Row]) -> list[Verb]:
         choices = tuple(each.kind for _, each in kinds)
         kind = (Option("--type -t", "", "which quota", default=choices[0], choices=choices),)
     doc = policy.doc if len(kinds) == 1 else " ".join(each.doc for each, _ in kinds)
-    applied = (Option("--applied -ap", "?applied", "what holds, wherever it was set", FLAG),) if of == "topic" else ()
+    applied = (Option("--applied -ap -a", "?applied", "what holds, wherever it was set", FLAG),) if of == "topic" else ()
     options, example, body = _settable(kinds)
     made = [Verb(f"set-{level.verb}", level.method, path, f"Set: {doc}", (*kind, *options), example, body=body),
             Verb(f"get-{level.get or level.verb}", "GET", where + named, f"Show: {doc}", applied)]
-    if level.removable:
-        made.append(Verb(f"remove-{level.verb}", "DELETE", path, f"Remove, so that what is set further up holds: {doc}", kind))
+    if level.removable or level.nullable:
+        made.append(Verb(f"remove-{level.verb}", "DELETE" if level.removable else level.method, path,
+                         f"Remove, so that what is set further up holds: {doc}", kind))
     return made
 
 

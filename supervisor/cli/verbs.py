@@ -139,9 +139,10 @@ def _tenant(broker: Broker, values: dict[str, Any]) -> None:
 def _tenant_update(broker: Broker, values: dict[str, Any]) -> None:
     """What is not given stays."""
     path = f"/admin/v2/tenants/{values['tenant']}"
-    kept = broker.ask("GET", path).value()
-    broker.ask("POST", path, body={"adminRoles": values["admin_roles"] or kept["adminRoles"],
-                                   "allowedClusters": values["allowed_clusters"] or kept["allowedClusters"]})
+    new = {"adminRoles": values["admin_roles"], "allowedClusters": values["allowed_clusters"]}
+    if not all(new.values()):
+        new = broker.ask("GET", path).value() | {name: value for name, value in new.items() if value}
+    broker.ask("POST", path, body=new)
 
 
 def _namespace(values: dict[str, Any]) -> dict[str, Any]:

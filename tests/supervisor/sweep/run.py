@@ -1,0 +1,160 @@
+"""Runs pulsar-admin commands against two brokers, in the same order, and prints where their answers differ.
+
+    python tests/supervisor/sweep/run.py [--jars DIR] [--only TEXT] HTTP_URL HTTP_URL
+
+The first is the one to compare with.  commands.txt has the commands; reasons.txt says of differences that are known why they are there:
+these are counted, the others shown.  Compared are exit status, output and the reason of a refusal; of numbers that are measured, and of
+ids and times, only that they are there.  Needs a Java runtime, and Maven unless DIR holds the tool's jars.  Exit status: 1 when
+there is a difference without a reason.
+"""
+import argparse
+import base64
+import fnmatch
+import json
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pulsar
+
+HERE = Path(__file__).parent
+# Of these only names and types are compared: the values are measured, or the broker's own.
+MEASURED = ("topics stats*", "topics partitioned-stats*", "topics info-internal*", "topics last-message-id*", "topics get-message-id *",
+            "topics terminate*", "topics partitioned-terminate*", "broker-stats *", "brokers get-runtime-config", "topics analyze-backlog*",
+            "topics get-backlog-size*")
+
+
+class Outcome(NamedTuple):
+    status: int
+    out: Any        # parsed where it is JSON
+    reason: str
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--jars", type=Path, help="a folder with pulsar-client-tools and what it needs")
+    parser.add_argument("--only", default="", help="commands that contain this text; those that set the scene are run too")
+    parser.add_argument("urls", nargs=2, metavar="HTTP_URL")
+    options = parser.parse_args()
+    commands = [line.strip() for line in (HERE / "commands.txt").read_text().splitlines() if line.strip() and line[0] != "#"]
+    jars = options.jars or _fetched()
+    with ThreadPoolExecutor() as pool:
+        theirs, ours = pool.map(lambda url: _all(jars, url.rstrip("/"), commands), options.urls)
+    return _report([each for each in zip(commands, theirs, ours, strict=True) if options.only in each[0]])
+
+
+def _fetched() -> Path:
+    sys.path.insert(0, str(HERE.parents[2]))
+    from tests.clients.java import fetch_jars
+    return fetch_jars()
+
+
+def _all(jars: Path, url: str, commands: list[str]) -> list[Outcome | None]:
+    """What became of each command."""
+    with tempfile.TemporaryDirectory() as folder:
+        conf, logging = Path(folder) / "client.conf", Path(folder) / "log4j2.xml"
+        conf.write_text(f"webServiceUrl={url}/\nbrokerServiceUrl={url}/\n")
+        logging.write_text('<Configuration><Loggers><Root level="off"/></Loggers></Configuration>')
+        opened = [word for package in ("java.base/sun.net", "java.base/java.nio") for word in ("--add-opens", f"{package}=ALL-UNNAMED")]
+        java = ["java", "-Xmx512m", *opened, f"-Dlog4j.configurationFile={logging}", "-cp", f"{jars}/*", HERE / "Admin.java", conf]
+        with subprocess.Popen(java, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=HERE) as tool:
+            found = [_publish(url, command) if command[0] == "!" else _run(tool, url, command) for command in commands]
+            tool.stdin.close()
+    return found
+
+
+def _publish(url: str, command: str) -> None:
+    _, topic, count = command.split()
+    client = pulsar.Client(url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    producer = client.create_producer(topic, batching_enabled=False)
+    for number in range(int(count)):
+        producer.send(f"message {number}".encode(), properties={"number": str(number)}, partition_key=f"key {number % 3}")
+    client.close()
+
+
+def _run(tool: subprocess.Popen, url: str, command: str) -> Outcome:
+    tool.stdin.write("\x1f".join(shlex.split(command)) + "\n")
+    tool.stdin.flush()
+    status, out, err = (tool.stdout.readline().rstrip("\n").split(" ") + ["", ""])[:3]
+    out, err = (base64.b64decode(text).decode() for text in (out, err))
+    out = _neutral(re.sub(r"^Exit code is .*$", "", out, flags=re.MULTILINE).strip(), url)
+    reason = re.search(r"Reason: (.*)", err, re.DOTALL)
+    try:
+        parsed = json.loads(out)
+    except ValueError:
+        parsed = out.splitlines()
+    if any(fnmatch.fnmatchcase(command, pattern) for pattern in MEASURED):
+        parsed = sorted(_shape(parsed))
+    said = reason[1] if reason else err
+    return Outcome(int(status), parsed, _neutral(" ".join(said.split()), url)[:300])
+
+
+def _neutral(text: str, url: str) -> str:
+    """Without what differs from broker to broker and from time to time."""
+    port = url.rpartition(":")[2]
+    for pattern, name in ((rf"(localhost|127\.0\.0\.1):{port}\b", "HOST:HTTP"), (r"(localhost|127\.0\.0\.1):\d+", "HOST:PORT"),
+                          (r"\d{4}-\d\d-\d\dT[\d:.]+(Z|[+-][\d:]+)?", "TIME"), (r"\b1[5-9]\d{11}\b", "MILLIS"),
+                          (r"Message ID: \S+", "Message ID"), (r"\b\w+Exception: ", ""), (r"\b(java|org)(\.\w+)+\$?(?=\W|$)", "")):
+        text = re.sub(pattern, name, text)
+    return text
+
+
+def _shape(value: Any, path: str = "") -> set[str]:
+    """Paths and types of all values; whatever has a number for a name is one."""
+    if isinstance(value, dict):
+        return {each for name, item in value.items() for each in _shape(item, f"{path}.{re.sub('[0-9]+', '#', name)}")} or {path + " {}"}
+    if isinstance(value, list):
+        return {each for item in value for each in _shape(item, path + "[]")} or {path + " []"}
+    kind = "number" if isinstance(value, int | float) and not isinstance(value, bool) else type(value).__name__
+    return {f"{path} {kind}"}
+
+
+def _reasons() -> list[tuple[str, str]]:
+    lines = [line for line in (HERE / "reasons.txt").read_text().splitlines() if line.strip() and line[0] != "#"]
+    return [(pattern.strip(), reason.strip()) for pattern, _, reason in (line.partition("|") for line in lines)]
+
+
+def _report(compared: list[tuple[str, Outcome | None, Outcome | None]]) -> int:
+    reasons = _reasons()
+    same = known = unknown = 0
+    for command, theirs, ours in compared:
+        if theirs == ours:
+            same += theirs is not None
+            continue
+        reason = next((reason for pattern, reason in reasons if fnmatch.fnmatchcase(command, pattern)), None)
+        known += reason is not None
+        unknown += reason is None
+        print(f"{command}\n    {reason or '?'}")
+        for line in _differences(theirs, ours):
+            print(f"        {line[:300]}")
+    print(f"{same} the same, {known} differ for a known reason, {unknown} differ")
+    return 1 if unknown else 0
+
+
+def _differences(theirs: Outcome, ours: Outcome) -> list[str]:
+    found = []
+    if theirs.status != ours.status:
+        found.append(f"status {theirs.status} and {ours.status}")
+    if theirs.reason != ours.reason:
+        found += [f"- {theirs.reason}", f"+ {ours.reason}"]
+    if theirs.out != ours.out:
+        before, after = (_lines(outcome.out) for outcome in (theirs, ours))
+        found += [f"- {line}" for line in before if line not in after][:8] + [f"+ {line}" for line in after if line not in before][:8]
+        if sorted(before) == sorted(after):
+            found.append("another order")
+    return found
+
+
+def _lines(out: Any) -> list[str]:
+    if isinstance(out, list):
+        return [json.dumps(item) if not isinstance(item, str) else item for item in out]
+    return [f"{name}: {json.dumps(item)}" for name, item in out.items()] if isinstance(out, dict) else [json.dumps(out)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

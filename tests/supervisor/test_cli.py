@@ -1,0 +1,268 @@
+"""`geminga admin`: every verb, what it sends, what it prints, how it ends, and that starting it costs little."""
+import http.server
+import json
+import shlex
+import subprocess
+import sys
+import threading
+import urllib.parse
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pulsar
+import pytest
+
+from geminga.supervisor.cli import admin, policies, show, units, verbs
+from geminga.supervisor.cli.rest import topic_path
+from geminga.supervisor.main import main
+
+HERE = Path(__file__).parent
+REQUESTS = [json.loads(line) for line in (HERE / "pulsar_admin_requests.jsonl").read_text().splitlines()]
+SCHEMAS = HERE / "sweep"
+# Verbs of pulsar-admin that are about what a broker of one host has not.
+LEFT_OUT = ("clusters *peer-clusters", "clusters *failure-domain*", "topics *shadow*", "topics offload-status", "namespaces *offload*",
+            "namespaces *anti-affinity*", "namespaces *resource-group", "namespaces get-topic-positions", "namespaces split-bundle")
+TOPIC, NAMESPACE = "public/default/orders", "public/default"
+
+
+def rows():
+    """(group, verb) of all there are."""
+    return [(group, name) for group in verbs.GROUPS
+            for name in [*(verb.name for verb in verbs.GROUPS[group][1]), *admin.policies_of(group)]]
+
+
+@pytest.fixture
+def run(capsys):
+    """run(url, words...): exit status, standard output, lines of complaint."""
+    def run(url, *words):
+        status = main(["admin", "--admin-url", url, *words])
+        printed = capsys.readouterr()
+        return status, printed.out, printed.err.splitlines()
+    return run
+
+
+@pytest.fixture(scope="module")
+def listener():
+    """Somebody who answers everything as a broker would that has one cluster and four partitions of each topic, and remembers it."""
+    class Handler(http.server.BaseHTTPRequestHandler):
+        wbufsize = -1       # an answer is one packet
+        def answer(self):
+            sent = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            asked.append((self.command, self.path, json.loads(sent) if sent else None))
+            path = self.path.partition("?")[0]
+            said = ANSWERS.get(path.rpartition("/")[2], {"brokerUrl": "pulsar://x:1"} if path.startswith("/lookup") else [])
+            body = json.dumps(said).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_GET = do_PUT = do_POST = do_DELETE = answer
+
+        def log_message(self, *_):
+            pass
+
+    asked = []
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}", asked
+    server.shutdown()
+    server.server_close()
+
+
+ALWAYS = ("deleteSchema", "messageTTL")      # what pulsar-admin says when it deletes something, and means nothing there
+ANSWERS = {"clusters": ["standalone"], "partitions": {"partitions": 4}}
+
+
+def equal(ours, theirs):
+    """The same question, but for what holds anyway where it is not said."""
+    (our_method, our_target, our_body), (method, target, *body) = ours, theirs
+    our_place, place = urllib.parse.urlsplit(our_target), urllib.parse.urlsplit(target)
+    our_query, query = (dict(urllib.parse.parse_qsl(each.query)) for each in (our_place, place))
+    if place.path.endswith("/resetcursor/*"):
+        our_place = our_place._replace(path=our_place.path.rpartition("/")[0] + "/*")
+    body = body[0] if body else None
+    bodies_agree = our_body == body or not our_body and not body
+    if isinstance(our_body, dict) and isinstance(body, dict):
+        bodies_agree = our_body.items() <= body.items()
+    differing = dict(our_query.items() ^ query.items())
+    return our_method == method and our_place.path == place.path and bodies_agree and all(
+        value == "false" or name in ALWAYS and name not in our_query for name, value in differing.items())
+
+
+def test_what_is_sent_is_what_pulsar_admin_sends(run, listener, monkeypatch):
+    """For hundreds of commands as they were recorded: the same methods, paths, parameters and JSON."""
+    monkeypatch.chdir(SCHEMAS)
+    url, asked = listener
+    for command, *expected in REQUESTS:
+        asked.clear()
+        status, _, complaints = run(url, *shlex.split(command))
+        if status == 2 and "No such command" in complaints[-1]:
+            assert any(fnmatchcase(" ".join(command.split()[:2]), pattern) for pattern in LEFT_OUT), command
+            continue
+        by_path = sorted(asked, key=lambda each: each[1])
+        assert status == 0, (command, complaints)
+        assert len(asked) == len(expected), (command, asked)
+        assert all(map(equal, by_path, sorted(expected, key=lambda each: each[1]))), (command, asked)
+
+
+def test_every_verb_says_how_it_is_used(capsys):
+    """Its help has a line about it and an example that begins with itself."""
+    for group, name in rows():
+        assert main(["admin", group, name, "--help"]) == 0
+        printed = capsys.readouterr().out
+        assert f"geminga admin {group} {name}" in printed
+        assert len(printed.splitlines()) > 8, printed
+
+
+@pytest.fixture(scope="module")
+def served(broker):
+    """The address of a broker with a topic, subscriptions, messages plain and in batches."""
+    client = pulsar.Client(broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    client.subscribe(TOPIC, "billing").close()
+    client.subscribe(TOPIC, "audit").close()
+    single = client.create_producer(TOPIC, batching_enabled=False)
+    single.send(b"a text", properties={"team": "payments"}, partition_key="key 1")
+    single.send(bytes(range(20)))
+    batched = client.create_producer(TOPIC, batching_enabled=True, batching_max_publish_delay_ms=10_000,
+                                     compression_type=pulsar.CompressionType.ZSTD)
+    for number in "012":
+        batched.send_async(b"one of many " + number.encode(), lambda *_: None, properties={"number": number}, partition_key="k" + number)
+    batched.flush()
+    client.close()
+    return broker.http_url
+
+
+def test_messages_are_shown_one_by_one(served, run):
+    """Batches are unpacked, texts are texts, other bytes are hexadecimal; JSON has them in base64."""
+    status, printed, _ = run(served, "topics", "peek", TOPIC, "-s", "billing", "-n", "4")
+    text, binary, *many = printed.split("\n\n")
+    assert status == 0 and len(many) == 2
+    assert "key          key 1" in text and "property     team = payments" in text and text.endswith("\na text")
+    assert "00000010  10 11 12 13" in binary
+    assert many[1].endswith("one of many 1\n") and "property     number = 1" in many[1]
+
+    status, printed, _ = run(served, "-o", "json", "topics", "peek-messages", TOPIC, "-s", "billing", "-n", "99")
+    messages = [json.loads(line) for line in printed.splitlines()]
+    assert [message.get("payload") for message in messages] == ["a text", None, *(f"one of many {number}" for number in range(3))]
+    assert messages[1]["payloadBase64"] == "AAECAwQFBgcICQoLDA0ODxAREhM="
+    assert [message["key"] for message in messages[2:]] == ["k0", "k1", "k2"]
+
+    ledger, entry = messages[0]["id"].split(":")[:2]
+    assert run(served, "topics", "get-message-by-id", TOPIC, "-l", ledger, "-e", entry)[1].endswith("\na text\n")
+    assert run(served, "topics", "examine-messages", TOPIC, "-i", "earliest")[1].endswith("\na text\n")
+
+
+def test_exit_status_and_the_line_that_says_why(served, run):
+    """0 done, 1 refused by the broker, 2 wrong usage, 3 not reachable; one line each but for usage."""
+    assert run(served, "tenants", "list")[0] == 0
+    status, printed, complaints = run(served, "topics", "subscriptions", "public/default/missing")
+    assert (status, printed, len(complaints)) == (1, "", 1) and complaints[0].endswith("(HTTP 404)")
+    for words in (["topics", "nonsense"], ["topics", "skip", TOPIC, "-s", "x"], ["topics", "stats", "a/b"], ["namespaces", "policies", "a"],
+                  ["topics", "create", TOPIC, "-m", "nonsense"], ["topics", "skip", TOPIC, "-s", "x", "-n", "few"],
+                  ["topics", "create-subscription", TOPIC, "-s", "x", "-m", "first"], ["topics", "reset-cursor", TOPIC, "-s", "x"],
+                  ["namespaces", "set-retention", NAMESPACE, "-t", "soon", "-s", "1"], ["schemas", "upload", TOPIC, "-f", "/missing"]):
+        assert run(served, *words)[0] == 2, words
+    status, _, complaints = run("http://127.0.0.1:1", "tenants", "list")
+    assert status == 3 and len(complaints) == 1
+    assert run("nonsense", "tenants", "list")[0] == 3
+
+
+@pytest.mark.parametrize("sent", [b"", b"nonsense", b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n[]", b"HTTP/1.1 2xx\r\n\r\n"])
+def test_no_whole_answer_is_no_answer(run, sent):
+    """Whatever talks there: it is told in a line, and nothing of it is taken for an answer."""
+    import socket
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        def answer():
+            link, _ = server.accept()
+            with link:
+                link.recv(65_536)
+                link.sendall(sent)
+        thread = threading.Thread(target=answer)
+        thread.start()
+        status, printed, complaints = run(f"http://127.0.0.1:{server.getsockname()[1]}", "tenants", "list")
+        thread.join()
+    assert (status, printed, len(complaints)) == (3, "", 1)
+
+
+def test_output_for_programs_is_the_answer_as_it_came(served, run):
+    """Byte for byte, and wherever the option stands; a list for people is a line each."""
+    import urllib.request
+    with urllib.request.urlopen(f"{served}/admin/v2/tenants") as answer:
+        expected = answer.read().decode()
+    assert run(served, "-o", "json", "tenants", "list")[1] == run(served, "tenants", "list", "-o", "json")[1] == expected + "\n"
+    assert run(served, "tenants", "list")[1].splitlines() == json.loads(expected)
+
+
+def test_answers_for_people():
+    assert show.text(["a", "b"]) == "a\nb"
+    assert show.text({"rate": 1.25, "list": [], "on": True}) == "rate  1.25\nlist  -\non    true"
+    assert show.text({"subs": {"a": {"backlog": 1}}, "type": "x"}) == "type  x\nsubs\n  a\n    backlog  1"
+    assert show.text([{"id": 1, "size": 100}, {"id": 22, "size": 3}]) == "id  size\n1   100\n22  3"
+    assert show.text([{"a": 1, "of": {"b": 2}}, {"a": 3, "of": {}}]) == "- a  1\n  of\n    b  2\n- a   3\n  of  -"
+
+
+def test_times_and_sizes_have_units():
+    assert [units.seconds(text) for text in ("90", "10m", "3h", "2D", "-1")] == [90, 600, 10_800, 172_800, -1]
+    assert [units.seconds(text) for text in ("1w", "1y")] == [604_800, 31_536_000]
+    assert [units.minutes(text) for text in ("90", "2h", "-1", "0")] == [1, 120, -1, 0]
+    assert [units.size(text) for text in ("90", "4k", "10M", "2G", "-1")] == [90, 4_096, 10 << 20, 2 << 30, -1]
+    assert [units.mebibytes(text) for text in ("1M", "1G", "-1")] == [1, 1_024, -1]
+    assert units.millis("2s") == 2_000
+    for text in ("", "m", "ten", "10x", "1.5h"):
+        with pytest.raises(ValueError):
+            units.seconds(text)
+
+
+def test_names_of_topics_are_quoted_in_paths():
+    assert topic_path("orders") == "persistent/public/default/orders"
+    assert topic_path("non-persistent://a/b/c/d e") == "non-persistent/a/b/c%2Fd%20e"
+    for name in ("a/b", "queue://a/b/c", "a//c", ""):
+        with pytest.raises(ValueError):
+            topic_path(name)
+
+
+def test_every_policy_has_its_verbs():
+    """Each row of the table of policies can be set, shown and taken away wherever it says it can be set."""
+    for of in ("namespace", "topic"):
+        made = {verb.name for verb in policies.verbs(of)}
+        levels = [getattr(policy, of) for policy in policies.TABLE.values() if getattr(policy, of) is not None]
+        assert {f"set-{level.verb}" for level in levels} <= made
+        assert {f"get-{level.get or level.verb}" for level in levels} <= made
+        assert {f"remove-{level.verb}" for level in levels if level.removable} <= made
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_complete(shell, capsys):
+    """What is printed asks the command itself."""
+    assert main(["completion", shell]) == 0
+    assert "_GEMINGA_COMPLETE" in capsys.readouterr().out
+
+
+def completed(url, words, typed):
+    from click.shell_completion import ShellComplete
+
+    from geminga.supervisor.main import geminga
+    asked = ShellComplete(geminga, {}, "geminga", "_GEMINGA_COMPLETE").get_completions(["admin", "--admin-url", url, *words], typed)
+    return {each.value for each in asked}
+
+
+def test_names_are_completed_as_far_as_the_broker_tells_them(served):
+    assert "namespaces" in completed(served, [], "name")
+    assert "peek-messages" in completed(served, ["topics"], "pe")
+    assert "public/" in completed(served, ["topics", "stats"], "pub")
+    assert "public/default/" in completed(served, ["topics", "stats"], "public/")
+    assert TOPIC in completed(served, ["topics", "stats"], "public/default/ord")
+    assert "public/default" in completed(served, ["namespaces", "policies"], "public/def")
+    assert completed("http://127.0.0.1:1", ["topics", "stats"], "pub") == set()
+
+
+def test_a_command_starts_without_what_only_a_broker_needs(served):
+    """Most of what a command costs is what it imports."""
+    words = ["admin", "--admin-url", served, "topics", "list", "public/default"]
+    code = f"import sys; from geminga.supervisor.main import main; main({words}); print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    loaded = set(done.stderr.split())
+    assert "geminga.supervisor.cli.admin" in loaded and f"persistent://{TOPIC}" in done.stdout
+    assert loaded & {"numpy", "google.protobuf", "aiohttp", "asyncio", "http.client", "ssl", "sqlite3", "zmq", "geminga.storage.catalogue",
+                     "geminga.storage.policy_table"} == set()
