@@ -58,6 +58,7 @@ class Partition:
     bytes_in: int = 0                # published
     entries_in: int = 0
     chunks_in: int = 0
+    evictions: tuple[int, int] = (0, 0)              # how often its quotas of bytes, and of age, made subscriptions lose something
     gone_out: tuple[int, int, int] = (0, 0, 0)       # messages, bytes, entries given out by subscriptions that were deleted
     window: object = None            # Distribution of the window that is under way, ...
     last_window: object = None       # ... and of the one before

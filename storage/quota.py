@@ -79,7 +79,7 @@ class Quotas:
 
     def _count(self, partition: Partition) -> None:
         count, last = self._counts[partition], partition.open_ledger
-        count.size = max((_backlog_bytes(one.cursor, partition) for one in _durable(partition)), default=0)
+        count.size = max((backlog_bytes(one.cursor, partition) for one in _durable(partition)), default=0)
         count.ledger_id, count.ledger_size, count.begun = last.ledger_id, last.size, partition.begun
 
     def _is_too_old(self, partition: Partition) -> bool:
@@ -94,7 +94,7 @@ class Quotas:
         if count is None or policies.quota_bytes_action != EVICTION or now_ms < count.next_ms or not self._is_too_large(partition):
             return
         for subscription in _durable(partition):
-            excess = _backlog_bytes(subscription.cursor, partition) - policies.quota_bytes
+            excess = backlog_bytes(subscription.cursor, partition) - policies.quota_bytes
             if excess > 0:
                 self._evict(subscription, excess + policies.quota_bytes // _SPARE, now_ms)
         self._count(partition)
@@ -124,6 +124,8 @@ class Quotas:
             if len(entries):
                 acknowledgements.move(self._owner, subscription, Acks(single={ledger.ledger_id: entries}), EVICTED)
                 self._owner.counters.add("entries_evicted", len(entries))
+                by_size, by_age = partition.evictions
+                partition.evictions = (by_size + (size is not None), by_age + (size is None))
             if size is not None and size <= 0:
                 return
 
@@ -132,7 +134,7 @@ def _durable(partition: Partition) -> list[Subscription]:
     return [subscription for subscription in partition.subscriptions.values() if subscription.is_durable]
 
 
-def _backlog_bytes(cursor: Cursor, partition: Partition) -> int:
+def backlog_bytes(cursor: Cursor, partition: Partition) -> int:
     """Of the entries that are not acknowledged."""
     total = 0
     for ledger in partition.ledgers_from(cursor.mark_delete[0]):

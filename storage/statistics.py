@@ -91,11 +91,14 @@ def rates_of(found, nothing: int) -> tuple:
 
 _LATENCY_NAMES = (*(f"le_{f'{bound:g}'.replace('.', '_')}" for bound in LATENCIES_MS), "overflow")
 _SIZE_NAMES = ("le_128", "le_512", "le_1_kb", "le_2_kb", "le_4_kb", "le_16_kb", "le_100_kb", "le_1_mb", "le_overflow")
+# How often a rate kept a subscription's consumers waiting, as rates.py counts and Pulsar's REST has it.
+THROTTLED = tuple(f"dispatchThrottled{what}EventsBy{level}Limit"
+                  for level in ("Subscription", "Topic", "Broker") for what in ("Msg", "Bytes"))
 TOPIC_COLUMNS = (
     "messages_in", "bytes_in", "messages_out", "bytes_out",
     "rate_in", "throughput_in", "write_rate", "rate_out", "throughput_out", "read_rate",
     "backlog", "backlog_bytes", "storage_bytes", "subscriptions", "producers", "consumers", "backlog_since_ms", "quota_bytes",
-    "quota_age_s", "later_bytes", "size_sum", "latency_sum", "journal_sum",
+    "quota_age_s", "evicted_by_size", "evicted_by_age", "publish_limited", "later_bytes", "size_sum", "latency_sum", "journal_sum",
     *(f"size_{name}" for name in _SIZE_NAMES), *(f"latency_{name}" for name in _LATENCY_NAMES),
     *(f"journal_{name}" for name in _LATENCY_NAMES),
 )
@@ -103,7 +106,7 @@ SUBSCRIPTION_COLUMNS = (
     "messages_out", "bytes_out", "expired",
     "rate_out", "throughput_out", "rate_redeliver", "rate_acknowledged", "rate_expired", "rate_dropped",
     "backlog", "backlog_messages", "delayed", "in_replay", "unacknowledged", "is_blocked", "consumers", "later_bytes",
-    "acked_ms", "consumed_ms", "flow_ms", "advanced_ms", "expired_ms", "kind",
+    "acked_ms", "consumed_ms", "flow_ms", "advanced_ms", "expired_ms", "kind", *THROTTLED,
 )
 _NO_DISTRIBUTION = Distribution()
 
@@ -117,13 +120,13 @@ def _topic_row(topic: Topic) -> tuple:
             backlog += subscription.cursor.backlog(topic.ledgers_from(subscription.cursor.mark_delete[0]))
             later += delayed(subscription)
     seen = topic.last_window or _NO_DISTRIBUTION
-    stored = (0, 0, 0, -1, -1)
+    stored = (0, 0, 0, -1, -1, 0, 0)
     if topic.is_persistent:
         first = find_slowest(topic)
         stored = (_bytes_behind(topic, first) if first else 0, storage_bytes(topic), came_ms(first, topic) if first else 0,
-                  topic.policies.quota_bytes, topic.policies.quota_age_s)
+                  topic.policies.quota_bytes, topic.policies.quota_age_s, *topic.evictions)
     return (counts[0], counts[1], counts[3], counts[4], *rates, backlog, *stored[:2], len(topic.subscriptions), len(topic.producers.live),
-            consumers, *stored[2:], later * LATER_BYTES, seen.size_sum, seen.latency_sum_us, seen.journal_sum_us,
+            consumers, *stored[2:], publish_limited(topic), later * LATER_BYTES, seen.size_sum, seen.latency_sum_us, seen.journal_sum_us,
             *seen.sizes, *seen.latencies)
 
 
@@ -137,7 +140,7 @@ def _subscription_row(subscription: Subscription) -> tuple:
     return (counts[0], counts[1], counts[6], rates[0], rates[1], rates[3], rates[5], rates[6], rates[7], backlog, messages,
             delayed(subscription), again(subscription), unacknowledged(subscription), is_blocked(subscription), len(subscription.consumers),
             delayed(subscription) * LATER_BYTES, acked, consumed, flow, subscription.advanced_ms, subscription.expired_ms,
-            kind_of(subscription))
+            kind_of(subscription), *throttled(subscription))
 
 
 # -- what a row and a JSON object have in common
@@ -198,6 +201,18 @@ def again(subscription: Subscription) -> int:
 def unacknowledged(subscription: Subscription) -> int:
     """Messages at consumers that share the subscription; where one has all of it, what it has is no matter of concern, as in Pulsar."""
     return getattr(subscription.dispatcher, "unacknowledged", 0)
+
+
+def publish_limited(topic: Topic) -> int:
+    """How often a rate held back what was published."""
+    return topic.rate_limits.publish_limited_times if topic.rate_limits is not None else 0
+
+
+def throttled(subscription: Subscription) -> tuple[int, ...]:
+    """As THROTTLED."""
+    if subscription.limited is None:
+        return (0,) * len(THROTTLED)
+    return tuple([subscription.limited.times.get(name, 0) for name in THROTTLED])
 
 
 def kind_of(subscription: Subscription) -> int:

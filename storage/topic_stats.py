@@ -16,8 +16,10 @@ from geminga.storage.live import LiveTopic
 from geminga.storage.named import stored, topic_of
 from geminga.storage.partition import Partition
 from geminga.storage.producers import Producer
+from geminga.storage.quota import backlog_bytes
 from geminga.storage.statistics import (
     LATER_BYTES,
+    THROTTLED,
     again,
     came_ms,
     delayed,
@@ -27,9 +29,11 @@ from geminga.storage.statistics import (
     is_blocked,
     kind_of,
     last_times,
+    publish_limited,
     rates_of,
     storage_bytes,
     subscription_counts,
+    throttled,
     topic_counts,
     unacknowledged,
 )
@@ -56,7 +60,8 @@ def topic(owner, found: Topic, *, earliest: bool, publishers: bool, consumers: b
         "backlogSize": max((one["backlogSize"] for one in subscriptions.values() if one["isDurable"]), default=0),
         "backlogQuotaLimitSize": found.policies.quota_bytes if stored else -1,
         "backlogQuotaLimitTime": found.policies.quota_age_s if stored else -1,
-        "oldestBacklogMessageAgeSeconds": age, "publishRateLimitedTimes": 0, "earliestMsgPublishTimeInBacklogs": min(times, default=0),
+        "oldestBacklogMessageAgeSeconds": age, "publishRateLimitedTimes": publish_limited(found),
+        "earliestMsgPublishTimeInBacklogs": min(times, default=0),
         "offloadedStorageSize": 0, "lastOffloadLedgerId": 0, "lastOffloadSuccessTimeStamp": 0, "lastOffloadFailureTimeStamp": 0,
         "ongoingTxnCount": 0, "abortedTxnCount": 0, "committedTxnCount": 0,
         "publishers": [_of_producer(owner, one) for one in found.producers.live.values()] if publishers else [],
@@ -117,9 +122,7 @@ def _of_subscription(owner, subscription: Subscription, *, earliest: bool, consu
         "nonContiguousDeletedMessagesRangesSerializedSize": sum(bitmap.nbytes for bitmap in cursor.bitmaps.values()),
         "delayedMessageIndexSizeInBytes": later * LATER_BYTES, "subscriptionProperties": subscription.properties,
         "filterProcessedMsgCount": 0, "filterAcceptedMsgCount": 0, "filterRejectedMsgCount": 0, "filterRescheduledMsgCount": 0,
-        "dispatchThrottledMsgEventsBySubscriptionLimit": 0, "dispatchThrottledBytesEventsBySubscriptionLimit": 0,
-        "dispatchThrottledMsgEventsByTopicLimit": 0, "dispatchThrottledBytesEventsByTopicLimit": 0,
-        "dispatchThrottledMsgEventsByBrokerLimit": 0, "dispatchThrottledBytesEventsByBrokerLimit": 0,
+        **dict(zip(THROTTLED, throttled(subscription), strict=True)),
         "durable": subscription.is_durable, "replicated": False,
     }
     if kind == SubType.Key_Shared and subscription.consumers:
@@ -138,18 +141,6 @@ def messages(subscription: Subscription) -> dict:
     found, cursor = subscription.partition, subscription.cursor
     return {"published": found.next_message - cursor.since, **dict(zip(REASONS, cursor.totals, strict=True)),
             "backlog": cursor.backlog_messages(found.ledgers)}
-
-
-def backlog_bytes(cursor: Cursor, partition: Partition) -> int:
-    """Of the entries that are not acknowledged."""
-    total = 0
-    for ledger in partition.ledgers_from(cursor.mark_delete[0]):
-        first = cursor.mark_delete[1] + 1 if ledger.ledger_id == cursor.mark_delete[0] else 0
-        if ledger.ledger_id in cursor.bitmaps:
-            total += ledger.bytes_of(cursor.all_left(ledger, ledger.entries))
-        elif first < ledger.entries:
-            total += ledger.size - int(ledger.column("offset")[first])
-    return total
 
 
 def acknowledged_ranges(cursor: Cursor, ledgers: list[Ledger]) -> Iterable[tuple[int, int, int]]:

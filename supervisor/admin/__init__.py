@@ -10,5 +10,6 @@
     subscriptions.py  what is done to topics and their subscriptions
     owners.py         questions to the owners
     health.py         /admin/v2/brokers/health and its kin
+    stats.py          stats of topics and of the broker
     metrics.py        /metrics
 """

@@ -16,7 +16,7 @@ from geminga.storage.catalogue import open_catalogue
 from geminga.storage.control import Control
 from geminga.storage.counters import Counters
 from geminga.storage.errors import NotDurable, StorageFull
-from geminga.supervisor.admin import brokers, clusters, health, messages, metrics, namespaces, policies, subscriptions, topics
+from geminga.supervisor.admin import brokers, clusters, health, messages, metrics, namespaces, policies, stats, subscriptions, topics
 from geminga.supervisor.admin.owners import OWNERS, Owners
 from geminga.supervisor.config import Config
 from geminga.workers.links import follow
@@ -69,8 +69,8 @@ def make_app(config: Config, owners: Owners, service_url: str, http_url: str,
     app[topics.TOPICS] = topics.Topics(catalogue, service_url, http_url, config)
     app[OWNERS] = owners
     app[health.SERVICE_URL], app[health.COUNTERS] = service_url, counters
-    app[metrics.METRICS] = metrics.Metrics(config.cluster_name, counters)
-    for part in (topics, namespaces, policies, subscriptions, messages, clusters, brokers, health, metrics):
+    app[metrics.METRICS] = metrics.Metrics(config, counters, owners)
+    for part in (topics, namespaces, policies, subscriptions, messages, clusters, brokers, stats, health, metrics):
         app.add_routes(part.routes)
     app.add_routes(brokers.LAST)
     return app

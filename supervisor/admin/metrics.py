@@ -1,22 +1,36 @@
-"""Prometheus text at /metrics, from the counters that all processes share."""
-import time
+"""Prometheus text at /metrics.
 
+What there is of the broker and its processes comes from the counters that all processes share, through prometheus_client.  What there is
+of topics and subscriptions comes from the owners as columns (stats.py); its lines, many thousands of them, are put together here, a family
+at a time.  Their names and labels are Pulsar's.  Of topics beyond `metrics.topics_max` there are sums by namespace under the same names,
+without the label `topic`: so sums over all series of a name are whatever the bound.
+"""
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import psutil
 from aiohttp import web
+from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from geminga.proto.commands import SERVER_VERSION
-from geminga.storage.counters import Counters
+from geminga.storage.counters import BOUNDS_S, Counters
+from geminga.storage.statistics import SUBSCRIPTION_COLUMNS, TOPIC_COLUMNS
+from geminga.supervisor.admin.owners import Owners
+from geminga.supervisor.admin.stats import Measured, measure, namespace_of, processes
+from geminga.supervisor.config import Config
 
 routes = web.RouteTableDef()
 
 # Counter of ours -> (Pulsar's name, what it says, whether it only grows).  Summed over all processes.
 _BROKER = {
-    "partitions_open": ("pulsar_broker_topics_count", "Topics and partitions that are loaded", False),
-    "producers": ("pulsar_broker_producers_count", "Producers connected", False),
-    "consumers": ("pulsar_broker_consumers_count", "Consumers connected", False),
     "messages_in": ("pulsar_broker_in_messages", "Messages published", True),
     "bytes_in": ("pulsar_broker_in_bytes", "Bytes of entries published", True),
+    "bytes_out": ("pulsar_broker_out_bytes", "Bytes of entries given to consumers", True),
+    "lookups": ("pulsar_broker_lookup_answers", "Lookups answered", True),
     "connections_opened": ("pulsar_connection_created_total_count", "Connections accepted", False),
     "connections_closed": ("pulsar_connection_closed_total_count", "Connections ended", False),
 }
@@ -35,61 +49,340 @@ _OWN = {
     "passes": "Passes of the owner's loop", "commands": "Commands that are not SEND, ACK or FLOW",
     "protocol_errors": "Connections ended because the peer broke the protocol", "sends_refused": "SENDs refused by a worker",
 }
-
-
 # Why a subscription has lost entries that it had not acknowledged.
 _EXPIRED = {"entries_expired": "ttl", "entries_evicted": "backlog_quota"}
-
-
-_GAUGES = {
+_OWNER_GAUGES = {
     "publishing_refused": "1 while there is no room on the disk and nobody may publish",
     "disk_free_bytes": "Bytes free on the disk with the data folder",
     "is_waiting": "1 while the disk keeps an owner from beginning",
 }
+_HISTOGRAMS = {      # name: (whose, what it says)
+    "publish": ("owner", "From the moment an owner takes in entries until they are on disk, for each entry"),
+    "sync": ("owner", "What a sync of the journal takes"),
+    "dispatch": ("owner", "What it takes to give out entries, for each pass that does"),
+    "acknowledge": ("owner", "What it takes to apply acknowledgements, for each pass that does"),
+    "answer": ("worker", "From the moment a worker hands entries to an owner until it has taken them, for each envelope"),
+}
+
+# -- families of topics and subscriptions
+
+Values = Callable[[dict[str, NDArray], float], NDArray]      # of columns, by name, and the time in ms
+
+
+class Family(NamedTuple):
+    name: str
+    text: str
+    values: str | Values          # a column, or what is made of some
+    type: str = "gauge"
+    sums: bool = True             # whether what is rolled up is summed up; else there is nothing of it
+    labels: str = ""              # more of them; families of one name follow each other
+    shows_zeros: bool = True
+
+
+def _ratio(above: str, below: str) -> Values:
+    return lambda columns, now_ms: columns[above] / np.maximum(columns[below], 1e-9) * (columns[below] > 0)
+
+
+def _age_s(columns: dict[str, NDArray], now_ms: float) -> NDArray:
+    since = columns["backlog_since_ms"]
+    return np.where(since > 0, (now_ms - since) // 1000, -1)
+
+
+def _nothing(columns: dict[str, NDArray], now_ms: float) -> NDArray:
+    return np.zeros(len(next(iter(columns.values()))))
+
+
+def _less(whole: str, part: str) -> Values:
+    return lambda columns, now_ms: columns[whole] - columns[part]
+
+
+_LATENCIES = ("le_0_5", "le_1", "le_5", "le_10", "le_20", "le_50", "le_100", "le_200", "le_1000", "overflow")
+_SIZES = ("le_128", "le_512", "le_1_kb", "le_2_kb", "le_4_kb", "le_16_kb", "le_100_kb", "le_1_mb", "le_overflow")
+
+
+def _total(prefix: str, buckets: Iterable[str]) -> Values:
+    names = [f"{prefix}_{bucket}" for bucket in buckets]
+    return lambda columns, now_ms: sum(columns[name] for name in names)
+
+
+def _buckets(name: str, prefix: str, what: str, buckets: tuple[str, ...], total: str) -> list[Family]:
+    """Of the last window, each bucket by itself."""
+    return [*(Family(f"{name}_{bucket}", f"{what}, in the last window", f"{prefix}_{bucket}") for bucket in buckets),
+            Family(f"{name}_count", f"{what}: how many", _total(prefix, buckets)), Family(f"{name}_sum", f"{what}: their sum", total)]
+
+
+TOPIC_FAMILIES = [
+    Family("pulsar_subscriptions_count", "Subscriptions", "subscriptions"),
+    Family("pulsar_producers_count", "Producers connected", "producers"),
+    Family("pulsar_consumers_count", "Consumers connected", "consumers"),
+    Family("pulsar_rate_in", "Messages published, per second", "rate_in"),
+    Family("pulsar_rate_out", "Messages given to consumers, per second", "rate_out"),
+    Family("pulsar_throughput_in", "Bytes published, per second", "throughput_in"),
+    Family("pulsar_throughput_out", "Bytes given to consumers, per second", "throughput_out"),
+    Family("pulsar_average_msg_size", "Bytes of a message", _ratio("throughput_in", "rate_in")),
+    Family("pulsar_msg_backlog", "Entries that subscriptions have not acknowledged, of all of them together", "backlog"),
+    Family("pulsar_storage_size", "Bytes of the entries that are stored", "storage_bytes"),
+    Family("pulsar_storage_logical_size", "Bytes of the entries that are stored, each once", "storage_bytes"),
+    Family("pulsar_storage_backlog_size", "Bytes from the first entry on that a subscription has not acknowledged", "backlog_bytes"),
+    Family("pulsar_storage_backlog_age_seconds", "Age of the oldest entry that a subscription has not acknowledged; -1: there is none",
+           _age_s, sums=False),
+    Family("pulsar_storage_backlog_quota_limit", "Bytes of backlog that are allowed; -1: any", "quota_bytes", sums=False),
+    Family("pulsar_storage_backlog_quota_limit_time", "Seconds that a backlog may be old; -1: any", "quota_age_s", sums=False),
+    Family("pulsar_storage_backlog_quota_exceeded_evictions_total", "How often a quota made subscriptions lose messages", "evicted_by_size",
+           "counter", labels=',quota_type="size"'),
+    Family("pulsar_storage_backlog_quota_exceeded_evictions_total", "", "evicted_by_age", "counter", labels=',quota_type="time"'),
+    Family("pulsar_publish_rate_limit_times", "How often a rate held back what was published", "publish_limited"),
+    Family("pulsar_storage_write_rate", "Entries stored, per second", "write_rate"),
+    Family("pulsar_storage_read_rate", "Entries read, per second", "read_rate"),
+    Family("pulsar_in_messages_total", "Messages published", "messages_in", "counter"),
+    Family("pulsar_in_bytes_total", "Bytes published", "bytes_in", "counter"),
+    Family("pulsar_delayed_message_index_size_bytes", "Bytes of memory for entries whose time has not come", "later_bytes"),
+    *_buckets("pulsar_storage_write_latency", "latency", "Entries by the milliseconds until they were on disk", _LATENCIES, "latency_sum"),
+    *_buckets("pulsar_storage_ledger_write_latency", "journal", "Entries by the milliseconds that writing them took", _LATENCIES,
+              "journal_sum"),
+    *_buckets("pulsar_add_entry_latency", "latency", "The same as pulsar_storage_write_latency", _LATENCIES, "latency_sum"),
+    *_buckets("pulsar_entry_size", "size", "Entries by their bytes", _SIZES, "size_sum"),
+    Family("pulsar_entry_size_overflow", "The same as pulsar_entry_size_le_overflow", "size_le_overflow"),
+]
+SUBSCRIPTION_FAMILIES = [
+    Family("pulsar_subscription_back_log", "Entries that are not acknowledged", "backlog"),
+    Family("pulsar_subscription_back_log_no_delayed", "Entries that are not acknowledged, and whose time has come",
+           _less("backlog", "delayed")),
+    Family("pulsar_subscription_delayed", "Entries whose time has not come", "delayed"),
+    Family("pulsar_subscription_in_replay", "Entries to be given out again", "in_replay"),
+    Family("pulsar_subscription_unacked_messages", "Messages at consumers", "unacknowledged"),
+    Family("pulsar_subscription_blocked_on_unacked_messages", "1 while these are too many", "is_blocked"),
+    Family("pulsar_subscription_consumers_count", "Consumers connected", "consumers"),
+    Family("pulsar_subscription_msg_rate_out", "Messages given to consumers, per second", "rate_out"),
+    Family("pulsar_subscription_msg_throughput_out", "Bytes given to consumers, per second", "throughput_out"),
+    Family("pulsar_subscription_msg_rate_redeliver", "Messages given back by consumers, per second", "rate_redeliver"),
+    Family("pulsar_subscription_msg_ack_rate", "Messages acknowledged, per second", "rate_acknowledged"),
+    Family("pulsar_subscription_msg_rate_expired", "Messages expired, per second", "rate_expired"),
+    Family("pulsar_subscription_total_msg_expired", "Messages expired", "expired"),
+    Family("pulsar_subscription_msg_drop_rate", "Messages that nobody could take, per second", "rate_dropped"),
+    Family("pulsar_subscription_last_expire_timestamp", "When messages last expired, ms", "expired_ms", sums=False),
+    Family("pulsar_subscription_last_acked_timestamp", "When something was last acknowledged, ms", "acked_ms", sums=False),
+    Family("pulsar_subscription_last_consumed_timestamp", "When something was last given out, ms", "consumed_ms", sums=False),
+    Family("pulsar_subscription_last_consumed_flow_timestamp", "When a consumer last asked for more, ms", "flow_ms", sums=False),
+    Family("pulsar_subscription_last_mark_delete_advanced_timestamp", "When the mark-delete position last moved, ms", "advanced_ms",
+           sums=False),
+    Family("pulsar_subscription_delayed_message_index_size_bytes", "Bytes of memory for entries whose time has not come", "later_bytes"),
+    Family("pulsar_out_messages_total", "Messages given to consumers", "messages_out", "counter"),
+    Family("pulsar_out_bytes_total", "Bytes given to consumers", "bytes_out", "counter"),
+    *(Family(f"pulsar_subscription_dispatch_throttled_{what}_events", "How often a rate kept consumers waiting",
+             f"dispatchThrottled{theirs}EventsBy{level}Limit", "counter", labels=f',reason="{level.lower()}"', shows_zeros=False)
+      for what, theirs in (("msg", "Msg"), ("bytes", "Bytes")) for level in ("Subscription", "Topic", "Broker")),
+    Family("geminga_subscription_backlog_messages", "Messages that are not acknowledged: published since the subscription began, less "
+           "acknowledged, expired, skipped and evicted ones", "backlog_messages"),
+]
+# What cannot be anything else here is told once for each namespace, so that panels find it.
+NOTHING_FAMILIES = [
+    *(Family(f"pulsar_{name}", f"Always 0: {why}", _nothing, type_) for name, type_, why in (
+        ("storage_read_cache_misses_rate", "gauge", "reads are from mapped files"),
+        ("storage_offloaded_size", "gauge", "nothing is offloaded"),
+        ("txn_tb_active_total", "gauge", "there are no transactions"), ("txn_tb_aborted_total", "gauge", "there are no transactions"),
+        ("txn_tb_committed_total", "gauge", "there are no transactions"),
+        ("subscription_filter_processed_msg_count", "gauge", "there are no entry filters"),
+        ("subscription_filter_accepted_msg_count", "gauge", "there are no entry filters"),
+        ("subscription_filter_rejected_msg_count", "gauge", "there are no entry filters"),
+        ("subscription_filter_rescheduled_msg_count", "gauge", "there are no entry filters"))),
+]
+# Column -> Pulsar's name, of the broker as a whole.
+_SUMS = {
+    "subscriptions": "subscriptions_count", "producers": "producers_count", "consumers": "consumers_count", "rate_in": "rate_in",
+    "rate_out": "rate_out", "throughput_in": "throughput_in", "throughput_out": "throughput_out", "backlog": "msg_backlog",
+    "storage_bytes": "storage_size", "write_rate": "storage_write_rate", "read_rate": "storage_read_rate"}
+_CONSUMER_GAUGES = ("msg_rate_out", "msg_throughput_out", "msg_rate_redeliver", "msg_ack_rate", "unacked_messages",
+                    "blocked_on_unacked_messages", "available_permits")
+_PRODUCER_GAUGES = ("msg_rate_in", "msg_throughput_in", "msg_average_Size")
 
 
 class Metrics:
-    """A collector for prometheus_client."""
+    """A collector for prometheus_client, and the rest."""
 
-    def __init__(self, cluster: str, counters: dict[tuple[str, int], Counters]):
-        self._cluster, self._counters = cluster, counters
-        self._began = time.time()
+    def __init__(self, config: Config, counters: dict[tuple[str, int], Counters], owners: Owners):
+        self._cluster, self._options, self._counters, self._owners = config.cluster_name, config.metrics, counters, owners
         self._registry = CollectorRegistry()
         self._registry.register(self)
+        self._measured: list[Measured | None] = []
 
-    def text(self) -> bytes:
-        return generate_latest(self._registry)
+    async def text(self) -> bytes:
+        most = self._options.topics_max if self._options.topics else 0
+        self._measured = measured = await measure(self._owners, most, consumers=self._options.consumers, producers=self._options.producers)
+        head = generate_latest(self._registry)
+        lines = Lines(self._cluster, [one for one in measured if one is not None])
+        return b"".join([head, *(family.encode() for family in lines.families())])
 
-    def collect(self):
-        rows = {key: counters.read() for key, counters in self._counters.items()}
+    # -- prometheus_client's part
+
+    def collect(self) -> Iterator[Metric]:
+        rows = {f"{role}-{index}": (role, counters, counters.read()) for (role, index), counters in self._counters.items()}
+        cluster = {"labels": ["cluster"]}
         version = GaugeMetricFamily("pulsar_version_info", "What runs here", labels=["cluster", "version", "commit"])
         version.add_metric([self._cluster, SERVER_VERSION.split()[2], ""], 1)
         yield version
         for name, (theirs, text, grows) in _BROKER.items():
-            family = (CounterMetricFamily if grows else GaugeMetricFamily)(theirs, text, labels=["cluster"])
-            family.add_metric([self._cluster], sum(row[name] for row in rows.values()))
+            family = (CounterMetricFamily if grows else GaugeMetricFamily)(theirs, text, **cluster)
+            family.add_metric([self._cluster], sum(row[name] for _, _, row in rows.values()))
             yield family
-        active = GaugeMetricFamily("pulsar_active_connections", "Connections open", labels=["cluster"])
-        active.add_metric([self._cluster], sum(row["connections_opened"] - row["connections_closed"] for row in rows.values()))
+        active = GaugeMetricFamily("pulsar_active_connections", "Connections open", **cluster)
+        active.add_metric([self._cluster], sum(row["connections_opened"] - row["connections_closed"] for _, _, row in rows.values()))
         yield active
+        yield from self._sums()
+        yield from self._host()
         expired = CounterMetricFamily("geminga_entries_expired", "Entries that subscriptions lost unacknowledged",
                                       labels=["process", "reason"])
         for name, reason in _EXPIRED.items():
-            for (role, index), row in rows.items():
+            for process, (role, _, row) in rows.items():
                 if role == "owner":
-                    expired.add_metric([f"{role}-{index}", reason], row[name])
+                    expired.add_metric([process, reason], row[name])
         yield expired
-        for name, text in _GAUGES.items():
-            family = GaugeMetricFamily(f"geminga_{name}", text, labels=["process"])
-            for (role, index), row in rows.items():
-                if role == "owner":
-                    family.add_metric([f"{role}-{index}"], row[name])
-            yield family
+        for names, whose in ((_OWNER_GAUGES, "owner"), ({"in_flight_bytes": "Bytes of entries that owners have not taken yet"}, "worker")):
+            for name, text in names.items():
+                its = {process: row[name] for process, (role, _, row) in rows.items() if role == whose}
+                yield _by_process(GaugeMetricFamily, name, text, its)
         for name, text in _OWN.items():
-            family = CounterMetricFamily(f"geminga_{name}", text, labels=["process"])
-            for (role, index), row in rows.items():
-                family.add_metric([f"{role}-{index}"], row[name])
+            yield _by_process(CounterMetricFamily, name, text, {process: row[name] for process, (_, _, row) in rows.items()})
+        for name, (whose, text) in _HISTOGRAMS.items():
+            family = HistogramMetricFamily(f"geminga_{name}_seconds", text, labels=["process"])
+            for process, (role, counters, _) in rows.items():
+                if role == whose:
+                    counts, total = counters.histogram(name)
+                    bounds = [*(f"{bound:g}" for bound in BOUNDS_S), "+Inf"]
+                    family.add_metric([process], list(zip(bounds, np.cumsum(counts).tolist(), strict=True)), total)
             yield family
+
+    def _sums(self) -> Iterator[Metric]:
+        """Over all topics that are loaded."""
+        found = [one for one in self._measured if one is not None]
+        for column, name in _SUMS.items():
+            family = GaugeMetricFamily(f"pulsar_broker_{name}", "Of all topics that are loaded", labels=["cluster"])
+            family.add_metric([self._cluster], sum(one.total(column) for one in found))
+            yield family
+        topics = GaugeMetricFamily("pulsar_broker_topics_count", "Topics and partitions that are loaded", labels=["cluster"])
+        topics.add_metric([self._cluster], sum(sum(one.head["loaded"]) for one in found))
+        yield topics
+        rolled = GaugeMetricFamily("geminga_series_rolled_up", "What has no series of its own, but is in its namespace's", labels=["of"])
+        rolled.add_metric(["topics"], sum(one.head["rolled_up"] for one in found))
+        rolled.add_metric(["subscriptions"], sum(one.head["rolled_up_subscriptions"] for one in found))
+        yield rolled
+        measured = GaugeMetricFamily("geminga_owner_measured", "0: it did not answer, and its topics are left out here", labels=["process"])
+        for index, one in enumerate(self._measured):
+            measured.add_metric([f"owner-{index}"], one is not None)
+        yield measured
+
+    def _host(self) -> Iterator[Metric]:
+        """What processes use of it."""
+        told = {"cpu_seconds": (CounterMetricFamily, "CPU time"), "resident_memory_bytes": (GaugeMetricFamily, "Memory that is there"),
+                "open_fds": (GaugeMetricFamily, "Descriptors"), "start_time_seconds": (GaugeMetricFamily, "When it began, since 1970")}
+        families = {name: kind(f"process_{name}", f"{text}, of each process", labels=["process"]) for name, (kind, text) in told.items()}
+        resident = 0
+        for name, process in processes(self._counters):
+            try:
+                with process.oneshot():
+                    times, memory = process.cpu_times(), process.memory_info().rss
+                    values = times.user + times.system, memory, process.num_fds(), process.create_time()
+            except psutil.NoSuchProcess:
+                continue
+            resident += memory
+            for family, value in zip(families.values(), values, strict=True):
+                family.add_metric([name], value)
+        yield from families.values()
+        for name, text, value in (
+                ("lb_cpu_usage", "CPU of the host in use, in percent", psutil.cpu_percent()),
+                ("lb_memory_usage", "Memory of the host that the broker has, in percent", 100 * resident / psutil.virtual_memory().total)):
+            family = GaugeMetricFamily(f"pulsar_{name}", text, labels=["cluster"])
+            family.add_metric([self._cluster], value)
+            yield family
+
+
+def _by_process(kind: type, name: str, text: str, values: dict[str, int]) -> Metric:
+    family = kind(f"geminga_{name}", text, labels=["process"])
+    for process, value in values.items():
+        family.add_metric([process], value)
+    return family
+
+
+class Lines:
+    """Those of topics and subscriptions."""
+
+    def __init__(self, cluster: str, measured: list[Measured]):
+        self._now_ms, self._last_name = time.time() * 1000, ""
+        self._spaces, self._topics, self._subscriptions, self._loaded = [], [], [], {}
+        self._consumers, self._producers = [], []
+        self._is_rolled_up = any(one.head["rolled_up"] for one in measured)
+        tables = []
+        for one in measured:
+            of_namespace = [f'{{cluster="{_escaped(cluster)}",namespace="{_escaped(name)}"' for name in one.head["namespaces"]]
+            of_topic = [f'{{cluster="{_escaped(cluster)}",namespace="{_escaped(namespace_of(name))}",topic="{_escaped(name)}"'
+                        for name in one.head["topics"]]
+            self._spaces += of_namespace
+            self._topics += of_topic
+            self._subscriptions += [f'{of_topic[number]},subscription="{_escaped(name)}"' for number, name in one.head["subscriptions"]]
+            self._consumers += [(f'{of_topic[number]},subscription="{_escaped(subscription)}",consumer_name="{_escaped(name)}",'
+                                 f'consumer_id="{consumer_id}"}} ', values)
+                                for number, subscription, name, consumer_id, *values in one.head["consumers"]]
+            self._producers += [(f'{of_topic[number]},producer_name="{_escaped(name)}",producer_id="{producer_id}"}} ', values)
+                                for number, name, producer_id, *values in one.head["producers"]]
+            for space, many in zip(of_namespace, one.head["loaded"], strict=True):
+                self._loaded[space] = self._loaded.get(space, 0) + many
+            tables.append((one.topics, one.subscriptions, one.other_topics, one.other_subscriptions))
+        widths = len(TOPIC_COLUMNS), len(SUBSCRIPTION_COLUMNS), len(TOPIC_COLUMNS), len(SUBSCRIPTION_COLUMNS)
+        whole = [np.concatenate([np.zeros((0, width)), *(table[at] for table in tables)]) for at, width in enumerate(widths)]
+        self._topic_columns, self._subscription_columns, *others = (
+            dict(zip(names, np.ascontiguousarray(table.T), strict=True))
+            for names, table in zip((TOPIC_COLUMNS, SUBSCRIPTION_COLUMNS) * 2, whole, strict=True))
+        self._other_columns = self._by_space(others)
+
+    def _by_space(self, others: list[dict[str, NDArray]]) -> list[dict[str, NDArray]]:
+        """What is rolled up, each namespace once: owners have topics of the same."""
+        numbers = {space: number for number, space in enumerate(self._loaded)}
+        marks = np.array([numbers[space] for space in self._spaces], np.int64)
+        self._spaces = list(self._loaded)
+        return [{name: np.bincount(marks, values, len(numbers)) if len(marks) else values for name, values in columns.items()}
+                for columns in others]
+
+    def families(self) -> Iterator[str]:
+        yield "# HELP pulsar_topics_count Topics and partitions that are loaded\n# TYPE pulsar_topics_count gauge\n"
+        yield "".join([f"pulsar_topics_count{space}}} {many}\n" for space, many in self._loaded.items()])
+        of_topics, of_subscriptions = self._other_columns
+        for family in TOPIC_FAMILIES:
+            yield self._family(family, self._topics, self._topic_columns, of_topics)
+        for family in SUBSCRIPTION_FAMILIES:
+            yield self._family(family, self._subscriptions, self._subscription_columns, of_subscriptions)
+        for family in NOTHING_FAMILIES:
+            yield self._family(family, [], self._topic_columns, of_topics)
+        for what, names, found in (("consumer", _CONSUMER_GAUGES, self._consumers), ("producer", _PRODUCER_GAUGES, self._producers)):
+            for at, name in enumerate(names) if found else ():
+                yield f"# HELP pulsar_{what}_{name} Of one {what}\n# TYPE pulsar_{what}_{name} gauge\n"
+                yield "".join([f"pulsar_{what}_{name}{labels}{values[at]}\n" for labels, values in found])
+
+    def _family(self, family: Family, labels: list[str], columns: dict[str, NDArray], others: dict[str, NDArray]) -> str:
+        """labels: without the brace at their end."""
+        head = "" if family.name == self._last_name else f"# HELP {family.name} {family.text}\n# TYPE {family.name} {family.type}\n"
+        self._last_name = name = family.name
+        values, end = self._values(family, columns), f"{family.labels}}} "
+        if values is None:
+            lines = [f"{name}{label}{end}0\n" for label in labels] if family.shows_zeros else []
+        else:
+            lines = [f"{name}{label}{end}{value}\n" for label, value in zip(labels, values, strict=True) if value or family.shows_zeros]
+        if family.sums and (self._is_rolled_up or not labels):
+            end = f'{family.labels},remote_cluster="local"}} ' if name == "pulsar_msg_backlog" else end
+            values = self._values(family, others) or [0] * len(self._spaces)
+            lines += [f"{name}{space}{end}{value}\n" for space, value in zip(self._spaces, values, strict=True)]
+        return head + "".join(lines)
+
+    def _values(self, family: Family, columns: dict[str, NDArray]) -> list | None:
+        """None when all of them are 0."""
+        found = columns[family.values] if isinstance(family.values, str) else family.values(columns, self._now_ms)
+        if not found.any():
+            return None
+        whole = found.astype(np.int64)
+        return whole.tolist() if (whole == found).all() else np.round(found, 3).tolist()
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 METRICS = web.AppKey("metrics", Metrics)
@@ -98,4 +391,4 @@ METRICS = web.AppKey("metrics", Metrics)
 @routes.get("/metrics")
 @routes.get("/metrics/")
 async def metrics(request: web.Request) -> web.Response:
-    return web.Response(body=request.app[METRICS].text(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+    return web.Response(body=await request.app[METRICS].text(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})

@@ -1,0 +1,302 @@
+"""Stats of topics and of the broker, in the shapes of Pulsar's REST."""
+import asyncio
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import psutil
+from aiohttp import web
+
+from geminga.proto.commands import SERVER_VERSION
+from geminga.proto.errors import Refusal
+from geminga.storage.counters import Counters
+from geminga.storage.statistics import SUBSCRIPTION_COLUMNS, TOPIC_COLUMNS, unpack
+from geminga.storage.subscription import SubType
+from geminga.supervisor.admin.health import COUNTERS
+from geminga.supervisor.admin.owners import OWNERS, Owners
+from geminga.supervisor.admin.topics import BUNDLE, TOPIC, TOPICS, ask_each, ask_single, body_of, catalogue_of, is_set, parts_of, topic_of
+
+routes = web.RouteTableDef()
+_EVERYTHING = 1 << 30      # topics
+# Of all partitions together these are the largest, or the one that is; other numbers are summed up.
+_LARGEST = ("lastConsumedFlowTimestamp", "lastConsumedTimestamp", "lastAckedTimestamp", "lastMarkDeleteAdvancedTimestamp",
+            "lastExpireTimestamp", "lastPublishTimeStamp", "oldestBacklogMessageAgeSeconds", "backlogQuotaLimitSize",
+            "backlogQuotaLimitTime", "lastOffloadLedgerId", "lastOffloadSuccessTimeStamp", "lastOffloadFailureTimeStamp", "topicEpoch")
+_FIRST = ("earliestMsgPublishTimeInBacklog", "earliestMsgPublishTimeInBacklogs", "topicCreationTimeStamp")      # the smallest above 0
+_ALONE = ("address", "connectedSince", "clientVersion", "metadata", "accessMode", "producerName", "lastAckedTime", "lastConsumedTime",
+          "activeConsumerName", "ownerBroker", "deduplicationStatus", "oldestBacklogMessageSubscriptionName", "drainingHashes",
+          "keyHashRangeArrays")      # mean something for one partition only
+
+
+# -- topics
+
+@routes.get(TOPIC + "/stats")
+async def stats(request: web.Request) -> web.Response:
+    _refuse_unknown_namespace(request)
+    return web.json_response(_owned(request, await ask_single(request, "", "stats", **_wanted(request))))
+
+
+def _wanted(request: web.Request) -> dict[str, bool]:
+    return {"earliest": is_set(request, "getEarliestTimeInBacklog"), "publishers": not is_set(request, "excludePublishers"),
+            "consumers": not is_set(request, "excludeConsumers")}
+
+
+def _owned(request: web.Request, found: dict[str, Any]) -> dict[str, Any]:
+    return found | {"ownerBroker": request.app[TOPICS].http_url.removeprefix("http://")}
+
+
+def _refuse_unknown_namespace(request: web.Request) -> None:
+    if not catalogue_of(request).has_namespace(topic_of(request).namespace):
+        raise web.HTTPNotFound(text="Namespace not found")
+
+
+def _partitions(request: web.Request) -> int:
+    """How many the topic has.  Raises 404."""
+    _refuse_unknown_namespace(request)
+    count = catalogue_of(request).partition_count(topic_of(request))
+    if not count:
+        raise web.HTTPNotFound(text=f"Partitioned Topic {topic_of(request)} not found")
+    return count
+
+
+@routes.get(TOPIC + "/partitioned-stats")
+async def partitioned_stats(request: web.Request) -> web.Response:
+    """All of them together, and each by itself unless perPartition=false."""
+    count, names = _partitions(request), parts_of(request)
+    found = [_owned(request, one) for one in await ask_each(request, names, "stats", **_wanted(request))]
+    per_partition = request.query.get("perPartition", "").lower() != "false"
+    return web.json_response(together(found) | {
+        "metadata": {"partitions": count, "deleted": False},
+        "partitions": dict(zip(map(str, names), found, strict=True)) if per_partition else {}})
+
+
+def together(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """Stats of all partitions as those of one topic: rates and counters are sums; their averages are made anew."""
+    merged = _merged(found)
+    for one in (merged, *merged["publishers"]):
+        one["averageMsgSize"] = one["msgThroughputIn"] / one["msgRateIn"] if one["msgRateIn"] else 0.0
+    return merged
+
+
+def _merged(found: list[dict[str, Any]]) -> dict[str, Any]:
+    merged = {}
+    for name in dict.fromkeys(name for one in found for name in one if name not in _ALONE):
+        values = [one[name] for one in found if name in one]
+        first = values[0]
+        if name in ("publishers", "consumers"):      # a client has one of each on every partition, in the same order
+            merged[name] = [_merged(list(filter(None, some))) for some in _columns(values)]
+        elif name == "subscriptions":
+            keys = dict.fromkeys(key for value in values for key in value)
+            merged[name] = {key: _merged([value[key] for value in values if key in value]) for key in keys}
+        elif name in ("compaction", "messages"):
+            merged[name] = _merged(values)
+        elif name in _LARGEST:
+            merged[name] = max(values)
+        elif name in _FIRST:
+            merged[name] = min((value for value in values if value > 0), default=0)
+        elif name == "avgMessagesPerEntry":
+            merged[name] = round(sum(values) / len(values))
+        elif isinstance(first, bool):
+            merged[name] = any(values)
+        elif isinstance(first, int | float) and name not in ("producerId",):
+            merged[name] = sum(values)
+        else:
+            merged[name] = first
+    return merged
+
+
+def _columns(lists: list[list]) -> Iterable[list]:
+    return ([one[at] for one in lists if at < len(one)] for at in range(max(map(len, lists))))
+
+
+@routes.get(TOPIC + "/internalStats")
+async def internal_stats(request: web.Request) -> web.Response:
+    _refuse_unknown_namespace(request)
+    return web.json_response(await ask_single(request, "", "internal"))
+
+
+@routes.get(TOPIC + "/partitioned-internalStats")
+async def partitioned_internal_stats(request: web.Request) -> web.Response:
+    count, names = _partitions(request), parts_of(request)
+    found = await ask_each(request, names, "internal")
+    return web.json_response({"metadata": {"partitions": count, "deleted": False},
+                              "partitions": dict(zip(map(str, names), found, strict=True))})
+
+
+@routes.get(TOPIC + "/internal-info")
+async def internal_info(request: web.Request) -> web.Response:
+    """Of a partitioned topic, for each partition."""
+    _refuse_unknown_namespace(request)
+    names = parts_of(request)
+    found = await ask_each(request, names, "info")
+    if names == [topic_of(request)]:
+        return web.json_response(found[0])
+    return web.json_response({"version": 0, "partitions": dict(zip(map(str, names), found, strict=True))})
+
+
+@routes.get(TOPIC + "/backlog")
+async def backlog(request: web.Request) -> web.Response:
+    _refuse_unknown_namespace(request)
+    return web.json_response(await ask_single(request, "", "offline") | {"brokerName": request.url.host or ""})
+
+
+@routes.put(TOPIC + "/backlogSize")
+async def backlog_size(request: web.Request) -> web.Response:
+    """Bytes from a message on."""
+    _refuse_unknown_namespace(request)
+    identity = await body_of(request)
+    try:
+        ledger, entry = (int(identity.get(name, 0)) for name in ("ledgerId", "entryId"))
+        if max(abs(ledger), abs(entry)) >= 1 << 63:
+            raise ValueError
+    except (AttributeError, TypeError, ValueError, OverflowError):
+        raise web.HTTPBadRequest(text="The body is a message id: ledgerId, entryId") from None
+    refused = "calculate backlog size is not allowed for partitioned-topic"
+    return web.json_response(await ask_single(request, refused, "behind", ledger=ledger, entry=entry))
+
+
+# -- all that is loaded
+
+class Measured:
+    """What one owner has open: topics by themselves, and the others summed up by namespace."""
+
+    def __init__(self, data: bytes):
+        self.head, (self.topics, self.subscriptions, self.other_topics, self.other_subscriptions) = unpack(data)
+
+    def total(self, column: str) -> float:
+        """Of all topics."""
+        at = TOPIC_COLUMNS.index(column)
+        return float(self.topics[:, at].sum() + self.other_topics[:, at].sum())
+
+    def by_namespace(self, column: str) -> dict[str, float]:
+        at, numbers = TOPIC_COLUMNS.index(column), {name: number for number, name in enumerate(self.head["namespaces"])}
+        marks = [numbers[namespace_of(name)] for name in self.head["topics"]]
+        sums = self.other_topics[:, at] + np.bincount(np.array(marks, np.int64), self.topics[:, at], len(numbers))
+        return dict(zip(self.head["namespaces"], sums.tolist(), strict=True))
+
+
+def namespace_of(topic: str) -> str:
+    return topic.partition("://")[2].rpartition("/")[0]
+
+
+async def measure(owners: Owners, most: int, *, consumers: bool = False, producers: bool = False) -> list[Measured | None]:
+    """What all owners have open, None of those that do not answer now; at most so many topics by themselves."""
+    async def ask(index: int) -> Measured | None:
+        try:
+            while not isinstance(found := await owners.ask_owner(index, "measure", most=-(-most // owners.count), consumers=consumers,
+                                                                 producers=producers), bytes):
+                pass      # it makes rows anew, some in each of its passes
+            return Measured(found)
+        except Refusal:
+            return None
+
+    return await asyncio.gather(*map(ask, range(owners.count)))
+
+
+def _objects(columns: tuple[str, ...], table: np.ndarray) -> list[dict[str, float]]:
+    return [dict(zip(columns, row, strict=True)) for row in table.tolist()]
+
+
+@routes.get("/admin/v2/broker-stats/topics")
+async def broker_topics(request: web.Request) -> web.Response:
+    told: dict[str, Any] = {}
+    for measured in filter(None, await measure(request.app[OWNERS], _EVERYTHING, consumers=True, producers=True)):
+        topics = [_loaded_topic(row) for row in _objects(TOPIC_COLUMNS, measured.topics)]
+        for (number, name), row in zip(measured.head["subscriptions"], _objects(SUBSCRIPTION_COLUMNS, measured.subscriptions), strict=True):
+            topics[number]["subscriptions"][name] = _loaded_subscription(row)
+        for number, subscription, name, _, rate, throughput, redelivered, acknowledged, *_, permits, _, _ in measured.head["consumers"]:
+            topics[number]["subscriptions"][subscription]["consumers"].append({
+                "consumerName": name, "availablePermits": permits, "msgRateOut": rate, "msgThroughputOut": throughput,
+                "msgRateRedeliver": redelivered, "messageAckRate": acknowledged})
+        for number, name, producer_id, rate, throughput, average in measured.head["producers"]:
+            topics[number]["publishers"].append({"producerName": name, "producerId": producer_id, "msgRateIn": rate,
+                                                 "msgThroughputIn": throughput, "averageMsgSize": average})
+        for name, topic in zip(measured.head["topics"], topics, strict=True):
+            bundle = told.setdefault(namespace_of(name), {}).setdefault(BUNDLE, {})
+            bundle.setdefault(name.partition(":")[0], {})[name] = topic
+    return web.json_response(told)
+
+
+def _loaded_topic(row: dict[str, float]) -> dict[str, Any]:
+    return {
+        "publishers": [], "replication": {}, "subscriptions": {}, "producerCount": int(row["producers"]),
+        "averageMsgSize": row["throughput_in"] / row["rate_in"] if row["rate_in"] else 0.0,
+        "msgRateIn": row["rate_in"], "msgRateOut": row["rate_out"], "msgInCount": int(row["messages_in"]),
+        "bytesInCount": int(row["bytes_in"]), "msgOutCount": int(row["messages_out"]), "bytesOutCount": int(row["bytes_out"]),
+        "msgThroughputIn": row["throughput_in"], "msgThroughputOut": row["throughput_out"], "storageSize": int(row["storage_bytes"]),
+        "backlogSize": int(row["backlog_bytes"]), "pendingAddEntriesCount": 0, "filteredEntriesCount": 0}
+
+
+def _loaded_subscription(row: dict[str, float]) -> dict[str, Any]:
+    return {
+        "consumers": [], "msgBacklog": int(row["backlog"]), "msgRateExpired": row["rate_expired"], "msgRateOut": row["rate_out"],
+        "messageAckRate": row["rate_acknowledged"], "msgThroughputOut": row["throughput_out"], "msgRateRedeliver": row["rate_redeliver"],
+        "type": "None" if row["kind"] < 0 else SubType.Name(int(row["kind"])), "filterProcessedMsgCount": 0, "filterAcceptedMsgCount": 0,
+        "filterRejectedMsgCount": 0, "filterRescheduledMsgCount": 0}
+
+
+_NAMESPACE_METRICS = {
+    "brk_in_rate": "rate_in", "brk_in_tp_rate": "throughput_in", "brk_out_rate": "rate_out", "brk_out_tp_rate": "throughput_out",
+    "brk_msg_backlog": "backlog", "brk_no_of_consumers": "consumers", "brk_no_of_producers": "producers",
+    "brk_no_of_subscriptions": "subscriptions", "brk_storage_size": "storage_bytes"}
+
+
+@routes.get("/admin/v2/broker-stats/metrics")
+async def broker_metrics(request: web.Request) -> web.Response:
+    """By namespace, and connections."""
+    found = list(filter(None, await measure(request.app[OWNERS], 0)))
+    sums = {name: [measured.by_namespace(column) for measured in found] for name, column in _NAMESPACE_METRICS.items()}
+    namespaces = dict.fromkeys(namespace for measured in found for namespace in measured.head["namespaces"])
+    told = [{"metrics": {name: sum(one.get(namespace, 0) for one in each) for name, each in sums.items()},
+             "dimensions": {"namespace": namespace}} for namespace in namespaces]
+    rows = [counters.read() for counters in request.app[COUNTERS].values()]
+    opened, closed = (sum(row[name] for row in rows) for name in ("connections_opened", "connections_closed"))
+    told.append({"metrics": {"brk_active_connections": opened - closed, "brk_connection_created_total_count": opened,
+                             "brk_connection_closed_total_count": closed},
+                 "dimensions": {"cluster": request.app[TOPICS].cluster_name, "metric": "broker_connection"}})
+    return web.json_response(told)
+
+
+@routes.get("/admin/v2/broker-stats/mbeans")
+async def mbeans(request: web.Request) -> web.Response:
+    """The counters of each process."""
+    return web.json_response([{"metrics": counters.read(), "dimensions": {"process": f"{role}-{index}"}}
+                              for (role, index), counters in request.app[COUNTERS].items()])
+
+
+@routes.get("/admin/v2/broker-stats/load-report")
+async def load_report(request: web.Request) -> web.Response:
+    found, topics = list(filter(None, await measure(request.app[OWNERS], 0))), request.app[TOPICS]
+    totals = {name: sum(measured.total(column) for measured in found) for name, column in (
+        ("msgRateIn", "rate_in"), ("msgRateOut", "rate_out"), ("msgThroughputIn", "throughput_in"), ("msgThroughputOut", "throughput_out"))}
+    counts = {name: int(sum(measured.total(column) for measured in found)) for name, column in (
+        ("numConsumers", "consumers"), ("numProducers", "producers"))}
+    memory, mib = psutil.virtual_memory(), 1 << 20
+    return web.json_response({
+        "webServiceUrl": topics.http_url, "pulsarServiceUrl": topics.service_url, "brokerVersionString": SERVER_VERSION.split()[2],
+        "persistentTopicsEnabled": True, "nonPersistentTopicsEnabled": topics.storage.non_persistent_topics,
+        "cpu": {"usage": psutil.cpu_percent(), "limit": 100.0},
+        "memory": {"usage": resident_bytes(request.app[COUNTERS]) / mib, "limit": memory.total / mib}, **totals, **counts,
+        "numTopics": sum(sum(measured.head["loaded"]) for measured in found), "numBundles": 1, "lastUpdate": int(time.time() * 1000)})
+
+
+def resident_bytes(counters: dict[tuple[str, int], Counters]) -> int:
+    """Of all processes together."""
+    return sum(process.memory_info().rss for _, process in processes(counters))
+
+
+def processes(counters: dict[tuple[str, int], Counters]) -> Iterable[tuple[str, psutil.Process]]:
+    """(name, process) of those that run."""
+    for (role, index), found in counters.items():
+        try:
+            yield f"{role}-{index}", psutil.Process(found.read()["pid"])
+        except (psutil.NoSuchProcess, ValueError):
+            continue
+
+
+@routes.get("/admin/v2/broker-stats/allocator-stats/{allocator}")
+async def allocator_stats(request: web.Request) -> web.Response:
+    if request.match_info["allocator"] not in ("default", "ml-cache"):
+        raise web.HTTPNotAcceptable(text=f"Invalid allocator name : {request.match_info['allocator']}")
+    raise web.HTTPNotFound(text="There is no allocator of buffers here; /metrics has the memory of each process")
