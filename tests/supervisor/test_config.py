@@ -52,7 +52,7 @@ def test_the_example_file_shows_every_key_with_its_default():
     text = re.sub(r"^#(?=\w+ = )", "", EXAMPLE.read_text(), flags=re.MULTILINE)
     document = tomllib.loads(text)
     shown = {name: value for name, value in document.items() if not isinstance(value, dict)}
-    shown |= {f"{section}.{name}": value for section in ("storage", "network") for name, value in document[section].items()}
+    shown |= {f"{section}.{name}": value for section in ("storage", "network", "metrics") for name, value in document[section].items()}
     assert shown == {
         name: str(key.default) if key.type is Path else list(key.default) if isinstance(key.default, tuple) else key.default
         for name, key in KEYS.items()
