@@ -24,6 +24,7 @@
     retention.py    how long what everybody has acknowledged is kept
     punching.py     space given back within ledgers
     quota.py        how much may be not acknowledged
+    inactive.py     what nobody uses any more is deleted
     sweep.py        policies of partitions that are not open
     gate.py         why nobody may publish now, and who waits for that
     queries.py      what administration asks of an owner

@@ -20,6 +20,7 @@ from geminga.storage.dispatch import DISPATCHERS, ranges
 from geminga.storage.dispatch.base import Obstacle, busy
 from geminga.storage.live import LiveTopic
 from geminga.storage.partition import Partition, op
+from geminga.storage.policies import policies_of, refuse_topics
 from geminga.storage.producers import Producer
 from geminga.storage.sequences import NONE
 from geminga.storage.subscription import Consumer, Subscription, SubType
@@ -122,8 +123,10 @@ def find_or_create(owner, name: TopicName, *, may_create: bool = True) -> Partit
         why = "is partitioned: use its partitions" if name.partition < 0 else f"has {count} partitions"
         raise Refusal(api.TopicNotFound, f"Topic {base} {why}; {name} does not exist")
     if not count and catalogue.partition_count(name) is None:
-        if not (may_create and owner.options.auto_create_topics):
+        policies = policies_of(catalogue, name, owner.options)
+        if not (may_create and policies.auto_create_topics):
             raise Refusal(api.TopicNotFound, f"Topic {name} does not exist")
+        refuse_topics(catalogue, name.namespace, policies, 1)
         catalogue.create_topic(name, 0)
     owner.answer_needs_sync()
     if name.is_persistent:
@@ -138,6 +141,7 @@ def forget_if_idle(owner, found: Partition | LiveTopic) -> None:
     if not found.is_persistent and found.is_idle and owner.live.pop(found.name, None) is not None:
         owner.statistics.release(found)
         owner.rates.release(found)
+        owner.sized.pop(found, None)
         if found.name.partition < 0:
             owner.catalogue.delete_topic(found.name)
 
@@ -160,22 +164,28 @@ def _producer(owner, session, command: api.BaseCommand, *, probed: bool = False)
     found = find_or_create(owner, names.parse(request.topic))
     if found.is_terminated:
         raise Refusal(api.TopicTerminatedError, "Topic was already terminated")
+    if found.policies.encryption_required and not request.encrypted:
+        raise Refusal(api.MetadataError, f"Encryption is required in {found.name}")
     if found.is_persistent and not owner.gate.enter(session, command, found):
         return
     producer = Producer(
         owner.new_handle(), session.worker, session.connection, request.producer_id, request.request_id,
         request.producer_name or _generated_name(owner), not (request.user_provided_producer_name and request.producer_name),
         request.epoch, request.producer_access_mode, request.topic_epoch if request.HasField("topic_epoch") else None, found,
-        connected_ms=owner.now_ms, metadata={one.key: one.value for one in request.metadata})
+        connected_ms=owner.now_ms, metadata={one.key: one.value for one in request.metadata}, is_encrypted=request.encrypted)
     holder = found.producers.holder_of_name(producer)
     if holder is not None and request.producer_access_mode != api.ExclusiveWithFencing:
         if not probed and (holder.worker, holder.connection) != (session.worker, session.connection):
             return _park(owner, session, command, holder.worker, holder.connection)
         raise Refusal(api.ProducerBusy, f"Producer with name '{producer.name}' is already connected to topic")
+    limit = found.policies.max_producers
+    if limit and len(found.producers.live) >= limit:
+        raise Refusal(api.ProducerBusy, f"Topic '{found.name}' reached max producers limit")
     initial = request.initial_subscription_name
     if initial and found.is_persistent and (initial, True) not in found.subscriptions:
-        if not owner.options.auto_create_subscriptions:
-            raise Refusal(api.NotAllowedError, f"Initial subscription {initial[:80]} may not be created: automatic creation is off")
+        if not found.policies.auto_create_subscriptions:
+            raise Refusal(api.NotAllowedError,
+                          "Could not create the initial subscription due to the auto subscription creation is not allowed.")
         check_name(initial)
         create_subscription(owner, found, initial, found.before(partition.EARLIEST))
     for outcast in found.producers.admit(producer):
@@ -250,6 +260,12 @@ def _dismiss(owner, producer: Producer) -> None:
     _let_next_in(owner, producer)
 
 
+def dismiss_open_text(owner, found: Partition | LiveTopic) -> None:
+    """Producers that do not encrypt are told to go."""
+    for producer in [one for one in found.producers.live.values() if not one.is_encrypted]:
+        _dismiss(owner, producer)
+
+
 def dismiss_producers(owner, found: Partition) -> None:
     """Those that may publish are to come back; those that wait until they may go on waiting, or have their turn."""
     for producer in list(found.producers.live.values()):
@@ -291,6 +307,7 @@ def _subscribe(owner, session, command: api.BaseCommand, *, probed: bool = False
         return _consumer_ready(owner, existing, request.request_id)
     _check_subscribe(owner, request)
     found = find_or_create(owner, names.parse(request.topic), may_create=request.force_topic_creation)
+    _refuse_consumer(found, request)
     subscribed = found.rate_limits.subscribed if found.rate_limits is not None else None
     who = session.address.rpartition(":")[0], request.consumer_name, request.consumer_id
     if subscribed is not None and not subscribed.may(who, owner.now_ms):
@@ -380,11 +397,27 @@ def _check_subscribe(owner, request: api.CommandSubscribe) -> None:
         ranges.check(wanted)
 
 
+def _refuse_consumer(found: Partition | LiveTopic, request: api.CommandSubscribe) -> None:
+    """One of a type that is not wanted, or one more than there may be."""
+    policies, kind = found.policies, SubType.Name(request.subType)
+    if kind not in policies.subscription_types:
+        raise Refusal(api.NotAllowedError, f"Topic[{{{found.name}}}] doesn't support {kind} sub type!")
+    if policies.max_consumers and sum(len(one.consumers) for one in found.attached) >= policies.max_consumers:
+        raise Refusal(api.ConsumerBusy, "Topic reached max consumers limit")
+    subscription = found.subscriptions.get((request.subscription, request.durable and found.is_persistent))
+    limit = policies.max_consumers_per_subscription
+    if limit and subscription is not None and len(subscription.consumers) >= limit:
+        raise Refusal(api.ConsumerBusy, "Subscription reached max consumers limit")
+
+
 def _new_subscription(owner, found: Partition, request: api.CommandSubscribe) -> Subscription:
     if not found.is_persistent:
+        _refuse_subscriptions(found)
         return found.add_subscription(request.subscription, Cursor(0, found.last_confirmed, is_durable=False))
-    if request.durable and not owner.options.auto_create_subscriptions:
-        raise Refusal(api.SubscriptionNotFound, f"Subscription {request.subscription} does not exist, and may not be created")
+    if request.durable and not found.policies.auto_create_subscriptions:
+        raise Refusal(api.SubscriptionNotFound, "Subscription does not exist")
+    if not request.durable:
+        _refuse_subscriptions(found)
     if request.HasField("start_message_id"):
         position = found.before(_position(request.start_message_id))
     elif request.start_message_rollback_duration_sec:
@@ -398,7 +431,15 @@ def _new_subscription(owner, found: Partition, request: api.CommandSubscribe) ->
     return found.add_subscription(request.subscription, found.new_cursor(0, position, is_durable=False))
 
 
+def _refuse_subscriptions(found: Partition) -> None:
+    """One more than there may be."""
+    limit = found.policies.max_subscriptions
+    if limit and len(found.subscriptions) >= limit:
+        raise Refusal(api.NotAllowedError, f"Exceed the maximum number of subscriptions of the topic: {found.name}")
+
+
 def create_subscription(owner, found: Partition, name: str, position: Position, properties: dict[str, str] | None = None) -> Subscription:
+    _refuse_subscriptions(found)
     cursor = found.new_cursor(0, position, is_durable=True)      # before anything is made: its ledger may not open
     cursor.subscription_id = owner.catalogue.create_subscription(found.partition_id, name)
     subscription = found.add_subscription(name, cursor)

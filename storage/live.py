@@ -70,10 +70,10 @@ class LiveTopic:
     damage = losses = ()
     last_confirmed = BEGINNING
 
-    def __post_init__(self) -> None:
-        """Nothing waits to be acknowledged, or for its time."""
-        self.options = replace(self.options, max_unacked_messages_per_consumer=0, max_unacked_messages_per_subscription=0,
-                               delayed_delivery=False)
+    def bind(self, policies: Policies) -> None:
+        """They hold from here on; nothing waits to be acknowledged, or for its time."""
+        self.policies = replace(policies, max_unacked_messages_per_consumer=0, max_unacked_messages_per_subscription=0,
+                                delayed_delivery=False)
 
     @property
     def entries_in(self) -> int:

@@ -34,6 +34,7 @@ from geminga.storage.discovery import Discovery
 from geminga.storage.errors import CorruptFile, NotDurable, StorageFull, is_full, text_of
 from geminga.storage.expiry import Expiry
 from geminga.storage.gate import Gate
+from geminga.storage.inactive import Inactive
 from geminga.storage.journal import Journal, Record, put_on_disk, to_put
 from geminga.storage.ledger import Ledger
 from geminga.storage.live import LiveTopic
@@ -97,6 +98,7 @@ class Owner:
         self.live: dict[TopicName, LiveTopic] = {}                # topics that keep nothing
         self.live_producers: dict[int, Producer] = {}             # theirs, by handle
         self.expiry, self.quotas, self.retention, self.puncher = Expiry(self), Quotas(self), Retention(self), Puncher(self)
+        self.inactive = Inactive(self)
         self.sweep = Sweep(self, is_mine)                         # of partitions that are not open
         self.space = Space(journal.folder, options, counters)
         journal.spare = self.space.spare
@@ -111,6 +113,7 @@ class Owner:
         self._next_handle = 1
         self._next_slot = -1
         self._sends: list[tuple[int, NDArray, memoryview]] = []
+        self.sized: dict[Partition | LiveTopic, None] = {}       # topics that bound the size of messages
         self._acks: list[NDArray] = []
         self._parts: list[tuple[NDArray, memoryview]] = []        # those of them that are about parts of batches, and their words
         self._outboxes: dict[int, Outbox] = {}
@@ -231,8 +234,9 @@ class Owner:
     def _forget(self, partition: Partition) -> None:
         partition.is_released = True
         del self.by_name[partition.name]
-        for watcher in (self.expiry, self.quotas, self.retention, self.puncher, self.rates, self.gate, self.statistics):
+        for watcher in (self.expiry, self.quotas, self.retention, self.puncher, self.inactive, self.rates, self.gate, self.statistics):
             watcher.release(partition)
+        self.sized.pop(partition, None)
         self._recent.discard(partition)
         for waiting in (self._to_dispatch, self._to_trim):
             waiting.pop(partition, None)
@@ -268,12 +272,25 @@ class Owner:
 
     def apply_policies(self, partition: Partition | LiveTopic) -> None:
         """What is set for it in the catalogue holds from here on."""
-        partition.policies = policies_of(self.catalogue, partition.name, self.options)
+        policies = policies_of(self.catalogue, partition.name, self.options)
+        if partition.is_persistent:
+            partition.policies = policies
+        else:
+            partition.bind(policies)
         self.statistics.changed[partition] = None
         self.rates.watch(partition)
+        if policies.max_message_size:
+            self.sized[partition] = None
+        else:
+            self.sized.pop(partition, None)
+        if policies.encryption_required:
+            commands.dismiss_open_text(self, partition)
+        for subscription in partition.attached:
+            subscription.dispatcher.bounds_changed()
+            self.wake(partition)
         if not partition.is_persistent:
             return
-        for watcher in (self.expiry, self.quotas, self.retention, self.puncher):
+        for watcher in (self.expiry, self.quotas, self.retention, self.puncher, self.inactive):
             watcher.watch(partition)
         partition.deduplicates = partition.policies.deduplication
 
@@ -365,6 +382,8 @@ class Owner:
     # -- publishing
 
     def _publish(self, sends: append.Sends) -> None:
+        if self.sized:
+            sends = [rest for one in sends if len((rest := self._leave_out_large(*one))[1])]
         if self.live_producers:
             sends = [rest for one in sends if len((rest := self._pass_on(*one))[1])]
         if self.gate.is_watched:
@@ -419,6 +438,22 @@ class Owner:
         for partition in {producer.partition for producer in producers if producer is not None}:
             if self.gate.barrier(partition) is not None:
                 commands.dismiss_producers(self, partition)
+
+    def _leave_out_large(self, worker: int, rows: NDArray, data: memoryview) -> tuple[int, NDArray, memoryview]:
+        """Refuse what is larger than its topic takes; the parts of a chunked message are as large as they are.  Returns the rest."""
+        is_large = np.zeros(len(rows), bool)
+        for handle in set(rows["producer"].tolist()):
+            producer = self._producer_of(handle)
+            if producer is not None and producer.partition in self.sized:
+                limit = producer.partition.policies.max_message_size
+                is_large |= (rows["producer"] == handle) & (rows["size"] > limit) & (rows["flags"] & IS_CHUNK == 0)
+        if not is_large.any():
+            return worker, rows, data
+        for row in rows[is_large]:
+            producer_id, sequence_id = int(row["producer_id"]), int(row["sequence_id"])
+            answer = answers.send_error(producer_id, sequence_id, api.NotAllowedError, "Exceed maximum message size")
+            self.outbox(worker).reply(int(row["connection"]), answer)
+        return worker, rows[~is_large], data
 
     def _pass_on(self, worker: int, rows: NDArray, data: memoryview) -> tuple[int, NDArray, memoryview]:
         """Deal with what was published to topics that keep nothing; returns the rest."""
@@ -710,7 +745,7 @@ class Owner:
         self._next_tick_ms = self.now_ms + TICK_MS
         self.space.look()
         self.journal.check()
-        for watcher in (self.sweep, self.expiry, self.quotas, self.retention, self.puncher, self.statistics):
+        for watcher in (self.sweep, self.expiry, self.quotas, self.retention, self.puncher, self.inactive, self.statistics):
             watcher.tick(self.now_ms)
         self._forget_producers()
         for partition in self.discovery.tick(self.now_ms):

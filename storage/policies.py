@@ -6,6 +6,9 @@ catalogue under its name, as clients send it; `Policies` is what owners and work
 from dataclasses import dataclass, replace
 from typing import Any
 
+from geminga.proto import names
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
 from geminga.storage.catalogue import Catalogue
 from geminga.storage.options import StorageOptions
@@ -90,7 +93,8 @@ class Policies:
     @property
     def work_alone(self) -> bool:
         """Whether something happens because of them although nobody uses the partition."""
-        return bool(self.message_ttl_s or self.retains or (self.quota_age_s > 0 and self.quota_age_action == EVICTION))
+        return bool(self.message_ttl_s or self.retains or (self.quota_age_s > 0 and self.quota_age_action == EVICTION)
+                    or self.delete_inactive_topics or self.subscription_expiration_s)
 
     @property
     def has_quota(self) -> bool:
@@ -127,6 +131,12 @@ def applied(catalogue: Catalogue, topic: TopicName, policy: Policy, options: Sto
         if value is not None and (policy.is_object or value != policy.parts[0].blank):
             found = value
     return found
+
+
+def refuse_topics(catalogue: Catalogue, namespace: str, policies: Policies, count: int) -> None:
+    """So many topics, or partitions, more than there may be.  Raises Refusal."""
+    if policies.max_topics and count + sum(not names.is_system(name) for name in catalogue.topics(namespace)) > policies.max_topics:
+        raise Refusal(api.NotAllowedError, "Exceed maximum number of topics in namespace.")
 
 
 def clash(kept: dict[str, Any]) -> bool:

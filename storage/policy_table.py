@@ -459,7 +459,7 @@ TABLE = {policy.name: policy for policy in (
     Policy("maxMessageSize", "Bytes of the largest message; 0: what the broker takes.", (
         Part("", INTEGER, "--max-message-size -m", required=True, field="max_message_size", least=0),),
         topic=Level("maxMessageSize", "max-message-size", unset=NO_CONTENT, refusal=TOO_LARGE_SIZE),
-        where="storage/append.py"),
+        where="storage/owner.py"),
     Policy("inactiveTopicPolicies", "Whether topics that nobody uses are deleted, and after how long.", (
         Part("inactiveTopicDeleteMode", one_of(*DELETE_MODES), "--delete-mode -m", required=True, field="inactive_topic_mode",
              key="inactive_topic_mode"),
@@ -469,7 +469,7 @@ TABLE = {policy.name: policy for policy in (
              field="delete_inactive_topics", key="delete_inactive_topics", default=False)),
         Level("inactiveTopicPolicies", "inactive-topic-policies", nullable=True, member="inactive_topic_policies"),
         Level("inactiveTopicPolicies", "inactive-topic-policies", nullable=True),
-        where="storage/sweep.py", check=_inactive),
+        where="storage/inactive.py", check=_inactive),
     Policy("autoTopicCreation", "Whether a topic comes to be when it is first used, and with how many partitions.", (
         Part("allowAutoTopicCreation", BOOLEAN, _SWITCH, required=True, field="auto_create_topics", key="auto_create_topics",
              default=False),
@@ -494,7 +494,7 @@ TABLE = {policy.name: policy for policy in (
              least=0),),
         Level("subscriptionExpirationTime", "subscription-expiration-time", member="subscription_expiration_time_minutes",
               refusal="Invalid value for subscription expiration time"),
-        where="storage/sweep.py"),
+        where="storage/inactive.py"),
     Policy("encryptionRequired", "Whether producers must encrypt.", (
         Part("", BOOLEAN, _SWITCH, required=True, field="encryption_required"),),
         Level("encryptionRequired", "encryption-required", unset=False, removable=False, member="encryption_required"),

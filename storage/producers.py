@@ -35,6 +35,7 @@ class Producer:
     is_ready: bool = True
     connected_ms: int = 0
     metadata: dict[str, str] = field(default_factory=dict)      # what its client notes about it
+    is_encrypted: bool = False      # it says that it encrypts what it publishes
     messages_in: int = 0            # published
     bytes_in: int = 0
     chunks_in: int = 0              # of large messages

@@ -69,6 +69,9 @@ class Dispatcher(ABC):
         """When something can be given out although nothing happens until then."""
         return NEVER_MS
 
+    def bounds_changed(self) -> None:      # noqa: B027
+        """Policies of its consumers are new."""
+
     @abstractmethod
     def is_hungry(self, ledgers: list[Ledger]) -> bool:
         """Whether a consumer asks for more, and there is more."""

@@ -44,35 +44,40 @@ class Shared(Dispatcher):
 
     def _count_unacknowledged(self, consumer: Consumer, messages: int) -> None:
         """A consumer, or all of them, that have too many get no more until they have half as many."""
-        options = self.subscription.options
+        policies = self.subscription.partition.policies
         consumer.unacknowledged += messages
         self.unacknowledged += messages
-        consumer.is_blocked = _is_blocked(consumer.is_blocked, consumer.unacknowledged, options.max_unacked_messages_per_consumer)
-        self.is_blocked = _is_blocked(self.is_blocked, self.unacknowledged, options.max_unacked_messages_per_subscription)
+        consumer.is_blocked = _is_blocked(consumer.is_blocked, consumer.unacknowledged, policies.max_unacked_messages_per_consumer)
+        self.is_blocked = _is_blocked(self.is_blocked, self.unacknowledged, policies.max_unacked_messages_per_subscription)
+
+    def bounds_changed(self) -> None:
+        """How many messages may be unacknowledged, or whether they wait for their time."""
+        for consumer in self.subscription.consumers:
+            self._count_unacknowledged(consumer, 0)
 
     def room(self, consumer: Consumer) -> int:
         """Messages that the consumer can take."""
         if consumer.is_blocked or self.is_blocked:
             return 0
-        options, room = self.subscription.options, consumer.permits
-        if options.max_unacked_messages_per_consumer:
-            room = min(room, options.max_unacked_messages_per_consumer - consumer.unacknowledged)
-        if options.max_unacked_messages_per_subscription:
-            room = min(room, options.max_unacked_messages_per_subscription - self.unacknowledged)
+        policies, room = self.subscription.partition.policies, consumer.permits
+        if policies.max_unacked_messages_per_consumer:
+            room = min(room, policies.max_unacked_messages_per_consumer - consumer.unacknowledged)
+        if policies.max_unacked_messages_per_subscription:
+            room = min(room, policies.max_unacked_messages_per_subscription - self.unacknowledged)
         if self.subscription.allowance is not None:
             room = min(room, self.subscription.allowance.room)
         return room
 
     def causes(self) -> list[dict]:
-        options = self.subscription.options
+        policies = self.subscription.partition.policies
         found = []
         if self.is_blocked:
             found.append({"cause": "unacknowledged messages of the subscription", "messages": self.unacknowledged,
-                          "limit": options.max_unacked_messages_per_subscription})
+                          "limit": policies.max_unacked_messages_per_subscription})
         for consumer in self.subscription.consumers:
             if consumer.is_blocked:
                 found.append({"cause": "unacknowledged messages of a consumer", "consumer": consumer.name,
-                              "messages": consumer.unacknowledged, "limit": options.max_unacked_messages_per_consumer})
+                              "messages": consumer.unacknowledged, "limit": policies.max_unacked_messages_per_consumer})
             elif consumer.permits <= 0:
                 found.append({"cause": "no permits", "consumer": consumer.name})
         if self.pending.later:
@@ -112,10 +117,10 @@ class Shared(Dispatcher):
 
     def _give_due(self, takers: list[Consumer], ledger: Ledger, entries: Entries, batches: list[Batch]) -> int:
         """Give out entries, but postpone those whose time has not come; returns how many were dealt with."""
-        if self.subscription.options.delayed_delivery:
+        if self.subscription.partition.policies.delayed_delivery:
             times = ledger.deliver_at[entries.start:entries.stop] if isinstance(entries, range) else ledger.deliver_at[entries]
             is_later = times > self.subscription.partition.now_ms
-        if not self.subscription.options.delayed_delivery or not is_later.any():
+        if not self.subscription.partition.policies.delayed_delivery or not is_later.any():
             return self.deal(takers, ledger, entries, batches, is_again=False)
         ids, due = np.asarray(entries), np.flatnonzero(~is_later)
         given = self.deal(takers, ledger, ids[due], batches, is_again=False) if len(due) else 0
