@@ -40,9 +40,9 @@ PONG = frame(api.BaseCommand(type=Type.PONG, pong=api.CommandPong()))
 
 
 def producer_success(request_id: int, name: str, *, is_ready: bool = True, topic_epoch: int | None = None,
-                     last_sequence_id: int = -1) -> bytes:
-    answer = api.CommandProducerSuccess(request_id=request_id, producer_name=name, last_sequence_id=last_sequence_id, schema_version=b"",
-                                        producer_ready=is_ready)
+                     last_sequence_id: int = -1, schema_version: bytes = b"") -> bytes:
+    answer = api.CommandProducerSuccess(request_id=request_id, producer_name=name, last_sequence_id=last_sequence_id,
+                                        schema_version=schema_version, producer_ready=is_ready)
     if topic_epoch is not None:
         answer.topic_epoch = topic_epoch
     return frame(api.BaseCommand(type=Type.PRODUCER_SUCCESS, producer_success=answer))
@@ -120,9 +120,19 @@ def consumer_stats(request_id: int, **fields) -> bytes:
     return frame(api.BaseCommand(type=Type.CONSUMER_STATS_RESPONSE, consumerStatsResponse=answer))
 
 
-def schema_missing(request_id: int, topic: str) -> bytes:
-    answer = api.CommandGetSchemaResponse(request_id=request_id, error_code=api.TopicNotFound, error_message=f"No schema of {topic}")
+def schema(request_id: int, found: api.Schema, version: bytes) -> bytes:
+    answer = api.CommandGetSchemaResponse(request_id=request_id, schema=found, schema_version=version)
     return frame(api.BaseCommand(type=Type.GET_SCHEMA_RESPONSE, getSchemaResponse=answer))
+
+
+def schema_missing(request_id: int, code: int, message: str) -> bytes:
+    answer = api.CommandGetSchemaResponse(request_id=request_id, error_code=code, error_message=message)
+    return frame(api.BaseCommand(type=Type.GET_SCHEMA_RESPONSE, getSchemaResponse=answer))
+
+
+def schema_created(request_id: int, version: bytes) -> bytes:
+    answer = api.CommandGetOrCreateSchemaResponse(request_id=request_id, schema_version=version)
+    return frame(api.BaseCommand(type=Type.GET_OR_CREATE_SCHEMA_RESPONSE, getOrCreateSchemaResponse=answer))
 
 
 def schema_refused(request_id: int, code: int, message: str) -> bytes:

@@ -9,6 +9,8 @@
     catalogue.py    tenants, namespaces, topics, subscriptions' names: SQLite
     policy_table.py what can be set for namespaces and topics: every policy, declared once
     policies.py     what was set for namespaces and topics, and what holds because of it
+    schemas.py      what topics' messages look like, by version, and which versions get along
+    avro_rules.py   Avro definitions: what they mean, and which read which
     producers.py    who may publish to a partition
     parts.py        batches that are acknowledged in part, at rest
     entry_counts.py how often each entry was given back, or killed a consumer

@@ -14,7 +14,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.connection import object_asked
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
-from geminga.storage import acknowledgements, format, partition
+from geminga.storage import acknowledgements, format, partition, schemas
 from geminga.storage.cursor import SKIPPED, Cursor, Position
 from geminga.storage.dispatch import DISPATCHERS, ranges
 from geminga.storage.dispatch.base import Obstacle, busy
@@ -155,8 +155,6 @@ def _producer(owner, session, command: api.BaseCommand, *, probed: bool = False)
         if not existing.is_ready:
             raise Refusal(api.ServiceNotReady, "Producer is already present on the connection")
         return _producer_ready(owner, existing, request.request_id)
-    if request.HasField("schema"):
-        raise Refusal(api.NotAllowedError, "Schemas are not available in this version")
     if request.txn_enabled:
         raise Refusal(api.NotAllowedError, "Transactions are not enabled.")
     if len(request.producer_name) > _NAME_MAX:
@@ -168,11 +166,13 @@ def _producer(owner, session, command: api.BaseCommand, *, probed: bool = False)
         raise Refusal(api.MetadataError, f"Encryption is required in {found.name}")
     if found.is_persistent and not owner.gate.enter(session, command, found):
         return
+    schema_version = schemas.admit_producer(owner.catalogue, found, request.schema if request.HasField("schema") else None)
     producer = Producer(
         owner.new_handle(), session.worker, session.connection, request.producer_id, request.request_id,
         request.producer_name or _generated_name(owner), not (request.user_provided_producer_name and request.producer_name),
         request.epoch, request.producer_access_mode, request.topic_epoch if request.HasField("topic_epoch") else None, found,
-        connected_ms=owner.now_ms, metadata={one.key: one.value for one in request.metadata}, is_encrypted=request.encrypted)
+        connected_ms=owner.now_ms, metadata={one.key: one.value for one in request.metadata}, is_encrypted=request.encrypted,
+        schema_version=schema_version)
     holder = found.producers.holder_of_name(producer)
     if holder is not None and request.producer_access_mode != api.ExclusiveWithFencing:
         if not probed and (holder.worker, holder.connection) != (session.worker, session.connection):
@@ -214,7 +214,7 @@ def _producer_ready(owner, producer: Producer, request_id: int) -> None:
         owner.catalogue.set_topic_epoch(found.partition_id, producer.topic_epoch)
     last = found.sequences.of(producer.identity).last if found.is_persistent and found.deduplicates else NONE
     data = answers.producer_success(request_id, producer.name, topic_epoch=producer.topic_epoch,
-                                    last_sequence_id=-1 if last == NONE else last)
+                                    last_sequence_id=-1 if last == NONE else last, schema_version=producer.schema_version)
     owner.outbox(producer.worker).reply(producer.connection, data, request_id=request_id, action=envelope.PRODUCER_READY,
                                         object_id=producer.producer_id, handle=producer.handle)
 
@@ -308,6 +308,8 @@ def _subscribe(owner, session, command: api.BaseCommand, *, probed: bool = False
     _check_subscribe(owner, request)
     found = find_or_create(owner, names.parse(request.topic), may_create=request.force_topic_creation)
     _refuse_consumer(found, request)
+    if request.HasField("schema"):
+        schemas.admit_consumer(owner.catalogue, found, request.schema)
     subscribed = found.rate_limits.subscribed if found.rate_limits is not None else None
     who = session.address.rpartition(":")[0], request.consumer_name, request.consumer_id
     if subscribed is not None and not subscribed.may(who, owner.now_ms):
@@ -347,7 +349,8 @@ def _new_consumer(owner, session, request: api.CommandSubscribe, subscription: S
         epoch=request.consumer_epoch if request.HasField("consumer_epoch") else None,
         ranges=_ranges(request),
         is_out_of_order_allowed=request.subType == SubType.Key_Shared and shared.allowOutOfOrderDelivery,
-        metadata={one.key: one.value for one in request.metadata})
+        metadata={one.key: one.value for one in request.metadata},
+        takes_any_schema=request.HasField("schema") and request.schema.type == api.Schema.AutoConsume)
 
 
 def _ranges(request: api.CommandSubscribe) -> list[tuple[int, int]] | None:
@@ -391,8 +394,6 @@ def _check_subscribe(owner, request: api.CommandSubscribe) -> None:
         raise Refusal(api.NotAllowedError, "read_compacted is for Exclusive and Failover subscriptions")
     if len(request.consumer_name) > _NAME_MAX:
         raise Refusal(api.NotAllowedError, f"Consumer name longer than {_NAME_MAX} characters")
-    if request.HasField("schema"):
-        raise Refusal(api.NotAllowedError, "Schemas are not available in this version")
     if (wanted := _ranges(request)) is not None:
         ranges.check(wanted)
 

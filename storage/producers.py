@@ -36,6 +36,7 @@ class Producer:
     connected_ms: int = 0
     metadata: dict[str, str] = field(default_factory=dict)      # what its client notes about it
     is_encrypted: bool = False      # it says that it encrypts what it publishes
+    schema_version: bytes = b""     # as the protocol has it; empty: it brought no schema
     messages_in: int = 0            # published
     bytes_in: int = 0
     chunks_in: int = 0              # of large messages

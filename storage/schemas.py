@@ -106,10 +106,9 @@ def known(catalogue: Catalogue, topic: TopicName, definition: Definition) -> int
 def version_of(catalogue: Catalogue, topic: TopicName, definition: Definition) -> int | None:
     """The version that means the same.  Raises InvalidSchema."""
     version = known(catalogue, topic, definition)
-    meant = _meaning(definition) if version is None else None
-    if meant is not None:
+    if version is None and definition.kind in _AVRO:
         for number, kind, _ in catalogue.schema_versions(topic.base):
-            if kind == definition.kind and (one := find(catalogue, topic, number)) and _meaning(one.definition) == meant:
+            if kind == definition.kind and (one := find(catalogue, topic, number)) and _mean_the_same(one.definition, definition):
                 return number
     return version
 
@@ -195,13 +194,59 @@ def _avro_obstacle(new: Definition, old: Definition, strategy: str) -> str:
     return text
 
 
+# -- who comes to a topic
+
+def admit_producer(catalogue: Catalogue, found, schema: api.Schema | None) -> bytes:
+    """The version, as the protocol has it, of what a producer of the Partition or LiveTopic brings.  Raises Refusal, StorageFull."""
+    if schema is not None:
+        return version_bytes(register(catalogue, found.name, from_wire(schema), found.policies))
+    check_missing(catalogue, found.name, found.policies)
+    return b""
+
+
+def check_missing(catalogue: Catalogue, topic: TopicName, policies: Policies) -> None:
+    """Whether a producer may come without a schema.  Raises Refusal."""
+    if policies.schema_enforced and versions(catalogue, topic):
+        raise incompatible("Producers cannot connect or send message without a schema to topics with a schema "
+                           "when SchemaValidationEnforced is enabled")
+
+
+def admit_consumer(catalogue: Catalogue, found, schema: api.Schema) -> None:
+    """The first to come to an empty topic brings its schema.  Raises Refusal, StorageFull."""
+    if schema.type == T.AutoConsume:
+        return
+    definition = from_wire(schema)
+    if versions(catalogue, found.name):
+        check_consumer(catalogue, found.name, definition, found.policies.schema_strategy)
+    elif _is_unused(found):
+        register(catalogue, found.name, definition, found.policies)
+    else:
+        raise incompatible(f"Failed to add schema to an active topic with empty(BYTES) schema: new schema type {TYPES[definition.kind]}")
+
+
+def _is_unused(found) -> bool:
+    """Nothing was published that is still there, and nobody is there who would mind a schema."""
+    is_empty = not any(ledger.entries for ledger in found.ledgers) if found.is_persistent else not found.published
+    return is_empty and not found.producers.live and all(
+        consumer.takes_any_schema for subscription in found.attached for consumer in subscription.consumers)
+
+
+def version_bytes(version: int) -> bytes:
+    return version.to_bytes(8, "big")
+
+
 # -- definitions
+
+def check_size(definition: Definition) -> None:
+    """Raises InvalidSchema."""
+    if len(definition.data) + sum(len(key) + len(value) for key, value in definition.properties.items()) > SIZE_MAX:
+        raise InvalidSchema(f"Schema definition of more than {SIZE_MAX} bytes")
+
 
 def validate(definition: Definition) -> None:
     """Raises InvalidSchema."""
+    check_size(definition)
     kind, size = definition.kind, len(definition.data)
-    if size + sum(len(key) + len(value) for key, value in definition.properties.items()) > SIZE_MAX:
-        raise InvalidSchema(f"Schema definition of more than {SIZE_MAX} bytes")
     if kind >= T.AutoConsume:
         raise InvalidSchema(f"Schema {TYPES[kind]} is a client-side schema type")
     if kind == T.KeyValue:
@@ -220,12 +265,11 @@ def validate(definition: Definition) -> None:
                             f"length of schema data should be zero, but {size} bytes is found")
 
 
-def _meaning(definition: Definition) -> str | None:
-    """What the definition says however it is written; None when it is known by its bytes only."""
+def _mean_the_same(one: Definition, other: Definition) -> bool:
+    """However they are written; JSON Schema is only known by its bytes."""
     from geminga.storage import avro_rules
-    if definition.kind not in _AVRO or isinstance(parsed := _parsed(definition), str):
-        return None
-    return avro_rules.meaning(parsed)
+    parsed = [_parsed(definition) for definition in (one, other)]
+    return not any(isinstance(schema, str) for schema in parsed) and len({avro_rules.meaning(schema) for schema in parsed}) == 1
 
 
 def _parsed(definition: Definition):

@@ -45,6 +45,7 @@ class Consumer:
     redelivered: int = 0                      # messages it gave back
     acknowledged: int = 0                     # messages
     metadata: dict[str, str] = field(default_factory=dict)      # what its client notes about it
+    takes_any_schema: bool = False            # whatever the topic's is
     flow_ms: int = 0                          # when it last asked for more, ...
     consumed_ms: int = 0                      # ... was given something, ...
     acked_ms: int = 0                         # ... and acknowledged something

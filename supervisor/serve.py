@@ -133,11 +133,10 @@ class Supervisor:
             sys.exit(1)
 
     def _be_worker(self, child: Child, control: Control) -> None:
-        storage = self.config.storage
         self.counters["worker", child.index].set("pid", os.getpid())
         worker_process.run(child.serial, self.config.owners, self.run_dir, self.config.data_dir, self.config.worker,
                            self.listeners[child.index], control, self.counters["worker", child.index],
-                           auto_create=storage.auto_create_topics, auto_create_partitions=storage.auto_create_partitions)
+                           self.config.storage)
 
     def _be_admin(self, child: Child, control: Control) -> None:
         self.counters["admin", 0].set("pid", os.getpid())

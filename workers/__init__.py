@@ -4,6 +4,7 @@
     worker.py    the process: its loop, its clients, its links to the owners
     client.py    one connection's events turned into envelopes, and back
     requests.py  what a worker answers by itself: lookup, partition metadata
+    schemas.py   what is done to schemas, in a thread
     patterns.py  topics chosen by a pattern
     watchers.py  clients that discover topics
     links.py     the way to one owner, and which owner has what

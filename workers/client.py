@@ -20,7 +20,7 @@ from geminga.proto.connection import Connection, Send, SendRefused, Sends
 from geminga.proto.errors import ProtocolError, Refusal
 from geminga.proto.names import TopicName
 from geminga.proto.sends import PRODUCER_ID
-from geminga.workers import egress, requests
+from geminga.workers import egress, requests, schemas
 from geminga.workers.egress import LedgerGone
 from geminga.workers.links import OwnerLink
 from geminga.workers.patterns import Pattern
@@ -326,20 +326,25 @@ class Client(asyncio.BufferedProtocol):
         if answer:
             self.write(answer)
 
-    def _open_producer(self, command: api.BaseCommand) -> None:
+    def _open_producer(self, command: api.BaseCommand, *, is_settled: bool = False) -> None:
         request = command.producer
         if request.topic_epoch > _TOPIC_EPOCH_MAX:
             return self.write(answers.error(request.request_id, api.ProducerFenced, f"No topic has had the epoch {request.topic_epoch}"))
         self._closed_producers.discard(request.producer_id)
-        self._open(command, request, self.producers, request.producer_id)
+        self._open(command, request, self.producers, request.producer_id, is_settled)
 
-    def _subscribe(self, command: api.BaseCommand) -> None:
-        self._open(command, command.subscribe, self.consumers, command.subscribe.consumer_id)
+    def _subscribe(self, command: api.BaseCommand, *, is_settled: bool = False) -> None:
+        self._open(command, command.subscribe, self.consumers, command.subscribe.consumer_id, is_settled)
 
-    def _open(self, command: api.BaseCommand, request, routes: dict[int, Route], object_id: int) -> None:
-        """Have the owner of the topic make a producer or consumer; one that is there already is its owner's affair."""
+    def _open(self, command: api.BaseCommand, request, routes: dict[int, Route], object_id: int, is_settled: bool) -> None:
+        """Have the owner of the topic make a producer or consumer; one that is there already is its owner's affair.
+
+        is_settled: its schema has been looked at.
+        """
         try:
             topic = names.parse(request.topic)
+            if not is_settled and not schemas.is_settled(self.worker.directory.catalogue, topic, request):
+                return self.worker.settle(self, command, topic, schemas.settle(request, topic))
             link = routes[object_id].link if object_id in routes else self.worker.link_of(topic)
             if link is None:
                 return self.worker.wait_for_owner(self, topic, command)
@@ -347,6 +352,26 @@ class Client(asyncio.BufferedProtocol):
             return self.write(answers.error(request.request_id, refusal.code, refusal.message))
         routes.setdefault(object_id, Route(link, object_id, request=(topic, command)))
         self._forward_command(link, command, request)
+
+    def settled(self, command: api.BaseCommand, answer: bytes | None, refusal: Refusal | None) -> None:
+        """What a command says of a schema has been looked at."""
+        request = getattr(command, _SETTLED[command.type])
+        if command.type == T.GET_OR_CREATE_SCHEMA:
+            self.write(answers.schema_refused(request.request_id, refusal.code, refusal.message) if refusal else
+                       answers.schema_created(request.request_id, answer))
+        elif refusal:
+            self.write(answers.error(request.request_id, refusal.code, refusal.message))
+        else:
+            _COMMANDS[command.type](self, command, is_settled=True)
+
+    def _get_or_create_schema(self, command: api.BaseCommand) -> None:
+        self.worker.counters.add("commands")
+        request = command.getOrCreateSchema
+        try:
+            topic = names.parse(request.topic)
+            self.worker.settle(self, command, topic, schemas.get_or_create(request, topic))
+        except Refusal as refusal:
+            self.settled(command, None, refusal)
 
     def resume(self, command: api.BaseCommand) -> None:
         """Deal with a command that waited for its owner."""
@@ -623,9 +648,11 @@ _CONSUMER_REQUESTS = {
     T.UNSUBSCRIBE: "unsubscribe", T.SEEK: "seek", T.GET_LAST_MESSAGE_ID: "getLastMessageId", T.CONSUMER_STATS: "consumerStats",
     T.REDELIVER_UNACKNOWLEDGED_MESSAGES: "redeliverUnacknowledgedMessages",
 }
+_SETTLED = {T.PRODUCER: "producer", T.SUBSCRIBE: "subscribe", T.GET_OR_CREATE_SCHEMA: "getOrCreateSchema"}
 _COMMANDS = {
     T.CONNECT: Client._connect, T.PING: Client._ping, T.PONG: Client._pong,
     T.GET_TOPICS_OF_NAMESPACE: Client._list_topics, T.LOOKUP: Client._lookup,
+    T.GET_OR_CREATE_SCHEMA: Client._get_or_create_schema,
     T.WATCH_TOPIC_LIST: Client._watch, T.WATCH_TOPIC_LIST_CLOSE: Client._close_watcher,
     T.PRODUCER: Client._open_producer, T.CLOSE_PRODUCER: Client._close_producer,
     T.SUBSCRIBE: Client._subscribe, T.CLOSE_CONSUMER: Client._close_consumer, T.FLOW: Client._flow, T.ACK: Client._ack,

@@ -1,4 +1,4 @@
-"""What a worker answers by itself, from the catalogue: lookup, partition metadata.  Lists of topics are in watchers.py.
+"""What a worker answers by itself, from the catalogue: lookup, partition metadata, schemas.  Lists of topics are in watchers.py.
 
 Each function returns the bytes of the answer; failures are answers of the same kind, as clients expect.
 """
@@ -7,6 +7,7 @@ from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
+from geminga.storage import schemas
 from geminga.storage.catalogue import Catalogue
 from geminga.storage.errors import NotDurable, StorageFull
 
@@ -17,26 +18,26 @@ class Directory:
     """What this worker knows of the catalogue; forgotten whenever anybody has committed to it."""
 
     def __init__(self, catalogue: Catalogue, *, url: str, listeners: dict[str, str], auto_create: bool, auto_create_partitions: int):
-        self._catalogue, self._url, self._listeners = catalogue, url, listeners
+        self.catalogue, self._url, self._listeners = catalogue, url, listeners
         self._auto_create, self._auto_create_partitions = auto_create, auto_create_partitions
         self._counts: dict[TopicName, int | None] = {}
         self._namespaces: dict[str, bool] = {}
         self._topics_version: int | None = None
 
     def _refresh(self) -> None:
-        if self._catalogue.changed() or len(self._counts) > _CACHE_MAX:
+        if self.catalogue.changed() or len(self._counts) > _CACHE_MAX:
             self._counts.clear()
             self._namespaces.clear()
             self._topics_version = None
 
     def _partition_count(self, topic: TopicName) -> int | None:
         if topic not in self._counts:
-            self._counts[topic] = self._catalogue.partition_count(topic)
+            self._counts[topic] = self.catalogue.partition_count(topic)
         return self._counts[topic]
 
     def has_namespace(self, namespace: str) -> bool:
         if namespace not in self._namespaces:
-            self._namespaces[namespace] = self._catalogue.has_namespace(namespace)
+            self._namespaces[namespace] = self.catalogue.has_namespace(namespace)
         return self._namespaces[namespace]
 
     def partitions(self, text: str, *, may_create: bool = True) -> int:
@@ -57,8 +58,8 @@ class Directory:
             raise Refusal(api.TopicNotFound, f"Topic {topic} does not exist")
         if self._auto_create_partitions and topic.is_persistent:
             try:
-                self._catalogue.create_topic(topic, self._auto_create_partitions)
-                self._catalogue.commit()
+                self.catalogue.create_topic(topic, self._auto_create_partitions)
+                self.catalogue.commit()
             except (StorageFull, NotDurable) as error:      # there is nothing else in this transaction
                 raise Refusal(api.ServiceNotReady, str(error)) from None
             self._counts.clear()
@@ -80,23 +81,23 @@ class Directory:
         """Complete names of the namespace's topics, partitions one by one.  Raises Refusal."""
         domains = {api.CommandGetTopicsOfNamespace.PERSISTENT: ("persistent://",),
                    api.CommandGetTopicsOfNamespace.NON_PERSISTENT: ("non-persistent://",)}.get(mode, ("persistent://", "non-persistent://"))
-        topics = self._catalogue.topics(names.namespace(namespace))
+        topics = self.catalogue.topics(names.namespace(namespace))
         return [name for name in topics if name.startswith(domains) and not names.is_system(name)]
 
     def topics_version(self) -> int:
         """Another one whenever topics have come or gone."""
         self._refresh()
         if self._topics_version is None:
-            self._topics_version = self._catalogue.topics_version()
+            self._topics_version = self.catalogue.topics_version()
         return self._topics_version
 
     def newest_partition(self) -> int:
         """Partitions that are made later have higher ids."""
-        return self._catalogue.newest_partition()
+        return self.catalogue.newest_partition()
 
     def is_newer(self, topic: TopicName, newest: int) -> bool:
         """Whether the topic was made, or is going to be, after that was the newest partition."""
-        stored = self._catalogue.partition(topic)
+        stored = self.catalogue.partition(topic)
         return stored is None or stored[0] > newest
 
 
@@ -118,12 +119,22 @@ def lookup(directory: Directory, command: api.BaseCommand) -> bytes:
 
 
 def get_schema(directory: Directory, command: api.BaseCommand) -> bytes:
-    """No topic has a schema yet, and this is how a broker says so."""
-    return answers.schema_missing(command.getSchema.request_id, command.getSchema.topic)
-
-
-def get_or_create_schema(directory: Directory, command: api.BaseCommand) -> bytes:
-    return answers.schema_refused(command.getOrCreateSchema.request_id, api.NotAllowedError, "Schemas are not available in this version")
+    request = command.getSchema
+    try:
+        topic, version = names.parse(request.topic), None
+        if request.HasField("schema_version"):
+            if len(request.schema_version) != 8:
+                raise Refusal(api.IncompatibleSchema, "A schema version has eight bytes")
+            version = int.from_bytes(request.schema_version, "big", signed=True)
+        found = schemas.find(directory.catalogue, topic, version)
+        if found is None:
+            raise Refusal(api.TopicNotFound, f"Topic not found or no-schema {request.topic}")
+    except Refusal as refusal:
+        return answers.schema_missing(request.request_id, refusal.code, refusal.message)
+    except StorageFull as error:
+        return answers.schema_missing(request.request_id, api.PersistenceError, str(error))
+    name = f"{topic.namespace}/{topic.base.local_name}"
+    return answers.schema(request.request_id, schemas.to_wire(found.definition, name), schemas.version_bytes(found.version))
 
 
 def no_transactions(directory: Directory, command: api.BaseCommand) -> bytes:
@@ -138,7 +149,7 @@ def _body(command: api.BaseCommand):
 T = api.BaseCommand.Type
 ANSWERS = {
     T.PARTITIONED_METADATA: partition_metadata,
-    T.GET_SCHEMA: get_schema, T.GET_OR_CREATE_SCHEMA: get_or_create_schema,
+    T.GET_SCHEMA: get_schema,
     T.TC_CLIENT_CONNECT_REQUEST: no_transactions, T.NEW_TXN: no_transactions, T.ADD_PARTITION_TO_TXN: no_transactions,
     T.ADD_SUBSCRIPTION_TO_TXN: no_transactions, T.END_TXN: no_transactions,
 }

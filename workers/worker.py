@@ -7,6 +7,7 @@ take yet.
 import asyncio
 import socket
 import sys
+import traceback
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -23,18 +24,21 @@ from geminga.proto.names import TopicName
 from geminga.storage.catalogue import open_catalogue
 from geminga.storage.control import Control
 from geminga.storage.counters import Counters
+from geminga.storage.options import StorageOptions
 from geminga.storage.process import owner_of
 from geminga.workers.client import Client
 from geminga.workers.egress import Ledgers
 from geminga.workers.links import OwnerLink, follow
 from geminga.workers.options import WorkerOptions
 from geminga.workers.requests import Directory
+from geminga.workers.schemas import SchemaThread, Work
 from geminga.workers.watchers import Watchers
 
 _BUFFER_BYTES = 1 << 20          # what one read can bring, shared by all connections: a read is dealt with before the next
 _ENVELOPE_BYTES = 512 << 10      # of entries; an owner begins with them while more is read
 _ACK_SECONDS = 0.02              # that an acknowledgement may wait for something to go along with
 _WAITING_MAX = 100_000           # commands; what comes above is told to try again
+_SETTLING_BYTES_MAX = 64 << 20   # of commands whose schemas are being looked at; what comes above is told to try again
 _DAMAGED_TOLD_MAX = 100          # messages that clients could not read that lines are printed about
 _PROBE_SECONDS = 2               # silence after a PING that ends a connection somebody else wants to replace
 _GOODBYE_SECONDS = 2             # until what was written to clients must have been sent when the broker stops
@@ -44,7 +48,7 @@ class Worker:
     """All clients of one process."""
 
     def __init__(self, serial: int, owners: int, run_dir: Path, data_dir: Path, options: WorkerOptions, directory: Directory,
-                 counters: Counters):
+                 schemas: SchemaThread, counters: Counters):
         self.serial, self.options, self.directory, self.counters = serial, options, directory, counters
         self.buffer = memoryview(bytearray(_BUFFER_BYTES))
         self.buffer_array = np.frombuffer(self.buffer, np.uint8)
@@ -55,6 +59,9 @@ class Worker:
         self._links: list[OwnerLink | None] = [None] * owners
         self._clients: dict[int, Client] = {}
         self._waiting: list[tuple[int, Client, api.BaseCommand]] = []     # commands for owners that are being started
+        self.schemas = schemas
+        self._settling: dict[asyncio.Task, tuple[Client, api.BaseCommand]] = {}      # commands whose schemas are being looked at
+        self._settling_bytes = 0
         self._connections = 0
         self._flush_is_due = False
         self._ack_timer: asyncio.TimerHandle | None = None
@@ -137,10 +144,38 @@ class Worker:
             raise Refusal(api.ServiceNotReady, "The topic's owner is being started; try again")
         self._waiting.append((owner_of(str(topic), len(self._links)), client, command))
 
+    def settle(self, client: Client, command: api.BaseCommand, topic: TopicName, work: Work) -> None:
+        """Look at what the command says of a schema beside the loop, and let the client go on with it then.  Raises Refusal."""
+        size = command.ByteSize()
+        if self._settling_bytes + size > _SETTLING_BYTES_MAX:
+            raise Refusal(api.ServiceNotReady, "Too many schemas are being looked at; try again")
+        self._settling_bytes += size
+        waiting = client, command
+        self._settling[self._loop.create_task(self._settle(waiting, topic, work, size))] = waiting
+
+    async def _settle(self, waiting: tuple[Client, api.BaseCommand], topic: TopicName, work: Work, size: int) -> None:
+        client, command = waiting
+        answer = refusal = None
+        try:
+            answer = await self.schemas.do(topic, work)
+        except Refusal as found:
+            refusal = found
+        except Exception:      # as in what the loop calls: its client's connection ends
+            traceback.print_exc()
+            return client.abort()
+        finally:
+            is_wanted = self._settling.pop(asyncio.current_task(), None) is not None and client.number in self._clients
+            self._settling_bytes -= size
+        if is_wanted:
+            client.settled(command, answer, refusal)
+
     def withdraw(self, client: Client, kind: int, object_id: int) -> None:
         """What the client closes before it was made need not be made."""
         self._waiting = [(owner, other, command) for owner, other, command in self._waiting
                          if other is not client or command.type != kind or object_asked(command) != object_id]
+        for task, (other, command) in list(self._settling.items()):
+            if other is client and command.type == kind and object_asked(command) == object_id:
+                del self._settling[task]
 
     def tell_owners(self, client: Client, kind: int, data: bytes) -> None:
         """All of them, what happened to the client."""
@@ -310,19 +345,20 @@ def advertised_url(options: WorkerOptions, port: int) -> str:
 
 
 def run(serial: int, owners: int, run_dir: Path, data_dir: Path, options: WorkerOptions, listener: socket.socket, control: Control,
-        counters: Counters, *, auto_create: bool, auto_create_partitions: int) -> None:
+        counters: Counters, storage: StorageOptions) -> None:
     """Be a worker until told to stop."""
     catalogue = open_catalogue(data_dir / "catalogue.sqlite")
     listeners = dict(text.split(":", 1) for text in options.advertised_listeners)
     directory = Directory(catalogue, url=advertised_url(options, listener.getsockname()[1]), listeners=listeners,
-                          auto_create=auto_create, auto_create_partitions=auto_create_partitions)
-    uvloop.run(_serve(serial, owners, run_dir, data_dir, options, listener, control, counters, directory))
+                          auto_create=storage.auto_create_topics, auto_create_partitions=storage.auto_create_partitions)
+    schemas = SchemaThread(data_dir / "catalogue.sqlite", storage)
+    uvloop.run(_serve(serial, owners, run_dir, data_dir, options, listener, control, counters, directory, schemas))
 
 
 async def _serve(serial: int, owners: int, run_dir: Path, data_dir: Path, options: WorkerOptions, listener: socket.socket,
-                 control: Control, counters: Counters, directory: Directory) -> None:
+                 control: Control, counters: Counters, directory: Directory, schemas: SchemaThread) -> None:
     loop = asyncio.get_running_loop()
-    worker = Worker(serial, owners, run_dir, data_dir, options, directory, counters)
+    worker = Worker(serial, owners, run_dir, data_dir, options, directory, schemas, counters)
     stopping = follow(control, worker)
     server = await loop.create_server(lambda: Client(worker), sock=listener)
     loop.call_later(options.keep_alive_interval_ms / 1000, worker.keep_alive)

@@ -1,0 +1,95 @@
+"""Work on schemas beside the loop: what parses definitions runs in a thread, with a connection to the catalogue of its own."""
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.errors import Refusal
+from geminga.proto.names import TopicName
+from geminga.storage import schemas
+from geminga.storage.catalogue import Catalogue
+from geminga.storage.errors import NotDurable, StorageFull
+from geminga.storage.options import StorageOptions
+from geminga.storage.policies import Policies, policies_of
+
+Answer = TypeVar("Answer")
+Work = Callable[[Catalogue, Policies], Answer]
+
+
+class SchemaThread:
+    """One after the other; neither the thread nor what it imports is there before somebody has a schema."""
+
+    def __init__(self, path: Path, options: StorageOptions):
+        self._path, self._options = path, options
+        self._thread = ThreadPoolExecutor(1)
+        self._catalogue: Catalogue | None = None
+
+    async def do(self, topic: TopicName, work: Work) -> Answer:
+        """What work returns, given the catalogue and the topic's policies; what it wrote is on disk.  Raises Refusal."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._do, topic, work)
+
+    def _do(self, topic: TopicName, work: Work) -> Answer:
+        try:
+            if self._catalogue is None:
+                self._catalogue = Catalogue(self._path)
+            answer = work(self._catalogue, policies_of(self._catalogue, topic, self._options))
+            self._catalogue.commit()
+            return answer
+        except (StorageFull, NotDurable) as error:
+            raise Refusal(api.PersistenceError, str(error)) from None
+        finally:
+            if self._catalogue is not None:
+                self._catalogue.undo()
+
+
+def is_settled(catalogue: Catalogue, topic: TopicName, request) -> bool:
+    """Whether the topic's owner can go by what a PRODUCER or SUBSCRIBE says of its schema, without looking closer at it."""
+    if not request.HasField("schema"):
+        return True
+    if isinstance(request, api.CommandSubscribe):
+        return request.schema.type == api.Schema.AutoConsume
+    try:
+        return schemas.known(catalogue, topic, schemas.from_wire(request.schema)) is not None
+    except StorageFull:
+        return False      # which the thread is going to tell
+
+
+def settle(request, topic: TopicName) -> Work:
+    """Make of the request one that is: the definition is that of a version, or one that was compared and says no more.
+
+    The first definition of a topic its owner adds, with the topic if need be; it is valid then.  Raises Refusal.
+    """
+    definition = schemas.from_wire(request.schema)
+    schemas.check_size(definition)
+
+    def work(catalogue: Catalogue, policies: Policies) -> None:
+        schemas.validate(definition)
+        if not schemas.versions(catalogue, topic):
+            return
+        if isinstance(request, api.CommandSubscribe):
+            schemas.check_consumer(catalogue, topic, definition, policies.schema_strategy)
+            request.ClearField("schema")
+        else:
+            version = schemas.find(catalogue, topic, schemas.register(catalogue, topic, definition, policies))
+            request.schema.CopyFrom(schemas.to_wire(version.definition, ""))
+
+    return work
+
+
+def get_or_create(request: api.CommandGetOrCreateSchema, topic: TopicName) -> Work:
+    """The version, as the protocol has it, of the definition; empty for none.  Raises Refusal."""
+    definition = schemas.from_wire(request.schema)
+    schemas.check_size(definition)
+
+    def work(catalogue: Catalogue, policies: Policies) -> bytes:
+        if catalogue.partition_count(topic) is None and catalogue.partition_count(topic.base) is None:
+            raise Refusal(api.TopicNotFound, f"Topic not found {topic}")
+        if definition.kind == getattr(api.Schema, "None"):
+            schemas.check_missing(catalogue, topic, policies)
+            return b""
+        schemas.validate(definition)
+        return schemas.version_bytes(schemas.register(catalogue, topic, definition, policies))
+
+    return work
