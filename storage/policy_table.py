@@ -22,9 +22,9 @@ the level is not `removable`; get-VERB (`Level.get` where it differs) sends GET.
 flags, in order: `"--time -t"`; for a part of type BOOLEAN two sets of flags: `"--enable -e / --disable -d"`.  `Part.unit` is how people
 write the value: "" a number, a text or a list with commas; "seconds", "minutes" or "ms": a number of those, or with a unit (`10m`, `3h`,
 `2d`, `5w`); "bytes" or "MB": bytes, or with a unit (`10M`, `16G`).  A part without flags is not set from the command line.
-`Part.required` options must be given, others are left out of the JSON.  A BOOLEAN with one set of flags is false without.  Where
-`Level.query` is set the value is that parameter, and there is no body; where `Level.implied` is, there is no body at all.  Rows that
-share a verb (the backlog quotas) differ in `Level.kind`: pulsar-admin's `--type -t` picks one, the first by default; their GET is
+`Part.required` options must be given; of others the JSON has `Part.sent`, or nothing.  A BOOLEAN with one set of flags is false without.
+Where `Level.query` is set the value is that parameter, and there is no body; where `Level.implied` is, there is no body at all.  Rows
+that share a verb (the backlog quotas) differ in `Level.kind`: pulsar-admin's `--type -t` picks one, the first by default; their GET is
 `backlogQuotaMap`.
 
 This module imports next to nothing, as the command line has to start at once.
@@ -72,6 +72,7 @@ class Part(NamedTuple):
     flags: str = ""                          # pulsar-admin's, see above
     unit: str = ""
     required: bool = False                   # by the command line
+    sent: Any = None                         # by the command line where the option is not given
     field: str = ""                          # of Policies; "": nothing looks at it
     scale: int = 1                           # what is kept, times this, is the field; negative values stay
     means: dict[Any, Any] | None = None      # what is kept -> the field
@@ -392,7 +393,7 @@ TABLE = {policy.name: policy for policy in (
         Level("deduplicationSnapshotInterval", "deduplication-snapshot-interval", nullable=True, refusal="interval must be 0 or more"),
         why="There are no snapshots: sequence ids are stored with their entries."),
     Policy("delayedDelivery", "Whether messages are delivered not before their time.", (
-        Part("tickTime", LONG, "--time -t", "ms", default=0, otherwise=1_000),
+        Part("tickTime", LONG, "--time -t", "ms", sent=1_000, default=0, otherwise=1_000),
         Part("active", BOOLEAN, _SWITCH, required=True, field="delayed_delivery", key="delayed_delivery", default=False),
         Part("maxDeliveryDelayInMillis", LONG, "--maxDelay -md", "ms", default=0, otherwise=0),
         Part("fixedDeliveryDelayInMillis", LONG)),
@@ -473,7 +474,7 @@ TABLE = {policy.name: policy for policy in (
     Policy("autoTopicCreation", "Whether a topic comes to be when it is first used, and with how many partitions.", (
         Part("allowAutoTopicCreation", BOOLEAN, _SWITCH, required=True, field="auto_create_topics", key="auto_create_topics",
              default=False),
-        Part("topicType", one_of("partitioned", "non-partitioned"), "--type -t", field="auto_topic_type"),
+        Part("topicType", one_of("partitioned", "non-partitioned"), "--type -t", sent="non-partitioned", field="auto_topic_type"),
         Part("defaultNumPartitions", INTEGER, "--num-partitions -n", field="auto_create_partitions", key="auto_create_partitions")),
         Level("autoTopicCreation", "auto-topic-creation", nullable=True, member="autoTopicCreationOverride"),
         where="storage/policies.py", check=_auto_creation),

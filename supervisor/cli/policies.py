@@ -6,7 +6,8 @@ from geminga.storage.policy_table import TABLE, Level, Part, Policy, flags_of
 from geminga.supervisor.cli.verbs import FLAG, LIST, Option, Verb
 
 Row = tuple[Policy, Level]
-_SAMPLES = {"number": "5", "decimal": "2.5", "text": "text", "seconds": "10m", "minutes": "3h", "ms": "2s", "bytes": "10M", "MB": "1G"}
+_SAMPLES = {"number": "5", "decimal": "2.5", "list": "standalone", "text": "name", "seconds": "10m", "minutes": "3h", "ms": "2s",
+            "bytes": "10M", "MB": "1G"}
 
 
 def verbs(of: str) -> list[Verb]:
@@ -34,8 +35,8 @@ def _three(of: str, kinds: list[Row]) -> list[Verb]:
     made = [Verb(f"set-{level.verb}", level.method, path, f"Set: {doc}", (*kind, *options), example, body=body),
             Verb(f"get-{level.get or level.verb}", "GET", where + named, f"Show: {doc}", applied)]
     if level.removable or level.nullable:
-        made.append(Verb(f"remove-{level.verb}", "DELETE" if level.removable else level.method, path,
-                         f"Remove, so that what is set further up holds: {doc}", kind))
+        method, place = ("DELETE", where + level.remove if level.remove else path) if level.removable else (level.method, path)
+        made.append(Verb(f"remove-{level.verb}", method, place, f"Remove, so that what is set further up holds: {doc}", kind))
     return made
 
 
@@ -69,7 +70,7 @@ def _options(part: Part, flags: str, level: Level) -> list[Option]:
     help = part.json or level.path.partition("?")[0]
     if kind == LIST and choices:
         help, choices = f"{help}: some of {', '.join(choices)}", ()
-    return [Option(flags, "", help, kind, required=part.required, choices=choices)]
+    return [Option(flags, "", help, kind, part.sent, part.required, choices)]
 
 
 def _maker(part: Part, options: list[Option]) -> Callable[[dict[str, Any]], Any]:
@@ -86,9 +87,7 @@ def _maker(part: Part, options: list[Option]) -> Callable[[dict[str, Any]], Any]
 
 
 def _sample(part: Part) -> str:
-    if part.type.choices:
-        return part.type.choices[0]
-    return _SAMPLES.get(part.unit) or _SAMPLES.get(part.type.name, "text")
+    return part.type.choices[-1] if part.type.choices else _SAMPLES[part.unit or part.type.name]
 
 
 def table() -> list[dict[str, str]]:
