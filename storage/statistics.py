@@ -270,17 +270,18 @@ class Statistics:
     """Of all that is open at one owner."""
 
     def __init__(self, owner, window_s: int):
-        self._owner, self._window_ms = owner, window_s * 1000
-        self._since_ms = owner.now_ms                       # when the window began
-        self.changed: dict[Topic, None] = {}                # in this window, and nobody has measured since
-        self._moved: dict[Topic, None] = {}                 # in this window, and somebody has
-        self._waiting: dict[Topic, None] = {}               # before it, likewise nobody
-        self._rated: set[Topic] = set()                     # have rates of the last window
+        self._owner, self._window_s = owner, window_s
+        self.changed: dict[Topic, None] = {}                # since the last tick, or since somebody measured
+        self._waiting: dict[Topic, None] = {}               # have changed before, and nobody has measured since
+        self._stale: dict[Topic, None] = {}                 # of those somebody measures now
+        # Windows of topics end at different seconds, so that not all are dealt with at once: what has moved, by that, and since when.
+        self._moved: list[dict[Topic, None]] = [{} for _ in range(window_s)]
+        self._since_ms = [owner.now_ms] * window_s
+        self._second = owner.now_ms // 1000
         self._known: dict[Topic, _Known] = {}
         self._topics, self._subscriptions = _Table(TOPIC_COLUMNS), _Table(SUBSCRIPTION_COLUMNS)
         self._namespaces: dict[str, int] = {}
         self._shown: set[Topic] = set()                     # had rows of their own in the last answer
-        self._stale: dict[Topic, None] = {}                 # have changed, and are to be measured
 
     # -- what happens
 
@@ -330,36 +331,43 @@ class Statistics:
                 producer.chunks_in += int(chunks)
 
     def tick(self, now_ms: int) -> None:
-        """When a window ends, what was counted in it makes the rates."""
-        if now_ms - self._since_ms < self._window_ms:
-            return
-        seconds, self._since_ms = (now_ms - self._since_ms) / 1000, now_ms
-        moved = self._rated.union(self._moved, self._stale, self.changed)
+        """Of topics whose window has ended, what was counted in it makes the rates."""
+        self._gather()
+        first, self._second = self._second + 1, now_ms // 1000
+        for second in range(max(first, self._second - self._window_s + 1), self._second + 1):
+            number = second % self._window_s
+            moved, self._moved[number] = self._moved[number], {}
+            seconds, self._since_ms[number] = (now_ms - self._since_ms[number]) / 1000, now_ms
+            for topic in moved:
+                if self._is_open(topic) and self._end_window(topic, seconds):
+                    self._moved[number][topic] = None      # so that its rates end with the next
+
+    def _gather(self) -> None:
+        for topic in self.changed:
+            self._moved[hash(topic) % self._window_s][topic] = None
         self._waiting.update(self.changed)
-        self._moved, self._rated, self.changed = {}, set(), {}
-        for topic in moved:
-            if self._is_open(topic):
-                topic.last_window, topic.window = topic.window, None
-                is_moving = _roll(topic, topic_counts(topic), seconds)
-                for subscription in topic.subscriptions.values():
-                    is_moving |= _roll(subscription, subscription_counts(subscription), seconds)
-                    for consumer in subscription.consumers:
-                        _roll(consumer, consumer_counts(consumer), seconds)
-                for producer in topic.producers.live.values():
-                    _roll(producer, producer_counts(producer), seconds)
-                if is_moving or topic.last_window is not None:
-                    self._rated.add(topic)
-                self._waiting[topic] = None
+        self.changed = {}
+
+    def _end_window(self, topic: Topic, seconds: float) -> bool:
+        """Whether it has any rates."""
+        topic.last_window, topic.window = topic.window, None
+        is_moving = _roll(topic, topic_counts(topic), seconds)
+        for subscription in topic.subscriptions.values():
+            is_moving |= _roll(subscription, subscription_counts(subscription), seconds)
+            for consumer in subscription.consumers:
+                _roll(consumer, consumer_counts(consumer), seconds)
+        for producer in topic.producers.live.values():
+            _roll(producer, producer_counts(producer), seconds)
+        self._waiting[topic] = None
+        return is_moving or topic.last_window is not None
 
     def _is_open(self, topic: Topic) -> bool:
         return (self._owner.by_name if topic.is_persistent else self._owner.live).get(topic.name) is topic
 
     def release(self, topic: Topic) -> None:
         """It is no longer open."""
-        self.changed.pop(topic, None)
-        self._stale.pop(topic, None)
-        self._waiting.pop(topic, None)
-        self._moved.pop(topic, None)
+        for noted in (self.changed, self._waiting, self._stale, self._moved[hash(topic) % self._window_s]):
+            noted.pop(topic, None)
         self._shown.discard(topic)
         if (known := self._known.pop(topic, None)) is not None:
             self._topics.give_back(known.row)
@@ -405,14 +413,13 @@ class Statistics:
     def _freshen(self) -> None:
         """Rows of what has changed, or of some of it; what changes meanwhile has to wait for the next time."""
         if not self._stale:
-            self._stale = self._waiting | self.changed
-            self._waiting, self.changed = {}, {}
+            self._gather()
+            self._stale, self._waiting = self._waiting, {}
         deadline = time.perf_counter() + _SLICE_SECONDS
         while self._stale and time.perf_counter() < deadline:
             for topic in list(itertools.islice(self._stale, 20)):
                 del self._stale[topic]
                 if self._is_open(topic):
-                    self._moved[topic] = None
                     self._make_row(topic)
 
     def _make_row(self, topic: Topic) -> None:

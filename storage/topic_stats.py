@@ -291,7 +291,7 @@ def bytes_behind(found: Partition, ledger_id: int, entry_id: int) -> int:
     total = 0
     for ledger in found.ledgers_from(ledger_id):
         first = entry_id if ledger.ledger_id == ledger_id else 0
-        if first < ledger.entries:
+        if ledger.ledger_id >= ledger_id and first < ledger.entries:
             total += ledger.size - (int(ledger.column("offset")[first]) if first > 0 else format.HEADER_SIZE)
     return total
 

@@ -32,7 +32,7 @@ class MetricsOptions:
     """What /metrics has series of."""
 
     topics: bool = True                           # topics and their subscriptions; else only namespaces
-    topics_max: int = 1_000                       # at most so many; others are summed up by namespace
+    topics_max: int = 500                         # at most so many; others are summed up by namespace
     consumers: bool = False                       # consumers of those topics, each by itself
     producers: bool = False                       # likewise producers
 

@@ -1,0 +1,302 @@
+"""What is counted of topics, subscriptions, consumers and producers: exact, since the topic was loaded, and by windows."""
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.sends import IS_CHUNK
+from geminga.storage.cursor import Cursor
+from geminga.storage.statistics import SUBSCRIPTION_COLUMNS, TOPIC_COLUMNS, unpack
+
+SubType = api.CommandSubscribe.SubType
+WINDOW_MS = 60_000
+ALL = {"earliest": True, "publishers": True, "consumers": True}
+
+
+def stats(rig, topic="t", **arguments):
+    return rig.asked("stats", topic, **(ALL | arguments))
+
+
+def end_window(rig):
+    """The next tick is the first of a new window."""
+    rig.run(after_ms=WINDOW_MS)
+
+
+def measured(rig, most=1_000, **arguments):
+    """(head, [{column: value} of topics, of subscriptions, of others by namespace, of their subscriptions])"""
+    found = {"left": 1}
+    while isinstance(found, dict):
+        found = rig.owner.statistics.measure(most, **({"consumers": False, "producers": False} | arguments))
+    head, tables = unpack(found)
+    return head, [[dict(zip(columns, row, strict=True)) for row in table.tolist()]
+                  for columns, table in zip((TOPIC_COLUMNS, SUBSCRIPTION_COLUMNS) * 2, tables, strict=True)]
+
+
+# -- counters
+
+@pytest.mark.parametrize("passes", [1, 20])
+def test_what_comes_and_goes_is_counted_to_the_message(rig, passes):
+    """Few at a time and many; batches count as their messages, and as one entry."""
+    first, second = rig.producer("t", producer_name="first"), rig.producer("t", producer_name="second")
+    consumer = rig.consumer("t")
+    for _ in range(passes):
+        rig.run(rig.sends(*[(first, b"x" * 10)] * 3, (second, b"y" * 50, {"batch": 7}), *[(second, b"z")] * (40 // passes)))
+    rig.receive(consumer, 1_000)
+    found, many = stats(rig), passes * (3 + 7 + 40 // passes)
+    of = {one["producerName"]: one for one in found["publishers"]}
+    assert found["msgInCounter"] == found["msgOutCounter"] == many
+    assert found["bytesInCounter"] == found["bytesOutCounter"] == found["storageSize"] == found["backlogSize"]
+    assert rig.asked("internal", "t")["entriesAddedCounter"] == passes * (4 + 40 // passes) == found["subscriptions"]["sub"]["msgBacklog"]
+    end_window(rig)
+    of = {one["producerName"]: one for one in stats(rig)["publishers"]}
+    assert of["first"]["msgRateIn"] == passes * 3 / 60
+    assert of["second"]["msgRateIn"] == passes * (7 + 40 // passes) / 60
+    assert sum(one["msgThroughputIn"] for one in of.values()) == pytest.approx(found["bytesInCounter"] / 60)
+
+
+def test_published_is_what_became_of_it(rig):
+    """Acknowledged, expired, skipped, evicted and left, whatever happened in between."""
+    producer, consumer = rig.producer("t"), rig.consumer("t", subType=SubType.Shared)
+    positions = rig.publish(producer, *[b"%d" % n for n in range(10)])
+    rig.receive(consumer)
+    rig.run(rig.acks(consumer, positions[1], positions[4]))
+    rig.asked("skip", "t", subscription="sub", entries=3)
+    found = stats(rig)["subscriptions"]["sub"]
+    assert found["messages"] == {"published": 10, "acknowledged": 2, "expired": 0, "skipped": 3, "evicted": 0, "backlog": 5}
+    assert (found["msgBacklog"], found["unackedMessages"]) == (5, 5)
+    _, (topics, [of_subscription], *_) = measured(rig)
+    assert (of_subscription["backlog"], of_subscription["backlog_messages"], topics[0]["backlog"]) == (5, 5, 5)
+
+
+def test_what_who_has_left_was_given_stays_counted(rig):
+    """A consumer's stays the subscription's, a subscription's the topic's."""
+    producer, consumer = rig.producer("t"), rig.consumer("t", subType=SubType.Shared)
+    rig.publish(producer, b"a", b"b")
+    rig.receive(consumer)
+    rig.close_consumer(consumer)
+    found = stats(rig)
+    left = found["subscriptions"]["sub"]
+    assert (left["msgOutCounter"], left["type"], left["consumers"], left["lastConsumedTimestamp"]) == (2, "Shared", [], rig.now_ms)
+    rig.receive(rig.consumer("t", "reader", durable=False))
+    before = stats(rig)
+    rig.run(rig.command("unsubscribe", consumer_id=rig.consumer("t").object_id, request_id=1))
+    after = stats(rig)
+    assert "sub" not in after["subscriptions"]
+    assert after["msgOutCounter"] == before["msgOutCounter"] == 4 and after["bytesOutCounter"] == before["bytesOutCounter"]
+
+
+def test_redeliveries_and_acknowledgements_are_counted_by_consumer(rig):
+    producer = rig.producer("t")
+    one, other = (rig.consumer("t", subType=SubType.Shared, consumer_name=name) for name in ("one", "other"))
+    rig.publish(producer, *[b"%d" % n for n in range(8)])
+    mine, theirs = (rig.receive(consumer, 4) for consumer in (one, other))
+    rig.run(rig.acks(one, *[position for position, _ in mine]))
+    rig.run(rig.redeliver(other, *[position for position, _ in theirs[:2]]))
+    end_window(rig)
+    of = {consumer["consumerName"]: consumer for consumer in stats(rig)["subscriptions"]["sub"]["consumers"]}
+    assert [of[name]["messageAckRate"] for name in ("one", "other")] == [4 / 60, 0]
+    assert [of[name]["msgRateRedeliver"] for name in ("one", "other")] == [0, 2 / 60]
+    assert of["one"]["lastAckedTimestamp"] == rig.now_ms - WINDOW_MS and of["other"]["lastAckedTimestamp"] == 0
+
+
+def test_who_is_exclusive_has_acknowledged_what_the_subscription_has(rig):
+    producer, consumer = rig.producer("t"), rig.consumer("t")
+    [*_, last] = rig.publish(producer, b"a", b"b", b"c")
+    rig.receive(consumer)
+    rig.run(rig.acks(consumer, last, cumulative=True))
+    end_window(rig)
+    found = stats(rig)["subscriptions"]["sub"]
+    assert found["messageAckRate"] == found["consumers"][0]["messageAckRate"] == 3 / 60
+    assert found["lastMarkDeleteAdvancedTimestamp"] == found["lastAckedTimestamp"] == rig.now_ms - WINDOW_MS
+
+
+def test_chunks_are_told(rig):
+    producer, consumer = rig.producer("t"), rig.consumer("t")
+    kind, rows, data = rig.sends((producer, b"x"), (producer, b"x"), (producer, b"y"))
+    rows["flags"][:2] |= IS_CHUNK
+    rig.run((kind, rows, data))
+    rig.receive(consumer)
+    end_window(rig)
+    found = stats(rig)
+    assert found["msgChunkPublished"] and found["publishers"][0]["chunkedMessageRate"] == 2 / 60
+    assert found["subscriptions"]["sub"]["chunkedMessageRate"] == 2 / 60
+
+
+def test_a_topic_that_keeps_nothing_counts_too(rig):
+    topic = "non-persistent://public/default/live"
+    producer, hungry, sated = rig.producer(topic), rig.consumer(topic, "hungry"), rig.consumer(topic, "sated")
+    rig.run(rig.flow(sated, 10))
+    rig.run(rig.sends((producer, b"x"), (producer, b"y", {"batch": 4})))
+    end_window(rig)
+    found = stats(rig, topic)
+    assert (found["msgInCounter"], found["msgOutCounter"], found["msgDropRate"]) == (5, 5, 5 / 60)
+    assert found["subscriptions"]["hungry"]["msgDropRate"] == 5 / 60 and found["subscriptions"]["sated"]["msgOutCounter"] == 5
+    assert hungry.number
+
+
+# -- rates
+
+def test_rates_are_those_of_the_last_complete_window(rig):
+    """Nothing before it has ended, and nothing after one in which nothing happened."""
+    producer, consumer = rig.producer("t"), rig.consumer("t")
+    rig.publish(producer, *[b"x"] * 30)
+    rig.receive(consumer)
+    assert stats(rig)["msgRateIn"] == 0
+    end_window(rig)
+    found = stats(rig)
+    assert (found["msgRateIn"], found["msgRateOut"], found["msgThroughputIn"]) == (0.5, 0.5, found["bytesInCounter"] / 60)
+    assert found["averageMsgSize"] == found["bytesInCounter"] / 30
+    rig.publish(producer, *[b"x"] * 60)
+    assert stats(rig)["msgRateIn"] == 0.5
+    end_window(rig)
+    assert stats(rig)["msgRateIn"] == 1
+    end_window(rig)
+    assert (stats(rig)["msgRateIn"], stats(rig)["publishers"][0]["msgRateIn"], stats(rig)["msgInCounter"]) == (0, 0, 90)
+
+
+def test_a_cursor_that_begins_anew_makes_no_negative_rates(rig):
+    producer, consumer = rig.producer("t"), rig.consumer("t")
+    positions = rig.publish(producer, b"a", b"b")
+    rig.receive(consumer)
+    rig.run(rig.acks(consumer, *positions))
+    end_window(rig)
+    rig.asked("reset", "t", subscription="sub", time_ms=0)
+    end_window(rig)
+    assert stats(rig)["subscriptions"]["sub"]["messageAckRate"] == 0
+
+
+# -- all that is open
+
+def test_columns_say_what_stats_say(rig):
+    """Of every topic, also after more has happened to some of them."""
+    for number in range(5):
+        producer, consumer = rig.producer(f"t{number}"), rig.consumer(f"t{number}", "sub", subType=SubType.Shared)
+        rig.publish(producer, *[b"x" * 100] * (number + 1))
+        rig.receive(consumer, number)
+    for _ in range(2):
+        head, (topics, subscriptions, *_) = measured(rig)
+        of = dict(zip(head["topics"], topics, strict=True))
+        assert head["loaded"] == [5] and len(of) == len(subscriptions) == 5
+        for (number, name), row in zip(head["subscriptions"], subscriptions, strict=True):
+            found = stats(rig, head["topics"][number])
+            columns = "messages_in", "bytes_in", "messages_out", "storage_bytes", "rate_in"
+            fields = "msgInCounter", "bytesInCounter", "msgOutCounter", "storageSize", "msgRateIn"
+            assert [of[head["topics"][number]][column] for column in columns] == [found[field] for field in fields]
+            told = found["subscriptions"][name]
+            assert [row[column] for column in ("backlog", "messages_out", "unacknowledged", "consumers")] == [
+                told["msgBacklog"], told["msgOutCounter"], told["unackedMessages"], len(told["consumers"])]
+        rig.publish(rig.producer("t3"), b"more")
+        end_window(rig)
+
+
+def test_what_is_rolled_up_is_in_its_namespaces_sum(rig):
+    """Whatever the bound, the sums over all are the same."""
+    for number in range(6):
+        rig.publish(rig.producer(f"t{number}"), *[b"x"] * (number + 1))
+        rig.consumer(f"t{number}")
+    _, (topics, subscriptions, *_) = measured(rig)
+    for most in (0, 1, 4):
+        head, (chosen, theirs, others, of_others) = measured(rig, most)
+        assert (len(chosen), head["rolled_up"], head["rolled_up_subscriptions"], head["loaded"]) == (most, 6 - most, 6 - most, [6])
+        for column in ("messages_in", "backlog", "producers", "storage_bytes"):
+            assert sum(row[column] for row in topics) == sum(row[column] for row in [*chosen, *others])
+        assert sum(row["backlog"] for row in subscriptions) == sum(row["backlog"] for row in [*theirs, *of_others])
+
+
+def test_topics_that_move_come_before_those_that_rest(rig):
+    """And one that has a row of its own keeps it as long as nobody else needs it more."""
+    producers = [rig.producer(f"t{number}") for number in range(4)]
+    for number, producer in enumerate(producers):
+        rig.publish(producer, *[b"x"] * (number + 1))
+    end_window(rig)
+    assert [name[-1] for name in measured(rig, 2)[0]["topics"]] == ["3", "2"]
+    rig.publish(producers[0], *[b"x"] * 100)
+    end_window(rig)      # only t0 has moved
+    assert {name[-1] for name in measured(rig, 2)[0]["topics"]} == {"0", "3"}
+    rig.publish(producers[1], *[b"x"] * 50)
+    assert {name[-1] for name in measured(rig, 2)[0]["topics"]} == {"0", "3"}
+
+
+def test_what_is_closed_has_no_row(rig):
+    rig.publish(rig.producer("t"), b"a")
+    rig.consumer("t")
+    assert measured(rig)[0]["loaded"] == [1]
+    rig.asked("unload", "t")
+    head, (topics, subscriptions, *_) = measured(rig)
+    assert (head["loaded"], head["topics"], topics, subscriptions) == ([0], [], [], [])
+    rig.consumer("t", "other")      # opened anew
+    head, (topics, subscriptions, *_) = measured(rig)
+    assert [name for _, name in head["subscriptions"]] == ["sub", "other"] and topics[0]["messages_in"] == 0
+
+
+def test_entries_are_told_by_size_and_time_of_the_last_window(rig):
+    producer = rig.producer("t")
+    rig.publish(producer, b"x", b"x" * 300, *[b"x" * 300] * 2, b"x" * 5_000)
+    rig.publish(producer, *[b"x"] * 40)
+    end_window(rig)
+    _, ([row], *_) = measured(rig)
+    assert {name: row[f"size_{name}"] for name in ("le_128", "le_512", "le_1_kb", "le_16_kb")} == {
+        "le_128": 41, "le_512": 3, "le_1_kb": 0, "le_16_kb": 1}
+    for which in ("latency", "journal"):
+        assert sum(value for name, value in row.items() if name.startswith((f"{which}_le", f"{which}_over"))) == 45
+    assert row["size_sum"] == row["bytes_in"] and row["latency_sum"] >= row["journal_sum"]
+    end_window(rig)
+    _, ([row], *_) = measured(rig)
+    assert row["size_sum"] == row["latency_sum"] == 0
+
+
+def test_age_and_times_of_the_oldest(rig):
+    producer = rig.producer("t")
+    rig.consumer("t", "slow")
+    fast = rig.consumer("t", "fast")
+    rig.run(rig.sends((producer, b"a", {"publish_time": 77})))
+    rig.run(after_ms=5_000)
+    rig.run(rig.acks(fast, *[position for position, _ in rig.receive(fast)]))
+    found = stats(rig)
+    assert (found["oldestBacklogMessageAgeSeconds"], found["oldestBacklogMessageSubscriptionName"]) == (5, "slow")
+    assert found["earliestMsgPublishTimeInBacklogs"] == found["subscriptions"]["slow"]["earliestMsgPublishTimeInBacklog"] == 77
+    assert found["subscriptions"]["fast"]["earliestMsgPublishTimeInBacklog"] == 0
+    assert stats(rig, earliest=False)["earliestMsgPublishTimeInBacklogs"] == 0
+    assert found["lastPublishTimeStamp"] == rig.now_ms - 5_000
+
+
+# -- how it is stored
+
+def test_internal_stats_tell_ledgers_and_positions(rig):
+    producer, consumer = rig.producer("t"), rig.consumer("t", subType=SubType.Shared)
+    positions = rig.publish(producer, *[b"x" * 10] * 8)
+    rig.receive(consumer, 6)
+    rig.run(rig.acks(consumer, positions[0], positions[2], positions[3], positions[5]))
+    [ledger] = {ledger for ledger, _ in positions}
+    found = rig.asked("internal", "t")
+    assert (found["numberOfEntries"], found["lastConfirmedEntry"], found["state"]) == (8, f"{ledger}:7", "LedgerOpened")
+    assert found["ledgers"] == [{"ledgerId": ledger, "entries": 8, "size": found["totalSize"], "offloaded": False,
+                                 "underReplicated": False}]
+    cursor = found["cursors"]["sub"]
+    assert (cursor["markDeletePosition"], cursor["readPosition"]) == (f"{ledger}:0", f"{ledger}:6")
+    assert cursor["individuallyDeletedMessages"] == f"[({ledger}:1..{ledger}:3],({ledger}:4..{ledger}:5]]"
+    assert (cursor["totalNonContiguousDeletedMessagesRange"], cursor["messagesConsumedCounter"], cursor["waitingReadOp"]) == (2, 4, False)
+    rig.asked("terminate", "t")
+    assert rig.asked("internal", "t")["state"] == "Terminated"
+
+
+def test_bytes_behind_a_position(rig):
+    producer = rig.producer("t")
+    positions = rig.publish(producer, b"a" * 10, b"b" * 20, b"c" * 30)
+    whole = stats(rig)["storageSize"]
+    behind = [rig.asked("behind", "t", ledger=ledger, entry=entry) for ledger, entry in [(-1, -1), *positions, (1 << 62, 0)]]
+    assert behind[:2] == [whole, whole] and behind[-1] == 0
+    assert behind[1] - behind[2] == behind[2] - behind[3] - 10 == behind[3] - 20
+
+
+@given(st.lists(st.integers(0, 99), unique=True), st.integers(-1, 98))
+def test_acknowledged_entries_beyond_the_position_are_counted_by_bits(entries, done):
+    class Ledger:
+        ledger_id = 7
+
+    Ledger.entries = 100
+    cursor = Cursor(1, (7, -1), is_durable=True)
+    cursor.acknowledge(Ledger, np.array(sorted(entries), np.int64))
+    cursor.mark_delete = (7, done)
+    assert cursor.acknowledged_beyond(Ledger) == sum(entry > done for entry in entries)
