@@ -372,12 +372,13 @@ class Owner:
             self._acknowledge()
         if self._sends or self.rates.due_ms <= self.now_ms:
             sends, self._sends = self._sends, []
-            self._publish(self.rates.admit(sends) if self.rates.is_possible else sends)
+            for part in self.rates.admit(sends) if self.rates.is_possible else [sends]:
+                self._publish(part)
 
     def publish_held(self, topic: Partition | LiveTopic) -> None:
         """What a rate holds back of it is published now: something that came behind it must not overtake it."""
-        if sends := self.rates.take_all(topic):
-            self._publish(sends)
+        for part in self.rates.take_all(topic):
+            self._publish(part)
 
     # -- publishing
 

@@ -127,12 +127,8 @@ class SharedLimit(Limit):
         self._seen = [counters.total(name) for name in names]
 
     def room(self, now_ms: int) -> tuple[int, int]:
-        room = super().room(now_ms)
         seen, self._seen = self._seen, [self._counters.total(name) for name in self._names]
-        others = [now - before for now, before in zip(self._seen, seen, strict=True)]
-        if not any(others):
-            return room
-        super().take(*others)
+        super().take(*[now - before for now, before in zip(self._seen, seen, strict=True)])
         return super().room(now_ms)
 
     def take(self, messages: int, size: int) -> None:
@@ -228,8 +224,8 @@ class Rates:
         self._limited.discard(topic)
         self._let_go(topic)
 
-    def admit(self, sends: Sends) -> Sends:
-        """What may be stored now of what was held back, and of what came; the rest is held back."""
+    def admit(self, sends: Sends) -> list[Sends]:
+        """What may be stored now of what was held back, and of what came, as much at a time as a pass takes in; the rest is held back."""
         out = self._fallen_due() if self.due_ms <= self._owner.now_ms else []
         for worker, rows, data in sends:
             is_held = self._hold(worker, rows, data, out)
@@ -238,12 +234,24 @@ class Rates:
             elif not is_held.all():
                 out.append((worker, *_packed(rows[~is_held], data)))
         self.due_ms = min(map(self._ready_ms, self._held), default=NEVER_MS)
-        return out
+        return self._in_parts(out)
 
-    def take_all(self, topic: Topic) -> Sends:
-        """What is held back of it; whoever comes next pays for it."""
-        pieces = self._held[topic].pieces if topic in self._held else ()
-        found = list(pieces)
+    def take_all(self, topic: Topic) -> list[Sends]:
+        """What is held back of it, likewise; whoever comes next pays for it."""
+        return self._in_parts(self._all_of(topic))
+
+    def _in_parts(self, sends: Sends) -> list[Sends]:
+        parts, size = [], 0
+        for one in sends:
+            size += len(one[2])
+            if not parts or size > self._owner.options.pass_bytes_max:
+                parts.append([])
+                size = len(one[2])
+            parts[-1].append(one)
+        return parts
+
+    def _all_of(self, topic: Topic) -> Sends:
+        found = list(self._held[topic].pieces) if topic in self._held else []
         for _, rows, _ in found:
             self._take(self._limits(topic), rows)
         self._let_go(topic)
@@ -330,7 +338,7 @@ class Rates:
             self._held.setdefault(topic, _Held(self._owner.now_ms)).pieces.append((worker, *piece))
             self._count(worker, *piece)
             if self._size > _HELD_MAX:
-                out += self.take_all(topic)
+                out += self._all_of(topic)
         return is_held
 
     @staticmethod
