@@ -86,7 +86,7 @@ def read_members(body: dict[str, Any], cluster_name: str) -> dict[str, Any]:
             if found is not None and not isinstance(found, dict):
                 raise web.HTTPBadRequest(text=f"{level.member}: expected an object")
             found = None if found is None else found.get(name)
-        if found is not None and found != _unset(level, cluster_name):
+        if found is not None and found != _unset(level, cluster_name) and (found or policy.name not in _CLUSTERS):
             kept[policy.name] = _read(policy, level, found, cluster_name)
     _refuse_clash(kept, "retention", "namespace")
     return kept
