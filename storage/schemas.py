@@ -239,7 +239,11 @@ def version_bytes(version: int) -> bytes:
 
 def check_size(definition: Definition) -> None:
     """Raises InvalidSchema."""
-    if len(definition.data) + sum(len(key) + len(value) for key, value in definition.properties.items()) > SIZE_MAX:
+    try:
+        size = len(definition.data) + sum(len(text.encode()) for one in definition.properties.items() for text in one)
+    except UnicodeEncodeError:
+        raise InvalidSchema("A property of the schema is no text") from None
+    if size > SIZE_MAX:
         raise InvalidSchema(f"Schema definition of more than {SIZE_MAX} bytes")
 
 

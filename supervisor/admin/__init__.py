@@ -6,6 +6,7 @@
     clusters.py       /admin/v2/clusters
     brokers.py        /admin/v2/brokers, and what a single host has none of
     messages.py       messages shown, and found by position and time
+    schemas.py        schemas of topics
     policies.py       policies of namespaces and topics
     subscriptions.py  what is done to topics and their subscriptions
     owners.py         questions to the owners

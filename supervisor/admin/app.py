@@ -16,13 +16,27 @@ from geminga.storage.catalogue import open_catalogue
 from geminga.storage.control import Control
 from geminga.storage.counters import Counters
 from geminga.storage.errors import NotDurable, StorageFull
-from geminga.supervisor.admin import brokers, clusters, health, messages, metrics, namespaces, policies, stats, subscriptions, topics
+from geminga.supervisor.admin import (
+    brokers,
+    clusters,
+    health,
+    messages,
+    metrics,
+    namespaces,
+    policies,
+    schemas,
+    stats,
+    subscriptions,
+    topics,
+)
 from geminga.supervisor.admin.owners import OWNERS, Owners
 from geminga.supervisor.config import Config
 from geminga.workers.links import follow
+from geminga.workers.schemas import SchemaThread
 
 _STATUSES = {api.InvalidTopicName: 412, api.TopicNotFound: 404, api.SubscriptionNotFound: 404, api.NotAllowedError: 405,
-             api.ServiceNotReady: 503, api.PersistenceError: 503, api.ConsumerBusy: 412, api.ProducerBusy: 412, api.MetadataError: 404}
+             api.ServiceNotReady: 503, api.PersistenceError: 503, api.ConsumerBusy: 412, api.ProducerBusy: 412, api.MetadataError: 404,
+             api.IncompatibleSchema: 409}
 _BODY_MAX = 1 << 20
 _LINE_MAX = 64 << 10         # of a request's first line and of each header: the longest name there may be, percent-encoded
 _SILENT_SECONDS = 30         # from a connection to its first request
@@ -70,7 +84,8 @@ def make_app(config: Config, owners: Owners, service_url: str, http_url: str,
     app[OWNERS] = owners
     app[health.SERVICE_URL], app[health.COUNTERS] = service_url, counters
     app[metrics.METRICS] = metrics.Metrics(config, counters, owners)
-    for part in (topics, namespaces, policies, subscriptions, messages, clusters, brokers, stats, health, metrics):
+    app[schemas.THREAD] = SchemaThread(catalogue.path, config.storage)
+    for part in (topics, namespaces, policies, subscriptions, messages, schemas, clusters, brokers, stats, health, metrics):
         app.add_routes(part.routes)
     app.add_routes(brokers.LAST)
     return app

@@ -1,0 +1,160 @@
+"""Schemas of topics: shown, added, compared, deleted.  A topic need not be there to have one."""
+import json
+from dataclasses import replace
+from typing import Any
+
+from aiohttp import web
+
+from geminga.proto import names
+from geminga.proto.names import TopicName
+from geminga.storage import schemas
+from geminga.storage.catalogue import Catalogue
+from geminga.storage.policies import Policies
+from geminga.storage.schemas import Definition, InvalidSchema, T, Version
+from geminga.supervisor.admin.topics import as_properties, body_of, catalogue_of, is_set, namespace_of, part_of
+from geminga.workers.schemas import SchemaThread, Work
+
+routes = web.RouteTableDef()
+THREAD = web.AppKey("thread", SchemaThread)
+_PATH = "/admin/v2/schemas/{tenant}/{namespace}/{topic}"
+_SHOWN_AS_JSON = (T.Avro, T.Json, T.Protobuf, T.ProtobufNative)      # parts of keys and values; others are empty
+
+
+def _topic(request: web.Request) -> TopicName:
+    """The path does not say whether it keeps anything; of two of a name it is the one that does."""
+    kept, live = (names.parse("{}://{}/{}/{}".format(domain, *(part_of(request, name) for name in ("tenant", "namespace", "topic"))))
+                  for domain in names.DOMAINS)
+    catalogue = catalogue_of(request)
+    return live if catalogue.schema_versions(live.base) and not catalogue.schema_versions(kept.base) else kept
+
+
+async def _definition(request: web.Request) -> Definition:
+    """What the body says.  Raises 400, 422."""
+    body = await body_of(request)
+    if not isinstance(body, dict) or not all(isinstance(body.get(name), str) for name in ("type", "schema")):
+        raise web.HTTPBadRequest(text="The body is an object with type and schema, which are texts, and properties")
+    properties = as_properties(body.get("properties"))
+    try:
+        kind, data = schemas.kind_of(body["type"]), body["schema"].encode()
+        return Definition(kind, _joined(data) if kind == T.KeyValue else data, properties)
+    except (InvalidSchema, ValueError) as error:
+        raise web.HTTPUnprocessableEntity(text=getattr(error, "message", str(error))) from None
+
+
+def _joined(data: bytes) -> bytes:
+    """{"key": ..., "value": ...}, definitions as JSON or as texts, the way clients send it to the broker.  Raises ValueError."""
+    try:
+        found = json.loads(data)
+        said = [found[part] for part in ("key", "value")]
+    except (ValueError, RecursionError, KeyError, TypeError):
+        raise ValueError("Invalid schema definition data for KEY_VALUE schema: an object with key and value") from None
+    return schemas.joined(*((one if isinstance(one, str) else json.dumps(one, separators=(",", ":"))).encode() for one in said))
+
+
+def _shown(found: Version) -> dict[str, Any]:
+    definition = found.definition
+    data = definition.data.decode(errors="replace")
+    if definition.kind == T.KeyValue:
+        parts = (json.loads(part.data) if part.kind in _SHOWN_AS_JSON else "" for part in schemas.parts(definition))
+        data = json.dumps(dict(zip(("key", "value"), parts, strict=True)), separators=(",", ":"))
+    return {"version": found.version, "type": schemas.TYPES[definition.kind], "timestamp": found.created_ms, "data": data,
+            "properties": definition.properties}
+
+
+def _answer(found: Version | None) -> web.Response:
+    if found is None:
+        raise web.HTTPNotFound(text="Schema not found")
+    return web.json_response(_shown(found))
+
+
+async def _do(request: web.Request, topic: TopicName, work: Work) -> Any:
+    try:
+        return await request.app[THREAD].do(topic, work)
+    except InvalidSchema as error:
+        raise web.HTTPUnprocessableEntity(text=error.message) from None
+
+
+# -- what there is
+
+@routes.get(_PATH + "/schema")
+async def last_schema(request: web.Request) -> web.Response:
+    return _answer(schemas.find(catalogue_of(request), _topic(request)))
+
+
+@routes.get(_PATH + "/schema/{version}")
+async def one_schema(request: web.Request) -> web.Response:
+    text = request.match_info["version"]
+    if not text.removeprefix("-").isdecimal() or not text.isascii() or not -1 << 63 <= int(text[:40]) < 1 << 63:
+        raise web.HTTPBadRequest(text="A version is a whole number")
+    return _answer(schemas.find(catalogue_of(request), _topic(request), int(text)))
+
+
+@routes.get(_PATH + "/schemas")
+async def all_schemas(request: web.Request) -> web.Response:
+    topic, catalogue = _topic(request), catalogue_of(request)
+    found = (schemas.find(catalogue, topic, version) for version in schemas.versions(catalogue, topic))
+    return web.json_response({"getSchemaResponses": [_shown(one) for one in found if one is not None]})
+
+
+@routes.get(_PATH + "/metadata")
+async def metadata(request: web.Request) -> web.Response:
+    """Versions lie in the catalogue, and so in no ledger."""
+    index = [{"ledgerId": -1, "entryId": -1, "version": version}
+             for version, _, _ in catalogue_of(request).schema_versions(_topic(request).base)]
+    return web.json_response({"info": index[-1], "index": index}) if index else web.Response()
+
+
+@routes.post(_PATH + "/version")
+async def version_of(request: web.Request) -> web.Response:
+    topic, definition = _topic(request), await _definition(request)
+
+    def work(catalogue: Catalogue, policies: Policies) -> int | None:
+        schemas.check_size(definition)
+        return schemas.version_of(catalogue, topic, definition)
+
+    found = await _do(request, topic, work)
+    return web.json_response({"version": -1 if found is None else found})
+
+
+@routes.post(_PATH + "/compatibility")
+async def compatibility(request: web.Request) -> web.Response:
+    namespace_of(request)
+    topic, definition = _topic(request), await _definition(request)
+
+    def work(catalogue: Catalogue, policies: Policies) -> str:
+        schemas.validate(definition)
+        schemas.check(catalogue, topic, definition, policies.schema_strategy)
+        return policies.schema_strategy
+
+    strategy = await _do(request, topic, work)
+    return web.json_response({"schemaCompatibilityStrategy": strategy, "compatibility": True}, status=202)
+
+
+# -- what is done
+
+@routes.post(_PATH + "/schema")
+async def add_schema(request: web.Request) -> web.Response:
+    """Also where clients may not."""
+    namespace_of(request)
+    topic, definition = _topic(request), await _definition(request)
+
+    def work(catalogue: Catalogue, policies: Policies) -> int:
+        schemas.validate(definition)
+        return schemas.register(catalogue, topic, definition, replace(policies, schema_updates=True))
+
+    return web.json_response({"version": {"version": await _do(request, topic, work)}})
+
+
+@routes.delete(_PATH + "/schema")
+async def delete_schema(request: web.Request) -> web.Response:
+    """Versions that come are counted on; with force=true nothing is left, and they begin anew."""
+    namespace_of(request)
+    topic = _topic(request)
+
+    def work(catalogue: Catalogue, policies: Policies) -> int:
+        if not is_set(request, "force"):
+            return catalogue.delete_schema(topic.base)
+        catalogue.forget_schemas(topic.base)
+        return -1
+
+    return web.json_response({"version": await _do(request, topic, work)})
