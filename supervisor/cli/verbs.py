@@ -201,6 +201,8 @@ _STATS = (flag("--get-precise-backlog -gpb", "?getPreciseBacklog", "counts are e
 _URLS = (Option("--url", ".serviceUrl", "http://..."), Option("--url-secure", ".serviceUrlTls", "https://..."),
          Option("--broker-url", ".brokerServiceUrl", "pulsar://..."),
          Option("--broker-url-secure", ".brokerServiceUrlTls", "pulsar+ssl://..."))
+_DOMAIN = need("--domain-name", "", "its name")
+_BROKERS = Option("--broker-list", ".brokers", "its brokers, with commas", LIST, default=())
 _TENANT = (Option("--admin-roles -r", ".adminRoles", "roles that may administer it, with commas", LIST, default=()),
            Option("--allowed-clusters -c", ".allowedClusters", "clusters that it may use, with commas", LIST, default=()))
 _PERMISSIONS = (need("--role -r", "", "whose"), need("--actions -a", "=", "produce, consume, ..., with commas", LIST))
@@ -214,6 +216,18 @@ GROUPS: dict[str, tuple[str, tuple[Verb, ...]]] = {
         Verb("create", "PUT", "clusters/{cluster}", "Make a cluster known.", _URLS, "--url http://far:8080"),
         Verb("update", "POST", "clusters/{cluster}", "Change a cluster's addresses.", _URLS, "--url http://far:8080"),
         Verb("delete", "DELETE", "clusters/{cluster}", "Forget a cluster."),
+        Verb("get-peer-clusters", "GET", "clusters/{cluster}/peers", "Show the clusters that stand in for one."),
+        Verb("update-peer-clusters", "POST", "clusters/{cluster}/peers", "Say which clusters stand in for one.",
+             (need("--peer-clusters", "=", "with commas", LIST),), "--peer-clusters ''"),
+        Verb("list-failure-domains", "GET", "clusters/{cluster}/failureDomains", "Show which brokers fail together."),
+        Verb("get-failure-domain", "GET", "clusters/{cluster}/failureDomains/{domain_name}", "Show the brokers of a failure domain.",
+             (_DOMAIN,), "--domain-name rack-1"),
+        Verb("create-failure-domain", "POST", "clusters/{cluster}/failureDomains/{domain_name}", "Say which brokers fail together.",
+             (_DOMAIN, _BROKERS), "--domain-name rack-1 --broker-list b1:8080"),
+        Verb("update-failure-domain", "POST", "clusters/{cluster}/failureDomains/{domain_name}", "Change a failure domain's brokers.",
+             (_DOMAIN, _BROKERS), "--domain-name rack-1 --broker-list b1:8080"),
+        Verb("delete-failure-domain", "DELETE", "clusters/{cluster}/failureDomains/{domain_name}", "Forget a failure domain.",
+             (_DOMAIN,), "--domain-name rack-1"),
     )),
     "tenants": ("Tenants: the first part of a topic's name.", (
         Verb("list", "GET", "tenants", "List the tenants."),
@@ -256,6 +270,8 @@ GROUPS: dict[str, tuple[str, tuple[Verb, ...]]] = {
               flag("--force -force", "", "do not ask")), "--force", run=lambda broker, values: _clear_backlog(broker, values)),
         Verb("unsubscribe", "POST", "namespaces/{namespace}/unsubscribe/{sub}", "Delete a subscription of all its topics.",
              (need("--sub -s", "", "the subscription's name"),), "-s billing"),
+        Verb("split-bundle", "PUT", "namespaces/{namespace}/{bundle}/split", "Count the topics of a bundle in two.", (
+            need("--bundle -b", "", "which"), flag("--unload -u", "?unload", "close its topics")), "-b 0x00000000_0xffffffff"),
         Verb("unload", "PUT", "namespaces/{namespace}/unload", "Close its topics; clients come back at once.",
              (Option("--bundle -b", "", "only topics of this bundle"),), run=lambda broker, values: _in_bundle(broker, values, "unload")),
     )),
@@ -384,9 +400,13 @@ GROUPS: dict[str, tuple[str, tuple[Verb, ...]]] = {
         Verb("get-runtime-config", "GET", "brokers/configuration/runtime", "Show its whole configuration."),
         Verb("get-internal-config", "GET", "brokers/internal-configuration", "Show where it keeps its metadata."),
         Verb("update-dynamic-config", "POST", "brokers/configuration/{config}/{value}", "Set something while it runs.",
-             (need("--config -c", "", "its name"), need("--value -v")), "-c maxConcurrentLookupRequest -v 1000"),
+             (need("--config -c", "", "its name"), need("--value -v")), "-c ttlDurationDefaultInSeconds -v 3600"),
         Verb("delete-dynamic-config", "DELETE", "brokers/configuration/{config}", "Go back to what the file says.",
-             (need("--config -c", "", "its name"),), "-c maxConcurrentLookupRequest"),
+             (need("--config -c", "", "its name"),), "-c ttlDurationDefaultInSeconds"),
+        Verb("shutdown", "POST", "brokers/shutdown", "Stop it, with everything on disk.", (
+            Option("--max-concurrent-unload-per-sec -m", "?maxConcurrentUnloadPerSec", "topics to close in a second; 0: no bound", INT,
+                   default=0),
+            flag("--forced-terminate-topic -f", "?forcedTerminateTopic", "do not wait for topics to close"))),
         Verb("backlog-quota-check", "GET", "brokers/backlog-quota-check", "Look now whether subscriptions keep to their quotas."),
     )),
     "broker-stats": ("Numbers of the broker as a whole.", (

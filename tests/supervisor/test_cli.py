@@ -20,8 +20,8 @@ HERE = Path(__file__).parent
 REQUESTS = [json.loads(line) for line in (HERE / "pulsar_admin_requests.jsonl").read_text().splitlines()]
 SCHEMAS = HERE / "sweep"
 # Verbs of pulsar-admin that are about what a broker of one host has not.
-LEFT_OUT = ("clusters *peer-clusters", "clusters *failure-domain*", "topics *shadow*", "topics offload-status", "namespaces *offload*",
-            "namespaces *anti-affinity*", "namespaces *resource-group", "namespaces get-topic-positions", "namespaces split-bundle")
+LEFT_OUT = ("topics *shadow*", "topics offload-status", "namespaces clear-offload*", "namespaces delete-anti-affinity*",
+            "namespaces *resource-group", "namespaces get-topic-positions")
 TOPIC, NAMESPACE = "public/default/orders", "public/default"
 
 

@@ -24,9 +24,9 @@ import pulsar
 
 HERE = Path(__file__).parent
 # Of these only names and types are compared: the values are measured, or the broker's own.
-MEASURED = ("topics stats*", "topics partitioned-stats*", "topics info-internal*", "topics last-message-id*", "topics get-message-id *",
-            "topics terminate*", "topics partitioned-terminate*", "broker-stats *", "brokers get-runtime-config", "topics analyze-backlog*",
-            "topics get-backlog-size*")
+MEASURED = ("tenants list", "topics stats*", "topics partitioned-stats*", "topics info-internal*", "topics last-message-id*",
+            "topics get-message-id *", "topics terminate*", "topics partitioned-terminate*", "topics get-backlog-size*", "broker-stats *",
+            "brokers get-runtime-config")
 
 
 class Outcome(NamedTuple):
@@ -141,7 +141,7 @@ def _differences(theirs: Outcome, ours: Outcome) -> list[str]:
     if theirs.status != ours.status:
         found.append(f"status {theirs.status} and {ours.status}")
     if theirs.reason != ours.reason:
-        found += [f"- {theirs.reason}", f"+ {ours.reason}"]
+        found += [f"{mark} {reason}" for mark, reason in (("-", theirs.reason), ("+", ours.reason)) if reason]
     if theirs.out != ours.out:
         before, after = (_lines(outcome.out) for outcome in (theirs, ours))
         found += [f"- {line}" for line in before if line not in after][:8] + [f"+ {line}" for line in after if line not in before][:8]
