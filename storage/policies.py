@@ -15,6 +15,7 @@ from geminga.storage.options import StorageOptions
 from geminga.storage.policy_table import DELETE_MODES, EVICTION, HOLD, MIB, SUBSCRIPTION_TYPES, TABLE, Policy, default, fields
 
 NO_LIMIT = -1
+DISPATCH_RATE_OF = "dispatchRate/"      # and a subscription's name: a topic's policy that is about it alone
 BYTES_QUOTA, AGE_QUOTA = "backlogQuota/destination_storage", "backlogQuota/message_age"
 
 
@@ -64,6 +65,7 @@ class Policies:
     subscription_dispatch_relative: bool = False
     subscribe_count: int = 0           # that a consumer may subscribe ...
     subscribe_period_s: int = 30       # ... in so many seconds
+    dispatch_rates_of: tuple[tuple[str, tuple[int, int, int, bool]], ...] = ()     # of subscriptions with one of their own, by name
 
     @property
     def new_topics_partitions(self) -> int:
@@ -72,8 +74,9 @@ class Policies:
 
     @property
     def has_rates(self) -> bool:
-        return max(self.publish_messages, self.publish_bytes, *self.dispatch_rate[:2], *self.subscription_dispatch_rate[:2],
-                   self.subscribe_count) > 0
+        return bool(self.dispatch_rates_of) or max(
+            self.publish_messages, self.publish_bytes, *self.dispatch_rate[:2], *self.subscription_dispatch_rate[:2],
+            self.subscribe_count) > 0
 
     @property
     def dispatch_rate(self) -> tuple[int, int, int, bool]:
@@ -115,7 +118,9 @@ def policies_of(catalogue: Catalogue, topic: TopicName, options: StorageOptions)
         for policy in TABLE.values() if kept else ():       # in their order: of two that set the same the later is stronger
             if policy.name in kept:
                 found = replace(found, **fields(policy, kept[policy.name]))
-    return found
+    return replace(found, dispatch_rates_of=tuple(      # a topic's, as kept is of the last scope
+        (name.removeprefix(DISPATCH_RATE_OF), replace(found, **fields(TABLE["subscriptionDispatchRate"], value)).subscription_dispatch_rate)
+        for name, value in kept.items() if name.startswith(DISPATCH_RATE_OF))) if kept else found
 
 
 def _scopes(topic: TopicName) -> tuple[str, str]:

@@ -26,6 +26,7 @@ from geminga.storage.dispatch.base import UNBOUNDED, Batch, within_permits
 from geminga.storage.ledger import Ledger
 from geminga.storage.partition import Partition
 from geminga.storage.pending import NEVER_MS
+from geminga.storage.policies import DISPATCH_RATE_OF
 from geminga.storage.producers import Producer
 from geminga.storage.subscription import Allowance, Subscription
 
@@ -210,7 +211,8 @@ class Rates:
         limits.dispatch = _limit(limits.dispatch, "Topic", policies.dispatch_rate, now_ms)
         for subscription in topic.subscriptions.values():
             watch_subscription(subscription, now_ms)
-        self.is_relative |= policies.dispatch_relative or policies.subscription_dispatch_relative
+        self.is_relative |= policies.dispatch_relative or policies.subscription_dispatch_relative or any(
+            rate[3] for _, rate in policies.dispatch_rates_of)
         limit = policies.subscribe_count, max(1, policies.subscribe_period_s)
         if limits.subscribed is None or limits.subscribed.limit != limit:
             limits.subscribed = Subscribed(limit) if limit[0] > 0 else None
@@ -421,7 +423,9 @@ class Limited:
 def watch_subscription(subscription: Subscription, now_ms: int) -> None:
     """Its topic's policies are new, or it is."""
     limited = subscription.limited = subscription.limited or Limited()
-    limited.limit = _limit(limited.limit, "Subscription", subscription.partition.policies.subscription_dispatch_rate, now_ms)
+    policies = subscription.partition.policies
+    rate = dict(policies.dispatch_rates_of).get(subscription.name, policies.subscription_dispatch_rate)
+    limited.limit = _limit(limited.limit, "Subscription", rate, now_ms)
     limited.since_ms, limited.until_ms, limited.by = 0, NEVER_MS, []
 
 
@@ -496,8 +500,11 @@ def due_ms(topic: Topic) -> int:
 
 def causes(owner, subscription: Subscription) -> list[dict]:
     """What of this keeps its consumers waiting."""
-    limited = subscription.limited
-    return [{"cause": "dispatch rate", "rule": _rule(owner, subscription.partition, limit, _POLICIES[limit.level]),
+    limited, found = subscription.limited, subscription.partition
+    names = _POLICIES
+    if any(name == subscription.name for name, _ in found.policies.dispatch_rates_of):
+        names = _POLICIES | {"Subscription": DISPATCH_RATE_OF + subscription.name}
+    return [{"cause": "dispatch rate", "rule": _rule(owner, found, limit, names[limit.level]),
              "since_ms": limited.since_ms, "until_ms": limited.until_ms} for limit in (limited.by if limited is not None else ())]
 
 

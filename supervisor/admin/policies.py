@@ -8,7 +8,7 @@ from aiohttp import web
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
-from geminga.storage.policies import applied, clash
+from geminga.storage.policies import DISPATCH_RATE_OF, applied, clash
 from geminga.storage.policy_table import OWN_CLUSTER, TABLE, Invalid, Level, Nothing, Policy, read
 from geminga.supervisor.admin.owners import OWNERS
 from geminga.supervisor.admin.topics import PATH, TOPICS, body_of, topic_of
@@ -208,6 +208,35 @@ async def set_quota(request: web.Request) -> web.Response:
 @routes.delete(_TOPIC + "backlogQuota")
 async def delete_quota(request: web.Request) -> web.Response:
     return await _keep(request, _scope(request), _quota(request)[0].name, None)
+
+
+# -- one subscription's dispatch rate: stronger than that of all its topic's subscriptions
+
+_EACH, _ONE = TABLE["subscriptionDispatchRate"], _TOPIC + "{subscription}/dispatchRate"
+
+
+def _dispatch_rate_of(request: web.Request) -> str:
+    return DISPATCH_RATE_OF + request.match_info["subscription"]
+
+
+@routes.get(_ONE)
+async def get_dispatch_rate(request: web.Request) -> web.Response:
+    found = request.app[TOPICS].catalogue.policies(_scope(request)).get(_dispatch_rate_of(request))
+    if found is None and request.query.get("applied", "").lower() == "true":
+        found = _shown(request, _EACH)
+    return web.json_response(found) if found is not None else web.Response(content_type="application/json")
+
+
+@routes.post(_ONE)
+async def set_dispatch_rate(request: web.Request) -> web.Response:
+    scope, sent = _scope(request), await body_of(request)
+    value = None if sent is None else _read(_EACH, _EACH.topic, sent, request.app[TOPICS].cluster_name)
+    return await _keep(request, scope, _dispatch_rate_of(request), value)
+
+
+@routes.delete(_ONE)
+async def delete_dispatch_rate(request: web.Request) -> web.Response:
+    return await _keep(request, _scope(request), _dispatch_rate_of(request), None)
 
 
 @routes.delete(_TOPIC + "policies")

@@ -5,6 +5,7 @@ from geminga.proto import envelope
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage import rates
 from geminga.storage.counters import make_counters
+from geminga.storage.policies import DISPATCH_RATE_OF
 from geminga.storage.policy_table import TABLE, read
 from geminga.storage.rates import Bucket, SharedLimit, Subscribed
 from geminga.storage.subscription import SubType
@@ -393,6 +394,23 @@ def test_each_subscription_has_the_rate_of_subscriptions_and_the_strictest_rule_
     sets(rig, "subscriptionDispatchRate", dispatch_rate(20), NAMESPACE)
     found = passes(rig, SECONDS * 1_000)
     assert [given(found, consumer) for consumer in consumers] == [about(20 * SECONDS)] * 2
+
+
+def test_one_subscription_may_have_a_rate_of_its_own(rigs):
+    """It is stronger than the rate of each, and there without one."""
+    rig = rigs()
+    backlog(rig, "a", 1_500)
+    consumers = [rig.consumer("a", name) for name in ("x", "y")]
+    rig.owner.catalogue.set_policy(TOPIC, DISPATCH_RATE_OF + "x", dispatch_rate(10))
+    sets(rig, "subscriptionDispatchRate", dispatch_rate(50))
+    rig.run(*[rig.flow(consumer, MANY) for consumer in consumers])
+    found = passes(rig, SECONDS * 1_000)
+    assert [given(found, consumer) for consumer in consumers] == [about(10 * SECONDS), about(50 * SECONDS)]
+    [cause] = rig.asked("why", "a", subscription="x")["causes"]
+    assert cause["rule"] == f"dispatchRate/x of topic {TOPIC}: 10 messages in a second"
+    rig.owner.catalogue.set_policy(TOPIC, DISPATCH_RATE_OF + "y", dispatch_rate(-1))
+    found = [sets(rig, "subscriptionDispatchRate", None), *passes(rig, SECONDS * 1_000)]
+    assert [given(found, consumer) for consumer in consumers] == [about(10 * SECONDS), pytest.approx(1_000, abs=15)]
 
 
 def test_the_brokers_rate_is_shared_by_all_topics(rigs):
