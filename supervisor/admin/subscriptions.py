@@ -156,9 +156,11 @@ def position_of(body: Any) -> dict[str, Any]:
     """Of a message id as clients write it, or earliest, or latest.  Raises 400."""
     if isinstance(body, str) and body in _POSITIONS:
         return {"position": _POSITIONS[body], "behind": False}
-    with contextlib.suppress(ValueError, TypeError, KeyError):
-        ledger, entry = (_integer(body.get(name, 0)) for name in ("ledgerId", "entryId")) if isinstance(body, dict) else (None, None)
-        return {"position": [ledger, entry], "behind": {None: False, False: False, True: True}[body.get("isExcluded")]}
+    if isinstance(body, dict):
+        with contextlib.suppress(ValueError):
+            position = [_integer(body.get(name, 0)) for name in ("ledgerId", "entryId")]
+            if body.get("isExcluded") in (None, False, True):
+                return {"position": position, "behind": bool(body.get("isExcluded"))}
     raise web.HTTPBadRequest(text='The body is a message id: an object with ledgerId and entryId, "earliest" or "latest"')
 
 

@@ -56,7 +56,7 @@ def test_partitions_are_added_under_load(broker, connect):
     receive(consumer, 20)
     assert request("POST", partitions_url(broker.http_url, topic), b"4") == (204, "")
     assert request("GET", partitions_url(broker.http_url, topic))[1].replace(" ", "").startswith('{"partitions":4')
-    assert request("POST", partitions_url(broker.http_url, topic), b"3")[0] == 406
+    assert request("POST", partitions_url(broker.http_url, topic), b"3")[0] == 422
     later = connect(broker.service_url)
     publish(later.create_producer(f"{topic}-partition-3"), [b"new"])
     assert later.subscribe(topic, "other", initial_position=pulsar.InitialPosition.Earliest,
@@ -79,7 +79,7 @@ def test_why_names_the_cause(broker, client):
         "  messages: 1 published, 0 acknowledged, 0 expired, 0 skipped, 0 evicted, 1 backlog",
         "  no consumer"]
     nobody = told("nobody")
-    assert (nobody.returncode, nobody.stderr) == (1, "geminga: Subscription nobody not found\n")
+    assert (nobody.returncode, nobody.stderr) == (1, f"geminga: Subscription nobody not found for topic {topic} (HTTP 404)\n")
 
 
 def test_a_subscription_is_reset_and_skipped(broker, client):

@@ -1,0 +1,197 @@
+"""Topics, subscriptions, messages, namespaces and the broker's configuration over HTTP, with a real client beside it."""
+import json
+import urllib.request
+import uuid
+
+import pulsar
+import pytest
+
+from ..harness import eventually, partitioned_topic, partitions_url, request, unique_topic
+from .test_administration import topic_url
+from .test_python_client import bodies_of, data_of, earliest, publish, receive
+
+LATEST = {"ledgerId": (1 << 63) - 1, "entryId": (1 << 63) - 1}
+
+
+def put(url, body=None):
+    return request("PUT", url, None if body is None else json.dumps(body).encode())[0]
+
+
+def got(url):
+    status, text = request("GET", url)
+    assert status == 200, text
+    return json.loads(text)
+
+
+def shown(url):
+    """(payload, headers)"""
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        return answer.read(), answer.headers
+
+
+@pytest.fixture
+def namespace(broker):
+    """One of the test's own, made by the calls that operators make."""
+    tenant = f"tenant-{uuid.uuid4().hex[:8]}"
+    assert put(f"{broker.http_url}/admin/v2/tenants/{tenant}", {"adminRoles": [], "allowedClusters": ["standalone"]}) == 204
+    assert put(f"{broker.http_url}/admin/v2/namespaces/{tenant}/a") == 204
+    return f"{tenant}/a"
+
+
+# -- topics
+
+def test_a_topic_is_deleted_under_its_clients_and_a_new_one_is_empty(broker, client, connect):
+    topic = unique_topic("deleted")
+    publish(client.create_producer(topic), bodies_of(3))
+    consumer = earliest(client, topic)
+    receive(consumer, 3)
+    url = topic_url(broker, topic, "").rstrip("/")
+    assert request("DELETE", url)[0] == 412
+    client.close()
+    assert request("DELETE", f"{url}?force=true") == (204, "")
+    assert request("DELETE", f"{url}?force=true")[0] == 404
+    assert request("GET", f"{url}/subscriptions")[0] == 404
+    later = connect(broker.service_url)
+    publish(later.create_producer(topic), [b"new"])
+    assert data_of(receive(earliest(later, topic), 1)) == [b"new"]
+
+
+def test_topics_are_made_and_listed_with_their_properties(broker, namespace):
+    base = f"{broker.http_url}/admin/v2/persistent/{namespace}"
+    assert put(f"{base}/plain", {"owner": "me", "level": 3}) == 204
+    assert put(f"{base}/plain") == 409
+    assert put(f"{base}/plain-partition-0") == 412
+    assert put(f"{base}/parted/partitions", {"partitions": 2, "properties": {"a": "b"}}) == 204
+    assert got(f"{base}/parted/partitions") == {"partitions": 2, "deleted": False, "properties": {"a": "b"}}
+    assert got(base) == [f"persistent://{namespace}/{name}" for name in ("parted-partition-0", "parted-partition-1", "plain")]
+    assert got(f"{base}/partitioned") == [f"persistent://{namespace}/parted"]
+    assert got(f"{base}/plain/properties") == {"owner": "me", "level": "3"}
+    assert put(f"{base}/plain/properties", {"more": "x"}) == 204
+    assert request("DELETE", f"{base}/plain/properties?key=owner")[0] == 204
+    assert got(f"{base}/plain/properties") == {"level": "3", "more": "x"}
+    for name, status in (("plain", 409), ("none", 404)):
+        assert request("DELETE", f"{base}/{name}/partitions")[0] == status
+    assert request("DELETE", f"{base}/parted")[0] == 409
+    assert request("DELETE", f"{base}/parted/partitions")[0] == 204
+    assert request("DELETE", f"{base}/plain")[0] == 204
+    assert got(base) == []
+
+
+def test_new_partitions_have_the_subscriptions_of_the_old_ones(broker, connect):
+    topic = partitioned_topic(broker.http_url, 1)
+    connect(broker.service_url).subscribe(topic, "sub").close()
+    assert request("POST", partitions_url(broker.http_url, topic), b"3") == (204, "")
+    assert got(topic_url(broker, f"{topic}-partition-2", "subscriptions")) == ["sub"]
+    assert got(topic_url(broker, topic, "subscriptions")) == ["sub"]
+
+
+def test_a_namespace_goes_with_all_that_is_in_it_only_by_force(broker, client, namespace):
+    topic = f"persistent://{namespace}/t"
+    publish(client.create_producer(topic), bodies_of(2))
+    client.close()
+    url = f"{broker.http_url}/admin/v2/namespaces/{namespace}"
+    assert put(f"{broker.http_url}/admin/v2/non-persistent/{namespace}/np/partitions", 2) == 204
+    tenant = f"{broker.http_url}/admin/v2/tenants/{namespace.split('/')[0]}"
+    assert request("DELETE", url)[0] == request("DELETE", tenant)[0] == 409
+    assert request("DELETE", f"{url}?force=true") == (204, "")
+    assert request("GET", url)[0] == 404
+    assert request("DELETE", tenant)[0] == 204
+
+
+# -- subscriptions
+
+def test_a_subscription_is_made_where_the_operator_says(broker, client):
+    topic = unique_topic("made")
+    bodies = bodies_of(4)
+    producer = client.create_producer(topic)
+    ids = [producer.send(body) for body in bodies]
+    base = topic_url(broker, topic, "subscription/")
+    third = {"ledgerId": ids[2].ledger_id(), "entryId": ids[2].entry_id(), "partitionIndex": -1, "properties": {"k": "v"}}
+    for name, where, left in (("first", "earliest", 4), ("at", third, 2), ("behind", third | {"isExcluded": True}, 1), ("last", LATEST, 0)):
+        assert put(base + name, where) == 204
+        assert put(base + name, where) == 409
+        assert json.loads(request("POST", f"{base}{name}/analyzeBacklog")[1])["messages"] == left
+    assert got(base + "at/properties") == {"k": "v"}
+    assert put(base + "at/properties", {"x": "y"}) == 204
+    assert got(base + "at/properties") == {"x": "y"}
+    assert request("POST", base + "at/expireMessages", json.dumps(third).encode())[0] == 204
+    assert json.loads(request("POST", base + "at/analyzeBacklog")[1])["messages"] == 1
+    consumer = client.subscribe(topic, "at")
+    assert data_of(receive(consumer, 1)) == bodies[3:]
+    assert request("DELETE", base + "at")[0] == 412
+    consumer.close()
+    assert request("DELETE", base + "at")[0] == 204
+    assert request("DELETE", base + "at")[0] == 404
+    assert got(topic_url(broker, topic, "subscriptions")) == ["behind", "first", "last"]
+
+
+def test_a_name_with_strange_characters_is_one_name(broker, client):
+    """As Pulsar's clients write it into a path."""
+    topic, name = unique_topic("names ä+b%"), "a+b c/d%e"
+    client.subscribe(topic, name).close()
+    path = topic.replace("://", "/").replace("%", "%25").replace("+", "%2B").replace(" ", "+").replace("ä", "%C3%A4")
+    assert got(f"{broker.http_url}/admin/v2/{path}/subscriptions") == [name]
+    assert got(f"{broker.http_url}/admin/v2/{path}/subscription/a%2Bb+c%2Fd%25e/properties") == {}
+
+
+# -- messages
+
+def test_messages_are_shown_as_they_were_published(broker, client):
+    topic = unique_topic("shown")
+    producer = client.create_producer(topic, batching_enabled=False, compression_type=pulsar.CompressionType.ZSTD, producer_name="p")
+    first = producer.send(b"x" * 300, properties={"k": "v\u2603"}, partition_key="key\n", event_timestamp=1_700_000_000_000)
+    batched = client.create_producer(topic, batching_enabled=True, batching_max_publish_delay_ms=60_000, batching_max_messages=3,
+                                     compression_type=pulsar.CompressionType.LZ4)
+    for body in (b"one", b"two", b"three"):
+        batched.send_async(body, lambda *_: None)
+    batched.flush()
+    url = topic_url(broker, topic, "")
+    body, headers = shown(url + "subscription/new/position/1")      # which is made for that
+    assert body == b"x" * 300 and headers["X-Pulsar-Message-ID"] == f"{first.ledger_id()}:{first.entry_id()}"
+    assert json.loads(headers["X-Pulsar-PROPERTY"]) == {"k": "v\u2603"}
+    assert (headers["X-Pulsar-partition-key"], headers["X-Pulsar-producer-name"]) == ("key?", "p")
+    assert (headers["X-Pulsar-event-time"], headers["X-Pulsar-compression"]) == ("2023-11-14T22:13:20.000Z", "ZSTD")
+    assert shown(url + f"ledger/{first.ledger_id()}/entry/{first.entry_id()}")[0] == body
+    batch, headers = shown(url + "examinemessage")
+    assert headers["X-Pulsar-num-batch-message"] == "3" and batch.endswith(b"three")
+    assert shown(url + "examinemessage?initialPosition=earliest&messagePosition=2")[0] == batch
+    for rest in ("subscription/new/position/3", f"ledger/{first.ledger_id()}/entry/9", "ledger/1/entry/1"):
+        assert request("GET", url + rest)[0] == 404
+    last = got(url + "lastMessageId")
+    assert (last["entryId"], last["batchIndex"], last["batchSize"]) == (1, 2, 3)
+    assert [got(url + f"getMessageIdByIndex?index={n}")["entryId"] for n in range(4)] == [0, 1, 1, 1]
+    assert got(url + "messageid/1")["entryId"] == 0
+    assert got(url + "messageid/99999999999999")["entryId"] == 2
+
+
+# -- the broker
+
+def test_what_is_changed_of_the_configuration_binds_at_once_and_after_a_restart(fresh_broker):
+    base = f"{fresh_broker.http_url}/admin/v2/brokers/configuration"
+    subscription = topic_url(fresh_broker, "persistent://public/default/t", "subscription/s")
+    name = "allowAutoSubscriptionCreation"
+    assert name in got(base) and got(base + "/values") == {}
+    for wrong in ("brokerServicePort/1", "nothing/1", f"{name}/perhaps", "ttlDurationDefaultInSeconds/-1"):
+        assert request("POST", f"{base}/{wrong}")[0] == 412
+    assert request("POST", f"{base}/{name}/false")[0] == 200
+    for _ in range(2):
+        assert got(base + "/values") == {name: "false"} and got(base + "/runtime")[name] == "false"
+        client = pulsar.Client(fresh_broker.service_url, operation_timeout_seconds=1)      # released clients try for so long
+        with pytest.raises(pulsar.PulsarException):
+            client.subscribe("t", "other")
+        client.close()
+        fresh_broker.kill_supervisor()
+        fresh_broker.close()
+        fresh_broker.start()
+    assert put(subscription, "earliest") == 204
+    assert request("DELETE", f"{base}/{name}")[0] == 200
+    client = pulsar.Client(fresh_broker.service_url)
+    client.subscribe("t", "other")
+    client.close()
+    assert sorted(got(topic_url(fresh_broker, "persistent://public/default/t", "subscriptions"))) == ["other", "s"]
+
+
+def test_a_broker_told_to_shut_down_stops(fresh_broker):
+    children = fresh_broker.children()
+    assert request("POST", f"{fresh_broker.http_url}/admin/v2/brokers/shutdown")[0] == 204
+    eventually(lambda: not fresh_broker.children().keys() & children.keys(), 60, "the end of its processes")

@@ -1,0 +1,190 @@
+"""Whatever is sent to whatever route: the right status with a reason, never a 500, never an effect."""
+import asyncio
+import contextlib
+import http.client
+import json
+import re
+import socket
+from types import SimpleNamespace
+from urllib.parse import urlsplit
+
+import pytest
+import uvloop
+from aiohttp import web
+
+from geminga.supervisor.admin import app, topics
+from geminga.supervisor.config import load
+
+from ..harness import request, unique_topic
+
+NAMES = ("..", "%2e%2e", "a%2Fb", "..%2F..%2Fetc", "%00", "a%0Ab", "%FF", "%ZZ", "%E2%98%83" * 1_000, "-1", "%252e", "%0d%0aX-A:b")
+NOT_JSON = (b"{", b"\xff\xfe", b"NaN", b"[" * 10_000, b"\x00")
+WRONG = (b"[[[]]]", b'"\\ud800"', b"1" * 400, b"-0.5", b"true")
+# Routes that do something whatever their body says, as they read none.
+NO_BODY = re.compile(r"/(unload|split|terminate|terminate/partitions|trim|compaction|offload|createMissedPartitions|skip_all|"
+                     r"skip/\{\w+\}|expireMessages/\{\w+\}|resetcursor/\{\w+\}|clearBacklog|clearBacklog/\{\w+\}|unsubscribe/\{\w+\}|shutdown|"
+                     r"namespaceIsolationPolicies/\{\w+\}|migrate|property/\{\w+\}/\{\w+\}|configuration/\{\w+\}/\{\w+\}|"
+                     r"dispatcherPauseOnAckStatePersistent|\{topic\}/messageTTL)$|^/ops/|\{rest\}")
+SHUTDOWN = "/admin/v2/brokers/shutdown"
+
+
+@contextlib.contextmanager
+def made_app(tmp_path):
+    """One without owners."""
+    config, _ = load(None, {}, {"data_dir": tmp_path / "data"})
+    made = app.make_app(config, SimpleNamespace(), "pulsar://127.0.0.1:1", "http://127.0.0.1:2", {})
+    yield made
+    made[topics.TOPICS].catalogue.close()
+
+
+@pytest.fixture(scope="module")
+def routes(tmp_path_factory):
+    """(method, path) of all that are registered; HEAD is as GET."""
+    with made_app(tmp_path_factory.mktemp("routes")) as made:
+        found = {(route.method if route.method != "*" else "POST", route.resource.canonical) for route in made.router.routes()}
+    return sorted((method, path) for method, path in found if method != "HEAD" and path != SHUTDOWN)
+
+
+class Asker:
+    """One connection, kept alive."""
+
+    def __init__(self, broker):
+        self._connection = http.client.HTTPConnection(urlsplit(broker.http_url).netloc, timeout=60)
+        self.close = self._connection.close
+
+    def __call__(self, method, path, body=None):
+        """(status, reason)"""
+        self._connection.putrequest(method, path, skip_accept_encoding=True)
+        if body is not None:
+            self._connection.putheader("Content-Length", str(len(body)))
+            self._connection.putheader("Content-Type", "application/json")
+        self._connection.endheaders(body)
+        answer = self._connection.getresponse()
+        text = answer.read()
+        if answer.status < 400:
+            return answer.status, ""
+        if answer.getheader("Content-Type", "").startswith("application/json"):
+            return answer.status, json.loads(text)["reason"]
+        return answer.status, text.decode()
+
+
+@pytest.fixture
+def ask(broker):
+    asker = Asker(broker)
+    yield asker
+    asker.close()
+
+
+def seen(broker):
+    """What garbage could have changed."""
+    found = []
+    for path in ("clusters", "tenants", "namespaces/public", "namespaces/public/default", "namespaces/public/default/properties",
+                 "brokers/configuration/values", "tenants/public"):
+        status, text = request("GET", f"{broker.http_url}/admin/v2/{path}")
+        assert status == 200
+        found.append(text)
+    return found
+
+
+def filled(path, value):
+    """The path with that for each of its parts; a topic is in a namespace that does not exist unless value says another."""
+    return re.sub(r"\{(\w+)\}", lambda match: {"domain": "persistent", "bundle": "0x00000000_0xffffffff"}.get(match[1], value), path)
+
+
+def test_strange_names_are_refused_by_every_route(routes, broker, ask):
+    before = seen(broker)
+    for method, path in routes:
+        if "{" not in path:
+            continue
+        for name in NAMES:
+            status, reason = ask(method, filled(path, name))
+            assert 400 <= status < 500 and reason or method == "GET" and status < 300 or status in (503, 409), (method, path, name, status)
+    assert seen(broker) == before
+
+
+def test_a_body_that_is_no_json_is_refused_by_every_route_that_reads_one(routes, broker, ask):
+    topic = unique_topic("swept").rpartition("/")[2]
+    assert request("PUT", f"{broker.http_url}/admin/v2/persistent/public/default/{topic}")[0] == 204
+    parts = {"tenant": "public", "namespace": "default", "topic": topic, "cluster": "standalone", "domain": "persistent"}
+    before = seen(broker)
+    for method, path in routes:
+        if method not in ("PUT", "POST") or NO_BODY.search(path):
+            continue
+        there = re.sub(r"\{(\w+)\}", lambda match: parts.get(match[1], "x"), path)
+        for body in NOT_JSON:
+            status, reason = ask(method, there, body)
+            assert 400 <= status < 500 and reason, (method, path, body[:20], status, reason)
+        for body in WRONG:
+            status, reason = ask(method, filled(path, "nothing-there"), body)
+            assert status < 300 or 400 <= status < 500 and reason or status == 503, (method, path, body[:20], status, reason)
+    assert seen(broker)[:4] == before[:4]
+
+
+def test_a_body_that_is_too_large_is_refused(ask):
+    status, reason = ask("PUT", "/admin/v2/clusters/c", b" " * (1 << 20) + b"1")
+    assert (status, bool(reason)) == (413, True)
+
+
+def test_old_paths_and_wrong_methods_are_told(ask):
+    for method, path, status, words in (
+            ("GET", "/admin/persistent/a/b/c/d/stats", 404, "/admin/v2"), ("GET", "/nothing", 404, "nothing"),
+            ("PATCH", "/admin/v2/clusters", 405, "GET"), ("GET", "/admin/v3/functions/a/b", 409, "unctions"),
+            ("POST", "/admin/v3/transactions/x", 503, "transaction"), ("GET", "/admin/v2/worker/cluster", 409, ""),
+            ("PUT", "/admin/v2/resourcegroups/x", 405, "groups")):
+        found, reason = ask(method, path)
+        assert (found, words in reason) == (status, True), (method, path, found, reason)
+
+
+# -- slow clients
+
+def served(tmp_path, monkeypatch, talk):
+    """What `talk(reader, writer)` comes to, over a connection to a server that waits for next to nothing."""
+    monkeypatch.setattr(app, "_SILENT_SECONDS", 0.05)
+    monkeypatch.setattr(topics, "_BODY_SECONDS", 0.05)
+
+    async def serve(made):
+        runner = web.AppRunner(made, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            server = await asyncio.get_running_loop().create_server(lambda: app._accepted(runner.server), sock=listener)
+            reader, writer = await asyncio.open_connection(*listener.getsockname())
+            try:
+                return await asyncio.wait_for(talk(reader, writer), 60)
+            finally:
+                writer.close()
+                server.close()
+                await runner.cleanup()
+
+    with made_app(tmp_path) as made:
+        return uvloop.run(serve(made))
+
+
+@pytest.mark.parametrize("beginning", [b"", b"GET /metr", b"GET /status.html HTTP/1.1\r\nHost: a\r\n"])
+def test_a_client_that_never_sends_a_whole_request_is_cut_off(tmp_path, monkeypatch, beginning):
+    async def talk(reader, writer):
+        writer.write(beginning)
+        return await reader.read()
+
+    with contextlib.suppress(ConnectionResetError):
+        assert served(tmp_path, monkeypatch, talk) == b""
+
+
+def test_a_body_that_never_comes_is_answered_in_time(tmp_path, monkeypatch):
+    async def talk(reader, writer):
+        writer.write(b"PUT /admin/v2/clusters/c HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n{")
+        return await reader.readline()
+
+    assert b" 408 " in served(tmp_path, monkeypatch, talk)
+
+
+def test_a_client_that_has_asked_may_ask_again(tmp_path, monkeypatch):
+    """Later than a first question may come."""
+    async def talk(reader, writer):
+        for _ in range(2):
+            writer.write(b"GET /status.html HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
+            assert await reader.readexactly(2) == b"OK"
+            await asyncio.sleep(0.1)
+        return True
+
+    assert served(tmp_path, monkeypatch, talk)
