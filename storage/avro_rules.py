@@ -14,6 +14,7 @@ DEPTH_MAX = 100          # of what is nested; arbitrary, and more than anybody u
 STEPS_MAX = 100_000      # comparisons of one question; arbitrary: unions of thousands of types, each with each, would take minutes
 _PROMOTED = {            # writer -> readers of another type
     "int": ("long", "float", "double"), "long": ("float", "double"), "float": ("double",), "string": ("bytes",), "bytes": ("string",)}
+_NAMED = ("record", "enum", "fixed")
 _RANGES = {"int": 1 << 31, "long": 1 << 63}
 _SAID_ELSEWHERE = ("type", "name", "namespace", "fields", "items", "values", "symbols", "doc", "aliases")      # of all that a schema says
 
@@ -117,6 +118,7 @@ class _Reading:
 
     def __init__(self, reader: Schema):
         self._records: dict[tuple[int, int], str] = {}      # (reader, writer) -> obstacle; of those that are being compared: none
+        self._branches: dict[int, dict[tuple[str, str], Schema]] = {}      # of unions, by type and name
         self._steps = 0
         self._names: dict[str, str] = {}                    # alias -> name, of what the reader names
         self._fields: dict[str, dict[str, str]] = {}        # record -> {alias: field}
@@ -145,7 +147,7 @@ class _Reading:
         """As the reader calls it."""
         return self._names.get(writer.fullname, writer.fullname)
 
-    def obstacle(self, reader: Schema, writer: Schema, at: str = "the whole") -> str:
+    def obstacle(self, reader: Schema, writer: Schema, at: str = "the schema") -> str:
         kind, written = _kind(reader), _kind(writer)
         self._step()
         if written == "union":
@@ -171,13 +173,14 @@ class _Reading:
     def _branch(self, union: Schema, writer: Schema) -> Schema | None:
         """Of the reader's union: of the same type, for names of the same name; a record of the same shape; what reads another type."""
         written, alike = _kind(writer), None
-        for branch in union.schemas:
+        if id(union) not in self._branches:
+            self._branches[id(union)] = {_called(branch): branch for branch in reversed(union.schemas)}
+        called = (written, self._name(writer)) if written in _NAMED else (written, "")
+        if called in self._branches[id(union)]:
+            return self._branches[id(union)][called]
+        for branch in union.schemas if written == "record" else ():
             self._step()
-            if _kind(branch) != written:
-                continue
-            if written not in ("record", "enum", "fixed") or branch.fullname == self._name(writer):
-                return branch
-            if written == "record" and (alike is None or branch.name == writer.name) and not self.obstacle(branch, writer):
+            if _kind(branch) == "record" and (alike is None or branch.name == writer.name) and not self.obstacle(branch, writer):
                 alike = branch
         return alike or next((branch for branch in union.schemas if branch.type in _PROMOTED.get(written, ())), None)
 
@@ -202,6 +205,10 @@ class _Reading:
             elif not _fits(field.type, field.default):
                 return f"{at}: its default is not of its type"
         return ""
+
+
+def _called(schema: Schema) -> tuple[str, str]:
+    return _kind(schema), schema.fullname if _kind(schema) in _NAMED else ""
 
 
 def _kind(schema: Schema) -> str:

@@ -162,17 +162,17 @@ def _compare(catalogue: Catalogue, topic: TopicName, definition: Definition, str
             raise incompatible(f"Incompatible schema: exists schema type {TYPES[other.kind]}, new schema type {TYPES[definition.kind]}")
         if strategy == ALWAYS_INCOMPATIBLE:
             raise incompatible("Schema compatibility strategy is ALWAYS_INCOMPATIBLE")
-        if other.data != definition.data and (text := _obstacle(definition, other, strategy.removesuffix(_TRANSITIVE))):
+        if other.data != definition.data and (text := obstacle(definition, other, strategy.removesuffix(_TRANSITIVE))):
             raise incompatible(f"Incompatible schema: by strategy {strategy} with version {number}: {text}")
 
 
-def _obstacle(new: Definition, old: Definition, strategy: str) -> str:
+def obstacle(new: Definition, old: Definition, strategy: str) -> str:
     """What keeps the two, of one type, from getting along; "" when nothing does."""
     if new.kind == T.KeyValue:
         for part, one, other in zip(("key", "value"), parts(new), parts(old), strict=True):
             if one.kind != other.kind:
                 return f"exists {part} schema type {TYPES[other.kind]}, new {part} schema type {TYPES[one.kind]}"
-            if text := _obstacle(one, other, strategy):
+            if text := obstacle(one, other, strategy):
                 return f"{part}: {text}"
     if new.kind == T.ProtobufNative and (old_root := _native_root(old)) != (new_root := _native_root(new)):
         return f"the root message was {old_root}, and is {new_root}"

@@ -1,0 +1,370 @@
+"""Definitions of schemas: which are some, which mean the same, and which read which.
+
+What is expected of Avro's is what Apache Pulsar 4.0 answers, case by case.  Where it fails, that is: a definition whose default does
+not fit does not read.
+"""
+import base64
+import json
+
+import pytest
+from google.protobuf import descriptor_pb2
+
+from geminga.storage import avro_rules, schemas
+from geminga.storage.schemas import SIZE_MAX, TYPES, Definition, InvalidSchema, T
+
+BOTH, BACKWARD, FORWARD, NEITHER, SAME = "both", "backward", "forward", "neither", "same"      # the new one reads the old one, or is read
+
+
+def record(*fields, name="R", **more):
+    return {"type": "record", "name": name, "fields": list(fields), **more}
+
+
+def field(name, kind, *default, **more):
+    return {"name": name, "type": kind, **({"default": default[0]} if default else {}), **more}
+
+
+def of(kind):
+    return record(field("a", kind))
+
+
+def enum(*symbols, name="E", **more):
+    return {"type": "enum", "name": name, "symbols": list(symbols), **more}
+
+
+def fixed(size, name="X"):
+    return {"type": "fixed", "name": name, "size": size}
+
+
+def array(kind):
+    return {"type": "array", "items": kind}
+
+
+def mapping(kind):
+    return {"type": "map", "values": kind}
+
+
+a, b = field("a", "int"), field("b", "string")
+CASES = [      # what it is about, the old one, the new one, which of them reads the other
+    ("same", record(a), record(a), SAME),
+    ("field more", record(a), record(a, b), FORWARD),
+    ("field more with default", record(a), record(a, field("b", "string", "x")), BOTH),
+    ("field more nullable no default", record(a), record(a, field("b", ["null", "string"])), FORWARD),
+    ("field more nullable default null", record(a), record(a, field("b", ["null", "string"], None)), BOTH),
+    ("field renamed", record(a), record(field("c", "int")), NEITHER),
+    ("field renamed with alias", record(a), record(field("c", "int", aliases=["a"])), BACKWARD),
+    ("record renamed", record(a), record(a, name="S"), BOTH),
+    ("record renamed with alias", record(a), record(a, name="S", aliases=["R"]), BOTH),
+    ("namespace changed", record(a, namespace="x"), record(a, namespace="y"), BOTH),
+    ("inner record renamed", of(record(a, name="S")), of(record(a, name="T")), BOTH),
+    ("fields reordered", record(a, b), record(b, a), BOTH),
+    ("doc", record(a), record(a, doc="x"), SAME),
+    ("bad default of wrong type", record(a), record(a, field("b", "int", "x")), FORWARD),
+    ("int to long in union", of(["null", "int"]), of(["null", "long"]), BACKWARD),
+    ("union wider", of(["null", "int"]), of(["null", "int", "string"]), BACKWARD),
+    ("union reordered", of(["null", "int"]), of(["int", "null"]), BOTH),
+    ("int to union", record(a), of(["null", "int"]), BACKWARD),
+    ("int to union with long", record(a), of(["null", "long"]), BACKWARD),
+    ("int to union without", record(a), of(["null", "string"]), NEITHER),
+    ("union of one", record(a), of(["int"]), BOTH),
+    ("empty union", record(a), of([]), FORWARD),
+    ("empty unions", of([]), of([]), SAME),
+    ("enum symbol more", of(enum("A", "B")), of(enum("A", "B", "C")), BOTH),
+    ("enum symbol more default", of(enum("A", "B", default="A")), of(enum("A", "B", "C", default="A")), BOTH),
+    ("enum disjoint", of(enum("A", "B")), of(enum("C", "D")), BOTH),
+    ("enum renamed", of(enum("A")), of(enum("A", name="G")), NEITHER),
+    ("enum namespace", of(enum("A", namespace="x")), of(enum("A", namespace="y")), BOTH),
+    ("enum alias", of(enum("A")), of(enum("A", name="G", aliases=["E"])), BACKWARD),
+    ("enum reordered", of(enum("A", "B")), of(enum("B", "A")), BOTH),
+    ("fixed size", of(fixed(3)), of(fixed(4)), NEITHER),
+    ("fixed renamed", of(fixed(3)), of(fixed(3, "Y")), NEITHER),
+    ("fixed same", of(fixed(3)), of(fixed(3)), SAME),
+    ("array items", of(array("int")), of(array("long")), BACKWARD),
+    ("array items bad", of(array("int")), of(array("string")), NEITHER),
+    ("map values", of(mapping("int")), of(mapping("long")), BACKWARD),
+    ("map values bad", of(mapping("int")), of(mapping("boolean")), NEITHER),
+    ("array to map", of(array("int")), of(mapping("int")), NEITHER),
+    ("record to map", of(record(b, name="S")), of(mapping("string")), NEITHER),
+    ("nested field more", of(record(b, name="S")), of(record(b, field("c", "int"), name="S")), FORWARD),
+    ("nested field default", of(record(b, name="S")), of(record(b, field("c", "int", 1), name="S")), BOTH),
+    ("recursive", record(field("n", ["null", "R"])), record(field("n", ["null", "R"])), SAME),
+    ("recursive more", record(field("n", ["null", "R"])), record(field("n", ["null", "R"]), field("a", "int", 1)), BOTH),
+    ("recursive bad", record(field("n", ["null", "R"])), record(field("n", ["null", "R"]), a), FORWARD),
+    ("union of records same name", of(["null", record(b, name="S")]), of(["null", record(b, field("c", "int"), name="S")]), FORWARD),
+    ("union of records default", of(["null", record(b, name="S")]), of(["null", record(b, field("c", "int", 1), name="S")]), BOTH),
+    ("union of records renamed", of(["null", record(b, name="S")]), of(["null", record(b, name="T")]), BOTH),
+    ("union of records other namespace", of(["null", record(b, name="S", namespace="p")]),
+     of(["null", record(b, name="S", namespace="q")]), BOTH),
+    ("union of records structural", of(["null", record(b, name="S")]),
+     of(["null", record(field("z", "int"), name="Z"), record(b, name="T")]), BACKWARD),
+    ("union of enum more", of(["null", enum("A", "B")]), of(["null", enum("A", "B", "C")]), BOTH),
+    ("union of enum renamed", of(["null", enum("A", "B")]), of(["null", enum("A", "B", name="G")]), NEITHER),
+    ("union of fixed size", of(["null", fixed(3)]), of(["null", fixed(4)]), NEITHER),
+    ("union of fixed to bytes", of(["null", fixed(3)]), of(["null", "bytes"]), NEITHER),
+    ("union arrays", of(["null", array("int")]), of(["null", array("string")]), NEITHER),
+    ("union arrays wider", of(["null", array("int")]), of(["null", array("long")]), BACKWARD),
+    ("union maps", of(["null", mapping("int")]), of(["null", mapping("string")]), NEITHER),
+    ("writer union one fits", of(["int", "string"]), record(a), FORWARD),
+    ("writer union all fit", of(["int", "long"]), of("double"), BACKWARD),
+    ("record in union default", record(a), record(a, field("b", ["null", record(b, name="S")], None)), BOTH),
+    ("two-branch int string to string bytes", of(["int", "string"]), of(["long", "bytes"]), BACKWARD),
+    ("logical type", of({"type": "int", "logicalType": "date"}), record(a), BOTH),
+    ("logical type other", of({"type": "long", "logicalType": "timestamp-millis"}),
+     of({"type": "long", "logicalType": "timestamp-micros"}), BOTH),
+    ("decimal precision", of({"type": "bytes", "logicalType": "decimal", "precision": 4}),
+     of({"type": "bytes", "logicalType": "decimal", "precision": 8}), BOTH),
+    ("java string", of({"type": "string", "avro.java.string": "String"}), of("string"), BOTH),
+    ("removed", record(a, b), record(a), BACKWARD),
+    ("removed with default", record(a, field("b", "string", "x")), record(a), BOTH),
+    ("removed all", record(a), record(), BACKWARD),
+    ("error vs record", {"type": "error", "name": "R", "fields": [a]}, record(a), SAME),
+    ("alias swap", record(a, b), record(field("x", "int", aliases=["a"]), field("y", "string", aliases=["b"])), BACKWARD),
+    ("alias nested record", of(record(b, name="S")), of(record(field("c", "string", aliases=["b"]), name="T", aliases=["S"])), BACKWARD),
+    ("alias fullname", record(a, namespace="p"),
+     record(field("c", "int", aliases=["a"]), name="S", namespace="q", aliases=["p.R"]), BACKWARD),
+    ("record used twice", record(field("a", record(b, name="S")), field("c", "S")),
+     record(field("a", record(b, name="S")), field("c", "S")), SAME),
+    ("mutual recursion", of(["null", record(field("r", ["null", "R"]), name="S")]),
+     of(["null", record(field("r", ["null", "R"]), field("q", "int", 0), name="S")]), BOTH),
+    ("recursive array", record(field("kids", array("R"))), record(field("kids", array("R")), field("x", "int", 0)), BOTH),
+    ("nested union default wrong", record(a), record(a, field("b", ["null", "int"], 5)), FORWARD),
+]
+PRIMITIVE = ["null", "boolean", "int", "long", "float", "double", "string", "bytes"]
+PROMOTED = {"int": ["long", "float", "double"], "long": ["float", "double"], "float": ["double"], "string": ["bytes"], "bytes": ["string"]}
+
+
+def parsed(definition):
+    return avro_rules.parse(json.dumps(definition))
+
+
+def reads(reader, writer):
+    return not avro_rules.obstacle(parsed(reader), parsed(writer))
+
+
+@pytest.mark.parametrize("old, new, expected", [case[1:] for case in CASES], ids=[case[0] for case in CASES])
+def test_who_reads_whom(old, new, expected):
+    is_same = avro_rules.meaning(parsed(old)) == avro_rules.meaning(parsed(new))
+    assert is_same == (expected == SAME)
+    assert reads(new, old) == (expected in (BOTH, BACKWARD, SAME))
+    assert reads(old, new) == (expected in (BOTH, FORWARD, SAME))
+
+
+@pytest.mark.parametrize("writer", PRIMITIVE)
+def test_numbers_are_read_as_wider_ones_and_texts_as_bytes(writer):
+    assert [reader for reader in PRIMITIVE if reads(of(reader), of(writer))] == \
+        [reader for reader in PRIMITIVE if reader == writer or reader in PROMOTED.get(writer, ())]
+
+
+@pytest.mark.parametrize("new, is_same", [
+    (record(a, doc="x"), True), (record(a, aliases=["Q"]), True), (record({**a, "doc": "y"}), True),
+    (record({**a, "aliases": ["y"]}), True),
+    (record({**a, "order": "ascending"}), True), (of({"type": "int"}), True), (record(a, namespace=""), True),
+    (record(a, extra=1), False), (record({**a, "extra": "y"}), False), (record({**a, "order": "descending"}), False),
+    (of({"type": "int", "logicalType": "date"}), False), (record({**a, "default": 1}), False),
+], ids=json.dumps)
+def test_what_makes_another_version(new, is_same):
+    assert (avro_rules.meaning(parsed(record(a))) == avro_rules.meaning(parsed(new))) == is_same
+
+
+# -- which are some
+
+VALID = [
+    '"string"',
+    '"int"',
+    '{"type":"int"}',
+    '{"type":"array","items":"int"}',
+    '{"type":"map","values":"int"}',
+    '{"type":"enum","name":"E","symbols":["A"]}',
+    '{"type":"fixed","name":"F","size":3}',
+    '{"type":"record","name":"R","fields":[]}',
+    '{"type":"record","name":"R","namespace":"a.b$","fields":[]}',
+    '{"type":"record","name":"a.b$.R","fields":[]}',
+    '{"type":"record","name":"R","namespace":"1 2","fields":[]}',
+    '{"type":"record","name":"Ré","fields":[]}',
+    '{"type":"record","name":"R","fields":[{"name":"a","type":"R"}]}',
+    '{"type":"record","name":"R","fields":[{"name":"a","type":"int","default":"x"}]}',
+    '{"type":"record","name":"R","fields":[{"name":"a","type":{"type":"enum","name":"E","symbols":[]}}]}',
+    '{"type":"record","name":"R","fields":[{"name":"a","type":{"type":"int","logicalType":"date"}}]}',
+    '{"type":"record","name":"R","fields":[{"name":"a","type":{"type":"string","logicalType":"date"}}]}',
+    '{"type":"record","name":"R","fields":[{"name":"a","type":{"type":"bytes","logicalType":"decimal"}}]}',
+    '{"type":"record","name":"R","fields":[{"name":"a","type":{"type":"bytes","logicalType":"decimal","precision":-1}}]}',
+    '{"type":"error","name":"R","fields":[]}',
+    '{"type":"record","name":"R","fields":[{"name":"a","type":["null","int"],"default":5}]}',
+    '{"type":"record","name":"R","doc":5,"fields":[]}',
+    '{"type":"record","name":"R","fields":[],"fields":[{"name":"a","type":"int"}]}',
+]
+INVALID = [
+    '',
+    '{}',
+    '[]',
+    'null',
+    '["null","string"]',
+    '{"type":"record","name":"R"}',
+    '{"type":"record","fields":[]}',
+    '{"type":"record","name":"1R","fields":[]}',
+    '{"type":"record","name":"R$X","fields":[]}',
+    '{"type":"record","name":"R","fields":[{"name":"a","type":"nope"}]}',
+    '{"type":"record","name":"R","fields":[{"name":"a","type":"int"},{"name":"a","type":"int"}]}',
+    '{"type":"record","name":"R","fields":[{"name":"a"}]}',
+    '{"type":"record","name":"R","fields":[{"type":"int"}]}',
+    '{"type":"record","name":"R","fields":[{"name":"1a","type":"int"}]}',
+    '{"type":"record","name":"R","fields":5}',
+    '{"type":"record","name":"R","fields":[5]}',
+    '{"type":"record","name":"R","fields":[]} trailing',
+    '{"type":"record","name":"R","fields":[{"name":"a","type":["int","int"]}]}',
+    '{"type":"record","name":"R","fields":[{"name":"a","type":["null",["int"]]}]}',
+    '{"type":"record","name":"R","fields":[{"name":"a","type":{"type":"enum","name":"E","symbols":["A","A"]}}]}',
+    '{"type":"record","name":"R","fields":[{"name":"a","type":{"type":"enum","name":"E","symbols":["A-B"]}}]}',
+    '{"type":"record","name":"R","fields":[{"name":"a","type":{"type":"fixed","name":"F","size":-1}}]}',
+    '{"type":"record","name":"R","fields":[{"name":"a","type":{"type":"fixed","name":"F"}}]}',
+    '{"type":"record","name":"R","fields":[{"name":"a","type":{"type":"array"}}]}',
+    '{"type":"record","name":"R","fields":[{"name":"a","type":{"type":"fixed","name":"F","size":3}},{"name":"b",'
+    '"type":{"type":"fixed","name":"F","size":3}}]}',
+    '{"type":"record","name":"R","fields":[{"name":"a","type":"int","order":"sideways"}]}',
+    '{"type":"record","name":"R","aliases":"x","fields":[]}',
+    '{"type":"record","name":"int","fields":[]}',
+    '{"type":"record","name":"R","fields":[{"name":"a","type":{"type":{"type":"int"}}}]}',
+    '{"type":{"type":"record","name":"R","fields":[]}}',
+    '{"type":"record","name":"R","fields":[{"name":"a","type":"S"},{"name":"b","type":{"type":"record","name":"S","fields":[]}}]}',
+    '{"type":"record","name":"","fields":[]}',
+    '{"type":"record","name":5,"fields":[]}',
+    '{"type":"record","name":"R","fields":[{"name":"a","type":"int","default":NaN}]}',
+    '[' * 100_000, '{"type": "array", "items": ' * 150 + '"int"' + '}' * 150,
+]
+
+
+@pytest.mark.parametrize("text", VALID)
+def test_a_definition_of_avro(text):
+    schemas.validate(Definition(T.Avro, text.encode(), {}))
+
+
+@pytest.mark.parametrize("text", INVALID, ids=lambda text: text[:60])
+def test_no_definition_of_avro(text):
+    with pytest.raises(InvalidSchema, match="AVRO schema|UNION"):
+        schemas.validate(Definition(T.Avro, text.encode(), {}))
+
+
+def test_bytes_that_are_no_text_are_no_definition():
+    with pytest.raises(InvalidSchema):
+        schemas.validate(Definition(T.Avro, b"\xff\xfe", {}))
+
+
+@pytest.mark.parametrize("kind", [name for name in TYPES if name not in ("JSON", "PROTOBUF", "AVRO", "KEY_VALUE", "PROTOBUF_NATIVE")])
+def test_types_that_need_no_definition(kind):
+    number = schemas.kind_of(kind)
+    if number >= T.AutoConsume:
+        with pytest.raises(InvalidSchema, match="client-side"):
+            schemas.validate(Definition(number, b"", {}))
+        return
+    schemas.validate(Definition(number, b"", {}))
+    if kind != "NONE":
+        with pytest.raises(InvalidSchema, match="Invalid schema definition data for"):
+            schemas.validate(Definition(number, b"abc", {}))
+
+
+def test_every_type_of_the_protocol_has_a_name():
+    assert len(TYPES) == len(T.keys()) and [schemas.kind_of(name) for name in TYPES] == sorted(T.values())
+    assert schemas.kind_of("BYTES") == 0
+    with pytest.raises(InvalidSchema, match="No schema type"):
+        schemas.kind_of("int8")
+
+
+def test_json_schemas_of_old_clients_are_definitions_of_json():
+    old = {"type": "object", "id": "urn:jsonschema:x:Foo", "properties": {"a": {"type": "integer"}}}
+    schemas.validate(Definition(T.Json, json.dumps(old).encode(), {}))
+    for text in ("", "{}", "null", "5", "nonsense", '{"type": "zzz"}', '{"type": ["object"]}'):
+        with pytest.raises(InvalidSchema, match="Invalid schema definition data for JSON schema"):
+            schemas.validate(Definition(T.Json, text.encode(), {}))
+
+
+# -- protobuf
+
+def native(fields=(("a", 1, 5), ("b", 2, 9)), root="M", package="p", **more):
+    file = descriptor_pb2.FileDescriptorProto(name="f.proto", package=package, syntax="proto3")
+    message = file.message_type.add(name=root)
+    for name, number, kind in fields:
+        message.field.add(name=name, number=number, type=kind, label=1, type_name=".p.Gone" if kind == 11 else None)
+    found = {"fileDescriptorSet": base64.b64encode(descriptor_pb2.FileDescriptorSet(file=[file]).SerializeToString()).decode(),
+             "rootMessageTypeName": f"{package}.{root}", "rootFileDescriptorName": "f.proto"} | more
+    return Definition(T.ProtobufNative, json.dumps({name: value for name, value in found.items() if value is not None}).encode(), {})
+
+
+def test_a_protobuf_message_goes_by_its_name():
+    schemas.validate(native())
+    for other in (native([("a", 1, 9)]), native([("a", 5, 5)]), native([]), native(more=1)):
+        schemas.validate(other)
+        assert schemas.obstacle(other, native(), schemas.FULL) == ""
+    for other, name in ((native(root="N"), "p.N"), (native(package="q"), "q.M")):
+        assert schemas.obstacle(other, native(), schemas.FULL) == f"the root message was p.M, and is {name}"
+
+
+@pytest.mark.parametrize("found", [
+    native(rootMessageTypeName="p.X"), native(rootFileDescriptorName="x.proto"), native(fileDescriptorSet="!!"),
+    native(fileDescriptorSet=base64.b64encode(b"\xff" * 9).decode()), native(rootMessageTypeName=None), native(rootFileDescriptorName=None),
+    native(rootMessageTypeName=5), native([("a", 1, 11)]),
+    *(Definition(T.ProtobufNative, text, {}) for text in (b"", b"x", b"[]", b"\xff"))],
+    ids=range(12))
+def test_what_does_not_describe_a_message_is_refused(found):
+    with pytest.raises(InvalidSchema, match="deserialize ProtobufNative Schema failed"):
+        schemas.validate(found)
+
+
+# -- key and value
+
+def pair(key, value, **properties):
+    kinds = {"key.schema.type": "AVRO", "value.schema.type": "AVRO"} | properties
+    return Definition(T.KeyValue, schemas.joined(json.dumps(key).encode(), json.dumps(value).encode()), kinds)
+
+
+def test_keys_and_values_are_compared_each():
+    old = pair(record(a), record(b))
+    schemas.validate(old)
+    assert schemas.obstacle(pair(record(a, field("c", "int", 1)), record(b)), old, schemas.FULL) == ""
+    assert schemas.obstacle(pair(record(a), record(a)), old, schemas.FULL).startswith("value: field a of R")
+    assert schemas.obstacle(pair(record(b), record(b)), old, schemas.FULL).startswith("key: field b of R")
+    other = pair(record(a), record(b), **{"key.schema.type": "JSON"})
+    assert schemas.obstacle(other, old, schemas.FULL) == "exists key schema type AVRO, new key schema type JSON"
+
+
+@pytest.mark.parametrize("data, properties", [
+    (b"", {}), (b"xyz", {}), (b"\0\0\0\x09abc", {}), (b"\0\0\0\0", {}), (b"\x7f\xff\xff\xff\0\0\0\0", {}),
+    (schemas.joined(b"x", b""), {"key.schema.type": "AVRO"}), (schemas.joined(b"", b"x"), {"value.schema.type": "STRING"}),
+    (schemas.joined(b"", b""), {"key.schema.type": "NOPE"}), (schemas.joined(b"", b""), {"key.schema.type": "AUTO_CONSUME"}),
+    (schemas.joined(b"", b""), {"key.schema.type": "KEY_VALUE"})])
+def test_no_definition_of_a_key_and_a_value(data, properties):
+    with pytest.raises(InvalidSchema):
+        schemas.validate(Definition(T.KeyValue, data, properties))
+
+
+# -- large ones
+
+def test_a_definition_has_a_bound():
+    schemas.check_size(Definition(T.Json, bytes(SIZE_MAX), {}))
+    for found in (Definition(T.Json, bytes(SIZE_MAX + 1), {}), Definition(T.Json, b"", {"a": "x" * SIZE_MAX})):
+        with pytest.raises(InvalidSchema, match="more than 262144 bytes"):
+            schemas.validate(found)
+    with pytest.raises(InvalidSchema, match="no text"):
+        schemas.validate(Definition(T.Json, b"", {"a": "\ud800"}))
+
+
+def records(prefix, count, *fields):
+    """A union of so many."""
+    return [record(*fields, name=f"{prefix}{number}") for number in range(count)]
+
+
+def test_types_of_a_union_are_found_by_name_and_by_shape():
+    a_thousand = records("n", 1_000, a)
+    assert reads(of(a_thousand), of(a_thousand))
+    assert reads(of(records("o", 100, a)), of(records("n", 100, a)))
+    assert not reads(of(records("o", 100, b)), of(records("n", 100, a)))
+
+
+def test_what_would_take_minutes_to_compare_is_refused():
+    """Thousands of records, each to be compared with each."""
+    some = parsed(of(records("o", 1_000, a)))
+    assert avro_rules.obstacle(some, parsed(of(records("n", 1_000, a)))) == "too large to be compared"
+
+
+def test_records_that_hold_each_other_under_other_names_are_compared_once():
+    old = record(field("n", ["null", "R"]), name="R")
+    new = record(field("n", ["null", "Q"]), name="Q")
+    assert reads(new, old) and reads(old, new)
