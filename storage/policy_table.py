@@ -103,6 +103,7 @@ class Level(NamedTuple):
     by_cluster: bool = False                 # there it is an object of clusters: {"standalone": ...}
     implied: Any = None                      # what is set; there is no body
     remove: str = ""                         # another path for DELETE
+    is_raw: bool = False                     # a text without quotes, in both directions; with quotes it is understood, too
 
 
 class Policy(NamedTuple):
@@ -581,7 +582,7 @@ TABLE = {policy.name: policy for policy in (
         why=_NO_OFFLOAD, check=_offload),
     Policy("antiAffinityGroup", "Namespaces of a group are served by different brokers.", (
         Part("", TEXT, "--group -g", required=True),),
-        Level("antiAffinity", "anti-affinity-group", unset=NO_CONTENT, member="antiAffinityGroup"),
+        Level("antiAffinity", "anti-affinity-group", unset=NO_CONTENT, member="antiAffinityGroup", is_raw=True),
         why="There is one broker."),
     Policy("bookieAffinityGroup", "Groups of storage nodes that are preferred.", (
         Part("bookkeeperAffinityGroupPrimary", TEXT, "--primary-group -pg", required=True),

@@ -8,6 +8,7 @@
     messages.py       messages shown, and found by position and time
     schemas.py        schemas of topics
     policies.py       policies of namespaces and topics
+    permissions.py    who may do what; not asked yet
     subscriptions.py  what is done to topics and their subscriptions
     owners.py         questions to the owners
     health.py         /admin/v2/brokers/health and its kin

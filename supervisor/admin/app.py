@@ -23,6 +23,7 @@ from geminga.supervisor.admin import (
     messages,
     metrics,
     namespaces,
+    permissions,
     policies,
     schemas,
     stats,
@@ -85,7 +86,7 @@ def make_app(config: Config, owners: Owners, service_url: str, http_url: str,
     app[health.SERVICE_URL], app[health.COUNTERS] = service_url, counters
     app[metrics.METRICS] = metrics.Metrics(config, counters, owners)
     app[schemas.THREAD] = SchemaThread(catalogue.path, config.storage)
-    for part in (topics, namespaces, policies, subscriptions, messages, schemas, clusters, brokers, stats, health, metrics):
+    for part in (topics, namespaces, policies, permissions, subscriptions, messages, schemas, clusters, brokers, stats, health, metrics):
         app.add_routes(part.routes)
     app.add_routes(brokers.LAST)
     return app

@@ -7,6 +7,7 @@ from geminga.proto import names
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
 from geminga.storage.catalogue import Catalogue
+from geminga.storage.policies import PERMISSIONS, SUBSCRIPTION_PERMISSIONS
 from geminga.supervisor.admin import clusters, policies
 from geminga.supervisor.admin.owners import OWNERS
 from geminga.supervisor.admin.topics import (
@@ -151,8 +152,6 @@ def _policies_of(body: Any, cluster_name: str) -> dict[str, Any]:
         raise web.HTTPBadRequest(text="bundles is an object: numBundles")
     if not 0 < (bundles.get("numBundles") or 1) <= _BUNDLES_MAX:
         raise web.HTTPPreconditionFailed(text=f"A namespace has 1 to {_BUNDLES_MAX} bundles")
-    if body.get("encryption_required"):
-        raise web.HTTPPreconditionFailed(text="The demand for encrypted messages is not available in this version")
     if body.get("replication_clusters") not in (None, [], [cluster_name]):
         raise web.HTTPForbidden(text=f"Replication to {body['replication_clusters']} is not possible: there is only {cluster_name}")
     return policies.read_members(body, cluster_name)
@@ -162,10 +161,9 @@ def _policies_of(body: Any, cluster_name: str) -> dict[str, Any]:
 async def namespace(request: web.Request) -> web.Response:
     kept = catalogue_of(request).policies(namespace_of(request))
     cluster_name = request.app[TOPICS].cluster_name
-    found = {"auth_policies": {"namespace_auth": {}, "destination_auth": {}, "subscription_auth_roles": {}},
-             "replication_clusters": [cluster_name],
-             "bundles": _BUNDLES,
-             "deleted": False}
+    found = {"auth_policies": {"namespace_auth": kept.get(PERMISSIONS, {}), "destination_auth": {},
+                               "subscription_auth_roles": kept.get(SUBSCRIPTION_PERMISSIONS, {})},
+             "bundles": _BUNDLES, "latency_stats_sample_rate": {}, "migrated": False, "deleted": False}
     return web.json_response(found | policies.members(kept, cluster_name))
 
 

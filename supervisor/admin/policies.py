@@ -8,25 +8,18 @@ from aiohttp import web
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
-from geminga.storage.policies import DISPATCH_RATE_OF, applied, clash
-from geminga.storage.policy_table import OWN_CLUSTER, TABLE, Invalid, Level, Nothing, Policy, read
+from geminga.storage.policies import DISPATCH_RATE_OF, PERMISSIONS, applied, clash
+from geminga.storage.policy_table import OWN_CLUSTER, TABLE, TOO_LARGE_SIZE, Invalid, Level, Nothing, Policy, read
 from geminga.supervisor.admin.owners import OWNERS
-from geminga.supervisor.admin.topics import PATH, TOPICS, body_of, topic_of
+from geminga.supervisor.admin.topics import TOPIC, TOPICS, body_of, done, namespace_of, topic_of
 
 routes = web.RouteTableDef()
-_NAMESPACE, _TOPIC = "/admin/v2/namespaces/{tenant}/{namespace}/", "/admin/v2" + PATH + "/"
+_NAMESPACE, _TOPIC = "/admin/v2/namespaces/{tenant}/{namespace}/", TOPIC + "/"
 _CLUSTERS = ("replicationClusters", "allowedClusters")
 _QUOTAS = {policy.namespace.kind: policy for policy in TABLE.values() if policy.namespace and policy.namespace.kind}
 
 
 # -- whose policies
-
-def namespace_of(request: web.Request) -> str:
-    name = "{tenant}/{namespace}".format(**request.match_info)
-    if not request.app[TOPICS].catalogue.has_namespace(name):
-        raise web.HTTPNotFound(text="Namespace does not exist")
-    return name
-
 
 def _scope(request: web.Request) -> str:
     """The namespace, or the topic, that the path names; it exists."""
@@ -53,6 +46,12 @@ def _read(policy: Policy, level: Level, sent: Any, cluster_name: str) -> Any:
     if policy.name in _CLUSTERS:
         _check_clusters(value, cluster_name)
     return value
+
+
+def _refuse_size(request: web.Request, value: Any) -> None:
+    """A topic's messages are not larger than the broker takes."""
+    if value > request.app[TOPICS].max_message_size:
+        raise web.HTTPPreconditionFailed(text=TOO_LARGE_SIZE)
 
 
 def _check_clusters(value: list[str], own: str) -> None:
@@ -123,6 +122,13 @@ def _shown(request: web.Request, policy: Policy) -> Any:
     return topics.catalogue.policies(scope).get(policy.name)
 
 
+async def _text_of(request: web.Request) -> Any:
+    try:
+        return await body_of(request)
+    except web.HTTPBadRequest:
+        return (await request.read()).decode(errors="replace")
+
+
 async def _set(request: web.Request, policy: Policy, level: Level, sent: Any) -> web.Response:
     scope, catalogue = _scope(request), request.app[TOPICS].catalogue
     if sent is None and policy.name in _CLUSTERS:
@@ -132,6 +138,8 @@ async def _set(request: web.Request, policy: Policy, level: Level, sent: Any) ->
             raise web.HTTPBadRequest(text="The request entity cannot be empty")
         return await _keep(request, scope, policy.name, None)
     value = _read(policy, level, sent, request.app[TOPICS].cluster_name)
+    if policy.name == "maxMessageSize":
+        _refuse_size(request, value)
     what = "topic" if "topic" in request.match_info else "namespace"
     _refuse_clash(catalogue.policies(scope) | {policy.name: value}, policy.name, what)
     return await _keep(request, scope, policy.name, value, level.status)
@@ -152,6 +160,8 @@ async def _take_effect(request: web.Request, scope: str, status: int = 204) -> w
 def _add(policy: Policy, level: Level, prefix: str) -> None:
     async def get(request: web.Request) -> web.Response:
         found = _shown(request, policy)
+        if found is not None and level.is_raw:
+            return web.Response(text=found, content_type="application/json")
         if found is not None:
             return web.json_response(found)
         unset = _unset(level, request.app[TOPICS].cluster_name)
@@ -162,7 +172,9 @@ def _add(policy: Policy, level: Level, prefix: str) -> None:
     async def put(request: web.Request) -> web.Response:
         if level.implied is not None:
             return await _set(request, policy, level, level.implied)
-        return await _set(request, policy, level, request.query.get(level.query) if level.query else await body_of(request))
+        if level.query:
+            return await _set(request, policy, level, request.query.get(level.query))
+        return await _set(request, policy, level, await (_text_of if level.is_raw else body_of)(request))
 
     async def delete(request: web.Request) -> web.Response:
         return await _keep(request, _scope(request), policy.name, None)
@@ -242,6 +254,26 @@ async def delete_dispatch_rate(request: web.Request) -> web.Response:
 @routes.delete(_TOPIC + "policies")
 async def delete_all(request: web.Request) -> web.Response:
     scope, catalogue = _scope(request), request.app[TOPICS].catalogue
-    for name in catalogue.policies(scope):
+    for name in catalogue.policies(scope).keys() - {PERMISSIONS}:
         catalogue.set_policy(scope, name, None)
     return await _take_effect(request, scope)
+
+
+# -- resource groups: there are none
+
+@routes.get(_NAMESPACE + "resourcegroup")
+async def resource_group(request: web.Request) -> web.Response:
+    namespace_of(request)
+    return web.Response(content_type="application/json")
+
+
+@routes.post(_NAMESPACE + "resourcegroup/{group}")
+async def set_resource_group(request: web.Request) -> web.Response:
+    namespace_of(request)
+    raise web.HTTPPreconditionFailed(text="ResourceGroup does not exist")
+
+
+@routes.delete(_NAMESPACE + "resourcegroup")
+async def delete_resource_group(request: web.Request) -> web.Response:
+    namespace_of(request)
+    return done()

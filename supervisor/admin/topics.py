@@ -12,12 +12,13 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
 from geminga.storage.catalogue import Catalogue
+from geminga.storage.policies import policies_of, refuse_topics
+from geminga.storage.policy_table import PARTITIONS_MAX
 from geminga.supervisor.admin.owners import OWNERS
 from geminga.supervisor.config import Config
 from geminga.workers.requests import Directory
 
 routes = web.RouteTableDef()
-PARTITIONS_MAX = 16_384      # of one topic; arbitrary, and more than one host has a use for
 PATH = "/{domain:persistent|non-persistent}/{tenant}/{namespace}/{topic}"
 TOPIC = "/admin/v2" + PATH
 BUNDLE = "0x00000000_0xffffffff"      # there is one: all topics are at home here
@@ -31,7 +32,7 @@ class Topics:
 
     def __init__(self, catalogue: Catalogue, service_url: str, http_url: str, config: Config):
         self.catalogue, self.service_url, self.http_url = catalogue, service_url, http_url
-        self.cluster_name, self.storage = config.cluster_name, config.storage
+        self.cluster_name, self.storage, self.max_message_size = config.cluster_name, config.storage, config.worker.max_message_size
         listeners = dict(text.split(":", 1) for text in config.worker.advertised_listeners)
         self.directory = Directory(catalogue, url=service_url, listeners=listeners, auto_create=config.storage.auto_create_topics,
                                    auto_create_partitions=0)
@@ -189,11 +190,21 @@ def _create(request: web.Request, topic: TopicName, partitions: int, properties:
     topics = request.app[TOPICS]
     if not (topic.is_persistent or topics.storage.non_persistent_topics):
         raise not_allowed(request, "Non-persistent topics are switched off")
+    refuse_many(request, topic, max(1, partitions))
     if not topics.catalogue.create_topic(topic, partitions):
         raise web.HTTPConflict(text="This topic already exists")
     topics.catalogue.set_properties(str(topic), properties)
     topics.catalogue.commit()
     return done()
+
+
+def refuse_many(request: web.Request, topic: TopicName, count: int) -> None:
+    """So many topics or partitions more than the namespace may have.  Raises 412."""
+    catalogue = catalogue_of(request)
+    try:
+        refuse_topics(catalogue, topic.namespace, policies_of(catalogue, topic, request.app[TOPICS].storage), count)
+    except Refusal as refusal:
+        raise web.HTTPPreconditionFailed(text=refusal.message) from None
 
 
 @routes.delete(TOPIC)
@@ -236,6 +247,7 @@ async def add_partitions(request: web.Request) -> web.Response:
         raise status(406, f"Number of partitions should be less than or equal to {PARTITIONS_MAX}")
     if count < before:
         raise status(422, f"Desired partitions {count} can't be less than the current partitions {before}.")
+    refuse_many(request, topic, count - before)
     fresh = [topic.partition_name(number) for number in range(before, count)]
     if topic.is_persistent:
         stored = (catalogue.partition(topic.partition_name(number)) for number in range(before))

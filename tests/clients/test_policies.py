@@ -264,7 +264,6 @@ def test_a_namespace_is_made_with_policies(broker, client):
     assert sent("PUT", url, policies | {"bundles": {"numBundles": 4}}) == (204, None)
     assert sent("GET", url)[1].items() >= policies.items()
     assert sent("PUT", url) == (409, reason("Namespace already exists"))
-    assert sent("PUT", f"{url}x", {"encryption_required": True})[0] == 412
     assert sent("PUT", f"{url}x", {"replication_clusters": ["elsewhere"]})[0] == 403
     assert sent("GET", f"{url}x") == (404, reason("Namespace does not exist"))
     publish(client.create_producer(f"persistent://{name}/t"), [b"x"])

@@ -1,0 +1,205 @@
+"""Every row of the table of policies over HTTP, at every level: set, shown, taken away, refused, kept over a restart."""
+import json
+import uuid
+
+import pytest
+
+from geminga.storage.policy_table import OWN_CLUSTER, TABLE, Nothing
+
+from ..harness import request
+
+EVERY = [pytest.param(policy, level, id=f"{policy.name}-{level}") for policy in TABLE.values() for level in ("namespace", "topic")
+         if getattr(policy, level)]
+SET = [one for one in EVERY if one.values[0].name != "entryFilters"]
+ODD = {     # values of what cannot be any
+    "retention": {"retentionTimeInMinutes": 10, "retentionSizeInMB": 20},
+    "backlogQuota/destination_storage": {"limit": 9, "limitSize": 9, "limitTime": 0, "policy": "producer_exception"},
+    "backlogQuota/message_age": {"limit": 0, "limitSize": 0, "limitTime": 9, "policy": "producer_exception"},
+    "persistence": {"bookkeeperEnsemble": 3, "bookkeeperWriteQuorum": 2, "bookkeeperAckQuorum": 1, "managedLedgerMaxMarkDeleteRate": 1.5},
+    "autoTopicCreation": {"allowAutoTopicCreation": True, "topicType": "partitioned", "defaultNumPartitions": 3},
+    "replicationClusters": ["standalone"], "allowedClusters": ["standalone"],
+    "offloadPolicies": {"managedLedgerOffloadDriver": "aws-s3", "managedLedgerOffloadBucket": "b"},
+    "isAllowAutoUpdateSchema": False,
+}
+
+
+def value_of(policy):
+    """One that somebody may set."""
+    if policy.name in ODD:
+        return ODD[policy.name]
+    values = {}
+    for part in policy.parts:
+        if part.type.choices:
+            values[part.json] = [part.type.choices[-1]] if part.type.name == "list" else part.type.choices[-1]
+        else:
+            values[part.json] = {"number": 7, "decimal": 1.5, "true or false": True, "text": "x"}[part.type.name]
+    return values.get("", values)
+
+
+class Place:
+    """A namespace of a test's own, or a topic in it, and a policy there."""
+
+    def __init__(self, broker, policy, level, name=None):
+        self.policy, self.level, self.name = policy, getattr(policy, level), name or f"public/{uuid.uuid4().hex[:12]}"
+        namespace, topic = (f"{broker.http_url}/admin/v2/{base}" for base in (f"namespaces/{self.name}", f"persistent/{self.name}/orders"))
+        self.base = topic if level == "topic" else namespace
+        self.url = f"{self.base}/{self.level.path}"
+        if name is None:
+            assert request("PUT", namespace)[0] == 204
+            assert level == "namespace" or request("PUT", topic)[0] == 204
+
+    def get(self, applied=False):
+        """(status, value); of the backlog quotas, which are shown together, ours."""
+        kind = self.level.kind
+        url = f"{self.base}/backlogQuotaMap" if kind else self.url
+        status, text = request("GET", url + ("?applied=true" if applied else ""))
+        if self.level.is_raw and status == 200:
+            return status, text
+        value = json.loads(text) if text else None
+        return (status, value.get(kind)) if kind else (status, value)
+
+    def set(self, value):
+        if self.level.query:
+            return request(self.level.method, f"{self.url}?{self.level.query}={value}")
+        return request(self.level.method, self.url, json.dumps(value).encode())
+
+    @property
+    def unset(self):
+        unset = ["standalone"] if self.level.unset is OWN_CLUSTER else self.level.unset
+        return (unset.status, None) if isinstance(unset, Nothing) else (200, unset)
+
+
+@pytest.mark.parametrize(("policy", "level"), SET)
+def test_a_policy_is_set_shown_and_taken_away(broker, policy, level):
+    place, value = Place(broker, policy, level), value_of(policy)
+    assert place.get() == place.unset
+    assert place.set(value) == (place.level.status, "")
+    assert place.get() == (200, value)
+    if level == "topic":
+        assert place.get(applied=True) == (200, value)
+    if place.level.removable:
+        path = f"{place.base}/{place.level.remove}" if place.level.remove else place.url
+        assert request("DELETE", path) == (204, "")
+        assert place.get() == place.unset
+    elif place.level.nullable:
+        assert request(place.level.method, place.url) == (204, "")
+        assert place.get() == place.unset
+
+
+@pytest.mark.parametrize(("policy", "level"), [one for one in EVERY if getattr(*one.values).implied is None])
+def test_what_is_no_value_is_refused_and_changes_nothing(broker, policy, level):
+    place = Place(broker, policy, level)
+    bodies = [b"{", b"[" * 100_000, b"\xff", b"[[1]]", b'{"": ' + b"9" * 5_000 + b"}", b"1e400", b"NaN", b"9" * 400]
+    bodies += [json.dumps({part.json: wrong for part in policy.parts}).encode() for wrong in ([], {}, [{}], 10 ** 30)] if policy.is_object \
+        else [b"{}", b'[{}]', b'[""]']
+    if not place.level.nullable:
+        bodies += [b"", b"null"]
+    if place.level.is_raw:      # any text is one
+        bodies = [b"[" * 100_000, b"[[1]]", b"{}", b""]
+    for body in bodies:
+        if place.level.query:
+            status, text = request(place.level.method, f"{place.url}?{place.level.query}=x{len(body)}")
+        else:
+            status, text = request(place.level.method, place.url, body)
+        assert status in (400, 403, 412), body[:40]
+        assert json.loads(text).keys() == {"reason"}
+        assert place.get() == place.unset
+
+
+@pytest.mark.parametrize(("policy", "level"), [one for one in SET if one.values[0].is_object])
+def test_fields_that_nobody_knows_are_passed_over(broker, policy, level):
+    place, value = Place(broker, policy, level), value_of(policy)
+    assert place.set(value | {"nobody": {"knows": 1}}) == (place.level.status, "")
+    assert place.get() == (200, value)
+
+
+@pytest.mark.parametrize(("policy", "level"), [one for one in EVERY if any(part.least == 0 for part in one.values[0].parts)])
+def test_negative_numbers_are_refused(broker, policy, level):
+    place = Place(broker, policy, level)
+    status, text = place.set(-1)
+    assert status == 412
+    assert place.level.refusal in text
+
+
+def test_entry_filters_are_refused_by_name(broker):
+    place = Place(broker, TABLE["entryFilters"], "namespace")
+    assert place.set({"entryFilterNames": "a,b"}) == (400, '{"reason": "Entry filter \'a\' not found"}')
+    assert place.set(None) == (204, "")
+
+
+def test_other_clusters_are_refused(broker):
+    place = Place(broker, TABLE["replicationClusters"], "namespace")
+    assert place.set(["elsewhere"]) == (403, '{"reason": "Invalid cluster id: elsewhere"}')
+    assert place.set([])[0] == place.set(["global"])[0] == 412
+
+
+def test_a_namespace_is_made_with_all_policies_and_shows_them(broker):
+    """The object that a namespace is shown as makes another one like it."""
+    url = f"{broker.http_url}/admin/v2/namespaces/public/{uuid.uuid4().hex[:12]}"
+    body: dict = {}
+    for policy in TABLE.values():
+        level = policy.namespace
+        if level is None or not level.member or policy.name in ("entryFilters", "allowedClusters"):
+            continue
+        *outer, name = level.member.split("/") + ["standalone"] * level.by_cluster
+        into = body
+        for one in outer:
+            into = into.setdefault(one, {})
+        into[name] = value_of(policy)
+    assert request("PUT", url, json.dumps(body).encode()) == (204, "")
+    shown = json.loads(request("GET", url)[1])
+    assert shown.items() >= body.items()
+    again = f"{broker.http_url}/admin/v2/namespaces/public/{uuid.uuid4().hex[:12]}"
+    assert request("PUT", again, json.dumps(shown).encode()) == (204, "")
+    assert json.loads(request("GET", again)[1]) == shown
+
+
+def test_all_policies_of_a_topic_are_taken_away_at_once(broker):
+    place = Place(broker, TABLE["maxProducers"], "topic")
+    assert place.set(3)[0] == 204
+    assert request("POST", f"{place.base}/permissions/somebody", b'["produce"]')[0] == 204
+    assert request("DELETE", f"{place.base}/policies") == (204, "")
+    assert place.get() == place.unset
+    assert json.loads(request("GET", f"{place.base}/permissions")[1]) == {"somebody": ["produce"]}
+
+
+def test_a_topics_messages_are_not_larger_than_the_brokers(broker):
+    place = Place(broker, TABLE["maxMessageSize"], "topic")
+    assert place.set(5_242_880)[0] == 204
+    assert place.set(5_242_881)[0] == 412
+
+
+def test_all_policies_outlast_the_broker(start_broker):
+    broker = start_broker()
+    name = Place(broker, TABLE["maxProducers"], "topic").name
+    places = [Place(broker, *one.values, name) for one in SET]
+    for place in places:
+        assert place.set(value_of(place.policy))[0] == place.level.status
+    broker.kill_supervisor()
+    broker.start()
+    for place in places:
+        assert place.get() == (200, value_of(place.policy)), place.policy.name
+
+
+# -- permissions
+
+def test_permissions_are_granted_shown_and_revoked(broker):
+    place = Place(broker, TABLE["maxProducers"], "topic")
+    namespace = f"{broker.http_url}/admin/v2/namespaces/{place.name}/permissions"
+
+    def shown(url):
+        return json.loads(request("GET", url)[1])
+
+    assert shown(namespace) == shown(f"{place.base}/permissions") == {}
+    assert request("POST", f"{namespace}/r%20x", b'["produce", "functions"]') == (204, "")
+    assert request("POST", f"{place.base}/permissions/s", b'["consume"]') == (204, "")
+    assert shown(namespace) == {"r x": ["functions", "produce"]}
+    assert shown(f"{place.base}/permissions") == {"r x": ["functions", "produce"], "s": ["consume"]}
+    assert request("POST", f"{namespace}/subscription/sub", b'["r1", "r2"]') == (204, "")
+    assert request("DELETE", f"{namespace}/sub/r1") == (204, "")
+    assert shown(f"{namespace}/subscription") == {"sub": ["r2"]}
+    for body in (b"", b"null", b"{}", b'["fly"]', b"[1]", b'"produce"'):
+        assert request("POST", f"{namespace}/r", body)[0] == 400
+    assert request("DELETE", f"{namespace}/r%20x") == request("DELETE", f"{place.base}/permissions/nobody") == (204, "")
+    assert shown(namespace) == {}
+    assert request("DELETE", f"{namespace}/nosub/r1")[0] == request("GET", f"{place.base}x/permissions")[0] == 404
