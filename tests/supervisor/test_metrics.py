@@ -1,0 +1,159 @@
+"""/metrics, and the dashboards and alert rules that are shipped with it."""
+import json
+import re
+from pathlib import Path
+
+import pulsar
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from geminga.supervisor.admin.metrics import SUBSCRIPTION_FAMILIES, TOPIC_FAMILIES
+
+from ..harness import eventually, request, unique_topic
+
+WAIT_S = 60
+SHIPPED = Path(__file__).parents[2] / "systemd" / "prometheus"
+STRANGE = 'a"b\\c'
+
+
+def scrape(broker):
+    """{name: [sample]}"""
+    status, text = request("GET", broker.http_url + "/metrics")
+    assert status == 200
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append(sample)
+    return found
+
+
+def value(found, name, **labels):
+    """The one sample with these labels, and perhaps others."""
+    [sample] = [sample for sample in found[name] if labels.items() <= sample.labels.items()]
+    return sample.value
+
+
+def total(found, name):
+    return sum(sample.value for sample in found.get(name, ()))
+
+
+def connect(broker):
+    return pulsar.Client(broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+
+
+@pytest.fixture(scope="module")
+def client(broker):
+    made = connect(broker)
+    yield made
+    made.close()
+
+
+def test_a_topic_and_its_subscriptions_have_series(broker, client):
+    """With Pulsar's labels, whatever is in their names."""
+    topic = unique_topic("series")
+    consumers = [client.subscribe(topic, name, pulsar.ConsumerType.Shared) for name in ("plain", STRANGE)]
+    producer = client.create_producer(topic)
+    for _ in range(7):
+        producer.send(b"x" * 100)
+    for _ in range(3):
+        consumers[0].acknowledge(consumers[0].receive())
+    labels = {"cluster": "standalone", "namespace": "public/default", "topic": topic}
+    eventually(lambda: value(scrape(broker), "pulsar_subscription_back_log", **labels, subscription="plain") == 4, WAIT_S)
+    found = scrape(broker)
+    assert value(found, "pulsar_in_messages_total", **labels) == 7
+    assert value(found, "pulsar_msg_backlog", **labels) == 11
+    assert value(found, "pulsar_producers_count", **labels) == 1 and value(found, "pulsar_consumers_count", **labels) == 2
+    assert value(found, "pulsar_subscription_back_log", **labels, subscription=STRANGE) == 7
+    for name in {family.name for family in TOPIC_FAMILIES}:
+        assert labels in [{key: sample.labels[key] for key in labels} for sample in found[name] if "topic" in sample.labels]
+    for family in SUBSCRIPTION_FAMILIES:
+        names = {sample.labels["subscription"] for sample in found.get(family.name, ()) if sample.labels.get("topic") == topic}
+        assert names == {"plain", STRANGE} or not family.shows_zeros
+    for one in (*consumers, producer):
+        one.close()
+
+
+def test_counters_of_the_broker_only_rise(broker, client):
+    before = scrape(broker)
+    producer = client.create_producer(unique_topic("counted"))
+    for _ in range(5):
+        producer.send(b"x")
+    after = scrape(broker)
+    assert total(after, "pulsar_broker_in_messages_total") >= total(before, "pulsar_broker_in_messages_total") + 5
+    for name in ("publish", "sync", "answer"):
+        counts = [total(found, f"geminga_{name}_seconds_count") for found in (before, after)]
+        assert counts[1] > counts[0] and total(after, f"geminga_{name}_seconds_sum") > 0
+    assert {sample.labels["process"] for sample in after["process_resident_memory_bytes"]} == {
+        sample.labels["process"] for sample in after["geminga_passes_total"]}
+    producer.close()
+
+
+def test_every_family_is_told_once_and_has_a_type(broker):
+    """No family is in two pieces, and no series there twice."""
+    _, text = request("GET", broker.http_url + "/metrics/")
+    types = re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)
+    assert len(types) == len(set(types))
+    series = [line.rpartition(" ")[0] for line in text.splitlines() if not line.startswith("#")]
+    assert len(series) == len(set(series))
+
+
+def test_beyond_the_bound_topics_are_summed_up_by_namespace(start_broker, monkeypatch):
+    """Sums over all series are what they are without a bound; consumers and producers are told apart when that is asked for."""
+    monkeypatch.setenv("GEMINGA_METRICS_TOPICS_MAX", "2")
+    monkeypatch.setenv("GEMINGA_METRICS_CONSUMERS", "true")
+    monkeypatch.setenv("PULSAR_PREFIX_exposeProducerLevelMetricsInPrometheus", "true")
+    broker = start_broker("--owners", "1")
+    client = connect(broker)
+    for number in range(5):
+        topic = f"persistent://public/default/t{number}"
+        client.subscribe(topic, "sub", consumer_name=f"c{number}")
+        producer = client.create_producer(topic, producer_name=f"p{number}")
+        for _ in range(number + 1):
+            producer.send(b"x")
+    found = scrape(broker)
+    for name in ("pulsar_in_messages_total", "pulsar_msg_backlog", "pulsar_subscription_back_log"):
+        assert total(found, name) == 15
+    assert sum("topic" in sample.labels for sample in found["pulsar_in_messages_total"]) == 2
+    assert value(found, "geminga_series_rolled_up", of="topics") == value(found, "geminga_series_rolled_up", of="subscriptions") == 3
+    assert value(found, "pulsar_topics_count", namespace="public/default") == 5
+    of_topics = {sample.labels["topic"][-1] for sample in found["pulsar_in_messages_total"] if "topic" in sample.labels}
+    assert {sample.labels["consumer_name"] for sample in found["pulsar_consumer_available_permits"]} == {f"c{one}" for one in of_topics}
+    assert {sample.labels["producer_name"] for sample in found["pulsar_producer_msg_rate_in"]} == {f"p{one}" for one in of_topics}
+    client.close()
+
+
+def test_without_topics_there_are_namespaces(start_broker, monkeypatch):
+    monkeypatch.setenv("PULSAR_PREFIX_exposeTopicLevelMetricsInPrometheus", "false")
+    broker = start_broker()
+    client = connect(broker)
+    client.create_producer("t").send(b"x")
+    found = scrape(broker)
+    [sample] = found["pulsar_msg_backlog"]
+    assert sample.labels == {"cluster": "standalone", "namespace": "public/default", "remote_cluster": "local"}
+    assert total(found, "pulsar_in_messages_total") == 1
+    client.close()
+
+
+def names_in(text):
+    """Of metrics in an expression or a query."""
+    return set(re.findall(r"\b(?:pulsar|geminga|process)_\w+", text))
+
+
+def shipped():
+    for path in sorted(SHIPPED.iterdir()):
+        if path.suffix == ".json":
+            document = json.loads(path.read_text())
+            texts = [target["expr"] for panel in document["panels"] for target in panel["targets"]]
+            texts += [variable["query"] for variable in document["templating"]["list"]]
+        else:
+            texts = re.findall(r"^ +expr: (.*(?:\n {10,}.*)*)", path.read_text(), re.MULTILINE)
+        yield pytest.param(texts, id=path.name)
+
+
+@pytest.mark.parametrize("texts", list(shipped()))
+def test_dashboards_and_rules_name_what_there_is(broker, client, texts):
+    """Every metric that they ask for is one that /metrics tells."""
+    _, text = request("GET", broker.http_url + "/metrics")
+    told = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)) | set(re.findall(r"^(\w+)[{ ]", text, re.MULTILINE))
+    asked = set().union(*map(names_in, texts))
+    assert asked and asked <= told
