@@ -108,26 +108,26 @@ SUBSCRIPTION_COLUMNS = (
     "backlog", "backlog_messages", "delayed", "in_replay", "unacknowledged", "is_blocked", "consumers", "later_bytes",
     "acked_ms", "consumed_ms", "flow_ms", "advanced_ms", "expired_ms", "kind", *THROTTLED,
 )
+_BACKLOG, _DELAYED, _CONSUMERS = map(SUBSCRIPTION_COLUMNS.index, ("backlog", "delayed", "consumers"))
 _NO_DISTRIBUTION = Distribution()
 
 
-def _topic_row(topic: Topic) -> tuple:
-    counts, rates = topic_counts(topic), rates_of(topic, 6)
+def _topic_row(topic: Topic, under: list[tuple]) -> tuple:
+    """under: the rows of its subscriptions."""
+    rates, (messages_out, bytes_out, _) = rates_of(topic, 6), topic.gone_out
     backlog = later = consumers = 0
-    for subscription in topic.subscriptions.values():
-        consumers += len(subscription.consumers)
-        if topic.is_persistent:
-            backlog += subscription.cursor.backlog(topic.ledgers_from(subscription.cursor.mark_delete[0]))
-            later += delayed(subscription)
+    for row in under:
+        messages_out, bytes_out = messages_out + row[0], bytes_out + row[1]
+        backlog, later, consumers = backlog + row[_BACKLOG], later + row[_DELAYED], consumers + row[_CONSUMERS]
     seen = topic.last_window or _NO_DISTRIBUTION
     stored = (0, 0, 0, -1, -1, 0, 0)
     if topic.is_persistent:
         first = find_slowest(topic)
         stored = (_bytes_behind(topic, first) if first else 0, storage_bytes(topic), came_ms(first, topic) if first else 0,
                   topic.policies.quota_bytes, topic.policies.quota_age_s, *topic.evictions)
-    return (counts[0], counts[1], counts[3], counts[4], *rates, backlog, *stored[:2], len(topic.subscriptions), len(topic.producers.live),
-            consumers, *stored[2:], publish_limited(topic), later * LATER_BYTES, seen.size_sum, seen.latency_sum_us, seen.journal_sum_us,
-            *seen.sizes, *seen.latencies)
+    return (topic.messages_in, topic.bytes_in, messages_out, bytes_out, *rates, backlog, *stored[:2],
+            len(topic.subscriptions), len(topic.producers.live), consumers, *stored[2:], publish_limited(topic), later * LATER_BYTES,
+            seen.size_sum, seen.latency_sum_us, seen.journal_sum_us, *seen.sizes, *seen.latencies)
 
 
 def _subscription_row(subscription: Subscription) -> tuple:
@@ -137,9 +137,10 @@ def _subscription_row(subscription: Subscription) -> tuple:
         backlog = cursor.backlog(topic.ledgers_from(cursor.mark_delete[0]))
         messages = topic.next_message - cursor.since - sum(cursor.totals)
     acked, consumed, flow = last_times(subscription)
+    later = delayed(subscription)
     return (counts[0], counts[1], counts[6], rates[0], rates[1], rates[3], rates[5], rates[6], rates[7], backlog, messages,
-            delayed(subscription), again(subscription), unacknowledged(subscription), is_blocked(subscription), len(subscription.consumers),
-            delayed(subscription) * LATER_BYTES, acked, consumed, flow, subscription.advanced_ms, subscription.expired_ms,
+            later, again(subscription), unacknowledged(subscription), is_blocked(subscription), len(subscription.consumers),
+            later * LATER_BYTES, acked, consumed, flow, subscription.advanced_ms, subscription.expired_ms,
             kind_of(subscription), *throttled(subscription))
 
 
@@ -427,7 +428,6 @@ class Statistics:
         if known is None:
             known = self._known[topic] = _Known(self._topics.take())
             self._topics.marks[known.row] = self._namespaces.setdefault(topic.name.namespace, len(self._namespaces))
-        self._topics.rows[known.row] = _topic_row(topic)
         there = topic.subscriptions.values()
         if len(known.subscriptions) != len(there) or any(subscription not in known.subscriptions for subscription in there):
             for subscription in known.subscriptions.keys() - set(there):
@@ -436,8 +436,11 @@ class Statistics:
                 if subscription not in known.subscriptions:
                     row = known.subscriptions[subscription] = self._subscriptions.take()
                     self._subscriptions.marks[row] = self._topics.marks[known.row]
+        under = []
         for subscription, row in known.subscriptions.items():
-            self._subscriptions.rows[row] = _subscription_row(subscription)
+            under.append(_subscription_row(subscription))
+            self._subscriptions.rows[row] = under[-1]
+        self._topics.rows[known.row] = _topic_row(topic, under)
 
     def _sums(self, table: _Table, rows: NDArray[np.int64]) -> NDArray[np.float64]:
         """Of these rows, one for each namespace."""
