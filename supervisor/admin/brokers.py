@@ -105,12 +105,14 @@ def _said(name: str, value: Any) -> str:
     return str(value // one if isinstance(one, int) and one > 1 and value > 0 else value)
 
 
-@routes.post(_CONFIGURATION + "/{name}/{value}")
+@routes.post(_CONFIGURATION + "/{name:[^/]+}/{value:[^/]+}")
 async def change(request: web.Request) -> web.Response:
     name, text = part_of(request, "name"), part_of(request, "value")
     if name not in _DYNAMIC:
         raise web.HTTPPreconditionFailed(text="Can't update non-dynamic configuration")
     key, convert = TRANSLATED[name]
+    if configuration.KEYS[key].type is bool and text.strip().lower() not in ("true", "false"):
+        return await _keep(request, name, text, None)      # a switch takes any text, as Pulsar's do: it stays as it was configured
     try:
         value = configuration.value_of(key, Setting(convert(text), name))
     except (ConfigError, ValueError) as error:
@@ -118,7 +120,7 @@ async def change(request: web.Request) -> web.Response:
     return await _keep(request, name, text, value)
 
 
-@routes.delete(_CONFIGURATION + "/{name}")
+@routes.delete(_CONFIGURATION + "/{name:[^/]+}")
 async def reset(request: web.Request) -> web.Response:
     name = part_of(request, "name")
     if name not in _DYNAMIC:

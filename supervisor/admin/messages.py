@@ -65,7 +65,7 @@ async def by_index(request: web.Request) -> web.Response:
 
 # -- messages
 
-@routes.get(TOPIC + "/subscription/{subscription}/position/{number}")
+@routes.get(TOPIC + "/subscription/{subscription:[^/]+}/position/{number}")
 async def peek(request: web.Request) -> web.Response:
     number = number_of(request, part_of(request, "number"), "The position")
     if not number:

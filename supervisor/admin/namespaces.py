@@ -234,18 +234,18 @@ def _keep_properties(catalogue: Catalogue, name: str, found: dict[str, str]) -> 
     return done()
 
 
-@routes.get(_NAMESPACE + "/property/{key}")
+@routes.get(_NAMESPACE + "/property/{key:[^/]+}")
 async def one_property(request: web.Request) -> web.Response:
     return web.Response(text=catalogue_of(request).properties(namespace_of(request)).get(part_of(request, "key"), ""))
 
 
-@routes.put(_NAMESPACE + "/property/{key}/{value}")
+@routes.put(_NAMESPACE + "/property/{key:[^/]+}/{value:[^/]+}")
 async def set_property(request: web.Request) -> web.Response:
     name, catalogue = namespace_of(request), catalogue_of(request)
     return _keep_properties(catalogue, name, catalogue.properties(name) | {part_of(request, "key"): part_of(request, "value")})
 
 
-@routes.delete(_NAMESPACE + "/property/{key}")
+@routes.delete(_NAMESPACE + "/property/{key:[^/]+}")
 async def delete_property(request: web.Request) -> web.Response:
     """What it was."""
     name, catalogue = namespace_of(request), catalogue_of(request)
@@ -286,9 +286,9 @@ def _stored(request: web.Request) -> list[TopicName]:
 
 
 @routes.post(_NAMESPACE + "/clearBacklog")
-@routes.post(_NAMESPACE + "/clearBacklog/{subscription}")
+@routes.post(_NAMESPACE + "/clearBacklog/{subscription:[^/]+}")
 @routes.post(_NAMESPACE + "/{bundle:0x[0-9a-f]+_0x[0-9a-f]+}/clearBacklog")
-@routes.post(_NAMESPACE + "/{bundle:0x[0-9a-f]+_0x[0-9a-f]+}/clearBacklog/{subscription}")
+@routes.post(_NAMESPACE + "/{bundle:0x[0-9a-f]+_0x[0-9a-f]+}/clearBacklog/{subscription:[^/]+}")
 async def clear_backlog(request: web.Request) -> web.Response:
     stored = _stored(request)
     _bundle(request)
@@ -299,8 +299,8 @@ async def clear_backlog(request: web.Request) -> web.Response:
     return done()
 
 
-@routes.post(_NAMESPACE + "/unsubscribe/{subscription}")
-@routes.post(_NAMESPACE + "/{bundle:0x[0-9a-f]+_0x[0-9a-f]+}/unsubscribe/{subscription}")
+@routes.post(_NAMESPACE + "/unsubscribe/{subscription:[^/]+}")
+@routes.post(_NAMESPACE + "/{bundle:0x[0-9a-f]+_0x[0-9a-f]+}/unsubscribe/{subscription:[^/]+}")
 async def unsubscribe(request: web.Request) -> web.Response:
     stored = _stored(request)
     _bundle(request)

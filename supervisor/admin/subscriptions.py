@@ -27,7 +27,7 @@ from geminga.supervisor.admin.topics import (
 )
 
 routes = web.RouteTableDef()
-_SUBSCRIPTION = TOPIC + "/subscription/{subscription}"
+_SUBSCRIPTION = TOPIC + "/subscription/{subscription:[^/]+}"
 _POSITIONS = {"earliest": list(EARLIEST), "latest": list(LATEST)}
 _LONG = range(-1, 1 << 63)
 
@@ -236,13 +236,13 @@ async def analyze(request: web.Request) -> web.Response:
 
 # -- our own
 
-@routes.post("/ops/v1/release" + PATH + "/{subscription}")
+@routes.post("/ops/v1/release" + PATH + "/{subscription:[^/]+}")
 async def release(request: web.Request) -> web.Response:
     """Give out what was parked because consumers died over it."""
     found = await ask_parts(request, "release", subscription=part_of(request, "subscription"))
     return web.json_response({"entries": sum(one["entries"] for one in found)})
 
 
-@routes.get("/ops/v1/why" + PATH + "/{subscription}")
+@routes.get("/ops/v1/why" + PATH + "/{subscription:[^/]+}")
 async def why(request: web.Request) -> web.Response:
     return web.json_response(await ask_parts(request, "why", subscription=part_of(request, "subscription")))

@@ -19,7 +19,8 @@ from geminga.supervisor.config import Config
 from geminga.workers.requests import Directory
 
 routes = web.RouteTableDef()
-PATH = "/{domain:persistent|non-persistent}/{tenant}/{namespace}/{topic}"
+# The last part may have braces, which aiohttp leaves out where it is not told.
+PATH = "/{domain:persistent|non-persistent}/{tenant}/{namespace}/{topic:[^/]+}"
 TOPIC = "/admin/v2" + PATH
 BUNDLE = "0x00000000_0xffffffff"      # there is one: all topics are at home here
 _LIST = "/admin/v2/{domain:persistent|non-persistent}/{tenant}/{namespace}"
@@ -58,7 +59,10 @@ def topic_of(request: web.Request) -> TopicName:
 
 def namespace_of(request: web.Request) -> str:
     """It exists."""
-    name = f"{part_of(request, 'tenant')}/{part_of(request, 'namespace')}"
+    tenant = part_of(request, "tenant")
+    name = f"{tenant}/{part_of(request, 'namespace')}"
+    if not catalogue_of(request).has_tenant(tenant):
+        raise web.HTTPNotFound(text="Tenant does not exist")
     if not catalogue_of(request).has_namespace(name):
         raise web.HTTPNotFound(text="Namespace does not exist")
     return name

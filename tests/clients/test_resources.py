@@ -1,5 +1,6 @@
 """Topics, subscriptions, messages, namespaces and the broker's configuration over HTTP, with a real client beside it."""
 import json
+import urllib.parse
 import urllib.request
 import uuid
 
@@ -171,8 +172,11 @@ def test_what_is_changed_of_the_configuration_binds_at_once_and_after_a_restart(
     subscription = topic_url(fresh_broker, "persistent://public/default/t", "subscription/s")
     name = "allowAutoSubscriptionCreation"
     assert name in got(base) and got(base + "/values") == {}
-    for wrong in ("brokerServicePort/1", "nothing/1", f"{name}/perhaps", "ttlDurationDefaultInSeconds/-1"):
+    for wrong in ("brokerServicePort/1", "nothing/1", "ttlDurationDefaultInSeconds/x", "ttlDurationDefaultInSeconds/-1"):
         assert request("POST", f"{base}/{wrong}")[0] == 412
+    odd = '{"key/123":"https://example.com/"}'
+    assert request("POST", f"{base}/{name}/{urllib.parse.quote_plus(odd)}")[0] == 200      # any text, and it stays as it was
+    assert got(base + "/values") == {name: odd}
     assert request("POST", f"{base}/{name}/false")[0] == 200
     for _ in range(2):
         assert got(base + "/values") == {name: "false"} and got(base + "/runtime")[name] == "false"
