@@ -182,7 +182,8 @@ def _ask(broker: Broker, verb: Verb, values: dict[str, Any], is_json: bool) -> A
             fields[option.to[1:]] = value
     arguments = _arguments(verb)        # quoted already
     placed = {name: value if name in arguments else quoted(shown(value)) for name, value in values.items()}
-    path = verb.path.format_map(placed)
+    path = verb.of_one[1] if verb.of_one and values[verb.of_one[0]] is not None else verb.path
+    path = path.format_map(placed)
     answer = broker.ask(verb.method, path if path.startswith("/") else "/admin/v2/" + path, query, fields or body)
     return (answer.body.decode(errors="replace") or None) if is_json else answer.value()
 

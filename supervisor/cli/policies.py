@@ -6,6 +6,7 @@ from geminga.storage.policy_table import TABLE, Level, Part, Policy, flags_of
 from geminga.supervisor.cli.verbs import FLAG, LIST, Option, Verb
 
 Row = tuple[Policy, Level]
+_OF_ONE = {"subscription-dispatch-rate": ("subscription", "{topic}/{subscription}/dispatchRate")}     # what one subscription may have
 _SAMPLES = {"number": "5", "decimal": "2.5", "list": "standalone", "text": "name", "seconds": "10m", "minutes": "3h", "ms": "2s",
             "bytes": "10M", "MB": "1G"}
 
@@ -29,14 +30,17 @@ def _three(of: str, kinds: list[Row]) -> list[Verb]:
         path, named = where + named + "?" + level.path.partition("?")[2].partition("=")[0] + "={type}", named + "Map"
         choices = tuple(each.kind for _, each in kinds)
         kind = (Option("--type -t", "", "which quota", default=choices[0], choices=choices),)
+    of_one = _OF_ONE.get(level.verb) if of == "topic" else None
+    if of_one:
+        kind = (Option("--subscription -s", "", "only of this subscription"),)
     doc = policy.doc if len(kinds) == 1 else " ".join(each.doc for each, _ in kinds)
     applied = (Option("--applied -ap -a", "?applied", "what holds, wherever it was set", FLAG),) if of == "topic" else ()
     options, example, body = _settable(kinds)
-    made = [Verb(f"set-{level.verb}", level.method, path, f"Set: {doc}", (*kind, *options), example, body=body),
-            Verb(f"get-{level.get or level.verb}", "GET", where + named, f"Show: {doc}", applied)]
+    made = [Verb(f"set-{level.verb}", level.method, path, f"Set: {doc}", (*kind, *options), example, of_one, body),
+            Verb(f"get-{level.get or level.verb}", "GET", where + named, f"Show: {doc}", (*(kind if of_one else ()), *applied), "", of_one)]
     if level.removable or level.nullable:
         method, place = ("DELETE", where + level.remove if level.remove else path) if level.removable else (level.method, path)
-        made.append(Verb(f"remove-{level.verb}", method, place, f"Remove, so that what is set further up holds: {doc}", kind))
+        made.append(Verb(f"remove-{level.verb}", method, place, f"Remove, so that what is set further up holds: {doc}", kind, "", of_one))
     return made
 
 

@@ -43,6 +43,7 @@ class Verb(NamedTuple):
     help: str
     options: tuple[Option, ...] = ()
     example: str = ""
+    of_one: tuple[str, str] | None = None                            # (option, path): asked there where the option is given
     body: Callable[[dict[str, Any]], Any] | None = None              # values -> JSON to send
     run: Callable[[Broker, dict[str, Any]], Any] | None = None       # instead of one question: what is shown
     streams: bool = False                                            # `run` yields messages
@@ -219,13 +220,13 @@ GROUPS: dict[str, tuple[str, tuple[Verb, ...]]] = {
         Verb("get-peer-clusters", "GET", "clusters/{cluster}/peers", "Show the clusters that stand in for one."),
         Verb("update-peer-clusters", "POST", "clusters/{cluster}/peers", "Say which clusters stand in for one.",
              (need("--peer-clusters", "=", "with commas", LIST),), "--peer-clusters ''"),
-        Verb("list-failure-domains", "GET", "clusters/{cluster}/failureDomains", "Show which brokers fail together."),
-        Verb("get-failure-domain", "GET", "clusters/{cluster}/failureDomains/{domain_name}", "Show the brokers of a failure domain.",
-             (_DOMAIN,), "--domain-name rack-1"),
         Verb("create-failure-domain", "POST", "clusters/{cluster}/failureDomains/{domain_name}", "Say which brokers fail together.",
              (_DOMAIN, _BROKERS), "--domain-name rack-1 --broker-list b1:8080"),
         Verb("update-failure-domain", "POST", "clusters/{cluster}/failureDomains/{domain_name}", "Change a failure domain's brokers.",
              (_DOMAIN, _BROKERS), "--domain-name rack-1 --broker-list b1:8080"),
+        Verb("list-failure-domains", "GET", "clusters/{cluster}/failureDomains", "Show which brokers fail together."),
+        Verb("get-failure-domain", "GET", "clusters/{cluster}/failureDomains/{domain_name}", "Show the brokers of a failure domain.",
+             (_DOMAIN,), "--domain-name rack-1"),
         Verb("delete-failure-domain", "DELETE", "clusters/{cluster}/failureDomains/{domain_name}", "Forget a failure domain.",
              (_DOMAIN,), "--domain-name rack-1"),
     )),
@@ -378,10 +379,10 @@ GROUPS: dict[str, tuple[str, tuple[Verb, ...]]] = {
         Verb("delete", "DELETE", "{topic}/policies", "Remove all that is set for a topic."),
     )),
     "schemas": ("Schemas of topics.", (
-        Verb("get", "GET", "schemas/{schema_topic}/schema", "Show a topic's schema.", (
-            Option("--version -v", "", "an older one", INT), flag("--all-version -a", "", "all of them")), run=_get_schema),
         Verb("upload", "POST", "schemas/{schema_topic}/schema", "Add a schema, if it is compatible.", (_SCHEMA_FILE,), "-f schema.json",
              body=_schema),
+        Verb("get", "GET", "schemas/{schema_topic}/schema", "Show a topic's schema.", (
+            Option("--version -v", "", "an older one", INT), flag("--all-version -a", "", "all of them")), run=_get_schema),
         Verb("delete", "DELETE", "schemas/{schema_topic}/schema", "Delete a topic's schema.", (_FORCE,)),
         Verb("metadata", "GET", "schemas/{schema_topic}/metadata", "Show what is kept about a topic's schemas."),
         Verb("compatibility", "POST", "schemas/{schema_topic}/compatibility", "Tell whether a schema is compatible; nothing is stored.",

@@ -16,6 +16,8 @@ from geminga.supervisor.cli import admin, policies, show, units, verbs
 from geminga.supervisor.cli.rest import topic_path
 from geminga.supervisor.main import main
 
+from ..harness import Broker
+
 HERE = Path(__file__).parent
 REQUESTS = [json.loads(line) for line in (HERE / "pulsar_admin_requests.jsonl").read_text().splitlines()]
 SCHEMAS = HERE / "sweep"
@@ -116,11 +118,20 @@ def test_every_verb_says_how_it_is_used(capsys):
 
 
 @pytest.fixture(scope="module")
-def served(broker):
-    """The address of a broker with a topic, subscriptions, messages plain and in batches."""
-    client = pulsar.Client(broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+def served(tmp_path_factory):
+    """The address of a broker of these tests with a topic, subscriptions, messages plain and in batches."""
+    own = Broker(tmp_path_factory.mktemp("cli") / "data")
+    try:
+        own.start()
+        fill(own.service_url)
+        yield own.http_url
+    finally:
+        own.close()
+
+
+def fill(service_url):
+    client = pulsar.Client(service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
     client.subscribe(TOPIC, "billing").close()
-    client.subscribe(TOPIC, "audit").close()
     single = client.create_producer(TOPIC, batching_enabled=False)
     single.send(b"a text", properties={"team": "payments"}, partition_key="key 1")
     single.send(bytes(range(20)))
@@ -130,7 +141,6 @@ def served(broker):
         batched.send_async(b"one of many " + number.encode(), lambda *_: None, properties={"number": number}, partition_key="k" + number)
     batched.flush()
     client.close()
-    return broker.http_url
 
 
 def test_messages_are_shown_one_by_one(served, run):
@@ -192,6 +202,48 @@ def test_output_for_programs_is_the_answer_as_it_came(served, run):
         expected = answer.read().decode()
     assert run(served, "-o", "json", "tenants", "list")[1] == run(served, "tenants", "list", "-o", "json")[1] == expected + "\n"
     assert run(served, "tenants", "list")[1].splitlines() == json.loads(expected)
+
+
+# These come after all others, in this order.
+LAST = ["topics unsubscribe", "topics terminate", "topics partitioned-terminate", "topics truncate", "topics delete",
+        "topics delete-partitioned-topic", "brokers shutdown"]
+# Examples that a broker as these tests have it refuses, and with which status.
+REFUSED = {
+    "topics create": 409, "topics create-partitioned-topic": 409, "topics compact": 405, "topics get-message-by-id": 404,
+    "topics set-replicated-subscription-status": 404, "topics get-replicated-subscription-status": 404,
+    "topicPolicies set-entry-filters-per-topic": 400, "topicPolicies set-offload-policies": 412,
+    "clusters create": 409, "clusters delete": 412,
+    "tenants create": 409, "tenants delete": 409,
+    "namespaces create": 409, "namespaces delete": 409, "namespaces set-entry-filters": 400, "namespaces set-offload-policies": 412,
+    "namespaces split-bundle": 412,
+    "brokers namespaces": 404, "broker-stats allocator-stats": 404,
+}
+
+
+def test_every_example_is_done_or_refused(run, tmp_path, monkeypatch):
+    """With a real broker: nothing is wrong usage, and what is refused is known, with a reason."""
+    (tmp_path / "schema.json").write_text((SCHEMAS / "avro.json").read_text())
+    monkeypatch.chdir(tmp_path)
+    own, wrong = Broker(tmp_path / "data"), []
+    try:
+        url = own.start().http_url
+        assert run(url, "topics", "create-partitioned-topic", "public/default/parted", "-p", "4")[0] == 0
+        fill(own.service_url)
+        every = [(group, verb) for group in verbs.GROUPS for verb in [*verbs.GROUPS[group][1], *admin.policies_of(group).values()]]
+        every.sort(key=lambda row: ((name := f"{row[0]} {row[1].name}") in LAST and LAST.index(name) + 1, row[0] != "topics"))
+        for group, verb in every:
+            if verb.hidden:     # the same as one of topicPolicies
+                continue
+            words = [admin._ARGUMENTS[name][1] for name in admin._arguments(verb)] + shlex.split(verb.example)
+            if "partition" in verb.name and words[0] == TOPIC:
+                words[0] = "public/default/parted"
+            status, _, complaints = run(url, group, verb.name, *words)
+            refused = REFUSED.get(f"{group} {verb.name}")
+            if status != (1 if refused else 0) or refused and not (len(complaints) == 1 and complaints[0].endswith(f"(HTTP {refused})")):
+                wrong.append((group, verb.name, status, complaints))
+    finally:
+        own.close()
+    assert not wrong, "\n".join(map(str, wrong))
 
 
 def test_answers_for_people():
