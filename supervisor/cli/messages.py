@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from geminga.supervisor.cli.rest import Answer
+from geminga.supervisor.cli.show import plain
 
 _PREFIX = "x-pulsar-"
 
@@ -75,8 +76,8 @@ def as_json(message: dict[str, Any]) -> dict[str, Any]:
 def text(message: dict[str, Any]) -> str:
     """For people: names and values, then the payload, as hexadecimal numbers if it is no text."""
     named = {name: value for name, value in message.items() if name not in ("payload", "properties")}
-    lines = [f"{name:<12} {value}" for name, value in named.items()]
-    lines += [f"property     {name} = {value}" for name, value in message["properties"].items()]
+    lines = [plain(f"{name:<12} {value}") for name, value in named.items()]
+    lines += [plain(f"property     {name} = {value}") for name, value in message["properties"].items()]
     payload = _printable(message["payload"])
     return "\n".join([*lines, *([payload] if payload is not None else _hexadecimal(message["payload"]))])
 

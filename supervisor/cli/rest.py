@@ -8,6 +8,8 @@ import socket
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
+from geminga.supervisor.cli.show import plain
+
 DONE, REFUSED, WRONG_USAGE, NOT_REACHABLE = range(4)  # exit statuses
 
 
@@ -101,7 +103,7 @@ def _reason(answer: Answer) -> str:
     if isinstance(said, dict):
         said = said.get("reason")
     is_page = answer.headers.get("content-type", "").startswith("text/html")
-    return " ".join(str(said).split()) if said and not is_page else answer.phrase
+    return plain(" ".join(str(said).split()) if said and not is_page else answer.phrase)
 
 
 def shown(value: Any) -> str:

@@ -14,12 +14,13 @@ def text(value: Any) -> str:
 
 def _object(value: dict[str, Any]) -> list[str]:
     """Names and plain values first, aligned, then what has parts itself, indented."""
-    plain = {name: item for name, item in value.items() if not _has_parts(item)}
-    width = max(map(len, map(str, plain)), default=0)
-    lines = [f"{name:<{width}}  {_scalar(item)}" for name, item in plain.items()]
+    value = {plain(name): item for name, item in value.items()}
+    simple = {name: item for name, item in value.items() if not _has_parts(item)}
+    width = max(map(len, simple), default=0)
+    lines = [f"{name:<{width}}  {_scalar(item)}" for name, item in simple.items()]
     for name, item in value.items():
         if _has_parts(item):
-            lines.append(str(name))
+            lines.append(name)
             lines += ["  " + line for line in (_object(item) if isinstance(item, dict) else _rows(item))]
     return lines
 
@@ -29,7 +30,7 @@ def _rows(items: list[Any]) -> list[str]:
     names = list(dict.fromkeys(name for item in items for name in item))
     if any(_has_parts(item.get(name)) for item in items for name in names) or len(names) > 8:
         return [("- " if first else "  ") + line for item in items for first, line in _marked(_object(item))]
-    table = [names, *([_scalar(item.get(name, "")) for name in names] for item in items)]
+    table = [list(map(plain, names)), *([_scalar(item.get(name, "")) for name in names] for item in items)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
 
@@ -54,4 +55,9 @@ def _scalar(value: Any) -> str:
         return f"{value:.3f}".rstrip("0").rstrip(".")
     if isinstance(value, list):
         return ", ".join(map(_scalar, value))
-    return str(value)
+    return plain(str(value))
+
+
+def plain(text: str) -> str:
+    """On one line, and without what a terminal would obey: names and properties are whatever clients sent."""
+    return text if text.isprintable() else "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

@@ -248,6 +248,7 @@ def test_every_example_is_done_or_refused(run, tmp_path, monkeypatch):
 
 def test_answers_for_people():
     assert show.text(["a", "b"]) == "a\nb"
+    assert show.text({"na\nme": "\x1b[2Jü"}) == "na\\nme  \\x1b[2Jü"
     assert show.text({"rate": 1.25, "list": [], "on": True}) == "rate  1.25\nlist  -\non    true"
     assert show.text({"subs": {"a": {"backlog": 1}}, "type": "x"}) == "type  x\nsubs\n  a\n    backlog  1"
     assert show.text([{"id": 1, "size": 100}, {"id": 22, "size": 3}]) == "id  size\n1   100\n22  3"
