@@ -20,11 +20,11 @@ from ..harness import request, unique_topic
 NAMES = ("..", "%2e%2e", "a%2Fb", "..%2F..%2Fetc", "%00", "a%0Ab", "%FF", "%ZZ", "%E2%98%83" * 1_000, "-1", "%252e", "%0d%0aX-A:b")
 NOT_JSON = (b"{", b"\xff\xfe", b"NaN", b"[" * 10_000, b"\x00")
 WRONG = (b"[[[]]]", b'"\\ud800"', b"1" * 400, b"-0.5", b"true")
-# Routes that do something whatever their body says, as they read none.
+# Routes that do something whatever their body says, as they read none, or a text without quotes.
 NO_BODY = re.compile(r"/(unload|split|terminate|terminate/partitions|trim|compaction|offload|createMissedPartitions|skip_all|"
                      r"skip/\{\w+\}|expireMessages/\{\w+\}|resetcursor/\{\w+\}|clearBacklog|clearBacklog/\{\w+\}|unsubscribe/\{\w+\}|shutdown|"
                      r"namespaceIsolationPolicies/\{\w+\}|migrate|property/\{\w+\}/\{\w+\}|configuration/\{\w+\}/\{\w+\}|"
-                     r"dispatcherPauseOnAckStatePersistent|\{topic\}/messageTTL)$|^/ops/|\{rest\}")
+                     r"dispatcherPauseOnAckStatePersistent|antiAffinity|\{topic\}/messageTTL)$|^/ops/|\{rest\}")
 SHUTDOWN = "/admin/v2/brokers/shutdown"
 
 
