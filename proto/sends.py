@@ -96,6 +96,13 @@ def read_one(command: api.CommandSend, entry: bytes) -> tuple:
             0, _signed(metadata.publish_time), 0, metadata.deliver_at_time, 0, len(entry), messages, key_hash, flags, checksum, 0)
 
 
+def is_encrypted(entry: memoryview) -> bool:
+    """Whether its client has encrypted an entry that has been read."""
+    at = CHECKSUM_END + 4
+    size = SIZE.unpack_from(entry, CHECKSUM_END)[0]
+    return len(api.MessageMetadata.FromString(bytes(entry[at:at + size])).encryption_keys) > 0
+
+
 def with_checksum(entry: bytes) -> bytes:
     """The entry as it is stored: clients from before protocol version 6 send theirs without magic and checksum."""
     return entry if _has_checksum(entry, 0) else _MAGIC + SIZE.pack(crc32c(entry)) + entry

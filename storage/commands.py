@@ -141,7 +141,7 @@ def forget_if_idle(owner, found: Partition | LiveTopic) -> None:
     if not found.is_persistent and found.is_idle and owner.live.pop(found.name, None) is not None:
         owner.statistics.release(found)
         owner.rates.release(found)
-        owner.sized.pop(found, None)
+        owner.strict.pop(found, None)
         if found.name.partition < 0:
             owner.catalogue.delete_topic(found.name)
 

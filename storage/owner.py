@@ -26,7 +26,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.deliveries import RECEIPT_ROW
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
-from geminga.proto.sends import IS_CHUNK
+from geminga.proto.sends import IS_CHUNK, is_encrypted
 from geminga.storage import acknowledgements, append, commands, cursor, format, queries, rates
 from geminga.storage.catalogue import Catalogue
 from geminga.storage.counters import Counters
@@ -113,7 +113,7 @@ class Owner:
         self._next_handle = 1
         self._next_slot = -1
         self._sends: list[tuple[int, NDArray, memoryview]] = []
-        self.sized: dict[Partition | LiveTopic, None] = {}       # topics that bound the size of messages
+        self.strict: dict[Partition | LiveTopic, None] = {}       # topics that do not take every message
         self._acks: list[NDArray] = []
         self._parts: list[tuple[NDArray, memoryview]] = []        # those of them that are about parts of batches, and their words
         self._outboxes: dict[int, Outbox] = {}
@@ -236,7 +236,7 @@ class Owner:
         del self.by_name[partition.name]
         for watcher in (self.expiry, self.quotas, self.retention, self.puncher, self.inactive, self.rates, self.gate, self.statistics):
             watcher.release(partition)
-        self.sized.pop(partition, None)
+        self.strict.pop(partition, None)
         self._recent.discard(partition)
         for waiting in (self._to_dispatch, self._to_trim):
             waiting.pop(partition, None)
@@ -279,10 +279,10 @@ class Owner:
             partition.bind(policies)
         self.statistics.changed[partition] = None
         self.rates.watch(partition)
-        if policies.max_message_size:
-            self.sized[partition] = None
+        if policies.max_message_size or policies.encryption_required:
+            self.strict[partition] = None
         else:
-            self.sized.pop(partition, None)
+            self.strict.pop(partition, None)
         if policies.encryption_required:
             commands.dismiss_open_text(self, partition)
         for subscription in partition.attached:
@@ -383,8 +383,8 @@ class Owner:
     # -- publishing
 
     def _publish(self, sends: append.Sends) -> None:
-        if self.sized:
-            sends = [rest for one in sends if len((rest := self._leave_out_large(*one))[1])]
+        if self.strict:
+            sends = [rest for one in sends if len((rest := self._leave_out(*one))[1])]
         if self.live_producers:
             sends = [rest for one in sends if len((rest := self._pass_on(*one))[1])]
         if self.gate.is_watched:
@@ -440,21 +440,31 @@ class Owner:
             if self.gate.barrier(partition) is not None:
                 commands.dismiss_producers(self, partition)
 
-    def _leave_out_large(self, worker: int, rows: NDArray, data: memoryview) -> tuple[int, NDArray, memoryview]:
-        """Refuse what is larger than its topic takes; the parts of a chunked message are as large as they are.  Returns the rest."""
-        is_large = np.zeros(len(rows), bool)
+    def _leave_out(self, worker: int, rows: NDArray, data: memoryview) -> tuple[int, NDArray, memoryview]:
+        """Refuse what is larger than its topic takes, where parts of chunked messages are as large as they are, and what is not
+        encrypted where it must be.  Returns the rest."""
+        refused = np.zeros(len(rows), bool)
         for handle in set(rows["producer"].tolist()):
             producer = self._producer_of(handle)
-            if producer is not None and producer.partition in self.sized:
-                limit = producer.partition.policies.max_message_size
-                is_large |= (rows["producer"] == handle) & (rows["size"] > limit) & (rows["flags"] & IS_CHUNK == 0)
-        if not is_large.any():
-            return worker, rows, data
-        for row in rows[is_large]:
-            producer_id, sequence_id = int(row["producer_id"]), int(row["sequence_id"])
-            answer = answers.send_error(producer_id, sequence_id, api.NotAllowedError, "Exceed maximum message size")
-            self.outbox(worker).reply(int(row["connection"]), answer)
-        return worker, rows[~is_large], data
+            if producer is None or producer.partition not in self.strict:
+                continue
+            policies, mine = producer.partition.policies, rows["producer"] == handle
+            if policies.max_message_size:
+                is_large = mine & (rows["size"] > policies.max_message_size) & (rows["flags"] & IS_CHUNK == 0)
+                self._refuse_sends(worker, rows[is_large], api.NotAllowedError, "Exceed maximum message size")
+                refused |= is_large
+            if policies.encryption_required:
+                is_open = np.zeros(len(rows), bool)
+                for at in np.flatnonzero(mine & ~refused).tolist():
+                    offset, size = int(rows["offset"][at]), int(rows["size"][at])
+                    is_open[at] = not is_encrypted(data[offset:offset + size])
+                self._refuse_sends(worker, rows[is_open], api.MetadataError, "Messages must be encrypted")
+                refused |= is_open
+        return (worker, rows[~refused], data) if refused.any() else (worker, rows, data)
+
+    def _refuse_sends(self, worker: int, rows: NDArray, code: int, text: str) -> None:
+        for connection, producer_id, sequence_id in rows[["connection", "producer_id", "sequence_id"]].tolist():
+            self.outbox(worker).reply(connection, answers.send_error(producer_id, sequence_id, code, text))
 
     def _pass_on(self, worker: int, rows: NDArray, data: memoryview) -> tuple[int, NDArray, memoryview]:
         """Deal with what was published to topics that keep nothing; returns the rest."""

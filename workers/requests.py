@@ -10,6 +10,8 @@ from geminga.proto.names import TopicName
 from geminga.storage import schemas
 from geminga.storage.catalogue import Catalogue
 from geminga.storage.errors import NotDurable, StorageFull
+from geminga.storage.options import StorageOptions
+from geminga.storage.policies import policies_of, refuse_topics
 
 _CACHE_MAX = 65_536
 
@@ -17,9 +19,9 @@ _CACHE_MAX = 65_536
 class Directory:
     """What this worker knows of the catalogue; forgotten whenever anybody has committed to it."""
 
-    def __init__(self, catalogue: Catalogue, *, url: str, listeners: dict[str, str], auto_create: bool, auto_create_partitions: int):
+    def __init__(self, catalogue: Catalogue, *, url: str, listeners: dict[str, str], storage: StorageOptions):
         self.catalogue, self._url, self._listeners = catalogue, url, listeners
-        self._auto_create, self._auto_create_partitions = auto_create, auto_create_partitions
+        self._storage = storage
         self._counts: dict[TopicName, int | None] = {}
         self._namespaces: dict[str, bool] = {}
         self._topics_version: int | None = None
@@ -54,11 +56,13 @@ class Directory:
         count = self._partition_count(topic)
         if count is not None:
             return count
-        if not (may_create and self._auto_create):
+        policies = policies_of(self.catalogue, topic, self._storage)
+        if not (may_create and policies.auto_create_topics):
             raise Refusal(api.TopicNotFound, f"Topic {topic} does not exist")
-        if self._auto_create_partitions and topic.is_persistent:
+        if policies.new_topics_partitions and topic.is_persistent:
+            refuse_topics(self.catalogue, topic.namespace, policies, policies.new_topics_partitions)
             try:
-                self.catalogue.create_topic(topic, self._auto_create_partitions)
+                self.catalogue.create_topic(topic, policies.new_topics_partitions)
                 self.catalogue.commit()
             except (StorageFull, NotDurable) as error:      # there is nothing else in this transaction
                 raise Refusal(api.ServiceNotReady, str(error)) from None

@@ -349,8 +349,7 @@ def run(serial: int, owners: int, run_dir: Path, data_dir: Path, options: Worker
     """Be a worker until told to stop."""
     catalogue = open_catalogue(data_dir / "catalogue.sqlite")
     listeners = dict(text.split(":", 1) for text in options.advertised_listeners)
-    directory = Directory(catalogue, url=advertised_url(options, listener.getsockname()[1]), listeners=listeners,
-                          auto_create=storage.auto_create_topics, auto_create_partitions=storage.auto_create_partitions)
+    directory = Directory(catalogue, url=advertised_url(options, listener.getsockname()[1]), listeners=listeners, storage=storage)
     schemas = SchemaThread(data_dir / "catalogue.sqlite", storage)
     uvloop.run(_serve(serial, owners, run_dir, data_dir, options, listener, control, counters, directory, schemas))
 

@@ -51,8 +51,10 @@ class Shared(Dispatcher):
         self.is_blocked = _is_blocked(self.is_blocked, self.unacknowledged, policies.max_unacked_messages_per_subscription)
 
     def bounds_changed(self) -> None:
-        """How many messages may be unacknowledged, or whether they wait for their time."""
+        """Who had too many messages by the old bounds is judged anew."""
+        self.is_blocked = False
         for consumer in self.subscription.consumers:
+            consumer.is_blocked = False
             self._count_unacknowledged(consumer, 0)
 
     def room(self, consumer: Consumer) -> int:

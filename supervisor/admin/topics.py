@@ -35,8 +35,7 @@ class Topics:
         self.catalogue, self.service_url, self.http_url = catalogue, service_url, http_url
         self.cluster_name, self.storage, self.max_message_size = config.cluster_name, config.storage, config.worker.max_message_size
         listeners = dict(text.split(":", 1) for text in config.worker.advertised_listeners)
-        self.directory = Directory(catalogue, url=service_url, listeners=listeners, auto_create=config.storage.auto_create_topics,
-                                   auto_create_partitions=0)
+        self.directory = Directory(catalogue, url=service_url, listeners=listeners, storage=config.storage)
 
 
 TOPICS = web.AppKey("topics", Topics)

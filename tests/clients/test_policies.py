@@ -228,6 +228,21 @@ def test_retained_messages_are_read_again(broker, client, namespace):
     assert data_of(receive(earliest(client, topic, "again"), 5)) == bodies
 
 
+def test_topics_are_made_with_as_many_partitions_as_their_namespace_says(broker, client, namespace):
+    url, topics = namespace_url(broker, namespace, "autoTopicCreation"), f"{broker.http_url}/admin/v2/persistent/{namespace}"
+    partitioned = {"allowAutoTopicCreation": True, "topicType": "partitioned", "defaultNumPartitions": 3}
+    assert sent("POST", url, partitioned) == (204, None)
+    client.create_producer(f"persistent://{namespace}/orders").close()
+    assert sent("GET", f"{topics}/partitioned") == (200, [f"persistent://{namespace}/orders"])
+    assert sent("GET", f"{topics}/orders/partitions")[1]["partitions"] == 3
+    assert sent("POST", url, {"allowAutoTopicCreation": True, "topicType": "non-partitioned"}) == (204, None)
+    client.create_producer(f"persistent://{namespace}/one").close()
+    assert sent("GET", f"{topics}/one/partitions")[1]["partitions"] == 0
+    assert sent("POST", url, {"allowAutoTopicCreation": False}) == (204, None)
+    with pytest.raises(pulsar.TopicNotFound):
+        client.create_producer(f"persistent://{namespace}/two")
+
+
 # -- tenants and namespaces
 
 def test_tenants_are_made_changed_and_deleted(broker):

@@ -203,3 +203,17 @@ def test_permissions_are_granted_shown_and_revoked(broker):
     assert request("DELETE", f"{namespace}/r%20x") == request("DELETE", f"{place.base}/permissions/nobody") == (204, "")
     assert shown(namespace) == {}
     assert request("DELETE", f"{namespace}/nosub/r1")[0] == request("GET", f"{place.base}x/permissions")[0] == 404
+
+
+# -- what workers and administration go by
+
+def test_administration_makes_no_more_topics_than_a_namespace_may_have(broker):
+    place = Place(broker, TABLE["maxTopicsPerNamespace"], "namespace")
+    assert place.set(3)[0] == 204
+    topics = f"{broker.http_url}/admin/v2/persistent/{place.name}"
+    assert request("PUT", f"{topics}/parts/partitions", b"2")[0] == request("PUT", f"{topics}/one")[0] == 204
+    refused = 412, '{"reason": "Exceed maximum number of topics in namespace."}'
+    assert request("PUT", f"{topics}/two") == request("PUT", f"{topics}/more/partitions", b"1") == refused
+    assert request("POST", f"{topics}/parts/partitions", b"3") == refused
+    assert json.loads(request("GET", topics)[1]) == [f"persistent://{place.name}/{name}" for name in (
+        "one", "parts-partition-0", "parts-partition-1")]
