@@ -40,6 +40,7 @@ class StorageOptions:
     backlog_quota_age_s: int = -1             # of the oldest message of a backlog; -1: no bound
     backlog_quota_policy: str = "producer_request_hold"      # what happens above, see policies.QUOTA_ACTIONS
     deduplication: bool = False               # what a producer sends again is not stored again
+    encryption_required: bool = False         # producers must encrypt
     schema_compatibility_strategy: str = "FULL"      # which versions of a schema get along, see storage/schemas.py
     schema_auto_update: bool = True           # clients may add schemas, and versions of them
     schema_validation_enforced: bool = False  # a topic with a schema takes nothing from producers without one

@@ -393,7 +393,7 @@ TABLE = {policy.name: policy for policy in (
               member="deduplicationSnapshotIntervalSeconds", refusal="interval must be greater than or equal to 0"),
         Level("deduplicationSnapshotInterval", "deduplication-snapshot-interval", nullable=True, refusal="interval must be 0 or more"),
         why="There are no snapshots: sequence ids are stored with their entries."),
-    Policy("delayedDelivery", "Whether messages are delivered not before their time.", (
+    Policy("delayedDelivery", "Whether messages are delivered not before their time; only `active` has an effect yet.", (
         Part("tickTime", LONG, "--time -t", "ms", sent=1_000, default=0, otherwise=1_000),
         Part("active", BOOLEAN, _SWITCH, required=True, field="delayed_delivery", key="delayed_delivery", default=False),
         Part("maxDeliveryDelayInMillis", LONG, "--maxDelay -md", "ms", default=0, otherwise=0),
@@ -423,7 +423,7 @@ TABLE = {policy.name: policy for policy in (
         Level("maxUnackedMessagesOnConsumer", "max-unacked-messages-per-consumer", ("--maxNum -m",), nullable=True,
               refusal="maxUnackedNum must be 0 or more"),
         where="storage/dispatch/shared.py"),
-    Policy("maxUnackedMessagesPerSubscription", "... and all consumers of such a subscription together; 0: no bound.", (
+    Policy("maxUnackedMessagesPerSubscription", "Messages that all consumers of such a subscription may have unacknowledged; 0: no bound.", (
         Part("", INTEGER, required=True, field="max_unacked_messages_per_subscription", key="max_unacked_messages_per_subscription",
              least=0),),
         Level("maxUnackedMessagesPerSubscription", "max-unacked-messages-per-subscription",
@@ -478,7 +478,7 @@ TABLE = {policy.name: policy for policy in (
         Part("topicType", one_of("partitioned", "non-partitioned"), "--type -t", sent="non-partitioned", field="auto_topic_type"),
         Part("defaultNumPartitions", INTEGER, "--num-partitions -n", field="auto_create_partitions", key="auto_create_partitions")),
         Level("autoTopicCreation", "auto-topic-creation", nullable=True, member="autoTopicCreationOverride"),
-        where="storage/policies.py", check=_auto_creation),
+        where="storage/commands.py", check=_auto_creation),
     Policy("autoSubscriptionCreation", "Whether a subscription comes to be when it is first used.", (
         Part("allowAutoSubscriptionCreation", BOOLEAN, "--enable -e", field="auto_create_subscriptions", key="auto_create_subscriptions",
              default=False),),
@@ -498,29 +498,29 @@ TABLE = {policy.name: policy for policy in (
               refusal="Invalid value for subscription expiration time"),
         where="storage/inactive.py"),
     Policy("encryptionRequired", "Whether producers must encrypt.", (
-        Part("", BOOLEAN, _SWITCH, required=True, field="encryption_required"),),
+        Part("", BOOLEAN, _SWITCH, required=True, field="encryption_required", key="encryption_required"),),
         Level("encryptionRequired", "encryption-required", unset=False, removable=False, member="encryption_required"),
         where="storage/commands.py"),
     Policy("schemaValidationEnforced", "Whether producers without a schema are refused where the topic has one.", (
         Part("", BOOLEAN, _SWITCH, required=True, field="schema_enforced", key="schema_validation_enforced"),),
         Level("schemaValidationEnforced", "schema-validation-enforce", unset=False, removable=False, member="schema_validation_enforced"),
         Level("schemaValidationEnforced", "schema-validation-enforce", unset=False, removable=False),
-        where="storage/policies.py"),
+        where="storage/schemas.py"),
     Policy("isAllowAutoUpdateSchema", "Whether producers may bring new versions of a schema.", (
         Part("", BOOLEAN, _SWITCH, required=True, field="schema_updates", key="schema_auto_update"),),
         Level("isAllowAutoUpdateSchema", "is-allow-auto-update-schema", unset=True, removable=False, member="is_allow_auto_update_schema"),
-        where="storage/policies.py"),
+        where="storage/schemas.py"),
     Policy("schemaAutoUpdateCompatibilityStrategy", "The older form of schemaCompatibilityStrategy, which is stronger.", (
         Part("", one_of(*_OLD_STRATEGIES), "--compatibility -c", required=True, field="schema_strategy", means=_OLD_STRATEGIES),),
         Level("schemaAutoUpdateCompatibilityStrategy", "schema-autoupdate-strategy", method="PUT", unset=NO_CONTENT, nullable=True,
               removable=False, member="schema_auto_update_compatibility_strategy"),
-        where="storage/policies.py"),
+        where="storage/schemas.py"),
     Policy("schemaCompatibilityStrategy", "What a new version of a schema must be compatible with.", (
         Part("", one_of(*STRATEGIES), required=True, field="schema_strategy", key="schema_compatibility_strategy", blank="UNDEFINED"),),
         Level("schemaCompatibilityStrategy", "schema-compatibility-strategy", ("--compatibility -c",), method="PUT", unset="UNDEFINED",
               nullable=True, removable=False, member="schema_compatibility_strategy"),
         Level("schemaCompatibilityStrategy", "schema-compatibility-strategy", ("--strategy -s",), method="PUT", nullable=True),
-        where="storage/policies.py"),
+        where="storage/schemas.py"),
     Policy("subscriptionAuthMode", "Whether subscriptions' names begin with the role that may use them.", (
         Part("", one_of("None", "Prefix"), "--subscription-auth-mode -m", required=True),),
         Level("subscriptionAuthMode", "subscription-auth-mode", unset="None", nullable=True, removable=False,

@@ -6,6 +6,7 @@
     properties.py   Pulsar's own key=value files -> the same
     serve.py        a broker's life: sockets, children, signals, the end
     children.py     fork, watch, restart
+    documents.py    README's tables of policies
     client.py       a small client of the binary protocol: the health check's, and the command line's
     admin/          HTTP: administration, lookup, metrics, health
 """

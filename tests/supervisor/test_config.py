@@ -236,6 +236,18 @@ def retention(config):
     ("backlogQuotaDefaultLimitSecond=10", lambda c: c.storage.backlog_quota_age_s, 10),
     ("backlogQuotaDefaultRetentionPolicy=consumer_backlog_eviction", lambda c: c.storage.backlog_quota_policy, "consumer_backlog_eviction"),
     ("subscriptionKeySharedUseConsistentHashing=false", lambda c: c.storage.key_shared_consistent_hashing, False),
+    ("encryptionRequireOnProducer=true", lambda c: c.storage.encryption_required, True),
+    ("maxProducersPerTopic=3", lambda c: c.storage.max_producers_per_topic, 3),
+    ("maxConsumersPerTopic=3", lambda c: c.storage.max_consumers_per_topic, 3),
+    ("maxConsumersPerSubscription=3", lambda c: c.storage.max_consumers_per_subscription, 3),
+    ("maxSubscriptionsPerTopic=3", lambda c: c.storage.max_subscriptions_per_topic, 3),
+    ("maxTopicsPerNamespace=3", lambda c: c.storage.max_topics_per_namespace, 3),
+    ("brokerDeleteInactiveTopicsEnabled=true", lambda c: c.storage.delete_inactive_topics, True),
+    ("brokerDeleteInactiveTopicsMaxInactiveDurationSeconds=7", lambda c: c.storage.inactive_topic_s, 7),
+    ("brokerDeleteInactiveTopicsMode=delete_when_subscriptions_caught_up", lambda c: c.storage.inactive_topic_mode,
+     "delete_when_subscriptions_caught_up"),
+    ("subscriptionTypesEnabled=Shared,Failover", lambda c: c.storage.subscription_types, ("Shared", "Failover")),
+    ("subscriptionExpirationTimeMinutes=2", lambda c: c.storage.subscription_expiration_s, 120),
     ("delayedDeliveryEnabled=false", lambda c: c.storage.delayed_delivery, False),
     ("brokerDeduplicationEnabled=true", lambda c: c.storage.deduplication, True),
     ("brokerDeduplicationMaxNumberOfProducers=7", lambda c: c.storage.deduplication_names_max, 7),
@@ -285,7 +297,7 @@ def test_what_is_wanted_and_missing_is_noted_by_name(written, name, what):
 DEMANDS = [
     ("authenticationEnabled=true", "authentication"), ("authorizationEnabled=true", "authorization"), ("tlsEnabled=TRUE", "TLS"),
     ("brokerServicePortTls=6651", "TLS"), ("webServicePortTls=8443", "TLS"), ("tlsRequireTrustedClientCertOnConnect=true", "TLS"),
-    ("tlsEnabledWithKeyStore=true", "TLS"), ("encryptionRequireOnProducer=yes", "the demand for encrypted messages"),
+    ("tlsEnabledWithKeyStore=true", "TLS"),
 ]
 
 
