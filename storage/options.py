@@ -39,8 +39,18 @@ class StorageOptions:
     backlog_quota_bytes: int = -1             # of a partition's slowest subscription; -1: no bound
     backlog_quota_age_s: int = -1             # of the oldest message of a backlog; -1: no bound
     backlog_quota_policy: str = "producer_request_hold"      # what happens above, see policies.QUOTA_ACTIONS
-    deduplication: bool = False               # what a producer sends again is not stored again
+    max_producers_per_topic: int = 0          # of a topic or partition at a time; of these bounds, 0: there is none
+    max_consumers_per_topic: int = 0
+    max_consumers_per_subscription: int = 0
+    max_subscriptions_per_topic: int = 0
+    max_topics_per_namespace: int = 0         # each partition counts
+    delete_inactive_topics: bool = False      # topics that nobody uses are deleted
+    inactive_topic_s: int = 60                # ... after so long
+    inactive_topic_mode: str = "delete_when_no_subscriptions"    # ... or "delete_when_subscriptions_caught_up"
+    subscription_types: tuple[str, ...] = ("Exclusive", "Failover", "Key_Shared", "Shared")      # that consumers may ask for
     encryption_required: bool = False         # producers must encrypt
+    subscription_expiration_s: int = 0        # a subscription that nobody uses is deleted after so long; 0: it is not
+    deduplication: bool = False               # what a producer sends again is not stored again
     schema_compatibility_strategy: str = "FULL"      # which versions of a schema get along, see storage/schemas.py
     schema_auto_update: bool = True           # clients may add schemas, and versions of them
     schema_validation_enforced: bool = False  # a topic with a schema takes nothing from producers without one
@@ -53,16 +63,6 @@ class StorageOptions:
     dispatch_relative_to_publish: bool = False       # these are beyond what is published in the same time
     subscribes_per_consumer: int = 0          # how often a consumer may subscribe to a topic ...
     subscribe_period_s: int = 30              # ... in so many seconds
-    max_producers_per_topic: int = 0          # of a topic or partition at a time; of these bounds, 0: there is none
-    max_consumers_per_topic: int = 0
-    max_consumers_per_subscription: int = 0
-    max_subscriptions_per_topic: int = 0
-    max_topics_per_namespace: int = 0         # each partition counts
-    delete_inactive_topics: bool = False      # topics that nobody uses are deleted
-    inactive_topic_s: int = 60                # ... after so long
-    inactive_topic_mode: str = "delete_when_no_subscriptions"    # ... or "delete_when_subscriptions_caught_up"
-    subscription_types: tuple[str, ...] = ("Exclusive", "Failover", "Key_Shared", "Shared")      # that consumers may ask for
-    subscription_expiration_s: int = 0        # a subscription that nobody uses is deleted after so long; 0: it is not
     # Whatever holds:
     publish_messages_per_broker: int = 0      # messages a second, to all topics together; 0 here and below: no bound
     publish_bytes_per_broker: int = 0

@@ -423,7 +423,7 @@ TABLE = {policy.name: policy for policy in (
         Level("maxUnackedMessagesOnConsumer", "max-unacked-messages-per-consumer", ("--maxNum -m",), nullable=True,
               refusal="maxUnackedNum must be 0 or more"),
         where="storage/dispatch/shared.py"),
-    Policy("maxUnackedMessagesPerSubscription", "Messages that all consumers of such a subscription may have unacknowledged; 0: no bound.", (
+    Policy("maxUnackedMessagesPerSubscription", "Messages that all its consumers may have unacknowledged; 0: no bound.", (
         Part("", INTEGER, required=True, field="max_unacked_messages_per_subscription", key="max_unacked_messages_per_subscription",
              least=0),),
         Level("maxUnackedMessagesPerSubscription", "max-unacked-messages-per-subscription",
