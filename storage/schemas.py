@@ -262,7 +262,9 @@ def validate(definition: Definition) -> None:
             raise InvalidSchema("Avro schema typed [UNION] is not supported")
     elif kind == T.ProtobufNative:
         _native_root(definition)
-    elif kind == T.String and size:
+    elif kind == T.String and definition.data in (b"", b"null"):      # as the Python client has it
+        return
+    elif kind == T.String:
         raise InvalidSchema(f"Invalid schema definition data for string schema : '{definition.data[:100].decode(errors='replace')}'")
     elif kind != getattr(T, "None") and size:
         raise InvalidSchema("Invalid schema definition data for primitive schemas :"

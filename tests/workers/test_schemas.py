@@ -201,7 +201,8 @@ def test_definitions_that_do_not_get_along_are_refused_and_the_connection_goes_o
 
 @pytest.mark.parametrize("kind, data", [
     ("Avro", b"xyz"), ("Json", b""), ("Protobuf", b"{}"), ("ProtobufNative", b"xyz"), ("KeyValue", b"xyz"), ("Int32", b"xyz"),
-    ("String", b"xyz"), ("Avro", b"\xff"), ("Avro", b"[" * 100_000), ("Json", bytes(SIZE_MAX + 1)), ("External", b"")], ids=lambda value: str(value)[:20])
+    ("String", b"xyz"), ("Avro", b"\xff"), ("Avro", b"[" * 100_000), ("Json", bytes(SIZE_MAX + 1)), ("External", b""),
+], ids=lambda value: str(value)[:20])
 def test_what_is_no_definition_is_refused(unharmed, opened, kind, data):
     one = opened()
     assert one.produce(kind, data) and one.subscribe(kind, data) and one.get() == api.TopicNotFound
