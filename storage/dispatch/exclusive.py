@@ -3,7 +3,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geminga.storage.cursor import Position
-from geminga.storage.dispatch.base import Batch, Dispatcher, Nacked, Obstacle, busy, has_unread
+from geminga.storage.dispatch.base import Batch, Dispatcher, Nacked, Obstacle, busy, has_unread, within_permits
 from geminga.storage.ledger import Ledger
 from geminga.storage.subscription import Consumer
 
@@ -70,27 +70,25 @@ class Exclusive(Dispatcher):
         subscription, consumer, batches = self.subscription, self.active, []
         if consumer is None:
             return batches
+        allowance = subscription.allowance
         for ledger in ledgers:
             first = subscription.read[1] if subscription.read[0] == ledger.ledger_id else 0
             for entries in subscription.deliverable(ledger, first, ledger.entries):
-                if self._room(consumer) <= 0:
+                if consumer.permits <= 0 or (allowance is not None and allowance.room <= 0):
                     return batches
                 asked = entries[:consumer.permits]
-                count, messages = self.reach(ledger, asked, subscription.messages(ledger, asked), consumer.permits)
+                messages = subscription.messages(ledger, asked)
+                count, messages = within_permits(messages, consumer.permits) if allowance is None else \
+                    self.reach(ledger, asked, messages, consumer.permits)
                 consumer.permits -= messages
                 subscription.read = ledger.ledger_id, int(entries[count - 1]) + 1
                 batches.append((consumer, ledger, entries[:count]))
                 if count < len(entries):
                     return batches
-            if self._room(consumer) <= 0:
+            if consumer.permits <= 0 or (allowance is not None and allowance.room <= 0):
                 return batches
             subscription.read = ledger.ledger_id, ledger.entries
         return batches
-
-    def _room(self, consumer: Consumer) -> int:
-        """Messages that it can be given."""
-        allowance = self.subscription.allowance
-        return consumer.permits if allowance is None else min(consumer.permits, allowance.room)
 
     def is_hungry(self, ledgers: list[Ledger]) -> bool:
         return self.active is not None and self.active.permits > 0 and has_unread(self.subscription, ledgers)

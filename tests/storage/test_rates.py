@@ -207,6 +207,15 @@ def test_a_batch_larger_than_the_rate_goes_and_is_paid_for(rig):
     assert [len(answers.receipts) for answers in passes(rig, 1_000) if answers.receipts] == [1]
 
 
+def test_a_debt_is_paid_at_the_new_rate(rig):
+    producer = rig.producer("a")
+    sets(rig, "publishRate", publish_rate(10))
+    rig.run(rig.sends((producer, b"x", {"batch": 100}), (producer, b"y")))
+    sets(rig, "publishRate", publish_rate(50))
+    assert not any(answers.receipts for answers in passes(rig, 1_900))
+    assert [len(answers.receipts) for answers in passes(rig, 200) if answers.receipts] == [1]
+
+
 def test_another_rate_holds_at_once_and_none_lets_everything_go(rig):
     producer = rig.producer("a")
     sets(rig, "publishRate", publish_rate(10))
