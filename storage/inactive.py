@@ -1,6 +1,6 @@
 """What nobody uses any more is deleted, where policies say so: subscriptions with their backlog, topics with all they hold.
 
-Time counts from when a partition is first seen to be idle, anew after each start.
+Time counts from when it is first seen that nobody uses them, anew after each start.
 """
 from geminga.proto import names
 from geminga.storage import commands
@@ -18,50 +18,38 @@ class Inactive:
 
     def __init__(self, owner):
         self._owner = owner
-        self._watched: dict[Partition, None] = {}                # the first are looked at next
-        self._since: dict[Partition | Subscription, int] = {}    # when it was first seen that nobody uses them
+        # Partition: {what of it nobody uses: since when}; that which was looked at longest ago is the first.
+        self._watched: dict[Partition, dict[Partition | Subscription, int]] = {}
 
     def watch(self, partition: Partition) -> None:
         """Its policies are new."""
         policies = partition.policies
         if (policies.delete_inactive_topics or policies.subscription_expiration_s) and not names.is_system(str(partition.name)):
-            self._watched[partition] = None
+            self._watched.setdefault(partition, {})
         else:
             self.release(partition)
 
     def release(self, partition: Partition) -> None:
         self._watched.pop(partition, None)
-        for idle in (partition, *partition.subscriptions.values()):
-            self._since.pop(idle, None)
 
     def tick(self, now_ms: int) -> None:
         """Those whose time has come are gone."""
         for partition in list(self._watched)[:_EACH_TICK]:
-            del self._watched[partition]
-            self._watched[partition] = None
+            before = self._watched.pop(partition)
+            since = self._watched[partition] = {what: before.get(what, now_ms) for what in self._unused(partition, now_ms)}
             try:
-                self._look(partition, now_ms)
+                self._delete([what for what, since_ms in since.items() if now_ms - since_ms >= _seconds(what) * 1000])
             except (StorageFull, NotDurable) as error:      # later then
-                self._owner.complain(f"{error}; {partition.name} is not deleted")
+                self._owner.complain(f"{error}; what nobody uses of {partition.name} is not deleted")
 
-    def _look(self, partition: Partition, now_ms: int) -> None:
-        policies = partition.policies
+    def _unused(self, partition: Partition, now_ms: int) -> list[Partition | Subscription]:
+        """What of it may be deleted, and nobody uses."""
+        policies, found = partition.policies, []
         if policies.subscription_expiration_s:
-            for subscription in [one for one in partition.subscriptions.values() if one.is_durable]:
-                if self._is_over(subscription, bool(subscription.consumers), policies.subscription_expiration_s, now_ms):
-                    self._since.pop(subscription)
-                    commands.delete_subscription(self._owner, subscription)
-        if policies.delete_inactive_topics:
-            seconds = max(policies.inactive_topic_s, policies.retention_s if policies.retains else 0)
-            if self._is_over(partition, self._is_used(partition, now_ms), seconds, now_ms):
-                self._owner.delete(partition.name)
-
-    def _is_over(self, what: Partition | Subscription, is_used: bool, seconds: int, now_ms: int) -> bool:
-        """Whether nobody has used it for so long."""
-        if is_used:
-            self._since.pop(what, None)
-            return False
-        return now_ms - self._since.setdefault(what, now_ms) >= seconds * 1000
+            found += [one for one in partition.subscriptions.values() if one.is_durable and not one.consumers]
+        if policies.delete_inactive_topics and not self._is_used(partition, now_ms):
+            found.append(partition)
+        return found
 
     def _is_used(self, partition: Partition, now_ms: int) -> bool:
         """... or it is kept for other reasons."""
@@ -73,3 +61,18 @@ class Inactive:
         if policies.inactive_topic_mode == _CAUGHT_UP:
             return any(subscription.cursor.backlog(partition.ledgers) for subscription in partition.subscriptions.values())
         return bool(partition.subscriptions)
+
+    def _delete(self, overdue: list[Partition | Subscription]) -> None:
+        for what in overdue:
+            if isinstance(what, Subscription):
+                commands.delete_subscription(self._owner, what)
+            else:
+                self._owner.delete(what.name)
+
+
+def _seconds(what: Partition | Subscription) -> int:
+    """So long it stays unused; what a topic retains is kept."""
+    if isinstance(what, Subscription):
+        return what.partition.policies.subscription_expiration_s
+    policies = what.policies
+    return max(policies.inactive_topic_s, policies.retention_s if policies.retains else 0)
