@@ -391,19 +391,14 @@ def _topic_served_ms(topic: Topic) -> int:
 
 
 def _packed(rows: NDArray, data: memoryview) -> tuple[NDArray, memoryview]:
-    """A copy of these rows, and their entries without gaps."""
+    """Copies of these rows and of their entries, without gaps: what came with them is not kept in memory."""
     rows = rows.copy()
     ends = np.cumsum(rows["size"], dtype=np.uint64)
-    offsets, starts = rows["offset"], ends - rows["size"]
-    if not len(rows):
-        return rows, memoryview(b"")
-    first = offsets[0]
-    if (offsets - first == starts).all():
-        packed = data[int(first):int(first + ends[-1])]
-    else:
-        packed = memoryview(b"".join([data[at:at + size] for at, size in zip(offsets.tolist(), rows["size"].tolist(), strict=True)]))
+    offsets, starts = rows["offset"].copy(), ends - rows["size"]
     rows["offset"] = starts
-    return rows, packed
+    if len(rows) and (offsets - offsets[0] == starts).all():
+        return rows, memoryview(bytes(data[int(offsets[0]):int(offsets[0] + ends[-1])]))
+    return rows, memoryview(b"".join([data[at:at + size] for at, size in zip(offsets.tolist(), rows["size"].tolist(), strict=True)]))
 
 
 # -- what is given out

@@ -78,6 +78,23 @@ def test_a_client_that_is_not_read_from_is_not_taken_for_dead(start_broker, tmp_
         client.close()
 
 
+def test_a_client_that_is_not_read_from_keeps_its_producers_name(broker, client, topic):
+    """Another that wants the name has it asked whether it lives; that is heard."""
+    producer = client.create_producer(topic, producer_name="mine", batching_enabled=False)
+    sets(broker, topic, "publishRate", ONE_A_SECOND)
+    receipts = send_all(producer, bodies_of(100))
+    [before] = shown(broker, topic)["publishers"]
+    other_client = pulsar.Client(broker.service_url, operation_timeout_seconds=5)
+    try:
+        with pytest.raises((pulsar.ProducerBusy, pulsar.Timeout)):
+            other_client.create_producer(topic, producer_name="mine")
+    finally:
+        other_client.close()
+    assert [publisher["address"] for publisher in shown(broker, topic)["publishers"]] == [before["address"]]
+    sets(broker, topic, "publishRate", None)
+    assert {receipt.result(timeout=LONG) for receipt in receipts} == {pulsar.Result.Ok}
+
+
 def test_a_producer_that_is_closed_while_it_waits_loses_nothing(broker, client, topic):
     producer, bodies = client.create_producer(topic, batching_enabled=False), bodies_of(100)
     sets(broker, topic, "publishRate", ONE_A_SECOND)
