@@ -202,24 +202,25 @@ def _show_messages(found: Any, is_json: bool) -> None:
 def _complete(context: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
     """Tenants, namespaces and topics as far as the broker tells them at once; nothing where it does not."""
     from geminga.supervisor.cli.rest import NotReachable, Refused
-    depth = {"tenant": 0, "cluster": 0, "namespace": 1}.get(parameter.name or "", 2)
-    if parameter.name == "allocator":
-        return []
-    parts = typed.split("/")
-    place = "/".join(map(quoted, parts[:-1]))
     while context.parent is not None and "url" not in context.params:       # of the command before the group and the verb
         context = context.parent
     try:
         broker = Broker(context.params.get("url", URL), timeout_s=0.5)
-        if parameter.name == "cluster":
-            names = broker.ask("GET", "/admin/v2/clusters").value()
-        elif len(parts) == 1:
-            names = broker.ask("GET", "/admin/v2/tenants").value()
-        elif len(parts) == 2:
-            names = broker.ask("GET", f"/admin/v2/namespaces/{place}").value()
-        else:
-            names = [name.partition("://")[2] for name in broker.ask("GET", f"/admin/v2/persistent/{place}").value()]
+        if parameter.name in ("allocator", "cluster"):
+            names = broker.ask("GET", "/admin/v2/clusters").value() if parameter.name == "cluster" else []
+            return [name for name in names if name.startswith(typed)]
+        return _names(broker, typed, parts={"tenant": 1, "namespace": 2}.get(parameter.name or "", 3))
     except (Refused, NotReachable):
         return []
-    more = "/" if len(parts) - 1 < depth else ""
-    return [name + more for name in names if name.startswith(typed)]
+
+
+def _names(broker: Broker, typed: str, parts: int) -> list[str]:
+    """Those of so many parts that begin as typed, up to the next slash; beyond it where there is no choice."""
+    *above, _ = typed.split("/")
+    place = "/".join(map(quoted, above))
+    path = ("tenants", f"namespaces/{place}", f"persistent/{place}")[min(len(above), 2)]
+    names = [name.rpartition("://")[2] for name in broker.ask("GET", f"/admin/v2/{path}").value()]
+    found = [name for name in names if name.startswith(typed)]
+    if len(above) + 1 == parts:
+        return found
+    return _names(broker, found[0] + "/", parts) if len(found) == 1 else [name + "/" for name in found]

@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 # Of these only names and types are compared: the values are measured, or the broker's own.
 MEASURED = ("tenants list", "topics stats*", "topics partitioned-stats*", "topics info-internal*", "topics last-message-id*",
             "topics get-message-id *", "topics terminate*", "topics partitioned-terminate*", "topics get-backlog-size*", "broker-stats *",
-            "brokers get-runtime-config")
+            "brokers get-runtime-config", "schemas metadata*")
 
 
 class Outcome(NamedTuple):
@@ -63,7 +63,11 @@ def _all(jars: Path, url: str, commands: list[str]) -> list[Outcome | None]:
         opened = [word for package in ("java.base/sun.net", "java.base/java.nio") for word in ("--add-opens", f"{package}=ALL-UNNAMED")]
         java = ["java", "-Xmx512m", *opened, f"-Dlog4j.configurationFile={logging}", "-cp", f"{jars}/*", HERE / "Admin.java", conf]
         with subprocess.Popen(java, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=HERE) as tool:
-            found = [_publish(url, command) if command[0] == "!" else _run(tool, url, command) for command in commands]
+            found = []
+            for number, command in enumerate(commands):
+                found.append(_publish(url, command) if command[0] == "!" else _run(tool, url, command))
+                if number % 100 == 99:
+                    print(f"{url}: {number + 1} of {len(commands)}", file=sys.stderr, flush=True)
             tool.stdin.close()
     return found
 
@@ -99,7 +103,8 @@ def _neutral(text: str, url: str) -> str:
     port = url.rpartition(":")[2]
     for pattern, name in ((rf"(localhost|127\.0\.0\.1):{port}\b", "HOST:HTTP"), (r"(localhost|127\.0\.0\.1):\d+", "HOST:PORT"),
                           (r"\d{4}-\d\d-\d\dT[\d:.]+(Z|[+-][\d:]+)?", "TIME"), (r"\b1[5-9]\d{11}\b", "MILLIS"),
-                          (r"Message ID: \S+", "Message ID"), (r"\b\w+Exception: ", ""), (r"\b(java|org)(\.\w+)+\$?(?=\W|$)", "")):
+                          (r"Message ID: \S+", "Message ID"), (r'"\d+:\d+"', '"ID"'),
+                          (r"\b\w+Exception: ", ""), (r"\b(java|org)(\.\w+)+\$?(?=\W|$)", "")):
         text = re.sub(pattern, name, text)
     return text
 
