@@ -45,7 +45,9 @@ class Definition(NamedTuple):
 
     @property
     def hashed(self) -> bytes:
-        return hashlib.sha256(self.data).digest()
+        """Of what makes it what it is: its bytes, and the types of key and value."""
+        types = [self.properties.get(f"{part}.schema.type", "") for part in ("key", "value")] if self.kind == T.KeyValue else []
+        return hashlib.sha256(repr((types, self.data)).encode()).digest()
 
 
 class Version(NamedTuple):
@@ -162,7 +164,7 @@ def _compare(catalogue: Catalogue, topic: TopicName, definition: Definition, str
             raise incompatible(f"Incompatible schema: exists schema type {TYPES[other.kind]}, new schema type {TYPES[definition.kind]}")
         if strategy == ALWAYS_INCOMPATIBLE:
             raise incompatible("Schema compatibility strategy is ALWAYS_INCOMPATIBLE")
-        if other.data != definition.data and (text := obstacle(definition, other, strategy.removesuffix(_TRANSITIVE))):
+        if other.hashed != definition.hashed and (text := obstacle(definition, other, strategy.removesuffix(_TRANSITIVE))):
             raise incompatible(f"Incompatible schema: by strategy {strategy} with version {number}: {text}")
 
 

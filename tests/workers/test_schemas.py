@@ -199,6 +199,15 @@ def test_definitions_that_do_not_get_along_are_refused_and_the_connection_goes_o
     assert (one.produce(), one.create("None"), one.get()[0]) == (None, None, 0)
 
 
+def test_keys_and_values_of_other_types_are_another_schema(opened):
+    """Although the bytes of both definitions are the same."""
+    one, data = opened(), bytes(8)
+    assert one.produce("KeyValue", data, **{"key.schema.type": "STRING", "value.schema.type": "STRING"}) == 0
+    assert one.produce("KeyValue", data, **{"key.schema.type": "STRING", "value.schema.type": "STRING", "a": "b"}) == 0
+    assert "exists value schema type STRING, new value schema type INT32" in \
+        one.produce("KeyValue", data, **{"key.schema.type": "STRING", "value.schema.type": "INT32"})
+
+
 @pytest.mark.parametrize("kind, data", [
     ("Avro", b"xyz"), ("Json", b""), ("Protobuf", b"{}"), ("ProtobufNative", b"xyz"), ("KeyValue", b"xyz"), ("Int32", b"xyz"),
     ("String", b"xyz"), ("Avro", b"\xff"), ("Avro", b"[" * 100_000), ("Json", bytes(SIZE_MAX + 1)), ("External", b""),
