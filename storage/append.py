@@ -65,7 +65,8 @@ class Plan:
     refused: list[tuple[int, int, int, int, str]]   # (worker, connection, producer id, sequence id, why)
     progress: list[tuple[Producer, Progress]] = field(default_factory=list)     # how far producers have come then
     duplicates: int = 0
-    handles: NDArray | list[int] = field(default_factory=list)      # of the producers (n,) of what is stored
+    handles: NDArray | None = None    # of the producers (n,) of what is stored, ...
+    few: list[tuple[Producer, int, int, int]] = field(default_factory=list)      # ... or, one by one, with size, messages and flags
 
     def record(self, ops: bytes) -> Record:
         ops += b"".join([producer.partition.sequences.ops(producer.partition.partition_id, producer.identity, progress)
@@ -108,7 +109,7 @@ def plan_few(sends: Sends, producer_of: ProducerOf, room: Room, now_ms: int) -> 
             if producer is not None:
                 found.setdefault(producer.partition, []).append((worker, base, data, row, producer))
         base += len(data)
-    index, sources, receipts, handles = [], [], {}, planned.handles
+    index, sources, receipts, few = [], [], {}, planned.few
     for partition, entries in sorted(found.items(), key=_slot):
         stored, is_new, progress = entries, repeat(True), {}
         if partition.deduplicates:
@@ -126,8 +127,8 @@ def plan_few(sends: Sends, producer_of: ProducerOf, room: Room, now_ms: int) -> 
         if ledger is not None:
             ledger_id, entry_id, pieces = ledger.ledger_id, ledger.entries, []
             offset, message_index = ledger.size, partition.next_message
-        for (worker, base, data, row, _), is_stored in zip(entries, is_new, strict=False):
-            (handle, connection, _, producer_id, sequence_id, highest, _, _,
+        for (worker, base, data, row, producer), is_stored in zip(entries, is_new, strict=False):
+            (_, connection, _, producer_id, sequence_id, highest, _, _,
              at, publish_time, _, deliver_at, _, size, messages, key_hash, flags, crc32c, _) = row
             if not is_stored:
                 receipts.setdefault(worker, []).append(
@@ -139,7 +140,7 @@ def plan_few(sends: Sends, producer_of: ProducerOf, room: Room, now_ms: int) -> 
                 ledger_id, entry_id, offset=offset, publish_time=publish_time, broker_time=now_ms, deliver_at=deliver_at,
                 message_index=message_index, size=size, messages=messages, key_hash=key_hash, flags=flags, crc32c=crc32c))
             sources.append((base + at).to_bytes(_SOURCE, "little"))
-            handles.append(handle)
+            few.append((producer, size, messages, flags))
             pieces.append(data[at:at + size])
             receipts.setdefault(worker, []).append(
                 RECEIPT.pack(connection, worker, producer_id, sequence_id, highest, ledger_id, entry_id))

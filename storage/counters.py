@@ -30,20 +30,21 @@ class Counters:
 
     def __init__(self, table: np.ndarray, number: int):
         self._table, self._row = table, table[number]
+        self._cells = memoryview(self._row)      # the same; one is added to in a third of the time
         self._columns = {name: number for number, name in enumerate(NAMES)}
         self._histograms = {name: len(NAMES) + number * (_BUCKETS + 1) for number, name in enumerate(HISTOGRAMS)}
 
     def add(self, name: str, count: int = 1) -> None:
-        self._row[self._columns[name]] += count
+        self._cells[self._columns[name]] += count
 
     def set(self, name: str, value: int) -> None:
-        self._row[self._columns[name]] = value
+        self._cells[self._columns[name]] = value
 
     def observe(self, name: str, seconds: float, count: int = 1) -> None:
         """It took so long, so many times."""
-        at = self._histograms[name]
-        self._row[at + bisect.bisect_left(BOUNDS_S, seconds)] += count
-        self._row[at + _BUCKETS] += int(seconds * 1e6) * count
+        at, cells = self._histograms[name], self._cells
+        cells[at + bisect.bisect_left(BOUNDS_S, seconds)] += count
+        cells[at + _BUCKETS] += int(seconds * 1e6) * count
 
     def total(self, name: str) -> int:
         """Of all processes."""

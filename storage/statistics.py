@@ -31,6 +31,7 @@ from geminga.storage.subscription import Consumer, Subscription
 
 Topic = Partition | LiveTopic
 SIZES = (128, 512, 1 << 10, 2 << 10, 4 << 10, 16 << 10, 100 << 10, 1 << 20)      # bytes of an entry, up to which a bucket reaches
+_SIZES = np.array(SIZES, np.uint32)
 LATENCIES_MS = (0.5, 1, 5, 10, 20, 50, 100, 200, 1_000)                          # likewise of a write
 _SLICE_SECONDS = 0.005       # of rows made anew in one pass
 LATER_BYTES = 2             # of what is kept in memory of an entry whose time has not come
@@ -288,14 +289,11 @@ class Statistics:
 
     def stored(self, planned: Plan, seconds: float, journal_seconds: float) -> None:
         """The plan is in the journal, so long after it came, and so long after it began to be written."""
-        index = np.frombuffer(planned.index, format.INDEX_ROW) if isinstance(planned.index, bytes) else planned.index
-        sizes = index["size"]
-        buckets = np.searchsorted(SIZES, sizes)
-        bucket = buckets.item(0) if (buckets == buckets[0]).all() else -1
-        are_chunks = bool((index["flags"] & IS_CHUNK).any())
         late, written = bisect.bisect_left(LATENCIES_MS, seconds * 1000), _AFTER + bisect.bisect_left(LATENCIES_MS, journal_seconds * 1000)
         micros, journal_micros = int(seconds * 1e6), int(journal_seconds * 1e6)
-        for group in planned.groups:
+        is_few = planned.handles is None
+        bucket, by_size, are_chunks = (0, [], False) if is_few else _of_many(planned)
+        for number, group in enumerate(planned.groups):
             partition, count, size = group.partition, group.count, group.size - group.ledger.size
             partition.entries_in += count
             partition.bytes_in += size
@@ -307,21 +305,27 @@ class Statistics:
             window.latencies[written] += count
             window.latency_sum_us += micros * count
             window.journal_sum_us += journal_micros * count
+            which = slice(group.first, group.first + count)
+            if is_few:
+                for one in planned.few[which]:
+                    _count_one(window, partition, *one)
+                continue
             if bucket >= 0:
                 window.sizes[bucket] += count
             else:
-                for at, many in enumerate(np.bincount(buckets[group.first:group.first + count]).tolist()):
-                    window.sizes[at] += many
+                for at, many in enumerate(by_size[number]):
+                    if many:
+                        window.sizes[at] += many
             live = partition.producers.live
             if len(live) == 1 and not are_chunks:
                 for producer in live.values():
                     producer.messages_in += group.next_message - partition.next_message
                     producer.bytes_in += size
             else:
-                self._count_producers(planned.handles[group.first:group.first + count], index[group.first:group.first + count], partition)
+                self._count_producers(planned.handles[which], planned.index[which], partition)
 
-    def _count_producers(self, handles: NDArray | list[int], rows: NDArray, partition: Partition) -> None:
-        distinct, inverse = np.unique(np.asarray(handles), return_inverse=True)
+    def _count_producers(self, handles: NDArray, rows: NDArray, partition: Partition) -> None:
+        distinct, inverse = np.unique(handles, return_inverse=True)
         are_chunks = (rows["flags"] & IS_CHUNK) != 0
         partition.chunks_in += int(are_chunks.sum())
         columns = (np.bincount(inverse, weights).tolist() for weights in (rows["messages"], rows["size"], are_chunks))
@@ -450,6 +454,27 @@ class Statistics:
             for column, values in enumerate(table.rows[rows].T):
                 sums[:, column] = np.bincount(marks, values, len(sums))
         return sums
+
+
+def _of_many(planned: Plan) -> tuple[int, list[list[int]], bool]:
+    """(the bucket that all sizes are in; when they are in several -1, and how many are in each, by group; whether there are chunks)"""
+    sizes, groups = planned.index["size"], planned.groups
+    are_chunks = bool((planned.index["flags"] & IS_CHUNK).any())
+    least, most = (bisect.bisect_left(SIZES, bound) for bound in (sizes.min(), sizes.max()))
+    if least == most:
+        return least, [], are_chunks
+    width = len(SIZES) + 1
+    buckets = np.searchsorted(_SIZES, sizes) + np.repeat(np.arange(0, len(groups) * width, width), [group.count for group in groups])
+    return -1, np.bincount(buckets, minlength=len(groups) * width).reshape(-1, width).tolist(), are_chunks
+
+
+def _count_one(window: Distribution, partition: Partition, producer: Producer, size: int, messages: int, flags: int) -> None:
+    window.sizes[bisect.bisect_left(SIZES, size)] += 1
+    producer.messages_in += messages
+    producer.bytes_in += size
+    if flags & IS_CHUNK:
+        partition.chunks_in += 1
+        producer.chunks_in += 1
 
 
 def _roll(found, counts: tuple, seconds: float) -> bool:

@@ -176,22 +176,25 @@ SUBSCRIPTION_FAMILIES = [
            "acknowledged, expired, skipped and evicted ones", "backlog_messages"),
 ]
 # What cannot be anything else here is told once for each namespace, so that panels find it.
-NOTHING_FAMILIES = [
-    *(Family(f"pulsar_{name}", f"Always 0: {why}", _nothing, type_) for name, type_, why in (
-        ("storage_read_cache_misses_rate", "gauge", "reads are from mapped files"),
-        ("storage_offloaded_size", "gauge", "nothing is offloaded"),
-        ("txn_tb_active_total", "gauge", "there are no transactions"), ("txn_tb_aborted_total", "gauge", "there are no transactions"),
-        ("txn_tb_committed_total", "gauge", "there are no transactions"),
-        ("subscription_filter_processed_msg_count", "gauge", "there are no entry filters"),
-        ("subscription_filter_accepted_msg_count", "gauge", "there are no entry filters"),
-        ("subscription_filter_rejected_msg_count", "gauge", "there are no entry filters"),
-        ("subscription_filter_rescheduled_msg_count", "gauge", "there are no entry filters"))),
-]
-# Column -> Pulsar's name, of the broker as a whole.
+_NOTHING = {
+    "reads are from mapped files": ("storage_read_cache_misses_rate",),
+    "nothing is offloaded": ("storage_offloaded_size",),
+    "there are no transactions": tuple(f"txn_tb_{what}_total" for what in ("active", "aborted", "committed")),
+    "there are no entry filters": tuple(f"subscription_filter_{what}_msg_count" for what in (
+        "processed", "accepted", "rejected", "rescheduled")),
+    "there is no compaction": tuple(f"compaction_{what}" for what in (
+        "removed_event_count", "succeed_count", "failed_count", "duration_time_in_mills", "read_throughput", "write_throughput",
+        "compacted_entries_count", "compacted_entries_size")),
+}
+NOTHING_FAMILIES = [Family(f"pulsar_{name}", f"Always 0: {why}", _nothing, "counter" if name.endswith("_total") else "gauge")
+                    for why, names in _NOTHING.items() for name in names]
+# Pulsar's name -> column, of the broker as a whole.
 _SUMS = {
-    "subscriptions": "subscriptions_count", "producers": "producers_count", "consumers": "consumers_count", "rate_in": "rate_in",
-    "rate_out": "rate_out", "throughput_in": "throughput_in", "throughput_out": "throughput_out", "backlog": "msg_backlog",
-    "storage_bytes": "storage_size", "write_rate": "storage_write_rate", "read_rate": "storage_read_rate"}
+    "broker_subscriptions_count": "subscriptions", "broker_producers_count": "producers", "broker_consumers_count": "consumers",
+    "broker_rate_in": "rate_in", "broker_rate_out": "rate_out", "broker_throughput_in": "throughput_in",
+    "broker_throughput_out": "throughput_out", "broker_msg_backlog": "backlog", "broker_storage_size": "storage_bytes",
+    "broker_storage_logical_size": "storage_bytes", "broker_storage_write_rate": "write_rate", "broker_storage_read_rate": "read_rate",
+    "ml_cache_hits_rate": "read_rate"}
 _CONSUMER_GAUGES = ("msg_rate_out", "msg_throughput_out", "msg_rate_redeliver", "msg_ack_rate", "unacked_messages",
                     "blocked_on_unacked_messages", "available_permits")
 _PRODUCER_GAUGES = ("msg_rate_in", "msg_throughput_in", "msg_average_Size")
@@ -255,8 +258,8 @@ class Metrics:
     def _sums(self) -> Iterator[Metric]:
         """Over all topics that are loaded."""
         found = [one for one in self._measured if one is not None]
-        for column, name in _SUMS.items():
-            family = GaugeMetricFamily(f"pulsar_broker_{name}", "Of all topics that are loaded", labels=["cluster"])
+        for name, column in _SUMS.items():
+            family = GaugeMetricFamily(f"pulsar_{name}", "Of all topics that are loaded", labels=["cluster"])
             family.add_metric([self._cluster], sum(one.total(column) for one in found))
             yield family
         topics = GaugeMetricFamily("pulsar_broker_topics_count", "Topics and partitions that are loaded", labels=["cluster"])

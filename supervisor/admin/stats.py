@@ -19,6 +19,7 @@ from geminga.supervisor.admin.topics import BUNDLE, TOPIC, TOPICS, ask_each, ask
 
 routes = web.RouteTableDef()
 _EVERYTHING = 1 << 30      # topics
+_MEASURE_SECONDS = 8       # less than a Prometheus server waits
 # Of all partitions together these are the largest, or the one that is; other numbers are summed up.
 _LARGEST = ("lastConsumedFlowTimestamp", "lastConsumedTimestamp", "lastAckedTimestamp", "lastMarkDeleteAdvancedTimestamp",
             "lastExpireTimestamp", "lastPublishTimeStamp", "oldestBacklogMessageAgeSeconds", "backlogQuotaLimitSize",
@@ -177,18 +178,19 @@ class Measured:
 
 
 def namespace_of(topic: str) -> str:
-    return topic.partition("://")[2].rpartition("/")[0]
+    return "/".join(topic.partition("://")[2].split("/", 2)[:2])
 
 
 async def measure(owners: Owners, most: int, *, consumers: bool = False, producers: bool = False) -> list[Measured | None]:
     """What all owners have open, None of those that do not answer now; at most so many topics by themselves."""
     async def ask(index: int) -> Measured | None:
         try:
-            while not isinstance(found := await owners.ask_owner(index, "measure", most=-(-most // owners.count), consumers=consumers,
-                                                                 producers=producers), bytes):
-                pass      # it makes rows anew, some in each of its passes
-            return Measured(found)
-        except Refusal:
+            async with asyncio.timeout(_MEASURE_SECONDS):
+                while not isinstance(found := await owners.ask_owner(index, "measure", most=-(-most // owners.count), consumers=consumers,
+                                                                     producers=producers), bytes):
+                    pass      # it makes rows anew, some in each of its passes
+                return Measured(found)
+        except (Refusal, TimeoutError):
             return None
 
     return await asyncio.gather(*map(ask, range(owners.count)))
