@@ -104,17 +104,18 @@ def _delete_live(owner, topic: TopicName, arguments: dict) -> None:
 
 
 def _is_used(owner, topic: TopicName, arguments: dict) -> bool:
-    """By producers or subscriptions."""
-    found = topic_of(owner, topic)
-    return bool(found.producers.live or found.subscriptions)
+    """By producers or consumers."""
+    return bool(_connected(topic_of(owner, topic)))
 
 
 def _refuse_used(found: Partition | LiveTopic, force: bool) -> None:
-    connected = len(found.producers.live) + sum(len(subscription.consumers) for subscription in found.subscriptions.values())
-    if connected and not force:
+    if not force and (connected := _connected(found)):
         raise Refusal(api.ConsumerBusy, f"Topic has {connected} connected producers/consumers")
-    if found.subscriptions and not force:
-        raise Refusal(api.ConsumerBusy, "Topic has subscriptions")
+
+
+def _connected(found: Partition | LiveTopic) -> int:
+    """Producers and consumers."""
+    return len(found.producers.live) + sum(len(subscription.consumers) for subscription in found.subscriptions.values())
 
 
 def _truncate(owner, topic: TopicName, arguments: dict) -> None:

@@ -1,0 +1,97 @@
+"""Where administration finds messages, and what it makes expire; time is a number here."""
+import base64
+
+import pytest
+
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.storage.subscription import SubType
+
+from .rig import payload_of
+
+DAY_MS = 24 * 3600 * 1000
+
+
+@pytest.fixture
+def topic(rig):
+    """Six entries in three ledgers, a day between the first three and the others, one of them a batch: (positions, producer, consumer)."""
+    producer, consumer = rig.producer("t"), rig.consumer("t", subType=SubType.Shared)
+    positions = rig.publish(producer, b"0", b"1", b"2")
+    rig.owner.roll(rig.partition("t"))
+    rig.run(after_ms=DAY_MS)
+    positions += rig.run(rig.sends((producer, b"3", {"batch": 4, "publish_time": DAY_MS}))).positions
+    rig.owner.roll(rig.partition("t"))
+    positions += rig.run(rig.sends((producer, b"4", {"publish_time": DAY_MS}), (producer, b"5", {"publish_time": DAY_MS + 5}))).positions
+    return positions, producer, consumer
+
+
+def data_of(shown):
+    return (shown["ledger"], shown["entry"]), payload_of(base64.b64decode(shown["data"]))
+
+
+def refused(rig, *arguments, **more):
+    [answer] = rig.run(rig.question(*arguments, **more)).answered
+    return answer["refused"]
+
+
+def test_messages_are_found_by_position_number_and_time(rig, topic):
+    positions, *_ = topic
+    for number, position in enumerate(positions):
+        assert data_of(rig.asked("entry", "t", position=position)) == (position, b"%d" % number)
+        assert data_of(rig.asked("peek", "t", subscription="sub", number=number + 1)) == (position, b"%d" % number)
+        for latest, place in ((False, number + 1), (True, 6 - number)):
+            assert data_of(rig.asked("examine", "t", number=place, from_latest=latest))[0] == position
+    for latest, end in ((False, 5), (True, 0)):      # fewer than that
+        assert data_of(rig.asked("examine", "t", number=99, from_latest=latest))[0] == positions[end]
+    assert [tuple(rig.asked("by_index", "t", index=index)) for index in range(9)] == [
+        *positions[:3], *[positions[3]] * 4, *positions[4:]]
+    for time_ms, expected in ((0, 0), (2, 3), (DAY_MS, 3), (DAY_MS + 1, 5)):
+        assert tuple(rig.asked("at_time", "t", time_ms=time_ms)) == positions[expected]
+    ledger, entry = positions[-1]
+    assert rig.asked("at_time", "t", time_ms=DAY_MS + 6) == [ledger, entry + 1]
+    assert rig.asked("last_message", "t") == {"ledger": ledger, "entry": entry, "batch_index": -1, "batch_size": 0}
+    for question, arguments in (("entry", {"position": [ledger, entry + 1]}), ("entry", {"position": [99, 0]}), ("by_index", {"index": 9}),
+                                ("peek", {"subscription": "sub", "number": 7})):
+        assert refused(rig, question, "t", **arguments) == api.MetadataError
+
+
+def test_peeking_passes_over_what_is_acknowledged_and_gives_nothing_out(rig, topic):
+    positions, _, consumer = topic
+    rig.receive(consumer, 2)
+    rig.run(rig.acks(consumer, positions[0], positions[3]))
+    assert [data_of(rig.asked("peek", "t", subscription="sub", number=n + 1))[1] for n in range(4)] == [b"1", b"2", b"4", b"5"]
+    assert rig.asked("analyze", "t", subscription="sub") == {"entries": 4, "messages": 4, "first": list(positions[1]),
+                                                             "last": list(positions[5])}
+    assert rig.asked("analyze", "t", subscription="sub", position=positions[4], behind=True)["messages"] == 1
+
+
+def test_what_is_older_than_that_expires_from_one_subscription_or_from_all(rig, topic):
+    positions, producer, consumer = topic
+    rig.consumer("t", "other", subType=SubType.Shared)
+    assert rig.asked("expire", "t", subscription="sub", seconds=2 * DAY_MS // 1000) == 0
+    assert rig.asked("expire", "t", subscription="sub", seconds=3600) == 3
+    assert rig.asked("why", "t", subscription="sub")["messages"]["expired"] == 3
+    assert [position for position, _ in rig.receive(consumer)] == positions[3:]
+    assert rig.asked("expire", "t", seconds=3600) == 3
+    assert rig.asked("why", "t", subscription="other")["messages"] == {
+        "published": 9, "acknowledged": 0, "expired": 3, "skipped": 0, "evicted": 0, "backlog": 6}
+    rig.run(rig.sends((producer, b"later", {"deliver_at_time": rig.now_ms + DAY_MS})))
+    assert rig.asked("expire", "t", seconds=0) == 6      # all but what comes later, of both
+    assert rig.asked("analyze", "t", subscription="other")["messages"] == 1
+
+
+@pytest.mark.parametrize(("behind", "left"), [(False, 3), (True, 4)])
+def test_what_lies_before_a_message_expires(rig, topic, behind, left):
+    """With the message itself, unless it is excluded."""
+    positions, *_ = topic
+    rig.asked("expire", "t", subscription="sub", position=positions[2], behind=behind)
+    assert rig.asked("analyze", "t", subscription="sub")["entries"] == left
+
+
+def test_of_an_empty_topic_the_next_message_is_told(rig):
+    rig.producer("t")
+    [ledger] = rig.files("t")
+    assert rig.asked("last_message", "t") == {"ledger": ledger, "entry": -1, "batch_index": -1, "batch_size": 0}
+    assert rig.asked("at_time", "t", time_ms=0) == [ledger, 0]
+    assert refused(rig, "examine", "t", number=1, from_latest=True) == api.NotAllowedError
+    assert refused(rig, "peek", "t", subscription="new", number=1) == api.MetadataError
+    assert rig.asked("subscriptions", "t") == ["new"]      # made for that, as Pulsar does
