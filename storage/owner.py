@@ -266,6 +266,7 @@ class Owner:
     def apply_options(self) -> None:
         """What is changed of them in the catalogue holds from here on."""
         self.options = self.catalogue.with_changes(self._configured)
+        self.rates.configure()
         for partition in [*self.by_name.values(), *self.live.values()]:
             self.apply_policies(partition)
         self.sweep.begin()

@@ -172,6 +172,8 @@ class Limits:
     broker: SharedLimit | None = None                     # likewise of all topics
     subscribed: "Subscribed | None" = None
     served_ms: int = 0                                    # when a consumer last got anything
+    counts_entries: bool = False                          # a batch is one message
+    spares_keen: bool = False                             # subscriptions that are hardly behind get all there is
     publish_limited_times: int = 0                        # how often something was held back
 
 
@@ -179,21 +181,31 @@ class Rates:
     """Of one owner's topics."""
 
     def __init__(self, owner):
-        self._owner, options = owner, owner.options
+        self._owner = owner
         self.due_ms = NEVER_MS                            # when something that is held back may go
         self._held: dict[Topic, _Held] = {}
         self._size = 0                                    # bytes of it
         self._connections: dict[tuple[int, int], int] = {}      # (worker, connection): entries of it that are held back
         self._limited: set[Topic] = set()                 # topics with a publish rate of their own
         self.is_relative = False                          # one of the dispatch rates has been, to what is published
-        self._publish = self._of_broker("in", options.publish_messages_per_broker, options.publish_bytes_per_broker)
-        self.dispatch = self._of_broker("out", options.dispatch_messages_per_broker, options.dispatch_bytes_per_broker)
+        self._publish: SharedLimit | None = None          # of all topics of the broker together
+        self._dispatch: SharedLimit | None = None
+        self.configure()
 
-    def _of_broker(self, which: str, messages: int, size: int) -> SharedLimit | None:
-        if messages <= 0 and size <= 0:
-            return None
+    def configure(self) -> None:
+        """The owner's options are new; `watch` is to follow for each topic."""
+        options = self._owner.options
+        self._publish = self._of_broker(self._publish, "in", options.publish_messages_per_broker, options.publish_bytes_per_broker)
+        self._dispatch = self._of_broker(self._dispatch, "out", options.dispatch_messages_per_broker, options.dispatch_bytes_per_broker)
+        if self._held:
+            self.due_ms = self._owner.now_ms
+
+    def _of_broker(self, before: SharedLimit | None, which: str, messages: int, size: int) -> SharedLimit | None:
+        rates = messages, size, 1, False
+        if before is not None and before.rates == rates:
+            return before
         names = f"limited_messages_{which}", f"limited_bytes_{which}"
-        return SharedLimit(self._owner.counters, names, (messages, size, 1, False), self._owner.now_ms)
+        return SharedLimit(self._owner.counters, names, rates, self._owner.now_ms) if max(messages, size) > 0 else None
 
     @property
     def is_possible(self) -> bool:
@@ -204,9 +216,11 @@ class Rates:
         """Its policies are new."""
         policies, now_ms, limits = topic.policies, self._owner.now_ms, topic.rate_limits
         if limits is None:
-            if self.dispatch is None and not policies.has_rates:
+            if self._dispatch is None and not policies.has_rates:
                 return
-            limits = topic.rate_limits = Limits(broker=self.dispatch)
+            limits = topic.rate_limits = Limits()
+        options, limits.broker = self._owner.options, self._dispatch
+        limits.counts_entries, limits.spares_keen = options.dispatch_limits_entries, not options.dispatch_limits_without_backlog
         limits.publish = _limit(limits.publish, "Topic", (policies.publish_messages, policies.publish_bytes, 1, False), now_ms)
         limits.dispatch = _limit(limits.dispatch, "Topic", policies.dispatch_rate, now_ms)
         for subscription in topic.subscriptions.values():
@@ -277,7 +291,7 @@ class Rates:
 
     def in_turn(self, topics: Iterable[Topic]) -> Iterable[Topic]:
         """Those first that have waited longest since they last got anything, where all share a rate."""
-        return topics if self.dispatch is None else sorted(topics, key=_topic_served_ms)
+        return topics if self._dispatch is None else sorted(topics, key=_topic_served_ms)
 
     def causes(self, topic: Topic) -> list[dict]:
         """What keeps its producers waiting."""
@@ -426,22 +440,22 @@ def watch_subscription(subscription: Subscription, now_ms: int) -> None:
 
 def next_batches(subscription: Subscription, ledgers: list[Ledger]) -> list[Batch]:
     """As the dispatcher's, no more than the rates allow."""
-    found, options, dispatcher = subscription.partition, subscription.options, subscription.dispatcher
-    now_ms = found.now_ms
+    found, dispatcher = subscription.partition, subscription.dispatcher
+    now_ms, of_topic = found.now_ms, found.rate_limits
     if subscription.limited is None:
         watch_subscription(subscription, now_ms)
     limited = subscription.limited
-    limits = [limit for limit in (limited.limit, found.rate_limits.dispatch, found.rate_limits.broker) if limit is not None]
+    limits = [limit for limit in (limited.limit, of_topic.dispatch, of_topic.broker) if limit is not None]
     limited.until_ms, limited.by = NEVER_MS, []
-    if not limits or not (options.dispatch_limits_without_backlog or _is_behind(subscription)):
+    if not limits or (of_topic.spares_keen and not _is_behind(subscription)):
         limited.since_ms = 0
         return dispatcher.next_batches(ledgers)
     messages, size = (min(room) for room in zip(*[limit.room(now_ms) for limit in limits], strict=True))
-    allowance = subscription.allowance = Allowance(messages, size, options.dispatch_limits_entries)
+    allowance = subscription.allowance = Allowance(messages, size, of_topic.counts_entries)
     batches = dispatcher.next_batches(ledgers)
     subscription.allowance = None
     if batches:
-        limited.served_ms = found.rate_limits.served_ms = now_ms
+        limited.served_ms = of_topic.served_ms = now_ms
         for limit in limits:
             limit.take(messages - allowance.messages, size - allowance.size)
     if not allowance.room and dispatcher.is_hungry(ledgers):
@@ -473,7 +487,7 @@ def published(groups: list[Group], now_ms: int) -> None:
         topic = group.partition
         if topic.rate_limits is None:
             continue
-        messages = group.count if topic.options.dispatch_limits_entries else group.next_message - topic.next_message
+        messages = group.count if topic.rate_limits.counts_entries else group.next_message - topic.next_message
         for limit in (topic.rate_limits.dispatch, *(one.limited.limit for one in topic.attached if one.limited is not None)):
             if limit is not None:
                 limit.published(messages, group.size - group.ledger.size, now_ms)

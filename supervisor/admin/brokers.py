@@ -17,7 +17,8 @@ _CONFIGURATION = "/admin/v2/brokers/configuration"
 _TEXTS = "/broker"        # scope in the catalogue of what was changed, by Pulsar's names, as it was said
 _LIVE = frozenset({       # keys that are asked for each time they matter, by owners and by what holds for their partitions
     "storage.auto_create_subscriptions", "storage.backlog_quota_age_s", "storage.backlog_quota_bytes", "storage.backlog_quota_policy",
-    "storage.deduplication", "storage.key_shared_enabled", "storage.message_ttl_s", "storage.retention_bytes", "storage.retention_s"})
+    "storage.deduplication", "storage.key_shared_enabled", "storage.message_ttl_s", "storage.retention_bytes", "storage.retention_s"}) | {
+    key for key in configuration.KEYS if key.startswith(("storage.dispatch_", "storage.publish_", "storage.subscribe"))}      # rates
 _DYNAMIC = sorted(name for name, (key, _) in TRANSLATED.items() if key in _LIVE)
 
 

@@ -435,6 +435,30 @@ def test_the_brokers_rate_is_shared_by_all_topics(rigs):
     assert min(counts) > 45 * SECONDS
 
 
+def changes(rig, **options):
+    """What administration does to the broker's own configuration."""
+    for name, value in options.items():
+        rig.owner.catalogue.set_policy(rig.owner.catalogue.OPTIONS, name, value)
+    rig.owner.catalogue.commit()
+    return rig.run(rig.tell("options"))
+
+
+def test_rates_of_the_broker_that_are_changed_hold_at_once(rigs):
+    rig = rigs(dispatch_messages_per_broker=1, publish_messages_per_broker=1)
+    backlog(rig, "a", 5)
+    passes(rig, 10_000)
+    changes(rig, publish_messages_per_broker=0)
+    producer, consumer = backlog(rig, "a", 1_500, batch=10), rig.consumer("a")
+    rig.run(rig.flow(consumer, MANY))
+    passes(rig, 1_000)
+    found = [changes(rig, dispatch_messages_per_broker=50, dispatch_limits_entries=True), *passes(rig, SECONDS * 1_000)]
+    assert given(found, consumer) == about(50 * SECONDS)
+    rig.run(rig.sends(*[(producer, PAYLOAD)] * 20))
+    changes(rig, dispatch_messages_per_broker=0, dispatch_messages_per_topic=20, publish_messages_per_topic=20)
+    assert given(passes(rig, SECONDS * 1_000), consumer) == about(20 * SECONDS)
+    assert flood([Flood(rig, rig.producer("a"), 50)], SECONDS * 1_000) == [about(20 * SECONDS)]
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=SubType.Name)
 @pytest.mark.parametrize("size", [0, 1], ids=["messages", "bytes"])
 def test_batches_count_by_their_messages_and_bytes_by_themselves(rig, kind, size):
