@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from geminga.supervisor.cli import show, units, verbs
-from geminga.supervisor.cli.rest import Broker, namespace_path, quoted, shown, topic_path
+from geminga.supervisor.cli.rest import Broker, NotReachable, Refused, namespace_path, quoted, shown, topic_path
 from geminga.supervisor.cli.verbs import GROUPS, Option, Verb
 
 URL = "http://127.0.0.1:8080"
@@ -79,6 +79,7 @@ def command() -> click.Group:
 
     url = click.Option(["url", "--admin-url", "--http-url"], default=URL, show_default=True, help="Where the broker listens for HTTP.")
     return Admin("admin", params=[url, _output()], callback=admin, no_args_is_help=True,
+                 context_settings={"help_option_names": ["-h", "--help"]},
                  help="Administer a broker, with the verbs of pulsar-admin.  Exit status: 0 done; 1 refused by the broker; 2 wrong usage; "
                       "3 the broker cannot be reached.")
 
@@ -201,7 +202,6 @@ def _show_messages(found: Any, is_json: bool) -> None:
 
 def _complete(context: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
     """Tenants, namespaces and topics as far as the broker tells them at once; nothing where it does not."""
-    from geminga.supervisor.cli.rest import NotReachable, Refused
     while context.parent is not None and "url" not in context.params:       # of the command before the group and the verb
         context = context.parent
     try:

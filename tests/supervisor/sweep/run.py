@@ -61,7 +61,8 @@ def _all(jars: Path, url: str, commands: list[str]) -> list[Outcome | None]:
         conf.write_text(f"webServiceUrl={url}/\nbrokerServiceUrl={url}/\n")
         logging.write_text('<Configuration><Loggers><Root level="off"/></Loggers></Configuration>')
         opened = [word for package in ("java.base/sun.net", "java.base/java.nio") for word in ("--add-opens", f"{package}=ALL-UNNAMED")]
-        java = ["java", "-Xmx512m", *opened, f"-Dlog4j.configurationFile={logging}", "-cp", f"{jars}/*", HERE / "Admin.java", conf]
+        quick = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+        java = ["java", *quick, *opened, f"-Dlog4j.configurationFile={logging}", "-cp", f"{jars}/*", HERE / "Admin.java", conf]
         with subprocess.Popen(java, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=HERE) as tool:
             found = []
             for number, command in enumerate(commands):
