@@ -29,8 +29,7 @@ def _broker(request: web.Request) -> str:
 @routes.get("/admin/v2/brokers")
 @routes.get("/admin/v2/brokers/{cluster}")
 async def brokers(request: web.Request) -> web.Response:
-    if "cluster" in request.match_info and part_of(request, "cluster") != request.app[TOPICS].cluster_name:
-        raise web.HTTPNotFound(text=f"Cluster {part_of(request, 'cluster')} has no broker here")
+    """Whatever cluster the path names, as Pulsar answers."""
     return web.json_response([_broker(request)])
 
 
