@@ -308,7 +308,8 @@ class Catalogue:
     def with_changes(self, options: StorageOptions) -> StorageOptions:
         """These, with what was changed since the broker was configured."""
         known = {field.name for field in fields(StorageOptions)}
-        return replace(options, **{name: value for name, value in self.policies(self.OPTIONS).items() if name in known})
+        return replace(options, **{name: tuple(value) if isinstance(value, list) else value
+                                   for name, value in self.policies(self.OPTIONS).items() if name in known})
 
     # -- properties
 

@@ -21,7 +21,7 @@ class Directory:
 
     def __init__(self, catalogue: Catalogue, *, url: str, listeners: dict[str, str], storage: StorageOptions):
         self.catalogue, self._url, self._listeners = catalogue, url, listeners
-        self._storage = storage
+        self._configured, self._storage = storage, catalogue.with_changes(storage)
         self._counts: dict[TopicName, int | None] = {}
         self._namespaces: dict[str, bool] = {}
         self._topics_version: int | None = None
@@ -31,6 +31,7 @@ class Directory:
             self._counts.clear()
             self._namespaces.clear()
             self._topics_version = None
+            self._storage = self.catalogue.with_changes(self._configured)
 
     def _partition_count(self, topic: TopicName) -> int | None:
         if topic not in self._counts:

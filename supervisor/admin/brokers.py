@@ -5,6 +5,7 @@ from typing import Any
 
 from aiohttp import web
 
+from geminga.storage.policy_table import TABLE
 from geminga.supervisor import config as configuration
 from geminga.supervisor.admin.owners import OWNERS
 from geminga.supervisor.admin.topics import BUNDLE, TOPICS, catalogue_of, done, part_of, status
@@ -15,10 +16,9 @@ routes = web.RouteTableDef()
 CONFIG = web.AppKey("config", Config)
 _CONFIGURATION = "/admin/v2/brokers/configuration"
 _TEXTS = "/broker"        # scope in the catalogue of what was changed, by Pulsar's names, as it was said
-_LIVE = frozenset({       # keys that are asked for each time they matter, by owners and by what holds for their partitions
-    "storage.auto_create_subscriptions", "storage.backlog_quota_age_s", "storage.backlog_quota_bytes", "storage.backlog_quota_policy",
-    "storage.deduplication", "storage.key_shared_enabled", "storage.message_ttl_s", "storage.retention_bytes", "storage.retention_s"}) | {
-    key for key in configuration.KEYS if key.startswith(("storage.dispatch_", "storage.publish_", "storage.subscribe"))}      # rates
+# Keys that are asked for each time they matter: what holds where no policy says otherwise, and rates of the whole broker.
+_LIVE = {f"storage.{part.key}" for policy in TABLE.values() for part in policy.parts if part.key} | {"storage.key_shared_enabled"} | {
+    key for key in configuration.KEYS if key.startswith(("storage.dispatch_", "storage.publish_", "storage.subscribe"))}
 _DYNAMIC = sorted(name for name, (key, _) in TRANSLATED.items() if key in _LIVE)
 
 

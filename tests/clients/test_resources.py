@@ -177,12 +177,16 @@ def test_what_is_changed_of_the_configuration_binds_at_once_and_after_a_restart(
     odd = '{"key/123":"https://example.com/"}'
     assert request("POST", f"{base}/{name}/{urllib.parse.quote_plus(odd)}")[0] == 200      # any text, and it stays as it was
     assert got(base + "/values") == {name: odd}
-    assert request("POST", f"{base}/{name}/false")[0] == 200
+    for one in (name, "allowAutoTopicCreation"):
+        assert request("POST", f"{base}/{one}/false")[0] == 200
+    assert put(topic_url(fresh_broker, "persistent://public/default/t", "").rstrip("/")) == 204
     for _ in range(2):
-        assert got(base + "/values") == {name: "false"} and got(base + "/runtime")[name] == "false"
+        assert got(base + "/values") == {name: "false", "allowAutoTopicCreation": "false"} and got(base + "/runtime")[name] == "false"
         client = pulsar.Client(fresh_broker.service_url, operation_timeout_seconds=1)      # released clients try for so long
         with pytest.raises(pulsar.PulsarException):
             client.subscribe("t", "other")
+        with pytest.raises(pulsar.PulsarException):
+            client.create_producer("nothing")
         client.close()
         fresh_broker.kill_supervisor()
         fresh_broker.close()
