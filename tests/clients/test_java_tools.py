@@ -3,6 +3,7 @@
 Java writes and Python reads, Python writes and Java reads: what one of them compresses, batches or cuts, the other puts together.
 """
 
+import json
 import random
 import re
 import string
@@ -11,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pulsar
 import pytest
 
-from ..harness import partitioned_topic, unique_topic
+from ..harness import partitioned_topic, request, unique_topic
 from .java import JavaTools, fetch_jars
 
 pytestmark = pytest.mark.java
@@ -132,3 +133,16 @@ def test_java_administrates_partitioned_topics(broker, java):
 
 def test_java_finds_the_broker_well(java):
     assert "ok" in java.admin("brokers", "healthcheck")
+
+
+def test_java_publishes_with_a_schema_that_others_find(broker, client, java):
+    """The tool's producers bring it, version by version, and its consumers ask for the versions that they meet."""
+    topic, old = unique_topic("java"), {"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}]}
+    new = {**old, "fields": [*old["fields"], {"name": "b", "type": "int", "default": 7}]}
+    client.subscribe(topic, "sub").close()
+    java.client("produce", topic, "-m", '{"a": 1}', "-s", "#", "-vs", f"avro:{json.dumps(old)}")
+    java.client("produce", topic, "-m", '{"a": 2, "b": 3}', "-s", "#", "-vs", f"avro:{json.dumps(new)}")
+    printed = java.client("consume", topic, "-s", "sub", "-n", "2", "-st", "auto_consume")
+    assert re.findall(r"content:\{(.*?)\}", printed) == ["a=1", "a=2, b=3"]
+    shown = json.loads(request("GET", f"{broker.http_url}/admin/v2/schemas/{topic.partition('://')[2]}/schema")[1])
+    assert (shown["version"], shown["type"]) == (1, "AVRO")
