@@ -650,7 +650,7 @@ def _consumer_stats(owner, session, command: api.BaseCommand) -> None:
     if consumer is None:
         data = answers.consumer_stats(request.request_id, error_code=api.ConsumerNotFound, error_message="Consumer not found")
     else:
-        data = answers.consumer_stats(request.request_id, **_statistics(consumer, owner.now_ms))
+        data = answers.consumer_stats(request.request_id, address=session.address, **_statistics(consumer, owner.now_ms))
     owner.outbox(session.worker).reply(session.connection, data, request_id=request.request_id)
 
 

@@ -33,6 +33,7 @@ Topic = Partition | LiveTopic
 SIZES = (128, 512, 1 << 10, 2 << 10, 4 << 10, 16 << 10, 100 << 10, 1 << 20)      # bytes of an entry, up to which a bucket reaches
 _SIZES = np.array(SIZES, np.uint32)
 LATENCIES_MS = (0.5, 1, 5, 10, 20, 50, 100, 200, 1_000)                          # likewise of a write
+SUBSCRIPTIONS_EACH = 10      # for each topic with a row of its own, on average; one with too many is rolled up
 _SLICE_SECONDS = 0.005       # of rows made anew in one pass
 LATER_BYTES = 2             # of what is kept in memory of an entry whose time has not come
 _AFTER = len(LATENCIES_MS) + 1
@@ -384,8 +385,8 @@ class Statistics:
     def measure(self, most: int, *, consumers: bool, producers: bool) -> dict | bytes:
         """{"left": how many} while rows are made anew; then what `pack` makes of it, with no more than so many topics by themselves.
 
-        Topics that have moved in the last window come before others, then those that had rows of their own the last time, then those
-        with the most traffic; all others are summed up by namespace.
+        Of their subscriptions there are ten times as many at most.  Topics that have moved in the last window come before others, then
+        those that had rows of their own the last time, then those with the most traffic; all others are summed up by namespace.
         """
         self._freshen()
         if self._stale:
@@ -393,10 +394,10 @@ class Statistics:
         topics = list(self._known)
         table, at = self._topics.rows, np.array([known.row for known in self._known.values()], np.int64)
         chosen, rest = topics, []
-        if len(topics) > most:
+        if len(topics) > most or sum(map(_subscriptions_of, topics)) > most * SUBSCRIPTIONS_EACH:
             order = np.lexsort((-table[at][:, :4].sum(axis=1), [topic not in self._shown for topic in topics],
                                 table[at][:, 4:10].sum(axis=1) == 0))
-            chosen, rest = [topics[n] for n in order[:most].tolist()], [topics[n] for n in order[most:].tolist()]
+            chosen, rest = _within([topics[n] for n in order.tolist()], most)
             self._shown = set(chosen) if most else self._shown
         rows = np.array([self._known[topic].row for topic in chosen], np.int64)
         under = [(number, subscription.name, row) for number, topic in enumerate(chosen)
@@ -475,6 +476,23 @@ def _count_one(window: Distribution, partition: Partition, producer: Producer, s
     if flags & IS_CHUNK:
         partition.chunks_in += 1
         producer.chunks_in += 1
+
+
+def _subscriptions_of(topic: Topic) -> int:
+    return len(topic.subscriptions)
+
+
+def _within(topics: list[Topic], most: int) -> tuple[list[Topic], list[Topic]]:
+    """(the first of them, the others): no more than so many, and no more than so many subscriptions."""
+    chosen, rest, left = [], [], most * SUBSCRIPTIONS_EACH
+    for topic in topics:
+        many = len(topic.subscriptions)
+        if len(chosen) < most and many <= left:
+            chosen.append(topic)
+            left -= many
+        else:
+            rest.append(topic)
+    return chosen, rest
 
 
 def _roll(found, counts: tuple, seconds: float) -> bool:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.sends import IS_CHUNK
 from geminga.storage.cursor import Cursor
-from geminga.storage.statistics import SUBSCRIPTION_COLUMNS, TOPIC_COLUMNS, unpack
+from geminga.storage.statistics import SUBSCRIPTION_COLUMNS, SUBSCRIPTIONS_EACH, TOPIC_COLUMNS, unpack
 
 SubType = api.CommandSubscribe.SubType
 WINDOW_MS = 60_000
@@ -202,6 +202,19 @@ def test_what_is_rolled_up_is_in_its_namespaces_sum(rig):
         for column in ("messages_in", "backlog", "producers", "storage_bytes"):
             assert sum(row[column] for row in topics) == sum(row[column] for row in [*chosen, *others])
         assert sum(row["backlog"] for row in subscriptions) == sum(row["backlog"] for row in [*theirs, *of_others])
+
+
+def test_a_topic_with_too_many_subscriptions_is_rolled_up(rig):
+    """What has series of its own is bounded, whoever has how many."""
+    rig.publish(rig.producer("many"), *[b"x"] * 9)
+    rig.publish(rig.producer("few"), b"x")
+    for number in range(SUBSCRIPTIONS_EACH * 2 + 1):
+        rig.consumer("many", f"sub-{number}")
+    rig.consumer("few")
+    head, (_, _, [others], [of_others]) = measured(rig, 2)
+    assert [name[-3:] for name in head["topics"]] == ["few"] and head["rolled_up_subscriptions"] == SUBSCRIPTIONS_EACH * 2 + 1
+    assert (others["messages_in"], of_others["backlog"]) == (9, 9 * (SUBSCRIPTIONS_EACH * 2 + 1))
+    assert len(measured(rig, 3)[0]["topics"]) == 2
 
 
 def test_topics_that_move_come_before_those_that_rest(rig):
