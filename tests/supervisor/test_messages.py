@@ -1,0 +1,67 @@
+"""How an entry is shown over HTTP, whatever its producer put into it."""
+import base64
+import json
+import struct
+import zlib
+
+import cramjam
+import pytest
+from aiohttp import web
+
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.supervisor.admin.messages import _shown
+
+PAYLOAD = b"some payload, some payload, some payload"
+COMPRESSED = {
+    api.NONE: PAYLOAD, api.LZ4: bytes(cramjam.lz4.compress_block(PAYLOAD, store_size=False)), api.ZLIB: zlib.compress(PAYLOAD),
+    api.ZSTD: bytes(cramjam.zstd.compress(PAYLOAD)), api.SNAPPY: bytes(cramjam.snappy.compress_raw(PAYLOAD))}
+
+
+def shown(payload=PAYLOAD, *, raw=None, **fields):
+    """(body, headers)"""
+    fields = {"producer_name": "p", "sequence_id": 7, "publish_time": 1_700_000_000_001} | fields
+    metadata = api.MessageMetadata(**fields).SerializeToString()
+    entry = b"\x0e\x01\0\0\0\0" + struct.pack(">I", len(metadata)) + metadata + payload if raw is None else raw
+    answer = _shown({"ledger": 3, "entry": 4, "data": base64.b64encode(entry).decode()})
+    return answer.body, answer.headers
+
+
+@pytest.mark.parametrize("compression", COMPRESSED, ids=api.CompressionType.Name)
+def test_a_payload_is_unpacked(compression):
+    body, headers = shown(COMPRESSED[compression], compression=compression, uncompressed_size=len(PAYLOAD))
+    assert body == PAYLOAD and headers["X-Pulsar-Message-ID"] == "3:4"
+    assert headers.get("X-Pulsar-compression") == (api.CompressionType.Name(compression) if compression else None)
+
+
+@pytest.mark.parametrize("compression", [one for one in COMPRESSED if one], ids=api.CompressionType.Name)
+@pytest.mark.parametrize(("payload", "size"), [(None, 3), (b"", 10), (b"\xff" * 50, 50)])
+def test_one_that_is_not_what_its_metadata_says_is_refused(compression, payload, size):
+    """Also one that would unpack to more than it says."""
+    with pytest.raises(web.HTTPClientError) as refused:
+        shown(COMPRESSED[compression] if payload is None else payload, compression=compression, uncompressed_size=size)
+    assert refused.value.status_code == 422
+
+
+def test_what_is_encrypted_or_too_large_stays_as_it_is():
+    for more in ({"encryption_keys": [api.EncryptionKeys(key="k", value=b"v")]}, {"uncompressed_size": 1 << 31}):
+        body, headers = shown(COMPRESSED[api.ZLIB], **{"compression": api.ZLIB, "uncompressed_size": len(PAYLOAD)} | more)
+        assert body == COMPRESSED[api.ZLIB] and headers["X-Pulsar-Is-Encrypted"] == str("encryption_keys" in more).lower()
+
+
+def test_what_the_metadata_says_is_in_headers_as_far_as_headers_can():
+    _, headers = shown(partition_key="a\r\nX-Evil: 1", event_time=(1 << 64) - 1, deliver_at_time=1_700_000_000_000, num_messages_in_batch=3,
+                       properties=[api.KeyValue(key="k\n", value="\u2603")], ordering_key=b"\0\1", chunk_id=1, num_chunks_from_msg=2,
+                       uuid="u" * 5_000, null_value=True)
+    assert headers["X-Pulsar-partition-key"] == "a??X-Evil: 1" and "X-Pulsar-event-time" not in headers
+    assert headers["X-Pulsar-publish-time"] == "2023-11-14T22:13:20.001Z"
+    assert headers["X-Pulsar-deliver-at-time"] == "2023-11-14T22:13:20.000Z"
+    assert json.loads(headers["X-Pulsar-PROPERTY"]) == {"k\n": "\u2603"} and headers["X-Pulsar-Base64-ordering-key"] == "AAE="
+    assert (headers["X-Pulsar-num-batch-message"], headers["X-Pulsar-batch-size"]) == ("3", str(len(PAYLOAD)))
+    assert (headers["X-Pulsar-chunk-id"], headers["X-Pulsar-PROPERTY-TOTAL-CHUNKS"], headers["X-Pulsar-null-value"]) == ("1", "2", "true")
+
+
+@pytest.mark.parametrize("raw", [b"", b"\x0e\x01\0\0\0\0", b"\x0e\x01\0\0\0\0\0\0\0\4\xff\xff\xff\xff"])
+def test_metadata_that_cannot_be_read_is_told(raw):
+    with pytest.raises(web.HTTPClientError) as refused:
+        shown(raw=raw)
+    assert refused.value.status_code == 422
