@@ -13,7 +13,7 @@ from geminga.proto.errors import Refusal
 _PARTITION = re.compile(r"^(.+)-partition-(0|[1-9][0-9]{0,8})\Z", re.DOTALL)
 _PART = re.compile(r"^[-=:.\w]+\Z", re.ASCII)  # tenants and namespaces, as Pulsar's NamedEntity has it
 _SYSTEM_NAMESPACES = ("persistent://pulsar/system/", "non-persistent://pulsar/system/")
-_SYSTEM_TOPICS = ("__change_events", "__transaction_buffer_snapshot")
+SYSTEM_TOPICS = ("__change_events", "__transaction_buffer_snapshot")
 _SHOWN_MAX = 200                    # characters of a name that is refused; five megabytes of it would not fit into an answer
 DOMAINS = ("persistent", "non-persistent")
 LENGTH_MAX = 4_096                  # arbitrary; far above what anybody uses, far below what would hurt the catalogue
@@ -88,7 +88,7 @@ def namespace(text: str) -> str:
 
 def is_system(text: str) -> bool:
     """Whether the complete name is one of a topic that brokers use among themselves."""
-    return text.startswith(_SYSTEM_NAMESPACES) or text.rpartition("/")[2].startswith(_SYSTEM_TOPICS)
+    return text.startswith(_SYSTEM_NAMESPACES) or text.rpartition("/")[2].startswith(SYSTEM_TOPICS)
 
 
 def without_partition(text: str) -> str:

@@ -230,6 +230,12 @@ class Catalogue:
         rows = self._db.execute("SELECT name, partitions FROM topics WHERE namespace = ? ORDER BY name", (namespace,))
         return [part for name, count in rows for part in ([name] if count == 0 else [f"{name}-partition-{n}" for n in range(count)])]
 
+    def topic_count(self, namespace: str) -> int:
+        """Topics and partitions, but those that brokers use among themselves."""
+        others = " AND name NOT GLOB ?" * len(names.SYSTEM_TOPICS)
+        return self._one(f"SELECT COALESCE(SUM(MAX(partitions, 1)), 0) FROM topics WHERE namespace = ?{others}",
+                         (namespace, *(f"*/{prefix}*" for prefix in names.SYSTEM_TOPICS)))
+
     def base_topics(self, namespace: str) -> list[str]:
         """Base names, sorted."""
         return self._column("SELECT name FROM topics WHERE namespace = ? ORDER BY name", (namespace,))

@@ -6,7 +6,6 @@ catalogue under its name, as clients send it; `Policies` is what owners and work
 from dataclasses import dataclass, replace
 from typing import Any
 
-from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
@@ -141,7 +140,7 @@ def applied(catalogue: Catalogue, topic: TopicName, policy: Policy, options: Sto
 
 def refuse_topics(catalogue: Catalogue, namespace: str, policies: Policies, count: int) -> None:
     """So many topics, or partitions, more than there may be.  Raises Refusal."""
-    if policies.max_topics and count + sum(not names.is_system(name) for name in catalogue.topics(namespace)) > policies.max_topics:
+    if policies.max_topics and catalogue.topic_count(namespace) + count > policies.max_topics:
         raise Refusal(api.NotAllowedError, "Exceed maximum number of topics in namespace.")
 
 

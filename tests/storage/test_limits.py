@@ -95,6 +95,7 @@ def test_a_topic_has_so_many_subscriptions_however_they_are_made(rigs):
 def test_a_namespace_has_so_many_topics_and_partitions(rigs):
     rig = rigs()
     rig.owner.catalogue.create_topic(rig.topic("persistent://public/default/parts"), 2)
+    rig.owner.catalogue.create_topic(rig.topic("persistent://public/default/__change_events"), 0)      # is no user's
     set_policy(rig, "maxTopicsPerNamespace", 3)
     rig.producer(TOPIC)
     refused = api.NotAllowedError, "Exceed maximum number of topics in namespace."
