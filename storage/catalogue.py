@@ -335,6 +335,15 @@ class Catalogue:
         """(version, type, hash) of a topic by its base name, in order; after a deletion the first has type None."""
         return self._read("SELECT version, type, hash FROM schemas WHERE topic = ? ORDER BY version", (str(topic),))
 
+    def schema_version(self, topic: TopicName, kind: int, data: bytes) -> int | None:
+        """The version that is that to the byte."""
+        return self._one("SELECT version FROM schemas WHERE topic = ? AND type = ? AND length(data) = ? AND data = ?",
+                         (str(topic), kind, len(data), data))
+
+    def schema_bytes(self, topic: TopicName) -> int:
+        """Of all its versions."""
+        return self._one("SELECT sum(length(data)) FROM schemas WHERE topic = ?", (str(topic),)) or 0
+
     def schema(self, topic: TopicName, version: int) -> tuple[int | None, int, dict[str, str], bytes] | None:
         """(type, when it was made, properties, definition); None when there is no such version."""
         found = self._read("SELECT type, created_ms, properties, data FROM schemas WHERE topic = ? AND version = ?", (str(topic), version))

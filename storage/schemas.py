@@ -22,12 +22,13 @@ from geminga.storage.catalogue import Catalogue
 from geminga.storage.policies import Policies
 
 SIZE_MAX = 256 << 10          # bytes of a definition; arbitrary, and more than anybody uses: the largest are parsed in half a second
-VERSIONS_MAX = 1_000          # of a topic; arbitrary likewise
+ALL_SIZE_MAX = 16 << 20       # ... of all versions of a topic, with each of which one may have to be compared
 BACKWARD, FORWARD, FULL = "BACKWARD", "FORWARD", "FULL"
 ALWAYS_COMPATIBLE, ALWAYS_INCOMPATIBLE = "ALWAYS_COMPATIBLE", "ALWAYS_INCOMPATIBLE"
 _TRANSITIVE = "_TRANSITIVE"
 STRATEGIES = (ALWAYS_INCOMPATIBLE, ALWAYS_COMPATIBLE, BACKWARD, FORWARD, FULL, BACKWARD + _TRANSITIVE, FORWARD + _TRANSITIVE,
               FULL + _TRANSITIVE)
+NOT_HASHED = b""
 T = api.Schema.Type
 # As they are called over HTTP and in properties, by number.
 TYPES = ("NONE", "STRING", "JSON", "PROTOBUF", "AVRO", "BOOLEAN", "INT8", "INT16", "INT32", "INT64", "FLOAT", "DOUBLE", "DATE", "TIME",
@@ -44,10 +45,9 @@ class Definition(NamedTuple):
     properties: dict[str, str]
 
     @property
-    def hashed(self) -> bytes:
-        """Of what makes it what it is: its bytes, and the types of key and value."""
-        types = [self.properties.get(f"{part}.schema.type", "") for part in ("key", "value")] if self.kind == T.KeyValue else []
-        return hashlib.sha256(repr((types, self.data)).encode()).digest()
+    def said(self) -> tuple[bytes, list[str]]:
+        """What makes it what it is: its bytes, and the types of key and value."""
+        return self.data, [self.properties.get(f"{part}.schema.type", "") for part in ("key", "value")] if self.kind == T.KeyValue else []
 
 
 class Version(NamedTuple):
@@ -97,22 +97,36 @@ def find(catalogue: Catalogue, topic: TopicName, version: int | None = None) -> 
 
 
 def known(catalogue: Catalogue, topic: TopicName, definition: Definition) -> int | None:
-    """The version that has the definition to the byte."""
-    hashed = definition.hashed
+    """The version of the definition, as far as that can be told without parsing it."""
+    if definition.kind in _AVRO:
+        return catalogue.schema_version(topic.base, definition.kind, definition.data)
+    return _with_hash(catalogue, topic, definition)
+
+
+def _with_hash(catalogue: Catalogue, topic: TopicName, definition: Definition) -> int | None:
+    hashed = _hash(definition)
     for version, kind, other in catalogue.schema_versions(topic.base):
-        if (kind, other) == (definition.kind, hashed):
-            return version
+        if kind == definition.kind:
+            if other == NOT_HASHED and (found := find(catalogue, topic, version)):
+                other = _hash(found.definition)
+            if other == hashed:
+                return version
     return None
+
+
+def _hash(definition: Definition) -> bytes:
+    """The same for all that mean the same, however they are written.  Raises InvalidSchema."""
+    said = definition.said
+    if definition.kind in _AVRO and not isinstance(parsed := _parsed(definition), str):
+        from geminga.storage import avro_rules
+        said = avro_rules.meaning(parsed)
+    return hashlib.sha256(repr(said).encode()).digest()
 
 
 def version_of(catalogue: Catalogue, topic: TopicName, definition: Definition) -> int | None:
     """The version that means the same.  Raises InvalidSchema."""
     version = known(catalogue, topic, definition)
-    if version is None and definition.kind in _AVRO:
-        for number, kind, _ in catalogue.schema_versions(topic.base):
-            if kind == definition.kind and (one := find(catalogue, topic, number)) and _mean_the_same(one.definition, definition):
-                return number
-    return version
+    return _with_hash(catalogue, topic, definition) if version is None else version
 
 
 # -- what is added, and who may read
@@ -123,17 +137,19 @@ def register(catalogue: Catalogue, topic: TopicName, definition: Definition, pol
     Raises Refusal, StorageFull.
     """
     while True:
-        there = catalogue.schema_versions(topic.base)
-        version = version_of(catalogue, topic, definition)
-        if version is not None:
+        there, hashed = catalogue.schema_versions(topic.base), NOT_HASHED      # the first is added by an owner, who has no time to parse it
+        is_first = all(kind is None for _, kind, _ in there)
+        if not is_first and (version := version_of(catalogue, topic, definition)) is not None:
             return version
         if not policies.schema_updates:
             raise incompatible("Schema not found and schema auto updating is disabled.")
-        check(catalogue, topic, definition, policies.schema_strategy)
-        if len(there) >= VERSIONS_MAX:
-            raise incompatible(f"The schema has {VERSIONS_MAX} versions, which is the most there may be")
+        if not is_first:
+            check(catalogue, topic, definition, policies.schema_strategy)
+            if catalogue.schema_bytes(topic.base) + len(definition.data) > ALL_SIZE_MAX:
+                raise incompatible(f"All versions of a schema together have at most {ALL_SIZE_MAX} bytes")
+            hashed = _hash(definition)
         version = there[-1][0] + 1 if there else 0
-        if catalogue.add_schema(topic.base, version, definition.kind, definition.hashed, definition.properties, definition.data):
+        if catalogue.add_schema(topic.base, version, definition.kind, hashed, definition.properties, definition.data):
             return version      # else somebody was quicker, whose version is there to be looked at; nobody else writes from here on
 
 
@@ -164,7 +180,7 @@ def _compare(catalogue: Catalogue, topic: TopicName, definition: Definition, str
             raise incompatible(f"Incompatible schema: exists schema type {TYPES[other.kind]}, new schema type {TYPES[definition.kind]}")
         if strategy == ALWAYS_INCOMPATIBLE:
             raise incompatible("Schema compatibility strategy is ALWAYS_INCOMPATIBLE")
-        if other.hashed != definition.hashed and (text := obstacle(definition, other, strategy.removesuffix(_TRANSITIVE))):
+        if other.said != definition.said and (text := obstacle(definition, other, strategy.removesuffix(_TRANSITIVE))):
             raise incompatible(f"Incompatible schema: by strategy {strategy} with version {number}: {text}")
 
 
@@ -271,13 +287,6 @@ def validate(definition: Definition) -> None:
     elif kind != getattr(T, "None") and size:
         raise InvalidSchema("Invalid schema definition data for primitive schemas :"
                             f"length of schema data should be zero, but {size} bytes is found")
-
-
-def _mean_the_same(one: Definition, other: Definition) -> bool:
-    """However they are written; JSON Schema is only known by its bytes."""
-    from geminga.storage import avro_rules
-    parsed = [_parsed(definition) for definition in (one, other)]
-    return not any(isinstance(schema, str) for schema in parsed) and len({avro_rules.meaning(schema) for schema in parsed}) == 1
 
 
 def _parsed(definition: Definition):

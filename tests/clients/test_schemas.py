@@ -87,7 +87,7 @@ def test_what_does_not_get_along_is_refused(client, kind):
     assert [consumer.receive(RECEIVE_MS).data()[-5:] for _ in range(2)][1] == b"bytes"
 
 
-def test_typed_clients_come_back_after_the_owner_died(broker, start_broker, connect):
+def test_typed_clients_come_back_after_the_owner_died(start_broker, connect):
     own = start_broker()
     client, topic = connect(own.service_url), unique_topic("killed")
     consumer = client.subscribe(topic, "sub", schema=JsonSchema(Order))
@@ -96,5 +96,7 @@ def test_typed_clients_come_back_after_the_owner_died(broker, start_broker, conn
     for index in range(len([name for name in own.children() if name.startswith("geminga-o")])):
         own.kill("owner", index)
     producer.send(Order(item="after", count=2))
-    found = {consumer.receive(60_000).value().item for _ in range(2)}
-    assert found == {"before", "after"} and len(versions_of(own, topic)) == 1
+    found = set()
+    while found != {"before", "after"}:      # what was given out before comes again
+        found.add(consumer.receive(60_000).value().item)
+    assert len(versions_of(own, topic)) == 1

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.storage.schemas import SIZE_MAX, TYPES
+from geminga.storage.schemas import ALL_SIZE_MAX, SIZE_MAX, TYPES
 
 from ..harness import Broker, eventually, partitioned_topic, request
 from ..proto.client_frames import T, command, entry_of, message_metadata, send
@@ -451,3 +451,12 @@ def test_a_topics_schemas_go_with_it(broker, opened):
     url = f"{broker.http_url}/admin/v2/{one.topic.replace('://', '/')}?force=true"
     eventually(lambda: request("DELETE", url)[0] == 204, 60, "the deletion")
     assert one.rest("GET", "schema")[0] == 404 and opened(topic=one.topic).produce("Int8") == 0
+
+
+def test_all_versions_together_have_a_bound(opened, namespace):
+    """So that a definition that is compared with all of them is so in seconds."""
+    one = opened(namespace(schemaCompatibilityStrategy="ALWAYS_COMPATIBLE"))
+    large = ALL_SIZE_MAX // SIZE_MAX
+    assert [one.produce("None", b"%d" % at + bytes(SIZE_MAX - 10)) for at in range(large)] == list(range(large))
+    assert one.produce("None", bytes(SIZE_MAX)) == f"All versions of a schema together have at most {ALL_SIZE_MAX} bytes"
+    assert one.produce("None", b"0" + bytes(SIZE_MAX - 10)) == 0
