@@ -80,13 +80,7 @@ def _delete(owner, topic: TopicName, arguments: dict) -> None:
         if arguments.get("gone"):      # its partitioned topic is, already
             return
         raise Refusal(api.TopicNotFound, f"Topic {topic} not found")
-    try:
-        found = owner.partition(topic)
-    except CorruptFile:      # nobody uses it
-        if not arguments["force"]:
-            raise
-        found = None
-    if found is not None:
+    if (found := owner.by_name.get(topic)) is not None:      # else nobody uses it, and it may be damaged
         _refuse_used(found, arguments["force"])
         commands.expel_all(owner, found)
     owner.delete(topic)
@@ -105,7 +99,8 @@ def _delete_live(owner, topic: TopicName, arguments: dict) -> None:
 
 def _is_used(owner, topic: TopicName, arguments: dict) -> bool:
     """By producers or consumers."""
-    return bool(_connected(topic_of(owner, topic)))
+    found = owner.by_name.get(topic) or owner.live.get(topic)
+    return found is not None and bool(_connected(found))
 
 
 def _refuse_used(found: Partition | LiveTopic, force: bool) -> None:

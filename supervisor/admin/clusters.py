@@ -104,7 +104,7 @@ async def peers(request: web.Request) -> web.Response:
 
 @routes.post(_CLUSTER + "/peers")
 async def set_peers(request: web.Request) -> web.Response:
-    name, found = _cluster(request), await body_of(request) or []
+    found, name = await body_of(request) or [], _cluster(request)
     if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
         raise web.HTTPBadRequest(text="The body is a list of names")
     for one in found:
@@ -135,7 +135,7 @@ async def domain(request: web.Request) -> web.Response:
 
 @routes.post(_CLUSTER + "/failureDomains/{domain}")
 async def set_domain(request: web.Request) -> web.Response:
-    found, name, body = _domains(request), part_of(request, "domain"), await body_of(request)
+    body, found, name = await body_of(request), _domains(request), part_of(request, "domain")
     if not isinstance(body, dict) or not isinstance(body.get("brokers") or [], list) or \
             not all(isinstance(one, str) for one in body.get("brokers") or []):
         raise web.HTTPBadRequest(text="The body is an object: brokers is a list of names")

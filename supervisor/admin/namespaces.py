@@ -171,8 +171,6 @@ async def namespace(request: web.Request) -> web.Response:
 async def delete_namespace(request: web.Request) -> web.Response:
     """With force its topics go too, whoever uses them."""
     name = namespace_of(request)
-    if name == "pulsar/system":
-        raise not_allowed(request, "pulsar/system is the broker's own")
     if not await _delete_namespace(request, name, force=is_set(request, "force")):
         raise web.HTTPConflict(text="Cannot delete non empty namespace")
     return done()
@@ -180,6 +178,8 @@ async def delete_namespace(request: web.Request) -> web.Response:
 
 async def _delete_namespace(request: web.Request, name: str, *, force: bool) -> bool:
     """False when it has topics, or clients make some as fast as they are deleted."""
+    if name == "pulsar/system":
+        raise not_allowed(request, f"{name} is the broker's own")
     catalogue = catalogue_of(request)
     for _ in range(_ATTEMPTS if force else 1):
         if force:
@@ -219,8 +219,8 @@ async def properties(request: web.Request) -> web.Response:
 
 @routes.put(_NAMESPACE + "/properties")
 async def add_properties(request: web.Request) -> web.Response:
-    name, catalogue = namespace_of(request), catalogue_of(request)
-    return _keep_properties(catalogue, name, catalogue.properties(name) | await properties_of(request))
+    more, name, catalogue = await properties_of(request), namespace_of(request), catalogue_of(request)
+    return _keep_properties(catalogue, name, catalogue.properties(name) | more)
 
 
 @routes.delete(_NAMESPACE + "/properties")

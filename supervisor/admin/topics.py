@@ -256,7 +256,8 @@ async def add_partitions(request: web.Request) -> web.Response:
         stored = (catalogue.partition(topic.partition_name(number)) for number in range(before))
         for subscription in sorted({name for one in stored if one is not None for name in catalogue.subscriptions(one[0])}):
             await ask_each(request, fresh, "subscribe", subscription=subscription, new=True)
-    catalogue.set_partition_count(topic, count)
+    if count > (catalogue.partition_count(topic) or 0):      # somebody else may have added more, meanwhile
+        catalogue.set_partition_count(topic, count)
     catalogue.commit()
     return done()
 

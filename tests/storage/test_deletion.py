@@ -130,3 +130,18 @@ def test_a_subscription_is_made_where_it_is_asked_for(rig):
         assert rig.asked("subscribe", "t", subscription=name, position=begin, behind=behind) is False
         assert [position for position, _ in rig.receive(rig.consumer("t", name))] == positions[expected:]
     assert rig.asked("subscriptions", "t") == ["at", "behind", "first", "last", "sub"]
+
+
+def test_a_damaged_topic_is_deleted_too(rig, rigs):
+    """Which nobody can open."""
+    partition_id, *_ = filled(rig)
+    rig.asked("unload", "t")
+    rig.close()
+    path = format.state_path(format.partition_folder(rig.data_dir, partition_id))
+    path.write_bytes(b"x" * path.stat().st_size)
+    again = rigs.on(rig.data_dir)
+    [refused] = again.run(again.question("subscriptions", "t")).answered
+    assert refused["refused"] == api.PersistenceError
+    again.asked("delete", "t", force=False)
+    assert left_of(again, partition_id) == (None, None, {}, False)
+    assert again.everything("t") == []
