@@ -122,14 +122,15 @@ def test_messages_larger_than_the_topic_takes_are_refused_one_by_one(rigs, topic
     assert len(rig.publish(producer, b"z" * 5_000)) == 1
 
 
-def test_producers_encrypt_where_they_must(rigs):
+@both
+def test_producers_encrypt_where_they_must(rigs, topic):
     rig = rigs()
-    old = rig.producer(TOPIC)
+    old = rig.producer(topic)
     answers = set_policy(rig, "encryptionRequired", True)
     assert [(action, number) for _, action, number, _, command in answers.replies if command is not None] == [
         (envelope.PRODUCER_GONE, old.object_id)]
-    assert error_of(ask_producer(rig, TOPIC, 77)) == (api.MetadataError, f"Encryption is required in {TOPIC}")
-    producer = rig.producer(TOPIC, encrypted=True)
+    assert error_of(ask_producer(rig, topic, 77)) == (api.MetadataError, f"Encryption is required in {topic}")
+    producer = rig.producer(topic, encrypted=True)
     answers = rig.run(rig.sends((producer, b"open")))
     assert [(one.send_error.error, one.send_error.message) for one in answers.commands(T.SEND_ERROR)] == [
         (api.MetadataError, "Messages must be encrypted")]

@@ -8,7 +8,7 @@ import pytest
 from geminga.proto.names import parse
 from geminga.storage.catalogue import open_catalogue
 from geminga.storage.options import StorageOptions
-from geminga.storage.policies import AGE_QUOTA, BYTES_QUOTA, Policies, broker_policies, clash, policies_of
+from geminga.storage.policies import AGE_QUOTA, BYTES_QUOTA, Policies, applied, broker_policies, clash, policies_of
 from geminga.storage.policy_table import TABLE, Invalid, default, fields, flags_of, read
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,6 +59,29 @@ def test_a_partition_has_its_topics_policies(catalogue):
     catalogue.set_policy(str(TOPIC), "retention", retention(-1, 3))
     found = policies_of(catalogue, TOPIC.partition_name(3), StorageOptions())
     assert (found.retention_s, found.retention_bytes, found.retains) == (-1, 3 << 20, True)
+
+
+def test_the_older_form_of_a_strategy_holds_where_the_newer_says_nothing(catalogue):
+    assert policies_of(catalogue, TOPIC, StorageOptions(schema_compatibility_strategy="FORWARD")).schema_strategy == "FORWARD"
+    catalogue.set_policy("public/default", "schemaAutoUpdateCompatibilityStrategy", "AlwaysCompatible")
+    for newer, holds in ((None, "ALWAYS_COMPATIBLE"), ("UNDEFINED", "ALWAYS_COMPATIBLE"), ("BACKWARD", "BACKWARD")):
+        catalogue.set_policy("public/default", "schemaCompatibilityStrategy", newer)
+        assert policies_of(catalogue, TOPIC, OPTIONS).schema_strategy == holds
+    catalogue.set_policy(str(TOPIC), "schemaCompatibilityStrategy", "UNDEFINED")
+    assert policies_of(catalogue, TOPIC, OPTIONS).schema_strategy == "BACKWARD"
+    assert applied(catalogue, TOPIC, TABLE["schemaCompatibilityStrategy"], OPTIONS) == "BACKWARD"
+
+
+@pytest.mark.parametrize(("kept", "may", "partitions"), [
+    (None, True, 4),
+    ({"allowAutoTopicCreation": False}, False, 4),
+    ({"allowAutoTopicCreation": True, "topicType": "non-partitioned"}, True, 0),
+    ({"allowAutoTopicCreation": True, "topicType": "partitioned", "defaultNumPartitions": 2}, True, 2),
+])
+def test_topics_come_to_be_as_their_namespace_says(catalogue, kept, may, partitions):
+    catalogue.set_policy("public/default", "autoTopicCreation", kept)
+    found = policies_of(catalogue, TOPIC, StorageOptions(auto_create_partitions=4))
+    assert (found.auto_create_topics, found.new_topics_partitions if may else partitions) == (may, partitions)
 
 
 def test_a_policy_of_a_newer_broker_is_passed_over(catalogue):
