@@ -1,11 +1,11 @@
 """Rates: how much may be published to a topic, and given out from it, in a time; how often a consumer may subscribe.
 
-A rate is a bucket of tokens that come evenly and of which only a tenth of a second's worth is saved up, so that over ten seconds nobody
-gets more than a hundredth above it.  What is taken may exceed the bucket once, by the rest of a batch: that is a debt, which is paid
-before anything else goes.
+A rate is a bucket of tokens that come evenly and of which only 150 ms' worth is saved up, so that over ten seconds nobody gets more than
+1.5 % above it, and who is a little late gets no less.  What is taken may exceed the bucket once, by the rest of a batch: that is a debt,
+which is paid before anything else goes.
 
-    published    what exceeds the rate is held back here, in order, without a receipt, and its connections are not read from as long as
-                 that lasts; nothing is refused, nothing is lost
+    published    what exceeds the rate is held back here, in order, without a receipt, and its connections are not read from until half of
+                 that is gone; nothing is refused, nothing is lost
     given out    a subscription's dispatcher has an `Allowance` as it has permits; what is left waits where it lies
     subscribed   who comes too often is refused
 
@@ -30,7 +30,7 @@ from geminga.storage.policies import DISPATCH_RATE_OF
 from geminga.storage.producers import Producer
 from geminga.storage.subscription import Allowance, Subscription
 
-SAVED_MS = 100              # worth of tokens that are saved up
+SAVED_MS = 150              # worth of tokens that are saved up
 STEP_MS = 20                # what waits for tokens is looked at so often, all of an owner together: one sync for all of it
 _HELD_MAX = 64 << 20        # bytes that an owner holds back; of what comes above, topics run into debt instead
 _BACKLOG_MIN = 1_000        # entries that a subscription may be behind and still count as one without a backlog
@@ -177,6 +177,12 @@ class Limits:
     publish_limited_times: int = 0                        # how often something was held back
 
 
+@dataclass(slots=True)
+class _Connection:
+    entries: int = 0          # that are held back
+    enough: int = -1          # it is read from again when there are no more than that; -1: it is
+
+
 class Rates:
     """Of one owner's topics."""
 
@@ -185,7 +191,7 @@ class Rates:
         self.due_ms = NEVER_MS                            # when something that is held back may go
         self._held: dict[Topic, _Held] = {}
         self._size = 0                                    # bytes of it
-        self._connections: dict[tuple[int, int], int] = {}      # (worker, connection): entries of it that are held back
+        self._connections: dict[tuple[int, int], _Connection] = {}      # by worker and number: those of which something is held back
         self._limited: set[Topic] = set()                 # topics with a publish rate of their own
         self.is_relative = False                          # one of the dispatch rates has been, to what is published
         self._publish: SharedLimit | None = None          # of all topics of the broker together
@@ -312,24 +318,28 @@ class Rates:
         """Those first that have waited longest since they last got anything."""
         out: Sends = []
         for topic in list(self._held):
-            held = self._held.pop(topic)
-            limits = self._limits(topic)
-            while held.pieces:
-                worker, rows, data = held.pieces.popleft()
-                count = self._reach(limits, rows)
-                if count:
-                    self._take(limits, rows[:count])
-                    self._uncount(worker, rows[:count])
-                    end = int(rows["size"][:count].sum(dtype=np.int64))
-                    out.append((worker, rows[:count], data[:end]))
-                if count < len(rows):
-                    if count:
-                        rows, data = rows[count:].copy(), data[end:]
-                        rows["offset"] -= np.uint64(end)
-                    held.pieces.appendleft((worker, rows, data))
-                    self._held[topic] = held
-                    self._count_time(topic)
-                    break
+            some = self._some_of(topic)
+            out += some
+            held = self._held.pop(topic) if some else self._held[topic]
+            if held.pieces:
+                self._held[topic] = held
+                self._count_time(topic)
+        return out
+
+    def _some_of(self, topic: Topic) -> Sends:
+        """As much as its limits let go."""
+        pieces, limits, out = self._held[topic].pieces, self._limits(topic), []
+        while pieces and (count := self._reach(limits, pieces[0][1])):
+            worker, rows, data = pieces.popleft()
+            self._take(limits, rows[:count])
+            self._uncount(worker, rows[:count])
+            end = int(rows["size"][:count].sum(dtype=np.int64))
+            out.append((worker, rows[:count], data[:end]))
+            if count < len(rows):
+                rest = rows[count:].copy()
+                rest["offset"] -= np.uint64(end)
+                pieces.appendleft((worker, rest, data[end:]))
+                break
         return out
 
     def _hold(self, worker: int, rows: NDArray, data: memoryview, out: Sends) -> NDArray[np.bool_] | None:
@@ -380,24 +390,33 @@ class Rates:
     def _count(self, worker: int, rows: NDArray, data: memoryview) -> None:
         """They are held back: their connections are not read from."""
         self._size += len(data)
-        connections, counts = np.unique(rows["connection"], return_counts=True)
-        for connection, count in zip(connections.tolist(), counts.tolist(), strict=True):
-            self._connections[worker, connection] = self._connections.get((worker, connection), 0) + count
-            self._owner.outbox(worker).reply(connection, b"", action=envelope.HOLD)
+        for number, count in _by_connection(rows):
+            connection = self._connections.setdefault((worker, number), _Connection())
+            connection.entries += count
+            connection.enough = connection.entries // 2
+            self._owner.outbox(worker).reply(number, b"", action=envelope.HOLD)
 
     def _uncount(self, worker: int, rows: NDArray) -> None:
         self._size -= int(rows["size"].sum(dtype=np.int64))
-        connections, counts = np.unique(rows["connection"], return_counts=True)
-        for connection, count in zip(connections.tolist(), counts.tolist(), strict=True):
-            self._connections[worker, connection] -= count
-            if not self._connections[worker, connection]:
-                del self._connections[worker, connection]
-                self._owner.outbox(worker).reply(connection, b"", action=envelope.GO_ON)
+        for number, count in _by_connection(rows):
+            connection = self._connections[worker, number]
+            connection.entries -= count
+            if connection.entries <= connection.enough:
+                connection.enough = -1
+                self._owner.outbox(worker).reply(number, b"", action=envelope.GO_ON)
+            if not connection.entries:
+                del self._connections[worker, number]
 
     def _let_go(self, topic: Topic) -> None:
         held = self._held.pop(topic, None)
         for worker, rows, _ in held.pieces if held is not None else ():
             self._uncount(worker, rows)
+
+
+def _by_connection(rows: NDArray) -> list[tuple[int, int]]:
+    """(its number, its rows)"""
+    numbers, counts = np.unique(rows["connection"], return_counts=True)
+    return list(zip(numbers.tolist(), counts.tolist(), strict=True))
 
 
 def _topic_served_ms(topic: Topic) -> int:

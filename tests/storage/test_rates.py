@@ -95,7 +95,7 @@ def test_tokens_come_at_the_rate_however_often_they_are_asked_for(rate, period_s
             if room > 0:
                 bucket.take(room)
                 taken += room
-        assert 60 * rate // period_s - 1 <= taken <= 60 * rate // period_s + rate // 10 // period_s + 1
+        assert 60 * rate // period_s - 1 <= taken <= (60_000 + rates.SAVED_MS) * rate // (period_s * 1_000) + 1
 
 
 def test_a_token_is_there_when_the_bucket_says():
@@ -174,6 +174,7 @@ def test_nothing_is_lost_and_the_order_stays(rig):
     assert [action for _, action, *_ in answers.replies] == [envelope.HOLD]
     late = passes(rig, 4_000)
     assert [action for each in late for _, action, *_ in each.replies] == [envelope.GO_ON]
+    assert len(rig.owner.rates._connections) == 0
     receipts = answers.receipts + [receipt for each in late for receipt in each.receipts]
     assert [receipt[3] for receipt in receipts] == sorted(receipt[3] for receipt in receipts)
     assert [payload for _, payload in rig.everything("a")] == [b"%d" % number for number in range(300)]
@@ -546,7 +547,7 @@ def test_delayed_messages_of_a_slowed_subscription_come_at_the_rate(rig):
     rig.run(rig.flow(consumer, MANY))
     rig.run(rig.sends(*[(producer, PAYLOAD, {"deliver_at_time": rig.now_ms + 2_000})] * 500))
     assert given(passes(rig, 1_900), consumer) == 0
-    assert given(passes(rig, 2_200), consumer) == pytest.approx(215, abs=10)
+    assert given(passes(rig, 2_200), consumer) == pytest.approx(220, abs=10)
 
 
 def test_what_is_redelivered_counts(rig):
