@@ -54,22 +54,17 @@ def _terminate(owner, topic: TopicName, arguments: dict) -> dict:
 
 def _unload(owner, topic: TopicName, arguments: dict) -> None:
     """Everybody is told to look the topic up again, and what is in memory of it is given up; it is opened anew from disk."""
-    _give_up(owner, topic_of(owner, topic))
-
-
-def _unload_all(owner, topic: None, arguments: dict) -> None:
-    """All topics of a namespace."""
-    for found in [*owner.by_name.values(), *owner.live.values()]:
-        if found.name.namespace == arguments["namespace"]:
-            _give_up(owner, found)
-
-
-def _give_up(owner, found: Partition | LiveTopic) -> None:
+    found = topic_of(owner, topic)
     commands.expel_all(owner, found)
     if found.is_persistent:
         owner.release(found)
     else:
         commands.forget_if_idle(owner, found)
+
+
+def _open(owner, topic: None, arguments: dict) -> list[str]:
+    """The topics of a namespace that there is something to unload of."""
+    return [str(name) for name in [*owner.by_name, *owner.live] if name.namespace == arguments["namespace"]]
 
 
 def _delete(owner, topic: TopicName, arguments: dict) -> None:
@@ -226,6 +221,6 @@ def _options(owner, topic: None, arguments: dict) -> None:
 
 
 QUESTIONS = {
-    "terminate": _terminate, "unload": _unload, "unload_all": _unload_all, "delete": _delete, "is_used": _is_used, "truncate": _truncate,
+    "terminate": _terminate, "unload": _unload, "open": _open, "delete": _delete, "is_used": _is_used, "truncate": _truncate,
     "trim": _trim, "subscriptions": _subscriptions, "subscribe": _subscribe, "unsubscribe": _unsubscribe, "properties": _properties,
     "why": _why, "release": _release, "policies": _policies, "options": _options, **positions.QUESTIONS, **topic_stats.QUESTIONS}

@@ -268,7 +268,9 @@ def _bundle(request: web.Request) -> None:
 async def unload(request: web.Request) -> web.Response:
     name = namespace_of(request)
     _bundle(request)
-    await request.app[OWNERS].tell_all("unload_all", namespace=name)
+    owners = request.app[OWNERS]
+    found = [await owners.ask_owner(index, "open", namespace=name) for index in range(owners.count) if owners.is_up(index)]
+    await ask_each(request, [names.parse(text) for some in found for text in some], "unload")
     return done()
 
 

@@ -203,3 +203,27 @@ def test_a_broker_told_to_shut_down_stops(fresh_broker):
     children = fresh_broker.children()
     assert request("POST", f"{fresh_broker.http_url}/admin/v2/brokers/shutdown")[0] == 204
     eventually(lambda: not fresh_broker.children().keys() & children.keys(), 60, "the end of its processes")
+
+
+def test_all_topics_of_a_namespace_are_unloaded_drained_and_left(broker, connect, namespace):
+    client = connect(broker.service_url)
+    topics = [f"{domain}://{namespace}/t{n}" for n, domain in enumerate(("persistent", "persistent", "non-persistent"))]
+    consumers = [client.subscribe(topic, "sub", consumer_type=pulsar.ConsumerType.Shared) for topic in topics]
+    for topic in topics[:2]:
+        publish(client.create_producer(topic), bodies_of(3))
+    url = f"{broker.http_url}/admin/v2/namespaces/{namespace}"
+    assert request("PUT", f"{url}/unload") == (204, "")
+    assert request("POST", f"{url}/clearBacklog/other")[0] == 204      # which nobody has
+    for topic, consumer in zip(topics[:2], consumers, strict=False):
+        assert data_of(receive(consumer, 3)) == bodies_of(3)
+        stats = topic_url(broker, topic, "stats")
+        eventually(lambda url=stats: got(url)["subscriptions"]["sub"]["consumers"], 60, "the consumer, back again")
+        left = json.loads(request("POST", topic_url(broker, topic, "subscription/sub/analyzeBacklog"))[1])["messages"]
+        assert left == 3
+    assert request("POST", f"{url}/clearBacklog")[0] == 204
+    assert json.loads(request("POST", topic_url(broker, topics[0], "subscription/sub/analyzeBacklog"))[1])["messages"] == 0
+    assert request("POST", f"{url}/unsubscribe/sub")[0] == 412
+    for consumer in consumers:
+        consumer.close()
+    assert request("POST", f"{url}/unsubscribe/sub")[0] == 204
+    assert got(topic_url(broker, topics[1], "subscriptions")) == []
