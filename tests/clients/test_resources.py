@@ -214,8 +214,7 @@ def test_all_topics_of_a_namespace_are_unloaded_drained_and_left(broker, connect
     url = f"{broker.http_url}/admin/v2/namespaces/{namespace}"
     assert request("PUT", f"{url}/unload") == (204, "")
     assert request("POST", f"{url}/clearBacklog/other")[0] == 204      # which nobody has
-    for topic, consumer in zip(topics[:2], consumers, strict=False):
-        assert data_of(receive(consumer, 3)) == bodies_of(3)
+    for topic in topics[:2]:
         stats = topic_url(broker, topic, "stats")
         eventually(lambda url=stats: got(url)["subscriptions"]["sub"]["consumers"], 60, "the consumer, back again")
         left = json.loads(request("POST", topic_url(broker, topic, "subscription/sub/analyzeBacklog"))[1])["messages"]
