@@ -21,7 +21,7 @@ from geminga.proto.names import TopicName
 from geminga.storage.catalogue import Catalogue
 from geminga.storage.policies import Policies
 
-SIZE_MAX = 256 << 10          # bytes of a definition; arbitrary, and more than anybody uses: the largest are parsed in half a second
+SIZE_MAX = 256 << 10          # bytes of a definition; arbitrary, and more than anybody uses: such a new one takes a second to compare
 ALL_SIZE_MAX = 16 << 20       # ... of all versions of a topic, with each of which one may have to be compared
 BACKWARD, FORWARD, FULL = "BACKWARD", "FORWARD", "FULL"
 ALWAYS_COMPATIBLE, ALWAYS_INCOMPATIBLE = "ALWAYS_COMPATIBLE", "ALWAYS_INCOMPATIBLE"
@@ -100,13 +100,12 @@ def known(catalogue: Catalogue, topic: TopicName, definition: Definition) -> int
     """The version of the definition, as far as that can be told without parsing it."""
     if definition.kind in _AVRO:
         return catalogue.schema_version(topic.base, definition.kind, definition.data)
-    return _with_hash(catalogue, topic, definition)
+    return _with_hash(catalogue, topic, definition.kind, _hash(definition))
 
 
-def _with_hash(catalogue: Catalogue, topic: TopicName, definition: Definition) -> int | None:
-    hashed = _hash(definition)
+def _with_hash(catalogue: Catalogue, topic: TopicName, wanted: int, hashed: bytes) -> int | None:
     for version, kind, other in catalogue.schema_versions(topic.base):
-        if kind == definition.kind:
+        if kind == wanted:
             if other == NOT_HASHED and (found := find(catalogue, topic, version)):
                 other = _hash(found.definition)
             if other == hashed:
@@ -125,8 +124,16 @@ def _hash(definition: Definition) -> bytes:
 
 def version_of(catalogue: Catalogue, topic: TopicName, definition: Definition) -> int | None:
     """The version that means the same.  Raises InvalidSchema."""
+    return _same(catalogue, topic, definition)[0]
+
+
+def _same(catalogue: Catalogue, topic: TopicName, definition: Definition) -> tuple[int | None, bytes]:
+    """(version that means the same, hash of what that is unless it was not needed).  Raises InvalidSchema."""
     version = known(catalogue, topic, definition)
-    return _with_hash(catalogue, topic, definition) if version is None else version
+    if version is not None:
+        return version, NOT_HASHED
+    hashed = _hash(definition)
+    return _with_hash(catalogue, topic, definition.kind, hashed), hashed
 
 
 # -- what is added, and who may read
@@ -139,15 +146,16 @@ def register(catalogue: Catalogue, topic: TopicName, definition: Definition, pol
     while True:
         there, hashed = catalogue.schema_versions(topic.base), NOT_HASHED      # the first is added by an owner, who has no time to parse it
         is_first = all(kind is None for _, kind, _ in there)
-        if not is_first and (version := version_of(catalogue, topic, definition)) is not None:
-            return version
+        if not is_first:
+            version, hashed = _same(catalogue, topic, definition)
+            if version is not None:
+                return version
         if not policies.schema_updates:
             raise incompatible("Schema not found and schema auto updating is disabled.")
         if not is_first:
             check(catalogue, topic, definition, policies.schema_strategy)
             if catalogue.schema_bytes(topic.base) + len(definition.data) > ALL_SIZE_MAX:
                 raise incompatible(f"All versions of a schema together have at most {ALL_SIZE_MAX} bytes")
-            hashed = _hash(definition)
         version = there[-1][0] + 1 if there else 0
         if catalogue.add_schema(topic.base, version, definition.kind, hashed, definition.properties, definition.data):
             return version      # else somebody was quicker, whose version is there to be looked at; nobody else writes from here on
