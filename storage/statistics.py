@@ -10,6 +10,7 @@ has changed, a few milliseconds' worth at a time; so a scrape costs what has hap
 one topic as a JSON object is topic_stats.py.
 """
 import bisect
+import contextlib
 import itertools
 import json
 import time
@@ -23,6 +24,7 @@ from geminga.proto.envelope import RAW
 from geminga.proto.sends import IS_CHUNK
 from geminga.storage import format
 from geminga.storage.append import Plan
+from geminga.storage.errors import CorruptFile
 from geminga.storage.ledger import Ledger
 from geminga.storage.live import LiveTopic
 from geminga.storage.partition import Partition
@@ -147,6 +149,11 @@ def _subscription_row(subscription: Subscription) -> tuple:
 
 
 # -- what a row and a JSON object have in common
+
+def is_named(topic: Topic, subscription: Subscription) -> bool:
+    """Whether it is the one that is meant by its name: of two, the durable one."""
+    return subscription.is_durable or (subscription.name, True) not in topic.subscriptions
+
 
 def storage_bytes(partition: Partition) -> int:
     """Of the entries that are there."""
@@ -401,7 +408,7 @@ class Statistics:
             self._shown = set(chosen) if most else self._shown
         rows = np.array([self._known[topic].row for topic in chosen], np.int64)
         under = [(number, subscription.name, row) for number, topic in enumerate(chosen)
-                 for subscription, row in self._known[topic].subscriptions.items()]
+                 for subscription, row in self._known[topic].subscriptions.items() if is_named(topic, subscription)]
         others = np.array([self._known[topic].row for topic in rest], np.int64)
         lines = np.array([row for topic in rest for row in self._known[topic].subscriptions.values()], np.int64)
         counts = np.bincount(self._topics.marks[at], minlength=len(self._namespaces))
@@ -426,7 +433,8 @@ class Statistics:
             for topic in list(itertools.islice(self._stale, 20)):
                 del self._stale[topic]
                 if self._is_open(topic):
-                    self._make_row(topic)
+                    with contextlib.suppress(CorruptFile, OSError):      # that it cannot be read is told where it is used
+                        self._make_row(topic)
 
     def _make_row(self, topic: Topic) -> None:
         known = self._known.get(topic)

@@ -27,6 +27,7 @@ from geminga.storage.statistics import (
     find_slowest,
     first_left,
     is_blocked,
+    is_named,
     kind_of,
     last_times,
     publish_limited,
@@ -45,7 +46,7 @@ _RANGES_MAX = 1_000          # of acknowledged entries beyond the mark-delete po
 
 def topic(owner, found: Topic, *, earliest: bool, publishers: bool, consumers: bool) -> dict:
     """TopicStats; earliest: with the publish time of the oldest message of each backlog."""
-    counts, rates, cursors = topic_counts(found), rates_of(found, 6), list(found.subscriptions.values())
+    counts, rates, cursors = topic_counts(found), rates_of(found, 6), [one for one in found.subscriptions.values() if is_named(found, one)]
     subscriptions = {one.name: _of_subscription(owner, one, earliest=earliest, consumers=consumers) for one in cursors}
     slowest, stored = None, found.is_persistent
     if stored:
@@ -210,7 +211,7 @@ def internal(found: Topic) -> dict:
     subscriptions = found.subscriptions.values()
     if not found.is_persistent:
         return told | {"currentLedgerEntries": 0, "currentLedgerSize": 0, "waitingCursorsCount": 0, "pendingAddEntriesCount": 0,
-                       "cursors": {one.name: _of_cursor(one) for one in subscriptions}}
+                       "cursors": {one.name: _of_cursor(one) for one in subscriptions if is_named(found, one)}}
     last = found.open_ledger
     return told | {
         "currentLedgerEntries": last.entries, "currentLedgerSize": last.size - format.HEADER_SIZE,
@@ -219,7 +220,7 @@ def internal(found: Topic) -> dict:
         "state": "Terminated" if found.is_terminated else "LedgerOpened",
         "ledgers": [{"ledgerId": one.ledger_id, "entries": one.entries, "size": one.size - format.HEADER_SIZE, "offloaded": False,
                      "underReplicated": False} for one in found.ledgers],
-        "cursors": {one.name: _of_cursor(one) for one in subscriptions}, "schemaLedgers": [],
+        "cursors": {one.name: _of_cursor(one) for one in subscriptions if is_named(found, one)}, "schemaLedgers": [],
         "compactedLedger": {"ledgerId": -1, "entries": -1, "size": -1, "offloaded": False, "underReplicated": False},
     }
 

@@ -312,7 +312,7 @@ class Lines:
     def __init__(self, cluster: str, measured: list[Measured]):
         self._now_ms, self._last_name = time.time() * 1000, ""
         self._spaces, self._topics, self._subscriptions, self._loaded = [], [], [], {}
-        self._consumers, self._producers = [], []
+        self._consumers, self._producers = {}, {}      # values by labels
         self._is_rolled_up = any(one.head["rolled_up"] for one in measured)
         tables = []
         for one in measured:
@@ -322,11 +322,13 @@ class Lines:
             self._spaces += of_namespace
             self._topics += of_topic
             self._subscriptions += [f'{of_topic[number]},subscription="{_escaped(name)}"' for number, name in one.head["subscriptions"]]
-            self._consumers += [(f'{of_topic[number]},subscription="{_escaped(subscription)}",consumer_name="{_escaped(name)}",'
-                                 f'consumer_id="{consumer_id}"}} ', values)
-                                for number, subscription, name, consumer_id, *values in one.head["consumers"]]
-            self._producers += [(f'{of_topic[number]},producer_name="{_escaped(name)}",producer_id="{producer_id}"}} ', values)
-                                for number, name, producer_id, *values in one.head["producers"]]
+            for number, subscription, name, consumer_id, *values in one.head["consumers"]:
+                labels = f'{of_topic[number]},subscription="{_escaped(subscription)}",consumer_name="{_escaped(name)}",' \
+                         f'consumer_id="{consumer_id}"}} '
+                before = self._consumers.get(labels, [0] * len(values))      # clients may say the same of theirs
+                self._consumers[labels] = [more + value for more, value in zip(before, values, strict=True)]
+            for number, name, producer_id, *values in one.head["producers"]:
+                self._producers[f'{of_topic[number]},producer_name="{_escaped(name)}",producer_id="{producer_id}"}} '] = values
             for space, many in zip(of_namespace, one.head["loaded"], strict=True):
                 self._loaded[space] = self._loaded.get(space, 0) + many
             tables.append((one.topics, one.subscriptions, one.other_topics, one.other_subscriptions))
@@ -358,7 +360,7 @@ class Lines:
         for what, names, found in (("consumer", _CONSUMER_GAUGES, self._consumers), ("producer", _PRODUCER_GAUGES, self._producers)):
             for at, name in enumerate(names) if found else ():
                 yield f"# HELP pulsar_{what}_{name} Of one {what}\n# TYPE pulsar_{what}_{name} gauge\n"
-                yield "".join([f"pulsar_{what}_{name}{labels}{values[at]}\n" for labels, values in found])
+                yield "".join([f"pulsar_{what}_{name}{labels}{values[at]}\n" for labels, values in found.items()])
 
     def _family(self, family: Family, labels: list[str], columns: dict[str, NDArray], others: dict[str, NDArray]) -> str:
         """labels: without the brace at their end."""

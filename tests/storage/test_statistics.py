@@ -217,6 +217,17 @@ def test_a_topic_with_too_many_subscriptions_is_rolled_up(rig):
     assert len(measured(rig, 3)[0]["topics"]) == 2
 
 
+def test_of_two_subscriptions_of_one_name_the_durable_one_is_told(rig):
+    """The other counts for its topic."""
+    rig.publish(rig.producer("t"), b"a", b"b")
+    rig.consumer("t", "same")
+    rig.receive(rig.consumer("t", "same", durable=False))
+    head, (topics, [row], *_) = measured(rig)
+    assert (head["subscriptions"], row["messages_out"], topics[0]["messages_out"]) == ([[0, "same"]], 0, 2)
+    found = stats(rig)
+    assert found["subscriptions"]["same"]["isDurable"] and found["msgOutCounter"] == 2
+
+
 def test_topics_that_move_come_before_those_that_rest(rig):
     """And one that has a row of its own keeps it as long as nobody else needs it more."""
     producers = [rig.producer(f"t{number}") for number in range(4)]

@@ -1,5 +1,7 @@
 """/metrics, and the dashboards and alert rules that are shipped with it."""
+import asyncio
 import json
+import os
 import re
 from pathlib import Path
 
@@ -7,9 +9,14 @@ import pulsar
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from geminga.supervisor.admin.metrics import SUBSCRIPTION_FAMILIES, TOPIC_FAMILIES
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.errors import Refusal
+from geminga.storage.topic_stats import QUESTIONS
+from geminga.supervisor.admin.metrics import SUBSCRIPTION_FAMILIES, TOPIC_FAMILIES, Metrics
+from geminga.supervisor.config import load
 
 from ..harness import eventually, request, unique_topic
+from ..storage.rig import Rig
 
 WAIT_S = 60
 SHIPPED = Path(__file__).parents[2] / "systemd" / "prometheus"
@@ -20,6 +27,10 @@ def scrape(broker):
     """{name: [sample]}"""
     status, text = request("GET", broker.http_url + "/metrics")
     assert status == 200
+    return samples(text)
+
+
+def samples(text):
     found = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -37,13 +48,9 @@ def total(found, name):
     return sum(sample.value for sample in found.get(name, ()))
 
 
-def connect(broker):
-    return pulsar.Client(broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
-
-
 @pytest.fixture(scope="module")
 def client(broker):
-    made = connect(broker)
+    made = pulsar.Client(broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
     yield made
     made.close()
 
@@ -97,42 +104,75 @@ def test_every_family_is_told_once_and_has_a_type(broker):
     assert len(series) == len(set(series))
 
 
-def test_beyond_the_bound_topics_are_summed_up_by_namespace(start_broker, monkeypatch):
-    """Sums over all series are what they are without a bound; consumers and producers are told apart when that is asked for."""
-    monkeypatch.setenv("GEMINGA_METRICS_TOPICS_MAX", "2")
-    monkeypatch.setenv("GEMINGA_METRICS_CONSUMERS", "true")
-    monkeypatch.setenv("PULSAR_PREFIX_exposeProducerLevelMetricsInPrometheus", "true")
-    broker = start_broker("--owners", "1")
-    client = connect(broker)
+# -- of an owner in this process
+
+class Asked:
+    """The owners that Metrics asks: one, or one that does not answer."""
+
+    count = 1
+
+    def __init__(self, rig, *, answers=True):
+        self._rig, self._answers = rig, answers
+
+    async def ask_owner(self, index, question, **arguments):
+        if not self._answers:
+            raise Refusal(api.ServiceNotReady, "The owner is being started; try again")
+        return QUESTIONS[question](self._rig.owner, None, arguments)
+
+
+@pytest.fixture
+def rig(tmp_path):
+    made = Rig(tmp_path)
+    made.counters.set("pid", os.getpid())
     for number in range(5):
-        topic = f"persistent://public/default/t{number}"
-        client.subscribe(topic, "sub", consumer_name=f"c{number}")
-        producer = client.create_producer(topic, producer_name=f"p{number}")
-        for _ in range(number + 1):
-            producer.send(b"x")
-    found = scrape(broker)
+        producer = made.producer(f"t{number}", producer_name=f"p{number}")
+        made.consumer(f"t{number}", consumer_name=f"c{number}")
+        made.publish(producer, *[b"x"] * (number + 1))
+    yield made
+    made.close()
+
+
+def told(rig, *, answers=True, **environment):
+    config, _ = load(None, environment, {})
+    return samples(asyncio.run(Metrics(config, {("owner", 0): rig.counters}, Asked(rig, answers=answers)).text()).decode())
+
+
+def test_beyond_the_bound_topics_are_summed_up_by_namespace(rig):
+    """Sums over all series are what they are without a bound."""
+    found = told(rig, GEMINGA_METRICS_TOPICS_MAX="2")
     for name in ("pulsar_in_messages_total", "pulsar_msg_backlog", "pulsar_subscription_back_log"):
         assert total(found, name) == 15
-    assert sum("topic" in sample.labels for sample in found["pulsar_in_messages_total"]) == 2
+    assert {sample.labels["topic"][-1] for sample in found["pulsar_in_messages_total"] if "topic" in sample.labels} == {"3", "4"}
     assert value(found, "geminga_series_rolled_up", of="topics") == value(found, "geminga_series_rolled_up", of="subscriptions") == 3
     assert value(found, "pulsar_topics_count", namespace="public/default") == 5
-    of_topics = {sample.labels["topic"][-1] for sample in found["pulsar_in_messages_total"] if "topic" in sample.labels}
-    assert {sample.labels["consumer_name"] for sample in found["pulsar_consumer_available_permits"]} == {f"c{one}" for one in of_topics}
-    assert {sample.labels["producer_name"] for sample in found["pulsar_producer_msg_rate_in"]} == {f"p{one}" for one in of_topics}
-    client.close()
 
 
-def test_without_topics_there_are_namespaces(start_broker, monkeypatch):
-    monkeypatch.setenv("PULSAR_PREFIX_exposeTopicLevelMetricsInPrometheus", "false")
-    broker = start_broker()
-    client = connect(broker)
-    client.create_producer("t").send(b"x")
-    found = scrape(broker)
+def test_consumers_and_producers_have_series_where_that_is_asked_for(rig):
+    assert "pulsar_consumer_available_permits" not in told(rig)
+    rig.run(rig.flow(rig.consumer("t0", "twice", subType=1, consumer_name="same"), 3))
+    rig.run(rig.flow(rig.consumer("t0", "twice", subType=1, consumer_name="same"), 4))
+    found = told(rig, GEMINGA_METRICS_CONSUMERS="true", PULSAR_PREFIX_exposeProducerLevelMetricsInPrometheus="true")
+    permits = {sample.labels["consumer_name"]: sample.value for sample in found["pulsar_consumer_available_permits"]}
+    assert permits.keys() == {*(f"c{number}" for number in range(5)), "same"}
+    assert {sample.labels["producer_name"] for sample in found["pulsar_producer_msg_rate_in"]} == {f"p{number}" for number in range(5)}
+
+
+def test_without_topics_there_are_namespaces(rig):
+    found = told(rig, PULSAR_PREFIX_exposeTopicLevelMetricsInPrometheus="false")
     [sample] = found["pulsar_msg_backlog"]
     assert sample.labels == {"cluster": "standalone", "namespace": "public/default", "remote_cluster": "local"}
-    assert total(found, "pulsar_in_messages_total") == 1
-    client.close()
+    assert sample.value == total(found, "pulsar_in_messages_total") == 15
 
+
+def test_an_owner_that_does_not_answer_is_told(rig):
+    """The rest is there."""
+    found = told(rig, answers=False)
+    assert value(found, "geminga_owner_measured", process="owner-0") == 0 and "pulsar_msg_backlog" not in found
+    assert value(told(rig), "geminga_owner_measured", process="owner-0") == 1
+    assert total(found, "pulsar_broker_in_messages_total") == 15
+
+
+# -- what is shipped
 
 def names_in(text):
     """Of metrics in an expression or a query."""
