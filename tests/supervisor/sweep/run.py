@@ -132,7 +132,8 @@ def _report(compared: list[tuple[str, Outcome | None, Outcome | None]]) -> int:
         if theirs == ours:
             same += theirs is not None
             continue
-        reason = next((reason for pattern, reason in reasons if fnmatch.fnmatchcase(command, pattern)), None)
+        reason = next((reason for pattern, reason in reasons if fnmatch.fnmatchcase(command, pattern)
+                       and (theirs.status == ours.status or "in other words" not in reason)), None)
         known += reason is not None
         unknown += reason is None
         print(f"{command}\n    {reason or '?'}")
