@@ -51,7 +51,9 @@ class Shared(Dispatcher):
         self.is_blocked = _is_blocked(self.is_blocked, self.unacknowledged, policies.max_unacked_messages_per_subscription)
 
     def bounds_changed(self) -> None:
-        """Who had too many messages by the old bounds is judged anew."""
+        """Who had too many messages by the old bounds is judged anew, and nothing waits for its time where that is off."""
+        if not self.subscription.partition.policies.delayed_delivery:
+            self.pending.fall_due(NEVER_MS, self._times_of)
         self.is_blocked = False
         for consumer in self.subscription.consumers:
             consumer.is_blocked = False

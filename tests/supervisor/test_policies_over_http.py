@@ -127,6 +127,14 @@ def test_entry_filters_are_refused_by_name(broker):
     assert place.set(None) == (204, "")
 
 
+def test_there_are_no_resource_groups(broker):
+    url = f"{Place(broker, TABLE['entryFilters'], 'namespace').base}/resourcegroup"
+    assert request("POST", f"{url}/some") == (412, '{"reason": "ResourceGroup does not exist"}')
+    assert request("GET", url) == (200, "")
+    assert request("DELETE", url) == (204, "")
+    assert request("GET", url.replace("/public/", "/nobody/"))[0] == 404
+
+
 def test_other_clusters_are_refused(broker):
     place = Place(broker, TABLE["replicationClusters"], "namespace")
     assert place.set(["elsewhere"]) == (403, '{"reason": "Invalid cluster id: elsewhere"}')
