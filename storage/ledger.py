@@ -268,15 +268,15 @@ class Ledger:
         return format.header(format.LEDGER_HEADER, magic=format.LEDGER_MAGIC, ledger_id=self.ledger_id, partition_id=self.partition_id)
 
     def has_its_header(self) -> bool:
-        """Whether the ledger file begins with it, of any version there was; or with some of it, or zeros, as a power cut leaves it."""
+        """Whether the ledger file begins with it, of any version there was; or with zeros, as a power cut leaves it."""
         with open(self.ledger_path, "rb") as file:
-            written = file.read(format.HEADER_SIZE).rstrip(b"\0")
+            found = file.read(format.HEADER_SIZE)
         head = np.frombuffer(self.ledger_header(), format.LEDGER_HEADER).copy()
         for version in range(1, format.VERSION + 1):
             head["version"] = version
-            if head.tobytes().startswith(written):
+            if found == head.tobytes():
                 return True
-        return False
+        return not any(found)
 
     def write_ledger_header(self) -> None:
         self.write([self.ledger_header()], 0)

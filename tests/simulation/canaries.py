@@ -141,7 +141,7 @@ def totals_are_wrong():
     yield _sometimes(Owner, "count", count, 5)
 
 
-@canary("what is left of a batch is said")
+@canary("what is left of a batch is said", "totals add up")
 def what_is_left_of_a_batch_is_not_said():
     yield Subscription, "parts_of", lambda *_: []
 

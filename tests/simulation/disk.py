@@ -106,6 +106,11 @@ def _pages(offset: int, data: bytes) -> range:
     return range(offset // PAGE, -(-(offset + len(data)) // PAGE))
 
 
+def _cuts(offset: int, data: bytes) -> list[int]:
+    """After how many bytes a write may stop: the kernel copies page by page."""
+    return [page * PAGE - offset for page in _pages(offset, data)[1:]]
+
+
 class Folder:
     """Invariant: `synced` is on disk; `changes` since are {name: what it names}, one or two names each."""
 
@@ -306,8 +311,7 @@ class Disk:
         if offset + len(data) > node.size:
             self.take_room()
         if self.is_dead:
-            pages = [page * PAGE - offset for page in _pages(offset, data)[1:]]
-            data = data[:self.chance.choice([0, 0, len(data), *pages])]      # the kernel copies page by page
+            data = data[:self.chance.choice([0, 0, len(data), *_cuts(offset, data)])]
         _PWRITE(descriptor, data, offset)
         if data:
             node.write(offset, data)
@@ -318,8 +322,9 @@ class Disk:
         if descriptor not in self.open:
             return _PWRITEV(descriptor, pieces, offset, flags)
         data = b"".join(bytes(piece) for piece in pieces)
-        if len(data) > 1 and self.chance.random() < 0.02:      # a signal: less is written than was asked for
-            data = data[:self.chance.randint(1, len(data) - 1)]
+        cuts = _cuts(offset, data)
+        if cuts and self.chance.random() < 0.1:      # a signal: less is written than was asked for
+            data = data[:self.chance.choice(cuts)]
         return self.do_pwrite(descriptor, data, offset)
 
     def do_fallocate(self, descriptor, offset, size):

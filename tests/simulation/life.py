@@ -421,7 +421,7 @@ class Life(World):
         to = chance.choice([*there[-10:], there[0]])
         before = subscription.state.copy()
         self.touched[subscription] = before, True
-        section = self.rig.question("reset", topic.name, subscription=subscription.name, ledger=to[0], entry=to[1])
+        section = self.rig.question("reset", topic.name, subscription=subscription.name, position=to, behind=False)
         if subscription.consumers and chance.random() < 0.6:
             consumer = chance.choice(subscription.consumers)
             section = self.rig.command("seek", connection=consumer.connection, consumer_id=consumer.object_id, request_id=1,

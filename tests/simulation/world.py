@@ -97,7 +97,7 @@ class World:
 
             put(journal, "ThreadPoolExecutor", lambda *_: self.turns)
             put(state, "threading", mock.Mock(Lock=lambda: Lock(self.turns)))
-            put(owner, "time", mock.Mock(sleep=self._sleep))
+            put(owner, "time", mock.Mock(sleep=self._sleep, perf_counter=lambda: 0.0))
             put(catalogue, "now_ms", lambda: self.now_ms)
             put(rigs, "open_catalogue", self._open_catalogue)
             put(PurePath, "__hash__", lambda path: crc32(str(path).removeprefix(str(self.folder)).encode()))

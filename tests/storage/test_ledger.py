@@ -127,14 +127,6 @@ def test_a_flipped_bit_anywhere_in_the_header_of_a_ledger_is_found_and_costs_not
     assert reopened(made).entries == ENTRIES
 
 
-@pytest.mark.parametrize("written", [0, 8, 20, 24])
-def test_a_header_of_a_ledger_that_was_written_in_part_is_no_damage(made, written):
-    """The write was cut short by a kill, and power before it was done again."""
-    overwrite(made.ledger_path, written, bytes(format.HEADER_SIZE - written))
-    found = reopened(made)
-    assert found.entries == ENTRIES and not found.damage
-
-
 # -- headers ----------------------------------------------------------------------------------------------------------------------
 
 def test_an_index_of_a_newer_version_is_refused_by_name(made):
