@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from geminga.storage.options import StorageOptions
-from geminga.storage.policy_table import DELETE_MODES, QUOTA_ACTIONS, SUBSCRIPTION_TYPES
-from geminga.storage.schemas import STRATEGIES
+from geminga.storage.policy_table import DELETE_MODES, QUOTA_ACTIONS, STRATEGIES, SUBSCRIPTION_TYPES
 from geminga.supervisor.properties import ConfigError, Setting, from_environment, nearest, parse, translate
 from geminga.workers.options import WorkerOptions
 
@@ -136,7 +135,7 @@ FORMS = {
     "storage.failover_selection": (r"name|join-order|hashring", "name, join-order or hashring"),
     "storage.inactive_topic_mode": ("|".join(DELETE_MODES), ", ".join(DELETE_MODES)),
     "storage.subscription_types": ("|".join(SUBSCRIPTION_TYPES), ", ".join(SUBSCRIPTION_TYPES)),
-    "storage.schema_compatibility_strategy": ("|".join(STRATEGIES), ", ".join(STRATEGIES)),
+    "storage.schema_compatibility_strategy": ("|".join(STRATEGIES[1:]), ", ".join(STRATEGIES[1:])),      # not UNDEFINED
     "storage.sync": (r"group|interval|none", "group, interval or none"),
     "network.bind": (_HOST, "an address"),
     "network.advertised_address": (rf"({_HOST})?", "a host name or address, without scheme"),
