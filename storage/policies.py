@@ -4,6 +4,7 @@ A topic's policy is stronger than its namespace's, and that than the broker's ow
 catalogue under its name, as clients send it; `Policies` is what owners and workers go by.  What can be set stands in policy_table.py.
 """
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from geminga.proto import pulsar_api_pb2 as api
@@ -104,6 +105,7 @@ class Policies:
         return self.quota_bytes >= 0 or self.quota_age_s > 0
 
 
+@lru_cache(maxsize=16)
 def broker_policies(options: StorageOptions) -> Policies:
     """What holds where nobody set anything."""
     return Policies(**{part.field: getattr(options, part.key) for policy in TABLE.values() for part in policy.parts
