@@ -344,28 +344,45 @@ class Rates:
 
     def _hold(self, worker: int, rows: NDArray, data: memoryview, out: Sends) -> NDArray[np.bool_] | None:
         """Which of these exceed a rate, and are held back; None when nothing is."""
-        is_held, producers = None, self._owner.producers
-        by_topic: dict[Topic, list[int]] = {}
-        for handle in np.unique(rows["producer"]).tolist():
-            if handle in producers and ((topic := producers[handle].partition) in self._limited or topic in self._held
-                                        or self._publish is not None):
-                by_topic.setdefault(topic, []).append(handle)
-        for topic, handles in by_topic.items():
-            limits, which = self._limits(topic), np.flatnonzero(np.isin(rows["producer"], np.array(handles, np.uint64)))
-            count = 0 if topic in self._held else self._reach(limits, rows[which])
-            self._take(limits, rows[which[:count]])
-            if count == len(which):
-                continue
-            is_held = np.zeros(len(rows), bool) if is_held is None else is_held
-            is_held[which[count:]] = True
+        handles, inverse = np.unique(rows["producer"], return_inverse=True)
+        topics: dict[Topic, int] = {}
+        numbers = [-1 if (topic := self._slowed(handle)) is None else topics.setdefault(topic, len(topics)) for handle in handles.tolist()]
+        if not topics:
+            return None
+        of_rows = np.array(numbers)[inverse]
+        order = np.argsort(of_rows, kind="stable")
+        order = order[np.searchsorted(of_rows[order], 0):]
+        starts = np.searchsorted(of_rows[order], np.arange(len(topics)))
+        messages, sizes = (np.add.reduceat(rows[name][order], starts, dtype=np.int64).tolist() for name in ("messages", "size"))
+        is_held = None
+        for topic, start, end, many, size in zip(topics, starts.tolist(), [*starts[1:].tolist(), len(order)], messages, sizes, strict=True):
+            limits, count = self._limits(topic), 0
             if topic not in self._held:
+                if all(many <= room[0] and size <= room[1] for room in [limit.room(self._owner.now_ms) for limit in limits]):
+                    for limit in limits:
+                        limit.take(many, size)
+                    continue
+                count = self._reach(limits, rows[order[start:end]])
+                self._take(limits, rows[order[start:start + count]])
+                if start + count == end:
+                    continue
                 self._count_time(topic)
-            piece = _packed(rows[which[count:]], data)
+            is_held = np.zeros(len(rows), bool) if is_held is None else is_held
+            is_held[order[start + count:end]] = True
+            piece = _packed(rows[order[start + count:end]], data)
             self._held.setdefault(topic, _Held(self._owner.now_ms)).pieces.append((worker, *piece))
             self._count(worker, *piece)
             if self._size > _HELD_MAX:
                 out += self._all_of(topic)
         return is_held
+
+    def _slowed(self, handle: int) -> Topic | None:
+        """The producer's topic, if publishing there has a rate, or had one a moment ago."""
+        producer = self._owner.producers.get(handle)
+        if producer is None:
+            return None
+        topic = producer.partition
+        return topic if self._publish is not None or topic in self._limited or topic in self._held else None
 
     @staticmethod
     def _count_time(topic: Topic) -> None:
