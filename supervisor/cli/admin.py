@@ -19,7 +19,6 @@ _ARGUMENTS = {  # what a verb is about -> how it stands in a path, and an exampl
     "namespace": (namespace_path, "public/default"),
     "tenant": (quoted, "public"),
     "cluster": (quoted, "standalone"),
-    "allocator": (quoted, "default"),
 }
 
 
@@ -206,9 +205,8 @@ def _complete(context: click.Context, parameter: click.Parameter, typed: str) ->
         context = context.parent
     try:
         broker = Broker(context.params.get("url", URL), timeout_s=0.5)
-        if parameter.name in ("allocator", "cluster"):
-            names = broker.ask("GET", "/admin/v2/clusters").value() if parameter.name == "cluster" else []
-            return [name for name in names if name.startswith(typed)]
+        if parameter.name == "cluster":
+            return [name for name in broker.ask("GET", "/admin/v2/clusters").value() if name.startswith(typed)]
         return _names(broker, typed, parts={"tenant": 1, "namespace": 2}.get(parameter.name or "", 3))
     except (Refused, NotReachable):
         return []

@@ -271,8 +271,6 @@ GROUPS: dict[str, tuple[str, tuple[Verb, ...]]] = {
               flag("--force -force", "", "do not ask")), "--force", run=lambda broker, values: _clear_backlog(broker, values)),
         Verb("unsubscribe", "POST", "namespaces/{namespace}/unsubscribe/{sub}", "Delete a subscription of all its topics.",
              (need("--sub -s", "", "the subscription's name"),), "-s billing"),
-        Verb("split-bundle", "PUT", "namespaces/{namespace}/{bundle}/split", "Count the topics of a bundle in two.", (
-            need("--bundle -b", "", "which"), flag("--unload -u", "?unload", "close its topics")), "-b 0x00000000_0xffffffff"),
         Verb("unload", "PUT", "namespaces/{namespace}/unload", "Close its topics; clients come back at once.",
              (Option("--bundle -b", "", "only topics of this bundle"),), run=lambda broker, values: _in_bundle(broker, values, "unload")),
     )),
@@ -368,12 +366,6 @@ GROUPS: dict[str, tuple[str, tuple[Verb, ...]]] = {
              "Walk over a subscription's backlog and count.",
              (_SUBSCRIPTION, Option("--position -p", "", "from a message: LEDGER:ENTRY")), "-s billing",
             body=lambda values: position_of(values["position"]) if values["position"] else None),
-        Verb("set-replicated-subscription-status", "POST", "{topic}/subscription/{subscription}/replicatedSubscriptionStatus",
-             "Whether a subscription is one of all clusters.", (
-                 _SUBSCRIPTION, flag("--enable -e", "", "it is"), flag("--disable -d", "", "it is not")), "-s billing -d",
-             body=lambda values: either(values)),
-        Verb("get-replicated-subscription-status", "GET", "{topic}/subscription/{subscription}/replicatedSubscriptionStatus",
-             "Show whether a subscription is one of all clusters.", (_SUBSCRIPTION,), "-s billing"),
     )),
     "topicPolicies": ("What is set for topics.", (
         Verb("delete", "DELETE", "{topic}/policies", "Remove all that is set for a topic."),
@@ -414,17 +406,9 @@ GROUPS: dict[str, tuple[str, tuple[Verb, ...]]] = {
         Verb("topics", "GET", "broker-stats/topics", "Show all topics' stats, by namespace."),
         Verb("monitoring-metrics", "GET", "broker-stats/metrics", "Show its metrics."),
         Verb("load-report", "GET", "broker-stats/load-report", "Show what it uses of its host."),
-        Verb("allocator-stats", "GET", "broker-stats/allocator-stats/{allocator}", "Show an allocator's memory."),
         Verb("mbeans", "GET", "broker-stats/mbeans", "Show its processes' numbers."),
     )),
 }
-
-
-def either(values: dict[str, Any]) -> bool:
-    """Of --enable and --disable."""
-    if values["enable"] == values["disable"]:
-        raise ValueError("give either --enable or --disable")
-    return values["enable"]
 
 
 def _in_bundle(broker: Broker, values: dict[str, Any], what: str, method: str = "PUT") -> None:
