@@ -289,10 +289,12 @@ class Client(asyncio.BufferedProtocol):
     def _connect(self, command: api.BaseCommand) -> None:
         request = command.connect
         if request.auth_method_name not in ("", "none"):
+            self.worker.counters.add("handshakes_refused")
             self.write(answers.error(answers.NO_REQUEST, api.AuthenticationError,
                                      f"Authentication method {request.auth_method_name} is not available"))
             raise ProtocolError(f"authentication method {request.auth_method_name}")
         self.protocol_version = max(0, min(request.protocol_version, answers.PROTOCOL_VERSION))
+        self.worker.counters.add("handshakes")
         self.client_version = request.client_version[:_VERSION_MAX]
         self.supports_partial_producer = request.feature_flags.supports_partial_producer
         if self.protocol_version >= 18 and request.feature_flags.supports_broker_entry_metadata:

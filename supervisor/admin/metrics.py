@@ -6,6 +6,7 @@ at a time.  Their names and labels are Pulsar's.  Of topics beyond `metrics.topi
 without the label `topic`: so sums over all series of a name are whatever the bound.
 """
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
@@ -31,6 +32,8 @@ _BROKER = {
     "bytes_in": ("pulsar_broker_in_bytes", "Bytes of entries published", True),
     "bytes_out": ("pulsar_broker_out_bytes", "Bytes of entries given to consumers", True),
     "lookups": ("pulsar_broker_lookup_answers", "Lookups answered", True),
+    "handshakes": ("pulsar_connection_create_success_count", "Connections whose clients have introduced themselves", False),
+    "handshakes_refused": ("pulsar_connection_create_fail_count", "Connections whose clients were refused", False),
     "connections_opened": ("pulsar_connection_created_total_count", "Connections accepted", False),
     "connections_closed": ("pulsar_connection_closed_total_count", "Connections ended", False),
 }
@@ -195,6 +198,11 @@ _SUMS = {
     "broker_throughput_out": "throughput_out", "broker_msg_backlog": "backlog", "broker_storage_size": "storage_bytes",
     "broker_storage_logical_size": "storage_bytes", "broker_storage_write_rate": "write_rate", "broker_storage_read_rate": "read_rate",
     "ml_cache_hits_rate": "read_rate"}
+# Of the broker as a whole, always 0.
+_NEVER = {"broker_lookup_redirects": "there is one broker", "broker_lookup_failures": "who cannot be told where a topic is is told why",
+          "ml_cache_misses_rate": "reads are from mapped files"}
+_QUANTILES = 0.0, 0.5, 0.95, 0.99, 0.999, 0.9999, 1.0
+_QUANTILE_SECONDS = 60       # that quantiles are about
 _CONSUMER_GAUGES = ("msg_rate_out", "msg_throughput_out", "msg_rate_redeliver", "msg_ack_rate", "unacked_messages",
                     "blocked_on_unacked_messages", "available_permits")
 _PRODUCER_GAUGES = ("msg_rate_in", "msg_throughput_in", "msg_average_Size")
@@ -208,6 +216,7 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._registry.register(self)
         self._measured: list[Measured | None] = []
+        self._published: deque[tuple[float, NDArray]] = deque()      # (when, how many entries by how long they took), of late
 
     async def text(self) -> bytes:
         most = self._options.topics_max if self._options.topics else 0
@@ -231,7 +240,12 @@ class Metrics:
         active = GaugeMetricFamily("pulsar_active_connections", "Connections open", **cluster)
         active.add_metric([self._cluster], sum(row["connections_opened"] - row["connections_closed"] for _, _, row in rows.values()))
         yield active
+        for name, why in _NEVER.items():
+            never = GaugeMetricFamily(f"pulsar_{name}", f"Always 0: {why}", **cluster)
+            never.add_metric([self._cluster], 0)
+            yield never
         yield from self._sums()
+        yield self._publish_latency()
         yield from self._host()
         expired = CounterMetricFamily("geminga_entries_expired", "Entries that subscriptions lost unacknowledged",
                                       labels=["process", "reason"])
@@ -274,6 +288,19 @@ class Metrics:
             measured.add_metric([f"owner-{index}"], one is not None)
         yield measured
 
+    def _publish_latency(self) -> Metric:
+        """Of the last minute, or as long as somebody has asked."""
+        now, seen = time.monotonic(), self._published
+        counts = sum(np.array(counters.histogram("publish")[0]) for (role, _), counters in self._counters.items() if role == "owner")
+        while len(seen) > 1 and now - seen[1][0] >= _QUANTILE_SECONDS:
+            seen.popleft()
+        seen.append((now, counts))
+        family = GaugeMetricFamily("pulsar_broker_publish_latency", "Milliseconds until entries are on disk, of the last minute",
+                                   labels=["cluster", "quantile"])
+        for quantile, ms in zip(_QUANTILES, _quantiles_ms(counts - seen[0][1]), strict=True):
+            family.add_metric([self._cluster, f"{quantile:g}"], ms)
+        return family
+
     def _host(self) -> Iterator[Metric]:
         """What processes use of it."""
         told = {"cpu_seconds": (CounterMetricFamily, "CPU time"), "resident_memory_bytes": (GaugeMetricFamily, "Memory that is there"),
@@ -297,6 +324,16 @@ class Metrics:
             family = GaugeMetricFamily(f"pulsar_{name}", text, labels=["cluster"])
             family.add_metric([self._cluster], value)
             yield family
+
+
+def _quantiles_ms(counts: NDArray) -> list[float]:
+    """Of values in the buckets of BOUNDS_S, as if they lay evenly in each; 0 when there are none."""
+    edges, reach = np.array([0.0, *BOUNDS_S, BOUNDS_S[-1]]), np.cumsum(counts)
+    if not reach[-1]:
+        return [0.0] * len(_QUANTILES)
+    wanted = np.maximum(np.array(_QUANTILES) * reach[-1], 1e-9)
+    at = np.searchsorted(reach, wanted)      # a bucket that has some
+    return ((edges[at] + (wanted - reach[at] + counts[at]) / counts[at] * (edges[at + 1] - edges[at])) * 1000).tolist()
 
 
 def _by_process(kind: type, name: str, text: str, values: dict[str, int]) -> Metric:

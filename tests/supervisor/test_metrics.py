@@ -5,14 +5,16 @@ import os
 import re
 from pathlib import Path
 
+import numpy as np
 import pulsar
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
+from geminga.storage.counters import BOUNDS_S
 from geminga.storage.topic_stats import QUESTIONS
-from geminga.supervisor.admin.metrics import SUBSCRIPTION_FAMILIES, TOPIC_FAMILIES, Metrics
+from geminga.supervisor.admin.metrics import SUBSCRIPTION_FAMILIES, TOPIC_FAMILIES, Metrics, _quantiles_ms
 from geminga.supervisor.config import load
 
 from ..harness import eventually, request, unique_topic
@@ -170,6 +172,14 @@ def test_an_owner_that_does_not_answer_is_told(rig):
     assert value(found, "geminga_owner_measured", process="owner-0") == 0 and "pulsar_msg_backlog" not in found
     assert value(told(rig), "geminga_owner_measured", process="owner-0") == 1
     assert total(found, "pulsar_broker_in_messages_total") == 15
+
+
+def test_quantiles_lie_where_most_entries_do():
+    """Between the bounds of their buckets."""
+    counts = np.zeros(len(BOUNDS_S) + 1, np.int64)
+    assert set(_quantiles_ms(counts)) == {0}
+    counts[[2, 5]] = 90, 10      # 0.5 to 1 ms, and 5 to 10 ms
+    assert _quantiles_ms(counts) == pytest.approx([0.5, 0.5 + 0.5 * 50 / 90, 7.5, 9.5, 9.95, 9.995, 10])
 
 
 # -- what is shipped
