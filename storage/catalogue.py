@@ -194,9 +194,12 @@ class Catalogue:
 
     def create_topic(self, topic: TopicName, partitions: int) -> bool:
         """False when there is one already.  Raises Refusal when the namespace has just been deleted."""
+        was_open = self.is_changing
         try:
             done = self._write("INSERT OR IGNORE INTO topics VALUES (?, ?, ?, ?)", (str(topic), topic.namespace, partitions, now_ms()))
         except sqlite3.IntegrityError:
+            if not was_open:      # nobody else waits for what is not going to be committed
+                self.undo()
             raise Refusal(api.TopicNotFound, f"Namespace {topic.namespace} does not exist") from None
         if done.rowcount:
             self.take("topics")

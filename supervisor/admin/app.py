@@ -47,20 +47,20 @@ _OLD = "/admin/", "/admin/v2/", "/admin/v3/"
 
 @web.middleware
 async def errors_as_json(request: web.Request, handler) -> web.StreamResponse:
-    """Whatever goes wrong is told as clients of Pulsar's REST expect it."""
+    """Whatever goes wrong is told as clients of Pulsar's REST expect it, and leaves nothing half done in the catalogue."""
     try:
         return await handler(request)
     except web.HTTPException as error:
-        if request.match_info.http_exception is error:
-            return _reason(error.status, _nowhere(request, error))
-        return _reason(error.status, error.text or error.reason)
+        found = error.status, _nowhere(request, error) if request.match_info.http_exception is error else error.text or error.reason
     except Refusal as refusal:
-        return _reason(_STATUSES.get(refusal.code, 400), refusal.message)
+        found = _STATUSES.get(refusal.code, 400), refusal.message
     except (StorageFull, NotDurable) as error:
-        return _reason(503, str(error))
+        found = 503, str(error)
     except Exception:
         traceback.print_exc()
-        return _reason(500, "An error of the broker's own; its log has the details")
+        found = 500, "An error of the broker's own; its log has the details"
+    request.app[topics.TOPICS].catalogue.undo()      # whoever changes something commits before it waits: this is of nobody else
+    return _reason(*found)
 
 
 def _nowhere(request: web.Request, error: web.HTTPException) -> str:

@@ -412,3 +412,13 @@ def test_what_is_deleted_takes_its_properties_with_it(opened):
     assert found.partition_count(topic) is None and found.partition(topic) is None
     assert found.delete_namespace("acme/eu")
     assert [found.properties(scope) for scope in ("acme/eu", str(topic), subscription_id)] == [{}, {}, {}]
+
+
+def test_a_topic_that_cannot_be_made_keeps_nobody_from_writing(opened):
+    """Its namespace was deleted a moment ago."""
+    first, second = opened(), opened()
+    with pytest.raises(Refusal):
+        first.create_topic(parse("nobody/nothing/t"), 0)
+    assert not first.is_changing
+    second.create_namespace("acme/eu")
+    second.commit()
