@@ -326,6 +326,12 @@ class Catalogue:
         """Of a namespace, of a topic by its base name, or of a subscription by its id."""
         return json.loads(self._one("SELECT value FROM properties WHERE scope = ?", (_scope_text(scope),)) or "{}")
 
+    def subscriptions_properties(self, partition_id: int) -> dict[int, dict[str, str]]:
+        """{id: properties} of those that have some."""
+        rows = self._read("SELECT subscriptions.id, value FROM subscriptions JOIN properties ON scope = '#' || subscriptions.id "
+                          "WHERE partition_id = ?", (partition_id,))
+        return {subscription_id: json.loads(value) for subscription_id, value in rows}
+
     def set_properties(self, scope: str | int, found: dict[str, str]) -> None:
         """In place of those that there were."""
         self._write("DELETE FROM properties WHERE scope = ?", (_scope_text(scope),))

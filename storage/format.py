@@ -18,7 +18,8 @@ each version added.
     Version 2: `state` in place of a partition's `cursors` and `parts` and of files per ledger and subscription (.acks,
     .redeliveries, .deaths: version1.py reads them); INDEX_HEADER has a checksum, and of an open ledger too what it holds at least;
     SEGMENT_HEADER too; records have a checksum of their tables, and say what was synced before them; an op of ACKNOWLEDGED is about a
-    run of entries; sequence ids of producers; every entry has a checksum.
+    run of entries; sequence ids of producers; every entry has a checksum.  PARTITION_DELETED came later, with the catalogue's version 4,
+    which keeps programs away that do not know it.
 """
 import struct
 from pathlib import Path

@@ -185,10 +185,11 @@ class Owner:
             found.sequences.begin(self.now_ms)
             found.is_terminated = self.catalogue.is_terminated(stored[0])
             for text, subscription_id in names.items():
-                if (subscription := found.subscriptions.get((text, True))) is None:
+                if (text, True) not in found.subscriptions:
                     self.catalogue.delete_subscription(subscription_id)
-                else:
-                    subscription.properties = self.catalogue.properties(subscription_id)
+            properties = self.catalogue.subscriptions_properties(stored[0])
+            for subscription in found.subscriptions.values() if properties else ():
+                subscription.properties = properties.get(subscription.cursor.subscription_id, {})
             self._adopt(found)
         return found
 
