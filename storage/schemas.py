@@ -27,6 +27,7 @@ BACKWARD, FORWARD, FULL = "BACKWARD", "FORWARD", "FULL"
 ALWAYS_COMPATIBLE, ALWAYS_INCOMPATIBLE = "ALWAYS_COMPATIBLE", "ALWAYS_INCOMPATIBLE"
 _TRANSITIVE = "_TRANSITIVE"
 NOT_HASHED = b""
+_SHOWN_MAX = 500              # characters of what is in the way
 T = api.Schema.Type
 # As they are called over HTTP and in properties, by number.
 TYPES = ("NONE", "STRING", "JSON", "PROTOBUF", "AVRO", "BOOLEAN", "INT8", "INT16", "INT32", "INT64", "FLOAT", "DOUBLE", "DATE", "TIME",
@@ -73,7 +74,7 @@ def to_wire(definition: Definition, name: str) -> api.Schema:
 
 
 def incompatible(text: str) -> Refusal:
-    return Refusal(api.IncompatibleSchema, text)
+    return Refusal(api.IncompatibleSchema, text[:_SHOWN_MAX])      # names may be as long as definitions
 
 
 # -- what is there

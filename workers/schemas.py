@@ -1,5 +1,6 @@
 """Work on schemas beside the loop: what parses definitions runs in a thread, with a connection to the catalogue of its own."""
 import asyncio
+import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -37,7 +38,7 @@ class SchemaThread:
             answer = work(self._catalogue, policies_of(self._catalogue, topic, self._options))
             self._catalogue.commit()
             return answer
-        except (StorageFull, NotDurable) as error:
+        except (StorageFull, NotDurable, sqlite3.OperationalError) as error:      # the last when it cannot even be opened
             raise Refusal(api.PersistenceError, str(error)) from None
         finally:
             if self._catalogue is not None:
