@@ -140,7 +140,8 @@ def backlog_bytes(cursor: Cursor, partition: Partition) -> int:
     for ledger in partition.ledgers_from(cursor.mark_delete[0]):
         first = cursor.mark_delete[1] + 1 if ledger.ledger_id == cursor.mark_delete[0] else 0
         if ledger.ledger_id in cursor.bitmaps:
-            total += ledger.bytes_of(cursor.all_left(ledger, ledger.entries))
+            left = ~cursor.acknowledged(ledger.ledger_id, first, ledger.entries)
+            total += int(ledger.column("size")[first:ledger.entries].sum(where=left, dtype=np.int64))
         elif first < ledger.entries:
             total += ledger.size - int(ledger.column("offset")[first])
     return total

@@ -3,9 +3,10 @@
 Fields that can mean nothing here, as of offloading, have the value that says so.  `messages` of a subscription is our own: what became of
 all that were published since it began.
 """
-import itertools
-from collections.abc import Iterable
 from datetime import UTC, datetime
+
+import numpy as np
+from numpy.typing import NDArray
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.names import TopicName
@@ -102,7 +103,7 @@ def _of_subscription(owner, subscription: Subscription, *, earliest: bool, consu
     first = first_left(subscription) if stored and earliest else None
     later, (acked, consumed, flow) = delayed(subscription), last_times(subscription)
     draining = list(getattr(dispatcher, "draining", {}).values())
-    ranges = sum(1 for _ in acknowledged_ranges(cursor, found.ledgers)) if cursor.bitmaps else 0
+    ranges = sum(len(runs) for _, runs in acknowledged_runs(cursor, found.ledgers))
     told = {
         "msgRateOut": rates[0], "msgThroughputOut": rates[1], "bytesOutCounter": counts[1], "msgOutCounter": counts[0],
         "msgRateRedeliver": rates[3], "messageAckRate": rates[5], "chunkedMessageRate": rates[4], "msgBacklog": backlog,
@@ -140,22 +141,20 @@ def _of_subscription(owner, subscription: Subscription, *, earliest: bool, consu
 def messages(subscription: Subscription) -> dict:
     """What became of all that were published since the subscription began; the others together are `published`."""
     found, cursor = subscription.partition, subscription.cursor
-    return {"published": found.next_message - cursor.since, **dict(zip(REASONS, cursor.totals, strict=True)),
-            "backlog": cursor.backlog_messages(found.ledgers)}
+    published = found.next_message - cursor.since
+    return {"published": published, **dict(zip(REASONS, cursor.totals, strict=True)), "backlog": published - sum(cursor.totals)}
 
 
-def acknowledged_ranges(cursor: Cursor, ledgers: list[Ledger]) -> Iterable[tuple[int, int, int]]:
-    """(ledger id, first, last) of each run of acknowledged entries beyond the mark-delete position."""
-    for ledger in ledgers:
-        if ledger.ledger_id not in cursor.bitmaps or ledger.ledger_id < cursor.mark_delete[0]:
-            continue
-        first = cursor.mark_delete[1] + 1 if ledger.ledger_id == cursor.mark_delete[0] else 0
-        for start, end in cursor.unacknowledged(ledger, first, ledger.entries):
-            if start > first:
-                yield ledger.ledger_id, first, start - 1
-            first = end
-        if first < ledger.entries:
-            yield ledger.ledger_id, first, ledger.entries - 1
+def acknowledged_runs(cursor: Cursor, ledgers: list[Ledger]) -> list[tuple[int, NDArray[np.int64]]]:
+    """[(ledger id, (n, 2))]: before the first, and the last, of each run of acknowledged entries beyond the mark-delete position."""
+    found = []
+    for ledger in ledgers if cursor.bitmaps else ():
+        if ledger.ledger_id in cursor.bitmaps and ledger.ledger_id >= cursor.mark_delete[0]:
+            first = cursor.mark_delete[1] + 1 if ledger.ledger_id == cursor.mark_delete[0] else 0
+            settled = np.zeros(ledger.entries - first + 2, bool)      # with one that is not on either side, so that every run has two edges
+            settled[1:-1] = cursor.acknowledged(ledger.ledger_id, first, ledger.entries)
+            found.append((ledger.ledger_id, np.flatnonzero(np.diff(settled)).reshape(-1, 2) + (first - 1)))
+    return found
 
 
 def _of_consumer(owner, consumer: Consumer) -> dict:
@@ -234,19 +233,19 @@ def _is_waiting(subscription: Subscription) -> bool:
 
 def _of_cursor(subscription: Subscription) -> dict:
     found, cursor = subscription.partition, subscription.cursor
-    stored = found.is_persistent
+    stored, runs = found.is_persistent, acknowledged_runs(cursor, found.ledgers)
     told = {
         "waitingReadOp": stored and _is_waiting(subscription), "pendingReadOps": 0, "messagesConsumedCounter": sum(cursor.totals),
         "cursorLedger": -1 if stored else 0, "cursorLedgerLastEntry": -1 if stored else 0, "active": bool(subscription.consumers),
         "numberOfEntriesSinceFirstNotAckedMessage": _entries_between(subscription) if stored else 0,
-        "totalNonContiguousDeletedMessagesRange": sum(1 for _ in acknowledged_ranges(cursor, found.ledgers)),
+        "totalNonContiguousDeletedMessagesRange": sum(len(some) for _, some in runs),
         "subscriptionHavePendingRead": stored and _is_waiting(subscription), "subscriptionHavePendingReplayRead": False,
     }
     if stored:
-        ranges = itertools.islice(acknowledged_ranges(cursor, found.ledgers), _RANGES_MAX)
+        ranges = [f"({ledger_id}:{before}..{ledger_id}:{last}]" for ledger_id, some in runs for before, last in some[:_RANGES_MAX].tolist()]
         told |= {
             "markDeletePosition": "{}:{}".format(*cursor.mark_delete), "readPosition": "{}:{}".format(*subscription.read),
-            "individuallyDeletedMessages": "[" + ",".join(f"({one}:{first - 1}..{one}:{last}]" for one, first, last in ranges) + "]",
+            "individuallyDeletedMessages": f"[{','.join(ranges[:_RANGES_MAX])}]",
             "lastLedgerSwitchTimestamp": iso(found.open_ledger.created_ms), "state": "Open", "properties": {},
         }
     return told

@@ -65,6 +65,7 @@ def test_published_is_what_became_of_it(rig):
     found = stats(rig)["subscriptions"]["sub"]
     assert found["messages"] == {"published": 10, "acknowledged": 2, "expired": 0, "skipped": 3, "evicted": 0, "backlog": 5}
     assert (found["msgBacklog"], found["unackedMessages"]) == (5, 5)
+    assert rig.partition("t").subscriptions["sub", True].cursor.backlog_messages(rig.partition("t").ledgers) == 5      # counted one by one
     _, (topics, [of_subscription], *_) = measured(rig)
     assert (of_subscription["backlog"], of_subscription["backlog_messages"], topics[0]["backlog"]) == (5, 5, 5)
 
