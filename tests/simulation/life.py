@@ -419,8 +419,8 @@ class Life(World):
         if not there or topic.first_ledger < 0:
             return
         to = chance.choice([*there[-10:], there[0]])
-        before = subscription.state.copy()
-        self.touched[subscription] = before, True
+        unless_refused = self._unless_refused(subscription)
+        self.touched[subscription] = subscription.state.copy(), True
         section = self.rig.question("reset", topic.name, subscription=subscription.name, position=to, behind=False)
         if subscription.consumers and chance.random() < 0.6:
             consumer = chance.choice(subscription.consumers)
@@ -428,7 +428,18 @@ class Life(World):
                                        message_id=api.MessageIdData(ledgerId=to[0], entryId=to[1]))
         subscription.vacate()
         subscription.state = subscription.begin(to)
-        self.run(section)
+        self.run(section, first=unless_refused)
+
+    def _unless_refused(self, subscription: Subscription):
+        """For `run`: it is as it is now, when what is asked is refused for want of descriptors."""
+        now = vars(subscription) | {"state": subscription.state.copy()}
+
+        def look(answers) -> None:
+            if any("refused" in answer for answer in answers.answered) or answers.commands(T.ERROR):
+                demand(self.disk.faults != self.before, "nothing is refused without a cause", answers.answered)
+                vars(subscription).update(now)
+
+        return look
 
     def skip(self) -> None:
         subscription = self._some_subscription()
@@ -436,7 +447,8 @@ class Life(World):
             return
         topic = subscription.topic
         waiting = [position for position in topic.log if subscription.unacknowledged(position)]
-        before = self._change(subscription).copy()
+        unless_refused = self._unless_refused(subscription)
+        self._change(subscription)
         if self.chance.random() < 0.4:
             section = self.rig.question("clear", topic.name, subscription=subscription.name)
             skipped = waiting
@@ -445,13 +457,6 @@ class Life(World):
             section = self.rig.question("skip", topic.name, subscription=subscription.name, entries=entries)
             skipped = waiting[:entries]
         subscription.acknowledge(skipped, reason=SKIPPED)
-
-        def unless_refused(answers) -> None:      # for want of descriptors
-            [answer] = answers.answered
-            if "refused" in answer:
-                demand(self.disk.faults != self.before, "nothing is refused without a cause", answer)
-                subscription.state = before
-
         self.run(section, first=unless_refused)
 
     def unsubscribe(self) -> None:
