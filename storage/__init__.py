@@ -29,6 +29,7 @@
     inactive.py     what nobody uses any more is deleted
     sweep.py        policies of partitions that are not open
     gate.py         why nobody may publish now, and who waits for that
+    rates.py        how much may be published and given out in a time
     queries.py      what administration asks of an owner
     outbox.py       answers of a pass, by worker
     sequences.py    what a producer sends again is not stored again
