@@ -16,7 +16,7 @@ from geminga.supervisor.cli import admin, policies, show, units, verbs
 from geminga.supervisor.cli.rest import topic_path
 from geminga.supervisor.main import main
 
-from ..harness import Broker
+from ..harness import Broker, request
 
 HERE = Path(__file__).parent
 REQUESTS = [json.loads(line) for line in (HERE / "pulsar_admin_requests.jsonl").read_text().splitlines()]
@@ -162,6 +162,14 @@ def test_messages_are_shown_one_by_one(served, run):
     ledger, entry = messages[0]["id"].split(":")[:2]
     assert run(served, "topics", "get-message-by-id", TOPIC, "-l", ledger, "-e", entry)[1].endswith("\na text\n")
     assert run(served, "topics", "examine-messages", TOPIC, "-i", "earliest")[1].endswith("\na text\n")
+
+
+def test_a_namespace_may_be_made_as_pulsar_admin_makes_it(served, run):
+    """Whose object has lists of clusters that are empty: the broker's own cluster is meant."""
+    made = json.dumps({"replication_clusters": [], "allowed_clusters": [], "backlog_quota_map": {}, "offload_threshold": -1}).encode()
+    assert request("PUT", f"{served}/admin/v2/namespaces/public/made", made) == (204, "")
+    assert run(served, "namespaces", "get-clusters", "public/made")[1] == "standalone\n"
+    assert run(served, "namespaces", "delete", "public/made")[0] == 0
 
 
 def test_exit_status_and_the_line_that_says_why(served, run):
