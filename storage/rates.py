@@ -293,7 +293,7 @@ class Rates:
             if len(rows):
                 held.pieces.append((worker, rows, data))
         if not held.pieces:
-            del self._held[producer.partition]
+            self._let_go(producer.partition)
 
     def in_turn(self, topics: Iterable[Topic]) -> Iterable[Topic]:
         """Those first that have waited longest since they last got anything, where all share a rate."""
@@ -428,6 +428,8 @@ class Rates:
         held = self._held.pop(topic, None)
         for worker, rows, _ in held.pieces if held is not None else ():
             self._uncount(worker, rows)
+        if not self._held:
+            self.due_ms = NEVER_MS
 
 
 def _by_connection(rows: NDArray) -> list[tuple[int, int]]:

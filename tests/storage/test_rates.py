@@ -282,6 +282,14 @@ def test_what_a_producer_that_is_gone_has_sent_is_left_out(rig, end):
     assert rig.owner.next_deadline_ms() > rig.now_ms + 500
 
 
+def test_nothing_is_due_when_the_only_topic_that_waited_is_gone(rig):
+    producer = rig.producer("a")
+    sets(rig, "publishRate", publish_rate(10))
+    rig.run(rig.sends(*[(producer, PAYLOAD)] * 50))
+    rig.run(rig.question("unload", "a"))
+    assert len(passes(rig, 10_000)) <= 11
+
+
 def test_one_of_two_producers_of_a_topic_goes(rig):
     """What the other has sent keeps its order and its bytes."""
     gone, stays = rig.producer("a", connection=2), rig.producer("a", connection=3)
