@@ -168,12 +168,12 @@ def _entry(owner, topic: TopicName, arguments: dict) -> dict:
     return _shown(stored(owner, topic), tuple(arguments["position"]))
 
 
-def _examine(owner, topic: TopicName, arguments: dict) -> dict:
-    """The entry of that number, from the first on or from the last back; the last one there is when there are not so many."""
+def _examine(owner, topic: TopicName, arguments: dict) -> dict | None:
+    """The entry of that number, from the first on or from the last back; the last one there is when there are not so many.  None: none."""
     found, number = stored(owner, topic), max(1, arguments["number"])
     ledgers = [ledger for ledger in found.ledgers if ledger.entries]
     if not ledgers:
-        raise Refusal(api.NotAllowedError, "Could not examine messages due to the total message is zero")
+        return None
     end = ledgers[0] if arguments["from_latest"] else ledgers[-1]
     for ledger in reversed(ledgers) if arguments["from_latest"] else ledgers:
         if number <= ledger.entries:

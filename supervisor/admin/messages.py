@@ -86,8 +86,11 @@ async def examine(request: web.Request) -> web.Response:
     if beginning not in ("earliest", "latest"):
         raise web.HTTPBadRequest(text="initialPosition is earliest or latest")
     number = number_of(request, request.query.get("messagePosition") or "1", "messagePosition")
-    return _shown(await ask_single(request, "Examine messages on a partitioned topic is not allowed, please try examine message on "
-                                   "specific topic partition", "examine", number=number, from_latest=beginning == "latest"))
+    found = await ask_single(request, "Examine messages on a partitioned topic is not allowed, please try examine message on specific "
+                             "topic partition", "examine", number=number, from_latest=beginning == "latest")
+    if found is None:
+        raise web.HTTPPreconditionFailed(text="Could not examine messages due to the total message is zero")
+    return _shown(found)
 
 
 def _shown(found: dict[str, Any]) -> web.Response:

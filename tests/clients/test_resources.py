@@ -139,6 +139,8 @@ def test_a_name_with_strange_characters_is_one_name(broker, client):
 
 def test_messages_are_shown_as_they_were_published(broker, client):
     topic = unique_topic("shown")
+    assert put(topic_url(broker, topic, "").rstrip("/")) == 204
+    assert request("GET", topic_url(broker, topic, "examinemessage"))[0] == 412
     producer = client.create_producer(topic, batching_enabled=False, compression_type=pulsar.CompressionType.ZSTD, producer_name="p")
     first = producer.send(b"x" * 300, properties={"k": "v\u2603"}, partition_key="key\n", event_timestamp=1_700_000_000_000)
     batched = client.create_producer(topic, batching_enabled=True, batching_max_publish_delay_ms=60_000, batching_max_messages=3,
