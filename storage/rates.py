@@ -506,7 +506,7 @@ def next_batches(subscription: Subscription, ledgers: list[Ledger]) -> list[Batc
 def _note(limited: Limited, rooms: list[tuple[Limit, tuple[int, int]]], now_ms: int) -> None:
     """Something is left, and these are why."""
     limited.by = [limit for limit, room in rooms if min(room) <= 0]
-    limited.until_ms = _step(max(limit.ready_ms() for limit in limited.by))
+    limited.until_ms = _step(max([now_ms + 1, *[limit.ready_ms() for limit in limited.by]]))
     limited.since_ms = limited.since_ms or now_ms
     for limit, room in rooms:
         for what, left in zip(("Msg", "Bytes"), room, strict=True):

@@ -535,6 +535,19 @@ def test_another_dispatch_rate_holds_at_once_and_none_lets_everything_go(rig):
     assert rig.owner.next_deadline_ms() - rig.now_ms > 500
 
 
+@pytest.mark.parametrize("kind", KINDS, ids=SubType.Name)
+def test_the_largest_rates_slow_nobody(rig, kind):
+    largest = (1 << 31) - 1, (1 << 63) - 1
+    sets(rig, "publishRate", publish_rate(*largest), NAMESPACE)
+    sets(rig, "dispatchRate", dispatch_rate(*largest, (1 << 31) - 1, relative=True), NAMESPACE)
+    sets(rig, "subscriptionDispatchRate", dispatch_rate(*largest), NAMESPACE)
+    sets(rig, "subscribeRate", {"subscribeThrottlingRatePerConsumer": largest[0], "ratePeriodInSecond": largest[0]}, NAMESPACE)
+    consumer = rig.consumer("a", subType=kind)
+    rig.run(rig.flow(consumer, MANY))
+    answers = rig.run(rig.sends(*[(rig.producer("a"), PAYLOAD)] * 100))
+    assert (len(answers.receipts), given([answers], consumer)) == (100, 100)
+
+
 def test_who_is_not_slowed_is_not_woken(rig):
     """Without permits, or with nothing to give, no pass is wanted."""
     backlog(rig, "a", 100)
