@@ -17,7 +17,7 @@ from geminga.supervisor.config import load
 
 from ..harness import request, unique_topic
 
-NAMES = ("..", "%2e%2e", "a%2Fb", "..%2F..%2Fetc", "%00", "a%0Ab", "%FF", "%ZZ", "%E2%98%83" * 1_000, "-1", "%252e", "%0d%0aX-A:b")
+NAMES = ("..", "..%2F..%2Fetc", "%00", "%FF", "%ZZ", "%E2%98%83" * 1_000, "-1", "%0d%0aX-A:b")
 NOT_JSON = (b"{", b"\xff\xfe", b"NaN", b"[" * 10_000, b"\x00")
 WRONG = (b"[[[]]]", b'"\\ud800"', b"1" * 400, b"-0.5", b"true")
 # Routes that do something whatever their body says, as they read none, or a text without quotes.
