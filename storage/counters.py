@@ -17,7 +17,8 @@ NAMES = (
     "entries_expired", "entries_evicted",
     "entries_duplicate", "deduplication_names_evicted",
     "limited_messages_in", "limited_bytes_in", "limited_messages_out", "limited_bytes_out",      # as far as the broker has a rate
-    "syncs_failed", "publishing_refused", "disk_free_bytes", "is_waiting", "pid", "in_flight_bytes", "bytes_out", "lookups", "handshakes", "handshakes_refused",
+    "syncs_failed", "publishing_refused", "disk_free_bytes", "is_waiting", "pid", "in_flight_bytes",
+    "bytes_out", "lookups", "handshakes", "handshakes_refused",
 )
 HISTOGRAMS = "publish", "sync", "dispatch", "acknowledge", "answer"
 BOUNDS_S = 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5
