@@ -192,7 +192,10 @@ def _compare(catalogue: Catalogue, topic: TopicName, definition: Definition, str
 
 
 def obstacle(new: Definition, old: Definition, strategy: str) -> str:
-    """What keeps the two, of one type, from getting along; "" when nothing does."""
+    """What keeps the two, of one type, from getting along; "" when nothing does.
+
+    As Apache Pulsar has it: a Protobuf message goes by its name alone, and definitions of type PROTOBUF are not compared.
+    """
     if new.kind == T.KeyValue:
         for part, one, other in zip(("key", "value"), parts(new), parts(old), strict=True):
             if one.kind != other.kind:
