@@ -9,19 +9,20 @@ import zlib
 from datetime import UTC, datetime
 from typing import Any
 
-import cramjam
+import lz4.block
+import snappy
+import zstandard
 from aiohttp import web
 from google.protobuf.message import DecodeError
 
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto import varints
 from geminga.supervisor.admin.topics import TOPIC, ask_single, number_of, part_of, single_of, status
 
 routes = web.RouteTableDef()
 _METADATA = 6                     # offset in an entry: behind magic and checksum
 _UNCOMPRESSED_MAX = 128 << 20     # bytes that are unpacked for an answer; larger ones stay as they are
 _TEXT_MAX = 1_000                 # characters of a header: clients refuse long ones
-_DECOMPRESS = {api.LZ4: cramjam.lz4.decompress_block_into, api.SNAPPY: cramjam.snappy.decompress_raw_into,
-               api.ZSTD: cramjam.zstd.decompress_into, api.ZLIB: cramjam.zlib.decompress_into}
 # Headers of fields that are numbers or texts: what is set is shown.
 _FIELDS = {"producer_name": "producer-name", "sequence_id": "sequence-id", "highest_sequence_id": "highest-sequence-id",
            "replicated_from": "replicated-from", "partition_key": "partition-key", "partition_key_b64_encoded": "partition-key-b64-encoded",
@@ -107,14 +108,40 @@ def _shown(found: dict[str, Any]) -> web.Response:
 
 
 def _uncompressed(metadata: api.MessageMetadata, stored: bytes) -> bytes:
-    how = _DECOMPRESS.get(metadata.compression)
-    if how is None or metadata.uncompressed_size > _UNCOMPRESSED_MAX:
+    how, size = _DECOMPRESS.get(metadata.compression), metadata.uncompressed_size
+    if how is None or size > _UNCOMPRESSED_MAX:
         return stored
-    room = bytearray(metadata.uncompressed_size)
     try:
-        return bytes(room[:how(stored, room)])
-    except (cramjam.DecompressionError, zlib.error, ValueError):
-        raise status(422, "The entry's payload is not compressed as its metadata says") from None
+        found = how(stored, size)
+    except (lz4.block.LZ4BlockError, zstandard.ZstdError, snappy.UncompressError, zlib.error, ValueError):
+        found = None
+    if found is None or len(found) != size:
+        raise status(422, "The entry's payload is not compressed as its metadata says")
+    return found
+
+
+# Each gives up soon after so many bytes, whatever the payload says.
+
+def _lz4(stored: bytes, size: int) -> bytes:
+    return lz4.block.decompress(stored, uncompressed_size=size)
+
+
+def _zlib(stored: bytes, size: int) -> bytes:
+    return zlib.decompressobj().decompress(stored, size + 1)
+
+
+def _zstd(stored: bytes, size: int) -> bytes:
+    with zstandard.ZstdDecompressor().stream_reader(stored) as reader:
+        return reader.read(size + 1)
+
+
+def _snappy(stored: bytes, size: int) -> bytes:
+    if not stored.startswith(varints.encode(size)):
+        raise ValueError
+    return snappy.uncompress(stored)
+
+
+_DECOMPRESS = {api.LZ4: _lz4, api.ZLIB: _zlib, api.ZSTD: _zstd, api.SNAPPY: _snappy}
 
 
 def _headers(metadata: api.MessageMetadata, size: int) -> dict[str, str]:

@@ -4,8 +4,10 @@ import json
 import struct
 import zlib
 
-import cramjam
+import lz4.block
 import pytest
+import snappy
+import zstandard
 from aiohttp import web
 
 from geminga.proto import pulsar_api_pb2 as api
@@ -13,8 +15,8 @@ from geminga.supervisor.admin.messages import _shown
 
 PAYLOAD = b"some payload, some payload, some payload"
 COMPRESSED = {
-    api.NONE: PAYLOAD, api.LZ4: bytes(cramjam.lz4.compress_block(PAYLOAD, store_size=False)), api.ZLIB: zlib.compress(PAYLOAD),
-    api.ZSTD: bytes(cramjam.zstd.compress(PAYLOAD)), api.SNAPPY: bytes(cramjam.snappy.compress_raw(PAYLOAD))}
+    api.NONE: PAYLOAD, api.LZ4: lz4.block.compress(PAYLOAD, store_size=False), api.ZLIB: zlib.compress(PAYLOAD),
+    api.ZSTD: zstandard.ZstdCompressor().compress(PAYLOAD), api.SNAPPY: snappy.compress(PAYLOAD)}
 
 
 def shown(payload=PAYLOAD, *, raw=None, **fields):
