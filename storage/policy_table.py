@@ -237,7 +237,7 @@ def _texts(value: Any) -> list[str]:
 def one_of(*choices: str) -> Type:
     def read_choice(value: Any) -> str:
         if not isinstance(value, str) or value not in choices:
-            raise ValueError(f"expected one of {', '.join(choices)}")
+            raise ValueError(f"expected one of {', '.join(filter(None, choices))}")
         return value
     return Type("text", read_choice, choices)
 
@@ -287,9 +287,11 @@ def _auto_creation(kept: dict[str, Any]) -> None:
     if not kept["allowAutoTopicCreation"]:
         return
     kind, partitions, text = kept.get("topicType"), kept.get("defaultNumPartitions"), ""
-    if kind is None:
+    if not kind:
         text = "Unknown topic type [null]"
-    elif kind == "partitioned" and (partitions is None or partitions <= 0):
+    elif kind == "partitioned" and partitions is None:
+        text = "[defaultNumPartitions] cannot be null when the type is partitioned."
+    elif kind == "partitioned" and partitions <= 0:
         text = "[defaultNumPartitions] cannot be less than 1 for partition type."
     elif kind == "partitioned" and partitions > PARTITIONS_MAX:
         text = f"[defaultNumPartitions] cannot be more than {PARTITIONS_MAX}."
@@ -361,6 +363,15 @@ def _dispatch_parts(stem: str, of: str) -> tuple[Part, ...]:
             Part("ratePeriodInSecond", INTEGER, "--dispatch-rate-period -dt", "seconds", field=f"{stem}_period_s", default=0, otherwise=1))
 
 
+# What clients' libraries send besides; secrets are not kept.
+_OFFLOAD_MORE = (
+    *(Part(name, INTEGER) for name in ("managedLedgerOffloadMaxThreads", "managedLedgerOffloadPrefetchRounds")),
+    *(Part(f"{stem}{field}", kind) for stem in ("s3", "gcs") for field, kind in (
+        ("ManagedLedgerOffloadRegion", TEXT), ("ManagedLedgerOffloadBucket", TEXT), ("ManagedLedgerOffloadMaxBlockSizeInBytes", LONG),
+        ("ManagedLedgerOffloadReadBufferSizeInBytes", LONG))),
+    *(Part(name, TEXT) for name in ("s3ManagedLedgerOffloadServiceEndpoint", "s3ManagedLedgerOffloadRole",
+                                    "s3ManagedLedgerOffloadRoleSessionName", "offloadersDirectory")),
+    Part("managedLedgerOffloadAutoTriggerSizeThresholdBytes", LONG))
 _SWITCH = "--enable -e / --disable -d"
 TABLE = {policy.name: policy for policy in (
     Policy("retention", "How long, and how much of, what everybody has acknowledged is kept.", (
@@ -475,7 +486,7 @@ TABLE = {policy.name: policy for policy in (
     Policy("autoTopicCreation", "Whether a topic comes to be when it is first used, and with how many partitions.", (
         Part("allowAutoTopicCreation", BOOLEAN, _SWITCH, required=True, field="auto_create_topics", key="auto_create_topics",
              default=False),
-        Part("topicType", one_of("partitioned", "non-partitioned"), "--type -t", sent="non-partitioned", field="auto_topic_type"),
+        Part("topicType", one_of("partitioned", "non-partitioned", ""), "--type -t", sent="non-partitioned", field="auto_topic_type"),
         Part("defaultNumPartitions", INTEGER, "--num-partitions -n", field="auto_create_partitions", key="auto_create_partitions")),
         Level("autoTopicCreation", "auto-topic-creation", nullable=True, member="autoTopicCreationOverride"),
         where="storage/commands.py", check=_auto_creation),
@@ -574,11 +585,11 @@ TABLE = {policy.name: policy for policy in (
         Part("managedLedgerOffloadServiceEndpoint", TEXT, "--endpoint -e"),
         Part("managedLedgerOffloadThresholdInBytes", LONG, "--offloadAfterThreshold -oat", "bytes"),
         Part("managedLedgerOffloadThresholdInSeconds", LONG, "--offloadAfterThresholdInSeconds -oats", "seconds"),
-        Part("managedLedgerOffloadDeletionLagInMillis", LONG, "--offloadAfterElapsed -oae", "ms")),
+        Part("managedLedgerOffloadDeletionLagInMillis", LONG, "--offloadAfterElapsed -oae", "ms"), *_OFFLOAD_MORE),
         Level("offloadPolicies", "offload-policies", remove="removeOffloadPolicies", member="offload_policies"),
         Level("offloadPolicies", "offload-policies", (
             "--driver -d", "--region -r", "--bucket -b", "--endpoint -e", "--offloadThresholdInBytes -t", "--offloadThresholdInSeconds -ts",
-            "--offloadDeletionLagInMillis -dl")),
+            "--offloadDeletionLagInMillis -dl", *[""] * len(_OFFLOAD_MORE))),
         why=_NO_OFFLOAD, check=_offload),
     Policy("antiAffinityGroup", "Namespaces of a group are served by different brokers.", (
         Part("", TEXT, "--group -g", required=True),),
