@@ -400,20 +400,20 @@ class Statistics:
             return {"left": len(self._stale)}
         topics = list(self._known)
         table, at = self._topics.rows, np.array([known.row for known in self._known.values()], np.int64)
-        chosen, rest = topics, []
-        if len(topics) > most or sum(map(_subscriptions_of, topics)) > most * SUBSCRIPTIONS_EACH:
+        chosen, subscriptions = topics, sum([len(known.subscriptions) for known in self._known.values()])
+        if len(topics) > most or subscriptions > most * SUBSCRIPTIONS_EACH:
             order = np.lexsort((-table[at][:, :4].sum(axis=1), [topic not in self._shown for topic in topics],
                                 table[at][:, 4:10].sum(axis=1) == 0))
-            chosen, rest = _within([topics[n] for n in order.tolist()], most)
+            chosen = _within([topics[n] for n in order.tolist()], most)
             self._shown = set(chosen) if most else self._shown
         rows = np.array([self._known[topic].row for topic in chosen], np.int64)
         under = [(number, subscription.name, row) for number, topic in enumerate(chosen)
                  for subscription, row in self._known[topic].subscriptions.items() if is_named(topic, subscription)]
-        others = np.array([self._known[topic].row for topic in rest], np.int64)
-        lines = np.array([row for topic in rest for row in self._known[topic].subscriptions.values()], np.int64)
+        lines = np.array([row for topic in chosen for row in self._known[topic].subscriptions.values()], np.int64)
         counts = np.bincount(self._topics.marks[at], minlength=len(self._namespaces))
         head = {
-            "namespaces": list(self._namespaces), "loaded": counts.tolist(), "rolled_up": len(rest), "rolled_up_subscriptions": len(lines),
+            "namespaces": list(self._namespaces), "loaded": counts.tolist(), "rolled_up": len(topics) - len(chosen),
+            "rolled_up_subscriptions": subscriptions - len(lines),
             "topics": [str(topic.name) for topic in chosen], "subscriptions": [(number, name) for number, name, _ in under],
             "consumers": [_consumer_line(number, one) for number, topic in enumerate(chosen)
                           for subscription in topic.subscriptions.values() for one in subscription.consumers] if consumers else [],
@@ -421,7 +421,7 @@ class Statistics:
             if producers else [],
         }
         return pack(head, [table[rows], self._subscriptions.rows[np.array([row for _, _, row in under], np.int64)],
-                           self._sums(self._topics, others), self._sums(self._subscriptions, lines)])
+                           self._sums(self._topics, rows), self._sums(self._subscriptions, lines)])
 
     def _freshen(self) -> None:
         """Rows of what has changed, or of some of it; what changes meanwhile has to wait for the next time."""
@@ -456,13 +456,25 @@ class Statistics:
         self._topics.rows[known.row] = _topic_row(topic, under)
 
     def _sums(self, table: _Table, rows: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Of these rows, one for each namespace."""
-        sums = np.zeros((len(self._namespaces), table.rows.shape[1]))
-        if len(rows):
-            marks = table.marks[rows]
-            for column, values in enumerate(table.rows[rows].T):
-                sums[:, column] = np.bincount(marks, values, len(sums))
+        """Of all but these rows, one for each namespace; rows that nobody has are 0."""
+        sums, is_other = np.zeros((len(self._namespaces), table.rows.shape[1])), np.ones(len(table.rows), bool)
+        is_other[rows] = False
+        marks = table.marks[is_other]
+        for column, values in enumerate(table.rows[is_other].T if len(sums) else ()):
+            sums[:, column] = np.bincount(marks, values, len(sums))
         return sums
+
+
+def _within(topics: list[Topic], most: int) -> list[Topic]:
+    """The first of them, no more than so many, and with no more than so many subscriptions."""
+    chosen, left = [], most * SUBSCRIPTIONS_EACH
+    for topic in topics:
+        if len(chosen) == most:
+            break
+        if len(topic.subscriptions) <= left:
+            chosen.append(topic)
+            left -= len(topic.subscriptions)
+    return chosen
 
 
 def _of_many(planned: Plan) -> tuple[int, list[list[int]], bool]:
@@ -484,23 +496,6 @@ def _count_one(window: Distribution, partition: Partition, producer: Producer, s
     if flags & IS_CHUNK:
         partition.chunks_in += 1
         producer.chunks_in += 1
-
-
-def _subscriptions_of(topic: Topic) -> int:
-    return len(topic.subscriptions)
-
-
-def _within(topics: list[Topic], most: int) -> tuple[list[Topic], list[Topic]]:
-    """(the first of them, the others): no more than so many, and no more than so many subscriptions."""
-    chosen, rest, left = [], [], most * SUBSCRIPTIONS_EACH
-    for topic in topics:
-        many = len(topic.subscriptions)
-        if len(chosen) < most and many <= left:
-            chosen.append(topic)
-            left -= many
-        else:
-            rest.append(topic)
-    return chosen, rest
 
 
 def _roll(found, counts: tuple, seconds: float) -> bool:
