@@ -12,7 +12,7 @@ from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
 from geminga.storage import acknowledgements, commands
 from geminga.storage.acknowledgements import Acks
-from geminga.storage.cursor import EXPIRED, SKIPPED, Position
+from geminga.storage.cursor import EXPIRED, SKIPPED, Cursor, Position
 from geminga.storage.named import has_subscription, stored, subscription_of
 from geminga.storage.partition import EARLIEST, Partition
 from geminga.storage.subscription import Subscription
@@ -34,7 +34,8 @@ def _clear(owner, topic: TopicName, arguments: dict) -> None:
 def _skip(owner, topic: TopicName, arguments: dict) -> None:
     """So many entries more are acknowledged."""
     subscription = subscription_of(stored(owner, topic), arguments["subscription"])
-    skip_to(owner, subscription, _nth(subscription, arguments["entries"]) or subscription.partition.last_confirmed)
+    found = subscription.partition
+    skip_to(owner, subscription, _nth(found, subscription.cursor, arguments["entries"]) or found.last_confirmed)
 
 
 def skip_to(owner, subscription: Subscription, position: Position, reason: int = SKIPPED) -> None:
@@ -45,10 +46,9 @@ def skip_to(owner, subscription: Subscription, position: Position, reason: int =
         owner.wake(subscription.partition)
 
 
-def _nth(subscription: Subscription, number: int) -> Position | None:
+def _nth(found: Partition, cursor: Cursor, number: int) -> Position | None:
     """The position of the unacknowledged entry of that number, the first is 1; None when there are fewer."""
-    cursor = subscription.cursor
-    for ledger in subscription.partition.ledgers_from(cursor.mark_delete[0]):
+    for ledger in found.ledgers_from(cursor.mark_delete[0]):
         for first, end in cursor.unacknowledged(ledger, 0, ledger.entries):
             if number <= end - first:
                 return ledger.ledger_id, first + number - 1
@@ -157,11 +157,10 @@ def _by_index(owner, topic: TopicName, arguments: dict) -> Position:
 # -- showing messages
 
 def _peek(owner, topic: TopicName, arguments: dict) -> dict:
-    """The unacknowledged entry of that number.  A subscription that is not there is made, at the earliest message, as Pulsar does."""
+    """The unacknowledged entry of that number; of a subscription that is not there yet, as if it began at the earliest message."""
     found, name = stored(owner, topic), arguments["subscription"]
-    if not has_subscription(found, name):
-        commands.create_subscription(owner, found, name, found.before(EARLIEST))
-    return _shown(found, _nth(subscription_of(found, name), arguments["number"]))
+    cursor = subscription_of(found, name).cursor if has_subscription(found, name) else found.gone
+    return _shown(found, _nth(found, cursor, arguments["number"]))
 
 
 def _entry(owner, topic: TopicName, arguments: dict) -> dict:

@@ -54,6 +54,12 @@ def test_messages_are_found_by_position_number_and_time(rig, topic):
         assert refused(rig, question, "t", **arguments) == api.MetadataError
 
 
+def test_peeking_for_a_subscription_that_is_not_there_shows_all_and_makes_none(rig, topic):
+    before = rig.asked("subscriptions", "t")
+    assert [data_of(rig.asked("peek", "t", subscription="new", number=n + 1))[1] for n in range(6)] == [b"%d" % n for n in range(6)]
+    assert rig.asked("subscriptions", "t") == before
+
+
 def test_peeking_passes_over_what_is_acknowledged_and_gives_nothing_out(rig, topic):
     positions, _, consumer = topic
     rig.receive(consumer, 2)
@@ -94,4 +100,4 @@ def test_of_an_empty_topic_the_next_message_is_told(rig):
     assert rig.asked("at_time", "t", time_ms=0) == [ledger, 0]
     assert rig.asked("examine", "t", number=1, from_latest=True) is None
     assert refused(rig, "peek", "t", subscription="new", number=1) == api.MetadataError
-    assert rig.asked("subscriptions", "t") == ["new"]      # made for that, as Pulsar does
+    assert rig.asked("subscriptions", "t") == []
