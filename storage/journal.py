@@ -19,9 +19,12 @@ set aside under another name, `.bad`, its owner ends, and the next one copies wh
 """
 import contextlib
 import errno
+import math
 import os
 import struct
-from collections.abc import Callable, Iterator
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -43,6 +46,7 @@ _BLOCK = 4096                    # a device fails in units of this
 _SEGMENTS_MIN = 2                # one is written while the others are checkpointed, also where there is no room for more
 _FREE_MIN = 2                    # free segments below which a checkpoint is begun
 _BAD, _ASIDE = ".bad", ".aside"   # suffixes of segments that failed: to be replayed, and done with
+_CLOSE_SECONDS = 2.5             # a stop is over after five, whatever there is to put in place
 _IOV_MAX = 1000                  # pieces of one write; the kernel takes 1024
 _BEGIN = struct.Struct(">HI")    # of an entry: magic, checksum
 
@@ -94,6 +98,7 @@ class Journal:
         self._is_checkpoint_due = bool(full)              # what a start has put in place need not be replayed by the next
         self.spare: Callable[[], int] = lambda: 1 << 62   # bytes that one more segment may take
         self._threads = ThreadPoolExecutor(2, "checkpoint")     # one may be making the next segment's file
+        self._closed_by = math.inf                        # checkpoints under way give up then
         self._free: list[Future] = [_done(path) for path in free]
         self._segment = self._begin(sequence)
         self._at = format.HEADER_SIZE
@@ -232,7 +237,10 @@ class Journal:
             return
         oldest, self._full = self._full[:len(self._full) // 2 + 1], self._full[len(self._full) // 2 + 1:]
         what = to_put(set().union(*(changed for _, changed in oldest)))
-        self._checkpoints.append(_Checkpoint(what, [segment for segment, _ in oldest], self._threads.submit(put_on_disk, *what)))
+        self._checkpoints.append(_Checkpoint(what, [segment for segment, _ in oldest], self._submit(what)))
+
+    def _submit(self, what: tuple[set[Path], list]) -> Future:
+        return self._threads.submit(put_on_disk, *what, lambda: time.monotonic() > self._closed_by)
 
     def _collect_checkpoints(self, *, wait: bool) -> None:
         """Segments whose checkpoint is done are free; with wait, at least one is.  Raises OSError.
@@ -243,7 +251,7 @@ class Journal:
         while self._checkpoints and (self._checkpoints[0].done.done() or wait):
             oldest = self._checkpoints[0]
             if is_full(error := oldest.done.exception()):
-                oldest.done = self._threads.submit(put_on_disk, *oldest.what)
+                oldest.done = self._submit(oldest.what)
                 if wait:
                     raise StorageFull(text_of(error)) from error
                 return
@@ -264,20 +272,26 @@ class Journal:
             raise NotDurable(f"{self.folder}: there is no room for a segment that could be written")
 
     def close(self) -> None:
-        """Everything is synced where it belongs and nothing is left to replay.  Raises NotDurable when something is."""
+        """Everything is synced where it belongs and nothing is left to replay, unless that takes longer than a stop may.
+
+        Raises NotDurable when something is left for another reason.
+        """
         self.sync()
+        self._closed_by = time.monotonic() + _CLOSE_SECONDS
         segments = [segment for checkpoint in self._checkpoints for segment in checkpoint.segments]
         segments += [segment for segment, _ in self._full] + [self._segment] * (not self._is_between)
         try:
             for checkpoint in self._checkpoints:
                 checkpoint.done.result()
-            put_on_disk(*to_put(self._dirty.union(*(changed for _, changed in self._full))))
+            put_on_disk(*to_put(self._dirty.union(*(changed for _, changed in self._full))), lambda: time.monotonic() > self._closed_by)
             for done in self._free:         # that they are retired may be in memory only, and older ones alone must not be replayed
                 if done.exception() is None:
                     sync(done.result(), os.fdatasync)
             for segment in segments:
                 _retire(segment)
                 os.fdatasync(segment.fd)
+        except TooMuch:
+            print("geminga: too much has changed to be put in place before a stop; the next start does it", file=sys.stderr, flush=True)
         except OSError as error:
             raise NotDurable(f"{text_of(error)}; what the journal has is put in place at the next start") from error
         finally:
@@ -342,17 +356,28 @@ def _write_again(fd: int) -> None:
         os.pwrite(fd, os.pread(fd, _ZEROS, at), at)
 
 
-def put_on_disk(paths: set[Path], snapshots: list) -> None:
-    """fdatasync each file that is still there, write the snapshots, and sync the folders that name them."""
-    for snapshot in snapshots:
+class TooMuch(Exception):
+    """Not all was put on disk in the time there was."""
+
+
+def put_on_disk(paths: set[Path], snapshots: list, is_over: Callable[[], bool] = lambda: False) -> None:
+    """Write the snapshots, fdatasync each file that is still there, and sync the folders that name them.
+
+    Raises TooMuch when that is over before it is done.
+    """
+    def one_by_one(things: Iterable) -> Iterator:
+        for thing in things:
+            if is_over():
+                raise TooMuch
+            yield thing
+
+    for snapshot in one_by_one(snapshots):
         snapshot.write()
-    for path in paths:
-        try:
+    for path in one_by_one(paths):
+        with contextlib.suppress(FileNotFoundError):      # deleted since: fully acknowledged
             sync(path, os.fdatasync)
-        except FileNotFoundError:   # deleted since: fully acknowledged
-            continue
     paths = paths | {snapshot.file.path for snapshot in snapshots}
-    for folder in {path.parent for path in paths}:
+    for folder in one_by_one({path.parent for path in paths}):
         with contextlib.suppress(FileNotFoundError):      # deleted since
             sync(folder, os.fsync)
     for folder in {above for path in paths for above in path.parents[1:3]}:      # the one above all was made with the first partition

@@ -99,8 +99,8 @@ def synced(monkeypatch):
     """Sets of names: what is on disk, in the order in which it was put there."""
     done, real = [], journal.put_on_disk
 
-    def put_on_disk(paths, snapshots):
-        real(paths, snapshots)
+    def put_on_disk(paths, snapshots, *more):
+        real(paths, snapshots, *more)
         assert all(snapshot.path.exists() for snapshot in snapshots)
         done.append({path.name for path in paths} & {snapshot.file.path.name for snapshot in snapshots})
 
@@ -139,7 +139,7 @@ def test_writing_waits_for_a_checkpoint_only_when_no_segment_is_free(tmp_path, o
     """A slow disk slows publishing down, instead of filling the disk with segments."""
     begun, may_end = threading.Event(), threading.Event()
 
-    def slow(paths, snapshots):
+    def slow(*_):
         begun.set()
         assert may_end.wait(20)
 
@@ -174,3 +174,16 @@ def test_a_disk_without_room_for_a_segment_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(journal, "allocate", full)
     with pytest.raises(StorageFull):
         open_journal(tmp_path / "journal", segment_bytes=SEGMENT, segments_max=4)
+
+
+def test_what_a_stop_has_no_time_for_the_next_start_does(rigs, monkeypatch, capfd):
+    """Nothing of it is lost, and the stop does not take longer than it may."""
+    rig = rigs()
+    producer = rig.producer("a")
+    positions = rig.publish(producer, b"1", b"2")
+    monkeypatch.setattr(journal, "_CLOSE_SECONDS", -1)
+    again = rigs.restart(rig)
+    assert "the next start does it" in capfd.readouterr().err
+    assert again.recovered == 2
+    again.consumer("a")
+    assert again.partition("a").last_confirmed == positions[-1]
