@@ -138,12 +138,18 @@ def find_or_create(owner, name: TopicName, *, may_create: bool = True) -> Partit
 
 def forget_if_idle(owner, found: Partition | LiveTopic) -> None:
     """A topic that keeps nothing is only there as long as somebody uses it."""
-    if not found.is_persistent and found.is_idle and owner.live.pop(found.name, None) is not None:
-        owner.statistics.release(found)
-        owner.rates.release(found)
-        owner.strict.pop(found, None)
-        if found.name.partition < 0:
-            owner.catalogue.delete_topic(found.name)
+    if not found.is_persistent and found.is_idle and forget(owner, found) and found.name.partition < 0:
+        owner.catalogue.delete_topic(found.name)
+
+
+def forget(owner, found: LiveTopic) -> bool:
+    """Nothing is left of it in memory; whether there was anything."""
+    if owner.live.pop(found.name, None) is None:
+        return False
+    owner.statistics.release(found)
+    owner.rates.release(found)
+    owner.strict.pop(found, None)
+    return True
 
 
 # -- producers

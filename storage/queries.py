@@ -85,7 +85,7 @@ def _delete_live(owner, topic: TopicName, arguments: dict) -> None:
     if (found := owner.live.get(topic)) is not None:
         _refuse_used(found, arguments["force"])
         commands.expel_all(owner, found)
-        owner.live.pop(topic, None)
+        commands.forget(owner, found)
     elif not (owner.catalogue.has_topic(topic) or arguments.get("gone")):
         raise Refusal(api.TopicNotFound, f"Topic {topic} not found")
     owner.catalogue.delete_topic(topic)

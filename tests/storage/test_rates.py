@@ -1,7 +1,7 @@
 """Rates of publishing, dispatching and subscribing: counted over a clock that the tests turn."""
 import pytest
 
-from geminga.proto import envelope
+from geminga.proto import envelope, names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage import rates
 from geminga.storage.counters import make_counters
@@ -658,3 +658,18 @@ def test_why_names_the_rule_that_slows_producers(rigs):
     assert rig.partition("a").rate_limits.publish_limited_times > 10
     passes(rig, 9_000)
     assert [cause["cause"] for cause in rig.asked("why", "a", subscription="sub")["causes"]] == ["no permits"]
+
+
+def test_nothing_is_left_of_the_rate_of_a_topic_that_keeps_nothing_when_that_is_deleted(rig):
+    """While somebody uses it, and while it is only there because administration or a subscription named it."""
+    name = "non-persistent://public/default/gone"
+    sets(rig, "publishRate", publish_rate(10), NAMESPACE)
+    rig.consumer(name)
+    assert rig.owner.rates.is_possible
+    rig.asked("delete", name, force=True)
+    assert not rig.owner.rates.is_possible and not rig.owner.live
+    rig.owner.catalogue.create_topic(names.parse(name), 0)
+    rig.asked("subscriptions", name)
+    assert rig.owner.rates.is_possible
+    rig.asked("delete", name, force=False)
+    assert not rig.owner.rates.is_possible and not rig.owner.live
