@@ -485,8 +485,10 @@ class Owner:
                 receipts[name] = mine[name]
             receipts["worker"], receipts["entry_id"] = worker, entries["entry_id"]
             self.outbox(worker).receipts(receipts)
-            producer.messages_in += int(mine["messages"].sum())
-            producer.bytes_in += int(mine["size"].sum())
+            messages, size = int(mine["messages"].sum()), int(mine["size"].sum())
+            for counted in (producer, topic):
+                counted.messages_in += messages
+                counted.bytes_in += size
             self.statistics.changed[topic] = None
             before = topic.dropped
             topic.now_ms = self.now_ms
@@ -494,22 +496,24 @@ class Owner:
                 some = mine[chosen.start:chosen.stop] if isinstance(chosen, range) else mine[chosen]
                 pieces = [data[at:at + size] for at, size in zip(some["offset"].tolist(), some["size"].tolist(), strict=True)]
                 self.outbox(consumer.worker).passed(consumer, entries[np.asarray(chosen)], b"".join(pieces))
-                size = int(some["size"].sum())
-                self.counters.add("bytes_out", size)
-                consumer.bytes_out += size
-                consumer.entries_out += len(chosen)
-                consumer.consumed_ms = self.now_ms
-                self.counters.add("entries_out", len(chosen))
+                self._count_out(consumer, len(chosen), int(some["size"].sum()))
             self.counters.add("entries_dropped", topic.dropped - before)
             self.counters.add("entries_in", len(mine))
-            self.counters.add("messages_in", int(mine["messages"].sum()))
-            self.counters.add("bytes_in", int(mine["size"].sum()))
+            self.counters.add("messages_in", messages)
+            self.counters.add("bytes_in", size)
         return worker, rows[~is_live], data
 
     def _count(self, groups: list[append.Group]) -> None:
         self.counters.add("entries_in", sum(group.count for group in groups))
         self.counters.add("messages_in", sum(group.next_message - group.partition.next_message for group in groups))
         self.counters.add("bytes_in", sum(group.size - group.ledger.size for group in groups))
+
+    def _count_out(self, consumer: Consumer, entries: int, size: int) -> None:
+        self.counters.add("entries_out", entries)
+        self.counters.add("bytes_out", size)
+        consumer.entries_out += entries
+        consumer.bytes_out += size
+        consumer.consumed_ms = self.now_ms
 
     def _producer_of(self, handle: int) -> Producer | None:
         producer = self.producers.get(handle)
@@ -622,12 +626,7 @@ class Owner:
 
     def _deliver(self, subscription: Subscription, consumer: Consumer, ledger: Ledger, entries: Entries) -> None:
         outbox, ledger_id = self.outbox(consumer.worker), ledger.ledger_id
-        self.counters.add("entries_out", len(entries))
-        size = ledger.bytes_of(entries)
-        self.counters.add("bytes_out", size)
-        consumer.bytes_out += size
-        consumer.entries_out += len(entries)
-        consumer.consumed_ms = self.now_ms
+        self._count_out(consumer, len(entries), ledger.bytes_of(entries))
         if subscription.partition.chunks_in:
             flags = ledger.column("flags")
             some = flags[entries.start:entries.stop] if isinstance(entries, range) else flags[entries]
