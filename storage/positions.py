@@ -80,9 +80,7 @@ def _expire(owner, topic: TopicName, arguments: dict) -> int:
     found = stored(owner, topic)
     name = arguments.get("subscription")
     subscriptions = [subscription_of(found, name)] if name else list(found.subscriptions.values())
-    count = 0
-    for subscription in subscriptions:
-        count += _expire_of(owner, subscription, arguments)
+    count = sum(_expire_of(owner, subscription, arguments) for subscription in subscriptions)
     owner.counters.add("entries_expired", count)
     return count
 
@@ -133,7 +131,8 @@ def _last(owner, topic: TopicName, arguments: dict) -> dict:
 
 def _at_time(owner, topic: TopicName, arguments: dict) -> Position:
     """The first that was published then or later; the one that comes next when there is none."""
-    return _following(stored(owner, topic), stored(owner, topic).before_time(arguments["time_ms"]))
+    found = stored(owner, topic)
+    return _following(found, found.before_time(arguments["time_ms"]))
 
 
 def _following(found: Partition, position: Position) -> Position:

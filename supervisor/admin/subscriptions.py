@@ -192,10 +192,7 @@ async def reset_to_time(request: web.Request) -> web.Response:
 
 @routes.post(_SUBSCRIPTION + "/resetcursor")
 async def reset_to_message(request: web.Request) -> web.Response:
-    where = position_of(await body_of(request))
-    await ask_single(request, "Reset-cursor at position is not allowed for partitioned-topic", "reset",
-                     subscription=part_of(request, "subscription"), **where)
-    return done()
+    return await _ask_at(request, "Reset-cursor at position is not allowed for partitioned-topic", "reset")
 
 
 @routes.post(_SUBSCRIPTION + "/expireMessages/{seconds}")
@@ -206,9 +203,13 @@ async def expire(request: web.Request) -> web.Response:
 
 @routes.post(_SUBSCRIPTION + "/expireMessages")
 async def expire_to_message(request: web.Request) -> web.Response:
+    return await _ask_at(request, "Expire message at position is not supported for partitioned-topic", "expire")
+
+
+async def _ask_at(request: web.Request, refused: str, question: str) -> web.Response:
+    """About the message that the body names."""
     where = position_of(await body_of(request))
-    await ask_single(request, "Expire message at position is not supported for partitioned-topic", "expire",
-                     subscription=part_of(request, "subscription"), **where)
+    await ask_single(request, refused, question, subscription=part_of(request, "subscription"), **where)
     return done()
 
 
