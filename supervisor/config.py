@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from geminga.storage.options import StorageOptions
 from geminga.storage.policy_table import DELETE_MODES, QUOTA_ACTIONS, STRATEGIES, SUBSCRIPTION_TYPES
 from geminga.supervisor.properties import ConfigError, Setting, from_environment, nearest, parse, translate
+from geminga.workers.identity.options import AuthenticationOptions, AuthorizationOptions, IdentityOptions, Secret, TlsOptions
 from geminga.workers.options import WorkerOptions
 
 __all__ = ["Config", "ConfigError", "KEYS", "core_count", "load"]
@@ -49,10 +50,19 @@ class Config:
     storage: StorageOptions = field(default_factory=StorageOptions)
     worker: WorkerOptions = field(default_factory=WorkerOptions)
     metrics: MetricsOptions = field(default_factory=MetricsOptions)
+    tls: TlsOptions = field(default_factory=TlsOptions)
+    authentication: AuthenticationOptions = field(default_factory=AuthenticationOptions)
+    authorization: AuthorizationOptions = field(default_factory=AuthorizationOptions)
+
+    @property
+    def identity(self) -> IdentityOptions:
+        return IdentityOptions(self.tls, self.authentication, self.authorization)
 
 
 # Section: (field of Config, dataclass).  A key is "name" or "section.name".
-SECTIONS = {"storage": ("storage", StorageOptions), "network": ("worker", WorkerOptions), "metrics": ("metrics", MetricsOptions)}
+SECTIONS = {"storage": ("storage", StorageOptions), "network": ("worker", WorkerOptions), "metrics": ("metrics", MetricsOptions),
+            "tls": ("tls", TlsOptions), "authentication": ("authentication", AuthenticationOptions),
+            "authorization": ("authorization", AuthorizationOptions)}
 # Told to both sides, so that they cannot disagree: an owner takes over what [network] says.
 SHARED = {"storage.keep_alive_interval_ms": "network.keep_alive_interval_ms"}
 
@@ -124,9 +134,14 @@ RANGES = {
     "network.keep_alive_interval_ms": (100, 3_600_000),
     "network.write_buffer_bytes": (64 << 10, 1 << 30),
     "network.in_flight_bytes": (MIB, 1 << 34),
+    "tls.port": (-1, 65_535),
+    "tls.http_port": (-1, 65_535),
+    "authentication.refresh_interval_s": (1, 24 * 3600),
+    "authentication.clock_skew_s": (0, 24 * 3600),
 }
 
 _HOST = r"[^\s/,]+"
+_LINE = r"[^\n]*", "one line"
 # What a text, or each of a list of texts, must match, and how an error says so.
 FORMS = {
     "cluster_name": (r"[-=:.\w]+", "letters, digits and -=:._"),
@@ -141,6 +156,15 @@ FORMS = {
     "network.advertised_address": (rf"({_HOST})?", "a host name or address, without scheme"),
     "network.advertised_listeners": (r"[-.\w]+:pulsar://(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):\d{1,5}", "name:pulsar://host:port"),
     "network.broker_entry_metadata": (r"timestamp|index", "timestamp or index"),
+    "tls.client_certificates": ("none|wanted|required", "none, wanted or required"),
+    "tls.versions": (r"TLSv1\.[23]", "TLSv1.2 or TLSv1.3"),
+    "authentication.methods": ("token|basic|tls", "token, basic or tls"),
+    "tls.certificate": _LINE, "tls.key": _LINE, "tls.trusted": _LINE, "tls.ciphers": _LINE,
+    "authentication.role_claim": (r"[^\n]+", "the name of a claim"),
+    "authentication.audience_claim": _LINE, "authentication.audience": _LINE, "authentication.anonymous_role": _LINE,
+    "authentication.secret_keys": _LINE, "authentication.public_keys": _LINE, "authentication.users": _LINE,
+    "authorization.super_user_roles": _LINE, "authorization.proxy_roles": _LINE,
+    "authentication.public_key_algorithm": (r"[RPE]S(256|384|512)", "RS256, ES256 or one of their kind"),
 }
 
 
@@ -224,7 +248,7 @@ def _variables(environ: Mapping[str, str]) -> tuple[Settings, list[str]]:
             given[names[variable]] = Setting(environ[variable], variable)
         elif variable.startswith(ENVIRONMENT_PREFIX):
             # Not all are errors: Kubernetes gives every pod GEMINGA_SERVICE_HOST and GEMINGA_PORT when a service is called geminga.
-            hint = nearest(variable, names, cutoff=0.85)
+            hint = nearest(variable, names, cutoff=0.87)
             if hint or variable.startswith(sections):
                 raise ConfigError(f"{variable}: there is no such setting{hint or nearest(variable, names)}")
             strange.append(variable)
@@ -236,7 +260,8 @@ def value_of(name: str, setting: Setting) -> Any:
     try:
         value = READERS[KEYS[name].type](setting.value)
     except ValueError as error:
-        raise ConfigError(f"{setting.origin}: {name} must be {error}, not {setting.value!r}") from None
+        shown = "what it is" if "Secret" in str(KEYS[name].type) else repr(setting.value)
+        raise ConfigError(f"{setting.origin}: {name} must be {error}, not {shown}") from None
     if name in RANGES and not RANGES[name][0] <= value <= RANGES[name][1]:
         raise ConfigError(f"{setting.origin}: {name} must be {RANGES[name][0]} to {RANGES[name][1]}, not {value}")
     if name in FORMS:
@@ -282,7 +307,13 @@ def _texts(value: Any) -> tuple[str, ...]:
     raise ValueError("a list of texts")
 
 
-READERS: dict[Any, Callable[[Any], Any]] = {int: _integer, bool: _boolean, str: _text, Path: _path, tuple[str, ...]: _texts}
+def _secrets(value: Any) -> tuple[Secret, ...]:
+    """The comma of data:;base64,... is not one between two of them."""
+    return tuple(map(Secret, _texts(re.split(r"(?<!base64),", value) if isinstance(value, str) else value)))
+
+
+READERS: dict[Any, Callable[[Any], Any]] = {int: _integer, bool: _boolean, str: _text, Path: _path, tuple[str, ...]: _texts,
+                                            Secret: lambda value: Secret(_text(value)), tuple[Secret, ...]: _secrets}
 
 
 def _relate(values: dict[str, Any], given: Mapping[str, Setting]) -> list[str]:
@@ -311,6 +342,7 @@ def _relate(values: dict[str, Any], given: Mapping[str, Setting]) -> list[str]:
     if (values["storage.retention_s"] == 0) != (values["storage.retention_bytes"] == 0):
         notes.append("nothing is retained while one of storage.retention_s and storage.retention_bytes is 0; -1 is no bound")
     _refuse_clashes(values, given)
+    _refuse_halves(values, given)
     return notes
 
 
@@ -323,6 +355,26 @@ def _refuse_clashes(values: Mapping[str, Any], given: Mapping[str, Setting]) -> 
     if len(set(names)) < len(names):
         origin = given["network.advertised_listeners"].origin
         raise ConfigError(f"{origin}: network.advertised_listeners must have one address for each name")
+
+
+def _refuse_halves(values: Mapping[str, Any], given: Mapping[str, Setting]) -> None:
+    """What nobody could be sure to be safe behind: half of what identity needs."""
+    needed = [(key, needs) for key, needs in (
+        ("tls.certificate", "tls.key"), ("tls.key", "tls.certificate"), ("tls.trusted", "tls.certificate"),
+        ("authentication.audience", "authentication.audience_claim"), ("authentication.audience_claim", "authentication.audience"),
+        ("authorization.enabled", "authentication.methods")) if values[key]]
+    needed += [(key, "tls.certificate") for key in ("tls.port", "tls.http_port") if key in given and values[key] >= 0]
+    if values["tls.client_certificates"] == "required":
+        needed.append(("tls.client_certificates", "tls.trusted"))
+    by_method = {"token": ("authentication.secret_keys", "authentication.public_keys"), "basic": ("authentication.users",),
+                 "tls": ("tls.trusted",)}
+    needed += [("authentication.methods", " or ".join(by_method[method])) for method in values["authentication.methods"]]
+    for key in ("tls.certificate", "authentication.methods"):
+        if values[key]:
+            raise ConfigError(f"{given[key].origin}: {key} has no effect yet")
+    for key, needs in needed:
+        if not any(values[one] for one in needs.split(" or ")):
+            raise ConfigError(f"{given[key].origin}: {key} needs {needs}")
 
 
 def _compose(values: Mapping[str, Any]) -> Config:

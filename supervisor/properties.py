@@ -19,16 +19,14 @@ NEVER_S = 10 * 365 * 24 * 3600                     # Pulsar's "no limit" for a l
 
 LATER = "not available in this version"
 REFUSED = {
-    "authenticationEnabled": "authentication is",
-    "authorizationEnabled": "authorization is",
-    "brokerServicePortTls": "TLS is",
-    "tlsEnabled": "TLS is",
-    "tlsEnabledWithKeyStore": "TLS is",
-    "tlsRequireTrustedClientCertOnConnect": "TLS is",
-    "webServicePortTls": "TLS is",
+    "tlsEnabledWithKeyStore": "Java's key stores are not read: name PEM files, by tlsCertificateFilePath and its like",
+    "tlsAllowInsecureConnection": "client certificates that nobody has signed are not accepted",
 }
+METHODS = {"AuthenticationProviderTls": "tls", "AuthenticationProviderToken": "token", "AuthenticationProviderBasic": "basic"}
+AUTHORIZATION_PROVIDER = "PulsarAuthorizationProvider"
 NOT_YET = {"transactionCoordinatorEnabled": "transactions are"}
-PLAIN_PORTS = ("brokerServicePort", "webServicePort")
+PORTS = {"brokerServicePort": "network.port", "webServicePort": "http_port"}
+TLS_PORTS = {"brokerServicePortTls": "tls.port", "webServicePortTls": "tls.http_port"}
 INTERCEPTORS = {"AppendIndexMetadataInterceptor": "index", "AppendBrokerTimestampMetadataInterceptor": "timestamp"}
 
 
@@ -67,7 +65,7 @@ def translate(properties: Mapping[str, Setting]) -> tuple[dict[str, Setting], li
     _refuse_demands(properties)
     said = {name: setting for name, setting in properties.items() if setting.value}
     given = {ours: _converted(said[name], convert) for name, (ours, convert) in TRANSLATED.items() if name in said}
-    special, notes = _special(said)
+    special, notes = _special(said, properties)
     unheard = sorted(said.keys() - TRANSLATED.keys() - SPECIAL - NOT_YET.keys() - REFUSED.keys())
     if unheard:
         notes.append(f"{len(unheard)} settings of Pulsar have no effect here: {', '.join(unheard)}")
@@ -93,14 +91,9 @@ def _refuse_unknown(properties: Mapping[str, Setting]) -> None:
 
 
 def _refuse_demands(properties: Mapping[str, Setting]) -> None:
-    demands = [name for name in properties if name in REFUSED and properties[name].value.lower() not in ("", "false")]
-    if demands:
-        also = f" (refused too: {', '.join(demands[1:])})" if demands[1:] else ""
-        raise ConfigError(f"{properties[demands[0]].origin}: {REFUSED[demands[0]]} {LATER}{also}")
-    for name in PLAIN_PORTS:
-        # Pulsar takes an empty port for "do not listen without TLS".
-        if name in properties and not properties[name].value:
-            raise ConfigError(f"{properties[name].origin}: must not be empty: listening with TLS only is {LATER}")
+    for name, why in REFUSED.items():
+        if name in properties and properties[name].value.lower() not in ("", "false"):
+            raise ConfigError(f"{properties[name].origin}: {why}")
 
 
 def _converted(setting: Setting, convert: Callable[[str], Any]) -> Setting:
@@ -139,6 +132,12 @@ def _interceptors(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(INTERCEPTORS[name] for name in names))
 
 
+def _wanted(text: str) -> str:
+    if text.lower() not in ("true", "false"):
+        raise ValueError(f"must be true or false, not {text!r}")
+    return "required" if text.lower() == "true" else "wanted"
+
+
 # Pulsar's name: (our key, converter).  Where the converter is str, the text is read as an environment variable of ours would be.
 TRANSLATED: dict[str, tuple[str, Callable[[str], Any]]] = {
     "acknowledgmentAtBatchIndexLevelEnabled": ("storage.batch_index_acknowledgement", str),
@@ -146,20 +145,28 @@ TRANSLATED: dict[str, tuple[str, Callable[[str], Any]]] = {
     "advertisedListeners": ("network.advertised_listeners", str),
     "allowAutoSubscriptionCreation": ("storage.auto_create_subscriptions", str),
     "allowAutoTopicCreation": ("storage.auto_create_topics", str),
+    "anonymousUserRole": ("authentication.anonymous_role", str),
+    "authenticateMetricsEndpoint": ("authentication.metrics", str),
+    "authenticateOriginalAuthData": ("authentication.original_authentication", str),
+    "authenticationRefreshCheckSeconds": ("authentication.refresh_interval_s", str),
+    "authorizationAllowWildcardsMatching": ("authorization.wildcards", str),
+    "authorizationEnabled": ("authorization.enabled", str),
     "backlogQuotaDefaultLimitBytes": ("storage.backlog_quota_bytes", str),
     "backlogQuotaDefaultLimitSecond": ("storage.backlog_quota_age_s", str),
     "backlogQuotaDefaultRetentionPolicy": ("storage.backlog_quota_policy", str),
+    "basicAuthConf": ("authentication.users", str),
     "bindAddress": ("network.bind", str),
-    "brokerDeleteInactiveTopicsEnabled": ("storage.delete_inactive_topics", str),
-    "brokerDeleteInactiveTopicsMaxInactiveDurationSeconds": ("storage.inactive_topic_s", str),
-    "brokerDeleteInactiveTopicsMode": ("storage.inactive_topic_mode", str),
     "brokerDeduplicationEnabled": ("storage.deduplication", str),
     "brokerDeduplicationMaxNumberOfProducers": ("storage.deduplication_names_max", str),
     "brokerDeduplicationProducerInactivityTimeoutMinutes": ("storage.deduplication_inactivity_s", _scaled(60)),
+    "brokerDeleteInactiveTopicsEnabled": ("storage.delete_inactive_topics", str),
+    "brokerDeleteInactiveTopicsMaxInactiveDurationSeconds": ("storage.inactive_topic_s", str),
+    "brokerDeleteInactiveTopicsMode": ("storage.inactive_topic_mode", str),
     "brokerEntryMetadataInterceptors": ("network.broker_entry_metadata", _interceptors),
     "brokerPublisherThrottlingMaxByteRate": ("storage.publish_bytes_per_broker", str),
     "brokerPublisherThrottlingMaxMessageRate": ("storage.publish_messages_per_broker", str),
     "brokerServicePort": ("network.port", str),
+    "brokerServicePortTls": ("tls.port", str),
     "clusterName": ("cluster_name", str),
     "defaultRetentionSizeInMB": ("storage.retention_bytes", _bounded(1 << 20)),
     "defaultRetentionTimeInMinutes": ("storage.retention_s", _bounded(60)),
@@ -189,28 +196,46 @@ TRANSLATED: dict[str, tuple[str, Callable[[str], Any]]] = {
     "maxConsumersPerTopic": ("storage.max_consumers_per_topic", str),
     "maxMessageSize": ("network.max_message_size", str),
     "maxProducersPerTopic": ("storage.max_producers_per_topic", str),
-    "maxSubscriptionsPerTopic": ("storage.max_subscriptions_per_topic", str),
-    "maxTopicsPerNamespace": ("storage.max_topics_per_namespace", str),
     "maxPublishRatePerTopicInBytes": ("storage.publish_bytes_per_topic", str),
     "maxPublishRatePerTopicInMessages": ("storage.publish_messages_per_topic", str),
+    "maxSubscriptionsPerTopic": ("storage.max_subscriptions_per_topic", str),
+    "maxTopicsPerNamespace": ("storage.max_topics_per_namespace", str),
     "maxUnackedMessagesPerConsumer": ("storage.max_unacked_messages_per_consumer", str),
     "maxUnackedMessagesPerSubscription": ("storage.max_unacked_messages_per_subscription", str),
-    "statsUpdateFrequencyInSecs": ("storage.stats_window_s", str),
+    "proxyRoles": ("authorization.proxy_roles", str),
     "schemaCompatibilityStrategy": ("storage.schema_compatibility_strategy", str),
-    "subscriptionExpirationTimeMinutes": ("storage.subscription_expiration_s", _scaled(60)),
+    "statsUpdateFrequencyInSecs": ("storage.stats_window_s", str),
     "subscribeRatePeriodPerConsumerInSecond": ("storage.subscribe_period_s", str),
     "subscribeThrottlingRatePerConsumer": ("storage.subscribes_per_consumer", str),
+    "subscriptionExpirationTimeMinutes": ("storage.subscription_expiration_s", _scaled(60)),
     "subscriptionKeySharedEnable": ("storage.key_shared_enabled", str),
     "subscriptionKeySharedUseConsistentHashing": ("storage.key_shared_consistent_hashing", str),
     "subscriptionTypesEnabled": ("storage.subscription_types", str),
+    "superUserRoles": ("authorization.super_user_roles", str),
+    "tlsCertificateFilePath": ("tls.certificate", str),
+    "tlsCiphers": ("tls.ciphers", lambda text: ":".join(part.strip() for part in text.split(","))),
+    "tlsKeyFilePath": ("tls.key", str),
+    "tlsProtocols": ("tls.versions", str),
+    "tlsRequireTrustedClientCertOnConnect": ("tls.client_certificates", _wanted),
+    "tlsTrustCertsFilePath": ("tls.trusted", str),
+    "tokenAllowedClockSkewSeconds": ("authentication.clock_skew_s", str),
+    "tokenAudience": ("authentication.audience", str),
+    "tokenAudienceClaim": ("authentication.audience_claim", str),
+    "tokenAuthClaim": ("authentication.role_claim", str),
+    "tokenPublicAlg": ("authentication.public_key_algorithm", str),
+    "tokenPublicKey": ("authentication.public_keys", lambda text: (text,)),
+    "tokenSecretKey": ("authentication.secret_keys", lambda text: (text,)),
     "ttlDurationDefaultInSeconds": ("storage.message_ttl_s", str),
     "webServicePort": ("http_port", str),
+    "webServicePortTls": ("tls.http_port", str),
 }
-SPECIAL = {"allowAutoTopicCreationType", "defaultNumPartitions", "journalSyncData"}
+SPECIAL = {"allowAutoTopicCreationType", "authenticationEnabled", "authenticationProviders", "authorizationProvider",
+           "defaultNumPartitions", "journalSyncData", "tlsEnabled"}
 
 
-def _special(said: Mapping[str, Setting]) -> tuple[dict[str, Setting], list[str]]:
-    given = _partitions(said)
+def _special(said: Mapping[str, Setting], properties: Mapping[str, Setting]) -> tuple[dict[str, Setting], list[str]]:
+    _refuse_tls_without_certificate(said)
+    given = _partitions(said) | _ports(properties) | _methods(said)
     wanted = [name for name in NOT_YET if name in said and said[name].value.lower() == "true"]
     notes = [f"{said[name].origin}: {NOT_YET[name]} {LATER}" for name in wanted]
     sync = said.get("journalSyncData")
@@ -234,6 +259,37 @@ def _partitions(said: Mapping[str, Setting]) -> dict[str, Setting]:
     if number.value < 1:
         raise ConfigError(f"{number.origin}: must be at least 1, not {number.value}")
     return {"storage.auto_create_partitions": number}
+
+
+def _refuse_tls_without_certificate(said: Mapping[str, Setting]) -> None:
+    if said.get("tlsEnabled", Setting("", "")).value.lower() == "true" and "tlsCertificateFilePath" not in said:
+        raise ConfigError(f"{said['tlsEnabled'].origin}: needs tlsCertificateFilePath")
+
+
+def _ports(properties: Mapping[str, Setting]) -> dict[str, Setting]:
+    """An empty port is not listened on, nor is one of TLS that is not named although there is a certificate."""
+    closed = {ours: properties[theirs] for theirs, ours in PORTS.items() if theirs in properties and not properties[theirs].value}
+    certificate = properties.get("tlsCertificateFilePath")
+    if certificate and certificate.value:
+        closed |= {ours: certificate for theirs, ours in TLS_PORTS.items() if theirs not in properties or not properties[theirs].value}
+    return {ours: Setting(-1, setting.origin) for ours, setting in closed.items()}
+
+
+def _methods(said: Mapping[str, Setting]) -> dict[str, Setting]:
+    """Of authentication, by Pulsar's classes; what is not known is refused, for what it was to keep out would come in."""
+    provider = said.get("authorizationProvider")
+    if provider and provider.value.rpartition(".")[2] != AUTHORIZATION_PROVIDER:
+        raise ConfigError(f"{provider.origin}: knows {AUTHORIZATION_PROVIDER} only, not {provider.value!r}")
+    enabled, providers = said.get("authenticationEnabled"), said.get("authenticationProviders")
+    if enabled is None or enabled.value.lower() != "true":
+        return {}
+    names = [part.strip().rpartition(".")[2] for part in providers.value.split(",") if part.strip()] if providers else []
+    for name in names:
+        if name not in METHODS:
+            raise ConfigError(f"{providers.origin}: knows {', '.join(METHODS)}, not {name!r}")
+    if not names:
+        raise ConfigError(f"{enabled.origin}: needs authenticationProviders")
+    return {"authentication.methods": Setting(tuple(METHODS[name] for name in names), providers.origin)}
 
 
 def _logical_lines(text: str) -> Iterable[tuple[int, str]]:
