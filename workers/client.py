@@ -6,6 +6,7 @@ consumers, and writes no faster than the client reads.
 import asyncio
 import json
 import mmap
+import time
 from collections import deque
 from dataclasses import dataclass
 
@@ -22,6 +23,7 @@ from geminga.proto.names import TopicName
 from geminga.proto.sends import PRODUCER_ID
 from geminga.workers import egress, requests, schemas
 from geminga.workers.egress import LedgerGone
+from geminga.workers.identity.authentication import NOT_ASKED, Identity
 from geminga.workers.links import OwnerLink
 from geminga.workers.patterns import Pattern
 from geminga.workers.requests import ANSWERS
@@ -92,6 +94,7 @@ class Client(asyncio.BufferedProtocol):
         self.worker = worker
         self.number = worker.next_connection()
         self.connection = Connection(worker.options.max_message_size)
+        self.identity: Identity | None = None      # who it is, when CONNECT has succeeded
         self.protocol_version = 0
         self.client_version = ""                   # its library's name, as it says
         self.supports_partial_producer = False
@@ -105,7 +108,7 @@ class Client(asyncio.BufferedProtocol):
         self.is_probed: list[OwnerLink] = []       # who wants to know whether this client lives
         self._introduced: set[OwnerLink] = set()   # owners that know who this is
         self._asked: dict[int, tuple[OwnerLink, int]] = {}           # requests that an owner has not answered, and their commands' types
-        self._withheld: dict[int, tuple[api.BaseCommand, bytes]] = {}     # those of them whose answers are there already, and these
+        self._withheld: dict[int, tuple[api.BaseCommand, bytes, float]] = {}     # those whose answers are there already, these, since when
         self._repeated: set[int] = set()           # requests that a second owner was asked, because the first ended over them
         self._closed_producers: set[int] = set()   # closed by the broker: what their client still sends is ignored
         self._rest = b""                           # of a frame cut short
@@ -133,6 +136,8 @@ class Client(asyncio.BufferedProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._runs.clear()
+        self.worker.counters.add("lookups_waiting", -len(self._withheld))
+        self._count_throttled(bool(self._holding), False)
         self.worker.closed(self)
 
     def get_buffer(self, hint: int) -> memoryview:
@@ -203,16 +208,24 @@ class Client(asyncio.BufferedProtocol):
 
     def hold(self, link: OwnerLink) -> None:
         """The owner has more of it than a rate allows to publish."""
+        self._count_throttled(bool(self._holding), True)
         self._holding.add(link)
         self.pause_reading()
 
     def go_on(self, link: OwnerLink) -> None:
         if link in self._holding:
             self._holding.remove(link)
+            self._count_throttled(True, bool(self._holding))
             self.resume_reading()
+
+    def _count_throttled(self, was: bool, is_now: bool) -> None:
+        """Whether an owner holds back what it has sent."""
+        if was != is_now:
+            self.worker.counters.add("connections_throttled", is_now - was)
 
     def listen(self) -> None:
         """It is to show that it lives: whoever still holds it will say so again when it has sent more."""
+        self._count_throttled(bool(self._holding), False)
         self._holding.clear()
         self.resume_reading()
 
@@ -293,6 +306,7 @@ class Client(asyncio.BufferedProtocol):
             self.write(answers.error(answers.NO_REQUEST, api.AuthenticationError,
                                      f"Authentication method {request.auth_method_name} is not available"))
             raise ProtocolError(f"authentication method {request.auth_method_name}")
+        self.identity = NOT_ASKED
         self.protocol_version = max(0, min(request.protocol_version, answers.PROTOCOL_VERSION))
         self.worker.counters.add("handshakes")
         self.client_version = request.client_version[:_VERSION_MAX]
@@ -321,12 +335,22 @@ class Client(asyncio.BufferedProtocol):
 
     def _lookup(self, command: api.BaseCommand) -> None:
         self.worker.counters.add("commands")
-        self.worker.counters.add("lookups")
+        began = time.perf_counter()
         answer = requests.lookup(self.worker.directory, command)
         if self.discoveries:
             answer = self.worker.watchers.looked_up(self, command, answer)
         if answer:
-            self.write(answer)
+            self._answer_lookup(answer, began)
+
+    def _answer_lookup(self, answer: bytes, began: float) -> None:
+        self.write(answer)
+        self.worker.counters.add("lookups")
+        self.worker.counters.observe("lookup", time.perf_counter() - began)
+
+    def _get_schema(self, command: api.BaseCommand) -> None:
+        self.worker.counters.add("commands")
+        with self.worker.counters.timed("schema_get"):
+            self.write(requests.get_schema(self.worker.directory, command))
 
     def _open_producer(self, command: api.BaseCommand, *, is_settled: bool = False) -> None:
         request = command.producer
@@ -346,7 +370,7 @@ class Client(asyncio.BufferedProtocol):
         try:
             topic = names.parse(request.topic)
             if not is_settled and not schemas.is_settled(self.worker.directory.catalogue, topic, request):
-                return self.worker.settle(self, command, topic, schemas.settle(request, topic))
+                return self.worker.settle(self, command, topic, schemas.settle(request, topic, self.worker.counters))
             link = routes[object_id].link if object_id in routes else self.worker.link_of(topic)
             if link is None:
                 return self.worker.wait_for_owner(self, topic, command)
@@ -371,7 +395,7 @@ class Client(asyncio.BufferedProtocol):
         request = command.getOrCreateSchema
         try:
             topic = names.parse(request.topic)
-            self.worker.settle(self, command, topic, schemas.get_or_create(request, topic))
+            self.worker.settle(self, command, topic, schemas.get_or_create(request, topic, self.worker.counters))
         except Refusal as refusal:
             self.settled(command, None, refusal)
 
@@ -584,12 +608,14 @@ class Client(asyncio.BufferedProtocol):
         """The answer to the LOOKUP is given when the owner has answered."""
         request_id = command.lookupTopic.request_id
         self._asked[request_id] = link, T.LOOKUP
-        self._withheld[request_id] = command, answer
+        self._withheld[request_id] = command, answer, time.perf_counter()
+        self.worker.counters.add("lookups_waiting")
 
     def answered(self, request_id: int) -> None:
         self._asked.pop(request_id, None)
         if self._withheld and (withheld := self._withheld.pop(request_id, None)) is not None:
-            self.write(withheld[1])
+            self.worker.counters.add("lookups_waiting", -1)
+            self._answer_lookup(*withheld[1:])
 
     def owner_gone(self, link: OwnerLink) -> None:
         """The owner's process ended: what it had is to be made again, and what it was asked gets an answer."""
@@ -610,6 +636,7 @@ class Client(asyncio.BufferedProtocol):
         for request_id in [request_id for request_id, (asked, _) in self._asked.items() if asked is link]:
             _, kind = self._asked.pop(request_id)
             if kind == T.LOOKUP:
+                self.worker.counters.add("lookups_waiting", -1)
                 self.resume(self._withheld.pop(request_id)[0])
             elif kind in (T.CLOSE_PRODUCER, T.CLOSE_CONSUMER):
                 self.write(answers.success(request_id))
@@ -654,7 +681,7 @@ _SETTLED = {T.PRODUCER: "producer", T.SUBSCRIBE: "subscribe", T.GET_OR_CREATE_SC
 _COMMANDS = {
     T.CONNECT: Client._connect, T.PING: Client._ping, T.PONG: Client._pong,
     T.GET_TOPICS_OF_NAMESPACE: Client._list_topics, T.LOOKUP: Client._lookup,
-    T.GET_OR_CREATE_SCHEMA: Client._get_or_create_schema,
+    T.GET_OR_CREATE_SCHEMA: Client._get_or_create_schema, T.GET_SCHEMA: Client._get_schema,
     T.WATCH_TOPIC_LIST: Client._watch, T.WATCH_TOPIC_LIST_CLOSE: Client._close_watcher,
     T.PRODUCER: Client._open_producer, T.CLOSE_PRODUCER: Client._close_producer,
     T.SUBSCRIBE: Client._subscribe, T.CLOSE_CONSUMER: Client._close_consumer, T.FLOW: Client._flow, T.ACK: Client._ack,

@@ -1,6 +1,7 @@
 """HTTP: what an operator and a Pulsar client ask for over it.
 
     app.py            the process: routes, errors, the server
+    authentication.py who asks
     topics.py         topics, partitions, properties, lookup; how requests are read
     namespaces.py     /admin/v2/tenants and /admin/v2/namespaces
     clusters.py       /admin/v2/clusters

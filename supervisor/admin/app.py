@@ -17,6 +17,7 @@ from geminga.storage.control import Control
 from geminga.storage.counters import Counters
 from geminga.storage.errors import NotDurable, StorageFull
 from geminga.supervisor.admin import (
+    authentication,
     brokers,
     clusters,
     health,
@@ -78,7 +79,7 @@ def _reason(status: int, text: str) -> web.Response:
 
 def make_app(config: Config, owners: Owners, service_url: str, http_url: str,
              counters: dict[tuple[str, int], Counters]) -> web.Application:
-    app = web.Application(middlewares=[errors_as_json], client_max_size=_BODY_MAX)
+    app = web.Application(middlewares=[errors_as_json, authentication.identify], client_max_size=_BODY_MAX)
     app[brokers.CONFIG] = config
     catalogue = open_catalogue(config.data_dir / "catalogue.sqlite")
     app[topics.TOPICS] = topics.Topics(catalogue, service_url, http_url, config)
