@@ -172,7 +172,7 @@ def _producer(owner, session, command: api.BaseCommand, *, probed: bool = False)
         raise Refusal(api.MetadataError, f"Encryption is required in {found.name}")
     if found.is_persistent and not owner.gate.enter(session, command, found):
         return
-    schema_version = schemas.admit_producer(owner.catalogue, found, request.schema if request.HasField("schema") else None)
+    schema_version = schemas.admit_producer(owner, found, request.schema if request.HasField("schema") else None)
     producer = Producer(
         owner.new_handle(), session.worker, session.connection, request.producer_id, request.request_id,
         request.producer_name or _generated_name(owner), not (request.user_provided_producer_name and request.producer_name),
@@ -315,7 +315,7 @@ def _subscribe(owner, session, command: api.BaseCommand, *, probed: bool = False
     found = find_or_create(owner, names.parse(request.topic), may_create=request.force_topic_creation)
     _refuse_consumer(found, request)
     if request.HasField("schema"):
-        schemas.admit_consumer(owner.catalogue, found, request.schema)
+        schemas.admit_consumer(owner, found, request.schema)
     subscribed = found.rate_limits.subscribed if found.rate_limits is not None else None
     who = session.address.rpartition(":")[0], request.consumer_name, request.consumer_id
     if subscribed is not None and not subscribed.may(who, owner.now_ms):

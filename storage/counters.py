@@ -6,7 +6,10 @@ goes on counting where the one before it ended, which is what a counter is suppo
 A histogram is some more columns: how often each of BOUNDS_S was not exceeded while the one before was, how often the last was, and the sum.
 """
 import bisect
+import contextlib
 import mmap
+import time
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -19,8 +22,10 @@ NAMES = (
     "limited_messages_in", "limited_bytes_in", "limited_messages_out", "limited_bytes_out",      # as far as the broker has a rate
     "syncs_failed", "publishing_refused", "disk_free_bytes", "is_waiting", "pid", "in_flight_bytes",
     "bytes_out", "lookups", "handshakes", "handshakes_refused",
+    "lookups_waiting", "commands_waiting", "connections_throttled", "schemas_compatible", "schemas_incompatible",
 )
-HISTOGRAMS = "publish", "sync", "dispatch", "acknowledge", "answer"
+HISTOGRAMS = ("publish", "sync", "dispatch", "acknowledge", "answer", "lookup", "load", "quota_check",
+              "schema_get", "schema_put", "schema_delete")
 BOUNDS_S = 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5
 _BUCKETS = len(BOUNDS_S) + 1
 _WIDTH = len(NAMES) + len(HISTOGRAMS) * (_BUCKETS + 1)
@@ -46,6 +51,13 @@ class Counters:
         at, cells = self._histograms[name], self._cells
         cells[at + bisect.bisect_left(BOUNDS_S, seconds)] += count
         cells[at + _BUCKETS] += int(seconds * 1e6) * count
+
+    @contextlib.contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """What is done within, unless it fails."""
+        began = time.perf_counter()
+        yield
+        self.observe(name, time.perf_counter() - began)
 
     def total(self, name: str) -> int:
         """Of all processes."""

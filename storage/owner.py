@@ -177,26 +177,32 @@ class Owner:
         """The partition of that name, opened when it is stored; None when nothing is.  Raises CorruptFile, StorageFull."""
         found = self.by_name.get(name)
         if found is None and (stored := self.catalogue.partition(name)) is not None:
-            names = self.catalogue.subscriptions(stored[0])
-            known = self._recovery.state_of(stored[0]) if self._recovery else None
-            found = open_partition(self.data_dir, stored[0], name, stored[1], names, self.options, known)
-            if self._recovery:
-                self._recovery.opened(found)
-            found.sequences.begin(self.now_ms)
-            found.is_terminated = self.catalogue.is_terminated(stored[0])
-            for text, subscription_id in names.items():
-                if (text, True) not in found.subscriptions:
-                    self.catalogue.delete_subscription(subscription_id)
-            properties = self.catalogue.subscriptions_properties(stored[0])
-            for subscription in found.subscriptions.values() if properties else ():
-                subscription.properties = properties.get(subscription.cursor.subscription_id, {})
-            self._adopt(found)
+            with self.counters.timed("load"):
+                return self._load(name, *stored)
+        return found
+
+    def _load(self, name: TopicName, partition_id: int, topic_epoch: int | None) -> Partition:
+        names = self.catalogue.subscriptions(partition_id)
+        known = self._recovery.state_of(partition_id) if self._recovery else None
+        found = open_partition(self.data_dir, partition_id, name, topic_epoch, names, self.options, known)
+        if self._recovery:
+            self._recovery.opened(found)
+        found.sequences.begin(self.now_ms)
+        found.is_terminated = self.catalogue.is_terminated(partition_id)
+        for text, subscription_id in names.items():
+            if (text, True) not in found.subscriptions:
+                self.catalogue.delete_subscription(subscription_id)
+        properties = self.catalogue.subscriptions_properties(partition_id)
+        for subscription in found.subscriptions.values() if properties else ():
+            subscription.properties = properties.get(subscription.cursor.subscription_id, {})
+        self._adopt(found)
         return found
 
     def create_partition(self, name: TopicName) -> Partition:
         """A new, empty partition.  Raises StorageFull."""
-        found = open_partition(self.data_dir, self.catalogue.create_partition(name), name, None, {}, self.options)
-        self._adopt(found)
+        with self.counters.timed("load"):
+            found = open_partition(self.data_dir, self.catalogue.create_partition(name), name, None, {}, self.options)
+            self._adopt(found)
         return found
 
     def release(self, partition: Partition) -> None:

@@ -103,13 +103,14 @@ class Quotas:
 
     def tick(self, now_ms: int) -> None:
         """Entries get old although nobody publishes."""
-        for partition in self._counts:
-            policies, came_ms = partition.policies, now_ms - partition.policies.quota_age_s * 1000
-            if policies.quota_age_action == EVICTION and policies.quota_age_s > 0:
-                for subscription in _durable(partition):
-                    if _is_behind(subscription.cursor, partition, came_ms):
-                        self._evict(subscription, None, came_ms)
-            self.published(partition)
+        with self._owner.counters.timed("quota_check"):
+            for partition in self._counts:
+                policies, came_ms = partition.policies, now_ms - partition.policies.quota_age_s * 1000
+                if policies.quota_age_action == EVICTION and policies.quota_age_s > 0:
+                    for subscription in _durable(partition):
+                        if _is_behind(subscription.cursor, partition, came_ms):
+                            self._evict(subscription, None, came_ms)
+                self.published(partition)
 
     def _evict(self, subscription: Subscription, size: int | None, came_ms: int) -> None:
         """The oldest entries that came, or were to come, until then go: so many bytes of them, or all."""

@@ -13,12 +13,14 @@ import graphlib
 import hashlib
 import json
 import struct
+import time
 from typing import NamedTuple
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
 from geminga.storage.catalogue import Catalogue
+from geminga.storage.counters import Counters
 from geminga.storage.policies import Policies
 
 SIZE_MAX = 256 << 10          # bytes of a definition; arbitrary, and more than anybody uses: such a new one takes a second to compare
@@ -137,11 +139,12 @@ def _same(catalogue: Catalogue, topic: TopicName, definition: Definition) -> tup
 
 # -- what is added, and who may read
 
-def register(catalogue: Catalogue, topic: TopicName, definition: Definition, policies: Policies) -> int:
+def register(catalogue: Catalogue, topic: TopicName, definition: Definition, policies: Policies, counters: Counters) -> int:
     """The version of the definition, which is valid; added if there is none, and if it gets along.  Part of the open transaction.
 
     Raises Refusal, StorageFull.
     """
+    began = time.perf_counter()
     while True:
         there, hashed = catalogue.schema_versions(topic.base), NOT_HASHED      # the first is added by an owner, who has no time to parse it
         is_first = all(kind is None for _, kind, _ in there)
@@ -152,43 +155,52 @@ def register(catalogue: Catalogue, topic: TopicName, definition: Definition, pol
         if not policies.schema_updates:
             raise incompatible("Schema not found and schema auto updating is disabled.")
         if not is_first:
-            check(catalogue, topic, definition, policies.schema_strategy)
+            check(catalogue, topic, definition, policies.schema_strategy, counters)
             if catalogue.schema_bytes(topic.base) + len(definition.data) > ALL_SIZE_MAX:
                 raise incompatible(f"All versions of a schema together have at most {ALL_SIZE_MAX} bytes")
         version = there[-1][0] + 1 if there else 0
         if catalogue.add_schema(topic.base, version, definition.kind, hashed, definition.properties, definition.data):
+            counters.observe("schema_put", time.perf_counter() - began)
             return version      # else somebody was quicker, whose version is there to be looked at; nobody else writes from here on
 
 
-def check(catalogue: Catalogue, topic: TopicName, definition: Definition, strategy: str) -> None:
+def check(catalogue: Catalogue, topic: TopicName, definition: Definition, strategy: str, counters: Counters) -> None:
     """Whether a producer may bring it.  Raises Refusal."""
     found = versions(catalogue, topic)
-    _compare(catalogue, topic, definition, strategy, found if strategy.endswith(_TRANSITIVE) else found[-1:])
+    _compare(catalogue, topic, definition, strategy, found if strategy.endswith(_TRANSITIVE) else found[-1:], counters)
 
 
-def check_consumer(catalogue: Catalogue, topic: TopicName, definition: Definition, strategy: str) -> None:
+def check_consumer(catalogue: Catalogue, topic: TopicName, definition: Definition, strategy: str, counters: Counters) -> None:
     """Whether a consumer with that definition may read a topic that has a schema.  Raises Refusal."""
     found = versions(catalogue, topic)
     if strategy in (BACKWARD, FORWARD, FORWARD + _TRANSITIVE, FULL):
-        _compare(catalogue, topic, definition, BACKWARD, found[-1:])
+        _compare(catalogue, topic, definition, BACKWARD, found[-1:], counters)
     else:
-        _compare(catalogue, topic, definition, strategy, found)
+        _compare(catalogue, topic, definition, strategy, found, counters)
 
 
-def _compare(catalogue: Catalogue, topic: TopicName, definition: Definition, strategy: str, numbers: list[int]) -> None:
+def _compare(catalogue: Catalogue, topic: TopicName, definition: Definition, strategy: str, numbers: list[int], counters: Counters) -> None:
+    text = _in_the_way(catalogue, topic, definition, strategy, numbers)
+    counters.add("schemas_incompatible" if text else "schemas_compatible")
+    if text:
+        raise incompatible(text)
+
+
+def _in_the_way(catalogue: Catalogue, topic: TopicName, definition: Definition, strategy: str, numbers: list[int]) -> str:
     if strategy == ALWAYS_COMPATIBLE:
-        return
+        return ""
     for number in reversed(numbers):
         found = find(catalogue, topic, number)
         if found is None:      # deleted meanwhile
             continue
         other = found.definition
         if other.kind != definition.kind:
-            raise incompatible(f"Incompatible schema: exists schema type {TYPES[other.kind]}, new schema type {TYPES[definition.kind]}")
+            return f"Incompatible schema: exists schema type {TYPES[other.kind]}, new schema type {TYPES[definition.kind]}"
         if strategy == ALWAYS_INCOMPATIBLE:
-            raise incompatible("Schema compatibility strategy is ALWAYS_INCOMPATIBLE")
+            return "Schema compatibility strategy is ALWAYS_INCOMPATIBLE"
         if other.said != definition.said and (text := obstacle(definition, other, strategy.removesuffix(_TRANSITIVE))):
-            raise incompatible(f"Incompatible schema: by strategy {strategy} with version {number}: {text}")
+            return f"Incompatible schema: by strategy {strategy} with version {number}: {text}"
+    return ""
 
 
 def obstacle(new: Definition, old: Definition, strategy: str) -> str:
@@ -224,11 +236,11 @@ def _avro_obstacle(new: Definition, old: Definition, strategy: str) -> str:
 
 # -- who comes to a topic
 
-def admit_producer(catalogue: Catalogue, found, schema: api.Schema | None) -> bytes:
+def admit_producer(owner, found, schema: api.Schema | None) -> bytes:
     """The version, as the protocol has it, of what a producer of the Partition or LiveTopic brings.  Raises Refusal, StorageFull."""
     if schema is not None:
-        return version_bytes(register(catalogue, found.name, from_wire(schema), found.policies))
-    check_missing(catalogue, found.name, found.policies)
+        return version_bytes(register(owner.catalogue, found.name, from_wire(schema), found.policies, owner.counters))
+    check_missing(owner.catalogue, found.name, found.policies)
     return b""
 
 
@@ -239,15 +251,15 @@ def check_missing(catalogue: Catalogue, topic: TopicName, policies: Policies) ->
                            "when SchemaValidationEnforced is enabled")
 
 
-def admit_consumer(catalogue: Catalogue, found, schema: api.Schema) -> None:
+def admit_consumer(owner, found, schema: api.Schema) -> None:
     """The first to come to an empty topic brings its schema.  Raises Refusal, StorageFull."""
     if schema.type == T.AutoConsume:
         return
     definition = from_wire(schema)
-    if versions(catalogue, found.name):
-        check_consumer(catalogue, found.name, definition, found.policies.schema_strategy)
+    if versions(owner.catalogue, found.name):
+        check_consumer(owner.catalogue, found.name, definition, found.policies.schema_strategy, owner.counters)
     elif _is_unused(found):
-        register(catalogue, found.name, definition, found.policies)
+        register(owner.catalogue, found.name, definition, found.policies, owner.counters)
     else:
         raise incompatible(f"Failed to add schema to an active topic with empty(BYTES) schema: new schema type {TYPES[definition.kind]}")
 

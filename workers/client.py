@@ -108,7 +108,7 @@ class Client(asyncio.BufferedProtocol):
         self.is_probed: list[OwnerLink] = []       # who wants to know whether this client lives
         self._introduced: set[OwnerLink] = set()   # owners that know who this is
         self._asked: dict[int, tuple[OwnerLink, int]] = {}           # requests that an owner has not answered, and their commands' types
-        self._withheld: dict[int, tuple[api.BaseCommand, bytes, float]] = {}     # those whose answers are there already, these, since when
+        self._withheld: dict[int, tuple[api.BaseCommand, bytes, float]] = {}     # those answered already, their answers, since when
         self._repeated: set[int] = set()           # requests that a second owner was asked, because the first ended over them
         self._closed_producers: set[int] = set()   # closed by the broker: what their client still sends is ignored
         self._rest = b""                           # of a frame cut short
@@ -608,8 +608,8 @@ class Client(asyncio.BufferedProtocol):
         """The answer to the LOOKUP is given when the owner has answered."""
         request_id = command.lookupTopic.request_id
         self._asked[request_id] = link, T.LOOKUP
+        self.worker.counters.add("lookups_waiting", request_id not in self._withheld)
         self._withheld[request_id] = command, answer, time.perf_counter()
-        self.worker.counters.add("lookups_waiting")
 
     def answered(self, request_id: int) -> None:
         self._asked.pop(request_id, None)

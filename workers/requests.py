@@ -154,7 +154,6 @@ def _body(command: api.BaseCommand):
 T = api.BaseCommand.Type
 ANSWERS = {
     T.PARTITIONED_METADATA: partition_metadata,
-    T.GET_SCHEMA: get_schema,
     T.TC_CLIENT_CONNECT_REQUEST: no_transactions, T.NEW_TXN: no_transactions, T.ADD_PARTITION_TO_TXN: no_transactions,
     T.ADD_SUBSCRIPTION_TO_TXN: no_transactions, T.END_TXN: no_transactions,
 }

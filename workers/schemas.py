@@ -11,6 +11,7 @@ from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
 from geminga.storage import schemas
 from geminga.storage.catalogue import Catalogue
+from geminga.storage.counters import Counters
 from geminga.storage.errors import NotDurable, StorageFull
 from geminga.storage.options import StorageOptions
 from geminga.storage.policies import Policies, policies_of
@@ -57,7 +58,7 @@ def is_settled(catalogue: Catalogue, topic: TopicName, request) -> bool:
         return False      # which the thread is going to tell
 
 
-def settle(request, topic: TopicName) -> Work:
+def settle(request, topic: TopicName, counters: Counters) -> Work:
     """Make of the request one that is: the definition is that of a version, or one that was compared and says no more.
 
     The first definition of a topic its owner adds, with the topic if need be; it is valid then.  Raises Refusal.
@@ -70,16 +71,16 @@ def settle(request, topic: TopicName) -> Work:
         if not schemas.versions(catalogue, topic):
             return
         if isinstance(request, api.CommandSubscribe):
-            schemas.check_consumer(catalogue, topic, definition, policies.schema_strategy)
+            schemas.check_consumer(catalogue, topic, definition, policies.schema_strategy, counters)
             request.ClearField("schema")
         else:
-            version = schemas.find(catalogue, topic, schemas.register(catalogue, topic, definition, policies))
+            version = schemas.find(catalogue, topic, schemas.register(catalogue, topic, definition, policies, counters))
             request.schema.CopyFrom(schemas.to_wire(version.definition, ""))
 
     return work
 
 
-def get_or_create(request: api.CommandGetOrCreateSchema, topic: TopicName) -> Work:
+def get_or_create(request: api.CommandGetOrCreateSchema, topic: TopicName, counters: Counters) -> Work:
     """The version, as the protocol has it, of the definition; empty for none.  Raises Refusal."""
     definition = schemas.from_wire(request.schema)
     schemas.check_size(definition)
@@ -91,6 +92,6 @@ def get_or_create(request: api.CommandGetOrCreateSchema, topic: TopicName) -> Wo
             schemas.check_missing(catalogue, topic, policies)
             return b""
         schemas.validate(definition)
-        return schemas.version_bytes(schemas.register(catalogue, topic, definition, policies))
+        return schemas.version_bytes(schemas.register(catalogue, topic, definition, policies, counters))
 
     return work

@@ -143,6 +143,7 @@ class Worker:
         if len(self._waiting) >= _WAITING_MAX:
             raise Refusal(api.ServiceNotReady, "The topic's owner is being started; try again")
         self._waiting.append((owner_of(str(topic), len(self._links)), client, command))
+        self.counters.set("commands_waiting", len(self._waiting))
 
     def settle(self, client: Client, command: api.BaseCommand, topic: TopicName, work: Work) -> None:
         """Look at what the command says of a schema beside the loop, and let the client go on with it then.  Raises Refusal."""
@@ -173,6 +174,7 @@ class Worker:
         """What the client closes before it was made need not be made."""
         self._waiting = [(owner, other, command) for owner, other, command in self._waiting
                          if other is not client or command.type != kind or object_asked(command) != object_id]
+        self.counters.set("commands_waiting", len(self._waiting))
         for task, (other, command) in list(self._settling.items()):
             if other is client and command.type == kind and object_asked(command) == object_id:
                 del self._settling[task]
@@ -196,6 +198,7 @@ class Worker:
                 self._waiting.append((owner, client, command))
             elif client.number in self._clients:
                 client.resume(command)
+        self.counters.set("commands_waiting", len(self._waiting))
 
     def owner_gone(self, index: int) -> None:
         link, self._links[index] = self._links[index], None
@@ -347,11 +350,19 @@ def advertised_url(options: WorkerOptions, port: int) -> str:
 def run(serial: int, owners: int, run_dir: Path, data_dir: Path, options: WorkerOptions, listener: socket.socket, control: Control,
         counters: Counters, storage: StorageOptions) -> None:
     """Be a worker until told to stop."""
+    _begin_counters(counters)
     catalogue = open_catalogue(data_dir / "catalogue.sqlite")
     listeners = dict(text.split(":", 1) for text in options.advertised_listeners)
     directory = Directory(catalogue, url=advertised_url(options, listener.getsockname()[1]), listeners=listeners, storage=storage)
     schemas = SchemaThread(data_dir / "catalogue.sqlite", storage)
     uvloop.run(_serve(serial, owners, run_dir, data_dir, options, listener, control, counters, directory, schemas))
+
+
+def _begin_counters(counters: Counters) -> None:
+    """What the process before this one had open ended with it."""
+    counters.set("connections_closed", counters.read()["connections_opened"])
+    for name in ("lookups_waiting", "commands_waiting", "connections_throttled", "in_flight_bytes"):
+        counters.set(name, 0)
 
 
 async def _serve(serial: int, owners: int, run_dir: Path, data_dir: Path, options: WorkerOptions, listener: socket.socket,

@@ -82,7 +82,7 @@ def make_app(config: Config, owners: Owners, service_url: str, http_url: str,
     app = web.Application(middlewares=[errors_as_json, authentication.identify], client_max_size=_BODY_MAX)
     app[brokers.CONFIG] = config
     catalogue = open_catalogue(config.data_dir / "catalogue.sqlite")
-    app[topics.TOPICS] = topics.Topics(catalogue, service_url, http_url, config)
+    app[topics.TOPICS] = topics.Topics(catalogue, service_url, http_url, config, counters["admin", 0])
     app[OWNERS] = owners
     app[health.SERVICE_URL], app[health.COUNTERS] = service_url, counters
     app[metrics.METRICS] = metrics.Metrics(config, counters, owners)

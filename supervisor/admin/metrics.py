@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 import numpy as np
 import psutil
@@ -23,6 +24,7 @@ from geminga.storage.statistics import SUBSCRIPTION_COLUMNS, TOPIC_COLUMNS
 from geminga.supervisor.admin.owners import Owners
 from geminga.supervisor.admin.stats import Measured, measure, namespace_of, processes
 from geminga.supervisor.config import Config
+from geminga.workers.worker import advertised_url
 
 routes = web.RouteTableDef()
 
@@ -32,10 +34,18 @@ _BROKER = {
     "bytes_in": ("pulsar_broker_in_bytes", "Bytes of entries published", True),
     "bytes_out": ("pulsar_broker_out_bytes", "Bytes of entries given to consumers", True),
     "lookups": ("pulsar_broker_lookup_answers", "Lookups answered", True),
-    "handshakes": ("pulsar_connection_create_success_count", "Connections whose clients have introduced themselves", False),
-    "handshakes_refused": ("pulsar_connection_create_fail_count", "Connections whose clients were refused", False),
-    "connections_opened": ("pulsar_connection_created_total_count", "Connections accepted", False),
-    "connections_closed": ("pulsar_connection_closed_total_count", "Connections ended", False),
+    "lookups_waiting": ("pulsar_broker_lookup_pending_requests", "Lookups that wait for an owner", False),
+    "commands_waiting": ("pulsar_broker_topic_load_pending_requests", "What waits for an owner to be started", False),
+    "connections_throttled": ("pulsar_broker_throttled_connections", "Connections not read from because of a publish rate", False),
+    "schemas_compatible": ("pulsar_schema_compatible", "Schemas found compatible with those before them", True),
+    "schemas_incompatible": ("pulsar_schema_incompatible", "Schemas found incompatible with those before them", True),
+}
+# Likewise; they have two labels more, and never were counters.
+_CONNECTIONS = {
+    "handshakes": ("pulsar_connection_create_success_count", "Connections whose clients have introduced themselves"),
+    "handshakes_refused": ("pulsar_connection_create_fail_count", "Connections whose clients were refused"),
+    "connections_opened": ("pulsar_connection_created_total_count", "Connections accepted"),
+    "connections_closed": ("pulsar_connection_closed_total_count", "Connections ended"),
 }
 _OWN = {
     "entries_dropped": "Entries of non-persistent topics that a subscription had no permits for",
@@ -58,6 +68,15 @@ _OWNER_GAUGES = {
     "publishing_refused": "1 while there is no room on the disk and nobody may publish",
     "disk_free_bytes": "Bytes free on the disk with the data folder",
     "is_waiting": "1 while the disk keeps an owner from beginning",
+}
+# Histogram of ours -> (Pulsar's name, what it says).
+_SUMMARIES = {
+    "publish": ("pulsar_broker_publish_latency", "Milliseconds until entries are on disk"),
+    "lookup": ("pulsar_broker_lookup", "Milliseconds until a lookup is answered"),
+    "load": ("pulsar_topic_load_times", "Milliseconds to open a stored topic, or to make one"),
+    "schema_get": ("pulsar_schema_get_ops_latency", "Milliseconds to read a schema"),
+    "schema_put": ("pulsar_schema_put_ops_latency", "Milliseconds to compare a schema and add it, without the sync of the catalogue"),
+    "schema_delete": ("pulsar_schema_del_ops_latency", "Milliseconds to delete a schema, without the sync of the catalogue"),
 }
 _HISTOGRAMS = {      # name: (whose, what it says)
     "publish": ("owner", "From the moment an owner takes in entries until they are on disk, for each entry"),
@@ -199,9 +218,10 @@ _SUMS = {
     "broker_storage_logical_size": "storage_bytes", "broker_storage_write_rate": "write_rate", "broker_storage_read_rate": "read_rate",
     "ml_cache_hits_rate": "read_rate"}
 # Of the broker as a whole, always 0.
-_NEVER = {"broker_lookup_redirects": "there is one broker", "broker_lookup_failures": "who cannot be told where a topic is is told why",
-          "ml_cache_misses_rate": "reads are from mapped files"}
-_QUANTILES = 0.0, 0.5, 0.95, 0.99, 0.999, 0.9999, 1.0
+_NEVER = {"ml_cache_misses_rate": "reads are from mapped files"}
+_NEVER_COUNTED = {"broker_lookup_redirects": "there is one broker",
+                  "broker_lookup_failures": "who cannot be told where a topic is is told why"}
+_QUANTILES = 0.0, 0.5, 0.75, 0.95, 0.99, 0.999, 0.9999, 1.0
 _QUANTILE_SECONDS = 60       # that quantiles are about
 _CONSUMER_GAUGES = ("msg_rate_out", "msg_throughput_out", "msg_rate_redeliver", "msg_ack_rate", "unacked_messages",
                     "blocked_on_unacked_messages", "available_permits")
@@ -216,7 +236,9 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._registry.register(self)
         self._measured: list[Measured | None] = []
-        self._published: deque[tuple[float, NDArray]] = deque()      # (when, how many entries by how long they took), of late
+        self._host_name = urlsplit(advertised_url(config.worker, 0)).hostname
+        self._seen: dict[str, deque[tuple[float, NDArray]]] = {name: deque() for name in _SUMMARIES}      # (when, counts), of late
+        self._links = _Links()
 
     async def text(self) -> bytes:
         most = self._options.topics_max if self._options.topics else 0
@@ -237,15 +259,19 @@ class Metrics:
             family = (CounterMetricFamily if grows else GaugeMetricFamily)(theirs, text, **cluster)
             family.add_metric([self._cluster], sum(row[name] for _, _, row in rows.values()))
             yield family
-        active = GaugeMetricFamily("pulsar_active_connections", "Connections open", **cluster)
-        active.add_metric([self._cluster], sum(row["connections_opened"] - row["connections_closed"] for _, _, row in rows.values()))
-        yield active
-        for name, why in _NEVER.items():
-            never = GaugeMetricFamily(f"pulsar_{name}", f"Always 0: {why}", **cluster)
-            never.add_metric([self._cluster], 0)
-            yield never
+        for name, (theirs, text) in _CONNECTIONS.items():
+            yield self._of_broker(theirs, text, "broker_connection", sum(row[name] for _, _, row in rows.values()))
+        yield self._of_broker("pulsar_active_connections", "Connections open", "broker_connection",
+                              sum(row["connections_opened"] - row["connections_closed"] for _, _, row in rows.values()))
+        for kind, names in ((GaugeMetricFamily, _NEVER), (CounterMetricFamily, _NEVER_COUNTED)):
+            for name, why in names.items():
+                never = kind(f"pulsar_{name}", f"Always 0: {why}", **cluster)
+                never.add_metric([self._cluster], 0)
+                yield never
         yield from self._sums()
-        yield self._publish_latency()
+        for name, (theirs, text) in _SUMMARIES.items():
+            yield self._summary(name, theirs, text)
+        yield self._quota_check()
         yield from self._host()
         expired = CounterMetricFamily("geminga_entries_expired", "Entries that subscriptions lost unacknowledged",
                                       labels=["process", "reason"])
@@ -265,8 +291,7 @@ class Metrics:
             for process, (role, counters, _) in rows.items():
                 if role == whose:
                     counts, total = counters.histogram(name)
-                    bounds = [*(f"{bound:g}" for bound in BOUNDS_S), "+Inf"]
-                    family.add_metric([process], list(zip(bounds, np.cumsum(counts).tolist(), strict=True)), total)
+                    family.add_metric([process], _buckets_of(counts), total)
             yield family
 
     def _sums(self) -> Iterator[Metric]:
@@ -288,18 +313,38 @@ class Metrics:
             measured.add_metric([f"owner-{index}"], one is not None)
         yield measured
 
-    def _publish_latency(self) -> Metric:
-        """Of the last minute, or as long as somebody has asked."""
-        now, seen = time.monotonic(), self._published
-        counts = sum(np.array(counters.histogram("publish")[0]) for (role, _), counters in self._counters.items() if role == "owner")
+    def _of_broker(self, name: str, text: str, metric: str, value: float) -> Metric:
+        """With the labels of what Pulsar reports of a broker as a whole."""
+        labels = {"cluster": self._cluster, "broker": self._host_name, "metric": metric}
+        family = GaugeMetricFamily(name, text, labels=list(labels))
+        family.add_metric(list(labels.values()), value)
+        return family
+
+    def _summary(self, name: str, theirs: str, text: str) -> Metric:
+        """Quantiles are of the last minute, or as long as somebody has asked."""
+        now, seen = time.monotonic(), self._seen[name]
+        counts, seconds = self._histogram(name)
         while len(seen) > 1 and now - seen[1][0] >= _QUANTILE_SECONDS:
             seen.popleft()
         seen.append((now, counts))
-        family = GaugeMetricFamily("pulsar_broker_publish_latency", "Milliseconds until entries are on disk, of the last minute",
-                                   labels=["cluster", "quantile"])
+        family, labels = Metric(theirs, f"{text}; quantiles are of the last minute", "summary"), {"cluster": self._cluster}
         for quantile, ms in zip(_QUANTILES, _quantiles_ms(counts - seen[0][1]), strict=True):
-            family.add_metric([self._cluster, f"{quantile:g}"], ms)
+            family.add_sample(theirs, labels | {"quantile": f"{quantile:g}"}, ms)
+        family.add_sample(f"{theirs}_count", labels, int(counts.sum()))
+        family.add_sample(f"{theirs}_sum", labels, seconds * 1000)
         return family
+
+    def _quota_check(self) -> Metric:
+        counts, seconds = self._histogram("quota_check")
+        family = HistogramMetricFamily("pulsar_storage_backlog_quota_check_duration_seconds",
+                                       "What an owner's look at the ages of all backlogs takes", labels=["cluster"])
+        family.add_metric([self._cluster], _buckets_of(counts), seconds)
+        return family
+
+    def _histogram(self, name: str) -> tuple[NDArray, float]:
+        """(how often in each of its buckets, seconds), of all processes."""
+        found = [counters.histogram(name) for counters in self._counters.values()]
+        return np.array([counts for counts, _ in found]).sum(axis=0), sum(seconds for _, seconds in found)
 
     def _host(self) -> Iterator[Metric]:
         """What processes use of it."""
@@ -319,11 +364,17 @@ class Metrics:
                 family.add_metric([name], value)
         yield from families.values()
         for name, text, value in (
-                ("lb_cpu_usage", "CPU of the host in use, in percent", psutil.cpu_percent()),
-                ("lb_memory_usage", "Memory of the host that the broker has, in percent", 100 * resident / psutil.virtual_memory().total)):
-            family = GaugeMetricFamily(f"pulsar_{name}", text, labels=["cluster"])
-            family.add_metric([self._cluster], value)
-            yield family
+                ("cpu", "CPU of the host in use, in percent", psutil.cpu_percent()),
+                ("memory", "Memory of the host that the broker has, in percent", 100 * resident / psutil.virtual_memory().total),
+                ("directMemory", "Always 0: there is none apart from the rest", 0),
+                *((f"bandwidth_{way}", f"Of what the host's network can carry {way} since the last scrape, in percent", value)
+                  for way, value in self._links.used().items())):
+            yield self._of_broker(f"pulsar_lb_{name}_usage", text, "loadBalancing", value)
+
+
+def _buckets_of(counts: Iterable[int]) -> list[tuple[str, int]]:
+    """As Prometheus has them: each with all below it."""
+    return list(zip([*(f"{bound:g}" for bound in BOUNDS_S), "+Inf"], np.cumsum(counts).tolist(), strict=True))
 
 
 def _quantiles_ms(counts: NDArray) -> list[float]:
@@ -341,6 +392,25 @@ def _by_process(kind: type, name: str, text: str, values: dict[str, int]) -> Met
     for process, value in values.items():
         family.add_metric([process], value)
     return family
+
+
+class _Links:
+    """What the host's network carries."""
+
+    def __init__(self):
+        self._before: tuple[float, dict] | None = None
+
+    def used(self) -> dict[str, float]:
+        """Percent in and out since this was last asked; nothing where no link says how fast it is, as those of virtual machines."""
+        speeds = {name: link.speed * 125_000 for name, link in psutil.net_if_stats().items() if link.isup and link.speed > 0}
+        now, counted = time.monotonic(), psutil.net_io_counters(pernic=True)
+        before, self._before = self._before, (now, counted)
+        links = [name for name in speeds if before and name in before[1] and name in counted]
+        if not links:
+            return {}
+        most = sum(speeds[name] for name in links) * max(now - before[0], 1e-3)
+        return {way: 100 * sum(getattr(counted[name], field) - getattr(before[1][name], field) for name in links) / most
+                for way, field in (("in", "bytes_recv"), ("out", "bytes_sent"))}
 
 
 class Lines:

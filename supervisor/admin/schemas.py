@@ -9,9 +9,10 @@ from geminga.proto import names
 from geminga.proto.names import TopicName
 from geminga.storage import schemas
 from geminga.storage.catalogue import Catalogue
+from geminga.storage.counters import Counters
 from geminga.storage.policies import Policies
 from geminga.storage.schemas import Definition, InvalidSchema, T, Version
-from geminga.supervisor.admin.topics import as_properties, body_of, catalogue_of, is_set, namespace_of, part_of
+from geminga.supervisor.admin.topics import TOPICS, as_properties, body_of, catalogue_of, is_set, namespace_of, part_of
 from geminga.workers.schemas import SchemaThread, Work
 
 routes = web.RouteTableDef()
@@ -61,10 +62,16 @@ def _shown(found: Version) -> dict[str, Any]:
             "properties": definition.properties}
 
 
-def _answer(found: Version | None) -> web.Response:
+def _found(request: web.Request, version: int | None = None) -> web.Response:
+    with _counters(request).timed("schema_get"):
+        found = schemas.find(catalogue_of(request), _topic(request), version)
     if found is None:
         raise web.HTTPNotFound(text="Schema not found")
     return web.json_response(_shown(found))
+
+
+def _counters(request: web.Request) -> Counters:
+    return request.app[TOPICS].counters
 
 
 async def _do(request: web.Request, topic: TopicName, work: Work) -> Any:
@@ -78,7 +85,7 @@ async def _do(request: web.Request, topic: TopicName, work: Work) -> Any:
 
 @routes.get(_PATH + "/schema")
 async def last_schema(request: web.Request) -> web.Response:
-    return _answer(schemas.find(catalogue_of(request), _topic(request)))
+    return _found(request)
 
 
 @routes.get(_PATH + "/schema/{version}")
@@ -86,13 +93,14 @@ async def one_schema(request: web.Request) -> web.Response:
     text = request.match_info["version"]
     if not text.removeprefix("-").isdecimal() or not text.isascii() or not -1 << 63 <= int(text[:40]) < 1 << 63:
         raise web.HTTPBadRequest(text="A version is a whole number")
-    return _answer(schemas.find(catalogue_of(request), _topic(request), int(text)))
+    return _found(request, int(text))
 
 
 @routes.get(_PATH + "/schemas")
 async def all_schemas(request: web.Request) -> web.Response:
     topic, catalogue = _topic(request), catalogue_of(request)
-    found = (schemas.find(catalogue, topic, version) for version in schemas.versions(catalogue, topic))
+    with _counters(request).timed("schema_get"):
+        found = [schemas.find(catalogue, topic, version) for version in schemas.versions(catalogue, topic)]
     return web.json_response({"getSchemaResponses": [_shown(one) for one in found if one is not None]})
 
 
@@ -123,7 +131,7 @@ async def compatibility(request: web.Request) -> web.Response:
 
     def work(catalogue: Catalogue, policies: Policies) -> str:
         schemas.validate(definition)
-        schemas.check(catalogue, topic, definition, policies.schema_strategy)
+        schemas.check(catalogue, topic, definition, policies.schema_strategy, _counters(request))
         return policies.schema_strategy
 
     strategy = await _do(request, topic, work)
@@ -140,7 +148,7 @@ async def add_schema(request: web.Request) -> web.Response:
 
     def work(catalogue: Catalogue, policies: Policies) -> int:
         schemas.validate(definition)
-        return schemas.register(catalogue, topic, definition, replace(policies, schema_updates=True))
+        return schemas.register(catalogue, topic, definition, replace(policies, schema_updates=True), _counters(request))
 
     return web.json_response({"version": {"version": await _do(request, topic, work)}})
 
@@ -152,9 +160,10 @@ async def delete_schema(request: web.Request) -> web.Response:
     topic = _topic(request)
 
     def work(catalogue: Catalogue, policies: Policies) -> int:
-        if not is_set(request, "force"):
-            return catalogue.delete_schema(topic.base)
-        catalogue.forget_schemas(topic.base)
-        return -1
+        with _counters(request).timed("schema_delete"):
+            if not is_set(request, "force"):
+                return catalogue.delete_schema(topic.base)
+            catalogue.forget_schemas(topic.base)
+            return -1
 
     return web.json_response({"version": await _do(request, topic, work)})

@@ -12,6 +12,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
 from geminga.storage.catalogue import Catalogue
+from geminga.storage.counters import Counters
 from geminga.storage.policies import policies_of, refuse_topics
 from geminga.storage.policy_table import PARTITIONS_MAX
 from geminga.supervisor.admin.owners import OWNERS
@@ -31,8 +32,9 @@ _AT_ONCE = 100               # topics that the owners are asked about together
 class Topics:
     """The catalogue, as requests need it."""
 
-    def __init__(self, catalogue: Catalogue, service_url: str, http_url: str, config: Config):
-        self.catalogue, self.service_url, self.http_url = catalogue, service_url, http_url
+    def __init__(self, catalogue: Catalogue, service_url: str, http_url: str, config: Config, counters: Counters):
+        """counters: this process's own."""
+        self.catalogue, self.service_url, self.http_url, self.counters = catalogue, service_url, http_url, counters
         self.cluster_name, self.storage, self.max_message_size = config.cluster_name, config.storage, config.worker.max_message_size
         listeners = dict(text.split(":", 1) for text in config.worker.advertised_listeners)
         self.directory = Directory(catalogue, url=service_url, listeners=listeners, storage=config.storage)
@@ -385,7 +387,9 @@ async def lookup(request: web.Request) -> web.Response:
     """Where the topic is served; both URLs are always strings, which the C++ client insists on."""
     topics = request.app[TOPICS]
     listener = request.query.get("listenerName") or request.headers.get("X-Pulsar-ListenerName", "")
-    url = topics.directory.url(str(topic_of(request)), listener)
+    with topics.counters.timed("lookup"):
+        url = topics.directory.url(str(topic_of(request)), listener)
+    topics.counters.add("lookups")
     return web.json_response({"brokerUrl": url, "brokerUrlTls": "", "httpUrl": topics.http_url, "httpUrlTls": "", "nativeUrl": url,
                               "brokerUrlSsl": ""})
 

@@ -3,19 +3,23 @@ import asyncio
 import json
 import os
 import re
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pulsar
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
-from geminga.storage.counters import BOUNDS_S
+from geminga.storage.counters import BOUNDS_S, make_counters
 from geminga.storage.topic_stats import QUESTIONS
-from geminga.supervisor.admin.metrics import SUBSCRIPTION_FAMILIES, TOPIC_FAMILIES, Metrics, _quantiles_ms
+from geminga.supervisor.admin.metrics import SUBSCRIPTION_FAMILIES, TOPIC_FAMILIES, Metrics, _Links, _quantiles_ms
 from geminga.supervisor.config import load
+from geminga.workers.worker import _begin_counters
 
 from ..harness import eventually, request, unique_topic
 from ..storage.rig import Rig
@@ -95,6 +99,69 @@ def test_counters_of_the_broker_only_rise(broker, client):
     assert {sample.labels["process"] for sample in after["process_resident_memory_bytes"]} == {
         sample.labels["process"] for sample in after["geminga_passes_total"]}
     producer.close()
+
+
+def risen(before, after, name, **labels):
+    """By how much the one series of that name has grown."""
+    return value(after, name, **labels) - value(before, name, **labels)
+
+
+def test_lookups_and_topics_that_are_loaded_are_counted_with_how_long_they_took(broker, client):
+    before = scrape(broker)
+    topic = unique_topic("looked-up")
+    client.create_producer(topic).close()
+    status, _ = request("GET", f"{broker.http_url}/lookup/v2/topic/{topic.replace('://', '/')}")
+    assert status == 200
+    after = scrape(broker)
+    assert risen(before, after, "pulsar_broker_lookup_answers_total") >= 2
+    assert risen(before, after, "pulsar_broker_lookup_count") == risen(before, after, "pulsar_broker_lookup_answers_total")
+    assert risen(before, after, "pulsar_topic_load_times_count") >= 1
+    for name in ("pulsar_broker_lookup", "pulsar_topic_load_times"):
+        assert value(after, name, quantile="0.5") <= value(after, name, quantile="0.99")
+        assert value(after, f"{name}_sum") > 0
+    assert value(after, "pulsar_broker_lookup_pending_requests") == value(after, "pulsar_broker_topic_load_pending_requests") == 0
+
+
+def test_connections_that_a_rate_keeps_waiting_are_counted_while_they_wait(broker):
+    topic = unique_topic("throttled")
+    client = pulsar.Client(broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    producer = client.create_producer(topic)
+    rate = json.dumps({"publishThrottlingRateInMsg": 1, "publishThrottlingRateInByte": -1}).encode()
+    assert request("POST", f"{broker.http_url}/admin/v2/{topic.replace('://', '/')}/publishRate", rate)[0] == 204
+    for _ in range(1_000):
+        producer.send_async(b"x", lambda *_: None)
+    eventually(lambda: value(scrape(broker), "pulsar_broker_throttled_connections") == 1, WAIT_S)
+    client.shutdown()
+    eventually(lambda: value(scrape(broker), "pulsar_broker_throttled_connections") == 0, WAIT_S)
+
+
+def test_what_a_worker_had_open_ended_with_it():
+    [counters] = make_counters(1)
+    counters.add("connections_opened", 5)
+    counters.add("connections_closed", 3)
+    counters.set("connections_throttled", 1)
+    _begin_counters(counters)
+    found = counters.read()
+    assert (found["connections_opened"], found["connections_closed"], found["connections_throttled"]) == (5, 5, 0)
+
+
+def test_schemas_are_counted(broker):
+    """Read, added, found compatible and incompatible, deleted."""
+    def schema(*fields):
+        text = {"type": "record", "name": "R", "fields": [{"name": name, "type": "int", "default": 0} for name in fields]}
+        return json.dumps({"type": "AVRO", "schema": json.dumps(text), "properties": {}}).encode()
+
+    path = f"{broker.http_url}/admin/v2/schemas/public/default/{unique_topic('counted').rpartition('/')[2]}/schema"
+    enum = json.dumps({"type": "AVRO", "schema": '{"type": "enum", "name": "R", "symbols": ["A"]}', "properties": {}}).encode()
+    before = scrape(broker)
+    statuses = [request(method, path, body)[0] for method, body in (
+        ("POST", schema("a")), ("POST", schema("a", "b")), ("POST", enum), ("GET", None), ("DELETE", None))]
+    assert statuses == [200, 200, 409, 200, 200]
+    after = scrape(broker)
+    told = {name: risen(before, after, f"pulsar_schema_{name}") for name in (
+        "put_ops_latency_count", "compatible_total", "incompatible_total", "get_ops_latency_count", "del_ops_latency_count")}
+    assert told == {"put_ops_latency_count": 2, "compatible_total": 1, "incompatible_total": 1, "get_ops_latency_count": 1,
+                    "del_ops_latency_count": 1}
 
 
 def test_every_family_is_told_once_and_has_a_type(broker):
@@ -179,7 +246,25 @@ def test_quantiles_lie_where_most_entries_do():
     counts = np.zeros(len(BOUNDS_S) + 1, np.int64)
     assert set(_quantiles_ms(counts)) == {0}
     counts[[2, 5]] = 90, 10      # 0.5 to 1 ms, and 5 to 10 ms
-    assert _quantiles_ms(counts) == pytest.approx([0.5, 0.5 + 0.5 * 50 / 90, 7.5, 9.5, 9.95, 9.995, 10])
+    assert _quantiles_ms(counts) == pytest.approx([0.5, 0.5 + 0.5 * 50 / 90, 0.5 + 0.5 * 75 / 90, 7.5, 9.5, 9.95, 9.995, 10])
+
+
+def test_the_network_s_use_is_of_links_that_say_how_fast_they_are(monkeypatch):
+    """Between two scrapes; no series where there is none."""
+    def links(speed, received):
+        link = SimpleNamespace(isup=True, speed=speed)
+        monkeypatch.setattr(psutil, "net_if_stats", lambda: {"lo": SimpleNamespace(isup=True, speed=0), "eth0": link})
+        monkeypatch.setattr(psutil, "net_io_counters", lambda pernic: {"eth0": SimpleNamespace(bytes_recv=received, bytes_sent=0)})
+
+    clock = iter((10.0, 12.0, 13.0))
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    used = _Links()
+    links(1_000, 0)
+    assert used.used() == {}
+    links(1_000, 25_000_000)
+    assert used.used() == {"in": pytest.approx(10), "out": 0}
+    links(0, 30_000_000)
+    assert used.used() == {}
 
 
 # -- what is shipped
