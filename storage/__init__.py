@@ -30,6 +30,7 @@
     sweep.py        policies of partitions that are not open
     gate.py         why nobody may publish now, and who waits for that
     rates.py        how much may be published and given out in a time
+    throttling.py   what the log says of that
     queries.py      what administration asks of an owner
     outbox.py       answers of a pass, by worker
     sequences.py    what a producer sends again is not stored again

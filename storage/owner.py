@@ -763,7 +763,8 @@ class Owner:
         self._next_tick_ms = self.now_ms + TICK_MS
         self.space.look()
         self.journal.check()
-        for watcher in (self.sweep, self.expiry, self.quotas, self.retention, self.puncher, self.inactive, self.statistics):
+        for watcher in (self.sweep, self.expiry, self.quotas, self.retention, self.puncher, self.inactive, self.rates,
+                        self.statistics):
             watcher.tick(self.now_ms)
         self._forget_producers()
         for partition in self.discovery.tick(self.now_ms):

@@ -29,6 +29,7 @@ from geminga.storage.pending import NEVER_MS
 from geminga.storage.policies import DISPATCH_RATE_OF
 from geminga.storage.producers import Producer
 from geminga.storage.subscription import Allowance, Subscription
+from geminga.storage.throttling import Slowed, Throttling
 
 SAVED_MS = 150              # worth of tokens that are saved up
 STEP_MS = 20                # what waits for tokens is looked at so often, all of an owner together: one sync for all of it
@@ -167,6 +168,7 @@ class _Held:
 class Limits:
     """Of a topic that has any."""
 
+    rates: "Rates"
     publish: Limit | None = None
     dispatch: Limit | None = None                         # of all its subscriptions together
     broker: SharedLimit | None = None                     # likewise of all topics
@@ -193,6 +195,7 @@ class Rates:
         self._size = 0                                    # bytes of it
         self._connections: dict[tuple[int, int], _Connection] = {}      # by worker and number: those of which something is held back
         self._limited: set[Topic] = set()                 # topics with a publish rate of their own
+        self._throttling = Throttling(self._is_waiting)
         self.is_relative = False                          # one of the dispatch rates has been, to what is published
         self._publish: SharedLimit | None = None          # of all topics of the broker together
         self._dispatch: SharedLimit | None = None
@@ -224,7 +227,7 @@ class Rates:
         if limits is None:
             if self._dispatch is None and not policies.has_rates:
                 return
-            limits = topic.rate_limits = Limits()
+            limits = topic.rate_limits = Limits(self)
         options, limits.broker = self._owner.options, self._dispatch
         limits.counts_entries, limits.spares_keen = options.dispatch_limits_entries, not options.dispatch_limits_without_backlog
         limits.publish = _limit(limits.publish, "Topic", (policies.publish_messages, policies.publish_bytes, 1, False), now_ms)
@@ -299,6 +302,19 @@ class Rates:
         """Those first that have waited longest since they last got anything, where all share a rate."""
         return topics if self._dispatch is None else sorted(topics, key=_topic_served_ms)
 
+    def tick(self, now_ms: int) -> None:
+        self._throttling.tick(now_ms)
+
+    def slowed(self, subscription: Subscription) -> None:
+        """A rate keeps its consumers waiting."""
+        self._throttling.happened(subscription, 1, self._owner.now_ms, lambda: _rules(causes(self._owner, subscription)))
+
+    def _is_waiting(self, slowed: Slowed) -> bool:
+        if not isinstance(slowed, Subscription):
+            return slowed in self._held
+        found = slowed.partition
+        return found.is_persistent and not found.is_released and slowed in found.attached and slowed.limited.since_ms > 0
+
     def causes(self, topic: Topic) -> list[dict]:
         """What keeps its producers waiting."""
         held = self._held.get(topic)
@@ -372,6 +388,7 @@ class Rates:
             piece = _packed(rows[order[start + count:end]], data)
             self._held.setdefault(topic, _Held(self._owner.now_ms)).pieces.append((worker, *piece))
             self._count(worker, *piece)
+            self._throttling.happened(topic, len(piece[0]), self._owner.now_ms, lambda topic=topic: _rules(self.causes(topic)))
             if self._size > _HELD_MAX:
                 out += self._all_of(topic)
         return is_held
@@ -384,10 +401,9 @@ class Rates:
         topic = producer.partition
         return topic if self._publish is not None or topic in self._limited or topic in self._held else None
 
-    @staticmethod
-    def _count_time(topic: Topic) -> None:
+    def _count_time(self, topic: Topic) -> None:
         if topic.rate_limits is None:
-            topic.rate_limits = Limits()
+            topic.rate_limits = Limits(self)
         topic.rate_limits.publish_limited_times += 1
 
     def _reach(self, limits: Iterable[Limit], rows: NDArray) -> int:
@@ -430,6 +446,10 @@ class Rates:
             self._uncount(worker, rows)
         if not self._held:
             self.due_ms = NEVER_MS
+
+
+def _rules(causes: list[dict]) -> str:
+    return " and ".join(cause["rule"] for cause in causes)
 
 
 def _by_connection(rows: NDArray) -> list[tuple[int, int]]:
@@ -497,14 +517,15 @@ def next_batches(subscription: Subscription, ledgers: list[Ledger]) -> list[Batc
         for limit in limits:
             limit.take(messages - allowance.messages, size - allowance.size)
     if not allowance.room and dispatcher.is_hungry(ledgers):
-        _note(limited, [(limit, limit.room(now_ms)) for limit in limits], now_ms)
+        _note(subscription, [(limit, limit.room(now_ms)) for limit in limits], now_ms)
     else:
         limited.since_ms = 0
     return batches
 
 
-def _note(limited: Limited, rooms: list[tuple[Limit, tuple[int, int]]], now_ms: int) -> None:
+def _note(subscription: Subscription, rooms: list[tuple[Limit, tuple[int, int]]], now_ms: int) -> None:
     """Something is left, and these are why."""
+    limited = subscription.limited
     limited.by = [limit for limit, room in rooms if min(room) <= 0]
     limited.until_ms = _step(max([now_ms + 1, *[limit.ready_ms() for limit in limited.by]]))
     limited.since_ms = limited.since_ms or now_ms
@@ -513,6 +534,7 @@ def _note(limited: Limited, rooms: list[tuple[Limit, tuple[int, int]]], now_ms: 
             if left <= 0:
                 name = f"dispatchThrottled{what}EventsBy{limit.level}Limit"
                 limited.times[name] = limited.times.get(name, 0) + 1
+    subscription.partition.rate_limits.rates.slowed(subscription)
 
 
 def _is_behind(subscription: Subscription) -> bool:

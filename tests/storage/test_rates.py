@@ -1,4 +1,6 @@
 """Rates of publishing, dispatching and subscribing: counted over a clock that the tests turn."""
+import re
+
 import pytest
 
 from geminga.proto import envelope, names
@@ -9,6 +11,7 @@ from geminga.storage.policies import DISPATCH_RATE_OF
 from geminga.storage.policy_table import TABLE, read
 from geminga.storage.rates import Bucket, SharedLimit, Subscribed
 from geminga.storage.subscription import SubType
+from geminga.storage.throttling import LINES_MAX, PERIOD_MS, QUIET_MS
 
 from .rig import T, entry_of
 
@@ -673,3 +676,61 @@ def test_nothing_is_left_of_the_rate_of_a_topic_that_keeps_nothing_when_that_is_
     assert rig.owner.rates.is_possible
     rig.asked("delete", name, force=False)
     assert not rig.owner.rates.is_possible and not rig.owner.live
+
+
+# -- what the log says ------------------------------------------------------------------------------------------------------------
+
+def lines(capsys):
+    return [line.removeprefix("geminga: ") for line in capsys.readouterr().err.splitlines()]
+
+
+def test_the_log_says_when_a_rate_begins_to_keep_producers_waiting_and_when_that_is_over(rig, capsys):
+    """One line each, however often there are tokens in between."""
+    sets(rig, "publishRate", publish_rate(10))
+    producer = rig.producer("a")
+    rig.run(rig.sends(*[(producer, PAYLOAD)] * 100))
+    passes(rig, 5_000)
+    rig.run(rig.sends(*[(producer, PAYLOAD)] * 10))
+    assert lines(capsys) == [f"{TOPIC}: producers wait because of publishRate of topic {TOPIC}: 10 messages in a second"]
+    passes(rig, QUIET_MS)
+    assert not lines(capsys)      # what came last still waits, or did a moment ago
+    passes(rig, QUIET_MS + 2_000)
+    [line] = lines(capsys)
+    held = int(re.fullmatch(rf"{TOPIC}: producers wait no more; a rate held up (\d+) entries in 1\d\.\d s", line)[1])
+    assert 100 < held < 110
+    rig.run(rig.sends(*[(producer, PAYLOAD)] * 100))
+    assert len(lines(capsys)) == 1
+
+
+def test_it_is_not_over_while_somebody_waits_for_very_long(rig, capsys):
+    sets(rig, "publishRate", publish_rate(1))
+    rig.run(rig.sends(*[(rig.producer("a"), PAYLOAD)] * 60))
+    passes(rig, 50_000)
+    assert len(lines(capsys)) == 1
+    passes(rig, 25_000)
+    assert [line.partition(";")[0] for line in lines(capsys)] == [f"{TOPIC}: producers wait no more"]
+
+
+def test_the_log_says_so_of_consumers_too(rig, capsys):
+    backlog(rig, "a", 100)
+    sets(rig, "dispatchRate", dispatch_rate(10))
+    consumer = rig.consumer("a")
+    rig.run(rig.flow(consumer, MANY))
+    passes(rig, 5_000)
+    assert lines(capsys) == [f"{TOPIC}: consumers of subscription 'sub' wait because of dispatchRate of topic {TOPIC}: "
+                             "10 messages in a second"]
+    rig.close_consumer(consumer)
+    passes(rig, QUIET_MS + 2_000)
+    assert [line.partition(";")[0] for line in lines(capsys)] == [f"{TOPIC}: consumers of subscription 'sub' wait no more"]
+
+
+def test_lines_are_few_where_very_many_wait(rigs, capsys):
+    """Of the others there is their number."""
+    rig = rigs(publish_messages_per_topic=1)
+    producers = [rig.producer(f"t{number}") for number in range(LINES_MAX + 30)]
+    rig.run(rig.sends(*[(producer, PAYLOAD) for producer in producers for _ in range(5)]))
+    assert len(lines(capsys)) == LINES_MAX
+    passes(rig, PERIOD_MS)
+    found = lines(capsys)
+    assert found.pop() == "rates began to keep 30 more topics and subscriptions waiting, of which there are no lines"
+    assert len(found) == LINES_MAX and all("no more" in line for line in found)
