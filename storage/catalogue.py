@@ -65,6 +65,9 @@ COLUMNS = {          # of the tables that are summed up
     "counters": ("name", "value"), "policies": ("scope", "name", "value"), "properties": ("scope", "value"),
     "schemas": ("topic", "version", "type", "hash", "created_ms", "properties", "data")}
 _SINCE = {4: ("properties", "schemas")}      # tables that a version added to them
+# Policies that say who may do what: of tenants, namespaces and topics.
+ADMIN_ROLES, PERMISSIONS, SUBSCRIPTION_PERMISSIONS, AUTH_MODE = RIGHTS = (
+    "adminRoles", "permissions", "subscriptionPermissions", "subscriptionAuthMode")
 
 
 class CatalogueError(Exception):
@@ -82,15 +85,19 @@ class Catalogue:
         self._db.execute("PRAGMA synchronous = FULL")
         self._db.execute("PRAGMA foreign_keys = ON")
         self._db.create_function("with_row", -1, with_row, deterministic=True)
-        self._seen = -1
+        self._seen = -1, -1
         self._ledger_ids = iter(())
 
     def close(self) -> None:
         self._db.close()
 
+    def version(self) -> tuple[int, int]:
+        """Another one whenever another process has committed, or this one has written."""
+        return self._db.execute("PRAGMA data_version").fetchone()[0], self._db.total_changes
+
     def changed(self) -> bool:
-        """Whether another process has committed since the last time this was asked."""
-        seen = self._db.execute("PRAGMA data_version").fetchone()[0]
+        """Whether there is another version since the last time this was asked."""
+        seen = self.version()
         if seen == self._seen:
             return False
         self._seen = seen
@@ -159,7 +166,7 @@ class Catalogue:
     def delete_tenant(self, name: str) -> None:
         """One without namespaces; its policies go too."""
         self._write("DELETE FROM tenants WHERE name = ?", (name,))
-        self._write("DELETE FROM policies WHERE scope = ?", (name,))
+        self._forget(name)
 
     def create_namespace(self, name: str) -> None:
         """The namespace and its tenant exist."""
@@ -168,14 +175,16 @@ class Catalogue:
         self._write("INSERT OR IGNORE INTO namespaces VALUES (?, ?)", (name, tenant))
 
     def delete_namespace(self, name: str) -> bool:
-        """Its policies go too, and schemas of topics that were never made; False when it has topics."""
+        """Its policies go too, and what was said of topics that are not there; False when it has topics."""
         try:
             self._write("DELETE FROM namespaces WHERE name = ?", (name,))
         except sqlite3.IntegrityError:
             return False
         self._forget(name)
         for domain in names.DOMAINS:
-            self._write("DELETE FROM schemas WHERE topic > ? AND topic < ?", (f"{domain}://{name}/", f"{domain}://{name}0"))   # 0 follows /
+            first, last = f"{domain}://{name}/", f"{domain}://{name}0"       # 0 follows /
+            self._write("DELETE FROM schemas WHERE topic > ? AND topic < ?", (first, last))
+            self._forget(*self._column("SELECT scope FROM policies WHERE scope > ? AND scope < ?", (first, last)))
         return True
 
     def namespaces(self, tenant: str) -> list[str]:
@@ -205,9 +214,10 @@ class Catalogue:
             self.take("topics")
         return done.rowcount > 0
 
-    def delete_topic(self, topic: TopicName) -> None:
-        """Its policies and schemas go too."""
-        self._forget(str(topic))
+    def delete_topic(self, topic: TopicName, *, for_now: bool = False) -> None:
+        """Its policies and schemas go too, and who was given rights to it or its partitions; for_now: these stay."""
+        found = self._column("SELECT scope FROM policies WHERE scope >= ? AND scope < ?", (f"{topic}-partition-", f"{topic}-partition."))
+        self._forget(str(topic), *(scope for scope in found if names.parse(scope).base == topic), rights=not for_now)
         self.forget_schemas(topic)
         if self._write("DELETE FROM topics WHERE name = ?", (str(topic),)).rowcount:
             self.take("topics")
@@ -223,8 +233,8 @@ class Catalogue:
     def forget_live_topics(self) -> None:
         """Topics that keep nothing are gone when the broker was; those that are partitioned were asked for, and stay."""
         gone = "SELECT name FROM topics WHERE name LIKE 'non-persistent:%' AND partitions = 0"
-        for table in ("policies", "properties"):
-            self._write(f"DELETE FROM {table} WHERE scope IN ({gone})")
+        self._write(f"DELETE FROM policies WHERE scope IN ({gone}) AND name NOT IN (?, ?, ?, ?)", RIGHTS)
+        self._write(f"DELETE FROM properties WHERE scope IN ({gone})")
         self._write(f"DELETE FROM schemas WHERE topic IN ({gone})")
         self._write(f"DELETE FROM topics WHERE name IN ({gone})")
 
@@ -309,10 +319,21 @@ class Catalogue:
         else:
             self._write("INSERT INTO policies VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET value = excluded.value",
                         (scope, name, json.dumps(value)))
+        if name in RIGHTS:
+            self.take("rights")
 
-    def _forget(self, scope: str) -> None:
-        for table in ("policies", "properties"):
-            self._write(f"DELETE FROM {table} WHERE scope = ?", (scope,))
+    def rights_version(self) -> int:
+        """Another one whenever it was changed who may do what."""
+        return self._one("SELECT value FROM counters WHERE name = 'rights'") or 0
+
+    def _forget(self, *scopes: str, rights: bool = True) -> None:
+        """What was said of them is gone, but for who may do what with them unless rights."""
+        kept = () if rights else RIGHTS
+        for scope in scopes:
+            gone = self._write(f"DELETE FROM policies WHERE scope = ? AND name NOT IN ({', '.join('?' * len(kept))})", (scope, *kept))
+            if rights and gone.rowcount:
+                self.take("rights")
+            self._write("DELETE FROM properties WHERE scope = ?", (scope,))
 
     def with_changes(self, options: StorageOptions) -> StorageOptions:
         """These, with what was changed since the broker was configured."""

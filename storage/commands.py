@@ -139,7 +139,7 @@ def find_or_create(owner, name: TopicName, *, may_create: bool = True) -> Partit
 def forget_if_idle(owner, found: Partition | LiveTopic) -> None:
     """A topic that keeps nothing is only there as long as somebody uses it."""
     if not found.is_persistent and found.is_idle and forget(owner, found) and found.name.partition < 0:
-        owner.catalogue.delete_topic(found.name)
+        owner.catalogue.delete_topic(found.name, for_now=True)
 
 
 def forget(owner, found: LiveTopic) -> bool:

@@ -15,7 +15,6 @@ from geminga.storage.options import StorageOptions
 from geminga.storage.policy_table import DELETE_MODES, EVICTION, HOLD, MIB, SUBSCRIPTION_TYPES, TABLE, Policy, default, fields
 
 NO_LIMIT = -1
-PERMISSIONS, SUBSCRIPTION_PERMISSIONS = "permissions", "subscriptionPermissions"     # kept beside them, {role or subscription: [...]}
 DISPATCH_RATE_OF = "dispatchRate/"      # and a subscription's name: a topic's policy that is about it alone
 BYTES_QUOTA, AGE_QUOTA = "backlogQuota/destination_storage", "backlogQuota/message_age"
 

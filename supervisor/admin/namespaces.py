@@ -6,8 +6,7 @@ from aiohttp import web
 from geminga.proto import names
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
-from geminga.storage.catalogue import Catalogue
-from geminga.storage.policies import PERMISSIONS, SUBSCRIPTION_PERMISSIONS
+from geminga.storage.catalogue import PERMISSIONS, SUBSCRIPTION_PERMISSIONS, Catalogue
 from geminga.supervisor.admin import clusters, policies
 from geminga.supervisor.admin.owners import OWNERS
 from geminga.supervisor.admin.topics import (

@@ -3,8 +3,7 @@ from typing import Any
 
 from aiohttp import web
 
-from geminga.storage.catalogue import Catalogue
-from geminga.storage.policies import PERMISSIONS, SUBSCRIPTION_PERMISSIONS
+from geminga.storage.catalogue import PERMISSIONS, SUBSCRIPTION_PERMISSIONS, Catalogue
 from geminga.supervisor.admin.topics import TOPIC, body_of, catalogue_of, done, namespace_of, part_of, topic_of
 
 routes = web.RouteTableDef()
@@ -13,12 +12,12 @@ _ACTIONS = ("consume", "functions", "packages", "produce", "sinks", "sources")
 
 
 def _scope(request: web.Request) -> str:
-    """The namespace, topic or partition that the path names; it exists."""
+    """The namespace, topic or partition that the path names; it exists, or is one that comes and goes with who uses it."""
     if "topic" not in request.match_info:
         return namespace_of(request)
     topic, catalogue = topic_of(request), catalogue_of(request)
     count = catalogue.partition_count(topic.base)
-    if not catalogue.has_topic(topic) and not (count and 0 <= topic.partition < count):
+    if topic.is_persistent and not catalogue.has_topic(topic) and not (count and 0 <= topic.partition < count):
         raise web.HTTPNotFound(text=f"Topic {topic} not found")
     return str(topic)
 

@@ -8,7 +8,8 @@ from aiohttp import web
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
-from geminga.storage.policies import DISPATCH_RATE_OF, PERMISSIONS, applied, clash
+from geminga.storage.catalogue import PERMISSIONS
+from geminga.storage.policies import DISPATCH_RATE_OF, applied, clash
 from geminga.storage.policy_table import OWN_CLUSTER, TABLE, TOO_LARGE_SIZE, Invalid, Level, Nothing, Policy, read
 from geminga.supervisor.admin.owners import OWNERS
 from geminga.supervisor.admin.topics import TOPIC, TOPICS, body_of, done, namespace_of, topic_of

@@ -422,3 +422,66 @@ def test_a_topic_that_cannot_be_made_keeps_nobody_from_writing(opened):
     assert not first.is_changing
     second.create_namespace("acme/eu")
     second.commit()
+
+
+def test_what_this_process_has_written_counts_as_a_change_too(opened):
+    """The admin process looks at what it has changed itself."""
+    found = opened()
+    found.changed()
+    found.create_namespace("acme/new")
+    found.commit()
+    assert found.changed()
+
+
+# -- who may do what ----------------------------------------------------------------------------------------------------------------
+
+def test_rights_have_a_version_that_goes_up_with_them_and_with_nothing_else(opened):
+    found = opened()
+    found.create_namespace("acme/eu")
+    seen = [found.rights_version()]
+    for scope, name, value in (("acme", "adminRoles", ["ops"]), ("acme/eu", "permissions", {"svc": ["produce"]}),
+                               ("acme/eu", "subscriptionPermissions", {"audit": ["a"]}), ("acme/eu", "subscriptionAuthMode", "Prefix"),
+                               ("acme/eu", "permissions", None)):
+        found.set_policy(scope, name, value)
+        seen.append(found.rights_version())
+    assert seen == sorted(set(seen))
+    found.set_policy("acme/eu", "retention", {})
+    found.create_topic(TOPIC, 0)
+    assert found.rights_version() == seen[-1]
+
+
+def test_rights_go_with_what_they_were_for(opened):
+    """Whoever makes it anew does not find them."""
+    found = opened()
+    found.create_namespace("acme/eu")
+    base = parse("persistent://acme/eu/parted")
+    namesake = "persistent://acme/eu/parted-partition-list"
+    found.create_topic(base, 2)
+    for scope in (str(base), f"{base}-partition-1", namesake, "persistent://acme/eu/never-made"):
+        found.set_policy(scope, "permissions", {"svc": ["produce"]})
+    found.delete_topic(base)
+    assert [found.policies(scope) for scope in (str(base), f"{base}-partition-1")] == [{}, {}]
+    assert found.policies(namesake)
+    before = found.rights_version()
+    assert found.delete_namespace("acme/eu")
+    assert [found.policies(scope) for scope in (namesake, "persistent://acme/eu/never-made")] == [{}, {}]
+    assert found.rights_version() > before
+    found.set_policy("acme", "adminRoles", ["ops"])
+    found.delete_tenant("acme")
+    assert not found.policies("acme")
+
+
+def test_rights_to_a_topic_that_keeps_nothing_stay_while_nobody_uses_it(opened):
+    topic = parse("non-persistent://acme/eu/ticks")
+    found = opened()
+    found.create_namespace("acme/eu")
+    found.create_topic(topic, 0)
+    for name, value in (("permissions", {"svc": ["produce"]}), ("maxConsumers", 1)):
+        found.set_policy(str(topic), name, value)
+    found.delete_topic(topic, for_now=True)
+    assert found.policies(str(topic)) == {"permissions": {"svc": ["produce"]}}
+    found.create_topic(topic, 0)
+    found.forget_live_topics()
+    assert found.policies(str(topic)) == {"permissions": {"svc": ["produce"]}}
+    found.delete_topic(topic)
+    assert not found.policies(str(topic))
