@@ -236,11 +236,18 @@ class Journal:
         if self._checkpoints or not self._full:
             return
         oldest, self._full = self._full[:len(self._full) // 2 + 1], self._full[len(self._full) // 2 + 1:]
-        what = to_put(set().union(*(changed for _, changed in oldest)))
-        self._checkpoints.append(_Checkpoint(what, [segment for segment, _ in oldest], self._submit(what)))
+        what, segments = to_put(set().union(*(changed for _, changed in oldest))), [segment for segment, _ in oldest]
+        self._checkpoints.append(_Checkpoint(what, segments, self._submit(what, segments)))
 
-    def _submit(self, what: tuple[set[Path], list]) -> Future:
-        return self._threads.submit(put_on_disk, *what, lambda: time.monotonic() > self._closed_by)
+    def _submit(self, what: tuple[set[Path], list], segments: list[_Segment]) -> Future:
+        return self._threads.submit(self._put_and_retire, what, segments)
+
+    def _put_and_retire(self, what: tuple[set[Path], list], segments: list[_Segment]) -> None:
+        """Retired on disk, and not in memory only: a power cut would leave what a segment was with parts of what it is to be."""
+        put_on_disk(*what, lambda: time.monotonic() > self._closed_by)
+        for segment in segments:
+            _retire(segment)
+            os.fdatasync(segment.fd)
 
     def _collect_checkpoints(self, *, wait: bool) -> None:
         """Segments whose checkpoint is done are free; with wait, at least one is.  Raises OSError.
@@ -251,13 +258,12 @@ class Journal:
         while self._checkpoints and (self._checkpoints[0].done.done() or wait):
             oldest = self._checkpoints[0]
             if is_full(error := oldest.done.exception()):
-                oldest.done = self._submit(oldest.what)
+                oldest.done = self._submit(oldest.what, oldest.segments)
                 if wait:
                     raise StorageFull(text_of(error)) from error
                 return
             oldest.done.result()
             while oldest.segments:
-                _retire(oldest.segments[0])
                 segment = oldest.segments.pop(0)
                 is_of_use = os.fstat(segment.fd).st_size == self._segment_bytes
                 os.close(segment.fd)
@@ -284,9 +290,6 @@ class Journal:
             for checkpoint in self._checkpoints:
                 checkpoint.done.result()
             put_on_disk(*to_put(self._dirty.union(*(changed for _, changed in self._full))), lambda: time.monotonic() > self._closed_by)
-            for done in self._free:         # that they are retired may be in memory only, and older ones alone must not be replayed
-                if done.exception() is None:
-                    sync(done.result(), os.fdatasync)
             for segment in segments:
                 _retire(segment)
                 os.fdatasync(segment.fd)

@@ -1,10 +1,11 @@
 """A journal's life: opened, closed, its segments used over and over as what they promised reaches the disk."""
+import os
 import threading
 from dataclasses import dataclass
 
 import pytest
 
-from geminga.storage import journal
+from geminga.storage import format, journal
 from geminga.storage.errors import StorageFull
 from geminga.storage.journal import open_journal
 
@@ -126,6 +127,26 @@ def test_a_segment_is_used_again_only_when_what_it_promised_is_synced(tmp_path, 
     assert {one.asked for one in touched[:-4]} == {1}
     opened.close(target)
     assert set().union(*synced) == {one.path.name for one in touched}
+
+
+def test_a_segment_is_used_again_only_when_it_is_retired_on_disk(tmp_path, opened, monkeypatch):
+    """A power cut may leave its first page as it was, and others as they are to be: not a segment of before with a hole in it."""
+    on_disk, fdatasync, begin, begun = {}, os.fdatasync, journal.Journal._begin, []
+
+    def sync(fd):
+        fdatasync(fd)
+        on_disk[os.fstat(fd).st_ino] = os.pread(fd, format.HEADER_SIZE, 0)
+
+    def begins(self, sequence):
+        path = self._free[0].result()
+        assert on_disk[path.stat().st_ino] == path.read_bytes()[:format.HEADER_SIZE]
+        begun.append(path)
+        return begin(self, sequence)
+
+    monkeypatch.setattr(os, "fdatasync", sync)
+    monkeypatch.setattr(journal.Journal, "_begin", begins)
+    write(opened(3), range(40), bytes(BIG))
+    assert len(set(begun)) < len(begun)
 
 
 def test_the_number_of_segments_is_bounded_and_so_is_what_is_replayed(tmp_path, opened):
