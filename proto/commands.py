@@ -70,11 +70,11 @@ def partitions_failed(request_id: int, code: int, message: str) -> bytes:
     return frame(api.BaseCommand(type=Type.PARTITIONED_METADATA_RESPONSE, partitionMetadataResponse=answer))
 
 
-def lookup(request_id: int, url: str) -> bytes:
-    """One host: the broker asked is the broker that serves.  Without TLS its URL is left out, not empty."""
+def lookup(request_id: int, url: str, url_tls: str = "") -> bytes:
+    """One host: the broker asked is the broker that serves.  A URL that there is none of is left out, not empty."""
     answer = api.CommandLookupTopicResponse(
-        request_id=request_id, brokerServiceUrl=url, response=api.CommandLookupTopicResponse.Connect, authoritative=True,
-        proxy_through_service_url=False)
+        request_id=request_id, brokerServiceUrl=url or None, brokerServiceUrlTls=url_tls or None,
+        response=api.CommandLookupTopicResponse.Connect, authoritative=True, proxy_through_service_url=False)
     return frame(api.BaseCommand(type=Type.LOOKUP_RESPONSE, lookupTopicResponse=answer))
 
 

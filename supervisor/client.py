@@ -5,6 +5,7 @@ One request at a time, one message per frame; real applications use a Pulsar cli
 import asyncio
 import itertools
 import time
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from crc32c import crc32c
@@ -104,7 +105,15 @@ class Session:
 async def connect(url: str) -> Session:
     """A session with the broker at pulsar://host:port.  Raises OSError, ClientError."""
     address = urlsplit(url)
-    session = Session(*await asyncio.open_connection(address.hostname, address.port or 6650))
+    return await _introduced(Session(*await asyncio.open_connection(address.hostname, address.port or 6650)))
+
+
+async def connect_inside(path: Path) -> Session:
+    """Likewise, for the broker's own processes."""
+    return await _introduced(Session(*await asyncio.open_unix_connection(path)))
+
+
+async def _introduced(session: Session) -> Session:
     request = api.CommandConnect(client_version="Geminga", protocol_version=19)
     await session.call(api.BaseCommand(type=T.CONNECT, connect=request), T.CONNECTED)
     return session

@@ -39,6 +39,10 @@ from geminga.supervisor.children import (
 )
 from geminga.supervisor.config import Config
 from geminga.workers import worker as worker_process
+from geminga.workers.addresses import addresses, url
+from geminga.workers.identity.certificates import Tls
+from geminga.workers.identity.options import Unusable
+from geminga.workers.listeners import Listeners, inside_path
 
 STOP_SECONDS = {"worker": 2.5, "admin": 2.5, "owner": 4.0}     # from the beginning of the stop until those that are still there are killed
 _SOCKET_PATH_MAX = 80         # a Unix socket's path takes 107 bytes; this leaves room for its name
@@ -54,8 +58,8 @@ class Supervisor:
     def __init__(self, config: Config):
         self.config = config
         self.began = time.monotonic()
-        self.listeners: list[socket.socket] = []
-        self.http_listener: socket.socket | None = None
+        self.listeners: dict[str, list[socket.socket]] = {"network": [], "tls": []}      # a socket for each worker, where it is listened
+        self.http_listeners: dict[str, socket.socket] = {}
         self.children: list[Child] = []
         self._serial = 0
         self._is_stopping = False
@@ -76,8 +80,15 @@ class Supervisor:
         except BlockingIOError:
             raise CannotServe(f"data_dir: {config.data_dir} is in use by another geminga") from None
         _raise_file_limit()
+        try:
+            self._certificates = Tls(config.tls) if config.tls.certificate else None
+        except Unusable as error:
+            raise CannotServe(str(error)) from None
         self._bind()
         self.run_dir = _run_dir(config.data_dir)
+        self._inside = socket.socket(socket.AF_UNIX)
+        self._inside.bind(str(inside_path(self.run_dir)))
+        self._inside.listen(128)
         try:
             catalogue = open_catalogue(config.data_dir / "catalogue.sqlite")
             catalogue.forget_live_topics()
@@ -96,23 +107,25 @@ class Supervisor:
 
     def _bind(self) -> None:
         """A listening socket for each worker, kept here as well: connections wait in it while a worker is started again."""
-        options = self.config.worker
-        port = options.port
-        for _ in range(self.config.workers):
-            listener = _listen(options.bind, port, "network.port", is_shared=True, is_first=not self.listeners)
-            port = listener.getsockname()[1]
-            self.listeners.append(listener)
-        self.http_listener = _listen(self.config.http_bind, self.config.http_port, "http_port")
+        config, tls = self.config, self.config.tls
+        has_tls = bool(tls.certificate)
+        for name, port in (("network", config.worker.port), ("tls", tls.port if has_tls else -1)):
+            for _ in range(config.workers if port >= 0 else 0):
+                listener = _listen(config.worker.bind, port, f"{name}.port", is_shared=True, is_first=not self.listeners[name])
+                port = listener.getsockname()[1]
+                self.listeners[name].append(listener)
+        for scheme, key, port in (("http", "http_port", config.http_port), ("https", "tls.http_port", tls.http_port if has_tls else -1)):
+            if port >= 0:
+                self.http_listeners[scheme] = _listen(config.http_bind, port, key)
+        ports = [found[0].getsockname()[1] if found else -1 for found in self.listeners.values()]
+        http = [self._http_url(scheme) for scheme in ("http", "https")]
+        self.addresses = addresses(config.worker, *ports, *http)
+        host = config.worker.advertised_address or config.worker.bind
+        self._shown = {"clients": [url("pulsar", host, ports[0]), url("pulsar+ssl", host, ports[1])], "http": http}
 
-    @property
-    def service_url(self) -> str:
-        return worker_process.advertised_url(self.config.worker, self.listeners[0].getsockname()[1])
-
-    @property
-    def http_url(self) -> str:
-        host, port = self.http_listener.getsockname()[:2]
-        host = {"0.0.0.0": "localhost", "::": "localhost"}.get(host, f"[{host}]" if ":" in host else host)
-        return f"http://{host}:{port}"
+    def _http_url(self, scheme: str) -> str:
+        listener = self.http_listeners.get(scheme)
+        return url(scheme, *listener.getsockname()[:2]) if listener else ""
 
     # -- what children do
 
@@ -134,14 +147,16 @@ class Supervisor:
 
     def _be_worker(self, child: Child, control: Control) -> None:
         self.counters["worker", child.index].set("pid", os.getpid())
+        plain, tls = (found[child.index] if found else None for found in self.listeners.values())
         worker_process.run(child.serial, self.config.owners, self.run_dir, self.config.data_dir, self.config.worker,
-                           self.listeners[child.index], control, self.counters["worker", child.index],
-                           self.config.storage)
+                           Listeners(plain, tls, self._certificates, self._inside), self.addresses, control,
+                           self.counters["worker", child.index], self.config.storage)
 
     def _be_admin(self, child: Child, control: Control) -> None:
         self.counters["admin", 0].set("pid", os.getpid())
         from geminga.supervisor.admin import app  # only this process needs an HTTP server
-        app.run(self.config, child.serial, self.run_dir, self.http_listener, self.service_url, self.http_url, self.counters, control)
+        listeners = Listeners(self.http_listeners.get("http"), self.http_listeners.get("https"), self._certificates)
+        app.run(self.config, child.serial, self.run_dir, listeners, self.addresses, self.counters, control)
 
     # -- the loop
 
@@ -261,11 +276,10 @@ class Supervisor:
         self._has_moved = False
         recovery.settle(self.config.data_dir, self.config.owners)
         print(f"Geminga is ready after {time.monotonic() - self.began:.2f} s: {self.config.workers} workers, {self.config.owners} owners\n"
-              f"  clients   {self.service_url}\n"
-              f"  http      {self.http_url}\n"
+              + "".join(f"  {name:<9} {'  '.join(filter(None, urls))}\n" for name, urls in self._shown.items()) +
               f"  data      {self.config.data_dir.resolve()}\n"
               f"Publish a first message:\n"
-              f"  {Path(sys.argv[0]).absolute()} publish --url {self.service_url} my-topic 'Hello'", flush=True)
+              f"  {Path(sys.argv[0]).absolute()} publish --url {next(filter(None, self._shown['clients']))} my-topic 'Hello'", flush=True)
 
     # -- the end
 

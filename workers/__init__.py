@@ -2,6 +2,7 @@
 
     options.py   what a worker can be told
     worker.py    the process: its loop, its clients, its links to the owners
+    listeners.py where a process accepts clients; addresses.py, where those are told to go
     client.py    one connection's events turned into envelopes, and back
     requests.py  what a worker answers by itself: lookup, partition metadata
     schemas.py   what is done to schemas, in a thread

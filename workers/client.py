@@ -90,8 +90,9 @@ def _take(runs: deque[Run], many: int) -> None:
 class Client(asyncio.BufferedProtocol):
     """The protocol object that the loop calls."""
 
-    def __init__(self, worker):
+    def __init__(self, worker, *, is_inside: bool = False):
         self.worker = worker
+        self.is_inside = is_inside                 # a process of the broker itself
         self.number = worker.next_connection()
         self.connection = Connection(worker.options.max_message_size)
         self.identity: Identity | None = None      # who it is, when CONNECT has succeeded

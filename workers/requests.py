@@ -12,6 +12,7 @@ from geminga.storage.catalogue import Catalogue
 from geminga.storage.errors import NotDurable, StorageFull
 from geminga.storage.options import StorageOptions
 from geminga.storage.policies import policies_of, refuse_topics
+from geminga.workers.addresses import Addresses
 
 _CACHE_MAX = 65_536
 
@@ -19,8 +20,8 @@ _CACHE_MAX = 65_536
 class Directory:
     """What this worker knows of the catalogue; forgotten whenever anybody has committed to it."""
 
-    def __init__(self, catalogue: Catalogue, *, url: str, listeners: dict[str, str], storage: StorageOptions):
-        self.catalogue, self._url, self._listeners = catalogue, url, listeners
+    def __init__(self, catalogue: Catalogue, addresses: Addresses, storage: StorageOptions):
+        self.catalogue, self.addresses = catalogue, addresses
         self._configured, self._storage = storage, catalogue.with_changes(storage)
         self._counts: dict[TopicName, int | None] = {}
         self._namespaces: dict[str, bool] = {}
@@ -72,15 +73,15 @@ class Directory:
             return self._partition_count(topic)
         return 0        # made when it is first produced to or subscribed
 
-    def url(self, text: str, listener: str = "") -> str:
-        """Where the topic is served.  Raises Refusal."""
+    def urls(self, text: str, listener: str = "") -> tuple[str, str]:
+        """Where the topic is served without TLS, and with it; empty where it is not.  Raises Refusal."""
         self._refresh()
         topic = names.parse(text)
         if not self.has_namespace(topic.namespace):
             raise Refusal(api.TopicNotFound, f"Namespace {topic.namespace} does not exist")
-        if listener and listener not in self._listeners:
+        if listener and listener not in self.addresses.listeners:
             raise Refusal(api.ServiceNotReady, f"the broker do not have {listener} listener")   # clients look for these words
-        return self._listeners[listener] if listener else self._url
+        return self.addresses.listeners[listener] if listener else self.addresses[:2]
 
     def topics(self, namespace: str, mode: int) -> list[str]:
         """Complete names of the namespace's topics, partitions one by one.  Raises Refusal."""
@@ -118,7 +119,7 @@ def partition_metadata(directory: Directory, command: api.BaseCommand) -> bytes:
 def lookup(directory: Directory, command: api.BaseCommand) -> bytes:
     request = command.lookupTopic
     try:
-        return answers.lookup(request.request_id, directory.url(request.topic, request.advertised_listener_name))
+        return answers.lookup(request.request_id, *directory.urls(request.topic, request.advertised_listener_name))
     except Refusal as refusal:
         return answers.lookup_failed(request.request_id, refusal.code, refusal.message)
 

@@ -5,7 +5,6 @@ written to the clients as it comes.  asyncio with uvloop: it reads straight into
 take yet.
 """
 import asyncio
-import socket
 import sys
 import traceback
 from collections.abc import Iterable
@@ -26,9 +25,11 @@ from geminga.storage.control import Control
 from geminga.storage.counters import Counters
 from geminga.storage.options import StorageOptions
 from geminga.storage.process import owner_of
+from geminga.workers.addresses import Addresses
 from geminga.workers.client import Client
 from geminga.workers.egress import Ledgers
 from geminga.workers.links import OwnerLink, follow
+from geminga.workers.listeners import Listeners
 from geminga.workers.options import WorkerOptions
 from geminga.workers.requests import Directory
 from geminga.workers.schemas import SchemaThread, Work
@@ -341,21 +342,16 @@ def _broker_fields(options: WorkerOptions) -> int:
     return sum(bits[name] for name in options.broker_entry_metadata)
 
 
-def advertised_url(options: WorkerOptions, port: int) -> str:
-    """Where clients are told to go: never an address that means "any"."""
-    host = options.advertised_address or ("localhost" if options.bind in ("0.0.0.0", "::", "") else options.bind)
-    return f"pulsar://{f'[{host}]' if ':' in host else host}:{port}"
-
-
-def run(serial: int, owners: int, run_dir: Path, data_dir: Path, options: WorkerOptions, listener: socket.socket, control: Control,
-        counters: Counters, storage: StorageOptions) -> None:
+def run(serial: int, owners: int, run_dir: Path, data_dir: Path, options: WorkerOptions, listeners: Listeners, addresses: Addresses,
+        control: Control, counters: Counters, storage: StorageOptions) -> None:
     """Be a worker until told to stop."""
     _begin_counters(counters)
     catalogue = open_catalogue(data_dir / "catalogue.sqlite")
-    listeners = dict(text.split(":", 1) for text in options.advertised_listeners)
-    directory = Directory(catalogue, url=advertised_url(options, listener.getsockname()[1]), listeners=listeners, storage=storage)
+    directory = Directory(catalogue, addresses, storage)
+    if listeners.certificates is not None:
+        listeners.certificates.counters = counters
     schemas = SchemaThread(data_dir / "catalogue.sqlite", storage)
-    uvloop.run(_serve(serial, owners, run_dir, data_dir, options, listener, control, counters, directory, schemas))
+    uvloop.run(_serve(serial, owners, run_dir, data_dir, options, listeners, control, counters, directory, schemas))
 
 
 def _begin_counters(counters: Counters) -> None:
@@ -365,14 +361,15 @@ def _begin_counters(counters: Counters) -> None:
         counters.set(name, 0)
 
 
-async def _serve(serial: int, owners: int, run_dir: Path, data_dir: Path, options: WorkerOptions, listener: socket.socket,
+async def _serve(serial: int, owners: int, run_dir: Path, data_dir: Path, options: WorkerOptions, listeners: Listeners,
                  control: Control, counters: Counters, directory: Directory, schemas: SchemaThread) -> None:
     loop = asyncio.get_running_loop()
     worker = Worker(serial, owners, run_dir, data_dir, options, directory, schemas, counters)
     stopping = follow(control, worker)
-    server = await loop.create_server(lambda: Client(worker), sock=listener)
+    servers = await listeners.serve(lambda: Client(worker), lambda: Client(worker, is_inside=True))
     loop.call_later(options.keep_alive_interval_ms / 1000, worker.keep_alive)
     control.send(ready={})
     await stopping.wait()
-    server.close()
+    for server in servers:
+        server.close()
     await worker.stop()

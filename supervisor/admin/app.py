@@ -3,7 +3,6 @@
 Answers have Pulsar's status codes and shapes: 204 without a body for what was done, {"reason": "..."} for what was not.
 """
 import asyncio
-import socket
 import traceback
 from pathlib import Path
 
@@ -33,7 +32,9 @@ from geminga.supervisor.admin import (
 )
 from geminga.supervisor.admin.owners import OWNERS, Owners
 from geminga.supervisor.config import Config
+from geminga.workers.addresses import Addresses
 from geminga.workers.links import follow
+from geminga.workers.listeners import Listeners, inside_path
 from geminga.workers.schemas import SchemaThread
 
 _STATUSES = {api.InvalidTopicName: 412, api.TopicNotFound: 404, api.SubscriptionNotFound: 404, api.NotAllowedError: 405,
@@ -77,14 +78,14 @@ def _reason(status: int, text: str) -> web.Response:
     return web.json_response({"reason": text}, status=status)
 
 
-def make_app(config: Config, owners: Owners, service_url: str, http_url: str,
+def make_app(config: Config, owners: Owners, addresses: Addresses, run_dir: Path,
              counters: dict[tuple[str, int], Counters]) -> web.Application:
     app = web.Application(middlewares=[errors_as_json, authentication.identify], client_max_size=_BODY_MAX)
     app[brokers.CONFIG] = config
     catalogue = open_catalogue(config.data_dir / "catalogue.sqlite")
-    app[topics.TOPICS] = topics.Topics(catalogue, service_url, http_url, config, counters["admin", 0])
+    app[topics.TOPICS] = topics.Topics(catalogue, addresses, config, counters["admin", 0])
     app[OWNERS] = owners
-    app[health.SERVICE_URL], app[health.COUNTERS] = service_url, counters
+    app[health.INSIDE], app[health.COUNTERS] = inside_path(run_dir), counters
     app[metrics.METRICS] = metrics.Metrics(config, counters, owners)
     app[schemas.THREAD] = SchemaThread(catalogue.path, config.storage)
     for part in (topics, namespaces, policies, permissions, subscriptions, messages, schemas, clusters, brokers, stats, health, metrics):
@@ -93,22 +94,25 @@ def make_app(config: Config, owners: Owners, service_url: str, http_url: str,
     return app
 
 
-def run(config: Config, serial: int, run_dir: Path, listener: socket.socket, service_url: str, http_url: str,
+def run(config: Config, serial: int, run_dir: Path, listeners: Listeners, addresses: Addresses,
         counters: dict[tuple[str, int], Counters], control: Control) -> None:
     """Be the admin process until told to stop."""
+    if listeners.certificates is not None:
+        listeners.certificates.counters = counters["admin", 0]
     owners = Owners(serial, config.owners, run_dir)
-    uvloop.run(_serve(make_app(config, owners, service_url, http_url, counters), owners, listener, control))
+    uvloop.run(_serve(make_app(config, owners, addresses, run_dir, counters), owners, listeners, control))
 
 
-async def _serve(app: web.Application, owners: Owners, listener: socket.socket, control: Control) -> None:
+async def _serve(app: web.Application, owners: Owners, listeners: Listeners, control: Control) -> None:
     stopping = follow(control, owners)
     runner = web.AppRunner(app, access_log=None, keepalive_timeout=_KEEP_ALIVE_SECONDS, max_line_size=_LINE_MAX, max_field_size=_LINE_MAX,
                            shutdown_timeout=0.5)
     await runner.setup()
-    server = await asyncio.get_running_loop().create_server(lambda: _accepted(runner.server), sock=listener, backlog=128)
+    servers = await listeners.serve(lambda: _accepted(runner.server))
     control.send(ready={})
     await stopping.wait()
-    server.close()
+    for server in servers:
+        server.close()
     await runner.cleanup()
 
 

@@ -23,7 +23,7 @@ _DYNAMIC = sorted(name for name, (key, _) in TRANSLATED.items() if key in _LIVE)
 
 
 def _broker(request: web.Request) -> str:
-    return request.app[TOPICS].http_url.removeprefix("http://")
+    return request.app[TOPICS].addresses.broker
 
 
 @routes.get("/admin/v2/brokers")
@@ -35,7 +35,8 @@ async def brokers(request: web.Request) -> web.Response:
 
 @routes.get("/admin/v2/brokers/leaderBroker")
 async def leader(request: web.Request) -> web.Response:
-    return web.json_response({"brokerId": _broker(request), "serviceUrl": request.app[TOPICS].http_url})
+    where = request.app[TOPICS].addresses
+    return web.json_response({"brokerId": _broker(request), "serviceUrl": where.http or where.http_tls})
 
 
 @routes.get("/admin/v2/brokers/{cluster}/{broker}/ownedNamespaces")

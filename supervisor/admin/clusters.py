@@ -18,7 +18,7 @@ _ALWAYS = {"brokerClientTlsEnabled": False, "tlsAllowInsecureConnection": False,
 def all_of(request: web.Request) -> dict[str, dict[str, Any]]:
     """{name: what is said of it}; this one's own addresses, unless somebody said others."""
     topics = request.app[TOPICS]
-    own = {"serviceUrl": topics.http_url, "brokerServiceUrl": topics.service_url}
+    own = topics.addresses.said(http="serviceUrl", http_tls="serviceUrlTls", service="brokerServiceUrl", service_tls="brokerServiceUrlTls")
     return {topics.cluster_name: own} | topics.catalogue.policies(_SCOPE)
 
 

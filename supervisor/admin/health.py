@@ -1,6 +1,7 @@
-"""Whether the broker works, shown by doing what it is for: a message is published and read back over the network."""
+"""Whether the broker works, shown by doing what it is for: a worker is given a message to publish, and has to deliver it."""
 import asyncio
 import uuid
+from pathlib import Path
 
 from aiohttp import web
 
@@ -9,7 +10,7 @@ from geminga.supervisor import client
 from geminga.supervisor.admin.owners import OWNERS
 
 routes = web.RouteTableDef()
-SERVICE_URL = web.AppKey("service_url", str)
+INSIDE = web.AppKey("inside", Path)
 COUNTERS = web.AppKey("counters", dict)
 TOPIC = "persistent://pulsar/system/healthcheck"
 _SECONDS = 10
@@ -54,14 +55,14 @@ async def health(request: web.Request) -> web.Response:
     """200 `ok` after a round trip; 503 with what went wrong."""
     try:
         async with asyncio.timeout(_SECONDS):
-            await _round_trip(request.app[SERVICE_URL])
+            await _round_trip(request.app[INSIDE])
     except (OSError, client.ClientError, TimeoutError) as error:
         raise web.HTTPServiceUnavailable(text=f"The round trip failed: {error or 'it took too long'}") from None
     return web.Response(text="ok")
 
 
-async def _round_trip(url: str) -> None:
-    session = await client.connect(url)
+async def _round_trip(inside: Path) -> None:
+    session = await client.connect_inside(inside)
     try:
         payload = uuid.uuid4().bytes
         [message_id] = await session.publish(TOPIC, [payload])

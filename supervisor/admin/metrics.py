@@ -24,7 +24,7 @@ from geminga.storage.statistics import SUBSCRIPTION_COLUMNS, TOPIC_COLUMNS
 from geminga.supervisor.admin.owners import Owners
 from geminga.supervisor.admin.stats import Measured, measure, namespace_of, processes
 from geminga.supervisor.config import Config
-from geminga.workers.worker import advertised_url
+from geminga.workers.addresses import url
 
 routes = web.RouteTableDef()
 
@@ -236,7 +236,7 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._registry.register(self)
         self._measured: list[Measured | None] = []
-        self._host_name = urlsplit(advertised_url(config.worker, 0)).hostname
+        self._host_name = urlsplit(url("pulsar", config.worker.advertised_address or config.worker.bind, 0)).hostname
         self._seen: dict[str, deque[tuple[float, NDArray]]] = {name: deque() for name in _SUMMARIES}      # (when, counts), of late
         self._links = _Links()
 

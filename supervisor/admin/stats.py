@@ -44,7 +44,7 @@ def _wanted(request: web.Request) -> dict[str, bool]:
 
 
 def _owned(request: web.Request, found: dict[str, Any]) -> dict[str, Any]:
-    return found | {"ownerBroker": request.app[TOPICS].http_url.removeprefix("http://")}
+    return found | {"ownerBroker": request.app[TOPICS].addresses.broker}
 
 
 def _refuse_unknown_namespace(request: web.Request) -> None:
@@ -274,9 +274,10 @@ async def load_report(request: web.Request) -> web.Response:
         ("msgRateIn", "rate_in"), ("msgRateOut", "rate_out"), ("msgThroughputIn", "throughput_in"), ("msgThroughputOut", "throughput_out"))}
     counts = {name: int(sum(measured.total(column) for measured in found)) for name, column in (
         ("numConsumers", "consumers"), ("numProducers", "producers"))}
-    memory, mib = psutil.virtual_memory(), 1 << 20
+    memory, mib, where = psutil.virtual_memory(), 1 << 20, topics.addresses
     return web.json_response({
-        "webServiceUrl": topics.http_url, "pulsarServiceUrl": topics.service_url, "brokerVersionString": SERVER_VERSION.split()[2],
+        **where.said(http="webServiceUrl", http_tls="webServiceUrlTls", service="pulsarServiceUrl", service_tls="pulsarServiceUrlTls"),
+        "brokerVersionString": SERVER_VERSION.split()[2],
         "persistentTopicsEnabled": True, "nonPersistentTopicsEnabled": topics.storage.non_persistent_topics,
         "cpu": {"usage": psutil.cpu_percent(), "limit": 100.0},
         "memory": {"usage": resident_bytes(request.app[COUNTERS]) / mib, "limit": memory.total / mib}, **totals, **counts,

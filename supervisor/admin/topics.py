@@ -17,6 +17,7 @@ from geminga.storage.policies import policies_of, refuse_topics
 from geminga.storage.policy_table import PARTITIONS_MAX
 from geminga.supervisor.admin.owners import OWNERS
 from geminga.supervisor.config import Config
+from geminga.workers.addresses import Addresses
 from geminga.workers.requests import Directory
 
 routes = web.RouteTableDef()
@@ -32,12 +33,11 @@ _AT_ONCE = 100               # topics that the owners are asked about together
 class Topics:
     """The catalogue, as requests need it."""
 
-    def __init__(self, catalogue: Catalogue, service_url: str, http_url: str, config: Config, counters: Counters):
+    def __init__(self, catalogue: Catalogue, addresses: Addresses, config: Config, counters: Counters):
         """counters: this process's own."""
-        self.catalogue, self.service_url, self.http_url, self.counters = catalogue, service_url, http_url, counters
+        self.catalogue, self.addresses, self.counters = catalogue, addresses, counters
         self.cluster_name, self.storage, self.max_message_size = config.cluster_name, config.storage, config.worker.max_message_size
-        listeners = dict(text.split(":", 1) for text in config.worker.advertised_listeners)
-        self.directory = Directory(catalogue, url=service_url, listeners=listeners, storage=config.storage)
+        self.directory = Directory(catalogue, addresses, config.storage)
 
 
 TOPICS = web.AppKey("topics", Topics)
@@ -384,14 +384,14 @@ async def delete_property(request: web.Request) -> web.Response:
 @routes.get("/lookup/v2/topic" + PATH)
 @routes.get("/lookup/v2/destination" + PATH)
 async def lookup(request: web.Request) -> web.Response:
-    """Where the topic is served; both URLs are always strings, which the C++ client insists on."""
+    """Where the topic is served; all URLs are always strings, which the C++ client insists on."""
     topics = request.app[TOPICS]
     listener = request.query.get("listenerName") or request.headers.get("X-Pulsar-ListenerName", "")
     with topics.counters.timed("lookup"):
-        url = topics.directory.url(str(topic_of(request)), listener)
+        url, url_tls = topics.directory.urls(str(topic_of(request)), listener)
     topics.counters.add("lookups")
-    return web.json_response({"brokerUrl": url, "brokerUrlTls": "", "httpUrl": topics.http_url, "httpUrlTls": "", "nativeUrl": url,
-                              "brokerUrlSsl": ""})
+    return web.json_response({"brokerUrl": url, "brokerUrlTls": url_tls, "httpUrl": topics.addresses.http,
+                              "httpUrlTls": topics.addresses.http_tls, "nativeUrl": url, "brokerUrlSsl": ""})
 
 
 @routes.get("/lookup/v2/topic" + PATH + "/bundle")

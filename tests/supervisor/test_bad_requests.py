@@ -15,6 +15,7 @@ from aiohttp import web
 from geminga.storage.counters import make_counters
 from geminga.supervisor.admin import app, topics
 from geminga.supervisor.config import load
+from geminga.workers.addresses import Addresses
 
 from ..harness import request, unique_topic
 
@@ -33,7 +34,8 @@ SHUTDOWN = "/admin/v2/brokers/shutdown"
 def made_app(tmp_path):
     """One without owners."""
     config, _ = load(None, {}, {"data_dir": tmp_path / "data"})
-    made = app.make_app(config, SimpleNamespace(), "pulsar://127.0.0.1:1", "http://127.0.0.1:2", {("admin", 0): make_counters(1)[0]})
+    where = Addresses("pulsar://127.0.0.1:1", "", "http://127.0.0.1:2")
+    made = app.make_app(config, SimpleNamespace(), where, tmp_path, {("admin", 0): make_counters(1)[0]})
     yield made
     made[topics.TOPICS].catalogue.close()
 

@@ -2,6 +2,7 @@
 
     options.py           what can be configured of it
     certificates.py      TLS: contexts for listeners, certificates that change while they are used
+    pem.py               certificates and keys in files
     authentication.py    what somebody shows -> Identity
     authorization.py     (Identity, action, resource) -> allowed or not, and why
 """

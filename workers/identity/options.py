@@ -9,6 +9,14 @@ class Secret(str):
         return "'***'" if self else "''"
 
 
+class Unusable(Exception):
+    """What is wrong, in one line, and with which key of the configuration."""
+
+    def __init__(self, key: str, why: str):
+        super().__init__(f"{key} {why}")
+        self.key, self.why = key, why
+
+
 @dataclass(frozen=True, slots=True)
 class TlsOptions:
     """How clients connect by TLS; they can when there is a certificate."""

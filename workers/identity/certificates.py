@@ -1,0 +1,221 @@
+"""TLS: a context for listeners whose certificates change while they are used.
+
+A handshake looks at the files, once a second at most, and takes what they hold now; connections keep what they began with.  What cannot be
+used is told, and what was in force stays.
+"""
+import os
+import re
+import ssl
+import sys
+import time
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from geminga.storage.counters import Counters
+from geminga.workers.identity.options import TlsOptions, Unusable
+
+_HANDSHAKE_SECONDS = 10.0      # that a client may take
+_GOODBYE_SECONDS = 2.0         # that it may take to answer ours
+WARN_DAYS = 30, 7, 1, 0        # before a certificate expires
+_LOOK_SECONDS = 1.0            # between looks at the files
+_EPISODE_SECONDS = 60.0        # handshakes that fail within so long of each other are told of once
+_DAY = 24 * 3600
+_VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
+_DEMANDS = {"none": ssl.CERT_NONE, "wanted": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
+
+
+class Handshake(ssl.SSLObject):
+    """Counts, and lets the client know why it was refused."""
+
+    def do_handshake(self) -> None:
+        try:
+            super().do_handshake()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise
+        except ssl.SSLError as error:
+            if not self.has_failed:
+                self.tls.failed(error)
+            if not self.has_failed and self.outgoing.pending:      # an alert, which the loop sends only if it is to go on
+                self.has_failed = True
+                raise ssl.SSLWantReadError from None
+            raise                                                  # the client has read that, and closed
+        self.tls.shook_hands()
+
+
+class Front(ssl.SSLContext):
+    """The context of a listener."""
+
+    sslobject_class = Handshake
+    tls: "Tls"
+
+    def wrap_bio(self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, **said) -> Handshake:
+        handshake = super().wrap_bio(incoming, outgoing, **said)
+        handshake.tls, handshake.outgoing, handshake.has_failed = self.tls, outgoing, False
+        return handshake
+
+
+class Loaded(NamedTuple):
+    """What the files held."""
+
+    context: Front
+    began: dict[str, float]          # by key: from when on all of its certificates are valid, Unix time
+    expires: dict[str, float]        # by key: when the first of them expires
+
+
+class Tls:
+    """What the listeners of a process serve TLS with.  Made before the first fork, so that a child has it whatever became of the files.
+
+    Raises Unusable.
+    """
+
+    def __init__(self, options: TlsOptions):
+        self._options = options
+        self._files = self._look()
+        self._loaded = load(options)
+        self._looked = time.monotonic()
+        self._is_failing = False
+        self._trusted_since = 0.0          # sessions from before prove nothing: others were trusted
+        self._failed = float("-inf")
+        self.counters: Counters | None = None      # the process's own
+        self._front = self._loaded.context         # handshakes change from it to what is in force
+        self._front.sni_callback, self._front.tls = self._greeted, self
+
+    def listening(self) -> dict[str, Any]:
+        """What a loop's create_server has to be told."""
+        return {"ssl": self._front, "ssl_handshake_timeout": _HANDSHAKE_SECONDS, "ssl_shutdown_timeout": _GOODBYE_SECONDS}
+
+    def expiries(self) -> dict[str, float]:
+        """By key: when the first of its certificates expires, Unix time."""
+        self.refresh()
+        return self._loaded.expires
+
+    def certificate(self, transport) -> bytes | None:
+        """What the client at the other end has shown, and its authority has signed: DER."""
+        found = transport.get_extra_info("ssl_object")
+        if found is None or found.session_reused and found.session.time <= self._trusted_since:
+            return None
+        return found.getpeercert(binary_form=True)
+
+    def _greeted(self, handshake: ssl.SSLObject, name: str | None, front: Front) -> None:
+        """A client has said hello, with a name of ours or without."""
+        self.refresh()
+        if self._loaded.context is not front:
+            handshake.context = self._loaded.context
+
+    def refresh(self) -> None:
+        """Take what the files hold now."""
+        now = time.monotonic()
+        if now - self._looked < _LOOK_SECONDS:
+            return
+        self._looked = now
+        files = self._look()
+        if files == self._files:
+            return
+        trusted_before, self._files = self._files[-1], files
+        try:
+            self._loaded = load(self._options)
+        except Unusable as error:
+            self._count("tls_reloads_failed")
+            if not self._is_failing:
+                print(f"geminga: {error}; the certificate before it stays in force", file=sys.stderr, flush=True)
+            self._is_failing = True
+            return
+        self._count("tls_reloads")
+        self._is_failing = False
+        if files[-1] != trusted_before:
+            self._trusted_since = time.time()
+
+    def _look(self) -> list[tuple[int, ...] | None]:
+        """What tells whether a file is another than before, of each."""
+        return [_signature(path) for path in (self._options.certificate, self._options.key, self._options.trusted)]
+
+    def _count(self, name: str) -> None:
+        if self.counters is not None:
+            self.counters.add(name)
+
+    def shook_hands(self) -> None:
+        self._count("tls_handshakes")
+
+    def failed(self, error: ssl.SSLError) -> None:
+        """A handshake has."""
+        self._count("tls_handshakes_failed")
+        now = time.monotonic()
+        if now - self._failed > _EPISODE_SECONDS:
+            print(f"geminga: a TLS handshake failed: {_reason(error)}; more of them within a minute are only counted",
+                  file=sys.stderr, flush=True)
+        self._failed = now
+
+
+def _reason(error: ssl.SSLError) -> str:
+    said = getattr(error, "verify_message", "") or (error.reason or str(error)).replace("_", " ").lower()
+    return f"the client's certificate is not accepted: {said}" if isinstance(error, ssl.SSLCertVerificationError) else said
+
+
+def _signature(path: str) -> tuple[int, ...] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def load(options: TlsOptions) -> Loaded:
+    """What the files hold now.  Raises Unusable."""
+    from geminga.workers.identity import pem  # slow to import
+    chain = pem.certificates("tls.certificate", options.certificate)
+    pem.check_key(options.key, chain[0])
+    trusted = pem.certificates("tls.trusted", options.trusted) if options.trusted else []
+    context = Front(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = min(_VERSIONS[name] for name in options.versions)
+    context.maximum_version = max(_VERSIONS[name] for name in options.versions)
+    # Whoever resumes a session does not show a certificate again, which may have expired.
+    context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
+    context.num_tickets = 0
+    if options.ciphers:
+        context.set_ciphers(ciphers(options.ciphers))
+    try:
+        context.load_cert_chain(options.certificate, options.key, password="")      # without, OpenSSL would ask at the terminal
+    except (OSError, ssl.SSLError) as error:
+        raise Unusable("tls.certificate", f"is not accepted by OpenSSL: {getattr(error, 'reason', None) or error}") from None
+    if trusted:
+        context.load_verify_locations(cadata=b"".join(map(pem.der, trusted)))
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN      # all of them, not only roots, as in Java
+        context.verify_mode = _DEMANDS[options.client_certificates]
+    files = {"tls.certificate": chain, "tls.trusted": trusted}
+    return Loaded(context, {key: max(each.not_valid_before_utc.timestamp() for each in found) for key, found in files.items() if found},
+                  {key: min(each.not_valid_after_utc.timestamp() for each in found) for key, found in files.items() if found})
+
+
+def ciphers(text: str) -> str:
+    """A list as OpenSSL understands it, of names that are OpenSSL's or Java's.  Raises Unusable."""
+    found = []
+    for name in filter(None, re.split(r"[:, ]", text)):
+        if name.startswith("TLS_") and "_WITH_" not in name:      # of TLSv1.3, all of which may be used
+            continue
+        word = _openssl_name(name) if "_WITH_" in name else name
+        if word[0] not in "!-+@":
+            try:      # alone, for what is not known is passed over beside what is
+                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).set_ciphers(word)
+            except ssl.SSLError:
+                raise Unusable("tls.ciphers", f"must be ciphers that OpenSSL has, which {name!r} is not") from None
+        found.append(word)
+    if not found:
+        raise Unusable("tls.ciphers", "must have one for TLSv1.2: those of TLSv1.3 are not chosen")
+    return ":".join(found)
+
+
+def _openssl_name(name: str) -> str:
+    """TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256 is ECDHE-RSA-AES128-GCM-SHA256."""
+    exchange, _, cipher = name.removeprefix("TLS_").partition("_WITH_")
+    cipher = re.sub(r"^(AES|CAMELLIA|ARIA)_", r"\1", cipher).replace("_CBC", "").replace("CCM_8", "CCM8")
+    cipher = cipher.replace("CHACHA20_POLY1305_SHA256", "CHACHA20_POLY1305")
+    return (cipher if exchange == "RSA" else f"{exchange}_{cipher}").replace("_", "-")
+
+
+def warning(key: str, expires: float, now: float) -> tuple[int, str] | None:
+    """(the last of WARN_DAYS that has been reached, a line that says so)."""
+    days = [days for days in WARN_DAYS if expires - now <= days * _DAY]
+    if not days:
+        return None
+    when = datetime.fromtimestamp(expires, UTC).isoformat(sep=" ", timespec="minutes").removesuffix("+00:00")
+    return days[-1], f"a certificate of {key} {f'expires on {when} UTC' if expires > now else f'has expired on {when} UTC'}"
