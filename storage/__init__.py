@@ -11,6 +11,7 @@
     policies.py     what was set for namespaces and topics, and what holds because of it
     schemas.py      what topics' messages look like, by version, and which versions get along
     avro_rules.py   Avro definitions: what they mean, and which read which
+    protobuf_rules.py   whether messages of one descriptor can be read by another
     producers.py    who may publish to a partition
     parts.py        batches that are acknowledged in part, at rest
     entry_counts.py how often each entry was given back, or killed a consumer

@@ -3,18 +3,18 @@
 A topic's versions lie in the catalogue, under its base name, in the order they came.  Who brings a definition that is there already is
 given its version; another is added when it gets along with those before it, as the topic's policies say.  Definitions are kept as they
 came, to the byte.  Those of type AVRO, JSON and PROTOBUF are Avro's; JSON's may be those of old clients, which are JSON Schema.
+AVRO and JSON are compared by avro_rules.py, PROTOBUF_NATIVE by protobuf_rules.py.
 
 To parse a large definition takes tenths of a second.  So workers and the admin process `validate` and `register` in a thread of their own
 (workers/schemas.py), and owners are told of what is known; an owner that is told of something new adds it, as nobody else may
 create a topic.  What does the parsing is imported when it is first needed.
 """
-import base64
-import graphlib
 import hashlib
 import json
 import struct
 import time
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
@@ -206,7 +206,7 @@ def _in_the_way(catalogue: Catalogue, topic: TopicName, definition: Definition, 
 def obstacle(new: Definition, old: Definition, strategy: str) -> str:
     """What keeps the two, of one type, from getting along; "" when nothing does.
 
-    As Apache Pulsar has it: a Protobuf message goes by its name alone, and definitions of type PROTOBUF are not compared.
+    As Apache Pulsar has it, definitions of type PROTOBUF are not compared.
     """
     if new.kind == T.KeyValue:
         for part, one, other in zip(("key", "value"), parts(new), parts(old), strict=True):
@@ -214,11 +214,19 @@ def obstacle(new: Definition, old: Definition, strategy: str) -> str:
                 return f"exists {part} schema type {TYPES[other.kind]}, new {part} schema type {TYPES[one.kind]}"
             if text := obstacle(one, other, strategy):
                 return f"{part}: {text}"
-    if new.kind == T.ProtobufNative and (old_root := _native_root(old)) != (new_root := _native_root(new)):
-        return f"the root message was {old_root}, and is {new_root}"
+    if new.kind == T.ProtobufNative:
+        return _native_obstacle(new, old, strategy)
     if new.kind in (T.Avro, T.Json):
         return _avro_obstacle(new, old, strategy)
     return ""
+
+
+def _native_obstacle(new: Definition, old: Definition, strategy: str) -> str:
+    from geminga.storage import protobuf_rules
+    after, before = _native_root(new), _native_root(old)
+    if after.full_name != before.full_name:
+        return f"the root message was {before.full_name}, and is {after.full_name}"
+    return _both_ways(protobuf_rules.obstacle, after, before, strategy)
 
 
 def _avro_obstacle(new: Definition, old: Definition, strategy: str) -> str:
@@ -228,8 +236,13 @@ def _avro_obstacle(new: Definition, old: Definition, strategy: str) -> str:
         return "" if after == before else f"the id was {before}, and is {after}"
     if isinstance(after, str) or isinstance(before, str):      # JSON Schema does not say enough to tell
         return ""
-    text = avro_rules.obstacle(after, before) if strategy in (BACKWARD, FULL) else ""
-    if not text and strategy in (FORWARD, FULL) and (text := avro_rules.obstacle(before, after)):
+    return _both_ways(avro_rules.obstacle, after, before, strategy)
+
+
+def _both_ways(obstacle: Callable[[Any, Any], str], after: Any, before: Any, strategy: str) -> str:
+    """obstacle: what keeps the first from reading what the second has written."""
+    text = obstacle(after, before) if strategy in (BACKWARD, FULL) else ""
+    if not text and strategy in (FORWARD, FULL) and (text := obstacle(before, after)):
         text = f"the other way: {text}"
     return text
 
@@ -331,21 +344,13 @@ def _json_schema_id(data: bytes) -> str | None:
     return str(found.get("id", "")) if isinstance(found, dict) and found.get("type") in _JSON_TYPES else None
 
 
-def _native_root(definition: Definition) -> str:
-    """The full name of the message, all of which is defined.  Raises InvalidSchema."""
-    from google.protobuf import descriptor_pb2, descriptor_pool
+def _native_root(definition: Definition):
+    """The descriptor of its message.  Raises InvalidSchema."""
+    from geminga.storage import protobuf_rules
     try:
-        found = json.loads(definition.data)
-        files = descriptor_pb2.FileDescriptorSet.FromString(base64.b64decode(found["fileDescriptorSet"], validate=True)).file
-        pool, by_name = descriptor_pool.DescriptorPool(), {one.name: one for one in files}
-        for name in graphlib.TopologicalSorter({one.name: one.dependency for one in files}).static_order():
-            pool.AddSerializedFile(by_name[name].SerializeToString())
-        root = pool.FindMessageTypeByName(found["rootMessageTypeName"])
-        if root.file.name != found["rootFileDescriptorName"]:
-            raise ValueError(f"{root.full_name} is in {root.file.name}")
-        return root.full_name
-    except Exception as error:      # the library raises whatever its code runs into
-        raise InvalidSchema(f"deserialize ProtobufNative Schema failed: {str(error)[:200]}") from None
+        return protobuf_rules.parse(definition.data)
+    except ValueError as error:
+        raise InvalidSchema(f"deserialize ProtobufNative Schema failed: {error}") from None
 
 
 # -- a key's and a value's, in one

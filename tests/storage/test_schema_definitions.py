@@ -290,11 +290,15 @@ def native(fields=(("a", 1, 5), ("b", 2, 9)), root="M", package="p", **more):
     return Definition(T.ProtobufNative, json.dumps({name: value for name, value in found.items() if value is not None}).encode(), {})
 
 
-def test_a_protobuf_message_goes_by_its_name():
+def test_a_protobuf_message_goes_by_its_name_and_by_its_fields():
     schemas.validate(native())
-    for other in (native([("a", 1, 9)]), native([("a", 5, 5)]), native([]), native(more=1)):
+    for other in (native([("a", 1, 5)]), native([]), native(more=1)):
         schemas.validate(other)
         assert schemas.obstacle(other, native(), schemas.FULL) == ""
+    assert schemas.obstacle(native([("a", 1, 9)]), native(), schemas.FULL) == "field M.a was of type int32, and is of type string"
+    wider = native([("a", 1, 3)])
+    assert schemas.obstacle(wider, native(), schemas.BACKWARD) == schemas.obstacle(native(), wider, schemas.FORWARD) == ""
+    assert schemas.obstacle(wider, native(), schemas.FULL) == "the other way: field M.a was of type int64, and is of type int32"
     for other, name in ((native(root="N"), "p.N"), (native(package="q"), "q.M")):
         assert schemas.obstacle(other, native(), schemas.FULL) == f"the root message was p.M, and is {name}"
 
