@@ -39,6 +39,7 @@
     owner.py        a pass: receive, decide, sync, answer
     process.py      the process: a loop of passes
     control.py      the supervisor's word to its children, and theirs to it
+    replay.py       what a journal has, when it is read
     recovery.py     journal -> ledgers and cursors, after a crash
     findings.py     what is damaged, where, and what that costs
     verify.py       finds it, in all of a data folder

@@ -19,10 +19,10 @@ from geminga.proto.deliveries import RECEIPT, RECEIPT_ROW
 from geminga.proto.sends import IS_CHUNK, SEND_ROW
 from geminga.storage import format, sequences
 from geminga.storage.errors import StorageFull
-from geminga.storage.journal import Record
 from geminga.storage.ledger import Ledger
 from geminga.storage.partition import Partition
 from geminga.storage.producers import Producer
+from geminga.storage.replay import Record
 from geminga.storage.sequences import NOWHERE, Progress
 
 FEW_MAX = 32       # rows

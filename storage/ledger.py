@@ -53,6 +53,15 @@ def allocate(path: Path, size: int) -> None:
         os.close(fd)
 
 
+def sync(path: Path, how) -> None:
+    """how: os.fsync, for folders, or os.fdatasync."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        how(fd)
+    finally:
+        os.close(fd)
+
+
 def write_anew(path: Path, data) -> None:
     """The file has this, synced, or what it had before; its folder is the caller's to sync.  Raises OSError."""
     fresh = path.with_suffix(".new")

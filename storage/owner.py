@@ -35,7 +35,7 @@ from geminga.storage.errors import CorruptFile, NotDurable, StorageFull, is_full
 from geminga.storage.expiry import Expiry
 from geminga.storage.gate import Gate
 from geminga.storage.inactive import Inactive
-from geminga.storage.journal import Journal, Record, put_on_disk, to_put
+from geminga.storage.journal import Journal, put_on_disk, to_put
 from geminga.storage.ledger import Ledger
 from geminga.storage.live import LiveTopic
 from geminga.storage.options import StorageOptions
@@ -48,6 +48,7 @@ from geminga.storage.producers import Producer
 from geminga.storage.punching import Puncher
 from geminga.storage.quota import Quotas
 from geminga.storage.rates import Rates
+from geminga.storage.replay import Record
 from geminga.storage.retention import Retention, disposable
 from geminga.storage.space import Space
 from geminga.storage.state import StateFile
@@ -195,6 +196,9 @@ class Owner:
         properties = self.catalogue.subscriptions_properties(partition_id)
         for subscription in found.subscriptions.values() if properties else ():
             subscription.properties = properties.get(subscription.cursor.subscription_id, {})
+        replicated = self.catalogue.replicated_subscriptions(partition_id)
+        for subscription in found.subscriptions.values() if replicated else ():
+            subscription.is_replicated = subscription.cursor.subscription_id in replicated
         self._adopt(found)
         return found
 

@@ -18,13 +18,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from geminga.storage import format, journal, ledger, state, version1
+from geminga.storage import format, journal, ledger, replay, state, version1
 from geminga.storage.catalogue import open_catalogue
 from geminga.storage.cursor import Cursor, entries_of
 from geminga.storage.errors import CorruptFile
-from geminga.storage.journal import Record, Replay
-from geminga.storage.ledger import Ledger, write_anew
+from geminga.storage.ledger import Ledger, sync, write_anew
 from geminga.storage.partition import Partition
+from geminga.storage.replay import Record, Replay
 from geminga.storage.state import Snapshot, State, StateFile
 
 _KEPT_MAX = 32         # segments: a broker that is killed again and again does not replay more and more
@@ -252,8 +252,8 @@ class Recovered:
 def recover(data_dir: Path, folder: Path, *, is_put_on_disk: bool = False) -> Recovered:
     """Apply what the journal in folder holds.  Raises CorruptFile."""
     if folder.exists():
-        journal.rescue(folder)
-    found = journal.replay(folder) if folder.exists() else Replay([], [], set(), 0)
+        replay.rescue(folder)
+    found = replay.replay(folder) if folder.exists() else Replay([], [], set(), 0)
     if not found.records:
         return Recovered(damage=found.damage)
     gone = {partition_id for record in found.records
@@ -266,7 +266,7 @@ def recover(data_dir: Path, folder: Path, *, is_put_on_disk: bool = False) -> Re
     recovery.finish()
     recovered = Recovered(recovery.entries, found.damage + recovery.damage)
     if is_put_on_disk or len(found.segments) > _KEPT_MAX:
-        journal.make_sure(found)
+        replay.make_sure(found)
         journal.put_on_disk(*journal.to_put({recovery}))
         recovery.is_durable()
     else:
@@ -287,7 +287,7 @@ def _finish_deletions(data_dir: Path, gone: set[int]) -> None:
     for partition_id in gone:
         StateFile(format.partition_folder(data_dir, partition_id), partition_id).remove()
     if (folder := data_dir / "partitions").exists():
-        journal.sync(folder, os.fsync)
+        sync(folder, os.fsync)
 
 
 def journal_folder(data_dir: Path, owner: int) -> Path:
@@ -305,7 +305,7 @@ def recover_owner(data_dir: Path, index: int, owners: int, *, has_moved: bool) -
     for folder in (data_dir / "journal").glob("*") if has_moved else ():
         if folder.name.isdigit() and int(folder.name) >= owners and int(folder.name) % owners == index:
             found.add(recover(data_dir, folder, is_put_on_disk=True))
-            journal.retire(folder)
+            replay.retire(folder)
     return found
 
 
@@ -325,4 +325,4 @@ def settle(data_dir: Path, owners: int) -> None:
         return
     path = data_dir / "journal" / _OWNERS
     write_anew(path, b"%d\n" % owners)
-    journal.sync(path.parent, os.fsync)
+    sync(path.parent, os.fsync)

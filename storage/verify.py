@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from geminga.storage import format, journal, ledger, state, version1
+from geminga.storage import format, ledger, replay, state, version1
 from geminga.storage.cursor import NOBODY, Cursor
 from geminga.storage.errors import CorruptFile
 from geminga.storage.findings import Finding, Severity, corrupt, place, unreadable
@@ -148,7 +148,7 @@ class _Walk:
             if not folder.is_dir():
                 continue
             try:
-                replayed = journal.replay(folder)
+                replayed = replay.replay(folder)
             except CorruptFile as error:
                 findings.append(corrupt(error, folder, "the broker does not start"))
                 continue
@@ -291,7 +291,7 @@ class _Rehearsal(Recovery):
     def state(self, partition_id: int) -> State:
         return self._state(partition_id)
 
-    def apply(self, record: journal.Record) -> None:
+    def apply(self, record: replay.Record) -> None:
         self._apply_ops(record.ops, opened=True)
         start = 0
         for partition_id, ledger_id, first, count in record.groups.tolist():

@@ -8,8 +8,8 @@ from crc32c import crc32c
 
 from geminga.proto.frames import CHECKSUM_END
 from geminga.storage import format, ledger
-from geminga.storage.journal import Record
 from geminga.storage.ledger import Ledger, map_file
+from geminga.storage.replay import Record
 
 PARTITION, SUBSCRIPTION = 7, 3
 CREATED_MS = 1_700_000_000_000

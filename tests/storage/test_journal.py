@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from geminga.storage import format, mending
 from geminga.storage.errors import CorruptFile
-from geminga.storage.journal import Record, open_journal, replay
+from geminga.storage.journal import open_journal
+from geminga.storage.replay import Record, replay
 
 from .files import PARTITION, cut, flip, make_newer, number_of, overwrite, record
 from .journals import BIG, HEADER, SEGMENT, numbers, only_segment, segments, write

@@ -10,9 +10,10 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage import append, format, ledger
 from geminga.storage.catalogue import Catalogue
 from geminga.storage.errors import CorruptFile
-from geminga.storage.journal import Journal, replay
+from geminga.storage.journal import Journal
 from geminga.storage.owner import TICK_MS
 from geminga.storage.recovery import journal_folder
+from geminga.storage.replay import replay
 from geminga.storage.state import StateFile
 
 from .disk import Disk

@@ -219,8 +219,7 @@ def test_a_journal_that_was_removed_ends_the_process(rigs):
         path.unlink()
     with pytest.raises(NotDurable, match="removed"):
         rig.run(after_ms=TICK_MS)
-    with pytest.raises(NotDurable, match="No such file"):
-        rig.close()
+    rig.close()      # what it had is put where it belongs all the same
 
 
 def test_no_more_ledgers_are_open_than_a_process_has_descriptors_for(rigs, monkeypatch):
