@@ -52,6 +52,7 @@ CONNECTION_ALIVE = 2    # it has answered a PROBE
 DISCOVERS = 3           # it was told the topics of the namespace that is named instead of a command
 LOOKED_UP = 4           # it asked where a topic is that is new to it: "request-id name"
 INTRODUCED = 5          # comes before its first command to an owner: {"address", "version", "partial"} in JSON, see Session
+PRODUCER_EXPELLED, CONSUMER_EXPELLED = 6, 7     # it has lost the right to the producer or consumer whose id stands in digits
 
 REPLY_ROW = np.dtype([
     ("connection", "<u4"),

@@ -338,6 +338,8 @@ def _subscribe(owner, session, command: api.BaseCommand, *, probed: bool = False
         subscription.deaths_max = deaths_max
     if request.subscription_properties and not subscription.properties:
         set_properties(owner, subscription, {one.key: one.value for one in request.subscription_properties})
+    if request.replicate_subscription_state and subscription.is_durable and not subscription.is_replicated:
+        set_replicated(owner, subscription, True)
     subscription.attach(consumer)
     found.attached[subscription] = None
     session.consumers[consumer.consumer_id] = consumer
@@ -464,6 +466,14 @@ def set_properties(owner, subscription: Subscription, properties: dict[str, str]
         owner.answer_needs_sync()
 
 
+def set_replicated(owner, subscription: Subscription, is_replicated: bool) -> None:
+    """Whether other clusters are to know it."""
+    subscription.is_replicated = is_replicated
+    if subscription.is_durable:
+        owner.catalogue.set_replicated(subscription.cursor.subscription_id, is_replicated)
+        owner.answer_needs_sync()
+
+
 def delete_subscription(owner, subscription: Subscription) -> None:
     """Its consumers are told to go, and what it has not acknowledged is needed by it no more."""
     found = subscription.partition
@@ -536,6 +546,17 @@ def expel_consumers(owner, subscription: Subscription) -> None:
                                             action=envelope.CONSUMER_GONE, object_id=consumer.consumer_id)
     subscription.vacate()
     subscription.partition.attached.pop(subscription, None)
+
+
+def expel(owner, session, object_id: int, *, is_producer: bool) -> None:
+    """The session's producer or consumer is told to go, as its client may not have it any more."""
+    if is_producer and (producer := session.producers.get(object_id)) is not None:
+        _dismiss(owner, producer)
+        forget_if_idle(owner, producer.partition)
+    elif not is_producer and (consumer := session.consumers.pop(object_id, None)) is not None:
+        _remove_consumer(owner, consumer)
+        owner.outbox(session.worker).reply(session.connection, answers.close_consumer(object_id), action=envelope.CONSUMER_GONE,
+                                           object_id=object_id)
 
 
 def expel_all(owner, found: Partition | LiveTopic) -> None:

@@ -829,6 +829,8 @@ class Owner:
             said = json.loads(data)
             session.address, session.client_version, session.supports_partial_producer = said["address"], said["version"], said["partial"]
             return None
+        if kind in (envelope.PRODUCER_EXPELLED, envelope.CONSUMER_EXPELLED):
+            return commands.expel(self, session, int(data), is_producer=kind == envelope.PRODUCER_EXPELLED)
         if kind == envelope.DISCOVERS:
             return self.discovery.began((session.worker, session.connection), data.decode())
         if kind == envelope.LOOKED_UP:

@@ -181,9 +181,9 @@ class Rig:
         [answer] = self.run(self.question(ask, topic, **arguments)).answered
         return answer["answer"]
 
-    def happened(self, kind, *, connection=CONNECTION):
-        """The worker's word that a connection is gone, or alive."""
-        return self._command_section(connection, kind, b"")
+    def happened(self, kind, *, connection=CONNECTION, data=b""):
+        """The worker's word that a connection is gone, or alive, or something of it."""
+        return self._command_section(connection, kind, data)
 
     @staticmethod
     def _command_section(connection, kind, data, version=21):
