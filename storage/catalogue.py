@@ -46,7 +46,7 @@ CREATE TABLE subscriptions (id INTEGER PRIMARY KEY AUTOINCREMENT, partition_id I
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 """
 _POLICIES = """
--- What somebody set: of a tenant, of a namespace (tenant/namespace) or of a topic by its base name.  Values are JSON.
+-- What somebody set: of a tenant, a namespace (tenant/namespace), a topic by its base name, a subscription (#id).  Values are JSON.
 CREATE TABLE policies (scope TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (scope, name)) WITHOUT ROWID;
 """
 _PROPERTIES = """
@@ -303,8 +303,16 @@ class Catalogue:
         return self._write("INSERT INTO subscriptions (partition_id, name) VALUES (?, ?)", (partition_id, name)).lastrowid
 
     def delete_subscription(self, subscription_id: int) -> None:
-        self._write("DELETE FROM properties WHERE scope = ?", (_scope_text(subscription_id),))
+        self._forget(_scope_text(subscription_id), rights=False)
         self._write("DELETE FROM subscriptions WHERE id = ?", (subscription_id,))
+
+    def replicated_subscriptions(self, partition_id: int) -> set[int]:
+        """Ids of those that are to be replicated."""
+        return set(self._column("SELECT subscriptions.id FROM subscriptions JOIN policies ON scope = '#' || subscriptions.id "
+                                "WHERE partition_id = ? AND policies.name = 'replicated'", (partition_id,)))
+
+    def set_replicated(self, subscription_id: int, is_replicated: bool) -> None:
+        self.set_policy(_scope_text(subscription_id), "replicated", is_replicated or None)
 
     # -- policies
 

@@ -138,7 +138,9 @@ def _subscribe(owner, topic: TopicName, arguments: dict) -> bool:
         return False
     commands.check_name(name)
     position = positions.before(found, arguments.get("position", EARLIEST), behind=arguments.get("behind", False))
-    commands.create_subscription(owner, found, name, position, arguments.get("properties"))
+    made = commands.create_subscription(owner, found, name, position, arguments.get("properties"))
+    if arguments.get("replicated"):
+        commands.set_replicated(owner, made, True)
     return True
 
 
@@ -158,6 +160,14 @@ def _properties(owner, topic: TopicName, arguments: dict) -> dict[str, str]:
     if "properties" in arguments:
         commands.set_properties(owner, subscription, arguments["properties"])
     return subscription.properties
+
+
+def _replicated(owner, topic: TopicName, arguments: dict) -> dict[str, bool]:
+    """Whether a subscription is to be replicated, from now on if that is said."""
+    subscription = subscription_of(stored(owner, topic), arguments["subscription"])
+    if "replicated" in arguments:
+        commands.set_replicated(owner, subscription, arguments["replicated"])
+    return {str(topic): subscription.is_replicated}
 
 
 def _why(owner, topic: TopicName, arguments: dict) -> dict:
@@ -223,4 +233,5 @@ def _options(owner, topic: None, arguments: dict) -> None:
 QUESTIONS = {
     "terminate": _terminate, "unload": _unload, "open": _open, "delete": _delete, "is_used": _is_used, "truncate": _truncate,
     "trim": _trim, "subscriptions": _subscriptions, "subscribe": _subscribe, "unsubscribe": _unsubscribe, "properties": _properties,
+    "replicated": _replicated,
     "why": _why, "release": _release, "policies": _policies, "options": _options, **positions.QUESTIONS, **topic_stats.QUESTIONS}

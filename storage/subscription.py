@@ -108,6 +108,7 @@ class Subscription:
     counted: tuple = ()                                        # as of a consumer
     rates: tuple = ()
     properties: dict[str, str] = field(default_factory=dict)              # what users note about it
+    is_replicated: bool = False                                # is to be known in other clusters; there are none
 
     @property
     def is_durable(self) -> bool:

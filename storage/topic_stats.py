@@ -115,7 +115,7 @@ def _of_subscription(owner, subscription: Subscription, *, earliest: bool, consu
         "lastExpireTimestamp": subscription.expired_ms, "lastConsumedFlowTimestamp": flow, "lastConsumedTimestamp": consumed,
         "lastAckedTimestamp": acked, "lastMarkDeleteAdvancedTimestamp": subscription.advanced_ms,
         "consumers": [_of_consumer(owner, one) for one in subscription.consumers] if consumers else [],
-        "isDurable": subscription.is_durable, "isReplicated": False,
+        "isDurable": subscription.is_durable, "isReplicated": subscription.is_replicated,
         "allowOutOfOrderDelivery": any(one.is_out_of_order_allowed for one in subscription.consumers),
         "consumersAfterMarkDeletePosition": {}, "drainingHashesCount": len(draining),
         "drainingHashesClearedTotal": getattr(dispatcher, "drained", 0),
@@ -125,7 +125,7 @@ def _of_subscription(owner, subscription: Subscription, *, earliest: bool, consu
         "delayedMessageIndexSizeInBytes": later * LATER_BYTES, "subscriptionProperties": subscription.properties,
         "filterProcessedMsgCount": 0, "filterAcceptedMsgCount": 0, "filterRejectedMsgCount": 0, "filterRescheduledMsgCount": 0,
         **dict(zip(THROTTLED, throttled(subscription), strict=True)),
-        "durable": subscription.is_durable, "replicated": False,
+        "durable": subscription.is_durable, "replicated": subscription.is_replicated,
     }
     if kind == SubType.Key_Shared and subscription.consumers:
         told["keySharedMode"] = "AUTO_SPLIT" if subscription.consumers[0].ranges is None else "STICKY"

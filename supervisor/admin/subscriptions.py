@@ -112,7 +112,8 @@ async def create(request: web.Request) -> web.Response:
         raise web.HTTPBadRequest(text="Create subscription on non-persistent topic can only be done through client")
     parts = parts_of(request)
     name = part_of(request, "subscription")
-    made = await ask_each(request, parts, "subscribe", subscription=name, may_create=True, properties=properties, **where)
+    made = await ask_each(request, parts, "subscribe", subscription=name, may_create=True, properties=properties,
+                          replicated=is_set(request, "replicated"), **where)
     if not any(made):
         raise web.HTTPConflict(text="Subscription already exists for topic")
     return done()
@@ -132,6 +133,26 @@ async def properties(request: web.Request) -> web.Response:
 @routes.put(_SUBSCRIPTION + "/properties")
 async def set_properties(request: web.Request) -> web.Response:
     await _ask_any(request, "properties", properties=as_properties(await body_of(request)))
+    return done()
+
+
+@routes.get(_SUBSCRIPTION + "/replicatedSubscriptionStatus")
+async def replicated(request: web.Request) -> web.Response:
+    """Of each partition."""
+    if not topic_of(request).is_persistent:
+        raise not_allowed(request, "Cannot get replicated subscriptions on non-persistent topics")
+    found = await _ask_any(request, "replicated")
+    return web.json_response({name: value for one in found for name, value in one.items()})
+
+
+@routes.post(_SUBSCRIPTION + "/replicatedSubscriptionStatus")
+async def set_replicated(request: web.Request) -> web.Response:
+    """Kept and shown; there is no other cluster."""
+    if not topic_of(request).is_persistent:
+        raise not_allowed(request, "Cannot enable/disable replicated subscriptions on non-persistent topics")
+    if not isinstance(wanted := await body_of(request), bool):
+        raise web.HTTPBadRequest(text="The body is true or false")
+    await _ask_any(request, "replicated", replicated=wanted)
     return done()
 
 

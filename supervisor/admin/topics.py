@@ -255,13 +255,22 @@ async def add_partitions(request: web.Request) -> web.Response:
     refuse_many(request, topic, count - before)
     fresh = [topic.partition_name(number) for number in range(before, count)]
     if topic.is_persistent:
-        stored = (catalogue.partition(topic.partition_name(number)) for number in range(before))
-        for subscription in sorted({name for one in stored if one is not None for name in catalogue.subscriptions(one[0])}):
-            await ask_each(request, fresh, "subscribe", subscription=subscription, new=True)
+        for subscription, said in sorted(_subscriptions_of(catalogue, map(topic.partition_name, range(before))).items()):
+            await ask_each(request, fresh, "subscribe", subscription=subscription, new=True, **said)
     if count > (catalogue.partition_count(topic) or 0):      # somebody else may have added more, meanwhile
         catalogue.set_partition_count(topic, count)
     catalogue.commit()
     return done()
+
+
+def _subscriptions_of(catalogue: Catalogue, partitions: Iterable[TopicName]) -> dict[str, dict[str, Any]]:
+    """By name, with what users have said of them."""
+    found: dict[str, dict[str, Any]] = {}
+    for stored in filter(None, map(catalogue.partition, partitions)):
+        properties, replicated = catalogue.subscriptions_properties(stored[0]), catalogue.replicated_subscriptions(stored[0])
+        for name, subscription_id in catalogue.subscriptions(stored[0]).items():
+            found.setdefault(name, {"properties": properties.get(subscription_id), "replicated": subscription_id in replicated})
+    return found
 
 
 def _count(value: Any) -> int:

@@ -102,6 +102,12 @@ def _create_subscription(values: dict[str, Any]) -> dict[str, Any]:
     return position_of(values["messageId"]) | ({"properties": values["property"], "excluded": False} if values["property"] else {})
 
 
+def _enabled(values: dict[str, Any]) -> bool:
+    if values["enable"] == values["disable"]:
+        raise ValueError("give --enable or --disable")
+    return values["enable"]
+
+
 def _reset_cursor(broker: Broker, values: dict[str, Any]) -> None:
     where = f"/admin/v2/{values['topic']}/subscription/{quoted(values['subscription'])}/resetcursor"
     if values["messageId"]:
@@ -346,6 +352,11 @@ GROUPS: dict[str, tuple[str, tuple[Verb, ...]]] = {
         Verb("update-subscription-properties", "PUT", "{topic}/subscription/{subscription}/properties",
              "Set a subscription's properties: all of them.", (_SUBSCRIPTION, _PROPERTIES, flag("--clear -c", "", "to none")),
              "-s billing -p team=payments", body=lambda values: {} if values["clear"] else dict(values["property"] or {})),
+        Verb("get-replicated-subscription-status", "GET", "{topic}/subscription/{subscription}/replicatedSubscriptionStatus",
+             "Show whether a subscription is to be known in other clusters.", (_SUBSCRIPTION,), "-s billing"),
+        Verb("set-replicated-subscription-status", "POST", "{topic}/subscription/{subscription}/replicatedSubscriptionStatus",
+             "Set whether a subscription is to be known in other clusters.",
+             (_SUBSCRIPTION, flag("--enable -e", "", "it is"), flag("--disable -d", "", "it is not")), "-s billing -e", body=_enabled),
         Verb("skip", "POST", "{topic}/subscription/{subscription}/skip/{count}", "Skip the next messages of a subscription.",
              (_SUBSCRIPTION, need("--count -n", "", "how many", INT)), "-s billing -n 1"),
         Verb("clear-backlog", "POST", "{topic}/subscription/{subscription}/skip_all", "Skip all messages of a subscription.",

@@ -101,6 +101,32 @@ def test_a_namespace_goes_with_all_that_is_in_it_only_by_force(broker, client, n
 
 # -- subscriptions
 
+def test_what_is_said_of_a_subscription_s_replication_is_kept(broker, client):
+    """On each partition, also on one that comes later, and shown; nothing comes of it."""
+    topic = unique_topic("replicated")
+    assert put(partitions_url(broker.http_url, topic), 2) == 204
+    base, status = topic_url(broker, topic, "subscription/"), "/replicatedSubscriptionStatus"
+    assert put(f"{base}s?replicated=true", {"ledgerId": -1, "entryId": -1, "properties": {"k": "v"}}) == put(f"{base}t") == 204
+    assert got(base + "s" + status) == dict.fromkeys(
+        [f"{topic}-partition-{number}" for number in range(2)], True)
+    assert set(got(base + "t" + status).values()) == {False}
+    for value in ("5", "null", '"true"', "{}", "x", ""):
+        assert request("POST", base + "t" + status, value.encode())[0] == 400
+    one = topic_url(broker, f"{topic}-partition-1", "subscription/")
+    assert request("POST", one + "s" + status, b"false") == (204, "")
+    assert request("POST", partitions_url(broker.http_url, topic), b"3")[0] == 204
+    assert got(base + "s" + status) == {f"{topic}-partition-{number}": number != 1 for number in range(3)}
+    assert got(topic_url(broker, f"{topic}-partition-2", "subscription/s/properties")) == {"k": "v"}
+    told = got(topic_url(broker, f"{topic}-partition-0", "stats"))["subscriptions"]
+    assert [told[name]["isReplicated"] for name in ("s", "t")] == [told[name]["replicated"] for name in ("s", "t")] == [True, False]
+    consumer = client.subscribe(f"{topic}-partition-0", "u", replicate_subscription_state_enabled=True)
+    assert got(topic_url(broker, f"{topic}-partition-0", "subscription/u" + status)) == {f"{topic}-partition-0": True}
+    consumer.close()
+    assert request("GET", base + "none" + status)[0] == request("POST", base + "none" + status, b"true")[0] == 404
+    volatile = base.replace("persistent", "non-persistent", 1)
+    assert request("GET", volatile + "s" + status)[0] == request("POST", volatile + "s" + status, b"true")[0] == 405
+
+
 def test_a_subscription_is_made_where_the_operator_says(broker, client):
     topic = unique_topic("made")
     bodies = bodies_of(4)

@@ -216,3 +216,19 @@ def test_what_became_of_messages_is_told_after_a_restart_too(rig, rigs):
     rig.asked("skip", "t", subscription="sub", entries=1)
     again = rigs.restart(rig)
     assert again.asked("why", "t", subscription="sub")["messages"]["skipped"] == 1
+
+
+# -- replication
+
+def test_whether_a_subscription_is_replicated_outlives_a_crash_and_goes_with_it(rig, tmp_path):
+    rig.producer("t")
+    for name in ("yes", "no"):
+        rig.asked("subscribe", "t", subscription=name, replicated=name == "yes")
+    later = rig.crashed(tmp_path / "next")
+    assert [later.asked("replicated", "t", subscription=name) for name in ("yes", "no")] == [
+        {"persistent://public/default/t": True}, {"persistent://public/default/t": False}]
+    later.asked("unsubscribe", "t", subscription="yes", force=False)
+    later.asked("subscribe", "t", subscription="yes")
+    assert later.asked("replicated", "t", subscription="yes") == {"persistent://public/default/t": False}
+    assert not later.owner.catalogue._read("SELECT * FROM policies WHERE scope LIKE '#%'")
+    later.close()

@@ -23,7 +23,7 @@ REQUESTS = [json.loads(line) for line in (HERE / "pulsar_admin_requests.jsonl").
 SCHEMAS = HERE / "sweep"
 # Verbs of pulsar-admin that are about what a broker of one host has not.
 LEFT_OUT = ("topics *shadow*", "topics offload-status", "namespaces clear-offload*", "namespaces delete-anti-affinity*",
-            "namespaces *resource-group", "namespaces get-topic-positions", "namespaces split-bundle", "topics *replicated-subscription*",
+            "namespaces *resource-group", "namespaces get-topic-positions", "namespaces split-bundle",
             "broker-stats allocator-stats")
 TOPIC, NAMESPACE = "public/default/orders", "public/default"
 
