@@ -141,31 +141,37 @@ def totals_add_up(topic: Topic, partition: Partition) -> None:
 
 def chain(topic: Topic, partition: Partition) -> None:
     """Ledgers go from the first on, when all durable subscriptions are done with them; what is open at the end stays."""
-    first = partition.ledgers[0].ledger_id
+    first, gone = partition.ledgers[0].ledger_id, _gone(partition)
     demand(first >= topic.first_ledger, "ledgers that were deleted stay so", first)
     topic.first_ledger = first
     for subscription in topic.subscriptions.values():
         if subscription.is_durable and subscription.state is not None:
             for position in topic.log:
-                demand(position[0] >= first or not subscription.unacknowledged(position), "nothing unacknowledged is deleted",
-                       f"{subscription.name} {position}")
+                demand((position[0] >= first and position not in gone) or not subscription.unacknowledged(position),
+                       "nothing unacknowledged is deleted", f"{subscription.name} {position}")
     demand([ledger.ledger_id for ledger in partition.ledgers] == sorted({ledger.ledger_id for ledger in partition.ledgers}),
            "ledgers are in order")
 
 
+def _gone(partition: Partition) -> set[tuple[int, int]]:
+    """Positions whose space was given back within their ledgers."""
+    return {(ledger.ledger_id, number) for ledger in partition.ledgers
+            for number in np.flatnonzero(partition.gone.acknowledged(ledger.ledger_id, 0, ledger.entries)).tolist()}
+
+
 def entries_are_there(topic: Topic, partition: Partition, data_dir) -> None:
     """What was receipted is there once, in order, with its bytes; what else there is was in a pass that did not end."""
-    first, found = partition.ledgers[0].ledger_id, {}
+    first, gone, found = partition.ledgers[0].ledger_id, _gone(partition), {}
     for ledger in partition.ledgers:
         entries = read_mapped(format.partition_folder(data_dir, partition.partition_id), ledger.ledger_id, 0, ledger.entries)
         found.update({(ledger.ledger_id, number): data for number, data in enumerate(entries)})
     for position, entry in topic.log.items():
-        if position[0] >= first:
+        if position[0] >= first and position not in gone:
             demand(position in found, "receipted entries are there", f"{topic.name} {position}")
             demand(found[position] == entry.data, "entries keep their bytes", f"{topic.name} {position}")
     at, known = -1, {entry.data: number for number, entry in enumerate(topic.attempted)}
     for position, data in found.items():
-        if position not in topic.log:
+        if position not in topic.log and position not in gone:
             demand(data in known, "only what was sent is stored, once", f"{topic.name} {position} {data[:40]}")
             number = known.pop(data)
             demand(number > at, "entries are stored in order", f"{topic.name} {position}")
