@@ -5,6 +5,7 @@
 KEYS is derived from the dataclasses that the layers declare beside their use; a field added there is a key here, and RANGES or FORMS says
 which values it takes.  Nothing below the supervisor reads a file or the environment: it is handed its part of a Config.
 """
+import itertools
 import os
 import re
 import tomllib
@@ -84,7 +85,7 @@ KEYS = _keys()
 
 # First and last value allowed.  Where nothing else sets a bound, it is arbitrary: far beyond use, and small enough to catch a wrong unit.
 RANGES = {
-    "http_port": (0, 65_535),
+    "http_port": (-1, 65_535),
     "workers": (0, 1_024),
     "owners": (0, 1_024),
     "storage.sync_interval_ms": (1, 3_600_000),
@@ -129,7 +130,7 @@ RANGES = {
     "storage.subscribes_per_consumer": (-1, (1 << 31) - 1),
     "storage.subscribe_period_s": (1, 24 * 3600),
     "metrics.topics_max": (0, 1_000_000),
-    "network.port": (0, 65_535),
+    "network.port": (-1, 65_535),
     "network.max_message_size": (1_024, 256 << 20),      # a worker holds a whole frame in memory
     "network.keep_alive_interval_ms": (100, 3_600_000),
     "network.write_buffer_bytes": (64 << 10, 1 << 30),
@@ -154,7 +155,8 @@ FORMS = {
     "storage.sync": (r"group|interval|none", "group, interval or none"),
     "network.bind": (_HOST, "an address"),
     "network.advertised_address": (rf"({_HOST})?", "a host name or address, without scheme"),
-    "network.advertised_listeners": (r"[-.\w]+:pulsar://(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):\d{1,5}", "name:pulsar://host:port"),
+    "network.advertised_listeners": (r"[-.\w]+:pulsar(\+ssl)?://(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):\d{1,5}",
+                                     "name:pulsar://host:port or name:pulsar+ssl://host:port"),
     "network.broker_entry_metadata": (r"timestamp|index", "timestamp or index"),
     "tls.client_certificates": ("none|wanted|required", "none, wanted or required"),
     "tls.versions": (r"TLSv1\.[23]", "TLSv1.2 or TLSv1.3"),
@@ -341,20 +343,24 @@ def _relate(values: dict[str, Any], given: Mapping[str, Setting]) -> list[str]:
         notes.append(f"{above} is {values[above]}, more than by default, for {below} = {values[below]}")
     if (values["storage.retention_s"] == 0) != (values["storage.retention_bytes"] == 0):
         notes.append("nothing is retained while one of storage.retention_s and storage.retention_bytes is 0; -1 is no bound")
+    if not values["tls.versions"]:
+        raise ConfigError(f"{given['tls.versions'].origin}: tls.versions must be one of TLSv1.2 and TLSv1.3, or both")
     _refuse_clashes(values, given)
     _refuse_halves(values, given)
     return notes
 
 
 def _refuse_clashes(values: Mapping[str, Any], given: Mapping[str, Setting]) -> None:
-    port = values["http_port"]
-    if port and port == values["network.port"] and values["http_bind"] in ("", values["network.bind"]):
-        setting = given.get("http_port") or given["network.port"]
-        raise ConfigError(f"{setting.origin}: http_port and network.port must differ, both are {port}")
-    names = [listener.partition(":")[0] for listener in values["network.advertised_listeners"]]
+    ports = ["http_port", "network.port", *(["tls.http_port", "tls.port"] if values["tls.certificate"] else [])]
+    for one, other in itertools.combinations(ports, 2):
+        shares = "http_port" not in one or "http_port" in other or values["http_bind"] in ("", values["network.bind"])
+        if values[one] > 0 and values[one] == values[other] and shares:
+            setting = given.get(one) or given[other]
+            raise ConfigError(f"{setting.origin}: {one} and {other} must differ, both are {values[one]}")
+    names = [listener.partition("://")[0] for listener in values["network.advertised_listeners"]]
     if len(set(names)) < len(names):
         origin = given["network.advertised_listeners"].origin
-        raise ConfigError(f"{origin}: network.advertised_listeners must have one address for each name")
+        raise ConfigError(f"{origin}: network.advertised_listeners must have one address for each name and scheme")
 
 
 def _refuse_halves(values: Mapping[str, Any], given: Mapping[str, Setting]) -> None:
@@ -364,12 +370,15 @@ def _refuse_halves(values: Mapping[str, Any], given: Mapping[str, Setting]) -> N
         ("authentication.audience", "authentication.audience_claim"), ("authentication.audience_claim", "authentication.audience"),
         ("authorization.enabled", "authentication.methods")) if values[key]]
     needed += [(key, "tls.certificate") for key in ("tls.port", "tls.http_port") if key in given and values[key] >= 0]
+    for key, other in (("network.port", "tls.port"), ("http_port", "tls.http_port")):
+        if values[key] < 0 and not (values["tls.certificate"] and values[other] >= 0):
+            raise ConfigError(f"{given[key].origin}: {key} is -1, which needs tls.certificate and {other}: nobody could connect")
     if values["tls.client_certificates"] == "required":
         needed.append(("tls.client_certificates", "tls.trusted"))
     by_method = {"token": ("authentication.secret_keys", "authentication.public_keys"), "basic": ("authentication.users",),
                  "tls": ("tls.trusted",)}
     needed += [("authentication.methods", " or ".join(by_method[method])) for method in values["authentication.methods"]]
-    for key in ("tls.certificate", "authentication.methods"):
+    for key in ("authentication.methods",):
         if values[key]:
             raise ConfigError(f"{given[key].origin}: {key} has no effect yet")
     for key, needs in needed:

@@ -71,8 +71,9 @@ class Supervisor:
     # -- before anything is forked
 
     def prepare(self) -> None:
-        """Take the data folder and the ports.  Raises CannotServe."""
+        """Take the data folder and the ports.  Raises CannotServe; Unusable before anything is made."""
         config = self.config
+        self._certificates = Tls(config.tls) if config.tls.certificate else None
         config.data_dir.mkdir(parents=True, exist_ok=True)
         self._lock = open(config.data_dir / "lock", "a")  # noqa: SIM115 - held as long as the supervisor lives
         try:
@@ -80,10 +81,6 @@ class Supervisor:
         except BlockingIOError:
             raise CannotServe(f"data_dir: {config.data_dir} is in use by another geminga") from None
         _raise_file_limit()
-        try:
-            self._certificates = Tls(config.tls) if config.tls.certificate else None
-        except Unusable as error:
-            raise CannotServe(str(error)) from None
         self._bind()
         self.run_dir = _run_dir(config.data_dir)
         self._inside = socket.socket(socket.AF_UNIX)
@@ -349,7 +346,7 @@ def serve(config: Config, notes: list[str]) -> int:
     supervisor = Supervisor(config)
     try:
         supervisor.prepare()
-    except CannotServe as error:
+    except (CannotServe, Unusable) as error:
         print(f"geminga: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, Unusable) else 1
     return supervisor.run()

@@ -2,6 +2,7 @@
 import asyncio
 import socket
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,10 +24,14 @@ class Listeners(NamedTuple):
         if self.plain is not None:
             servers.append(await loop.create_server(protocol, sock=self.plain))
         if self.tls is not None:
-            servers.append(await loop.create_server(protocol, sock=self.tls, **self.certificates.listening()))
+            servers.append(await loop.create_server(partial(self._accepted, protocol), sock=self.tls, **self.certificates.listening()))
         if self.inside is not None:
             servers.append(await loop.create_unix_server(inside, sock=self.inside))
         return servers
+
+    def _accepted(self, protocol: Callable[[], asyncio.BaseProtocol]) -> asyncio.BaseProtocol:
+        self.certificates.count("tls_connections")
+        return protocol()
 
 
 def inside_path(run_dir: Path) -> Path:

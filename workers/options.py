@@ -7,9 +7,9 @@ class WorkerOptions:
     """Where a worker listens and what it tells clients about the broker."""
 
     bind: str = "127.0.0.1"                   # address the binary protocol listens on
-    port: int = 6650                          # 0 takes a free one
+    port: int = 6650                          # 0 takes a free one, -1: none
     advertised_address: str = ""              # host name in lookup answers; empty: the bind address, or localhost when that is a wildcard
-    advertised_listeners: tuple[str, ...] = ()  # "name:pulsar://host:port", asked for by clients as advertised_listener_name
+    advertised_listeners: tuple[str, ...] = ()  # "name:pulsar://host:port", or pulsar+ssl; asked for by clients as advertised_listener_name
     max_message_size: int = 5_242_880         # told to clients; frames may be 10 KiB larger
     keep_alive_interval_ms: int = 30_000      # PING after so much silence; the connection ends after twice that
     write_buffer_bytes: int = 1 << 20         # bytes waiting for a slow client before deliveries to it pause

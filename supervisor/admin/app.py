@@ -100,7 +100,9 @@ def run(config: Config, serial: int, run_dir: Path, listeners: Listeners, addres
     if listeners.certificates is not None:
         listeners.certificates.counters = counters["admin", 0]
     owners = Owners(serial, config.owners, run_dir)
-    uvloop.run(_serve(make_app(config, owners, addresses, run_dir, counters), owners, listeners, control))
+    app = make_app(config, owners, addresses, run_dir, counters)
+    app[metrics.METRICS].certificates = listeners.certificates
+    uvloop.run(_serve(app, owners, listeners, control))
 
 
 async def _serve(app: web.Application, owners: Owners, listeners: Listeners, control: Control) -> None:
@@ -108,6 +110,8 @@ async def _serve(app: web.Application, owners: Owners, listeners: Listeners, con
     runner = web.AppRunner(app, access_log=None, keepalive_timeout=_KEEP_ALIVE_SECONDS, max_line_size=_LINE_MAX, max_field_size=_LINE_MAX,
                            shutdown_timeout=0.5)
     await runner.setup()
+    if listeners.certificates is not None:
+        listeners.certificates.watch()
     servers = await listeners.serve(lambda: _accepted(runner.server))
     control.send(ready={})
     await stopping.wait()

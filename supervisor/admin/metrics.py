@@ -25,6 +25,7 @@ from geminga.supervisor.admin.owners import Owners
 from geminga.supervisor.admin.stats import Measured, measure, namespace_of, processes
 from geminga.supervisor.config import Config
 from geminga.workers.addresses import url
+from geminga.workers.identity.certificates import Tls
 
 routes = web.RouteTableDef()
 
@@ -60,6 +61,10 @@ _OWN = {
     "entries_in": "Entries published", "entries_out": "Entries handed to consumers", "syncs": "Journal syncs",
     "syncs_failed": "Times that an owner ended because its disk failed",
     "passes": "Passes of the owner's loop", "commands": "Commands that are not SEND, ACK or FLOW",
+    "tls_connections": "Connections to a port where TLS is spoken",
+    "tls_handshakes": "TLS handshakes that succeeded; of other connections nothing came, or what came was no TLS, or late",
+    "tls_handshakes_failed": "TLS handshakes that one side has refused",
+    "tls_reloads": "Certificates taken from files that had changed", "tls_reloads_failed": "Changed files that could not be used",
     "protocol_errors": "Connections ended because the peer broke the protocol", "sends_refused": "SENDs refused by a worker",
 }
 # Why a subscription has lost entries that it had not acknowledged.
@@ -239,6 +244,7 @@ class Metrics:
         self._host_name = urlsplit(url("pulsar", config.worker.advertised_address or config.worker.bind, 0)).hostname
         self._seen: dict[str, deque[tuple[float, NDArray]]] = {name: deque() for name in _SUMMARIES}      # (when, counts), of late
         self._links = _Links()
+        self.certificates: Tls | None = None
 
     async def text(self) -> bytes:
         most = self._options.topics_max if self._options.topics else 0
@@ -284,6 +290,7 @@ class Metrics:
             for name, text in names.items():
                 its = {process: row[name] for process, (role, _, row) in rows.items() if role == whose}
                 yield _by_process(GaugeMetricFamily, name, text, its)
+        yield self._certificate_expiry()
         for name, text in _OWN.items():
             yield _by_process(CounterMetricFamily, name, text, {process: row[name] for process, (_, _, row) in rows.items()})
         for name, (whose, text) in _HISTOGRAMS.items():
@@ -293,6 +300,13 @@ class Metrics:
                     counts, total = counters.histogram(name)
                     family.add_metric([process], _buckets_of(counts), total)
             yield family
+
+    def _certificate_expiry(self) -> Metric:
+        what = "Until the first certificate expires of those in the file that a key of the configuration names"
+        family = GaugeMetricFamily("geminga_certificate_expiry_seconds", what, labels=["key"])
+        for key, expires in self.certificates.expiries().items() if self.certificates else ():
+            family.add_metric([key], expires - time.time())
+        return family
 
     def _sums(self) -> Iterator[Metric]:
         """Over all topics that are loaded."""

@@ -141,7 +141,7 @@ def test_a_retention_that_keeps_nothing_is_noted():
     ("storage = 3", "geminga.toml:1: storage is not a key"),
     ("http_port = '80 80'", "geminga.toml:1: http_port must be a whole number, not '80 80'"),
     ("http_port = true", "geminga.toml:1: http_port must be a whole number, not True"),
-    ("http_port = 65536", "geminga.toml:1: http_port must be 0 to 65535, not 65536"),
+    ("http_port = 65536", "geminga.toml:1: http_port must be -1 to 65535, not 65536"),
     ("http_port = 6650", "geminga.toml:1: http_port and network.port must differ, both are 6650"),
     ("workers = -1", "geminga.toml:1: workers must be 0 to 1024, not -1"),
     ("data_dir = ''", "geminga.toml:1: data_dir must be a path, not ''"),
@@ -156,7 +156,12 @@ def test_a_retention_that_keeps_nothing_is_noted():
      "geminga.toml:4: storage.journal_segment_bytes must be at least 15728640 for network.max_message_size = 5242880, not 15728639"),
     ("[network]\nadvertised_address = 'pulsar://here'", "geminga.toml:2: network.advertised_address must be a host name"),
     ("[network]\nadvertised_listeners = ['pulsar://here:6650']", "network.advertised_listeners must be name:pulsar://host:port"),
-    ("[network]\nadvertised_listeners = ['a:pulsar://x:1', 'a:pulsar://y:1']", "must have one address for each name"),
+    ("[network]\nadvertised_listeners = ['a:pulsar://x:1', 'a:pulsar://y:1']", "must have one address for each name and scheme"),
+    ("[network]\nport = -1", "geminga.toml:2: network.port is -1, which needs tls.certificate and tls.port"),
+    ("http_port = -1", "geminga.toml:1: http_port is -1, which needs tls.certificate and tls.http_port"),
+    ("[tls]\ncertificate = 'c'\nkey = 'k'\nport = 6650", "geminga.toml:4: network.port and tls.port must differ, both are 6650"),
+    ("[tls]\ncertificate = 'c'", "geminga.toml:2: tls.certificate needs tls.key"),
+    ("[tls]\nversions = []", "geminga.toml:2: tls.versions must be one of TLSv1.2 and TLSv1.3, or both"),
     ("[network]\nadvertised_listeners = [1]", "network.advertised_listeners must be a list of texts, not [1]"),
     ("[network]\nbroker_entry_metadata = ['indx']", "network.broker_entry_metadata must be timestamp or index, not 'indx'"),
     ("[network", "geminga.toml: "),
@@ -175,7 +180,7 @@ def test_a_wrong_file_is_refused_in_one_line_that_names_the_key(written, text, l
     ({"PULSAR_PREFIX_maxMesageSize": "1"}, {}, "PULSAR_PREFIX_maxMesageSize: Pulsar has no such setting, did you mean maxMessageSize?"),
     ({"PULSAR_PREFIX_authenticationEnabled": "true"}, {},
      "PULSAR_PREFIX_authenticationEnabled: needs authenticationProviders"),
-    ({}, {"network.port": 70_000}, "command line: network.port must be 0 to 65535, not 70000"),
+    ({}, {"network.port": 70_000}, "command line: network.port must be -1 to 65535, not 70000"),
     ({}, {"network.prot": 1}, "command line: network.prot is not a key, did you mean network.port?"),
 ])
 def test_a_wrong_variable_or_argument_is_refused_in_one_line(environ, overrides, line):
@@ -209,7 +214,8 @@ def retention(config):
     ("webServicePort : 8081", lambda c: c.http_port, 8081),
     ("bindAddress 0.0.0.0", lambda c: (c.worker.bind, c.http_bind), ("0.0.0.0", "0.0.0.0")),
     ("advertisedAddress=localhost", lambda c: c.worker.advertised_address, "localhost"),
-    ("advertisedListeners=a:pulsar://h:1,b:pulsar://[::1]:2", lambda c: c.worker.advertised_listeners, ("a:pulsar://h:1", "b:pulsar://[::1]:2")),
+    ("advertisedListeners=a:pulsar://h:1,a:pulsar+ssl://[::1]:2", lambda c: c.worker.advertised_listeners,
+     ("a:pulsar://h:1", "a:pulsar+ssl://[::1]:2")),
     ("clusterName=east-1", lambda c: c.cluster_name, "east-1"),
     ("clusterName=", lambda c: c.cluster_name, "standalone"),
     ("maxMessageSize=1024000", lambda c: c.worker.max_message_size, 1_024_000),
@@ -336,7 +342,7 @@ def test_a_variable_withdraws_a_demand_of_the_file(written):
     ("allowAutoTopicCreationType=both", "allowAutoTopicCreationType: must be partitioned or non-partitioned, not 'both'"),
     ("allowAutoTopicCreationType=partitioned\ndefaultNumPartitions=0", "defaultNumPartitions: must be at least 1, not 0"),
     ("brokerEntryMetadataInterceptors=com.example.Mine", "brokerEntryMetadataInterceptors: knows "),
-    ("advertisedListeners=a:pulsar+ssl://h:6651", "advertisedListeners: network.advertised_listeners must be name:pulsar://host:port"),
+    ("advertisedListeners=a:ssl://h:6651", "advertisedListeners: network.advertised_listeners must be name:pulsar://host:port"),
 ])
 def test_a_wrong_setting_of_pulsar_is_refused_by_its_name(written, line, complaint):
     """The line has file, line number and the name the author wrote."""

@@ -3,6 +3,7 @@
 A handshake looks at the files, once a second at most, and takes what they hold now; connections keep what they began with.  What cannot be
 used is told, and what was in force stays.
 """
+import asyncio
 import os
 import re
 import ssl
@@ -18,6 +19,7 @@ _HANDSHAKE_SECONDS = 10.0      # that a client may take
 _GOODBYE_SECONDS = 2.0         # that it may take to answer ours
 WARN_DAYS = 30, 7, 1, 0        # before a certificate expires
 _LOOK_SECONDS = 1.0            # between looks at the files
+_WATCH_SECONDS = 3600.0        # between looks at what expires
 _EPISODE_SECONDS = 60.0        # handshakes that fail within so long of each other are told of once
 _DAY = 24 * 3600
 _VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
@@ -58,8 +60,7 @@ class Loaded(NamedTuple):
     """What the files held."""
 
     context: Front
-    began: dict[str, float]          # by key: from when on all of its certificates are valid, Unix time
-    expires: dict[str, float]        # by key: when the first of them expires
+    expires: dict[str, float]        # by key of the configuration: when the first of its certificates expires, Unix time
 
 
 class Tls:
@@ -75,7 +76,8 @@ class Tls:
         self._looked = time.monotonic()
         self._is_failing = False
         self._trusted_since = 0.0          # sessions from before prove nothing: others were trusted
-        self._failed = float("-inf")
+        self._failed = float("-inf")       # when the last handshake did
+        self._warned: dict[str, tuple[float, int]] = {}
         self.counters: Counters | None = None      # the process's own
         self._front = self._loaded.context         # handshakes change from it to what is in force
         self._front.sni_callback, self._front.tls = self._greeted, self
@@ -85,9 +87,18 @@ class Tls:
         return {"ssl": self._front, "ssl_handshake_timeout": _HANDSHAKE_SECONDS, "ssl_shutdown_timeout": _GOODBYE_SECONDS}
 
     def expiries(self) -> dict[str, float]:
-        """By key: when the first of its certificates expires, Unix time."""
+        """By key of the configuration: when the first of its certificates expires, Unix time."""
         self.refresh()
         return self._loaded.expires
+
+    def watch(self) -> None:
+        """Tell of certificates that expire soon, now and each hour: of each once for each of WARN_DAYS."""
+        for key, expires in self.expiries().items():
+            days, text = warning(key, expires, time.time())
+            if text and self._warned.get(key) != (expires, days):
+                self._warned[key] = expires, days
+                print(f"geminga: {text}", file=sys.stderr, flush=True)
+        asyncio.get_running_loop().call_later(_WATCH_SECONDS, self.watch)
 
     def certificate(self, transport) -> bytes | None:
         """What the client at the other end has shown, and its authority has signed: DER."""
@@ -115,12 +126,12 @@ class Tls:
         try:
             self._loaded = load(self._options)
         except Unusable as error:
-            self._count("tls_reloads_failed")
+            self.count("tls_reloads_failed")
             if not self._is_failing:
                 print(f"geminga: {error}; the certificate before it stays in force", file=sys.stderr, flush=True)
             self._is_failing = True
             return
-        self._count("tls_reloads")
+        self.count("tls_reloads")
         self._is_failing = False
         if files[-1] != trusted_before:
             self._trusted_since = time.time()
@@ -129,16 +140,16 @@ class Tls:
         """What tells whether a file is another than before, of each."""
         return [_signature(path) for path in (self._options.certificate, self._options.key, self._options.trusted)]
 
-    def _count(self, name: str) -> None:
+    def count(self, name: str) -> None:
         if self.counters is not None:
             self.counters.add(name)
 
     def shook_hands(self) -> None:
-        self._count("tls_handshakes")
+        self.count("tls_handshakes")
 
     def failed(self, error: ssl.SSLError) -> None:
         """A handshake has."""
-        self._count("tls_handshakes_failed")
+        self.count("tls_handshakes_failed")
         now = time.monotonic()
         if now - self._failed > _EPISODE_SECONDS:
             print(f"geminga: a TLS handshake failed: {_reason(error)}; more of them within a minute are only counted",
@@ -182,8 +193,7 @@ def load(options: TlsOptions) -> Loaded:
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN      # all of them, not only roots, as in Java
         context.verify_mode = _DEMANDS[options.client_certificates]
     files = {"tls.certificate": chain, "tls.trusted": trusted}
-    return Loaded(context, {key: max(each.not_valid_before_utc.timestamp() for each in found) for key, found in files.items() if found},
-                  {key: min(each.not_valid_after_utc.timestamp() for each in found) for key, found in files.items() if found})
+    return Loaded(context, {key: min(each.not_valid_after_utc.timestamp() for each in found) for key, found in files.items() if found})
 
 
 def ciphers(text: str) -> str:
@@ -212,10 +222,10 @@ def _openssl_name(name: str) -> str:
     return (cipher if exchange == "RSA" else f"{exchange}_{cipher}").replace("_", "-")
 
 
-def warning(key: str, expires: float, now: float) -> tuple[int, str] | None:
-    """(the last of WARN_DAYS that has been reached, a line that says so)."""
+def warning(key: str, expires: float, now: float) -> tuple[int, str]:
+    """(the last of WARN_DAYS that has been reached, a line that says so); -1 and an empty one while none has."""
     days = [days for days in WARN_DAYS if expires - now <= days * _DAY]
     if not days:
-        return None
+        return -1, ""
     when = datetime.fromtimestamp(expires, UTC).isoformat(sep=" ", timespec="minutes").removesuffix("+00:00")
     return days[-1], f"a certificate of {key} {f'expires on {when} UTC' if expires > now else f'has expired on {when} UTC'}"
