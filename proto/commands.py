@@ -22,6 +22,13 @@ def connected(protocol_version: int, max_message_size: int) -> bytes:
     return frame(command)
 
 
+def auth_challenge(method: str, protocol_version: int) -> bytes:
+    """The client is to show again who it is."""
+    challenge = api.AuthData(auth_method_name=method, auth_data=b"PulsarAuthRefresh")
+    return frame(api.BaseCommand(type=Type.AUTH_CHALLENGE, authChallenge=api.CommandAuthChallenge(
+        challenge=challenge, protocol_version=min(PROTOCOL_VERSION, protocol_version))))
+
+
 def success(request_id: int) -> bytes:
     return frame(api.BaseCommand(type=Type.SUCCESS, success=api.CommandSuccess(request_id=request_id)))
 

@@ -22,15 +22,16 @@ from geminga.proto.errors import ProtocolError
 
 T = api.BaseCommand.Type
 
-NEW, CONNECTED = "NEW", "CONNECTED"
+NEW, AUTHENTICATING, CONNECTED = "NEW", "AUTHENTICATING", "CONNECTED"
 
 # Connection state -> command type -> next state.  What is not here is a ProtocolError: unknown commands, answers that only
-# a broker gives, anything before CONNECT, a second CONNECT.
+# a broker gives, anything before CONNECT, a second CONNECT.  Whoever reads the event of a CONNECT says when it is CONNECTED.
 TRANSITIONS: dict[str, dict[int, str]] = {
-    NEW: {T.CONNECT: CONNECTED},
+    NEW: {T.CONNECT: AUTHENTICATING},
+    AUTHENTICATING: {},
     CONNECTED: {command: CONNECTED for command in (
         T.PING, T.PONG, T.PARTITIONED_METADATA, T.LOOKUP, T.GET_TOPICS_OF_NAMESPACE, T.GET_SCHEMA, T.GET_OR_CREATE_SCHEMA,
-        T.WATCH_TOPIC_LIST, T.WATCH_TOPIC_LIST_CLOSE,
+        T.WATCH_TOPIC_LIST, T.WATCH_TOPIC_LIST_CLOSE, T.AUTH_RESPONSE,
         T.PRODUCER, T.SEND, T.CLOSE_PRODUCER,
         T.SUBSCRIBE, T.FLOW, T.ACK, T.REDELIVER_UNACKNOWLEDGED_MESSAGES, T.UNSUBSCRIBE, T.CLOSE_CONSUMER, T.SEEK,
         T.GET_LAST_MESSAGE_ID, T.CONSUMER_STATS,
@@ -85,7 +86,7 @@ class Connection:
         """Read the frames in bytes at .. end-1 of buffer (and data, the same bytes); returns where those read end.
 
         Adds to `events`.  Stops when there are EVENTS_MAX of them: what they are answered may be a thousand times as much as
-        was read.  Raises ProtocolError.
+        was read; and behind a CONNECT, which has to be answered first.  Raises ProtocolError.
         """
         while end - at >= 8 and len(self.events) < EVENTS_MAX:
             total, command_size = frames.SIZES.unpack_from(data, at)
@@ -99,9 +100,11 @@ class Connection:
                 continue
             if at + step > end:
                 break
-            self._one(bytes(data[at:at + step]), 8 + command_size)
+            is_last = self._one(bytes(data[at:at + step]), 8 + command_size)
             self._singles -= 1
             at += step
+            if is_last:
+                break
         else:
             if 4 <= end - at < 8 and (total := frames.SIZE.unpack_from(data, at)[0]) < 4:
                 raise ProtocolError(f"a frame of {total} bytes")
@@ -132,7 +135,8 @@ class Connection:
             self.events.append(Sends(rows[start:], entries[start:]))
         return len(rows) * step
 
-    def _one(self, frame: bytes, command_end: int) -> None:
+    def _one(self, frame: bytes, command_end: int) -> bool | None:
+        """Whether nothing behind it can be read before it is dealt with."""
         if frame[8:10] == _SEND_HEAD and self.state == CONNECTED:
             return self._send(frame, command_end)
         if command_end > acks.SIZE_MIN and frame[8:10] == _ACK_HEAD and self.state == CONNECTED \
@@ -146,6 +150,7 @@ class Connection:
             return self._send(frame, command_end)
         self.state = self._next_state(command)
         self.events.append(command)
+        return self.state == AUTHENTICATING
 
     def _next_state(self, command: api.BaseCommand) -> str:
         kind = command.type if command.HasField("type") else -1

@@ -25,6 +25,12 @@ NAMES = (
     "lookups_waiting", "commands_waiting", "connections_throttled", "schemas_compatible", "schemas_incompatible",
     "tls_connections", "tls_handshakes", "tls_handshakes_failed", "tls_reloads", "tls_reloads_failed",
 )
+METHODS = "token", "basic", "tls", "other"        # of authentication, and what becomes of it
+RESULTS = ("SUCCESS", "UNKNOWN_METHOD", "INVALID_AUTH_DATA", "INVALID_TOKEN", "EXPIRED_TOKEN", "INVALID_AUDIENCES", "INVALID_CERTS",
+           "INVALID_CN", "INVALID_PRINCIPAL", "ROLE_CHANGED", "NO_ANSWER", "BUSY")
+EXPIRING_MINUTES = 5, 10, 60, 240                 # that a token was still good for when it was shown
+NAMES += tuple(f"{method}_{result}" for method in METHODS for result in RESULTS)
+NAMES += ("expired_tokens", "expiring_minutes", "expiring_later", *(f"expiring_{bound}" for bound in EXPIRING_MINUTES))
 HISTOGRAMS = ("publish", "sync", "dispatch", "acknowledge", "answer", "lookup", "load", "quota_check",
               "schema_get", "schema_put", "schema_delete")
 BOUNDS_S = 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5
@@ -78,3 +84,7 @@ def make_counters(processes: int) -> list[Counters]:
     shared = mmap.mmap(-1, max(1, processes) * _WIDTH * 8)
     table = np.frombuffer(shared, np.int64).reshape(processes, _WIDTH)
     return [Counters(table, number) for number in range(processes)]
+
+
+def authentication_counter(method: str, result: str) -> str:
+    return f"{method if method in METHODS else 'other'}_{result}"

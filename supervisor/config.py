@@ -378,12 +378,12 @@ def _refuse_halves(values: Mapping[str, Any], given: Mapping[str, Setting]) -> N
     by_method = {"token": ("authentication.secret_keys", "authentication.public_keys"), "basic": ("authentication.users",),
                  "tls": ("tls.trusted",)}
     needed += [("authentication.methods", " or ".join(by_method[method])) for method in values["authentication.methods"]]
-    for key in ("authentication.methods",):
-        if values[key]:
-            raise ConfigError(f"{given[key].origin}: {key} has no effect yet")
     for key, needs in needed:
         if not any(values[one] for one in needs.split(" or ")):
             raise ConfigError(f"{given[key].origin}: {key} needs {needs}")
+    for key in ("authorization.enabled",):
+        if values[key]:
+            raise ConfigError(f"{given[key].origin}: {key} has no effect yet")
 
 
 def _compose(values: Mapping[str, Any]) -> Config:

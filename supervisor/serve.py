@@ -40,6 +40,7 @@ from geminga.supervisor.children import (
 from geminga.supervisor.config import Config
 from geminga.workers import worker as worker_process
 from geminga.workers.addresses import addresses, url
+from geminga.workers.identity.authentication import Authenticator
 from geminga.workers.identity.certificates import Tls
 from geminga.workers.identity.options import Unusable
 from geminga.workers.listeners import Listeners, inside_path
@@ -74,6 +75,7 @@ class Supervisor:
         """Take the data folder and the ports.  Raises CannotServe; Unusable before anything is made."""
         config = self.config
         self._certificates = Tls(config.tls) if config.tls.certificate else None
+        self._authenticator = Authenticator(config.identity)
         config.data_dir.mkdir(parents=True, exist_ok=True)
         self._lock = open(config.data_dir / "lock", "a")  # noqa: SIM115 - held as long as the supervisor lives
         try:
@@ -147,13 +149,13 @@ class Supervisor:
         plain, tls = (found[child.index] if found else None for found in self.listeners.values())
         worker_process.run(child.serial, self.config.owners, self.run_dir, self.config.data_dir, self.config.worker,
                            Listeners(plain, tls, self._certificates, self._inside), self.addresses, control,
-                           self.counters["worker", child.index], self.config.storage)
+                           self.counters["worker", child.index], self.config.storage, self._authenticator)
 
     def _be_admin(self, child: Child, control: Control) -> None:
         self.counters["admin", 0].set("pid", os.getpid())
         from geminga.supervisor.admin import app  # only this process needs an HTTP server
         listeners = Listeners(self.http_listeners.get("http"), self.http_listeners.get("https"), self._certificates)
-        app.run(self.config, child.serial, self.run_dir, listeners, self.addresses, self.counters, control)
+        app.run(self.config, child.serial, self.run_dir, listeners, self.addresses, self.counters, control, self._authenticator)
 
     # -- the loop
 

@@ -17,13 +17,13 @@ from geminga.proto import commands as answers
 from geminga.proto import deliveries, envelope, names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.acks import Acks
-from geminga.proto.connection import Connection, Send, SendRefused, Sends
+from geminga.proto.connection import CONNECTED, Connection, Send, SendRefused, Sends
 from geminga.proto.errors import ProtocolError, Refusal
 from geminga.proto.names import TopicName
 from geminga.proto.sends import PRODUCER_ID
 from geminga.workers import egress, requests, schemas
 from geminga.workers.egress import LedgerGone
-from geminga.workers.identity.authentication import NOT_ASKED, Identity
+from geminga.workers.identity.authentication import Identity
 from geminga.workers.links import OwnerLink
 from geminga.workers.patterns import Pattern
 from geminga.workers.requests import ANSWERS
@@ -98,7 +98,8 @@ class Client(asyncio.BufferedProtocol):
         self.identity: Identity | None = None      # who it is, when CONNECT has succeeded
         self.protocol_version = 0
         self.client_version = ""                   # its library's name, as it says
-        self.supports_partial_producer = False
+        self.supports_partial_producer = self.supports_auth_refresh = False
+        self.is_challenged = False                 # to show again who it is
         self.broker_fields = 0                     # of BrokerEntryMetadata, delivered to this client
         self.producers: dict[int, Route] = {}
         self.consumers: dict[int, Route] = {}
@@ -124,6 +125,12 @@ class Client(asyncio.BufferedProtocol):
         return f"<Client {self.number} producers={len(self.producers)} consumers={len(self.consumers)}>"
 
     @property
+    def host(self) -> str:
+        """The address of the other end."""
+        peer = self.transport.get_extra_info("peername")
+        return peer[0] if isinstance(peer, tuple) else "local"
+
+    @property
     def is_writable(self) -> bool:
         """Whether the client reads what it is sent."""
         return self._is_writable
@@ -134,6 +141,7 @@ class Client(asyncio.BufferedProtocol):
         self.transport = transport
         transport.set_write_buffer_limits(high=self.worker.options.write_buffer_bytes)
         self.worker.opened(self)
+        self._timer = self.worker.handshakes.opened(self)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._runs.clear()
@@ -166,11 +174,10 @@ class Client(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._is_writable = self.was_heard = True      # it takes what it is sent
-        if not self._is_reading:
-            self._is_reading = True
-            self._read_rest()
         if self._is_reading:
             self.resume_reading()
+        elif self.identity is not None:
+            self._read_on()
         self.write_runs()
 
     def _read(self, array: NDArray[np.uint8], data: memoryview, end: int) -> None:
@@ -193,11 +200,19 @@ class Client(asyncio.BufferedProtocol):
             self._filled = end - taken
             self._own[:self._filled] = self._rest
 
-    def _read_rest(self) -> None:
-        """What had been read when the client was found not to take its answers."""
+    def stop_reading(self) -> None:
+        """Until it takes its answers, or its handshake is done."""
+        self._is_reading = False
+        self.pause_reading()
+
+    def _read_on(self) -> None:
+        """First what had been read by then."""
+        self._is_reading = True
         if self._own is None:
             rest = bytearray(self._rest)
             self._read(np.frombuffer(rest, np.uint8), memoryview(rest), len(rest))
+        if self._is_reading:
+            self.resume_reading()
 
     def pause_reading(self) -> None:
         if not self.transport.is_closing():
@@ -235,8 +250,7 @@ class Client(asyncio.BufferedProtocol):
         self.transport.write(data)
         if not self._is_writable and self._is_reading and \
                 self.transport.get_write_buffer_size() > _UNREAD_MAX * self.worker.options.write_buffer_bytes:
-            self._is_reading = False
-            self.transport.pause_reading()
+            self.stop_reading()
 
     def abort(self) -> None:
         """End the connection once what was written to it is on its way."""
@@ -301,20 +315,25 @@ class Client(asyncio.BufferedProtocol):
         return route
 
     def _connect(self, command: api.BaseCommand) -> None:
-        request = command.connect
-        if request.auth_method_name not in ("", "none"):
-            self.worker.counters.add("handshakes_refused")
-            self.write(answers.error(answers.NO_REQUEST, api.AuthenticationError,
-                                     f"Authentication method {request.auth_method_name} is not available"))
-            raise ProtocolError(f"authentication method {request.auth_method_name}")
-        self.identity = NOT_ASKED
+        self.worker.handshakes.connect(self, command.connect)
+
+    def welcome(self, request: api.CommandConnect, identity: Identity) -> None:
+        """It is known who it is."""
+        self._timer.cancel()
+        self.connection.state, self.identity = CONNECTED, identity
         self.protocol_version = max(0, min(request.protocol_version, answers.PROTOCOL_VERSION))
         self.worker.counters.add("handshakes")
         self.client_version = request.client_version[:_VERSION_MAX]
         self.supports_partial_producer = request.feature_flags.supports_partial_producer
+        self.supports_auth_refresh = request.feature_flags.supports_auth_refresh
         if self.protocol_version >= 18 and request.feature_flags.supports_broker_entry_metadata:
             self.broker_fields = self.worker.broker_fields
         self.write(answers.connected(self.protocol_version, self.worker.options.max_message_size))
+        if not self._is_reading:
+            self._read_on()
+
+    def _auth_response(self, command: api.BaseCommand) -> None:
+        self.worker.handshakes.response(self, command.authResponse)
 
     def _ping(self, command: api.BaseCommand) -> None:
         self.write(answers.PONG)
@@ -680,7 +699,7 @@ _CONSUMER_REQUESTS = {
 }
 _SETTLED = {T.PRODUCER: "producer", T.SUBSCRIBE: "subscribe", T.GET_OR_CREATE_SCHEMA: "getOrCreateSchema"}
 _COMMANDS = {
-    T.CONNECT: Client._connect, T.PING: Client._ping, T.PONG: Client._pong,
+    T.CONNECT: Client._connect, T.AUTH_RESPONSE: Client._auth_response, T.PING: Client._ping, T.PONG: Client._pong,
     T.GET_TOPICS_OF_NAMESPACE: Client._list_topics, T.LOOKUP: Client._lookup,
     T.GET_OR_CREATE_SCHEMA: Client._get_or_create_schema, T.GET_SCHEMA: Client._get_schema,
     T.WATCH_TOPIC_LIST: Client._watch, T.WATCH_TOPIC_LIST_CLOSE: Client._close_watcher,

@@ -28,6 +28,8 @@ from geminga.storage.process import owner_of
 from geminga.workers.addresses import Addresses
 from geminga.workers.client import Client
 from geminga.workers.egress import Ledgers
+from geminga.workers.identity.authentication import Authenticator
+from geminga.workers.identity.handshakes import Handshakes
 from geminga.workers.links import OwnerLink, follow
 from geminga.workers.listeners import Listeners
 from geminga.workers.options import WorkerOptions
@@ -49,7 +51,7 @@ class Worker:
     """All clients of one process."""
 
     def __init__(self, serial: int, owners: int, run_dir: Path, data_dir: Path, options: WorkerOptions, directory: Directory,
-                 schemas: SchemaThread, counters: Counters):
+                 schemas: SchemaThread, counters: Counters, authenticator: Authenticator):
         self.serial, self.options, self.directory, self.counters = serial, options, directory, counters
         self.buffer = memoryview(bytearray(_BUFFER_BYTES))
         self.buffer_array = np.frombuffer(self.buffer, np.uint8)
@@ -69,6 +71,7 @@ class Worker:
         self.is_paused = False                    # owners have not answered for so much that no producer is read from
         self._loop = asyncio.get_running_loop()
         self.watchers = Watchers(self, self._loop)
+        self.handshakes = Handshakes(authenticator, counters, self._loop)
 
     # -- clients
 
@@ -85,6 +88,7 @@ class Worker:
             return
         self.counters.add("connections_closed")
         self.watchers.forget(client)
+        self.handshakes.closed(client)
         for link in self._links:
             if link is not None and (client.is_probed or client.discoveries or any(
                     route.link is link for routes in (client.producers, client.consumers) for route in routes.values())):
@@ -343,7 +347,7 @@ def _broker_fields(options: WorkerOptions) -> int:
 
 
 def run(serial: int, owners: int, run_dir: Path, data_dir: Path, options: WorkerOptions, listeners: Listeners, addresses: Addresses,
-        control: Control, counters: Counters, storage: StorageOptions) -> None:
+        control: Control, counters: Counters, storage: StorageOptions, authenticator: Authenticator) -> None:
     """Be a worker until told to stop."""
     _begin_counters(counters)
     catalogue = open_catalogue(data_dir / "catalogue.sqlite")
@@ -351,7 +355,7 @@ def run(serial: int, owners: int, run_dir: Path, data_dir: Path, options: Worker
     if listeners.certificates is not None:
         listeners.certificates.counters = counters
     schemas = SchemaThread(data_dir / "catalogue.sqlite", storage)
-    uvloop.run(_serve(serial, owners, run_dir, data_dir, options, listeners, control, counters, directory, schemas))
+    uvloop.run(_serve(serial, owners, run_dir, data_dir, options, listeners, control, counters, directory, schemas, authenticator))
 
 
 def _begin_counters(counters: Counters) -> None:
@@ -362,9 +366,9 @@ def _begin_counters(counters: Counters) -> None:
 
 
 async def _serve(serial: int, owners: int, run_dir: Path, data_dir: Path, options: WorkerOptions, listeners: Listeners,
-                 control: Control, counters: Counters, directory: Directory, schemas: SchemaThread) -> None:
+                 control: Control, counters: Counters, directory: Directory, schemas: SchemaThread, authenticator: Authenticator) -> None:
     loop = asyncio.get_running_loop()
-    worker = Worker(serial, owners, run_dir, data_dir, options, directory, schemas, counters)
+    worker = Worker(serial, owners, run_dir, data_dir, options, directory, schemas, counters, authenticator)
     stopping = follow(control, worker)
     servers = await listeners.serve(lambda: Client(worker), lambda: Client(worker, is_inside=True))
     loop.call_later(options.keep_alive_interval_ms / 1000, worker.keep_alive)

@@ -33,6 +33,7 @@ from geminga.supervisor.admin import (
 from geminga.supervisor.admin.owners import OWNERS, Owners
 from geminga.supervisor.config import Config
 from geminga.workers.addresses import Addresses
+from geminga.workers.identity.authentication import Authenticator
 from geminga.workers.links import follow
 from geminga.workers.listeners import Listeners, inside_path
 from geminga.workers.schemas import SchemaThread
@@ -50,9 +51,11 @@ _OLD = "/admin/", "/admin/v2/", "/admin/v3/"
 @web.middleware
 async def errors_as_json(request: web.Request, handler) -> web.StreamResponse:
     """Whatever goes wrong is told as clients of Pulsar's REST expect it, and leaves nothing half done in the catalogue."""
+    headers = []
     try:
         return await handler(request)
     except web.HTTPException as error:
+        headers = [(name, text) for name, text in error.headers.items() if name == "WWW-Authenticate"]
         found = error.status, _nowhere(request, error) if request.match_info.http_exception is error else error.text or error.reason
     except Refusal as refusal:
         found = _STATUSES.get(refusal.code, 400), refusal.message
@@ -62,7 +65,7 @@ async def errors_as_json(request: web.Request, handler) -> web.StreamResponse:
         traceback.print_exc()
         found = 500, "An error of the broker's own; its log has the details"
     request.app[topics.TOPICS].catalogue.undo()      # whoever changes something commits before it waits: this is of nobody else
-    return _reason(*found)
+    return _reason(*found, headers)
 
 
 def _nowhere(request: web.Request, error: web.HTTPException) -> str:
@@ -74,17 +77,18 @@ def _nowhere(request: web.Request, error: web.HTTPException) -> str:
     return "There is nothing under this path"
 
 
-def _reason(status: int, text: str) -> web.Response:
-    return web.json_response({"reason": text}, status=status)
+def _reason(status: int, text: str, headers: list[tuple[str, str]]) -> web.Response:
+    return web.json_response({"reason": text}, status=status, headers=headers)
 
 
-def make_app(config: Config, owners: Owners, addresses: Addresses, run_dir: Path,
-             counters: dict[tuple[str, int], Counters]) -> web.Application:
+def make_app(config: Config, owners: Owners, addresses: Addresses, run_dir: Path, counters: dict[tuple[str, int], Counters],
+             authenticator: Authenticator) -> web.Application:
     app = web.Application(middlewares=[errors_as_json, authentication.identify], client_max_size=_BODY_MAX)
     app[brokers.CONFIG] = config
     catalogue = open_catalogue(config.data_dir / "catalogue.sqlite")
     app[topics.TOPICS] = topics.Topics(catalogue, addresses, config, counters["admin", 0])
     app[OWNERS] = owners
+    app[authentication.DOOR] = authentication.Door(authenticator, config.authentication.metrics, counters["admin", 0])
     app[health.INSIDE], app[health.COUNTERS] = inside_path(run_dir), counters
     app[metrics.METRICS] = metrics.Metrics(config, counters, owners)
     app[schemas.THREAD] = SchemaThread(catalogue.path, config.storage)
@@ -95,12 +99,12 @@ def make_app(config: Config, owners: Owners, addresses: Addresses, run_dir: Path
 
 
 def run(config: Config, serial: int, run_dir: Path, listeners: Listeners, addresses: Addresses,
-        counters: dict[tuple[str, int], Counters], control: Control) -> None:
+        counters: dict[tuple[str, int], Counters], control: Control, authenticator: Authenticator) -> None:
     """Be the admin process until told to stop."""
     if listeners.certificates is not None:
         listeners.certificates.counters = counters["admin", 0]
     owners = Owners(serial, config.owners, run_dir)
-    app = make_app(config, owners, addresses, run_dir, counters)
+    app = make_app(config, owners, addresses, run_dir, counters, authenticator)
     app[metrics.METRICS].certificates = listeners.certificates
     uvloop.run(_serve(app, owners, listeners, control))
 

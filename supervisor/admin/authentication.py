@@ -1,12 +1,93 @@
-"""Who asks over HTTP: one middleware finds out before any route is taken."""
+"""Who asks over HTTP: one middleware finds out before any route is taken.
+
+    Authorization: Bearer TOKEN
+    Authorization: Basic BASE64(USER:PASSWORD)
+    the certificate of a connection by TLS, when there is no such header
+    X-Original-Principal: ROLE, from proxies
+"""
+import asyncio
+import base64
+import binascii
+from concurrent.futures import ThreadPoolExecutor
+
 from aiohttp import web
 
-from geminga.workers.identity.authentication import NOT_ASKED, Identity
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.storage.counters import Counters
+from geminga.workers.identity.attempts import Attempts
+from geminga.workers.identity.authentication import NOT_ASKED, Authenticator, Identity, Original
+from geminga.workers.identity.shown import NotAuthenticated, Shown
 
 IDENTITY = web.RequestKey("identity", Identity)
+_OPEN = "/status.html", "/ready"         # probes have nothing to show
+_METRICS = "/metrics", "/metrics/"
+_SCHEMES = {"bearer": "token", "basic": "basic"}
+_WAITING_MAX = 100                       # requests that wait for a thread
+
+
+class Door:
+    """What the middleware needs."""
+
+    def __init__(self, authenticator: Authenticator, asks_for_metrics: bool, counters: Counters):
+        self._authenticator, self._counters = authenticator, counters
+        self._open = _OPEN if asks_for_metrics else (*_OPEN, *_METRICS)
+        self._threads = ThreadPoolExecutor(1, "hashes")
+        self._waiting = 0
+        self._ways = [f'{scheme} realm="geminga"' for scheme in ("Bearer", "Basic") if authenticator.asks_for(_SCHEMES[scheme.lower()])]
+        self._attempts: Attempts | None = None      # made when there is a loop
+
+    async def identify(self, request: web.Request) -> Identity:
+        """Raises HTTPUnauthorized, HTTPServiceUnavailable."""
+        if not self._authenticator.is_on or request.path in self._open:
+            return NOT_ASKED
+        if self._attempts is None:
+            self._attempts = Attempts(self._counters, asyncio.get_running_loop())
+        shown = Shown("", b"")
+        try:
+            shown = self._shown(request)
+            identity = await self._admit(shown, request.headers.get("X-Original-Principal"))
+        except NotAuthenticated as error:
+            await asyncio.sleep(self._attempts.failed(request.remote or "local", shown.method, error))
+            if error.code == api.ServiceNotReady:
+                raise web.HTTPServiceUnavailable(text=error.told) from None
+            told = error.told if error.code == api.AuthorizationError else "Authentication required"
+            raise web.HTTPUnauthorized(text=told, headers=[("WWW-Authenticate", way) for way in self._ways]) from None
+        self._attempts.succeeded(identity)
+        return identity
+
+    async def _admit(self, shown: Shown, principal: str | None) -> Identity:
+        original = Original(principal) if principal is not None else None
+        if not self._authenticator.is_slow(shown):
+            return self._authenticator.admit(shown, original, may_repeat=True)
+        if self._waiting >= _WAITING_MAX:
+            raise NotAuthenticated("BUSY", "too many wait", api.ServiceNotReady, "Too many clients show who they are; try again")
+        self._waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(
+                self._threads, lambda: self._authenticator.admit(shown, original, may_repeat=True))
+        finally:
+            self._waiting -= 1
+
+    def _shown(self, request: web.Request) -> Shown:
+        header = request.headers.get("Authorization", "")
+        scheme, _, rest = header.partition(" ")
+        method = _SCHEMES.get(scheme.lower(), scheme.lower())
+        tls = request.transport.get_extra_info("ssl_object") if request.transport is not None else None
+        certificate = tls.getpeercert(binary_form=True) if tls is not None else None
+        if not header and certificate is not None and self._authenticator.asks_for("tls"):
+            return Shown("tls", b"", certificate)
+        if method != "basic":
+            return Shown(method, rest.strip().encode("utf-8", "surrogateescape"), certificate)
+        try:
+            return Shown(method, base64.b64decode(rest.strip(), validate=True), certificate)
+        except (binascii.Error, ValueError):
+            return Shown(method, b"", certificate)      # which is nobody's user and password
+
+
+DOOR = web.AppKey("door", Door)
 
 
 @web.middleware
 async def identify(request: web.Request, handler) -> web.StreamResponse:
-    request[IDENTITY] = NOT_ASKED
+    request[IDENTITY] = await request.app[DOOR].identify(request)
     return await handler(request)

@@ -75,8 +75,11 @@ class Heard:
     runs: int = 0          # events that were read as arrays
 
 
-def listen(pieces: Iterable[bytes], message_size_max: int = MESSAGE_SIZE_MAX) -> Heard:
-    """Feed a connection with pieces as they may come from a socket; the rest of one is kept for the next, as workers do."""
+def listen(pieces: Iterable[bytes], message_size_max: int = MESSAGE_SIZE_MAX, *, admits: bool = True) -> Heard:
+    """Feed a connection with pieces as they may come from a socket; the rest of one is kept for the next, as workers do.
+
+    admits: everybody's CONNECT is a success at once.
+    """
     connection, heard, rest = Connection(message_size_max), Heard(), b""
     for piece in pieces:
         data = rest + piece
@@ -90,6 +93,8 @@ def listen(pieces: Iterable[bytes], message_size_max: int = MESSAGE_SIZE_MAX) ->
                 finally:
                     events += connection.events
                     connection.events = []
+                    if admits and connection.state == connections.AUTHENTICATING:
+                        connection.state = connections.CONNECTED
             assert connection.needed(memoryview(buffer), taken, len(data)) > len(data) - taken
         except ProtocolError as error:
             heard.error = str(error)

@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 
 from geminga.proto import acks
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.proto.connection import Connection
+from geminga.proto.connection import CONNECTED, Connection
 
-from .client_frames import CONNECT, command
+from .client_frames import command
 
 T = api.BaseCommand.Type
 NUMBERS = st.one_of(st.integers(0, 300), st.integers(0, 2**64 - 1))
@@ -59,10 +59,11 @@ def test_what_the_arrays_do_not_read_the_library_does():
     """Parts of batches, cumulative ones, properties."""
     ids = [{"ledgerId": 1, "entryId": n} for n in range(50)]
     connection = Connection(1 << 20)
-    data = CONNECT + b"".join(command(T.ACK, consumer_id=7, message_id=[api.MessageIdData(**one) for one in ids], **fields) for fields in (
+    connection.state = CONNECTED
+    data = b"".join(command(T.ACK, consumer_id=7, message_id=[api.MessageIdData(**one) for one in ids], **fields) for fields in (
         {"ack_type": api.CommandAck.Cumulative}, {"ack_type": api.CommandAck.Individual, "validation_error": 1},
         {"ack_type": api.CommandAck.Individual}))
     connection.receive(np.frombuffer(data, np.uint8), memoryview(data), 0, len(data))
-    assert [type(event) for event in connection.events[1:]] == [api.BaseCommand, api.BaseCommand, acks.Acks]
+    assert [type(event) for event in connection.events] == [api.BaseCommand, api.BaseCommand, acks.Acks]
     parts = ack(ids, more={"ack_set": [3]}, ack_type=api.CommandAck.Individual)
     assert acks.read(parts) is None

@@ -16,6 +16,7 @@ from geminga.storage.counters import make_counters
 from geminga.supervisor.admin import app, topics
 from geminga.supervisor.config import load
 from geminga.workers.addresses import Addresses
+from geminga.workers.identity.authentication import Authenticator
 
 from ..harness import request, unique_topic
 
@@ -35,7 +36,7 @@ def made_app(tmp_path):
     """One without owners."""
     config, _ = load(None, {}, {"data_dir": tmp_path / "data"})
     where = Addresses("pulsar://127.0.0.1:1", "", "http://127.0.0.1:2")
-    made = app.make_app(config, SimpleNamespace(), where, tmp_path, {("admin", 0): make_counters(1)[0]})
+    made = app.make_app(config, SimpleNamespace(), where, tmp_path, {("admin", 0): make_counters(1)[0]}, Authenticator(config.identity))
     yield made
     made[topics.TOPICS].catalogue.close()
 

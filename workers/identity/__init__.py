@@ -4,5 +4,11 @@
     certificates.py      TLS: contexts for listeners, certificates that change while they are used
     pem.py               certificates and keys in files
     authentication.py    what somebody shows -> Identity
+    shown.py             what that is, and how it is refused
+    tokens.py            JSON Web Tokens
+    basic.py             users and passwords
+    sources.py           keys and password files, which change while they are used
+    attempts.py          those that fail: counted, told, slowed down
+    handshakes.py        the same over the binary protocol, and again when a token expires
     authorization.py     (Identity, action, resource) -> allowed or not, and why
 """

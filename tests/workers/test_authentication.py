@@ -1,0 +1,428 @@
+"""Who somebody is: what is shown, by each method, and what must never get anybody in."""
+import base64
+import json
+import os
+import time
+
+import bcrypt
+import jwt
+import pytest
+import trustme
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from cryptography.x509 import load_pem_x509_certificate
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from passlib.hash import apr_md5_crypt, des_crypt, ldap_sha1
+
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.workers.identity import sources
+from geminga.workers.identity.authentication import Authenticator, Identity, Original
+from geminga.workers.identity.options import AuthenticationOptions, AuthorizationOptions, IdentityOptions, Secret, Unusable
+from geminga.workers.identity.shown import NotAuthenticated, Shown
+
+SECRET = b"0123456789abcdef" * 4
+OTHER_SECRET = b"fedcba9876543210" * 4
+RSA = rsa.generate_private_key(65537, 2048)
+CURVES = {"ES256": ec.SECP256R1(), "ES384": ec.SECP384R1(), "ES512": ec.SECP521R1()}
+EC = {algorithm: ec.generate_private_key(curve) for algorithm, curve in CURVES.items()}
+
+
+def inline(data: bytes) -> str:
+    return "data:;base64," + base64.b64encode(data).decode()
+
+
+def public(key, encoding: Encoding = Encoding.DER) -> bytes:
+    return key.public_key().public_bytes(encoding, PublicFormat.SubjectPublicKeyInfo)
+
+
+def asking(*, authorization: AuthorizationOptions | None = None, **options) -> Authenticator:
+    """For tokens, unless the options say otherwise."""
+    options = {"methods": ("token",), "secret_keys": (inline(SECRET),)} | options
+    authentication = AuthenticationOptions(**options)
+    return Authenticator(IdentityOptions(authentication=authentication, authorization=authorization or AuthorizationOptions()))
+
+
+def token(claims: dict, key=SECRET, algorithm: str = "HS256", **more) -> bytes:
+    return jwt.encode(claims, key, algorithm, **more).encode()
+
+
+def signed(claims: dict) -> bytes:
+    """Also what no library would write."""
+    return jwt.api_jws.encode(json.dumps(claims).encode(), SECRET, "HS256").encode()
+
+
+def role(authenticator: Authenticator, data: bytes, method: str = "token", certificate: bytes | None = None) -> str:
+    return authenticator.identify(Shown(method, data, certificate)).role
+
+
+def refused(authenticator: Authenticator, data: bytes, method: str = "token", certificate: bytes | None = None) -> str:
+    """The reason."""
+    with pytest.raises(NotAuthenticated) as found:
+        authenticator.identify(Shown(method, data, certificate))
+    assert found.value.code == api.AuthenticationError and found.value.told == "Failed to authenticate"
+    return found.value.reason
+
+
+# -- tokens
+
+@pytest.mark.parametrize("algorithm", ["HS256", "HS384", "HS512"])
+def test_a_token_signed_with_the_secret_key_is_its_subject(algorithm):
+    assert asking().identify(Shown("token", token({"sub": "who"}, algorithm=algorithm))) == Identity("who", "token")
+
+
+@pytest.mark.parametrize("algorithm", ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512"])
+@pytest.mark.parametrize("encoding", [Encoding.DER, Encoding.PEM])
+def test_a_token_signed_with_an_rsa_key(algorithm, encoding):
+    """By any algorithm that the key is good for: Apache Pulsar picks one by the key's size."""
+    authenticator = asking(secret_keys=(), public_keys=(inline(public(RSA, encoding)),))
+    assert role(authenticator, token({"sub": "who"}, RSA, algorithm)) == "who"
+
+
+@pytest.mark.parametrize("algorithm", EC)
+def test_a_token_signed_with_an_elliptic_key(algorithm):
+    authenticator = asking(secret_keys=(), public_keys=(inline(public(EC[algorithm])),), public_key_algorithm=algorithm)
+    good = token({"sub": "who"}, EC[algorithm], algorithm)
+    assert role(authenticator, good) == "who"
+    assert authenticator.is_slow(Shown("token", good)) == (algorithm != "ES256")
+
+
+def test_when_a_token_expires_is_known():
+    expires_s = int(time.time()) + 1000
+    assert asking().identify(Shown("token", token({"sub": "who", "exp": expires_s}))).expires_s == expires_s
+
+
+@pytest.mark.parametrize("claims, reason", [
+    ({"sub": "who", "exp": 1}, "EXPIRED_TOKEN"),
+    ({"sub": "who", "exp": int(time.time()) - 1}, "EXPIRED_TOKEN"),
+    ({"sub": "who", "nbf": int(time.time()) + 1000}, "INVALID_TOKEN"),
+    ({"sub": "who", "iat": int(time.time()) + 1000}, "INVALID_TOKEN"),
+    ({"sub": "who", "exp": "never"}, "INVALID_TOKEN"), ({"sub": "who", "exp": 1e400}, "INVALID_TOKEN"),
+    ({"sub": "who", "exp": [1]}, "INVALID_TOKEN"),
+    ({}, "INVALID_TOKEN"), ({"sub": ""}, "INVALID_TOKEN"), ({"sub": 7}, "INVALID_TOKEN"), ({"sub": None}, "INVALID_TOKEN"),
+    ({"sub": []}, "INVALID_TOKEN"), ({"sub": [7]}, "INVALID_TOKEN"), ({"sub": {"a": 1}}, "INVALID_TOKEN"),
+])
+def test_what_a_token_must_not_say(claims, reason):
+    """Signed as it should be."""
+    assert refused(asking(), signed(claims)) == reason
+
+
+def test_clocks_may_differ_by_so_much():
+    now = int(time.time())
+    for claims in {"exp": now - 50}, {"nbf": now + 50}, {"iat": now + 50}:
+        assert role(asking(clock_skew_s=100), token({"sub": "who"} | claims)) == "who"
+        refused(asking(clock_skew_s=10), token({"sub": "who"} | claims))
+    assert asking(clock_skew_s=100).identify(Shown("token", token({"sub": "who", "exp": now}))).expires_s == now + 100
+
+
+def test_another_claim_may_be_the_role():
+    """Of a list the first counts, as in Apache Pulsar."""
+    authenticator = asking(role_claim="roles")
+    assert role(authenticator, token({"sub": "who", "roles": "admin"})) == "admin"
+    assert role(authenticator, token({"sub": "who", "roles": ["first", "second"]})) == "first"
+    assert refused(authenticator, token({"sub": "who"})) == "INVALID_TOKEN"
+
+
+def test_a_token_for_somebody_else():
+    authenticator = asking(audience_claim="aud", audience="broker")
+    for audience in "broker", ["other", "broker"]:
+        assert role(authenticator, token({"sub": "who", "aud": audience})) == "who"
+    for audience in "other", ["other"], [], None, {"broker": 1}, 7, "brokers", [["broker"]]:
+        assert refused(authenticator, signed({"sub": "who", "aud": audience})) == "INVALID_AUDIENCES"
+    assert refused(authenticator, signed({"sub": "who"})) == "INVALID_AUDIENCES"
+    assert role(asking(), token({"sub": "who", "aud": "anybody"})) == "who"      # nobody looks
+
+
+def test_an_unsigned_token_is_none():
+    assert refused(asking(), token({"sub": "who"}, None, "none")) == "INVALID_TOKEN"
+    unsigned = token({"sub": "who"}).rpartition(b".")[0]
+    for data in unsigned, unsigned + b".", unsigned + b"." + base64.urlsafe_b64encode(b"\0" * 32).rstrip(b"="):
+        assert refused(asking(), data) == "INVALID_TOKEN"
+
+
+def test_the_public_key_is_no_secret():
+    """A token that says HS256 and is signed with the public key's bytes, in each of their forms, is signed by anybody."""
+    authenticator = asking(public_keys=(inline(public(RSA)), inline(public(RSA, Encoding.PEM))))
+    for key in public(RSA), public(RSA, Encoding.PEM), base64.b64encode(public(RSA)):
+        head, body, _ = token({"sub": "who"}, OTHER_SECRET).split(b".")
+        signature = jwt.algorithms.HMACAlgorithm(jwt.algorithms.HMACAlgorithm.SHA256).sign(head + b"." + body, key)
+        assert refused(authenticator, b".".join((head, body, jwt.utils.base64url_encode(signature)))) == "INVALID_TOKEN"
+
+
+def test_a_key_is_used_for_its_own_algorithms_only():
+    only_rsa = asking(secret_keys=(), public_keys=(inline(public(RSA)),))
+    assert refused(only_rsa, token({"sub": "who"})) == "INVALID_TOKEN"
+    assert refused(only_rsa, token({"sub": "who"}, EC["ES256"], "ES256")) == "INVALID_TOKEN"
+    assert refused(asking(), token({"sub": "who"}, RSA, "RS256")) == "INVALID_TOKEN"
+    short = asking(secret_keys=(inline(SECRET[:32]),))
+    assert role(short, token({"sub": "who"}, SECRET[:32])) == "who"
+
+
+@pytest.mark.parametrize("data", [
+    b"", b".", b"..", b"...", b"garbage", b"\xff\xfe\0", b"a.b.c", b"{}.{}.{}", b"e30.e30.", "Grüße".encode(), b"." * 10_000,
+    b"A" * 100_000, b"W10.W10.W10", base64.urlsafe_b64encode(b"[" * 9_000) + b".e30.AAAA",
+], ids=lambda data: repr(data[:9]))
+def test_what_is_no_token(data):
+    assert refused(asking(), data) == ("INVALID_AUTH_DATA" if not data else "INVALID_TOKEN")
+
+
+def test_a_token_may_not_be_huge():
+    assert refused(asking(), token({"sub": "who", "more": "x" * 100_000})) == "INVALID_TOKEN"
+
+
+GOOD = token({"sub": "who"})
+RSA_GOOD = token({"sub": "who"}, RSA, "RS256")
+BOTH = asking(public_keys=(inline(public(RSA)),))
+
+
+@settings(max_examples=400, deadline=None)
+@given(good=st.sampled_from([GOOD, RSA_GOOD]), at=st.integers(0, 600), byte=st.integers(0, 255),
+       how=st.sampled_from(["change", "insert", "delete"]))
+def test_a_token_changed_anywhere_is_refused(good, at, byte, how):
+    """Whatever base64 makes of it: there is one spelling of a token."""
+    at %= len(good)
+    changed = good[:at] + (b"" if how == "delete" else bytes([byte])) + good[at + (how != "insert"):]
+    if changed != good:
+        refused(BOTH, changed)
+    assert role(BOTH, good) == "who"
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=300))
+def test_bytes_are_no_token(data):
+    refused(BOTH, data)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.dictionaries(st.sampled_from(["alg", "typ", "kid", "crit", "b64", "jwk", "x5c", "jku"]),
+                       st.none() | st.text(max_size=9) | st.integers() | st.lists(st.text(max_size=9), max_size=3)), st.binary(max_size=80))
+def test_what_a_header_says_opens_nothing(header, signature):
+    parts = json.dumps(header).encode(), b'{"sub":"who"}', signature
+    refused(BOTH, b".".join(base64.urlsafe_b64encode(part).rstrip(b"=") for part in parts))
+
+
+# -- keys and where they are
+
+def test_several_keys_are_valid_at_once():
+    """So that one takes the place of the other while tokens of both are in use."""
+    authenticator = asking(secret_keys=(inline(SECRET), inline(OTHER_SECRET)), public_keys=(inline(public(RSA)),))
+    for key, algorithm in (SECRET, "HS256"), (OTHER_SECRET, "HS256"), (RSA, "RS256"):
+        assert role(authenticator, token({"sub": "who"}, key, algorithm)) == "who"
+    assert refused(authenticator, token({"sub": "who"}, SECRET[1:] + b"x")) == "INVALID_TOKEN"
+    assert refused(authenticator, token({"sub": "who", "exp": 1}, OTHER_SECRET)) == "EXPIRED_TOKEN"
+
+
+@pytest.mark.parametrize("form", ["{path}", "file:{path}", "file://{path}", "data:;base64,{base64}", "{base64}", "data:,{percent}"])
+def test_a_key_is_where_it_is_said_to_be(tmp_path, form):
+    path = tmp_path / "a key"
+    path.write_bytes(SECRET)
+    where = form.format(path=str(path) if form == "{path}" else str(path).replace(" ", "%20"), base64=base64.b64encode(SECRET).decode(),
+                        percent="".join(f"%{byte:02x}" for byte in SECRET))
+    assert role(asking(secret_keys=(where,)), GOOD) == "who"
+
+
+@pytest.mark.parametrize("options, said", [
+    ({"secret_keys": ("/no/such/key",)}, "authentication.secret_keys cannot be read: /no/such/key: No such file or directory"),
+    ({"secret_keys": ("no such key",)}, "authentication.secret_keys is neither a file that can be read nor base64"),
+    ({"secret_keys": ("file:///no/such/key",)}, "authentication.secret_keys cannot be read: /no/such/key: No such file or directory"),
+    ({"secret_keys": ("data:;base64,%%%",)}, "authentication.secret_keys is not base64"),
+    ({"secret_keys": ("data:nothing",)}, "authentication.secret_keys lacks a comma between data: and the content"),
+    ({"secret_keys": (inline(b"short"),)}, "authentication.secret_keys is too short: a secret key has at least 32 bytes, not 5"),
+    ({"public_keys": (inline(b"secret-looking"),)}, "authentication.public_keys is no public key, neither as DER nor as PEM"),
+    ({"public_keys": (inline(public(EC["ES256"])),)}, "authentication.public_keys is no public key for RS256"),
+    ({"public_keys": (inline(public(RSA)),), "public_key_algorithm": "ES256"}, "authentication.public_keys is no public key for ES256"),
+    ({"methods": ("basic",), "users": inline(b"")}, "authentication.users has no users in it"),
+    ({"methods": ("basic",), "users": inline(b"joe")}, "authentication.users is not as htpasswd writes it"),
+    ({"methods": ("basic",), "users": inline(b"joe:plain")}, "authentication.users has a hash of a kind that is not known, of user 1"),
+    ({"methods": ("basic",), "users": inline(b"joe:$2y$oops")}, "authentication.users is not as htpasswd writes it"),
+])
+def test_what_cannot_be_used_is_told_without_what_is_in_it(options, said):
+    with pytest.raises(Unusable) as found:
+        asking(**options)
+    assert str(found.value) == said
+
+
+def test_a_key_file_is_read_again_when_it_has_changed(tmp_path, monkeypatch, capfd):
+    """While it cannot be used, what was there before counts, and a line says so."""
+    monkeypatch.setattr(sources, "_LOOK_SECONDS", 0)
+    path = tmp_path / "key"
+    path.write_bytes(SECRET)
+    authenticator = asking(secret_keys=(str(path),))
+    assert role(authenticator, GOOD) == "who"
+    new = tmp_path / "new"
+    new.write_bytes(OTHER_SECRET)
+    os.replace(new, path)
+    assert refused(authenticator, GOOD) == "INVALID_TOKEN"
+    assert role(authenticator, token({"sub": "who"}, OTHER_SECRET)) == "who"
+    path.unlink()
+    assert role(authenticator, token({"sub": "who"}, OTHER_SECRET)) == "who"
+    path.write_bytes(b"short")
+    assert role(authenticator, token({"sub": "who"}, OTHER_SECRET)) == "who"
+    told = capfd.readouterr().err.splitlines()
+    assert len(told) == 2 and all("what was there before is used on" in line for line in told)
+    path.write_bytes(SECRET)
+    assert role(authenticator, GOOD) == "who"
+
+
+def test_a_file_is_not_looked_at_each_time(tmp_path, monkeypatch):
+    path = tmp_path / "key"
+    path.write_bytes(SECRET)
+    authenticator = asking(secret_keys=(str(path),))
+    monkeypatch.setattr(sources.Source, "_look", lambda self: pytest.fail("looked again within a second"))
+    now = time.monotonic()
+    monkeypatch.setattr(sources.time, "monotonic", lambda: now)
+    for _ in range(10):
+        assert role(authenticator, GOOD) == "who"
+
+
+# -- users and passwords
+
+def htpasswd(**users: str) -> str:
+    return inline("\n".join(f"{name}:{known}" for name, known in users.items()).encode())
+
+
+def bcrypted(password: bytes, kind: str = "2b") -> str:
+    return bcrypt.hashpw(password, bcrypt.gensalt(4)).decode().replace("$2b$", f"${kind}$")
+
+
+@pytest.mark.parametrize("known", [bcrypted(b"secret", kind) for kind in ("2y", "2a", "2b")] + [
+    apr_md5_crypt.hash("secret"), ldap_sha1.hash("secret"), des_crypt.hash("secret")], ids=lambda known: known[:4])
+def test_the_password_of_a_user(known):
+    """The last is by crypt(3), as in old files."""
+    authenticator = asking(methods=("basic",), users=htpasswd(joe=known))
+    assert authenticator.is_slow(Shown("basic", b"joe:secret"))
+    assert authenticator.identify(Shown("basic", b"joe:secret")) == Identity("joe", "basic")
+    assert not authenticator.is_slow(Shown("basic", b"joe:secret"))      # it was right a moment ago
+    assert authenticator.is_slow(Shown("basic", b"joe:secreT"))
+    for wrong in b"joe:", b"joe:Secret", b"joe:secret ", b"joe:secret\0", b"joe:\0", b"Joe:secret", b"jo:esecret", b":secret":
+        assert refused(authenticator, wrong, "basic") == "INVALID_TOKEN"
+
+
+@pytest.mark.parametrize("data", [b"", b"joe", b"\xff\xfe"])
+def test_what_is_no_user_and_password(data):
+    assert refused(asking(methods=("basic",), users=htpasswd(joe=ldap_sha1.hash("x"))), data, "basic") == "INVALID_AUTH_DATA"
+
+
+@pytest.mark.parametrize("data", [
+    b"\xff:x", b"joe:\xff\xfe", b"joe:" + b"x" * 100_000, b"x" * 300 + b":x", b"\0:\0", b":", b"::", b"jo\ne:x", b"joe:x\0y",
+], ids=lambda data: repr(data[:9]))
+@pytest.mark.parametrize("known", [ldap_sha1.hash("x"), apr_md5_crypt.hash("x"), bcrypted(b"x")], ids=lambda known: known[:4])
+def test_strange_users_and_passwords(data, known):
+    assert refused(asking(methods=("basic",), users=htpasswd(joe=known)), data, "basic") == "INVALID_TOKEN"
+
+
+def test_a_password_may_have_colons_and_other_letters():
+    authenticator = asking(methods=("basic",), users=htpasswd(joe=ldap_sha1.hash("a:b:Grüße")))
+    assert role(authenticator, "joe:a:b:Grüße".encode(), "basic") == "joe"
+
+
+def test_a_password_that_is_changed_is_good_no_longer(tmp_path, monkeypatch):
+    """Also where it was right before."""
+    monkeypatch.setattr(sources, "_LOOK_SECONDS", 0)
+    path = tmp_path / "htpasswd"
+    path.write_text(f"# a comment\njoe:{bcrypted(b'old')}\n\njane:{bcrypted(b'hers')}\n")
+    authenticator = asking(methods=("basic",), users=str(path))
+    assert role(authenticator, b"joe:old", "basic") == "joe"
+    path.write_text(f"joe:{bcrypted(b'newer')}\n")
+    assert refused(authenticator, b"joe:old", "basic") == refused(authenticator, b"jane:hers", "basic") == "INVALID_TOKEN"
+    assert role(authenticator, b"joe:newer", "basic") == "joe"
+
+
+# -- certificates, and nothing
+
+def certificate(common_name: str | None) -> bytes:
+    issued = trustme.CA().issue_cert("client.example.com", common_name=common_name)
+    return load_pem_x509_certificate(issued.cert_chain_pems[0].bytes()).public_bytes(Encoding.DER)
+
+
+def test_the_role_of_a_certificate_is_its_common_name():
+    """Only when it is shown as that, and looked for."""
+    shown = certificate("admin")
+    authenticator = asking(methods=("tls",))
+    assert authenticator.identify(Shown("tls", b"", shown)) == Identity("admin", "tls")
+    assert refused(authenticator, b"", "tls") == "INVALID_CERTS"
+    assert refused(authenticator, b"", "tls", b"garbage") == "INVALID_CERTS"
+    assert refused(authenticator, b"", "tls", certificate(None)) == "INVALID_CN"
+    assert refused(authenticator, b"", "none", shown) == "UNKNOWN_METHOD"
+    assert refused(asking(), b"", "tls", shown) == "UNKNOWN_METHOD"
+
+
+def test_who_shows_nothing_has_the_anonymous_role():
+    """So does who shows something nobody looks for; what is looked for has to be right."""
+    authenticator = asking(anonymous_role="nobody")
+    for method in "", "none", "basic", "tls", "internal", "sasl":
+        assert authenticator.identify(Shown(method, b"joe:x")) == Identity("nobody")
+    assert refused(authenticator, b"") == "INVALID_AUTH_DATA"
+    assert refused(authenticator, b"bad") == "INVALID_TOKEN"
+    for method in "", "none", "basic", "internal":
+        assert refused(asking(), b"", method) == "UNKNOWN_METHOD"
+
+
+# -- proxies
+
+PROXIES = AuthorizationOptions(enabled=True, proxy_roles=("proxy", "proxy2"))
+
+
+def admitted(authenticator: Authenticator, who: str, original: str | None = None, shown: Shown | None = None, **more) -> Identity:
+    return authenticator.admit(Shown("token", token({"sub": who})), Original(original, shown) if original is not None else None, **more)
+
+
+def test_a_proxy_asks_on_behalf_of_others():
+    assert admitted(asking(authorization=PROXIES), "proxy", "joe", names_proxy=True) == Identity("joe", "token", None, "proxy")
+
+
+@pytest.mark.parametrize("who, original, more, told", [
+    ("proxy", None, {}, "Invalid roles."), ("proxy", "", {}, "Invalid roles."), ("proxy", " ", {}, "Invalid roles."),
+    ("proxy", "proxy", {}, "Invalid roles."), ("proxy", "proxy2", {}, "Invalid roles."),
+    ("proxy", "proxy", {"may_repeat": True}, "Invalid roles."),
+    ("joe", "jane", {}, "Invalid roles."), ("joe", "joe", {}, "Invalid roles."), ("joe", "jane", {"may_repeat": True}, "Invalid roles."),
+    ("joe", "proxy", {}, "Invalid roles."),
+    ("joe", None, {"names_proxy": True}, "Must not set proxyVersion without connecting as a ProxyRole."),
+])
+def test_nobody_else_does(who, original, more, told):
+    with pytest.raises(NotAuthenticated) as found:
+        admitted(asking(authorization=PROXIES), who, original, **more)
+    assert (found.value.code, found.value.told, found.value.reason) == (api.AuthorizationError, told, "INVALID_PRINCIPAL")
+
+
+def test_who_names_itself_over_http_is_itself():
+    assert admitted(asking(authorization=PROXIES), "joe", "joe", may_repeat=True) == Identity("joe", "token")
+
+
+def test_without_authorization_a_name_is_only_believed_of_a_proxy():
+    authenticator = asking(authorization=AuthorizationOptions(proxy_roles=("proxy",)))
+    assert admitted(authenticator, "joe", "jane", names_proxy=True) == Identity("joe", "token")
+    assert admitted(authenticator, "proxy", "jane") == Identity("jane", "token", None, "proxy")
+    assert admitted(authenticator, "proxy") == Identity("proxy", "token")
+
+
+def test_what_a_proxys_client_has_shown_is_checked_where_that_is_wanted():
+    """It, and not the name that the proxy gives, says who it is."""
+    authenticator = asking(authorization=PROXIES, original_authentication=True, anonymous_role="nobody")
+    shown = Shown("token", token({"sub": "jane", "exp": int(time.time()) + 1000}))
+    found = admitted(authenticator, "proxy", "joe", shown)
+    assert (found.role, found.proxy) == ("jane", "proxy") and found.expires_s
+    assert admitted(authenticator, "proxy", "joe", Shown("none", b"")).role == "nobody"
+    for bad in Shown("token", b""), Shown("token", b"bad"), Shown("token", token({"sub": "jane"}, OTHER_SECRET)), \
+            Shown("token", token({"sub": "proxy2"})):
+        with pytest.raises(NotAuthenticated):
+            admitted(authenticator, "proxy", "joe", bad)
+
+
+def test_a_token_is_renewed_by_one_of_the_same_role():
+    authenticator = asking(authorization=PROXIES)
+    identity = authenticator.identify(Shown("token", token({"sub": "joe", "exp": int(time.time()) + 10})))
+    later = int(time.time()) + 1000
+    assert authenticator.renew(identity, Shown("token", token({"sub": "joe", "exp": later}))) == Identity("joe", "token", later)
+    for bad, reason in (token({"sub": "jane"}), "ROLE_CHANGED"), (b"bad", "INVALID_TOKEN"), (token({"exp": 1}), "EXPIRED_TOKEN"):
+        with pytest.raises(NotAuthenticated) as found:
+            authenticator.renew(identity, Shown("token", bad))
+        assert found.value.reason == reason
+    of_proxy = admitted(authenticator, "proxy", "joe")
+    assert authenticator.renew(of_proxy, Shown("token", token({"sub": "proxy", "exp": later}))) == Identity("joe", "token", later, "proxy")
+
+
+def test_a_secret_shows_itself_nowhere():
+    options = AuthenticationOptions(secret_keys=(Secret("data:;base64,c2VjcmV0"),), users=Secret("data:,joe"))
+    assert "c2VjcmV0" not in repr(options) and "joe" not in repr(options)
+    assert "secret" not in repr(Shown("basic", b"joe:secret"))
