@@ -23,6 +23,7 @@ NAMES = (
     "syncs_failed", "publishing_refused", "disk_free_bytes", "is_waiting", "pid", "in_flight_bytes",
     "bytes_out", "lookups", "handshakes", "handshakes_refused",
     "lookups_waiting", "commands_waiting", "connections_throttled", "schemas_compatible", "schemas_incompatible",
+    "commands_refused", "rights_seen",
     "tls_connections", "tls_handshakes", "tls_handshakes_failed", "tls_reloads", "tls_reloads_failed",
 )
 METHODS = "token", "basic", "tls", "other"        # of authentication, and what becomes of it

@@ -149,7 +149,7 @@ class Supervisor:
         plain, tls = (found[child.index] if found else None for found in self.listeners.values())
         worker_process.run(child.serial, self.config.owners, self.run_dir, self.config.data_dir, self.config.worker,
                            Listeners(plain, tls, self._certificates, self._inside), self.addresses, control,
-                           self.counters["worker", child.index], self.config.storage, self._authenticator)
+                           self.counters["worker", child.index], self.config.storage, self._authenticator, self.config.authorization)
 
     def _be_admin(self, child: Child, control: Control) -> None:
         self.counters["admin", 0].set("pid", os.getpid())

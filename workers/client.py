@@ -24,9 +24,11 @@ from geminga.proto.sends import PRODUCER_ID
 from geminga.workers import egress, requests, schemas
 from geminga.workers.egress import LedgerGone
 from geminga.workers.identity.authentication import Identity
+from geminga.workers.identity.authorization import Right
 from geminga.workers.links import OwnerLink
 from geminga.workers.patterns import Pattern
 from geminga.workers.requests import ANSWERS
+from geminga.workers.rights import right_of
 
 T = api.BaseCommand.Type
 _OWN_BUFFER_MIN = 64 << 10       # a frame cut short that is larger gets a buffer of its own size
@@ -48,6 +50,8 @@ class Route:
     partition: int = -1
     epoch: int = -1                              # that a consumer's messages carry; -1: none
     request: tuple[TopicName, api.BaseCommand] | None = None     # that it was made by, until it is there
+    right: Right | None = None                   # that its client must have; None where authorization is off
+    is_expelled: bool = False                    # the owner was told that its client has lost it
 
 
 @dataclass(eq=False, slots=True)
@@ -269,6 +273,8 @@ class Client(asyncio.BufferedProtocol):
             self.worker.counters.add("sends_refused")
             self._route(self.producers, event.producer_id)
             self.write(answers.send_error(event.producer_id, event.sequence_id, event.code, event.message))
+        elif self.worker.rights is not None and (refusal := self.worker.rights.refused(self, event)) is not None:
+            self.write(refusal)
         elif (answer := ANSWERS.get(event.type)) is not None:
             self.worker.counters.add("commands")
             self.write(answer(self.worker.directory, event))
@@ -396,7 +402,8 @@ class Client(asyncio.BufferedProtocol):
                 return self.worker.wait_for_owner(self, topic, command)
         except Refusal as refusal:
             return self.write(answers.error(request.request_id, refusal.code, refusal.message))
-        routes.setdefault(object_id, Route(link, object_id, request=(topic, command)))
+        right = None if self.worker.rights is None else right_of(command.type, request)
+        routes.setdefault(object_id, Route(link, object_id, request=(topic, command), right=right))
         self._forward_command(link, command, request)
 
     def settled(self, command: api.BaseCommand, answer: bytes | None, refusal: Refusal | None) -> None:
@@ -548,6 +555,10 @@ class Client(asyncio.BufferedProtocol):
             data = answers.PING
         if data:
             self.write(data)
+        if self.worker.rights is not None and action in (envelope.PRODUCER_READY, envelope.CONSUMER_READY):
+            route = (self.producers if action == envelope.PRODUCER_READY else self.consumers).get(object_id)
+            if route is not None:      # it may have taken long
+                self.worker.rights.keeps(self, route)
 
     def deliver(self, link: OwnerLink, handle: int, partition_id: int, ledger_id: int, first: int, count: int) -> None:
         """Have these entries written to a consumer by the next `write_runs`, as far as the client reads them."""

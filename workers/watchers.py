@@ -5,6 +5,7 @@ nothing while nobody watches.
 """
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -115,6 +116,10 @@ class Watchers:
         """Its connection has ended."""
         if self._watchers:
             self._drop([key for key in self._watchers if key[0] is client])
+
+    def end(self, is_over: Callable[[Watcher], bool]) -> None:
+        """Those whose clients are not to be told any more."""
+        self._drop([key for key, watcher in self._watchers.items() if is_over(watcher)])
 
     def _drop(self, keys: list[tuple["Client", int]]) -> None:
         for key in keys:

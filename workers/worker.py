@@ -29,11 +29,14 @@ from geminga.workers.addresses import Addresses
 from geminga.workers.client import Client
 from geminga.workers.egress import Ledgers
 from geminga.workers.identity.authentication import Authenticator
+from geminga.workers.identity.authorization import Authorization
 from geminga.workers.identity.handshakes import Handshakes
+from geminga.workers.identity.options import AuthorizationOptions
 from geminga.workers.links import OwnerLink, follow
 from geminga.workers.listeners import Listeners
 from geminga.workers.options import WorkerOptions
 from geminga.workers.requests import Directory
+from geminga.workers.rights import Rights
 from geminga.workers.schemas import SchemaThread, Work
 from geminga.workers.watchers import Watchers
 
@@ -51,7 +54,7 @@ class Worker:
     """All clients of one process."""
 
     def __init__(self, serial: int, owners: int, run_dir: Path, data_dir: Path, options: WorkerOptions, directory: Directory,
-                 schemas: SchemaThread, counters: Counters, authenticator: Authenticator):
+                 schemas: SchemaThread, counters: Counters, authenticator: Authenticator, authorization: Authorization):
         self.serial, self.options, self.directory, self.counters = serial, options, directory, counters
         self.buffer = memoryview(bytearray(_BUFFER_BYTES))
         self.buffer_array = np.frombuffer(self.buffer, np.uint8)
@@ -72,6 +75,7 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self.watchers = Watchers(self, self._loop)
         self.handshakes = Handshakes(authenticator, counters, self._loop)
+        self.rights = Rights(self, authorization, self._loop) if authorization.is_enabled else None
 
     # -- clients
 
@@ -347,7 +351,7 @@ def _broker_fields(options: WorkerOptions) -> int:
 
 
 def run(serial: int, owners: int, run_dir: Path, data_dir: Path, options: WorkerOptions, listeners: Listeners, addresses: Addresses,
-        control: Control, counters: Counters, storage: StorageOptions, authenticator: Authenticator) -> None:
+        control: Control, counters: Counters, storage: StorageOptions, authenticator: Authenticator, rights: AuthorizationOptions) -> None:
     """Be a worker until told to stop."""
     _begin_counters(counters)
     catalogue = open_catalogue(data_dir / "catalogue.sqlite")
@@ -355,7 +359,8 @@ def run(serial: int, owners: int, run_dir: Path, data_dir: Path, options: Worker
     if listeners.certificates is not None:
         listeners.certificates.counters = counters
     schemas = SchemaThread(data_dir / "catalogue.sqlite", storage)
-    uvloop.run(_serve(serial, owners, run_dir, data_dir, options, listeners, control, counters, directory, schemas, authenticator))
+    uvloop.run(_serve(serial, owners, run_dir, data_dir, options, listeners, control, counters, directory, schemas, authenticator,
+                      Authorization(rights, catalogue)))
 
 
 def _begin_counters(counters: Counters) -> None:
@@ -366,9 +371,10 @@ def _begin_counters(counters: Counters) -> None:
 
 
 async def _serve(serial: int, owners: int, run_dir: Path, data_dir: Path, options: WorkerOptions, listeners: Listeners,
-                 control: Control, counters: Counters, directory: Directory, schemas: SchemaThread, authenticator: Authenticator) -> None:
+                 control: Control, counters: Counters, directory: Directory, schemas: SchemaThread, authenticator: Authenticator,
+                 authorization: Authorization) -> None:
     loop = asyncio.get_running_loop()
-    worker = Worker(serial, owners, run_dir, data_dir, options, directory, schemas, counters, authenticator)
+    worker = Worker(serial, owners, run_dir, data_dir, options, directory, schemas, counters, authenticator, authorization)
     stopping = follow(control, worker)
     servers = await listeners.serve(lambda: Client(worker), lambda: Client(worker, is_inside=True))
     loop.call_later(options.keep_alive_interval_ms / 1000, worker.keep_alive)

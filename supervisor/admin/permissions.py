@@ -13,8 +13,9 @@ _ACTIONS = ("consume", "functions", "packages", "produce", "sinks", "sources")
 
 def _scope(request: web.Request) -> str:
     """The namespace, topic or partition that the path names; it exists, or is one that comes and goes with who uses it."""
+    namespace = namespace_of(request)
     if "topic" not in request.match_info:
-        return namespace_of(request)
+        return namespace
     topic, catalogue = topic_of(request), catalogue_of(request)
     count = catalogue.partition_count(topic.base)
     if topic.is_persistent and not catalogue.has_topic(topic) and not (count and 0 <= topic.partition < count):

@@ -1,0 +1,183 @@
+"""Who may do what: the decision by itself, over a real catalogue."""
+import itertools
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.connection import TRANSITIONS
+from geminga.proto.names import parse
+from geminga.storage.catalogue import open_catalogue
+from geminga.workers import rights
+from geminga.workers.identity.authentication import OURSELVES, Identity
+from geminga.workers.identity.authorization import ACTIONS, ADMINISTER, CONSUME, GRANTED, LOOKUP, PRODUCE, Authorization
+from geminga.workers.identity.options import AuthorizationOptions
+
+TOPIC = parse("persistent://acme/eu/orders")
+PARTITION = TOPIC.partition_name(3)
+OTHER = parse("persistent://acme/eu/others")
+RESOURCES = ("", "acme", "acme/eu", "acme/us", "beta", "beta/eu", TOPIC, PARTITION, OTHER)
+
+
+@pytest.fixture
+def catalogue(tmp_path):
+    made = open_catalogue(tmp_path / "catalogue.sqlite")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def made(catalogue):
+    """made(options): decides by the test's catalogue."""
+    return lambda **options: Authorization(AuthorizationOptions(enabled=True, super_user_roles=("admin",), **options), catalogue)
+
+
+def allowed(authorization, role, *, proxy="", subscription=""):
+    """{(action, resource)} of all that the role may do."""
+    identity = Identity(role, proxy=proxy)
+    return {(action, resource) for action in ACTIONS for resource in RESOURCES
+            if authorization.allows(identity, action, resource, subscription if action == CONSUME else "")}
+
+
+EVERYTHING = set(itertools.product(ACTIONS, RESOURCES))
+OF_ACME = {(action, resource) for action, resource in EVERYTHING if resource not in ("", "beta", "beta/eu")}
+
+
+def test_nobody_may_do_anything_unasked(made):
+    assert allowed(made(), "somebody") == set()
+    assert allowed(made(), "") == set()
+
+
+def test_super_users_and_the_broker_itself_may_do_everything(made):
+    assert allowed(made(), "admin") == EVERYTHING
+    assert all(made().allows(OURSELVES, action, resource) for action, resource in EVERYTHING)
+
+
+def test_where_it_is_off_everybody_may_do_everything(catalogue):
+    authorization = Authorization(AuthorizationOptions(), catalogue)
+    assert allowed(authorization, "") == EVERYTHING
+
+
+def test_administrators_of_a_tenant_may_do_everything_there(made, catalogue):
+    catalogue.set_policy("acme", "adminRoles", ["ops"])
+    assert allowed(made(), "ops") == OF_ACME
+
+
+@pytest.mark.parametrize(("scope", "of"), [("acme/eu", {"acme/eu", TOPIC, PARTITION, OTHER}), (str(TOPIC), {TOPIC, PARTITION}),
+                                           (str(PARTITION), {PARTITION})])
+@pytest.mark.parametrize("action", GRANTED)
+def test_a_grant_holds_for_what_it_was_made_for(made, catalogue, scope, of, action):
+    """A namespace's for its topics, a partitioned topic's for its partitions; it lets nobody administer."""
+    catalogue.set_policy(scope, "permissions", {"svc": [action], "other": []})
+    expected = {action} | ({LOOKUP} if action in (PRODUCE, CONSUME) else set())
+    assert allowed(made(), "svc") == set(itertools.product(expected, of))
+    assert allowed(made(), "other") == set()
+
+
+@pytest.mark.parametrize(("holder", "role", "matches"), [
+    ("svc*", "svc-1", True), ("svc*", "svc", True), ("svc*", "my-svc", False), ("*svc", "my-svc", True), ("*svc", "svc-1", False),
+    ("*", "anybody", True), ("s*c", "svc", False), ("svc", "svc-1", False), ("", "svc", False), ("*vc*", "svc", False)])
+def test_wildcards_stand_at_the_end_or_at_the_beginning_of_roles(made, catalogue, holder, role, matches):
+    catalogue.set_policy("acme/eu", "permissions", {holder: [PRODUCE]})
+    assert not made().allows(Identity(role), PRODUCE, TOPIC)              # without being switched on they are letters
+    assert made(wildcards=True).allows(Identity(role), PRODUCE, TOPIC) == matches
+
+
+def test_a_subscription_may_be_for_certain_roles(made, catalogue):
+    catalogue.set_policy("acme", "adminRoles", ["ops"])
+    catalogue.set_policy("acme/eu", "permissions", {"svc": [CONSUME], "auditor": [CONSUME]})
+    catalogue.set_policy("acme/eu", "subscriptionPermissions", {"audit": ["auditor", "stranger"]})
+    may = {(role, subscription) for role in ("svc", "auditor", "stranger", "ops", "admin") for subscription in ("audit", "billing", "")
+           if made().allows(Identity(role), CONSUME, TOPIC, subscription)}
+    assert may == {(role, subscription) for role in ("svc", "auditor", "ops", "admin") for subscription in ("audit", "billing", "")} - {
+        ("svc", "audit")}
+
+
+def test_subscriptions_may_have_to_begin_with_the_role(made, catalogue):
+    catalogue.set_policy("acme", "adminRoles", ["ops"])
+    catalogue.set_policy("acme/eu", "permissions", {"svc": [CONSUME]})
+    catalogue.set_policy("acme/eu", "subscriptionAuthMode", "Prefix")
+    may = {(role, subscription) for role in ("svc", "ops", "admin") for subscription in ("svc", "svc-1", "my-svc", "billing")
+           if made().allows(Identity(role), CONSUME, TOPIC, subscription)}
+    assert may == {("svc", "svc"), ("svc", "svc-1")} | set(itertools.product(("ops", "admin"), ("svc", "svc-1", "my-svc", "billing")))
+    refused = made().decide(Identity("svc"), CONSUME, TOPIC, "billing")
+    assert "needs to be prefixed by the authentication role, like svc-xxxx" in refused.told
+    assert made().allows(Identity("svc"), LOOKUP, TOPIC)
+
+
+def test_on_behalf_of_others_both_must_be_allowed(made, catalogue):
+    catalogue.set_policy("acme/eu", "permissions", {"svc": [PRODUCE], "proxy": [PRODUCE, CONSUME]})
+    assert allowed(made(), "svc", proxy="proxy") == allowed(made(), "svc") == allowed(made(), "admin", proxy="svc")
+    assert allowed(made(), "svc", proxy="nobody") == allowed(made(), "nobody", proxy="proxy") == set()
+    assert "proxy" in made().decide(Identity("svc", proxy="nobody"), PRODUCE, TOPIC).why
+
+
+def test_what_somebody_may_changes_at_once_and_is_not_asked_anew_before(catalogue, made, monkeypatch):
+    authorization, svc = made(), Identity("svc")
+    catalogue.create_namespace("acme/eu")
+    for grants, expected in (({"svc": [PRODUCE]}, True), ({"svc": [CONSUME]}, False), ({"svc": [PRODUCE]}, True), (None, False)):
+        catalogue.set_policy("acme/eu", "permissions", grants)
+        assert authorization.allows(svc, PRODUCE, TOPIC) == expected
+    monkeypatch.setattr(type(catalogue), "policies", None)
+    catalogue.create_topic(TOPIC, 0)            # no right is changed by that
+    assert not authorization.allows(svc, PRODUCE, TOPIC)
+
+
+def test_why_is_told_in_words(made, catalogue):
+    def why(role, action, resource, **more):
+        return made(wildcards=True).decide(Identity(role), action, resource, **more).why
+
+    catalogue.set_policy("acme", "adminRoles", ["ops"])
+    catalogue.set_policy(str(TOPIC), "permissions", {"svc*": [PRODUCE]})
+    assert why("admin", PRODUCE, TOPIC) == "admin is a super user"
+    assert why("ops", ADMINISTER, "acme/eu") == "ops is an administrator of tenant acme"
+    assert why("svc-1", PRODUCE, PARTITION) == f"produce on {TOPIC} is granted to svc*"
+    assert why("svc-1", CONSUME, TOPIC) == f"consume on {TOPIC} is not granted to 'svc-1', who is no administrator of tenant acme"
+    assert why("svc-1", ADMINISTER, "") == "'svc-1' is no super user"
+
+
+# -- whatever is granted
+
+ROLES = st.sampled_from(["a", "ab", "b", "admin"])
+HOLDERS = st.sampled_from(["a", "ab", "b", "a*", "*b", "*"])
+GRANTS = st.dictionaries(st.sampled_from(["acme/eu", "acme/us", str(TOPIC), str(PARTITION), str(OTHER)]),
+                         st.dictionaries(HOLDERS, st.lists(st.sampled_from(GRANTED), max_size=3), max_size=3), max_size=4)
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(GRANTS, st.sets(ROLES, max_size=2), ROLES, st.sampled_from(["", "a", "b"]), st.sampled_from(ACTIONS), st.sampled_from(RESOURCES),
+       st.booleans())
+def test_a_right_that_nobody_granted_is_never_given(catalogue, made, grants, admins, role, proxy, action, resource, wildcards):
+    """Said once more, in the simplest way there is: what is allowed has a grant, for whoever takes part."""
+    catalogue.undo()
+    catalogue.set_policy("acme", "adminRoles", sorted(admins - {"admin"}))
+    for scope, holders in grants.items():
+        catalogue.set_policy(scope, "permissions", holders)
+
+    def has(one):
+        if one == "admin":
+            return True
+        if str(resource).partition("/")[0] != "acme" and resource not in (TOPIC, PARTITION, OTHER):
+            return False
+        if one in admins:
+            return True
+        names = {one} if not wildcards else {one, "*"} | {one[:end] + "*" for end in range(len(one) + 1)} | {
+            "*" + one[start:] for start in range(len(one) + 1)}
+        scopes = {TOPIC: ["acme/eu", TOPIC], PARTITION: ["acme/eu", TOPIC, PARTITION], OTHER: ["acme/eu", OTHER]}.get(resource, [resource])
+        granted = {what for scope in scopes for holder, some in grants.get(str(scope), {}).items() if holder in names for what in some}
+        return action in granted or action == LOOKUP and bool(granted & {PRODUCE, CONSUME})
+
+    assert made(wildcards=wildcards).allows(Identity(role, proxy=proxy), action, resource) == (has(role) and (not proxy or has(proxy)))
+
+
+# -- commands
+
+def test_every_command_says_what_it_demands():
+    """One that is added does not slip in without."""
+    taken = {kind for commands in TRANSITIONS.values() for kind in commands}
+    assert taken == rights.DEMANDS.keys()
+    for kind, demand in rights.DEMANDS.items():
+        if demand is not None:
+            assert api.BaseCommand.DESCRIPTOR.fields_by_number[kind].name == demand.field
+            assert demand.answer(1, api.AuthorizationError, demand.text)
