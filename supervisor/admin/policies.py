@@ -12,7 +12,7 @@ from geminga.storage.catalogue import PERMISSIONS
 from geminga.storage.policies import DISPATCH_RATE_OF, applied, clash
 from geminga.storage.policy_table import OWN_CLUSTER, TABLE, TOO_LARGE_SIZE, Invalid, Level, Nothing, Policy, read
 from geminga.supervisor.admin.owners import OWNERS
-from geminga.supervisor.admin.topics import TOPIC, TOPICS, body_of, done, namespace_of, topic_of
+from geminga.supervisor.admin.topics import TOPIC, TOPICS, body_of, done, namespace_of, part_of, topic_of
 
 routes = web.RouteTableDef()
 _NAMESPACE, _TOPIC = "/admin/v2/namespaces/{tenant}/{namespace}/", TOPIC + "/"
@@ -229,7 +229,7 @@ _EACH, _ONE = TABLE["subscriptionDispatchRate"], _TOPIC + "{subscription}/dispat
 
 
 def _dispatch_rate_of(request: web.Request) -> str:
-    return DISPATCH_RATE_OF + request.match_info["subscription"]
+    return DISPATCH_RATE_OF + part_of(request, "subscription")
 
 
 @routes.get(_ONE)

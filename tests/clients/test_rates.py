@@ -134,3 +134,11 @@ def test_values_that_are_none_are_refused_and_have_no_effect(broker, client, top
     status, text = request("POST", topic_url(broker, topic, policy), json.dumps(value).encode())
     assert (status, list(json.loads(text))) == (400, ["reason"])
     assert request("GET", topic_url(broker, topic, policy))[1] == ""
+
+
+def test_a_subscription_is_named_in_a_path_as_everywhere_else(broker, client, topic):
+    earliest(client, topic)
+    rate = {"dispatchThrottlingRateInMsg": 7, "dispatchThrottlingRateInByte": -1, "relativeToPublishRate": False, "ratePeriodInSecond": 1}
+    sets(broker, topic, "a+b/dispatchRate", rate)
+    assert json.loads(request("GET", topic_url(broker, topic, "a%20b/dispatchRate"))[1]) == rate
+    assert request("GET", topic_url(broker, topic, "a%2Bb/dispatchRate"))[1] == ""
