@@ -102,10 +102,10 @@ class Session:
         self._writer.close()
 
 
-async def connect(url: str) -> Session:
-    """A session with the broker at pulsar://host:port.  Raises OSError, ClientError."""
+async def connect(url: str, method: str = "", data: str = "") -> Session:
+    """A session with the broker at pulsar://host:port, for who shows that by this method.  Raises OSError, ClientError."""
     address = urlsplit(url)
-    return await _introduced(Session(*await asyncio.open_connection(address.hostname, address.port or 6650)))
+    return await _introduced(Session(*await asyncio.open_connection(address.hostname, address.port or 6650)), method, data)
 
 
 async def connect_inside(path: Path) -> Session:
@@ -113,22 +113,22 @@ async def connect_inside(path: Path) -> Session:
     return await _introduced(Session(*await asyncio.open_unix_connection(path)))
 
 
-async def _introduced(session: Session) -> Session:
-    request = api.CommandConnect(client_version="Geminga", protocol_version=19)
+async def _introduced(session: Session, method: str = "", data: str = "") -> Session:
+    request = api.CommandConnect(client_version="Geminga", protocol_version=19, auth_method_name=method, auth_data=data.encode())
     await session.call(api.BaseCommand(type=T.CONNECT, connect=request), T.CONNECTED)
     return session
 
 
-async def publish(url: str, topic: str, payloads: list[bytes]) -> list[tuple[int, int]]:
-    session = await connect(url)
+async def publish(url: str, topic: str, payloads: list[bytes], method: str = "", data: str = "") -> list[tuple[int, int]]:
+    session = await connect(url, method, data)
     try:
         return await session.publish(topic, payloads)
     finally:
         session.close()
 
 
-async def read(url: str, topic: str) -> list[bytes]:
-    session = await connect(url)
+async def read(url: str, topic: str, method: str = "", data: str = "") -> list[bytes]:
+    session = await connect(url, method, data)
     try:
         return await session.read(topic)
     finally:

@@ -4,6 +4,8 @@ import sys
 
 import click
 
+from geminga.supervisor.cli import credentials
+
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")     # before numpy is imported: no thread per core and process
 _SHELLS = ("bash", "zsh", "fish")
 
@@ -68,13 +70,15 @@ def serve(config: str | None, **options: str | None) -> int:
 @click.argument("topic")
 @click.argument("messages", nargs=-1, required=True)
 @click.option("--url", default="pulsar://127.0.0.1:6650", show_default=True)
-def publish(topic: str, messages: tuple[str, ...], url: str) -> int:
+@credentials.options
+def publish(topic: str, messages: tuple[str, ...], url: str, auth_plugin: str | None, auth_params: str | None) -> int:
     """Publish messages to a topic."""
     import asyncio
 
     from geminga.supervisor import client
+    who = credentials.of(auth_plugin, auth_params)
     try:
-        for message_id in asyncio.run(client.publish(url, topic, [text.encode() for text in messages])):
+        for message_id in asyncio.run(client.publish(url, topic, [text.encode() for text in messages], who.method, who.data)):
             print("published {}:{}".format(*message_id))
     except (OSError, client.ClientError) as error:
         print(f"geminga: {url}: {error}", file=sys.stderr)
@@ -85,13 +89,15 @@ def publish(topic: str, messages: tuple[str, ...], url: str) -> int:
 @geminga.command()
 @click.argument("topic")
 @click.option("--url", default="pulsar://127.0.0.1:6650", show_default=True)
-def read(topic: str, url: str) -> int:
+@credentials.options
+def read(topic: str, url: str, auth_plugin: str | None, auth_params: str | None) -> int:
     """Print what a topic holds, and leave it there."""
     import asyncio
 
     from geminga.supervisor import client
+    who = credentials.of(auth_plugin, auth_params)
     try:
-        for payload in asyncio.run(client.read(url, topic)):
+        for payload in asyncio.run(client.read(url, topic, who.method, who.data)):
             print(payload.decode(errors="replace"))
     except (OSError, client.ClientError) as error:
         print(f"geminga: {url}: {error}", file=sys.stderr)
@@ -103,14 +109,15 @@ def read(topic: str, url: str) -> int:
 @click.argument("topic")
 @click.argument("subscription")
 @click.option("--http-url", "--admin-url", default="http://127.0.0.1:8080", show_default=True)
-def why(topic: str, subscription: str, http_url: str) -> None:
+@credentials.options
+def why(topic: str, subscription: str, http_url: str, auth_plugin: str | None, auth_params: str | None) -> None:
     """Tell what keeps a subscription's consumers from getting more."""
     from geminga.supervisor.cli.rest import Broker, quoted, topic_path
     try:
         place = f"{topic_path(topic)}/{quoted(subscription)}"
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    partitions = Broker(http_url).ask("GET", f"/ops/v1/why/{place}").value()
+    partitions = Broker(http_url, credentials=credentials.of(auth_plugin, auth_params)).ask("GET", f"/ops/v1/why/{place}").value()
     for found in partitions:
         print("{topic} {subscription} ({type}): backlog {backlog}".format(**found))
         if found["messages"]:

@@ -3,6 +3,8 @@
     verbs.py      the verbs, a few lines each: method, path, options, example
     policies.py   those that set, get and remove policies, out of the table of policies
     admin.py      rows of these tables -> commands; runs one
+    tokens.py     keys and tokens, without a broker
+    credentials.py who a command is to its broker
     rest.py       one question to a broker, and how it can go wrong
     units.py      times and sizes as pulsar-admin reads them
     messages.py   entries with their metadata -> messages

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from geminga.supervisor.cli import show, units, verbs
+from geminga.supervisor.cli import credentials, show, units, verbs
 from geminga.supervisor.cli.rest import Broker, NotReachable, Refused, namespace_path, quoted, shown, topic_path
 from geminga.supervisor.cli.verbs import GROUPS, Option, Verb
 
@@ -49,11 +49,14 @@ class Group(click.Group):
 
 class Admin(click.Group):
     def list_commands(self, context: click.Context) -> list[str]:
-        return [*sorted(GROUPS), "policies"]
+        return [*sorted(GROUPS), "policies", "tokens"]
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name == "policies":
             return click.Command(name, callback=_show_policies, help="List all policies, and the verbs that set them.")
+        if name == "tokens":
+            from geminga.supervisor.cli import tokens
+            return tokens.command
         return Group(name, help=GROUPS[name][0], no_args_is_help=True) if name in GROUPS else None
 
 
@@ -73,11 +76,12 @@ def _output() -> click.Option:
 
 
 def command() -> click.Group:
-    def admin(url: str) -> None:
-        click.get_current_context().ensure_object(dict)["url"] = url
+    def admin(url: str, auth_plugin: str | None, auth_params: str | None) -> None:
+        asked = click.get_current_context().ensure_object(dict)
+        asked["url"], asked["credentials"] = url, credentials.of(auth_plugin, auth_params)
 
     url = click.Option(["url", "--admin-url", "--http-url"], default=URL, show_default=True, help="Where the broker listens for HTTP.")
-    return Admin("admin", params=[url, _output()], callback=admin, no_args_is_help=True,
+    return Admin("admin", params=[url, *credentials.parameters(), _output()], callback=admin, no_args_is_help=True,
                  context_settings={"help_option_names": ["-h", "--help"]},
                  help="Administer a broker, with the verbs of pulsar-admin.  Exit status: 0 done; 1 refused by the broker; 2 wrong usage; "
                       "3 the broker cannot be reached.")
@@ -149,7 +153,7 @@ def _run(verb: Verb, values: dict[str, Any]) -> None:
             values[option.key] = dict(values[option.key])
     try:
         values |= {name: _ARGUMENTS[name][0](values[name]) for name in _arguments(verb)}
-        broker = Broker(asked.get("url", URL))
+        broker = Broker(asked.get("url", URL), credentials=asked.get("credentials", credentials.NOBODY))
         if verb.streams:
             _show_messages(verb.run(broker, values), is_json)
             return
@@ -204,11 +208,12 @@ def _complete(context: click.Context, parameter: click.Parameter, typed: str) ->
     while context.parent is not None and "url" not in context.params:       # of the command before the group and the verb
         context = context.parent
     try:
-        broker = Broker(context.params.get("url", URL), timeout_s=0.5)
+        who = credentials.of(context.params.get("auth_plugin"), context.params.get("auth_params"))
+        broker = Broker(context.params.get("url", URL), timeout_s=0.5, credentials=who)
         if parameter.name == "cluster":
             return [name for name in broker.ask("GET", "/admin/v2/clusters").value() if name.startswith(typed)]
         return _names(broker, typed, parts={"tenant": 1, "namespace": 2}.get(parameter.name or "", 3))
-    except (Refused, NotReachable):
+    except (Refused, NotReachable, click.UsageError):
         return []
 
 

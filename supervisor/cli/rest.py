@@ -8,6 +8,7 @@ import socket
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
+from geminga.supervisor.cli.credentials import NOBODY, Credentials
 from geminga.supervisor.cli.show import plain
 
 DONE, REFUSED, WRONG_USAGE, NOT_REACHABLE = range(4)  # exit statuses
@@ -48,13 +49,14 @@ class Answer(NamedTuple):
 class Broker:
     """Where it listens."""
 
-    def __init__(self, url: str, timeout_s: float = 60.0) -> None:
+    def __init__(self, url: str, timeout_s: float = 60.0, credentials: Credentials = NOBODY) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise NotReachable(f"{url} is no address such as http://127.0.0.1:8080")
         self._url = url
         self._parts = parts
         self._timeout_s = timeout_s
+        self._credentials = credentials
 
     def ask(self, method: str, path: str, query: dict[str, Any] | None = None, body: Any = None) -> Answer:
         """The answer; a body is sent as JSON.  Raises Refused and NotReachable."""
@@ -63,7 +65,8 @@ class Broker:
             target += ("&" if "?" in path else "?") + urlencode({name: shown(value) for name, value in query.items()})
         content = b"" if body is None else json.dumps(body).encode()
         lines = [f"{method} {target} HTTP/1.0", f"Host: {self._parts.netloc.rpartition('@')[2]}", "Accept: application/json, */*",
-                 *(["Content-Type: application/json"] if content else []), f"Content-Length: {len(content)}", "", ""]
+                 *self._credentials.headers(), *(["Content-Type: application/json"] if content else []),
+                 f"Content-Length: {len(content)}", "", ""]
         try:
             answer = _parsed(self._exchange("\r\n".join(lines).encode("ascii") + content))
         except (OSError, ValueError) as error:

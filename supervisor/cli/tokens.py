@@ -1,0 +1,181 @@
+"""`geminga admin tokens`: keys and tokens, as `pulsar tokens` makes them.  No broker is asked."""
+import base64
+import json
+import os
+import secrets
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+import jwt
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_der_private_key,
+    load_pem_private_key,
+)
+from jwt.utils import base64url_decode
+
+from geminga.supervisor.cli import units
+from geminga.workers.identity import sources, tokens
+
+_SECRET_BYTES = {"HS256": 32, "HS384": 48, "HS512": 64}
+_RSA_BITS = {"RS256": 2048, "RS384": 3072, "RS512": 4096, "PS256": 2048, "PS384": 3072, "PS512": 4096}
+_CURVES = {"ES256": ec.SECP256R1, "ES384": ec.SECP384R1, "ES512": ec.SECP521R1}
+_CONTEXT = {"help_option_names": ["-h", "--help"]}
+
+_private_of = click.option("--private-key", "-pk", "private_key", metavar="KEY", help="A path, file:PATH or data:;base64,...")
+_secret_of = click.option("--secret-key", "-sk", "secret_key", metavar="KEY", help="Likewise.")
+_algorithm = click.option("--signature-algorithm", "-a", "algorithm", default="RS256", show_default=True,
+                          type=click.Choice([*_RSA_BITS, *_CURVES]), help="Of a key pair.")
+_where = (click.argument("token", required=False), click.option("--stdin", "-i", "from_stdin", is_flag=True, help="Read it from there."),
+          click.option("--token-file", "-f", type=click.Path(exists=True, dir_okay=False), help="Read it from a file."))
+
+
+@click.group("tokens", context_settings=_CONTEXT)
+def command() -> None:
+    """Make and check keys and tokens; no broker is needed."""
+
+
+def _token_options(function):
+    for option in _where:
+        function = option(function)
+    return function
+
+
+@command.command("create-secret-key")
+@click.option("--signature-algorithm", "-a", "algorithm", default="HS256", show_default=True, type=click.Choice(list(_SECRET_BYTES)))
+@click.option("--base64", "-b", "is_base64", is_flag=True, help="As text.")
+@click.option("--output", "-o", metavar="FILE", help="Where to write it, rather than to standard output.")
+def create_secret_key(algorithm: str, is_base64: bool, output: str | None) -> None:
+    """Make a key that both signs and checks tokens."""
+    key = secrets.token_bytes(_SECRET_BYTES[algorithm])
+    _write(output, base64.b64encode(key) if is_base64 else key, 0o600)
+
+
+@command.command("create-key-pair")
+@_algorithm
+@click.option("--output-private-key", required=True, metavar="FILE", help="Where to write the key that signs.")
+@click.option("--output-public-key", required=True, metavar="FILE", help="Where to write the key that checks.")
+def create_key_pair(algorithm: str, output_private_key: str, output_public_key: str) -> None:
+    """Make a key that signs tokens and one that checks them, both as DER."""
+    bits = _RSA_BITS.get(algorithm)
+    key = rsa.generate_private_key(65537, bits) if bits else ec.generate_private_key(_CURVES[algorithm]())
+    _write(output_private_key, key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption()), 0o600)
+    _write(output_public_key, key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo), 0o644)
+
+
+def _write(path: str | None, data: bytes, mode: int) -> None:
+    if path is None:
+        sys.stdout.buffer.write(data)
+        return
+    try:
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+            file.write(data)
+    except OSError as error:
+        raise click.ClickException(f"{path}: {error.strerror}") from None
+
+
+@command.command("create")
+@_algorithm
+@_private_of
+@_secret_of
+@click.option("--subject", "-s", required=True, metavar="ROLE", help="Who it is for.")
+@click.option("--expiry-time", "-e", metavar="TIME", help="How long it is good: 30m, 1h, 3d, 10y; for ever without it.")
+@click.option("--headers", "-hs", multiple=True, metavar="NAME=VALUE", help="More of its header.")
+def create(algorithm: str, private_key: str | None, secret_key: str | None, subject: str, expiry_time: str | None,
+           headers: tuple[str, ...]) -> None:
+    """Make a token."""
+    _need_one(private_key, secret_key, "--private-key")
+    claims: dict[str, Any] = {"sub": subject}
+    if expiry_time is not None:
+        try:
+            claims["exp"] = int(time.time()) + units.seconds(expiry_time)
+        except ValueError as error:
+            raise click.UsageError(str(error)) from None
+    header: dict[str, Any] = {"typ": None}      # as `pulsar tokens` leaves it out
+    for text in headers:
+        name, equals, value = text.partition("=")
+        if not equals or name in ("alg", "typ"):
+            raise click.UsageError(f"{text!r} is no NAME=VALUE for a header")
+        header[name] = value
+    if secret_key:
+        key = _parsed(secret_key, tokens.secret_key)
+        print(jwt.encode(claims, key.material, key.algorithms[-1], headers=header))
+        return
+    key = _parsed(private_key, lambda data: _private_key(data, algorithm))
+    print(jwt.encode(claims, key, _strongest(key), headers=header))
+
+
+def _private_key(data: bytes, algorithm: str) -> rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey:
+    """Of the kind that the algorithm is for.  Raises SourceError."""
+    try:
+        key = load_pem_private_key(data, None) if data.startswith(b"-----BEGIN") else load_der_private_key(data, None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise sources.SourceError("is no private key, neither as DER nor as PEM") from None
+    tokens.public_key(key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo), algorithm)
+    return key
+
+
+def _strongest(key: rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey) -> str:
+    """That the key is made for, as `pulsar tokens` has it."""
+    if isinstance(key, ec.EllipticCurvePrivateKey):
+        return next(name for name, curve in _CURVES.items() if key.curve.name == curve.name)
+    return max(name for name, bits in _RSA_BITS.items() if name.startswith("RS") and key.key_size >= bits)
+
+
+@command.command("show")
+@_token_options
+def show(token: str | None, from_stdin: bool, token_file: str | None) -> None:
+    """Print what a token says, whoever has signed it."""
+    try:
+        header, claims, _ = _token(token, from_stdin, token_file).split(".")
+        print(base64url_decode(header).decode(), "---", base64url_decode(claims).decode(), sep="\n")
+    except ValueError:
+        raise click.ClickException("this is no token") from None
+
+
+@command.command("validate")
+@_algorithm
+@click.option("--public-key", "-pk", "public_key", metavar="KEY", help="A path, file:PATH or data:;base64,...")
+@_secret_of
+@_token_options
+def validate(algorithm: str, public_key: str | None, secret_key: str | None, token: str | None, from_stdin: bool,
+             token_file: str | None) -> None:
+    """Check a token against a key, and print what it says.  Exit status 1 when it is not valid."""
+    _need_one(public_key, secret_key, "--public-key")
+    key = _parsed(secret_key, tokens.secret_key) if secret_key else _parsed(public_key, lambda data: tokens.public_key(data, algorithm))
+    try:
+        print(json.dumps(tokens.claims(_token(token, from_stdin, token_file), [key]), ensure_ascii=False))
+    except (jwt.InvalidTokenError, ValueError) as error:
+        raise click.ClickException(f"the token is not valid: {error}") from None
+
+
+def _need_one(first: str | None, second: str | None, name: str) -> None:
+    if bool(first) == bool(second):
+        raise click.UsageError(f"one of --secret-key and {name} is needed")
+
+
+def _parsed(where: str, parse) -> Any:
+    try:
+        return parse(sources.read(where)[1])
+    except sources.SourceError as error:
+        raise click.ClickException(f"the key {error}") from None
+
+
+def _token(given: str | None, from_stdin: bool, path: str | None) -> str:
+    if given:
+        return given
+    if from_stdin:
+        return sys.stdin.readline().strip()
+    if path:
+        return Path(path).read_text(errors="replace").strip()
+    if found := os.environ.get("TOKEN"):
+        return found
+    raise click.UsageError("a token is needed: as an argument, by --stdin, --token-file or the environment's TOKEN")
