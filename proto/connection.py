@@ -42,6 +42,7 @@ TRANSITIONS: dict[str, dict[int, str]] = {
 _FIELD_OF_TYPE = {number: api.BaseCommand.DESCRIPTOR.fields_by_number[number].name
                   for number in T.values() if number in api.BaseCommand.DESCRIPTOR.fields_by_number}
 _SEND_HEAD, _ACK_HEAD = b"\x08\x06", b"\x08\x0a"      # BaseCommand{type: SEND, ...} and {type: ACK, ...} as every client writes them
+_SEND = T.SEND        # as T.SEND costs half a microsecond each time
 _WITHOUT_TEXT = frozenset((T.ACK, T.FLOW, T.PING, T.PONG, T.REDELIVER_UNACKNOWLEDGED_MESSAGES))
 EVENTS_MAX = 64
 _BACK_OFF_MAX = 4_096         # frames read one by one before a run is tried for again, where runs were short
@@ -146,7 +147,7 @@ class Connection:
             command = api.BaseCommand.FromString(frame[8:command_end])
         except DecodeError as error:
             raise ProtocolError(f"a command that cannot be read: {error}") from None
-        if command.type == T.SEND and command.HasField("type"):
+        if command.type == _SEND and command.HasField("type"):
             return self._send(frame, command_end)
         self.state = self._next_state(command)
         self.events.append(command)
@@ -169,7 +170,7 @@ class Connection:
             command = api.BaseCommand.FromString(frame[8:command_end])
         except DecodeError as error:
             raise ProtocolError(f"a SEND that cannot be read: {error}") from None
-        if T.SEND not in TRANSITIONS[self.state] or not command.send.IsInitialized():
+        if _SEND not in TRANSITIONS[self.state] or not command.send.IsInitialized():
             raise ProtocolError(f"SEND while {self.state}, or without a required field")
         send, entry = command.send, sends.with_checksum(frame[command_end:])
         try:

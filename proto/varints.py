@@ -13,19 +13,17 @@ _RANKS = [tuple(map(np.uint64, rank)) for rank in (
     (1, 0x007F007F007F007F, 0x7F007F007F007F00), (2, 0x00003FFF00003FFF, 0x3FFF00003FFF0000), (4, 0x0FFFFFFF, 0x0FFFFFFF00000000))]
 
 
-_ONE_BYTE = [bytes((value,)) for value in range(128)]
+_LAST = [bytes((value,)) for value in range(128)]
+_MORE = [bytes((value | 128,)) for value in range(128)]
 
 
 def encode(value: int) -> bytes:
     """The varint of a number in 0 .. 2**64 - 1."""
-    if value < 128:
-        return _ONE_BYTE[value]
-    out = bytearray()
+    out = b""
     while value > 127:
-        out.append(value & 127 | 128)
+        out += _MORE[value & 127]
         value >>= 7
-    out.append(value)
-    return bytes(out)
+    return out + _LAST[value] if out else _LAST[value]
 
 
 def decode(data, at: int) -> tuple[int, int]:

@@ -38,6 +38,7 @@
     append.py       where the entries of a pass go
     owner.py        a pass: receive, decide, sync, answer
     process.py      the process: a loop of passes
+    channel.py      envelopes over ZeroMQ
     control.py      the supervisor's word to its children, and theirs to it
     replay.py       what a journal has, when it is read
     recovery.py     journal -> ledgers and cursors, after a crash

@@ -167,7 +167,10 @@ class Ledger:
     def bytes_of(self, entries: range | NDArray[np.int64]) -> int:
         """Bytes of these entries together."""
         sizes = self.column("size")
-        return int((sizes[entries.start:entries.stop] if isinstance(entries, range) else sizes[entries]).sum(dtype=np.int64))
+        if not isinstance(entries, range):
+            return int(sizes[entries].sum(dtype=np.int64))
+        offsets, last = self.column("offset"), entries[-1]      # a run's lie side by side
+        return offsets.item(last) + sizes.item(last) - offsets.item(entries.start)
 
     @property
     def last_entry(self) -> int:

@@ -12,6 +12,7 @@ import mmh3
 import zmq
 
 from geminga.proto import envelope
+from geminga.storage import channel
 from geminga.storage.catalogue import CatalogueError, open_catalogue
 from geminga.storage.control import Control
 from geminga.storage.counters import Counters
@@ -121,7 +122,7 @@ def _loop(owner: Owner, router: zmq.Socket, control: Control, options: StorageOp
             if not control.is_open:
                 return
         for worker, frames in owner.end_pass():
-            router.send_multipart([worker_identity(worker), *frames])
+            channel.send(router, [worker_identity(worker), *frames])
         owner.counters.add("passes")
 
 
@@ -129,12 +130,10 @@ def _receive(owner: Owner, router: zmq.Socket, bytes_max: int) -> None:
     """Hand what has come, something at least, to the owner, up to a bound."""
     size = 0
     for _ in range(_ENVELOPES_MAX):
-        identity, parts = router.recv(zmq.NOBLOCK), [router.recv(copy=False)]
-        while parts[-1].more:
-            parts.append(router.recv(copy=False))
-        owner.receive(int(identity[1:]), envelope.unseal(parts)[1])
+        identity, *parts = channel.receive(router)
+        owner.receive(int(identity.bytes[1:]), envelope.unseal(parts)[1])
         size += sum(map(len, parts))
-        if size >= bytes_max or not router.getsockopt(zmq.EVENTS) & zmq.POLLIN:     # asking costs less than an exception
+        if size >= bytes_max or not channel.has_come(router):
             return
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 PERMITS_MAX = 1 << 31      # a consumer that asks for more is not lied to: it will not get there
 SubType = api.CommandSubscribe.SubType
+_SPREAD = SubType.Shared, SubType.Key_Shared
 
 
 @dataclass(eq=False, slots=True)
@@ -126,7 +127,7 @@ class Subscription:
     @property
     def is_spread(self) -> bool:
         """Over many consumers: there is no order, and nobody can acknowledge all up to some position."""
-        return self.kind in (SubType.Shared, SubType.Key_Shared)
+        return self.kind in _SPREAD
 
     def rewind(self) -> None:
         """What was given out and not acknowledged is given out again."""

@@ -31,6 +31,7 @@ from geminga.workers.requests import ANSWERS
 from geminga.workers.rights import right_of
 
 T = api.BaseCommand.Type
+_CUMULATIVE = api.CommandAck.Cumulative
 _OWN_BUFFER_MIN = 64 << 10       # a frame cut short that is larger gets a buffer of its own size
 _OWN_BUFFER_MAPPED = 256 << 10   # and one larger than this takes memory as bytes come: eight bytes can announce megabytes
 _TOPIC_EPOCH_MAX = 1 << 62       # what the catalogue keeps, with room to count on: nobody gets there who did not invent it
@@ -481,7 +482,7 @@ class Client(asyncio.BufferedProtocol):
             return self.write(answers.ack_response(request.consumer_id, request.request_id, refusal))
         if request.HasField("validation_error"):
             self.worker.report_damaged(request)
-        flags = envelope.CUMULATIVE if request.ack_type == api.CommandAck.Cumulative else 0
+        flags = envelope.CUMULATIVE if request.ack_type == _CUMULATIVE else 0
         words = []
         if flags and len(request.message_id) != 1:
             rows = []       # as Pulsar has it: nothing is acknowledged, and nobody is told

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from geminga.proto import envelope
 from geminga.proto.sends import SEND
+from geminga.storage import channel
 from geminga.storage.control import Control
 from geminga.storage.process import socket_path, worker_identity
 
@@ -147,7 +148,7 @@ class OwnerLink:
         if self._sections:
             if self.sent > (self._handed[-1][0] if self._handed else self.taken):
                 self._handed.append((self.sent, time.perf_counter()))
-            self.socket.send_multipart(envelope.seal(self._sections))
+            channel.send(self.socket, envelope.seal(self._sections))
             self._sections, self.gathered, self.is_unheard = [], 0, True
 
     def seconds_taken(self) -> list[float]:

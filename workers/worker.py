@@ -20,6 +20,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.connection import object_asked
 from geminga.proto.errors import ProtocolError, Refusal
 from geminga.proto.names import TopicName
+from geminga.storage import channel
 from geminga.storage.catalogue import open_catalogue
 from geminga.storage.control import Control
 from geminga.storage.counters import Counters
@@ -263,8 +264,8 @@ class Worker:
 
     def _receive(self, link: OwnerLink) -> None:
         link.is_unheard = False
-        while not link.socket.closed and link.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:     # asking costs less than an exception
-            link.taken, sections = envelope.unseal(link.socket.recv_multipart(zmq.NOBLOCK))
+        while not link.socket.closed and channel.has_come(link.socket):
+            link.taken, sections = envelope.unseal(channel.receive(link.socket))
             for seconds in link.seconds_taken():
                 self.counters.observe("answer", seconds)
             for kind, rows, data in sections:

@@ -11,6 +11,7 @@ from geminga.proto import envelope
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
+from geminga.storage import channel
 from geminga.storage.process import owner_of
 from geminga.workers.links import OwnerLink
 
@@ -102,8 +103,8 @@ class Owners:
         link.close()
 
     def _receive(self, link: OwnerLink) -> None:
-        while not link.socket.closed and link.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
-            _, sections = envelope.unseal(link.socket.recv_multipart(zmq.NOBLOCK))
+        while not link.socket.closed and channel.has_come(link.socket):
+            _, sections = envelope.unseal(channel.receive(link.socket))
             for kind, rows, data in sections:
                 if kind == envelope.ANSWERS:
                     self._answered(rows.tolist(), data)
