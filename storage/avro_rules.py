@@ -3,6 +3,7 @@
 The avro library parses.  Its own rules of compatibility are those of Avro's specification; clients rely on the ones that Java's
 resolution of schemas has, which differ: records are compared by their fields whatever they are called, and an enum may lack symbols.
 """
+import functools
 import json
 import warnings
 from typing import Any
@@ -19,6 +20,7 @@ _RANGES = {"int": 1 << 31, "long": 1 << 63}
 _SAID_ELSEWHERE = ("type", "name", "namespace", "fields", "items", "values", "symbols", "doc", "aliases")      # of all that a schema says
 
 
+@functools.lru_cache(maxsize=4)      # a key and a value, of two versions: each is asked about several times in a row
 def parse(text: str) -> Schema:
     """Raises ValueError, with what is wrong with it."""
     try:
