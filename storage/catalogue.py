@@ -330,6 +330,12 @@ class Catalogue:
         if name in RIGHTS:
             self.take("rights")
 
+    def topics_policies(self, namespace: str, name: str) -> dict[str, Any]:
+        """{topic or partition: value} of those of the namespace that have that policy."""
+        return {scope: json.loads(value) for domain in names.DOMAINS for scope, value in self._read(
+            "SELECT scope, value FROM policies WHERE scope > ? AND scope < ? AND name = ?",
+            (f"{domain}://{namespace}/", f"{domain}://{namespace}0", name))}
+
     def rights_version(self) -> int:
         """Another one whenever it was changed who may do what."""
         return self._one("SELECT value FROM counters WHERE name = 'rights'") or 0

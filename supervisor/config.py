@@ -381,9 +381,6 @@ def _refuse_halves(values: Mapping[str, Any], given: Mapping[str, Setting]) -> N
     for key, needs in needed:
         if not any(values[one] for one in needs.split(" or ")):
             raise ConfigError(f"{given[key].origin}: {key} needs {needs}")
-    for key in ("authorization.enabled",):
-        if values[key]:
-            raise ConfigError(f"{given[key].origin}: {key} has no effect yet")
 
 
 def _compose(values: Mapping[str, Any]) -> Config:

@@ -2,6 +2,8 @@
 
     app.py            the process: routes, errors, the server
     authentication.py who asks
+    authorization.py  who may ask for what: what every route demands
+    audit.py          who has changed what
     topics.py         topics, partitions, properties, lookup; how requests are read
     namespaces.py     /admin/v2/tenants and /admin/v2/namespaces
     clusters.py       /admin/v2/clusters
@@ -9,7 +11,7 @@
     messages.py       messages shown, and found by position and time
     schemas.py        schemas of topics
     policies.py       policies of namespaces and topics
-    permissions.py    who may do what; not asked yet
+    permissions.py    who is granted what
     subscriptions.py  what is done to topics and their subscriptions
     owners.py         questions to the owners
     health.py         /admin/v2/brokers/health and its kin

@@ -16,7 +16,9 @@ from geminga.storage.control import Control
 from geminga.storage.counters import Counters
 from geminga.storage.errors import NotDurable, StorageFull
 from geminga.supervisor.admin import (
+    audit,
     authentication,
+    authorization,
     brokers,
     clusters,
     health,
@@ -34,6 +36,7 @@ from geminga.supervisor.admin.owners import OWNERS, Owners
 from geminga.supervisor.config import Config
 from geminga.workers.addresses import Addresses
 from geminga.workers.identity.authentication import Authenticator
+from geminga.workers.identity.authorization import Authorization
 from geminga.workers.links import follow
 from geminga.workers.listeners import Listeners, inside_path
 from geminga.workers.schemas import SchemaThread
@@ -46,6 +49,8 @@ _LINE_MAX = 64 << 10         # of a request's first line and of each header: the
 _SILENT_SECONDS = 30         # from a connection to its first request
 _KEEP_ALIVE_SECONDS = 75     # from an answer to the next request
 _OLD = "/admin/", "/admin/v2/", "/admin/v3/"
+PARTS = (topics, namespaces, policies, permissions, subscriptions, messages, schemas, clusters, brokers, stats, health, metrics,
+         authorization)
 
 
 @web.middleware
@@ -83,16 +88,18 @@ def _reason(status: int, text: str, headers: list[tuple[str, str]]) -> web.Respo
 
 def make_app(config: Config, owners: Owners, addresses: Addresses, run_dir: Path, counters: dict[tuple[str, int], Counters],
              authenticator: Authenticator) -> web.Application:
-    app = web.Application(middlewares=[errors_as_json, authentication.identify], client_max_size=_BODY_MAX)
+    app = web.Application(middlewares=[audit.record, errors_as_json, authentication.identify, authorization.authorize],
+                          client_max_size=_BODY_MAX)
     app[brokers.CONFIG] = config
     catalogue = open_catalogue(config.data_dir / "catalogue.sqlite")
     app[topics.TOPICS] = topics.Topics(catalogue, addresses, config, counters["admin", 0])
-    app[OWNERS] = owners
+    app[OWNERS], app[audit.AUDIT] = owners, audit.Audit(config.data_dir)
+    app[authorization.AUTHORIZATION] = Authorization(config.authorization, catalogue)
     app[authentication.DOOR] = authentication.Door(authenticator, config.authentication.metrics, counters["admin", 0])
     app[health.INSIDE], app[health.COUNTERS] = inside_path(run_dir), counters
     app[metrics.METRICS] = metrics.Metrics(config, counters, owners)
     app[schemas.THREAD] = SchemaThread(catalogue.path, config.storage)
-    for part in (topics, namespaces, policies, permissions, subscriptions, messages, schemas, clusters, brokers, stats, health, metrics):
+    for part in PARTS:
         app.add_routes(part.routes)
     app.add_routes(brokers.LAST)
     return app

@@ -6,8 +6,9 @@ from aiohttp import web
 from geminga.proto import names
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
-from geminga.storage.catalogue import PERMISSIONS, SUBSCRIPTION_PERMISSIONS, Catalogue
-from geminga.supervisor.admin import clusters, policies
+from geminga.storage.catalogue import ADMIN_ROLES, Catalogue
+from geminga.supervisor.admin import clusters, permissions, policies
+from geminga.supervisor.admin.authorization import AUTHORIZATION
 from geminga.supervisor.admin.owners import OWNERS
 from geminga.supervisor.admin.topics import (
     BUNDLE,
@@ -29,7 +30,8 @@ routes = web.RouteTableDef()
 _TENANT = "/admin/v2/tenants/{tenant}"
 _NAMESPACE = "/admin/v2/namespaces/{tenant}/{namespace}"
 # What a tenant says of itself, kept as policies of its name.
-_ROLES, _CLUSTERS = "adminRoles", "allowedClusters"
+_ROLES, _CLUSTERS = ADMIN_ROLES, "allowedClusters"
+_PREMADE = "public", "public/default"
 _MODES = {"PERSISTENT": ("persistent:",), "NON_PERSISTENT": ("non-persistent:",), "ALL": ("persistent:", "non-persistent:")}
 _BUNDLES_MAX = 128          # that a namespace may be asked for, as Pulsar has it; here it has one, whatever was asked for
 _ATTEMPTS = 10              # to delete a namespace while its clients make topics anew
@@ -51,7 +53,7 @@ async def create_tenant(request: web.Request) -> web.Response:
     except Refusal:
         raise web.HTTPPreconditionFailed(text="Tenant name is not valid") from None
     info = await _tenant_info(request)
-    if catalogue.has_tenant(tenant):
+    if catalogue.has_tenant(tenant) and not _is_waiting(request, tenant):
         raise web.HTTPConflict(text="Tenant already exist")
     catalogue.create_tenant(tenant)
     return _keep_tenant(catalogue, tenant, info)
@@ -81,6 +83,15 @@ async def delete_tenant(request: web.Request) -> web.Response:
     catalogue.delete_tenant(tenant)
     catalogue.commit()
     return done()
+
+
+def _is_waiting(request: web.Request, name: str) -> bool:
+    """Whether it is there only because every broker has it, and nobody has said anything of it.
+
+    Who sets up a broker with authorization makes the tenant `public` with its administrators, and does not look at the answer; if that
+    was a conflict, nobody could use it.  Nothing that anybody has said is overwritten.
+    """
+    return request.app[AUTHORIZATION].is_enabled and name in _PREMADE and not catalogue_of(request).policies(name)
 
 
 def _tenant(request: web.Request) -> str:
@@ -130,13 +141,16 @@ async def create_namespace(request: web.Request) -> web.Response:
         names.namespace(name)
     except Refusal:
         raise web.HTTPPreconditionFailed(text="Namespace name is not valid") from None
-    kept = _policies_of(await body_of(request), request.app[TOPICS].cluster_name)
+    body = await body_of(request)
+    kept = _policies_of(body, request.app[TOPICS].cluster_name)
+    rights = permissions.read_member((body or {}).get("auth_policies"), name)
     _tenant(request)
-    if catalogue.has_namespace(name):
+    if catalogue.has_namespace(name) and not _is_waiting(request, name):
         raise web.HTTPConflict(text="Namespace already exists")
     catalogue.create_namespace(name)
-    for policy, value in kept.items():
-        catalogue.set_policy(name, policy, value)
+    for scope, found in (*rights.items(), (name, kept)):
+        for policy, value in found.items():
+            catalogue.set_policy(scope, policy, value)
     catalogue.commit()
     return done()
 
@@ -160,9 +174,8 @@ def _policies_of(body: Any, cluster_name: str) -> dict[str, Any]:
 async def namespace(request: web.Request) -> web.Response:
     kept = catalogue_of(request).policies(namespace_of(request))
     cluster_name = request.app[TOPICS].cluster_name
-    found = {"auth_policies": {"namespace_auth": kept.get(PERMISSIONS, {}), "destination_auth": {},
-                               "subscription_auth_roles": kept.get(SUBSCRIPTION_PERMISSIONS, {})},
-             "bundles": _BUNDLES, "latency_stats_sample_rate": {}, "migrated": False, "deleted": False}
+    found = {"auth_policies": permissions.member(catalogue_of(request), namespace_of(request)), "bundles": _BUNDLES,
+             "latency_stats_sample_rate": {}, "migrated": False, "deleted": False}
     return web.json_response(found | policies.members(kept, cluster_name))
 
 

@@ -1,14 +1,16 @@
-"""Permissions of namespaces, topics and subscriptions: kept and shown; nobody is asked who they are yet."""
+"""Permissions of namespaces, topics and subscriptions: granted, shown, taken away."""
 from typing import Any
 
 from aiohttp import web
 
+from geminga.proto import names
 from geminga.storage.catalogue import PERMISSIONS, SUBSCRIPTION_PERMISSIONS, Catalogue
-from geminga.supervisor.admin.topics import TOPIC, body_of, catalogue_of, done, namespace_of, part_of, topic_of
+from geminga.supervisor.admin.topics import TOPIC, body_of, catalogue_of, done, existing_of, namespace_of, part_of, topic_of
+from geminga.workers.identity.authorization import GRANTED
 
 routes = web.RouteTableDef()
 _NAMESPACE = "/admin/v2/namespaces/{tenant}/{namespace}/permissions"
-_ACTIONS = ("consume", "functions", "packages", "produce", "sinks", "sources")
+_MEMBERS = {"namespace_auth": PERMISSIONS, "subscription_auth_roles": SUBSCRIPTION_PERMISSIONS}     # of auth_policies of a namespace
 
 
 def _scope(request: web.Request) -> str:
@@ -16,11 +18,8 @@ def _scope(request: web.Request) -> str:
     namespace = namespace_of(request)
     if "topic" not in request.match_info:
         return namespace
-    topic, catalogue = topic_of(request), catalogue_of(request)
-    count = catalogue.partition_count(topic.base)
-    if topic.is_persistent and not catalogue.has_topic(topic) and not (count and 0 <= topic.partition < count):
-        raise web.HTTPNotFound(text=f"Topic {topic} not found")
-    return str(topic)
+    topic = topic_of(request)
+    return str(existing_of(request) if topic.is_persistent else topic)
 
 
 def _names(sent: Any, what: str, allowed: tuple[str, ...] = ()) -> list[str]:
@@ -43,6 +42,39 @@ def _keep(catalogue: Catalogue, scope: str, name: str, of: str, value: list[str]
     return done()
 
 
+# -- what a namespace is made with and shown as
+
+def read_member(sent: Any, namespace: str) -> dict[str, dict[str, dict[str, list[str]]]]:
+    """auth_policies of the object that a namespace is made with, as {scope: {policy: value}}.  Raises 400, Refusal."""
+    if not isinstance(sent, dict | None):
+        raise web.HTTPBadRequest(text="auth_policies: expected an object")
+    sent = sent or {}
+    found = {namespace: {name: _grants(sent.get(member), member) for member, name in _MEMBERS.items()}}
+    of_topics = sent.get("destination_auth") or {}
+    if not isinstance(of_topics, dict):
+        raise web.HTTPBadRequest(text="auth_policies/destination_auth: expected an object")
+    for text, grants in of_topics.items():
+        topic = names.parse(text)
+        if topic.namespace != namespace:
+            raise web.HTTPBadRequest(text=f"auth_policies/destination_auth: {topic} is not of {namespace}")
+        found[str(topic)] = {PERMISSIONS: _grants(grants, "destination_auth")}
+    return {scope: {name: value for name, value in policies.items() if value} for scope, policies in found.items()}
+
+
+def _grants(sent: Any, member: str) -> dict[str, list[str]]:
+    if not isinstance(sent, dict | None):
+        raise web.HTTPBadRequest(text=f"auth_policies/{member}: expected an object")
+    allowed = () if member == "subscription_auth_roles" else GRANTED
+    found = {one: _names(value, "roles" if not allowed else "actions", allowed) for one, value in (sent or {}).items()}
+    return {one: value for one, value in found.items() if value}
+
+
+def member(catalogue: Catalogue, namespace: str) -> dict[str, Any]:
+    kept = catalogue.policies(namespace)
+    return {member: kept.get(name, {}) for member, name in _MEMBERS.items()} | {
+        "destination_auth": catalogue.topics_policies(namespace, PERMISSIONS)}
+
+
 # -- of roles
 
 @routes.get(_NAMESPACE)
@@ -60,7 +92,7 @@ async def shown(request: web.Request) -> web.Response:
 @routes.post(_NAMESPACE + "/{role}")
 @routes.post(TOPIC + "/permissions/{role}")
 async def grant(request: web.Request) -> web.Response:
-    scope, actions = _scope(request), _names(await body_of(request), "actions", _ACTIONS)
+    scope, actions = _scope(request), _names(await body_of(request), "actions", GRANTED)
     return _keep(catalogue_of(request), scope, PERMISSIONS, part_of(request, "role"), actions)
 
 

@@ -21,7 +21,7 @@ _PATH = "/admin/v2/schemas/{tenant}/{namespace}/{topic}"
 _SHOWN_AS_JSON = (T.Avro, T.Json, T.Protobuf, T.ProtobufNative)      # parts of keys and values; others are empty
 
 
-def _topic(request: web.Request) -> TopicName:
+def topic_of(request: web.Request) -> TopicName:
     """The path does not say whether it keeps anything; of two of a name it is the one that does."""
     kept, live = (names.parse("{}://{}/{}/{}".format(domain, *(part_of(request, name) for name in ("tenant", "namespace", "topic"))))
                   for domain in names.DOMAINS)
@@ -64,7 +64,7 @@ def _shown(found: Version) -> dict[str, Any]:
 
 def _found(request: web.Request, version: int | None = None) -> web.Response:
     with _counters(request).timed("schema_get"):
-        found = schemas.find(catalogue_of(request), _topic(request), version)
+        found = schemas.find(catalogue_of(request), topic_of(request), version)
     if found is None:
         raise web.HTTPNotFound(text="Schema not found")
     return web.json_response(_shown(found))
@@ -98,7 +98,7 @@ async def one_schema(request: web.Request) -> web.Response:
 
 @routes.get(_PATH + "/schemas")
 async def all_schemas(request: web.Request) -> web.Response:
-    topic, catalogue = _topic(request), catalogue_of(request)
+    topic, catalogue = topic_of(request), catalogue_of(request)
     with _counters(request).timed("schema_get"):
         found = [schemas.find(catalogue, topic, version) for version in schemas.versions(catalogue, topic)]
     return web.json_response({"getSchemaResponses": [_shown(one) for one in found if one is not None]})
@@ -108,13 +108,13 @@ async def all_schemas(request: web.Request) -> web.Response:
 async def metadata(request: web.Request) -> web.Response:
     """Versions lie in the catalogue, and so in no ledger."""
     index = [{"ledgerId": -1, "entryId": -1, "version": version}
-             for version, _, _ in catalogue_of(request).schema_versions(_topic(request).base)]
+             for version, _, _ in catalogue_of(request).schema_versions(topic_of(request).base)]
     return web.json_response({"info": index[-1], "index": index}) if index else web.Response()
 
 
 @routes.post(_PATH + "/version")
 async def version_of(request: web.Request) -> web.Response:
-    topic, definition = _topic(request), await _definition(request)
+    topic, definition = topic_of(request), await _definition(request)
 
     def work(catalogue: Catalogue, policies: Policies) -> int | None:
         schemas.check_size(definition)
@@ -127,7 +127,7 @@ async def version_of(request: web.Request) -> web.Response:
 @routes.post(_PATH + "/compatibility")
 async def compatibility(request: web.Request) -> web.Response:
     namespace_of(request)
-    topic, definition = _topic(request), await _definition(request)
+    topic, definition = topic_of(request), await _definition(request)
 
     def work(catalogue: Catalogue, policies: Policies) -> str:
         schemas.validate(definition)
@@ -144,7 +144,7 @@ async def compatibility(request: web.Request) -> web.Response:
 async def add_schema(request: web.Request) -> web.Response:
     """Also where clients may not."""
     namespace_of(request)
-    topic, definition = _topic(request), await _definition(request)
+    topic, definition = topic_of(request), await _definition(request)
 
     def work(catalogue: Catalogue, policies: Policies) -> int:
         schemas.validate(definition)
@@ -157,7 +157,7 @@ async def add_schema(request: web.Request) -> web.Response:
 async def delete_schema(request: web.Request) -> web.Response:
     """Versions that come are counted on; with force=true nothing is left, and they begin anew."""
     namespace_of(request)
-    topic = _topic(request)
+    topic = topic_of(request)
 
     def work(catalogue: Catalogue, policies: Policies) -> int:
         with _counters(request).timed("schema_delete"):

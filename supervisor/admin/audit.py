@@ -1,0 +1,117 @@
+"""The audit log: a line of JSON for everything that was changed by administration, and for everything that was refused to be.
+
+    {"time": "2026-01-31T12:00:00.000Z", "role": "ops", "method": "token", "address": "10.0.0.7",
+     "request": "DELETE /admin/v2/persistent/acme/eu/orders?force=true", "status": 204}
+
+`proxy` says through whom, `reason` why not, `body` what rights were set.  The file is in the data folder; when it has become large it is
+set aside, as audit.log.1 and so on.  Who is refused again and again does not push out what others did: such lines are bounded, and the
+next one says how many there would have been (`left_out`).
+"""
+import contextlib
+import json
+import sys
+import time
+from datetime import UTC, datetime
+from logging import INFO, LogRecord
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from geminga.supervisor.admin.authentication import IDENTITY
+from geminga.workers.identity.authentication import NOT_ASKED
+
+NAME = "audit.log"
+_FILE_BYTES, _FILES = 16 << 20, 10       # arbitrary: some hundred thousand changes
+_REFUSALS_MAX, _REFUSALS_PER_SECOND = 1_000, 1
+_REQUEST_MAX = 8_192                     # characters of a path that are kept; no name is as long
+_LOOKS = ("GET", "HEAD", "OPTIONS")
+_REFUSED = (401, 403)
+_NAMESPACE = "/admin/v2/namespaces/{tenant}/{namespace}"
+_OF_RIGHTS = "/permissions", "/admin/v2/tenants/", "/subscriptionAuthMode"       # parts of routes whose bodies say who may do what
+
+
+class Audit:
+    """What the middleware writes to."""
+
+    def __init__(self, folder: Path):
+        self._handler = _Handler(folder / NAME, maxBytes=_FILE_BYTES, backupCount=_FILES, encoding="utf-8", delay=True)
+        self._refusals, self._since, self._left_out = float(_REFUSALS_MAX), time.monotonic(), 0
+
+    def may_tell_refusal(self) -> bool:
+        now = time.monotonic()
+        self._refusals = min(_REFUSALS_MAX, self._refusals + (now - self._since) * _REFUSALS_PER_SECOND)
+        self._since = now
+        if self._refusals < 1:
+            self._left_out += 1
+            return False
+        self._refusals -= 1
+        return True
+
+    def write(self, found: dict[str, Any]) -> None:
+        if self._left_out:
+            found["left_out"], self._left_out = self._left_out, 0
+        self._handler.emit(LogRecord(NAME, INFO, "", 0, json.dumps(found), None, None))
+
+
+class _Handler(RotatingFileHandler):
+    """What cannot be written is told once, until it can be again."""
+
+    is_failing = False
+
+    def emit(self, record: LogRecord) -> None:
+        self.has_failed = False
+        super().emit(record)
+        if self.is_failing and not self.has_failed:
+            print(f"geminga: {self.baseFilename}: changes are written down again", file=sys.stderr, flush=True)
+        self.is_failing = self.has_failed
+
+    def handleError(self, record: LogRecord) -> None:      # noqa: N802 (of the library)
+        self.has_failed = True
+        if self.stream is not None:      # it is opened anew the next time
+            with contextlib.suppress(OSError):
+                self.stream.close()
+            self.stream = None
+        if not self.is_failing:
+            print(f"geminga: {self.baseFilename} cannot be written, so nobody sees there who changes what: {sys.exception()}",
+                  file=sys.stderr, flush=True)
+
+
+AUDIT = web.AppKey("audit", Audit)
+
+
+@web.middleware
+async def record(request: web.Request, handler) -> web.StreamResponse:
+    """Outside of all others: it sees what is answered in the end."""
+    answer = await handler(request)
+    if request.method in _LOOKS or 400 <= answer.status < 500 and answer.status not in _REFUSED:
+        return answer      # which changed nothing
+    audit = request.app[AUDIT]
+    if answer.status not in _REFUSED or audit.may_tell_refusal():
+        audit.write(await _found(request, answer))
+    return answer
+
+
+async def _found(request: web.Request, answer: web.Response) -> dict[str, Any]:
+    identity = request.get(IDENTITY, NOT_ASKED)
+    found = {"time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+             "role": identity.role, "method": identity.method, "proxy": identity.proxy, "address": request.remote or "",
+             "request": f"{request.method} {request.path_qs}"[:_REQUEST_MAX], "status": answer.status}
+    if not identity.proxy:
+        del found["proxy"]
+    if answer.status >= 400:
+        return found | {"reason": json.loads(answer.body).get("reason", "")}
+    rights = await _rights_set(request)
+    return found if rights is None else found | {"body": rights}
+
+
+async def _rights_set(request: web.Request) -> Any:
+    """What the body says of rights; of everything else nothing is kept: it may be a secret."""
+    route = request.match_info.route.resource.canonical
+    if request.method == "DELETE" or route != _NAMESPACE and not any(part in route for part in _OF_RIGHTS):
+        return None
+    body = json.loads(await request.read() or "null")      # it was understood
+    if route != _NAMESPACE:
+        return body
+    return {"auth_policies": body["auth_policies"]} if body and "auth_policies" in body else None

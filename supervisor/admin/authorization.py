@@ -1,0 +1,214 @@
+"""Who may ask for what over HTTP: one table of all routes, and one middleware that looks there before a request is dealt with.
+
+Statuses are Pulsar's: clients look at them.  What a right is taken from is in force at every worker when the answer leaves.
+"""
+import asyncio
+from typing import NamedTuple
+
+from aiohttp import web
+
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.errors import Refusal
+from geminga.storage.counters import Counters
+from geminga.storage.policy_table import TABLE
+from geminga.supervisor.admin import schemas
+from geminga.supervisor.admin.authentication import IDENTITY
+from geminga.supervisor.admin.health import COUNTERS
+from geminga.supervisor.admin.topics import catalogue_of, part_of, topic_of
+from geminga.workers.identity.authentication import Identity
+from geminga.workers.identity.authorization import ACTIONS, ADMINISTER, CONSUME, LOOKUP, PRODUCE, Authorization, Resource
+
+AUTHORIZATION = web.AppKey("authorization", Authorization)
+routes = web.RouteTableDef()
+_SEEN_SECONDS = 10             # that workers may take to see whose rights are gone
+_AGAIN_SECONDS = 0.005
+
+
+# -- what every route demands
+
+class Demand(NamedTuple):
+    of: str           # which part of the path it is about: "topic", "namespace", "tenant"; "" the broker
+    action: str       # that who asks must have the right to
+    status: int       # that who has not is told
+    is_hiding: bool = False      # ... also where there is no such tenant
+
+
+SUPER, TENANTS = Demand("", ADMINISTER, 401), Demand("tenant", ADMINISTER, 401, is_hiding=True)
+TENANT, NAMESPACE, TOPIC, TOPIC_POLICY = (Demand("tenant", ADMINISTER, 401), Demand("namespace", ADMINISTER, 403),
+                                          Demand("topic", ADMINISTER, 401), Demand("topic", ADMINISTER, 403))
+LISTS, DISCARDS = Demand("namespace", LOOKUP, 403), Demand("namespace", CONSUME, 403)      # of all topics of a namespace
+LOOKS_UP, PRODUCES, CONSUMES = (Demand("topic", action, 401) for action in (LOOKUP, PRODUCE, CONSUME))
+_T, _N = "/admin/v2/{domain}/{tenant}/{namespace}/{topic}", "/admin/v2/namespaces/{tenant}/{namespace}"
+_S, _SCHEMAS, _BUNDLE = _T + "/subscription/{subscription}", "/admin/v2/schemas/{tenant}/{namespace}/{topic}", _N + "/{bundle}"
+_OPS = "/{domain}/{tenant}/{namespace}/{topic}"
+_CLUSTER, _BROKERS, _STATS = "/admin/v2/clusters/{cluster}", "/admin/v2/brokers", "/admin/v2/broker-stats"
+
+# (demand, methods, paths).  None: whoever is asked may, once they have shown who they are.
+_ROWS: tuple[tuple[Demand | None, str, tuple[str, ...]], ...] = (
+    (None, "GET", ("/status.html", "/ready", "/metrics", "/metrics/", f"{_BROKERS}/ready", f"{_BROKERS}/version", "/admin/v2/clusters")),
+    # What there is none of, and so is refused to everybody.
+    (None, "*", tuple(f"/admin/{path}{{rest}}" for path in (
+        "v2/bookies", "v2/resourcegroups", "v2/resource-quotas", "v2/worker", "v2/functions", "v3/functions", "v3/sinks", "v3/sources",
+        "v3/sink", "v3/source", "v3/packages", "v3/transactions"))),
+    # The broker
+    (SUPER, "GET", (_BROKERS, *(f"{_BROKERS}/{path}" for path in (
+        "{cluster}", "leaderBroker", "{cluster}/{broker}/ownedNamespaces", "backlog-quota-check", "internal-configuration", "health",
+        "configuration", "configuration/values", "configuration/runtime")))),
+    (SUPER, "POST", (f"{_BROKERS}/shutdown", f"{_BROKERS}/configuration/{{name}}/{{value}}")),
+    (SUPER, "DELETE", (f"{_BROKERS}/configuration/{{name}}",)),
+    (SUPER, "GET", tuple(f"{_STATS}/{path}" for path in ("topics", "metrics", "mbeans", "load-report", "allocator-stats/{allocator}"))),
+    (SUPER, "GET", tuple(f"/admin/v2/{path}" for path in (
+        "bookies/all", "bookies/racks-info", "resourcegroups", "resourcegroups/{group}"))),
+    (SUPER, "GET PUT POST DELETE", (_CLUSTER,)),
+    (SUPER, "GET POST", (f"{_CLUSTER}/peers", f"{_CLUSTER}/namespaceIsolationPolicies/{{policy}}")),
+    (SUPER, "GET", (f"{_CLUSTER}/failureDomains", f"{_CLUSTER}/namespaceIsolationPolicies",
+                    f"{_CLUSTER}/namespaceIsolationPolicies/brokers/{{broker}}")),
+    (SUPER, "GET POST DELETE", (f"{_CLUSTER}/failureDomains/{{domain}}",)),
+    (SUPER, "POST", (f"{_CLUSTER}/migrate",)),
+    # Tenants and namespaces
+    (SUPER, "GET", ("/admin/v2/tenants",)),
+    (TENANTS, "GET PUT POST DELETE", ("/admin/v2/tenants/{tenant}",)),
+    (TENANT, "GET", ("/admin/v2/namespaces/{tenant}",)),
+    (TENANT, "PUT DELETE", (_N,)),
+    (TENANT, "GET PUT DELETE", (f"{_N}/properties",)),
+    (TENANT, "GET DELETE", (f"{_N}/property/{{key}}",)),
+    (TENANT, "PUT", (f"{_N}/property/{{key}}/{{value}}",)),
+    (NAMESPACE, "GET", (_N, f"{_N}/permissions", f"{_N}/permissions/subscription", f"{_N}/backlogQuotaMap", f"{_N}/resourcegroup")),
+    (NAMESPACE, "POST DELETE", (f"{_N}/permissions/{{role}}", f"{_N}/backlogQuota")),
+    (NAMESPACE, "POST", (f"{_N}/permissions/subscription/{{subscription}}", f"{_N}/resourcegroup/{{group}}")),
+    (NAMESPACE, "DELETE", (f"{_N}/permissions/{{subscription}}/{{role}}", f"{_N}/resourcegroup")),
+    (SUPER, "PUT", (f"{_N}/unload", f"{_BUNDLE}/unload", f"{_BUNDLE}/split")),
+    (LISTS, "GET", (f"{_N}/topics", f"{_N}/bundles", "/admin/v2/{domain}/{tenant}/{namespace}",
+                    "/admin/v2/{domain}/{tenant}/{namespace}/partitioned")),
+    (DISCARDS, "POST", tuple(f"{path}/{what}" for path in (_N, _BUNDLE)
+                             for what in ("clearBacklog", "clearBacklog/{subscription}", "unsubscribe/{subscription}"))),
+    # Topics
+    (NAMESPACE, "PUT DELETE", (_T,)),
+    (NAMESPACE, "PUT DELETE", (f"{_T}/partitions",)),
+    (NAMESPACE, "POST", (f"{_T}/createMissedPartitions",)),
+    (TOPIC_POLICY, "POST", (f"{_T}/partitions",)),
+    (LOOKS_UP, "GET", (f"{_T}/partitions", f"{_T}/properties", "/lookup/v2/topic" + _OPS, "/lookup/v2/destination" + _OPS)),
+    (LISTS, "GET", ("/lookup/v2/topic" + _OPS + "/bundle",)),
+    (TENANT, "GET", (f"{_T}/permissions",)),
+    (TENANT, "POST DELETE", (f"{_T}/permissions/{{role}}",)),
+    (TENANT, "DELETE", (f"{_T}/truncate",)),
+    (TOPIC, "PUT DELETE", (f"{_T}/properties",)),
+    (TOPIC, "GET PUT", (f"{_T}/compaction", f"{_T}/offload")),
+    (TOPIC, "POST", (f"{_T}/terminate", f"{_T}/terminate/partitions", f"{_T}/trim")),
+    (TOPIC, "PUT", (f"{_T}/unload",)),
+    (LOOKS_UP, "GET", tuple(f"{_T}/{what}" for what in (
+        "stats", "partitioned-stats", "internalStats", "partitioned-internalStats", "internal-info"))),
+    (CONSUMES, "GET", tuple(f"{_T}/{what}" for what in (
+        "subscriptions", "lastMessageId", "messageid/{time_ms}", "getMessageIdByIndex", "ledger/{ledger}/entry/{entry}",
+        "examinemessage", "backlog"))),
+    (CONSUMES, "PUT", (f"{_T}/backlogSize",)),
+    (CONSUMES, "POST", (f"{_T}/all_subscription/expireMessages/{{seconds}}",)),
+    (CONSUMES, "PUT DELETE", (_S,)),
+    (CONSUMES, "GET PUT", (f"{_S}/properties",)),
+    (CONSUMES, "GET POST", (f"{_S}/replicatedSubscriptionStatus",)),
+    (CONSUMES, "GET", (f"{_S}/position/{{number}}",)),
+    (CONSUMES, "POST", tuple(f"{_S}/{what}" for what in (
+        "skip_all", "skip/{entries}", "resetcursor/{time_ms}", "resetcursor", "expireMessages/{seconds}", "expireMessages",
+        "analyzeBacklog"))),
+    (TOPIC_POLICY, "GET", (f"{_T}/backlogQuotaMap",)),
+    (TOPIC_POLICY, "POST DELETE", (f"{_T}/backlogQuota",)),
+    (TOPIC_POLICY, "GET POST DELETE", (f"{_T}/{{subscription}}/dispatchRate",)),
+    (TOPIC_POLICY, "DELETE", (f"{_T}/policies",)),
+    # Schemas
+    (LOOKS_UP, "GET", tuple(f"{_SCHEMAS}/{what}" for what in ("schema", "schema/{version}", "schemas", "metadata"))),
+    (LOOKS_UP, "POST", (f"{_SCHEMAS}/version",)),
+    (PRODUCES, "POST", (f"{_SCHEMAS}/schema",)),
+    (TENANT, "POST", (f"{_SCHEMAS}/compatibility",)),
+    (TENANT, "DELETE", (f"{_SCHEMAS}/schema",)),
+    # Our own
+    (CONSUMES, "POST", ("/ops/v1/release" + _OPS + "/{subscription}",)),
+    (LOOKS_UP, "GET", ("/ops/v1/why" + _OPS + "/{subscription}",)),
+    (TOPIC_POLICY, "GET", ("/ops/v1/can-i" + _OPS,)),
+)
+DEMANDS = {(method, path): demand for demand, methods, paths in _ROWS for path in paths for method in methods.split()}
+for _policy in TABLE.values():
+    for _level, _prefix, _demand in ((_policy.namespace, _N, NAMESPACE), (_policy.topic, _T, TOPIC_POLICY)):
+        if _level is not None and not _level.kind:
+            for _method in ("GET", _level.method):
+                DEMANDS[_method, f"{_prefix}/{_level.path}"] = _demand
+            if _level.removable:
+                DEMANDS["DELETE", f"{_prefix}/{_level.remove or _level.path}"] = _demand
+for _method in ("GET", "POST", "DELETE"):      # as Pulsar has them
+    DEMANDS[_method, f"{_N}/persistence/bookieAffinity"], DEMANDS[_method, f"{_T}/maxMessageSize"] = SUPER, TENANT
+for _method in ("POST", "DELETE"):
+    DEMANDS[_method, f"{_N}/delayedDelivery"] = SUPER
+
+
+# -- before a request is dealt with
+
+@web.middleware
+async def authorize(request: web.Request, handler) -> web.StreamResponse:
+    authorization, route = request.app[AUTHORIZATION], request.match_info.route
+    if not authorization.is_enabled or route.resource is None:       # there is nothing under that path
+        return await handler(request)
+    _check(request, authorization, demand_of(request.method, route.resource.canonical))
+    if request.method in ("GET", "HEAD"):
+        return await handler(request)
+    before = catalogue_of(request).rights_version()
+    answer = await handler(request)
+    if (version := catalogue_of(request).rights_version()) != before:
+        await _seen(request.app[COUNTERS], version)
+    return answer
+
+
+def demand_of(method: str, path: str) -> Demand | None:
+    """Of the route; who has forgotten to say is told that nobody but a super user may."""
+    method = "GET" if method == "HEAD" else method
+    return DEMANDS.get((method, path), DEMANDS.get(("*", path), SUPER))
+
+
+def _check(request: web.Request, authorization: Authorization, demand: Demand | None) -> None:
+    """Raises 401, 403; 404 where there is no such tenant; Refusal."""
+    if demand is None:
+        return
+    resource = _resource(request, demand.of)
+    subscription = part_of(request, "subscription") if demand.action == CONSUME and "subscription" in request.match_info else ""
+    decision = authorization.decide(request[IDENTITY], demand.action, resource, subscription)
+    if decision.is_allowed:
+        return
+    if demand.of and not demand.is_hiding and not catalogue_of(request).has_tenant(part_of(request, "tenant")):
+        raise web.HTTPNotFound(text="Tenant does not exist")
+    text = {"": "This operation requires super-user access", "tenant": "Don't have permission to administrate resources on this tenant"}
+    reason = f"{text.get(demand.of, 'Not authorized')}: {decision.told or decision.why}"
+    raise (web.HTTPUnauthorized if demand.status == 401 else web.HTTPForbidden)(text=reason)
+
+
+def _resource(request: web.Request, of: str) -> Resource:
+    """Raises 404, Refusal."""
+    if of == "topic":
+        return topic_of(request) if "domain" in request.match_info else schemas.topic_of(request)
+    parts = [part_of(request, name) for name in ("tenant", "namespace")[:("", "tenant", "namespace").index(of)]]
+    if any("/" in part for part in parts):      # percent-encoded: it would be taken for something else
+        raise web.HTTPNotFound(text=f"{of.capitalize()} does not exist")
+    return "/".join(parts)
+
+
+async def _seen(counters: dict[tuple[str, int], Counters], version: int) -> None:
+    """Whoever has lost a right was told to go, by every worker.  Raises Refusal when one of them does not see it in good time."""
+    workers = [found for (role, _), found in counters.items() if role == "worker"]
+    try:
+        async with asyncio.timeout(_SEEN_SECONDS):
+            while any(worker.read()["rights_seen"] < version for worker in workers):
+                await asyncio.sleep(_AGAIN_SECONDS)
+    except TimeoutError:
+        raise Refusal(api.ServiceNotReady, "It is kept, but not all workers have taken notice yet") from None
+
+
+# -- who may do what, in words
+
+@routes.get("/ops/v1/can-i/{domain:persistent|non-persistent}/{tenant}/{namespace}/{topic:[^/]+}")
+async def can_i(request: web.Request) -> web.Response:
+    topic, authorization, asked = topic_of(request), request.app[AUTHORIZATION], request.query
+    if not asked.get("role"):
+        raise web.HTTPBadRequest(text="role says whose right is asked about")
+    if asked.get("action") not in ACTIONS:
+        raise web.HTTPBadRequest(text=f"action is one of {', '.join(ACTIONS)}")
+    who = Identity(asked["role"], proxy=asked.get("proxy", ""))
+    decision = authorization.decide(who, asked["action"], topic, asked.get("subscription", ""))
+    found = {"allowed": decision.is_allowed, "why": decision.why}
+    return web.json_response(found if decision.is_allowed else found | {"couldGrant": authorization.helpers(topic)})
