@@ -335,23 +335,26 @@ class World:
             or (any(is_anew for _, is_anew in self.touched.values()) and bool(answers.commands(T.SUCCESS)))
         is_more, self.is_more = self.is_more, False
         touched, self.touched = self.touched, {}
-        if is_told and is_more:      # what was done before the pass is on disk; what was done in it may have come behind the answer
-            for topic in self.topics:
-                for subscription in topic.subscriptions.values() if topic.is_known else ():
-                    before = touched[subscription][0] if subscription in touched else subscription.state
-                    subscription.candidates = [(before, before)]
-            is_told, self.unsynced_since = False, None
+        is_late = self.unsynced_since is not None and self.now_ms - self.unsynced_since >= SYNCED_MS
+        if (is_told and is_more) or (is_late and not is_told):      # what was done before the pass is on disk, perhaps not what was in it
+            self._is_on_disk({subscription: before for subscription, (before, _) in touched.items()})
+            is_told = False
         for subscription, (before, is_anew) in touched.items():
             subscription.candidates += self._between(before, subscription.state, is_anew)
         if touched and self.unsynced_since is None:
             self.unsynced_since = self.now_ms
-        if is_told or (self.unsynced_since is not None and self.now_ms - self.unsynced_since >= SYNCED_MS):
-            self.unsynced_since = None
-            for topic in self.topics:
-                for key, subscription in list(topic.subscriptions.items()) if topic.is_known else ():
-                    subscription.candidates = [(subscription.state.copy(), subscription.state.copy())] if subscription.state else []
-                    if subscription.state is None:
-                        del topic.subscriptions[key]
+        if is_told:
+            self._is_on_disk({})
+
+    def _is_on_disk(self, before: dict[Subscription, State | None]) -> None:
+        """Each subscription, as it was before or else as it is."""
+        self.unsynced_since = None
+        for topic in self.topics:
+            for key, subscription in list(topic.subscriptions.items()) if topic.is_known else ():
+                state = before.get(subscription, subscription.state)
+                subscription.candidates = [(state.copy(), state.copy())] if state else [(None, None)] if subscription in before else []
+                if state is None and subscription not in before:
+                    del topic.subscriptions[key]
 
     def _receive(self, answers: Answers) -> None:
         """Receipts and deliveries are what they should be."""
