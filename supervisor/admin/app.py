@@ -3,6 +3,7 @@
 Answers have Pulsar's status codes and shapes: 204 without a body for what was done, {"reason": "..."} for what was not.
 """
 import asyncio
+import os
 import traceback
 from pathlib import Path
 
@@ -48,6 +49,7 @@ _BODY_MAX = 1 << 20
 _LINE_MAX = 64 << 10         # of a request's first line and of each header: the longest name there may be, percent-encoded
 _SILENT_SECONDS = 30         # from a connection to its first request
 _KEEP_ALIVE_SECONDS = 75     # from an answer to the next request
+_NICENESS = 5                # messages go first: what is asked here for long, as a scrape of many topics, takes no core from them
 _OLD = "/admin/", "/admin/v2/", "/admin/v3/"
 PARTS = (topics, namespaces, policies, permissions, subscriptions, messages, schemas, clusters, brokers, stats, health, metrics,
          authorization)
@@ -124,6 +126,7 @@ async def _serve(app: web.Application, owners: Owners, listeners: Listeners, con
     if listeners.certificates is not None:
         listeners.certificates.watch()
     servers = await listeners.serve(lambda: _accepted(runner.server))
+    os.nice(_NICENESS)
     control.send(ready={})
     await stopping.wait()
     for server in servers:

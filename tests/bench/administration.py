@@ -1,6 +1,6 @@
-"""What administration costs where there is much of it, on a broker of its own.
+"""What administration costs where there is much of it, and what it costs messages, on a broker of its own.
 
-    python tests/bench/administration.py [--topics 10000] [--subscriptions 5] [--rounds 10]
+    python tests/bench/administration.py [--topics 10000] [--subscriptions 5] [--rounds 10] [--seconds 5]
 
     made        so many topics with so many subscriptions each, over HTTP: calls a second
     metrics     GET /metrics: its bytes, its series
@@ -9,6 +9,12 @@
 
 Of each the median, least and most that it took, and what the broker's processes computed for one.  The median of /metrics is to be below
 300 ms, that of stats below 10 ms, that of the list below 100 ms.
+
+    messages    published and consumed at full speed on one topic, so many seconds without administration and as many with it, in turns:
+                /metrics at the beginning, then stats of a topic and the list of topics each second, over one connection
+
+Of these the median of the rounds' ratios, which is to be above 0.95, and what the processes of the broker computed for administration in
+a second: noise of the machine is in the former and not in the latter.
 """
 import argparse
 import asyncio
@@ -21,6 +27,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import aiohttp
+import psutil
+from link import Load
+from load import Running, address, topic_names
 from usage import cpu_seconds
 
 _AT_ONCE = 64
@@ -28,14 +37,15 @@ NAMESPACE = "public/default"
 
 
 @contextmanager
-def broker() -> Iterator[tuple[str, int]]:
-    """(HTTP address, pid)"""
+def broker() -> Iterator[tuple[str, tuple[str, int], int]]:
+    """(HTTP address, clients' address, pid)"""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "geminga.supervisor.main", "serve", "--data-dir", f"{folder}/data"]
         command += ["--port", "0", "--http-port", "0"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
             assert running.stdout is not None
-            yield next(line.split()[-1] for line in running.stdout if "http://" in line), running.pid
+            told = {line.split()[0]: line.split()[-1] for line in iter(running.stdout.readline, "Publish a first message:\n")}
+            yield told["http"], address(told["clients"].partition("://")[2]), running.pid
             running.terminate()
 
 
@@ -87,14 +97,53 @@ async def measure(url: str, pid: int, topics: int, subscriptions: int, rounds: i
             print(f"{what:<11} {middle:.1f} ms ({min(times):.1f} to {max(times):.1f}), CPU {cpu:.1f} ms{size}", flush=True)
 
 
+async def _administer(session: aiohttp.ClientSession, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    await _timed(session, "/metrics")
+    while time.monotonic() < end:
+        for path in (f"/admin/v2/persistent/{NAMESPACE}/t-0/stats", f"/admin/v2/persistent/{NAMESPACE}"):
+            await _timed(session, path)
+        await asyncio.sleep(min(1.0, max(0.0, end - time.monotonic())))
+
+
+async def compare(url: str, clients: tuple[str, int], pid: int, rounds: int, seconds: float) -> None:
+    [admin] = [one for one in psutil.Process(pid).children() if one.name() == "geminga-admin"]
+    ratios, of_admin = [], []
+
+    def cpu() -> float:
+        return sum(admin.cpu_times()[:2])
+
+    async with aiohttp.ClientSession(url) as session:
+        with Running(Load(*clients, topic_names(1)), pid) as running:
+            running.start_consumers()
+            running.start_producers()
+            running.wait(seconds)
+            for number in range(rounds):
+                rates, used = {}, {}
+                for is_administered in (number % 2, 1 - number % 2):      # what drifts meanwhile favours neither
+                    first, before = running.look(), cpu()
+                    await (_administer(session, seconds) if is_administered else asyncio.sleep(seconds))
+                    last = running.look()
+                    rates[is_administered] = (last.arrived - first.arrived) / (last.at - first.at)
+                    used[is_administered] = (cpu() - before) / (last.at - first.at)
+                ratios.append(rates[1] / rates[0])
+                of_admin.append(used[1] - used[0])
+            running.finish_producers()
+            running.finish_consumers()
+    print(f"messages    {statistics.median(ratios):.3f} of the rate without administration ({min(ratios):.3f} to {max(ratios):.3f}), "
+          f"CPU of the admin process {statistics.median(of_admin) * 1000:.0f} ms a second", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure administration")
     parser.add_argument("--topics", type=int, default=10_000)
     parser.add_argument("--subscriptions", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=5)
     asked = parser.parse_args()
-    with broker() as (url, pid):
+    with broker() as (url, clients, pid):
         asyncio.run(measure(url, pid, asked.topics, asked.subscriptions, asked.rounds))
+        asyncio.run(compare(url, clients, pid, asked.rounds, asked.seconds))
 
 
 if __name__ == "__main__":

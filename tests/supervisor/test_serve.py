@@ -5,6 +5,7 @@ import sys
 import urllib.parse
 from pathlib import Path
 
+import psutil
 import pytest
 
 from ..harness import COMMAND, partitions_url, request, unique_topic
@@ -69,6 +70,12 @@ def test_a_broker_that_is_not_there_is_one_line():
 def test_health_is_told(broker, path, text):
     """`health` has published a message and read it back."""
     assert request("GET", broker.http_url + path) == (200, text)
+
+
+def test_messages_go_before_administration(broker):
+    """The kernel gives the admin process less of a core that others want."""
+    nice = {role: psutil.Process(broker.child(role)).nice() for role in ("admin", "worker", "owner")}
+    assert nice["admin"] > nice["worker"] == nice["owner"]
 
 
 def test_metrics_are_prometheus_text(broker):
