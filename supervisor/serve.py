@@ -275,7 +275,7 @@ class Supervisor:
         self._has_moved = False
         recovery.settle(self.config.data_dir, self.config.owners)
         print(f"Geminga is ready after {time.monotonic() - self.began:.2f} s: {self.config.workers} workers, {self.config.owners} owners\n"
-              + "".join(f"  {name:<9} {'  '.join(filter(None, urls))}\n" for name, urls in self._shown.items()) +
+              + "".join(f"  {name:<9} {url}\n" for name, urls in self._shown.items() for url in filter(None, urls)) +
               f"  data      {self.config.data_dir.resolve()}\n"
               f"Publish a first message:\n"
               f"  {Path(sys.argv[0]).absolute()} publish --url {next(filter(None, self._shown['clients']))} my-topic 'Hello'", flush=True)

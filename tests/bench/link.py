@@ -8,6 +8,7 @@
 import multiprocessing as mp
 import select
 import socket
+import ssl
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -51,6 +52,7 @@ class Load:
     limit: int = 0              # entries of one connection; 0 is until told to stop
     subscription: str = "bench"
     subscriptions: int = 1      # consumers take turns with them; what is published arrives so many times
+    trusted: str = ""           # file with the authority of the broker's certificate: TLS is spoken
 
 
 class Board:
@@ -75,6 +77,8 @@ class Link:
         except OSError as error:
             raise BrokerError(f"cannot connect to {load.host}:{load.port}: {error.strerror or error}") from None
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if load.trusted:
+            self.socket = ssl.create_default_context(cafile=load.trusted).wrap_socket(self.socket, server_hostname=load.host)
         self.socket.setblocking(False)
         self.ask("CONNECT", wire.connect(), wire.CONNECTED)
 
@@ -129,7 +133,7 @@ class Link:
         while self.outbox:
             try:
                 sent = self.socket.send(self.outbox[0])
-            except BlockingIOError:
+            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 return
             except OSError as error:
                 raise BrokerError(f"the connection broke: {error.strerror}") from None
@@ -143,20 +147,30 @@ class Link:
         self.inbox[: self.filled - self.taken] = self.inbox[self.taken : self.filled]
         self.filled -= self.taken
         self.taken = 0
-        readable, writable, _ = select.select([self.socket], [self.socket] if self.outbox else [], [], timeout_s)
+        is_pending = isinstance(self.socket, ssl.SSLSocket) and self.socket.pending() > 0      # which select does not see
+        readable, writable, _ = select.select([self.socket], [self.socket] if self.outbox else [], [], 0 if is_pending else timeout_s)
         if writable:
             self.flush()
-        if not readable:
+        if not readable and not is_pending:
             return np.zeros(0, np.int64)
         try:
-            count = self.socket.recv_into(memoryview(self.inbox)[self.filled :])
+            self._read()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            pass
         except OSError as error:
             raise BrokerError(f"the connection broke: {error.strerror}") from None
-        if count == 0:
-            raise BrokerError("the broker closed the connection" if self.filled < INBOX_SIZE else "a frame is larger than the inbox")
-        self.filled += count
         starts, self.taken = wire.frame_starts(self.data, self.filled)
         return starts
+
+    def _read(self) -> None:
+        """What there is; of TLS all that fits, for a record at a time comes out of it."""
+        while True:
+            count = self.socket.recv_into(memoryview(self.inbox)[self.filled :])
+            if count == 0:
+                raise BrokerError("the broker closed the connection" if self.filled < INBOX_SIZE else "a frame is larger than the inbox")
+            self.filled += count
+            if not isinstance(self.socket, ssl.SSLSocket) or self.filled == INBOX_SIZE:
+                return
 
 
 def _told(text: bytes) -> str:

@@ -260,13 +260,15 @@ def main() -> int:
     parser.add_argument("--type", dest="kind", choices=wire.SUBSCRIPTION_TYPES, default="exclusive")
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--warmup", type=float, default=3)
+    parser.add_argument("--trusted", default="", help="file with the authority of the broker's certificate: speak TLS")
     parser.add_argument("--backlog", type=int, default=0, help="publish so many first, then measure reading them")
     numbers = ("size_bytes", "batch", "rate", "connections", "consumers", "window", "permits", "lead")
     for name in numbers:
         default = Load.__dataclass_fields__[name].default
         parser.add_argument("--" + name.replace("_", "-"), type=float if name == "rate" else int, default=default)
     asked = parser.parse_args()
-    load = Load(*asked.address, topic_names(asked.topics), kind=asked.kind, **{name: getattr(asked, name) for name in numbers})
+    given = {name: getattr(asked, name) for name in (*numbers, "kind", "trusted")}
+    load = Load(*asked.address, topic_names(asked.topics), **given)
     try:
         if asked.backlog:
             figures = measure_backlog(load, asked.backlog, pid=asked.pid)
