@@ -115,7 +115,11 @@ async def connect_inside(path: Path) -> Session:
 
 async def _introduced(session: Session, method: str = "", data: str = "") -> Session:
     request = api.CommandConnect(client_version="Geminga", protocol_version=19, auth_method_name=method, auth_data=data.encode())
-    await session.call(api.BaseCommand(type=T.CONNECT, connect=request), T.CONNECTED)
+    try:
+        await session.call(api.BaseCommand(type=T.CONNECT, connect=request), T.CONNECTED)
+    except BaseException:
+        session.close()
+        raise
     return session
 
 

@@ -8,12 +8,14 @@
 import asyncio
 import base64
 import binascii
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from aiohttp import web
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.storage.counters import Counters
+from geminga.storage.counters import EXPIRING_MINUTES, METHODS, RESULTS, Counters, authentication_counter
 from geminga.workers.identity.attempts import Attempts
 from geminga.workers.identity.authentication import NOT_ASKED, Authenticator, Identity, Original
 from geminga.workers.identity.shown import NotAuthenticated, Shown
@@ -91,3 +93,31 @@ DOOR = web.AppKey("door", Door)
 async def identify(request: web.Request, handler) -> web.StreamResponse:
     request[IDENTITY] = await request.app[DOOR].identify(request)
     return await handler(request)
+
+
+_PROVIDERS = {"token": "AuthenticationProviderToken", "basic": "AuthenticationProviderBasic", "tls": "AuthenticationProviderTls"}
+
+
+def families(cluster: str, total: Callable[[str], int]) -> Iterator[Metric]:
+    """Of /metrics, by Pulsar's names.  total: of a counter, over all processes."""
+    labels = ["cluster", "provider_name", "auth_method"]
+    right = CounterMetricFamily("pulsar_authentication_success", "Clients and requests that have shown who they are", labels=labels)
+    wrong = CounterMetricFamily("pulsar_authentication_failures", "Those that were refused", labels=[*labels, "reason"])
+    for method in METHODS:
+        values = [cluster, _PROVIDERS.get(method, ""), method]
+        for result in RESULTS:
+            count = total(authentication_counter(method, result))
+            if result == "SUCCESS":
+                right.add_metric(values, count)
+            elif count:
+                wrong.add_metric([*values, result], count)
+    expired = CounterMetricFamily("pulsar_expired_token", "Tokens that had expired when they were shown", labels=["cluster"])
+    expired.add_metric([cluster], total("expired_tokens"))
+    what = "How long tokens were still good for when they were shown"
+    expiring = HistogramMetricFamily("pulsar_expiring_token_minutes", what, labels=["cluster"])
+    buckets, count = [], 0
+    for bound in (*EXPIRING_MINUTES, "later"):
+        count += total(f"expiring_{bound}")
+        buckets.append(("+Inf" if bound == "later" else f"{bound:.1f}", count))
+    expiring.add_metric([cluster], buckets, total("expiring_minutes"))
+    yield from (right, wrong, expired, expiring)

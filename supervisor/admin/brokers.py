@@ -11,6 +11,7 @@ from geminga.supervisor.admin.owners import OWNERS
 from geminga.supervisor.admin.topics import BUNDLE, TOPICS, catalogue_of, done, part_of, status
 from geminga.supervisor.config import Config
 from geminga.supervisor.properties import TRANSLATED, ConfigError, Setting
+from geminga.workers.identity.options import Secret
 
 routes = web.RouteTableDef()
 CONFIG = web.AppKey("config", Config)
@@ -86,7 +87,8 @@ async def changed(request: web.Request) -> web.Response:
 async def runtime(request: web.Request) -> web.Response:
     """What holds, by Pulsar's names; texts all."""
     config = request.app[CONFIG]
-    sections = {"storage": request.app[TOPICS].storage, "network": config.worker}
+    sections = {"storage": request.app[TOPICS].storage, "network": config.worker, "authentication": config.authentication,
+                "authorization": config.authorization}
     found = {}
     for name, (key, _) in TRANSLATED.items():
         section, _, field = key.rpartition(".")
@@ -100,6 +102,8 @@ def _said(name: str, value: Any) -> str:
     """In Pulsar's unit."""
     if isinstance(value, bool):
         return str(value).lower()
+    if any(isinstance(one, Secret) for one in (value if isinstance(value, tuple) else (value,))):
+        return "*****" if value else ""
     if isinstance(value, tuple):
         return ",".join(value)
     one = TRANSLATED[name][1]("1") if isinstance(value, int) else 1

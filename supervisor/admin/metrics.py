@@ -21,6 +21,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from geminga.proto.commands import SERVER_VERSION
 from geminga.storage.counters import BOUNDS_S, Counters
 from geminga.storage.statistics import SUBSCRIPTION_COLUMNS, TOPIC_COLUMNS
+from geminga.supervisor.admin import authentication
 from geminga.supervisor.admin.owners import Owners
 from geminga.supervisor.admin.stats import Measured, measure, namespace_of, processes
 from geminga.supervisor.config import Config
@@ -291,6 +292,7 @@ class Metrics:
                 its = {process: row[name] for process, (role, _, row) in rows.items() if role == whose}
                 yield _by_process(GaugeMetricFamily, name, text, its)
         yield self._certificate_expiry()
+        yield from authentication.families(self._cluster, next(iter(self._counters.values())).total)
         for name, text in _OWN.items():
             yield _by_process(CounterMetricFamily, name, text, {process: row[name] for process, (_, _, row) in rows.items()})
         for name, (whose, text) in _HISTOGRAMS.items():

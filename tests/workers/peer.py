@@ -18,9 +18,12 @@ class Closed(Exception):
 class Peer:
     """One connection, and the frames that have come on it."""
 
-    def __init__(self, service_url: str, first: bytes = CONNECT, *, receive_buffer: int = 0):
+    def __init__(self, service_url: str, first: bytes = CONNECT, *, receive_buffer: int = 0, source: str = ""):
+        """source: the address that it comes from."""
         address = urlsplit(service_url)
         self.socket = socket.socket()
+        if source:
+            self.socket.bind((source, 0))
         if receive_buffer:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         self.socket.settimeout(SECONDS)

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from geminga.storage.counters import EXPIRING_MINUTES, Counters, authentication_counter
-from geminga.workers.identity.authentication import Identity
+from geminga.workers.identity.authentication import OURSELVES, Identity
 from geminga.workers.identity.shown import NotAuthenticated
 
 _REST_SECONDS = 60.0          # without a failure, after which an episode is over
@@ -41,7 +41,7 @@ class Attempts:
 
     def succeeded(self, identity: Identity) -> None:
         """It has shown who it is."""
-        if not identity.method:
+        if not identity.method or identity is OURSELVES:
             return
         self._counters.add(authentication_counter(identity.method, "SUCCESS"))
         if identity.expires_s is not None:

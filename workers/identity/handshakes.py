@@ -91,7 +91,9 @@ class Handshakes:
         try:
             identity = demand()
         except NotAuthenticated as error:
-            return self._refuse(client, method, error) if client.identity is None else self._drop(client, error)
+            if client.identity is None:
+                return self._refuse(client, method, error)
+            return self._drop(client, error, is_told=error.reason != "ROLE_CHANGED")
         self._attempts.succeeded(identity)
         done(identity)
 
@@ -139,11 +141,12 @@ class Handshakes:
                 client.is_challenged = True
                 client.write(answers.auth_challenge(client.identity.method, client.protocol_version))
 
-    def _drop(self, client, error: NotAuthenticated) -> None:
-        """End a connection without a word, as clients expect it."""
+    def _drop(self, client, error: NotAuthenticated, *, is_told: bool = False) -> None:
+        """End the connection of a client that was there: without a word, but for a wrong answer."""
         self._attempts.failed(client.host, client.identity.method, error)
         self._expiring.discard(client)
-        client.abort()
+        client.stop_reading()
+        _end(client, error) if is_told else client.abort()
 
 
 def method_of(request: api.CommandConnect) -> str:
