@@ -4,6 +4,7 @@ One request at a time, one message per frame; real applications use a Pulsar cli
 """
 import asyncio
 import itertools
+import ssl
 import time
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -102,10 +103,14 @@ class Session:
         self._writer.close()
 
 
-async def connect(url: str, method: str = "", data: str = "") -> Session:
-    """A session with the broker at pulsar://host:port, for who shows that by this method.  Raises OSError, ClientError."""
+async def connect(url: str, method: str = "", data: str = "", tls: ssl.SSLContext | None = None) -> Session:
+    """A session with the broker at pulsar://host:port, or pulsar+ssl:// with tls, for who shows that by this method.
+
+    Raises OSError, ClientError.
+    """
     address = urlsplit(url)
-    return await _introduced(Session(*await asyncio.open_connection(address.hostname, address.port or 6650)), method, data)
+    where = address.hostname, address.port or (6651 if tls else 6650)
+    return await _introduced(Session(*await asyncio.open_connection(*where, ssl=tls)), method, data)
 
 
 async def connect_inside(path: Path) -> Session:
@@ -123,16 +128,17 @@ async def _introduced(session: Session, method: str = "", data: str = "") -> Ses
     return session
 
 
-async def publish(url: str, topic: str, payloads: list[bytes], method: str = "", data: str = "") -> list[tuple[int, int]]:
-    session = await connect(url, method, data)
+async def publish(url: str, topic: str, payloads: list[bytes], method: str = "", data: str = "",
+                  tls: ssl.SSLContext | None = None) -> list[tuple[int, int]]:
+    session = await connect(url, method, data, tls)
     try:
         return await session.publish(topic, payloads)
     finally:
         session.close()
 
 
-async def read(url: str, topic: str, method: str = "", data: str = "") -> list[bytes]:
-    session = await connect(url, method, data)
+async def read(url: str, topic: str, method: str = "", data: str = "", tls: ssl.SSLContext | None = None) -> list[bytes]:
+    session = await connect(url, method, data, tls)
     try:
         return await session.read(topic)
     finally:

@@ -1,6 +1,7 @@
 """The geminga command."""
 import os
 import sys
+from typing import Any
 
 import click
 
@@ -29,7 +30,8 @@ class _Command(click.Group):
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns the exit status (2: bad configuration or arguments)."""
     try:
-        geminga.main(arguments, prog_name="geminga")
+        file = os.environ.get("PULSAR_CLIENT_CONF")
+        geminga.main(arguments, prog_name="geminga", default_map=credentials.defaults(file) if file else None)
     except SystemExit as end:
         return end.code
     except Exception as error:
@@ -71,14 +73,15 @@ def serve(config: str | None, **options: str | None) -> int:
 @click.argument("messages", nargs=-1, required=True)
 @click.option("--url", default="pulsar://127.0.0.1:6650", show_default=True)
 @credentials.options
-def publish(topic: str, messages: tuple[str, ...], url: str, auth_plugin: str | None, auth_params: str | None) -> int:
+def publish(topic: str, messages: tuple[str, ...], url: str, **who: Any) -> int:
     """Publish messages to a topic."""
     import asyncio
 
     from geminga.supervisor import client
-    who = credentials.of(auth_plugin, auth_params)
+    shown = credentials.of(**who)
     try:
-        for message_id in asyncio.run(client.publish(url, topic, [text.encode() for text in messages], who.method, who.data)):
+        tls = shown.context_for(url)
+        for message_id in asyncio.run(client.publish(url, topic, [text.encode() for text in messages], shown.method, shown.data, tls)):
             print("published {}:{}".format(*message_id))
     except (OSError, client.ClientError) as error:
         print(f"geminga: {url}: {error}", file=sys.stderr)
@@ -90,14 +93,15 @@ def publish(topic: str, messages: tuple[str, ...], url: str, auth_plugin: str | 
 @click.argument("topic")
 @click.option("--url", default="pulsar://127.0.0.1:6650", show_default=True)
 @credentials.options
-def read(topic: str, url: str, auth_plugin: str | None, auth_params: str | None) -> int:
+def read(topic: str, url: str, **who: Any) -> int:
     """Print what a topic holds, and leave it there."""
     import asyncio
 
     from geminga.supervisor import client
-    who = credentials.of(auth_plugin, auth_params)
+    shown = credentials.of(**who)
     try:
-        for payload in asyncio.run(client.read(url, topic, who.method, who.data)):
+        tls = shown.context_for(url)
+        for payload in asyncio.run(client.read(url, topic, shown.method, shown.data, tls)):
             print(payload.decode(errors="replace"))
     except (OSError, client.ClientError) as error:
         print(f"geminga: {url}: {error}", file=sys.stderr)
@@ -110,14 +114,14 @@ def read(topic: str, url: str, auth_plugin: str | None, auth_params: str | None)
 @click.argument("subscription")
 @click.option("--http-url", "--admin-url", default="http://127.0.0.1:8080", show_default=True)
 @credentials.options
-def why(topic: str, subscription: str, http_url: str, auth_plugin: str | None, auth_params: str | None) -> None:
+def why(topic: str, subscription: str, http_url: str, **who: Any) -> None:
     """Tell what keeps a subscription's consumers from getting more."""
     from geminga.supervisor.cli.rest import Broker, quoted, topic_path
     try:
         place = f"{topic_path(topic)}/{quoted(subscription)}"
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    partitions = Broker(http_url, credentials=credentials.of(auth_plugin, auth_params)).ask("GET", f"/ops/v1/why/{place}").value()
+    partitions = Broker(http_url, credentials=credentials.of(**who)).ask("GET", f"/ops/v1/why/{place}").value()
     for found in partitions:
         print("{topic} {subscription} ({type}): backlog {backlog}".format(**found))
         if found["messages"]:

@@ -13,7 +13,9 @@ from geminga.supervisor.cli.verbs import GROUPS, Option, Verb
 URL = "http://127.0.0.1:8080"
 _OUTPUTS = ("table", "json")
 _POLICIES = {"namespaces": "namespace", "topicPolicies": "topic", "topics": "topic"}      # group -> whose are set there
-_ARGUMENTS = {  # what a verb is about -> how it stands in a path, and an example
+_ARGUMENTS = {  # what a verb is about, in the order in which it is said -> how it stands in a path, and an example
+    "asked_role": (quoted, "alice"),
+    "asked_action": (quoted, "produce"),
     "topic": (topic_path, "public/default/orders"),
     "schema_topic": (lambda name: topic_path(name).partition("/")[2], "public/default/orders"),
     "namespace": (namespace_path, "public/default"),
@@ -76,9 +78,9 @@ def _output() -> click.Option:
 
 
 def command() -> click.Group:
-    def admin(url: str, auth_plugin: str | None, auth_params: str | None) -> None:
+    def admin(url: str, **who: Any) -> None:
         asked = click.get_current_context().ensure_object(dict)
-        asked["url"], asked["credentials"] = url, credentials.of(auth_plugin, auth_params)
+        asked["url"], asked["credentials"] = url, credentials.of(**who)
 
     url = click.Option(["url", "--admin-url", "--http-url"], default=URL, show_default=True, help="Where the broker listens for HTTP.")
     return Admin("admin", params=[url, *credentials.parameters(), _output()], callback=admin, no_args_is_help=True,
@@ -121,7 +123,8 @@ _TYPES = {
 
 
 def _arguments(verb: Verb) -> list[str]:
-    return [name for _, name, _, _ in Formatter().parse(verb.path) if name in _ARGUMENTS]
+    found = {name for _, name, _, _ in Formatter().parse(verb.path)}
+    return [name for name in _ARGUMENTS if name in found]
 
 
 def _command(group: str, verb: Verb) -> click.Command:
@@ -208,7 +211,7 @@ def _complete(context: click.Context, parameter: click.Parameter, typed: str) ->
     while context.parent is not None and "url" not in context.params:       # of the command before the group and the verb
         context = context.parent
     try:
-        who = credentials.of(context.params.get("auth_plugin"), context.params.get("auth_params"))
+        who = credentials.of(**{option.name: context.params.get(option.name) for option in credentials.parameters()})
         broker = Broker(context.params.get("url", URL), timeout_s=0.5, credentials=who)
         if parameter.name == "cluster":
             return [name for name in broker.ask("GET", "/admin/v2/clusters").value() if name.startswith(typed)]

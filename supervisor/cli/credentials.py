@@ -1,16 +1,20 @@
-"""Who a command is to its broker, with the names that Pulsar's tools have for it.
+"""Who a command is to its broker, and how it knows that one, with the names that Pulsar's tools have for it.
 
     --auth-plugin AuthenticationToken   --auth-params file:PATH, token:TOKEN or the token
     --auth-plugin AuthenticationBasic   --auth-params '{"userId": "...", "password": "..."}'
     --auth-plugin AuthenticationTls     --auth-params tlsCertFile:PATH,tlsKeyFile:PATH
 
+    --tls-trust-cert-path PATH          authorities that a broker's certificate may be of, else those of the system
+    --tls-allow-insecure                any certificate will do
+
 GEMINGA_AUTH_PLUGIN and GEMINGA_AUTH_PARAMS in the environment are as strong as options: nobody sees them in a list of processes.
+PULSAR_CLIENT_CONF names a file of Pulsar's, client.conf, that says what no option does.
 """
 import base64
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import click
@@ -23,9 +27,23 @@ class Credentials(NamedTuple):
     data: str = ""
     certificate: str = ""        # PEM file, shown by TLS
     key: str = ""                # PEM file of its private key
+    trusted: str = ""            # PEM file of authorities; "": the system's
+    is_insecure: bool = False    # whether any certificate of the broker will do
 
     def __repr__(self) -> str:
         return f"Credentials({self.method})"
+
+    def context_for(self, url: str) -> Any:
+        """An ssl.SSLContext, None for an address without TLS.  Raises OSError."""
+        if not url.startswith(("pulsar+ssl:", "https:")):
+            return None
+        import ssl  # slow, and mostly not needed
+        context = ssl.create_default_context(cafile=self.trusted or None)
+        if self.is_insecure:
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        if self.certificate:
+            context.load_cert_chain(self.certificate, self.key)
+        return context
 
     def headers(self) -> list[str]:
         """Of HTTP."""
@@ -37,27 +55,58 @@ class Credentials(NamedTuple):
 
 
 NOBODY = Credentials()
+_CONF = {"authPlugin": "auth_plugin", "authParams": "auth_params", "tlsTrustCertsFilePath": "tls_trust_cert_path",
+         "tlsAllowInsecureConnection": "tls_allow_insecure"}       # Pulsar's settings -> parameters of all commands
+_URLS = {"publish": ("brokerServiceUrl", "url"), "read": ("brokerServiceUrl", "url"), "why": ("webServiceUrl", "http_url"),
+         "admin": ("webServiceUrl", "url")}                        # likewise of each
 _OPTIONS = (
-    ("--auth-plugin", "GEMINGA_AUTH_PLUGIN", "NAME", "AuthenticationToken, AuthenticationBasic or AuthenticationTls."),
-    ("--auth-params", "GEMINGA_AUTH_PARAMS", "TEXT",
-     "token:..., file:PATH, or a JSON object with userId and password or with tlsCertFile and tlsKeyFile."),
+    (["--auth-plugin"], {"envvar": "GEMINGA_AUTH_PLUGIN", "metavar": "NAME",
+                         "help": "AuthenticationToken, AuthenticationBasic or AuthenticationTls."}),
+    (["--auth-params"], {"envvar": "GEMINGA_AUTH_PARAMS", "metavar": "TEXT",
+                         "help": "token:..., file:PATH, or a JSON object with userId and password or with tlsCertFile and tlsKeyFile."}),
+    (["--tls-trust-cert-path", "--tlsTrustCertsFilePath"], {
+        "envvar": "GEMINGA_TRUST_CERT_PATH", "metavar": "PATH",
+        "help": "PEM file of the authorities that the broker's certificate may be of; else the system's."}),
+    (["--tls-allow-insecure"], {"is_flag": True, "help": "Take any certificate of the broker."}),
 )
 
 
 def options(function: Callable) -> Callable:
-    """For a command that is told auth_plugin and auth_params."""
-    for name, variable, metavar, text in reversed(_OPTIONS):
-        function = click.option(name, envvar=variable, metavar=metavar, help=text)(function)
+    """For a command that hands what it is told of them to `of`."""
+    for names, attributes in reversed(_OPTIONS):
+        function = click.option(*names, **attributes)(function)
     return function
 
 
 def parameters() -> list[click.Parameter]:
     """The same, for a command that is not made of a function."""
-    return [click.Option([name], envvar=variable, metavar=metavar, help=text) for name, variable, metavar, text in _OPTIONS]
+    return [click.Option(names, **attributes) for names, attributes in _OPTIONS]
 
 
-def of(plugin: str | None, params: str | None) -> Credentials:
+class NoDefaults(Exception):
+    """They cannot be read."""
+
+    exit_status = 2
+
+
+def defaults(path: str) -> dict[str, dict[str, str]]:
+    """By command and parameter, what a client.conf says.  Raises NoDefaults."""
+    from geminga.supervisor.properties import parse
+    try:
+        said = {name: setting.value for name, setting in parse(Path(path).read_text(errors="replace"), path).items() if setting.value}
+    except OSError as error:
+        raise NoDefaults(f"PULSAR_CLIENT_CONF: {path}: {error.strerror}") from None
+    common = {ours: said[theirs] for theirs, ours in _CONF.items() if theirs in said}
+    return {command: common | ({ours: said[theirs]} if theirs in said else {}) for command, (theirs, ours) in _URLS.items()}
+
+
+def of(auth_plugin: str | None = None, auth_params: str | None = None, tls_trust_cert_path: str | None = None,
+       tls_allow_insecure: bool = False) -> Credentials:
     """Raises click.UsageError."""
+    return _shown(auth_plugin, auth_params)._replace(trusted=tls_trust_cert_path or "", is_insecure=tls_allow_insecure)
+
+
+def _shown(plugin: str | None, params: str | None) -> Credentials:
     name = (plugin or "").rpartition(".")[2].removeprefix("Authentication").lower()
     try:
         if name in ("", "disabled"):

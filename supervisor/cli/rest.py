@@ -79,8 +79,7 @@ class Broker:
         secure = self._parts.scheme == "https"
         with socket.create_connection((self._parts.hostname, self._parts.port or (443 if secure else 80)), self._timeout_s) as link:
             if secure:
-                import ssl
-                link = ssl.create_default_context().wrap_socket(link, server_hostname=self._parts.hostname)
+                link = self._credentials.context_for(self._url).wrap_socket(link, server_hostname=self._parts.hostname)
             link.sendall(sent)
             received = []
             while some := link.recv(1 << 20):
