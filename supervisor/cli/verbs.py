@@ -378,6 +378,12 @@ GROUPS: dict[str, tuple[str, tuple[Verb, ...]]] = {
              (_SUBSCRIPTION, Option("--position -p", "", "from a message: LEDGER:ENTRY")), "-s billing",
             body=lambda values: position_of(values["position"]) if values["position"] else None),
     )),
+    "auth": ("Rights.", (
+        Verb("can-i", "GET", "/ops/v1/can-i/{topic}?role={asked_role}&action={asked_action}",
+             "Tell whether a role may do something with a topic (produce, consume, lookup, administer, ...), and why.", (
+                 Option("--subscription -s", "?subscription", "that it would use"),
+                 Option("--proxy", "?proxy", "role of the proxy that would ask for it")), "-s billing"),
+    )),
     "topicPolicies": ("What is set for topics.", (
         Verb("delete", "DELETE", "{topic}/policies", "Remove all that is set for a topic."),
     )),
