@@ -96,6 +96,7 @@ def make_app(config: Config, owners: Owners, addresses: Addresses, run_dir: Path
     catalogue = open_catalogue(config.data_dir / "catalogue.sqlite")
     app[topics.TOPICS] = topics.Topics(catalogue, addresses, config, counters["admin", 0])
     app[OWNERS], app[audit.AUDIT] = owners, audit.Audit(config.data_dir)
+    app.on_cleanup.append(audit.close)
     app[authorization.AUTHORIZATION] = Authorization(config.authorization, catalogue)
     app[authentication.DOOR] = authentication.Door(authenticator, config.authentication.metrics, counters["admin", 0])
     app[health.INSIDE], app[health.COUNTERS] = inside_path(run_dir), counters

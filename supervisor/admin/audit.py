@@ -55,6 +55,10 @@ class Audit:
         self._handler.emit(LogRecord(NAME, INFO, "", 0, json.dumps(found), None, None))
 
 
+    def close(self) -> None:
+        self._handler.close()
+
+
 class _Handler(RotatingFileHandler):
     """What cannot be written is told once, until it can be again."""
 
@@ -79,6 +83,10 @@ class _Handler(RotatingFileHandler):
 
 
 AUDIT = web.AppKey("audit", Audit)
+
+
+async def close(app: web.Application) -> None:
+    app[AUDIT].close()
 
 
 @web.middleware

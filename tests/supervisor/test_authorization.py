@@ -1,8 +1,88 @@
 """Who may do what over HTTP and over the binary protocol, with a real broker that asks for tokens."""
+import json
 
+import pytest
 from aiohttp import web
 
-from geminga.supervisor.admin import app, authorization, brokers
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.supervisor.admin import app, audit, authorization, brokers
+
+from ..harness import Broker
+from ..proto.client_frames import T
+from .sweep import rights
+
+KEY = b"a secret key of thirty-two bytes"
+CONFIG = """
+workers = 2
+owners = 2
+[authentication]
+methods = ["token"]
+secret_keys = ["{key}"]
+anonymous_role = "anonymous"
+[authorization]
+enabled = true
+super_user_roles = ["admin"]
+proxy_roles = ["proxy"]
+wildcards = true
+"""
+ADMINS = {"admin", "tenant-admin"}
+PRODUCERS, CONSUMERS = {"namespace-producer", "wild-east"}, {"namespace-consumer"}
+MAY = {     # by what a route demands
+    authorization.SUPER: {"admin"}, authorization.TENANTS: ADMINS, authorization.TENANT: ADMINS, authorization.NAMESPACE: ADMINS,
+    authorization.TOPIC: ADMINS, authorization.TOPIC_POLICY: ADMINS, authorization.LISTS: ADMINS | PRODUCERS | CONSUMERS,
+    authorization.DISCARDS: ADMINS | CONSUMERS, authorization.PRODUCES: ADMINS | PRODUCERS | {"topic-producer"},
+    authorization.CONSUMES: ADMINS | CONSUMERS | {"topic-consumer"},
+    authorization.LOOKS_UP: ADMINS | PRODUCERS | CONSUMERS | {"topic-producer", "topic-consumer"}}
+
+
+class Guarded:
+    """A broker, and somebody who asks it."""
+
+    def __init__(self, folder, options=""):
+        (folder / "key").write_bytes(KEY)
+        (folder / "geminga.toml").write_text(CONFIG.format(key=folder / "key") + options)
+        self.process = Broker(folder / "data", "--config", str(folder / "geminga.toml")).start()
+        self.people = rights.Broker(self.process.http_url, self.process.service_url, KEY)
+        self._connections = []
+
+    def close(self):
+        for connection in self._connections:
+            connection.close()
+        self.process.close()
+
+    def connect(self, role, original=""):
+        self._connections.append(rights.Connection(self.people, role, original))
+        return self._connections[-1]
+
+    def ask(self, *asked):
+        status, text = self.people.ask(*asked)
+        return status, json.loads(text) if text.startswith(("{", "[")) else text
+
+    def done(self, *asked):
+        status, said = self.ask("admin", *asked)
+        assert status in (200, 204), said
+        return said
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory):
+    made = Guarded(tmp_path_factory.mktemp("guarded"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def fresh(tmp_path):
+    made = Guarded(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def place(guarded):
+    """A namespace with topics and grants, see the sweep; nobody changes it."""
+    return guarded.people.place(with_parted=True)
+
 
 # -- the table of routes
 
@@ -21,3 +101,301 @@ def test_every_route_says_what_it_demands():
 
 def test_a_route_that_forgot_is_for_super_users():
     assert authorization.demand_of("GET", "/admin/v2/new") == authorization.SUPER
+
+
+# -- role x action x level
+
+QUESTIONS = {       # one that changes nothing for each kind of demand
+    authorization.SUPER: ("GET", "/admin/v2/brokers/configuration"),
+    authorization.TENANTS: ("GET", "/admin/v2/tenants/{tenant}"),
+    authorization.TENANT: ("GET", "/admin/v2/namespaces/{tenant}"),
+    authorization.NAMESPACE: ("GET", "/admin/v2/namespaces/{place}/permissions"),
+    authorization.LISTS: ("GET", "/admin/v2/namespaces/{place}/topics"),
+    authorization.DISCARDS: ("POST", "/admin/v2/namespaces/{place}/clearBacklog/nobodys"),
+    authorization.TOPIC: ("GET", "/admin/v2/persistent/{place}/plain/compaction"),
+    authorization.TOPIC_POLICY: ("GET", "/admin/v2/persistent/{place}/plain/retention"),
+    authorization.LOOKS_UP: ("GET", "/admin/v2/persistent/{place}/plain/partitions"),
+    authorization.PRODUCES: ("POST", "/admin/v2/schemas/{place}/plain/schema"),
+    authorization.CONSUMES: ("GET", "/admin/v2/persistent/{place}/plain/subscriptions"),
+}
+
+
+@pytest.mark.parametrize("demand", MAY, ids=lambda demand: "-".join(map(str, demand)))
+def test_over_http_a_request_needs_what_its_route_demands(guarded, place, demand):
+    method, path = QUESTIONS[demand]
+    path = path.format(place=place, tenant=place.partition("/")[0])
+    found = {role: guarded.ask(role, method, path) for role in rights.ROLES}
+    assert {role for role, (status, _) in found.items() if status not in (401, 403)} == MAY[demand]
+    assert {status for role, (status, _) in found.items() if role not in MAY[demand]} == {demand.status}
+    assert all(said["reason"] for role, (_, said) in found.items() if role not in MAY[demand])
+
+
+def test_nobody_needs_a_right_to_what_is_open(guarded):
+    for path in ("/status.html", "/ready", "/admin/v2/brokers/version", "/admin/v2/clusters", "/metrics"):
+        assert guarded.ask("anonymous", "GET", path)[0] == 200
+    assert guarded.ask("nobody", "GET", "/admin/v2/nothing")[0] == 404
+    assert guarded.ask("nobody", "GET", "/admin/v2/persistent/missing/ns/topic/stats") == (404, {"reason": "Tenant does not exist"})
+    assert guarded.ask("admin", "GET", "/admin/v2/brokers/health") == (200, "ok")      # it asks the broker itself
+
+
+def test_a_name_is_not_taken_for_another(guarded, place):
+    """A tenant's administrator stays in the tenant, however the path is written."""
+    tenant, _, name = place.partition("/")
+    for path in (f"/admin/v2/namespaces/{tenant}%2F{name}/x/permissions", f"/admin/v2/namespaces/{tenant}%2Fx",
+                 f"/admin/v2/namespaces/{tenant}/..%2Fdefault/permissions"):
+        assert guarded.ask("tenant-admin", "GET", path)[0] == 404
+    assert guarded.ask("tenant-admin", "GET", f"/admin/v2/namespaces/{tenant}/../public/default/permissions")[0] in (400, 401, 403, 404)
+
+
+def over_binary(guarded, place, role, original=""):
+    """{what: what became of it}"""
+    connection = guarded.connect(role, original)
+    assert connection.connected == "allowed"
+    found = {name: connection.ask(kind, **fields) for name, kind, fields in rights.commands(place) if "subscription" not in name}
+    return found
+
+
+TEXTS = {"PARTITIONED_METADATA": "Client is not authorized to Get Partition Metadata", "LOOKUP": "Client is not authorized to Lookup",
+         "PRODUCER": "Client is not authorized to Produce", "SUBSCRIBE": "Client is not authorized to subscribe",
+         "GET_TOPICS_OF_NAMESPACE": "Client is not authorized to GetTopicsOfNamespace",
+         "WATCH_TOPIC_LIST": "Proxy Client is not authorized to watchTopicList",
+         "GET_SCHEMA": "Client is not authorized to Get Schema", "GET_OR_CREATE_SCHEMA": "Client is not authorized to Get or Create Schema"}
+OF_TOPIC = {"PARTITIONED_METADATA": authorization.LOOKS_UP, "LOOKUP": authorization.LOOKS_UP, "GET_SCHEMA": authorization.LOOKS_UP,
+            "PRODUCER": authorization.PRODUCES, "SUBSCRIBE": authorization.CONSUMES, "GET_OR_CREATE_SCHEMA": authorization.PRODUCES,
+            "GET_TOPICS_OF_NAMESPACE": authorization.LISTS, "WATCH_TOPIC_LIST": authorization.LISTS}
+
+
+def may(what):
+    """Who may: a topic's grants hold for itself, and for its partitions."""
+    if "missing tenant" in what:
+        return set(rights.ROLES) if what.startswith("PART") else {"admin"}      # who may not look it up is told that it is not there
+    if "missing namespace" in what:
+        return ADMINS
+    found = MAY[OF_TOPIC[what.split()[0]]]
+    if "new topic" in what:
+        return found - {"topic-producer", "topic-consumer"}
+    return found - {"topic-consumer"} if "partition" in what else found
+
+
+@pytest.mark.parametrize("role", rights.ROLES)
+def test_over_the_binary_protocol_a_command_needs_what_it_demands(guarded, place, role):
+    """Whoever lacks it is told so in the answer that the command has, and the connection stays."""
+    found = over_binary(guarded, place, role)
+    assert {what for what, became in found.items() if became == "allowed"} == {what for what in found if role in may(what)}
+    for what, became in found.items():
+        if became != "allowed":
+            assert became == f"AuthorizationError: {TEXTS[what.split()[0]]}"
+
+
+def test_a_proxy_may_ask_for_what_both_may(guarded, place):
+    path = f"/admin/v2/namespaces/{place}/permissions"
+    guarded.done("POST", f"{path}/proxy", ["produce"])
+    of_proxy = {original: over_binary(guarded, place, "proxy", original)
+                for original in ("namespace-producer", "namespace-consumer", "nobody")}
+    alone = {role: over_binary(guarded, place, role) for role in of_proxy}
+    produces = over_binary(guarded, place, "namespace-producer")
+    for original, found in of_proxy.items():
+        for what, became in found.items():
+            if "missing" not in what:
+                assert (became == "allowed") == (alone[original][what] == produces[what] == "allowed"), (original, what)
+
+
+# -- rights that are taken away
+
+def command_of(connection):
+    """The next that the broker says unasked."""
+    while (command := connection._receive()).type in (T.PING, T.ACTIVE_CONSUMER_CHANGE):
+        pass
+    return command
+
+
+WAYS = {     # how a right is given, and taken away: (what to do before, what to do then)
+    "namespace": ([("POST", "{namespace}/permissions/svc", ["produce", "consume"])], ("DELETE", "{namespace}/permissions/svc")),
+    "wildcard": ([("POST", "{namespace}/permissions/sv*", ["produce", "consume"])], ("DELETE", "{namespace}/permissions/sv*")),
+    "topic": ([("POST", "{topic}/permissions/svc", ["produce", "consume"])], ("POST", "{topic}/permissions/svc", ["functions"])),
+    "tenant": ([("POST", "{tenant}", {"adminRoles": ["svc"], "allowedClusters": ["standalone"]})],
+               ("POST", "{tenant}", {"adminRoles": ["others"], "allowedClusters": ["standalone"]})),
+    "mode": ([("POST", "{namespace}/permissions/svc", ["consume"])], ("POST", "{namespace}/subscriptionAuthMode", "Prefix")),
+    "subscription": ([("POST", "{namespace}/permissions/svc", ["consume"])],
+                     ("POST", "{namespace}/permissions/subscription/billing", ["others"])),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_who_loses_a_right_is_told_to_go_before_that_is_answered(guarded, way):
+    namespace = guarded.people.place()
+    paths = {"namespace": f"/admin/v2/namespaces/{namespace}", "tenant": f"/admin/v2/tenants/{namespace.partition('/')[0]}",
+             "topic": f"/admin/v2/persistent/{namespace}/plain"}
+    before, then = WAYS[way]
+    for method, path, body in before:
+        guarded.done(method, path.format(**paths), body)
+    kinds = (T.SUBSCRIBE,) if way in ("mode", "subscription") else (T.PRODUCER, T.SUBSCRIBE)
+    fields = {T.PRODUCER: {"producer_id": 1},
+              T.SUBSCRIBE: {"consumer_id": 1, "subscription": "billing", "subType": api.CommandSubscribe.Shared}}
+
+    def ask(connection, kind):
+        return connection.ask(kind, topic=f"persistent://{namespace}/plain", **fields[kind])
+
+    people = {role: guarded.connect(role) for role in ("svc", "admin")}
+    for connection in people.values():
+        assert [ask(connection, kind) for kind in kinds] == ["allowed"] * len(kinds)
+    method, path, *body = then
+    guarded.done(method, path.format(**paths), *body)
+    svc, admin = people.values()
+    svc._socket.settimeout(60)
+    told = {command_of(svc).type for _ in kinds}
+    assert told == {T.CLOSE_PRODUCER if kind == T.PRODUCER else T.CLOSE_CONSUMER for kind in kinds}
+    assert all(ask(svc, kind).startswith("AuthorizationError") for kind in kinds)
+    assert admin.ask(T.GET_LAST_MESSAGE_ID, consumer_id=1) == "allowed"          # who has another right stays
+    stats = guarded.done("GET", f"{paths['topic']}/stats")
+    assert [len(one["consumers"]) for one in stats["subscriptions"].values()] == [1]
+    assert len(stats["publishers"]) == len(kinds) - 1
+
+
+def test_who_waits_for_its_turn_is_told_to_go_when_it_comes(guarded):
+    """The right was there when it asked, and is not when the producer is made."""
+    namespace = guarded.people.place()
+    path = f"/admin/v2/namespaces/{namespace}/permissions/svc"
+    guarded.done("POST", path, ["produce"])
+    admin, svc = (guarded.connect(role) for role in ("admin", "svc"))
+    asked = {"topic": f"persistent://{namespace}/plain", "producer_id": 1}
+    assert admin.ask(T.PRODUCER, producer_access_mode=api.Exclusive, **asked) == "allowed"
+    assert svc.ask(T.PRODUCER, producer_access_mode=api.WaitForExclusive, **asked) == "allowed"
+    guarded.done("DELETE", path)
+    assert admin.ask(T.CLOSE_PRODUCER, producer_id=1) == "allowed"
+    svc._socket.settimeout(60)
+    assert [command_of(svc).type for _ in range(2)] == [T.PRODUCER_SUCCESS, T.CLOSE_PRODUCER]
+
+
+def test_who_watches_a_list_of_topics_hears_no_more_without_a_right(guarded):
+    namespace = guarded.people.place()
+    watching = {role: guarded.connect(role) for role in ("namespace-consumer", "admin")}
+    for connection in watching.values():
+        assert connection.ask(T.WATCH_TOPIC_LIST, namespace=namespace, topics_pattern=".*", watcher_id=1) == "allowed"
+    guarded.done("DELETE", f"/admin/v2/namespaces/{namespace}/permissions/namespace-consumer")
+    guarded.done("PUT", f"/admin/v2/persistent/{namespace}/secret")
+    watching["admin"]._socket.settimeout(60)
+    assert command_of(watching["admin"]).type == T.WATCH_TOPIC_UPDATE
+    assert watching["namespace-consumer"].ask(T.LOOKUP, topic="persistent://public/default/x").startswith("AuthorizationError")
+
+
+# -- how a broker is set up
+
+def test_the_tenant_that_every_broker_has_can_be_made_once_by_a_super_user(fresh):
+    """The start scripts of clients' suites make it and ignore the answer; others change it because it is there."""
+    public = "/admin/v2/tenants/public"
+    first, second = ({"adminRoles": [role], "allowedClusters": ["standalone"]} for role in ("anonymous", "others"))
+    assert fresh.ask("anonymous", "PUT", public, first)[0] == 401
+    fresh.done("PUT", public, first)
+    assert fresh.ask("admin", "PUT", public, second)[0] == 409
+    assert fresh.done("GET", public) == first
+    default = "/admin/v2/namespaces/public/default"
+    policies = {"auth_policies": {"namespace_auth": {"anonymous": ["produce", "consume"]}}, "replication_clusters": ["standalone"]}
+    fresh.done("PUT", default, policies)
+    assert fresh.ask("admin", "PUT", default, policies)[0] == 409
+    assert fresh.done("GET", default)["auth_policies"]["namespace_auth"] == {"anonymous": ["consume", "produce"]}
+    fresh.done("PUT", "/admin/v2/tenants/private", {"adminRoles": [], "allowedClusters": ["standalone"]})
+    of_token = {"auth_policies": {"namespace_auth": {"token-principal": ["produce", "consume"]}}}
+    fresh.done("PUT", "/admin/v2/namespaces/private/auth", of_token)
+    assert [fresh.connect(role).ask(T.PARTITIONED_METADATA, topic="persistent://private/auth/t")
+            for role in ("anonymous", "token-principal")] == [f"AuthorizationError: {TEXTS['PARTITIONED_METADATA']}", "allowed"]
+    assert fresh.connect("anonymous").ask(T.PRODUCER, topic="public/default/t", producer_id=1) == "allowed"
+    assert fresh.ask("anonymous", "PUT", "/admin/v2/namespaces/public/dedup-1")[0] == 204
+    assert fresh.ask("anonymous", "GET", "/admin/v2/persistent/private/auth/t/partitions")[0] == 401
+    fresh.done("POST", public, second)
+    assert fresh.ask("anonymous", "PUT", "/admin/v2/namespaces/public/dedup-2")[0] == 401
+
+
+def test_a_namespace_is_made_with_its_rights(guarded, place):
+    tenant = place.partition("/")[0]
+    path, topic = f"/admin/v2/namespaces/{tenant}/made", f"persistent://{tenant}/made/x"
+    wrong = [{"namespace_auth": {"a": ["dance"]}}, {"namespace_auth": ["a"]}, {"destination_auth": {"persistent://public/default/x": {}}},
+             {"subscription_auth_roles": {"s": "a"}}, ["a"]]
+    assert [guarded.ask("admin", "PUT", path, {"auth_policies": one})[0] for one in wrong] == [400] * len(wrong)
+    rights_of = {"namespace_auth": {"svc": ["produce"]}, "destination_auth": {topic: {"reader": ["consume"]}},
+                 "subscription_auth_roles": {"audit": ["auditor"]}}
+    guarded.done("PUT", path, {"auth_policies": rights_of})
+    assert guarded.done("GET", path)["auth_policies"] == rights_of
+    reader = guarded.connect("reader")
+    assert reader.ask(T.LOOKUP, topic=topic) == "allowed"
+
+
+def test_can_i_tells_why_to_who_administers(guarded, place):
+    path = f"/ops/v1/can-i/persistent/{place}/plain?role="
+    assert guarded.ask("tenant-admin", "GET", f"{path}topic-producer&action=produce") == (
+        200, {"allowed": True, "why": f"produce on persistent://{place}/plain is granted to topic-producer"})
+    status, said = guarded.ask("tenant-admin", "GET", f"{path}topic-producer&action=consume&subscription=x")
+    assert (status, said["allowed"], said["couldGrant"]) == (200, False, ["admin", "tenant-admin"])
+    assert "consume" in said["why"] and "topic-producer" in said["why"]
+    assert guarded.ask("topic-producer", "GET", f"{path}topic-producer&action=produce")[0] == 403
+    assert [guarded.ask("admin", "GET", path + rest)[0] for rest in ("", "x&action=dance", "&action=produce")] == [400] * 3
+
+
+# -- the audit log
+
+@pytest.fixture
+def log(tmp_path):
+    """log(folder): an audit log there."""
+    made = []
+
+    def log(folder=tmp_path):
+        made.append(audit.Audit(folder))
+        return made[-1]
+
+    yield log
+    for one in made:
+        one.close()
+
+
+def lines(folder):
+    return [json.loads(line) for line in (folder / audit.NAME).read_text().splitlines()]
+
+
+def test_what_is_changed_or_refused_is_written_down_with_who(guarded, place):
+    path = f"/admin/v2/namespaces/{place}"
+    guarded.ask("tenant-admin", "POST", f"{path}/permissions/audited", ["functions"])
+    guarded.ask("nobody", "DELETE", path)
+    guarded.ask("admin", "POST", f"{path}/offloadPolicies", {
+        "managedLedgerOffloadDriver": "aws-s3", "s3ManagedLedgerOffloadCredentialSecret": "hush"})
+    guarded.ask("admin", "GET", path)
+    guarded.ask("admin", "DELETE", "/admin/v2/persistent/public/default/not-there")
+    granted, refused, policies = lines(guarded.process.data_dir)[-3:]
+    assert granted == {"time": granted["time"], "role": "tenant-admin", "method": "token", "address": "127.0.0.1", "status": 204,
+                       "request": f"POST {path}/permissions/audited", "body": ["functions"]}
+    assert (refused["role"], refused["status"], refused["request"]) == ("nobody", 401, f"DELETE {path}")
+    assert "nobody" in refused["reason"]
+    assert (policies["role"], policies["request"]) == ("admin", f"POST {path}/offloadPolicies")
+    assert "hush" not in (guarded.process.data_dir / audit.NAME).read_text()
+
+
+def test_a_log_that_cannot_be_written_is_told_once_and_goes_on_when_it_can_be(log, tmp_path, capsys):
+    found = log(tmp_path / "gone")
+    for number in range(3):
+        found.write({"number": number})
+    [line] = capsys.readouterr().err.splitlines()
+    assert "audit.log cannot be written" in line
+    (tmp_path / "gone").mkdir()
+    for number in range(3, 5):
+        found.write({"number": number})
+    assert [one["number"] for one in lines(tmp_path / "gone")] == [3, 4]
+    assert "written down again" in capsys.readouterr().err
+
+
+def test_a_large_log_is_set_aside(log, tmp_path, monkeypatch):
+    monkeypatch.setattr(audit, "_FILE_BYTES", 1_000)
+    found = log()
+    for number in range(300):
+        found.write({"number": number})
+    assert len(list(tmp_path.glob("audit.log.*"))) > 1
+    assert all(path.stat().st_size <= 1_000 for path in tmp_path.glob("audit.log*"))
+
+
+def test_who_is_refused_again_and_again_does_not_push_out_what_others_did(log, tmp_path, monkeypatch):
+    monkeypatch.setattr(audit, "_REFUSALS_MAX", 10)
+    monkeypatch.setattr(audit, "_REFUSALS_PER_SECOND", 0)
+    found = log()
+    told = [found.may_tell_refusal() for _ in range(25)]
+    assert told == [True] * 10 + [False] * 15
+    found.write({"request": "a change"})
+    found.write({"request": "another"})
+    assert lines(tmp_path) == [{"request": "a change", "left_out": 15}, {"request": "another"}]
