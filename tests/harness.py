@@ -2,7 +2,7 @@
 
     broker = Broker(data_dir)
     broker.start()                  # geminga serve --data-dir D --bind 127.0.0.1 --port 0 --http-port 0
-    broker.service_url              # as printed: pulsar://127.0.0.1:PORT
+    broker.service_url              # as printed: pulsar://127.0.0.1:PORT; likewise http_url, and with TLS tls_url and https_url
     broker.kill("owner", 1)         # SIGKILL, as the kernel would
     broker.stop()                   # SIGTERM, and it must be gone in STOP_SECONDS
 
@@ -92,6 +92,8 @@ class Broker:
         self.log_path = data_dir.with_name(data_dir.name + ".log")
         self.service_url = ""
         self.http_url = ""
+        self.tls_url = ""
+        self.https_url = ""
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
         self._printed: list[str] = []
@@ -136,10 +138,11 @@ class Broker:
                 self._printed.append(line)
                 log.write(line)
                 log.flush()
-                for url in re.findall(r"(?:pulsar|http)://127\.0\.0\.1:\d+", line):
+                for url in re.findall(r"(?:pulsar|http)(?:\+ssl|s)?://127\.0\.0\.1:\d+", line):
                     found.setdefault(url.partition(":")[0], url)
-                if len(found) == 2 and not self._addresses_known.is_set():
-                    self.service_url, self.http_url = found["pulsar"], found["http"]
+                if line.startswith("Publish"):      # behind all addresses
+                    self.service_url, self.tls_url = found.get("pulsar", ""), found.get("pulsar+ssl", "")
+                    self.http_url, self.https_url = found.get("http", ""), found.get("https", "")
                     self._addresses_known.set()
         self._addresses_known.set()  # the end of its output: whoever waits for addresses need not wait longer
 

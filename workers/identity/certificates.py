@@ -32,6 +32,8 @@ class Handshake(ssl.SSLObject):
     def do_handshake(self) -> None:
         try:
             super().do_handshake()
+            if self.session_reused and self.session.time <= self.tls.trusted_since:
+                raise ssl.SSLError(ssl.SSL_ERROR_SSL, "a session is resumed from before other authorities were trusted")
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             raise
         except ssl.SSLError as error:
@@ -75,7 +77,8 @@ class Tls:
         self._loaded = load(options)
         self._looked = time.monotonic()
         self._is_failing = False
-        self._trusted_since = 0.0          # sessions from before prove nothing: others were trusted
+        self._trusted = self._files[-1]
+        self.trusted_since = 0.0           # sessions from before prove nothing: others were trusted
         self._failed = float("-inf")       # when the last handshake did
         self._warned: dict[str, tuple[float, int]] = {}
         self.counters: Counters | None = None      # the process's own
@@ -100,13 +103,6 @@ class Tls:
                 print(f"geminga: {text}", file=sys.stderr, flush=True)
         asyncio.get_running_loop().call_later(_WATCH_SECONDS, self.watch)
 
-    def certificate(self, transport) -> bytes | None:
-        """What the client at the other end has shown, and its authority has signed: DER."""
-        found = transport.get_extra_info("ssl_object")
-        if found is None or found.session_reused and found.session.time <= self._trusted_since:
-            return None
-        return found.getpeercert(binary_form=True)
-
     def _greeted(self, handshake: ssl.SSLObject, name: str | None, front: Front) -> None:
         """A client has said hello, with a name of ours or without."""
         self.refresh()
@@ -122,7 +118,7 @@ class Tls:
         files = self._look()
         if files == self._files:
             return
-        trusted_before, self._files = self._files[-1], files
+        self._files = files
         try:
             self._loaded = load(self._options)
         except Unusable as error:
@@ -133,8 +129,8 @@ class Tls:
             return
         self.count("tls_reloads")
         self._is_failing = False
-        if files[-1] != trusted_before:
-            self._trusted_since = time.time()
+        if files[-1] != self._trusted:
+            self._trusted, self.trusted_since = files[-1], time.time()
 
     def _look(self) -> list[tuple[int, ...] | None]:
         """What tells whether a file is another than before, of each."""
@@ -158,7 +154,7 @@ class Tls:
 
 
 def _reason(error: ssl.SSLError) -> str:
-    said = getattr(error, "verify_message", "") or (error.reason or str(error)).replace("_", " ").lower()
+    said = getattr(error, "verify_message", "") or (getattr(error, "reason", None) or str(error)).replace("_", " ").lower()
     return f"the client's certificate is not accepted: {said}" if isinstance(error, ssl.SSLCertVerificationError) else said
 
 
