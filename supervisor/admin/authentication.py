@@ -25,6 +25,7 @@ _OPEN = "/status.html", "/ready"         # probes have nothing to show
 _METRICS = "/metrics", "/metrics/"
 _SCHEMES = {"bearer": "token", "basic": "basic"}
 _WAITING_MAX = 100                       # requests that wait for a thread
+_SPOOFED = "Invalid combination of Original principal cannot be empty if the request is via proxy."      # in Pulsar's words
 
 
 class Door:
@@ -52,7 +53,7 @@ class Door:
             await asyncio.sleep(self._attempts.failed(request.remote or "local", shown.method, error))
             if error.code == api.ServiceNotReady:
                 raise web.HTTPServiceUnavailable(text=error.told) from None
-            told = error.told if error.code == api.AuthorizationError else "Authentication required"
+            told = _SPOOFED if error.code == api.AuthorizationError else "Authentication required"
             raise web.HTTPUnauthorized(text=told, headers=[("WWW-Authenticate", way) for way in self._ways]) from None
         self._attempts.succeeded(identity)
         return identity
