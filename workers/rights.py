@@ -1,9 +1,11 @@
 """What clients may do: each command is looked at before it is dealt with, and who produces or consumes again when rights have changed.
 
 Nothing is asked per message: a producer or consumer that is there has been allowed, and is told to go when its client loses the right
-to it.  Workers are not told of that: they look at the catalogue, and `rights_seen` says which version of rights all their clients keep to.
+to it.  Workers are not told of that: they look at the catalogue many times a second, and `rights_seen` says which version of rights they
+go by; whoever changes rights waits until it is theirs.
 """
 import asyncio
+import sqlite3
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,6 +13,7 @@ from geminga.proto import commands as answers
 from geminga.proto import envelope, names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
+from geminga.storage.errors import StorageFull
 from geminga.workers.identity.authorization import CONSUME, LOOKUP, PRODUCE, Authorization, Decision, Right
 
 if TYPE_CHECKING:
@@ -110,14 +113,19 @@ class Rights:
         return False
 
     def _look(self) -> None:
-        version, again = self._authorization.version(), _LOOK_SECONDS
-        if version != self._seen:
-            if self._all_kept():
-                self._seen = version
-                self._worker.counters.set("rights_seen", version)
-            else:
-                again = _AGAIN_SECONDS
-        self._loop.call_later(again, self._look)
+        again = _LOOK_SECONDS
+        try:
+            version = self._authorization.version()
+            if version != self._seen:
+                if self._all_kept():
+                    self._seen = version
+                    self._worker.counters.set("rights_seen", version)
+                else:
+                    again = _AGAIN_SECONDS
+        except (StorageFull, sqlite3.OperationalError):
+            pass      # whoever has changed something is told that not all have seen it
+        finally:
+            self._loop.call_later(again, self._look)
 
     def _all_kept(self) -> bool:
         """Whether nobody has a producer or consumer that it may not have; watchers end without a word."""

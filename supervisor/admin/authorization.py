@@ -146,6 +146,7 @@ async def authorize(request: web.Request, handler) -> web.StreamResponse:
     authorization, route = request.app[AUTHORIZATION], request.match_info.route
     if not authorization.is_enabled or route.resource is None:       # there is nothing under that path
         return await handler(request)
+    authorization.version()
     _check(request, authorization, demand_of(request.method, route.resource.canonical))
     if request.method in ("GET", "HEAD"):
         return await handler(request)

@@ -117,10 +117,14 @@ def test_what_somebody_may_changes_at_once_and_is_not_asked_anew_before(catalogu
     authorization, svc = made(), Identity("svc")
     catalogue.create_namespace("acme/eu")
     for grants, expected in (({"svc": [PRODUCE]}, True), ({"svc": [CONSUME]}, False), ({"svc": [PRODUCE]}, True), (None, False)):
+        before = authorization.version()
         catalogue.set_policy("acme/eu", "permissions", grants)
+        assert authorization.version() > before
         assert authorization.allows(svc, PRODUCE, TOPIC) == expected
     monkeypatch.setattr(type(catalogue), "policies", None)
+    before = authorization.version()
     catalogue.create_topic(TOPIC, 0)            # no right is changed by that
+    assert authorization.version() == before
     assert not authorization.allows(svc, PRODUCE, TOPIC)
 
 

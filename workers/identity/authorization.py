@@ -10,7 +10,7 @@ with whose role the name begins: that binds whoever consumes because of a grant.
 A resource is a topic, a namespace ("tenant/namespace"), a tenant ("tenant"), or the broker ("").
 """
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from geminga.proto.names import TopicName
 from geminga.storage.catalogue import ADMIN_ROLES, AUTH_MODE, PERMISSIONS, SUBSCRIPTION_PERMISSIONS, Catalogue
@@ -40,7 +40,7 @@ class Right(NamedTuple):
 
 
 class Authorization:
-    """Decides by the catalogue; what it has decided holds until somebody's rights change."""
+    """Decides by the catalogue as it was when `version` was last asked: whoever has other means to be up to date need not ask each time."""
 
     def __init__(self, options: AuthorizationOptions, catalogue: Catalogue):
         self.is_enabled = options.enabled
@@ -50,6 +50,7 @@ class Authorization:
         self._seen: tuple[int, int] | None = None
         self._rights_version = -1
         self._decided: dict[tuple[str, str, str, Resource, str], Decision] = {}
+        self._policies: dict[str, dict[str, Any]] = {}       # of tenants, namespaces and topics, as far as they were needed
 
     def version(self) -> int:
         """Another one whenever somebody's rights have changed."""
@@ -57,7 +58,7 @@ class Authorization:
         if seen != self._seen:
             version = self._catalogue.rights_version()
             if version != self._rights_version:
-                self._decided.clear()
+                self._forget()
                 self._rights_version = version
             self._seen = seen
         return self._rights_version
@@ -71,14 +72,22 @@ class Authorization:
             return Decision(True, "Authorization is off")
         if identity.method == INTERNAL:
             return Decision(True, "The broker itself asks")
-        self.version()
         key = identity.role, identity.proxy, action, resource, subscription
         decision = self._decided.get(key)
         if decision is None:
-            if len(self._decided) >= _DECISIONS_MAX:
-                self._decided.clear()
+            if max(len(self._decided), len(self._policies)) >= _DECISIONS_MAX:
+                self._forget()
             decision = self._decided[key] = self._decide(*key)
         return decision
+
+    def _forget(self) -> None:
+        self._decided.clear()
+        self._policies.clear()
+
+    def _of(self, scope: str) -> dict[str, Any]:
+        if scope not in self._policies:
+            self._policies[scope] = self._catalogue.policies(scope)
+        return self._policies[scope]
 
     def _decide(self, role: str, proxy: str, action: str, resource: Resource, subscription: str) -> Decision:
         decision = self._of_role(role, action, resource, subscription)
@@ -94,7 +103,7 @@ class Authorization:
         if resource == "":
             return Decision(False, f"{who} is no super user")
         tenant = tenant_of(resource)
-        if role and role in self._catalogue.policies(tenant).get(ADMIN_ROLES, ()):
+        if role and role in self._of(tenant).get(ADMIN_ROLES, ()):
             return Decision(True, f"{role} is an administrator of tenant {tenant}")
         others = f"is no administrator of tenant {tenant}"
         if action == ADMINISTER or resource == tenant:
@@ -110,14 +119,14 @@ class Authorization:
     def _grants(self, role: str, resource: Resource) -> Iterator[tuple[str, str, list[str]]]:
         """(what it was granted for, to whom, actions) of those that hold for the role."""
         for scope in scopes_of(resource):
-            for holder, actions in self._catalogue.policies(scope).get(PERMISSIONS, {}).items():
+            for holder, actions in self._of(scope).get(PERMISSIONS, {}).items():
                 if role and (holder == role or self._wildcards and _matches(holder, role)):
                     yield scope, holder, actions
 
     def _obstacle(self, role: str, resource: Resource, subscription: str) -> Decision | None:
         """What keeps a role from that subscription, though it may consume."""
         namespace = namespace_of(resource)
-        policies = self._catalogue.policies(namespace)
+        policies = self._of(namespace)
         roles = policies.get(SUBSCRIPTION_PERMISSIONS, {}).get(subscription)
         if roles and role not in roles:
             return Decision(False, f"Subscription {subscription} of {namespace} is for other roles than '{role}'")
@@ -129,7 +138,7 @@ class Authorization:
 
     def helpers(self, resource: Resource) -> list[str]:
         """Roles that may grant rights to it."""
-        admins = self._catalogue.policies(tenant_of(resource)).get(ADMIN_ROLES, ()) if resource else ()
+        admins = self._of(tenant_of(resource)).get(ADMIN_ROLES, ()) if resource else ()
         return sorted({*self._supers, *admins})
 
 

@@ -57,7 +57,7 @@ class AuthorizationOptions:
     enabled: bool = False                     # everybody may do everything otherwise
     super_user_roles: tuple[str, ...] = ()    # may do everything
     proxy_roles: tuple[str, ...] = ()         # may ask on behalf of others, and need a name for whom
-    wildcards: bool = False                   # whether roles and subscriptions in grants may begin or end with *
+    wildcards: bool = False                   # whether roles in grants may begin or end with *
 
 
 @dataclass(frozen=True, slots=True)
