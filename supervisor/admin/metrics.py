@@ -20,7 +20,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from geminga.proto.commands import SERVER_VERSION
 from geminga.storage.counters import BOUNDS_S, Counters
-from geminga.storage.statistics import SUBSCRIPTION_COLUMNS, TOPIC_COLUMNS
+from geminga.storage.statistics import LATER_BYTES, SUBSCRIPTION_COLUMNS, TOPIC_COLUMNS
 from geminga.supervisor.admin import authentication
 from geminga.supervisor.admin.owners import Owners
 from geminga.supervisor.admin.stats import Measured, measure, namespace_of, processes
@@ -165,6 +165,8 @@ TOPIC_FAMILIES = [
     Family("pulsar_in_messages_total", "Messages published", "messages_in", "counter"),
     Family("pulsar_in_bytes_total", "Bytes published", "bytes_in", "counter"),
     Family("pulsar_delayed_message_index_size_bytes", "Bytes of memory for entries whose time has not come", "later_bytes"),
+    Family("pulsar_delayed_message_index_loaded", "Entries whose time has not come, for each subscription: all are in memory",
+           lambda columns, now_ms: columns["later_bytes"] / LATER_BYTES),
     *_buckets("pulsar_storage_write_latency", "latency", "Entries by the milliseconds until they were on disk", _LATENCIES, "latency_sum"),
     *_buckets("pulsar_storage_ledger_write_latency", "journal", "Entries by the milliseconds that writing them took", _LATENCIES,
               "journal_sum"),

@@ -226,6 +226,15 @@ def test_consumers_and_producers_have_series_where_that_is_asked_for(rig):
     assert {sample.labels["producer_name"] for sample in found["pulsar_producer_msg_rate_in"]} == {f"p{number}" for number in range(5)}
 
 
+def test_messages_whose_time_has_not_come_are_told(rig):
+    """As they are in memory, of each subscription that waits for them."""
+    rig.run(rig.flow(rig.consumer("t0", "waits", subType=1), 9))
+    rig.run(rig.sends(*[(rig.producer("t0", producer_name="later"), b"x", {"deliver_at_time": rig.now_ms + 60_000})] * 3))
+    found = told(rig)
+    assert total(found, "pulsar_subscription_delayed") == total(found, "pulsar_delayed_message_index_loaded") == 3
+    assert total(found, "pulsar_delayed_message_index_size_bytes") > 0
+
+
 def test_without_topics_there_are_namespaces(rig):
     found = told(rig, PULSAR_PREFIX_exposeTopicLevelMetricsInPrometheus="false")
     [sample] = found["pulsar_msg_backlog"]
