@@ -170,9 +170,10 @@ class Connection:
             command = api.BaseCommand.FromString(frame[8:command_end])
         except DecodeError as error:
             raise ProtocolError(f"a SEND that cannot be read: {error}") from None
-        if _SEND not in TRANSITIONS[self.state] or not command.send.IsInitialized():
+        send = command.send
+        if _SEND not in TRANSITIONS[self.state] or not send.IsInitialized():
             raise ProtocolError(f"SEND while {self.state}, or without a required field")
-        send, entry = command.send, sends.with_checksum(frame[command_end:])
+        entry = sends.with_checksum(frame[command_end:])
         try:
             row = sends.read_one(send, entry)
         except sends.BadChecksum:
