@@ -264,6 +264,21 @@ def test_a_key_file_is_read_again_when_it_has_changed(tmp_path, monkeypatch, cap
     assert role(authenticator, GOOD) == "who"
 
 
+def test_a_file_that_is_gone_is_no_base64(tmp_path, monkeypatch, capfd):
+    """Its name could be one: what anybody can guess must not become a key."""
+    monkeypatch.setattr(sources, "_LOOK_SECONDS", 0)
+    monkeypatch.chdir(tmp_path)
+    name = "A" * 64
+    (tmp_path / name).write_bytes(SECRET)
+    authenticator = asking(secret_keys=(name,))
+    assert role(authenticator, GOOD) == "who"
+    (tmp_path / name).unlink()
+    assert refused(authenticator, token({"sub": "who"}, base64.b64decode(name))) == "INVALID_TOKEN"
+    assert role(authenticator, GOOD) == "who" and "No such file" in capfd.readouterr().err
+    assert role(asking(secret_keys=(name,)), token({"sub": "who"}, base64.b64decode(name))) == "who"      # asked for so, and said
+    assert capfd.readouterr().err == "geminga: authentication.secret_keys names no file: it is taken for a content in base64\n"
+
+
 def test_a_file_is_not_looked_at_each_time(tmp_path, monkeypatch):
     path = tmp_path / "key"
     path.write_bytes(SECRET)

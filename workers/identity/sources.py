@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
-from urllib.parse import unquote, unquote_to_bytes, urlsplit
+from urllib.parse import quote, unquote, unquote_to_bytes, urlsplit
 
 from geminga.workers.identity.options import Unusable
 
@@ -54,13 +54,15 @@ class Source(Generic[T]):
 
     def __init__(self, key: str, where: str, parse: Callable[[bytes], T]):
         """key: of the configuration.  Raises Unusable."""
-        self._key, self._where, self._parse = key, where, parse
+        self._key, self._parse = key, parse
         try:
             self._path, data = read(where)
-            self._stamp = self._look()
             self._value = parse(data)
         except SourceError as error:
             raise Unusable(key, str(error)) from None
+        if self._path is None and not where.startswith("data:"):
+            print(f"geminga: {key} names no file: it is taken for a content in base64", file=sys.stderr, flush=True)
+        self._stamp: tuple | None = None      # not known: it is read once more, for it may have changed since
         self._due = time.monotonic() + _LOOK_SECONDS
 
     def get(self) -> T:
@@ -82,6 +84,6 @@ class Source(Generic[T]):
 
     def _read_again(self) -> None:
         try:
-            self._value = self._parse(read(self._where)[1])
+            self._value = self._parse(read(f"file:{quote(str(self._path))}")[1])      # whatever is missing now, it is a file
         except SourceError as error:
             print(f"geminga: {self._key} {error}; what was there before is used on", file=sys.stderr, flush=True)
