@@ -109,17 +109,23 @@ async def _found(request: web.Request, answer: web.Response) -> dict[str, Any]:
     if not identity.proxy:
         del found["proxy"]
     if answer.status >= 400:
-        return found | {"reason": json.loads(answer.body).get("reason", "")}
-    rights = await _rights_set(request)
+        found["reason"] = json.loads(answer.body).get("reason", "")
+    rights = await _rights_set(request) if answer.status not in _REFUSED else None
     return found if rights is None else found | {"body": rights}
 
 
 async def _rights_set(request: web.Request) -> Any:
     """What the body says of rights; of everything else nothing is kept: it may be a secret."""
-    route = request.match_info.route.resource.canonical
-    if request.method == "DELETE" or route != _NAMESPACE and not any(part in route for part in _OF_RIGHTS):
+    resource = request.match_info.route.resource
+    route = "" if resource is None else resource.canonical
+    if route != _NAMESPACE and not any(part in route for part in _OF_RIGHTS):
         return None
-    body = json.loads(await request.read() or "null")      # it was understood
+    if not request.content.at_eof():      # nobody has waited for it
+        return None
+    try:
+        body = json.loads(await request.read() or "null")
+    except ValueError:
+        return None
     if route != _NAMESPACE:
         return body
     return {"auth_policies": body["auth_policies"]} if body and "auth_policies" in body else None

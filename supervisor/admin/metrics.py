@@ -67,6 +67,7 @@ _OWN = {
     "tls_handshakes_failed": "TLS handshakes that one side has refused",
     "tls_reloads": "Certificates taken from files that had changed", "tls_reloads_failed": "Changed files that could not be used",
     "protocol_errors": "Connections ended because the peer broke the protocol", "sends_refused": "SENDs refused by a worker",
+    "commands_refused": "Commands of clients without the right to them",
 }
 # Why a subscription has lost entries that it had not acknowledged.
 _EXPIRED = {"entries_expired": "ttl", "entries_evicted": "backlog_quota"}

@@ -368,6 +368,17 @@ def test_what_is_changed_or_refused_is_written_down_with_who(guarded, place):
     assert "hush" not in (guarded.process.data_dir / audit.NAME).read_text()
 
 
+def test_who_was_refused_by_a_worker_is_counted(guarded, place):
+    def counted():
+        told = guarded.done("GET", "/metrics").splitlines()
+        return sum(float(line.split()[-1]) for line in told if line.startswith("geminga_commands_refused_total"))
+
+    before = counted()
+    connection = guarded.connect("nobody")
+    assert connection.ask(T.LOOKUP, topic=f"persistent://{place}/plain").startswith("AuthorizationError")
+    assert counted() == before + 1
+
+
 def test_a_log_that_cannot_be_written_is_told_once_and_goes_on_when_it_can_be(log, tmp_path, capsys):
     found = log(tmp_path / "gone")
     for number in range(3):

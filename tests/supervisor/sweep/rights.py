@@ -69,7 +69,7 @@ class Broker:
             asked.add_header("Content-Type", "application/json")
         try:
             with urllib.request.urlopen(asked, timeout=20) as answer:
-                return answer.status, answer.read(10_000).decode(errors="replace")
+                return answer.status, answer.read().decode(errors="replace")
         except TimeoutError:
             return 405, ""         # a few of Pulsar's never answer
         except urllib.error.HTTPError as refused:
