@@ -8,6 +8,8 @@
     schemas.py   what is done to schemas, in a thread
     patterns.py  topics chosen by a pattern
     watchers.py  clients that discover topics
+    rights.py    what each command demands, and who has lost the right to what it has
+    identity/    who somebody is, and what they may do
     links.py     the way to one owner, and which owner has what
     egress.py    runs of entries -> bytes, from the mapped ledgers
 """
