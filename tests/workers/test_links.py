@@ -5,9 +5,9 @@ import pytest
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.process import owner_of
+from geminga.workers.addresses import addresses
 from geminga.workers.options import WorkerOptions
 from geminga.workers.requests import ANSWERS
-from geminga.workers.worker import advertised_url
 
 PARTITIONS = [f"persistent://public/default/topic-{number}" for number in range(4_000)]
 OWNERS_OF_EIGHT = [7, 4, 3, 1, 5, 2, 7, 1]     # of the first eight partitions
@@ -41,7 +41,7 @@ def test_the_owner_of_a_partition_is_the_same_in_every_process():
     ("", "", "pulsar://localhost:6650"), ("0.0.0.0", "broker.example", "pulsar://broker.example:6650"), ("::1", "", "pulsar://[::1]:6650"),
 ])
 def test_clients_are_never_told_an_address_that_means_any(bind, advertised, url):
-    assert advertised_url(WorkerOptions(bind=bind, advertised_address=advertised), 6650) == url
+    assert addresses(WorkerOptions(bind=bind, advertised_address=advertised), 6650, -1).service == url
 
 
 @pytest.mark.parametrize("kind", [kind for kind, answer in ANSWERS.items() if "TXN" in api.BaseCommand.Type.Name(kind)
