@@ -536,7 +536,7 @@ TABLE = {policy.name: policy for policy in (
         Part("", one_of("None", "Prefix"), "--subscription-auth-mode -m", required=True),),
         Level("subscriptionAuthMode", "subscription-auth-mode", unset="None", nullable=True, removable=False,
               member="subscription_auth_mode"),
-        why=f"There is no authorization yet. {_LATER}"),
+        where="workers/identity/authorization.py"),
     Policy("entryFilters", "Plug-ins that choose which messages are delivered.", (
         Part("entryFilterNames", TEXT, "--entry-filters-name -efn", required=True, otherwise=""),),
         Level("entryFilters", "entry-filters", nullable=True, member="entryFilters"),
