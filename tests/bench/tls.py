@@ -59,8 +59,10 @@ def broker() -> Iterator[Broker]:
                         ports[scheme] = int(rest.rpartition(":")[2])
                 if line.startswith("Publish"):
                     break
-            yield Broker(running.pid, ports, environment["GEMINGA_TLS_TRUSTED"])
-            running.terminate()
+            try:
+                yield Broker(running.pid, ports, environment["GEMINGA_TLS_TRUSTED"])
+            finally:
+                running.terminate()
 
 
 def rate(broker: Broker, rounds: int, seconds: float) -> None:
