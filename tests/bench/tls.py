@@ -3,10 +3,11 @@
     python tests/bench/tls.py [--rounds 3] [--seconds 5] [--idle 10000]
 
     rate     publish and consume by one connection each, without TLS and with it in turns: medians, and their ratio
-    idle     so many connections that have introduced themselves: memory of all processes, CPU of a handshake and while nothing happens
+    idle     so many connections that have shown a token: memory of all processes, CPU of a handshake and while nothing happens
 """
 import argparse
 import asyncio
+import base64
 import os
 import resource
 import ssl
@@ -19,12 +20,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import jwt
 import trustme
 import wire
 from link import CLOCK, Load
 from load import measure, topic_names
 from usage import cpu_seconds, memory_bytes
 
+SECRET = b"a secret key of more than 32 bytes"
 SIZE, WARMUP_S, SETTLE_S, IDLE_S = 1024, 2.0, 3.0, 35.0      # the last: longer than from PING to PING
 AT_ONCE = 100             # handshakes
 ADDRESSES = 20            # of the loopback network, for a port of one is given away but once
@@ -47,6 +50,8 @@ def broker() -> Iterator[Broker]:
                              ("TRUSTED", authority.cert_pem)):
             environment[f"GEMINGA_TLS_{key}"] = f"{folder}/{key}.pem"
             content.write_to_path(environment[f"GEMINGA_TLS_{key}"])
+        environment |= {"GEMINGA_AUTHENTICATION_METHODS": "token", "GEMINGA_AUTHENTICATION_ANONYMOUS_ROLE": "nobody",
+                        "GEMINGA_AUTHENTICATION_SECRET_KEYS": f"data:;base64,{base64.b64encode(SECRET).decode()}"}
         command = [sys.executable, "-m", "geminga.supervisor.main", "serve", "--data-dir", f"{folder}/data"]
         command += ["--port", "0", "--http-port", "0"]
         with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as running:
@@ -79,14 +84,14 @@ def rate(broker: Broker, rounds: int, seconds: float) -> None:
 
 
 class Idle(asyncio.Protocol):
-    """Introduces itself, and answers PING."""
+    """Shows a token, and answers PING."""
 
     def __init__(self, is_there: asyncio.Future):
         self._is_there = is_there
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
-        transport.write(wire.connect())
+        transport.write(wire.connect(jwt.encode({"sub": "somebody", "exp": time.time() + 3600}, SECRET)))
 
     def data_received(self, data: bytes) -> None:
         kind, _ = wire.command_of(data, 0)

@@ -112,8 +112,9 @@ def command_of(data: bytes | bytearray, start: int) -> tuple[int, dict[int, int 
 # --- the commands of a client ---------------------------------------------------------------------------------------------
 
 
-def connect() -> bytes:
-    return frame(CONNECT, string(1, "geminga-bench") + number(4, PROTOCOL_VERSION))
+def connect(token: str = "") -> bytes:
+    shown = string(3, token) + string(5, "token") if token else b""
+    return frame(CONNECT, string(1, "geminga-bench") + number(4, PROTOCOL_VERSION) + shown)
 
 
 def partitioned_metadata(topic: str, request_id: int) -> bytes:
