@@ -133,7 +133,7 @@ def test_connections_that_a_rate_keeps_waiting_are_counted_while_they_wait(broke
     eventually(lambda: value(scrape(broker), "pulsar_broker_throttled_connections") == 1, WAIT_S)
     assert request("DELETE", f"{broker.http_url}/admin/v2/{topic.replace('://', '/')}/publishRate")[0] == 204
     eventually(lambda: value(scrape(broker), "pulsar_broker_throttled_connections") == 0, WAIT_S)
-    client.shutdown()
+    client.close()
 
 
 def test_what_a_worker_had_open_ended_with_it():
