@@ -2,6 +2,7 @@
 
 When the disk fails it begins anew with what is there, and waits as long as it takes: it says why once, and goes on by itself.
 """
+import ctypes
 import select
 import sys
 import time
@@ -24,6 +25,7 @@ from geminga.storage.recovery import journal_folder, recover_owner
 
 _AGAIN_SECONDS = 1          # between attempts to begin
 _ENVELOPES_MAX = 256        # taken in by one pass; its bytes are bounded by pass_bytes_max
+_libc = ctypes.CDLL(None)
 
 
 def socket_path(run_dir: Path, serial: int) -> str:
@@ -69,6 +71,7 @@ def run(index: int, owners: int, serial: int, run_dir: Path, data_dir: Path, opt
     router.setsockopt(zmq.RCVHWM, 0)
     router.setsockopt(zmq.LINGER, 1_000)
     router.bind(socket_path(run_dir, serial))
+    _libc.malloc_trim(0)      # what was replayed has been in memory whole
     control.send(ready={"recovered": entries})
     try:
         _loop(owner, router, control, options)
