@@ -54,7 +54,6 @@ class Audit:
             found["left_out"], self._left_out = self._left_out, 0
         self._handler.emit(LogRecord(NAME, INFO, "", 0, json.dumps(found), None, None))
 
-
     def close(self) -> None:
         self._handler.close()
 

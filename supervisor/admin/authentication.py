@@ -18,7 +18,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.counters import EXPIRING_MINUTES, METHODS, RESULTS, Counters, authentication_counter
 from geminga.workers.identity.attempts import Attempts
 from geminga.workers.identity.authentication import NOT_ASKED, Authenticator, Identity, Original
-from geminga.workers.identity.shown import NotAuthenticated, Shown
+from geminga.workers.identity.shown import NotAuthenticated, Shown, certificate_of
 
 IDENTITY = web.RequestKey("identity", Identity)
 _OPEN = "/status.html", "/ready"         # probes have nothing to show
@@ -75,8 +75,7 @@ class Door:
         header = request.headers.get("Authorization", "")
         scheme, _, rest = header.partition(" ")
         method = _SCHEMES.get(scheme.lower(), scheme.lower())
-        tls = request.transport.get_extra_info("ssl_object") if request.transport is not None else None
-        certificate = tls.getpeercert(binary_form=True) if tls is not None else None
+        certificate = certificate_of(request.transport) if request.transport is not None else None
         if not header and certificate is not None and self._authenticator.asks_for("tls"):
             return Shown("tls", b"", certificate)
         if method != "basic":

@@ -4,7 +4,6 @@ A handshake looks at the files, once a second at most, and takes what they hold 
 used is told, and what was in force stays.
 """
 import asyncio
-import os
 import re
 import ssl
 import sys
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 
 from geminga.storage.counters import Counters
 from geminga.workers.identity.options import TlsOptions, Unusable
+from geminga.workers.identity.sources import stamp
 
 _HANDSHAKE_SECONDS = 10.0      # that a client may take
 _GOODBYE_SECONDS = 2.0         # that it may take to answer ours
@@ -134,7 +134,7 @@ class Tls:
 
     def _look(self) -> list[tuple[int, ...] | None]:
         """What tells whether a file is another than before, of each."""
-        return [_signature(path) for path in (self._options.certificate, self._options.key, self._options.trusted)]
+        return [stamp(path) for path in (self._options.certificate, self._options.key, self._options.trusted)]
 
     def count(self, name: str) -> None:
         if self.counters is not None:
@@ -156,14 +156,6 @@ class Tls:
 def _reason(error: ssl.SSLError) -> str:
     said = getattr(error, "verify_message", "") or (getattr(error, "reason", None) or str(error)).replace("_", " ").lower()
     return f"the client's certificate is not accepted: {said}" if isinstance(error, ssl.SSLCertVerificationError) else said
-
-
-def _signature(path: str) -> tuple[int, ...] | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def load(options: TlsOptions) -> Loaded:

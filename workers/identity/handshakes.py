@@ -17,7 +17,7 @@ from geminga.proto.errors import ProtocolError
 from geminga.storage.counters import Counters
 from geminga.workers.identity.attempts import Attempts
 from geminga.workers.identity.authentication import NOT_ASKED, OURSELVES, Authenticator, Identity, Original
-from geminga.workers.identity.shown import NotAuthenticated, Shown
+from geminga.workers.identity.shown import NotAuthenticated, Shown, certificate_of
 
 _SECONDS = 30                # from a connection to the end of its handshake
 _WAITING_MAX = 100           # handshakes that wait for a thread; what comes above is told to try again
@@ -46,7 +46,7 @@ class Handshakes:
     def connect(self, client, request: api.CommandConnect) -> None:
         if not self._authenticator.is_on or client.is_inside:
             return client.welcome(request, OURSELVES if client.is_inside else NOT_ASKED)
-        shown = Shown(method_of(request), request.auth_data, _certificate(client))
+        shown = Shown(method_of(request), request.auth_data, certificate_of(client.transport))
         original = None
         if request.HasField("original_principal"):
             what = Shown(request.original_auth_method, request.original_auth_data.encode(), shown.certificate)
@@ -62,7 +62,7 @@ class Handshakes:
         if not self._authenticator.is_on:
             raise ProtocolError("AUTH_RESPONSE, and nobody asked")
         said = response.response
-        shown = Shown(said.auth_method_name, said.auth_data, _certificate(client))
+        shown = Shown(said.auth_method_name, said.auth_data, certificate_of(client.transport))
         demand = partial(self._authenticator.renew, client.identity, shown)
         if self._authenticator.is_slow(shown):
             self._beside(client, shown.method, demand, partial(self._renewed, client))
@@ -156,11 +156,6 @@ def method_of(request: api.CommandConnect) -> str:
     if request.HasField("auth_method"):
         return api.AuthMethod.Name(request.auth_method).removeprefix("AuthMethod").lower()
     return "none"
-
-
-def _certificate(client) -> bytes | None:
-    tls = client.transport.get_extra_info("ssl_object")
-    return tls.getpeercert(binary_form=True) if tls is not None else None
 
 
 def _end(client, error: NotAuthenticated) -> None:

@@ -16,6 +16,12 @@ class Shown:
         return f"<Shown {self.method}>"
 
 
+def certificate_of(transport) -> bytes | None:
+    """That the other end has shown by TLS, as DER."""
+    tls = transport.get_extra_info("ssl_object")
+    return tls.getpeercert(binary_form=True) if tls is not None else None
+
+
 class NotAuthenticated(Exception):
     """reason: one of REASONS, for those who count; why: for the log, without anything that was shown."""
 

@@ -6,6 +6,7 @@
 """
 import base64
 import binascii
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -49,6 +50,15 @@ def _unpack(text: str) -> bytes:
         raise SourceError("is not base64") from None
 
 
+def stamp(path: Path | str) -> tuple[int, ...] | None:
+    """What tells one version of a file from another; None when it is not there."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
 class Source(Generic[T]):
     """What one of them holds, as `parse` makes it out.  While a file that has changed cannot be used, what it held before counts."""
 
@@ -68,19 +78,11 @@ class Source(Generic[T]):
     def get(self) -> T:
         if self._path is not None and time.monotonic() >= self._due:
             self._due = time.monotonic() + _LOOK_SECONDS
-            stamp = self._look()
-            if stamp != self._stamp:
-                self._stamp = stamp
+            found = stamp(self._path)
+            if found != self._stamp:
+                self._stamp = found
                 self._read_again()
         return self._value
-
-    def _look(self) -> tuple | None:
-        """What tells one version of the file from another."""
-        try:
-            found = self._path.stat() if self._path else None
-        except OSError:
-            found = None
-        return (found.st_mtime_ns, found.st_size, found.st_ino) if found else None
 
     def _read_again(self) -> None:
         try:
