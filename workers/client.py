@@ -244,6 +244,11 @@ class Client(asyncio.BufferedProtocol):
         if was != is_now:
             self.worker.counters.add("connections_throttled", is_now - was)
 
+    @property
+    def is_held(self) -> bool:
+        """Whether it is not read from because of a rate."""
+        return bool(self._holding)
+
     def listen(self) -> None:
         """It is to show that it lives: whoever still holds it will say so again when it has sent more."""
         self._count_throttled(bool(self._holding), False)
@@ -691,7 +696,7 @@ class Client(asyncio.BufferedProtocol):
 
     def keep_alive(self) -> None:
         """Ask for a sign of life; without one since the last time the connection is dead, unless nobody has listened."""
-        if not (self.was_heard or self._holding):
+        if not (self.was_heard or self.is_held):
             return self.transport.abort()
         self.was_heard = False
         self.write(answers.PING)

@@ -124,8 +124,11 @@ class Worker:
         self._loop.call_later(_PROBE_SECONDS, self._end_if_silent, client)
 
     def _end_if_silent(self, client: Client) -> None:
-        if not client.was_heard:
-            client.transport.abort()
+        if client.was_heard:
+            return
+        if client.is_held:      # again, by what it had sent before: its answer may lie unread
+            return self.probe(client)
+        client.transport.abort()
 
     def answer_probes(self, client: Client) -> None:
         for link in client.is_probed:

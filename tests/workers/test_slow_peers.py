@@ -1,5 +1,8 @@
 """Clients that do not read, do not write, or stop in the middle: memory stays bounded and the others go on."""
+import json
+import os
 import selectors
+import signal
 import socket
 import struct
 from collections.abc import Iterator
@@ -10,9 +13,10 @@ import pytest
 
 from geminga.proto import pulsar_api_pb2 as api
 
-from ..harness import Broker, partitioned_topic, unique_topic
+from ..clients.test_administration import topic_url
+from ..harness import Broker, partitioned_topic, request, unique_topic
 from ..proto.client_frames import CONNECT, MESSAGE_SIZE_MAX, PING, T, command, entry_of, message_metadata, send
-from .peer import SECONDS, Bystander, Closed, Peer
+from .peer import SECONDS, Bystander, Closed, Peer, error_of
 
 pytestmark = pytest.mark.usefixtures("unharmed")
 
@@ -162,3 +166,27 @@ def test_what_is_said_in_single_bytes_is_understood(broker):
             peer.say(bytes([byte]))
         assert peer.hear().type == T.SEND_RECEIPT
         assert api.BaseCommand.Type.Name(peer.ask(T.PING).type) == "PONG"
+
+
+def test_an_answer_that_is_not_read_because_of_a_rate_is_waited_for(start_broker):
+    """What a client had sent before it was asked whether it lives has it held: it is not taken for dead over that."""
+    broker = start_broker("--workers", "1", "--owners", "1")
+    topic = unique_topic("held")
+    with Peer(broker.service_url) as holder, Peer(broker.service_url) as other:
+        assert holder.ask(T.PRODUCER, topic=topic, producer_id=1, request_id=1, producer_name="mine").type == T.PRODUCER_SUCCESS
+        rate = {"publishThrottlingRateInMsg": 1, "publishThrottlingRateInByte": -1}
+        assert request("POST", topic_url(broker, topic, "publishRate"), json.dumps(rate).encode())[0] == 204
+        owner = broker.pause("owner")
+        try:
+            for peer, said in (
+                    (other, command(T.PRODUCER, topic=topic, producer_id=1, request_id=1, producer_name="mine")),
+                    (holder, b"".join(send(entry_of(message_metadata(sequence_id=at), b"x"), sequence_id=at) for at in range(100)))):
+                assert peer.ask(T.PING).type == T.PONG
+                peer.say(said)
+                assert peer.ask(T.PING).type == T.PONG      # the worker has read it
+        finally:
+            os.kill(owner, signal.SIGCONT)
+        while not _is_ready(other, selectors.EVENT_READ, 0):
+            assert holder.hear().type == T.SEND_RECEIPT        # one a second, and PINGs are answered meanwhile
+        assert error_of(other.hear()) == api.ProducerBusy      # once the holder has answered
+        assert len(json.loads(request("GET", topic_url(broker, topic, "stats"))[1])["publishers"]) == 1
