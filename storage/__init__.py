@@ -32,6 +32,8 @@
     gate.py         why nobody may publish now, and who waits for that
     rates.py        how much may be published and given out in a time
     throttling.py   what the log says of that
+    compacted.py    of each key the newest message: views of a partition, made by jobs/
+    jobs/           what reads ledgers from beside the broker: the nightly job, Spark's data source
     queries.py      what administration asks of an owner
     outbox.py       answers of a pass, by worker
     sequences.py    what a producer sends again is not stored again

@@ -7,6 +7,9 @@
     <data>/partitions/<id>/<ledger>.index         INDEX_HEADER, then an INDEX_ROW per entry, row n = entry n
     <data>/partitions/<id>/state                  all else about the partition, as of a checkpoint, twice: STATE_HEADER, then
                                                   CURSOR_ROWs, PART_ROWs, ARRAY_ROWs, SEQUENCE_ROWs, and the arrays' bytes
+    <data>/partitions/<id>/compacted/<n>/         a compacted view, the n-th: what its file `view` says (compacted.py), and of each
+                                                  ledger that has something left <ledger>.ledger and .index as above, with a
+                                                  COMPACTED_ROW per entry that is left, ascending; <n>.new while it is being made
 
 Little-endian throughout.  Ledgers, indexes and segments are allocated ahead and zero where nothing was written: a row of zeros
 has no valid checksum.  An entry carries its producer's CRC32-C over its content; its row carries a copy of that, and a
@@ -19,7 +22,7 @@ each version added.
     .redeliveries, .deaths: version1.py reads them); INDEX_HEADER has a checksum, and of an open ledger too what it holds at least;
     SEGMENT_HEADER too; records have a checksum of their tables, and say what was synced before them; an op of ACKNOWLEDGED is about a
     run of entries; sequence ids of producers; every entry has a checksum.  PARTITION_DELETED came later, with the catalogue's version 4,
-    which keeps programs away that do not know it.
+    which keeps programs away that do not know it.  Compacted views came later too: who does not know them does not look there.
 """
 import struct
 from pathlib import Path
@@ -63,6 +66,15 @@ INDEX_ROW = np.dtype([
     ("crc32c", "<u4"),               # the entry's own
     ("checksum", "<u4"),             # of this row and its place
 ])
+
+COMPACTED_ROW = np.dtype([           # an INDEX_ROW, in the place of row n, whose key's hash nobody asks for
+    ("offset", "<u8"), ("publish_time", "<i8"), ("broker_time", "<i8"), ("deliver_at", "<i8"), ("message_index", "<u8"),
+    ("size", "<u4"), ("messages", "<u4"),
+    ("entry_id", "<u4"),             # the one it had, and has
+    ("flags", "<u4"),                # and IS_CUT
+    ("crc32c", "<u4"), ("checksum", "<u4"),
+])
+IS_CUT = 32                          # a batch of which some messages are gone; words follow it, a bit per message, 1 = there
 
 STATE_HEADER = np.dtype([
     ("magic", "S8"), ("version", "<u4"),
@@ -153,7 +165,7 @@ SEQUENCES_FORGOTTEN = 13   # of all producers
 PARTITION_DELETED = 14     # nothing is left of it; its id is not used again
 KIND, KIND_WORD = 0xFF, 8  # of an op's kind: what it is, and from which bit on a number that goes with it
 
-for _header in (LEDGER_HEADER, INDEX_HEADER, INDEX_ROW, STATE_HEADER, CURSOR_ROW, SEGMENT_HEADER, RECORD_HEADER):
+for _header in (LEDGER_HEADER, INDEX_HEADER, INDEX_ROW, COMPACTED_ROW, STATE_HEADER, CURSOR_ROW, SEGMENT_HEADER, RECORD_HEADER):
     assert _header.itemsize == 64
 assert _RECORD_HEADER.size == RECORD_HEADER.itemsize
 assert OP_ROW.itemsize == 40
@@ -182,6 +194,11 @@ def index_path(folder: Path, ledger_id: int) -> Path:
 
 def state_path(folder: Path) -> Path:
     return folder / "state"
+
+
+def compacted_folder(folder: Path) -> Path:
+    """Of the views of the partition that has this folder."""
+    return folder / "compacted"
 
 
 def header(dtype: np.dtype, **fields) -> bytes:

@@ -1,10 +1,12 @@
 """From a fresh checkout to a running broker, or to its passed tests, in one command.
 
     python3 supervisor/bootstrap.py serve [arguments of `geminga serve`]
+    python3 supervisor/bootstrap.py nightly [arguments of `geminga nightly`]
     python3 supervisor/bootstrap.py test  [arguments of pytest]
 
 It chooses an interpreter, makes <checkout>/.venv with it, installs the project there (editable, with its pinned
-dependencies) and becomes the program asked for.  A stamp in the environment says what it was made of, so that a
+dependencies) and becomes the program asked for.  The last two want Spark too, and a Java runtime for it, which comes from the
+distribution where this command may install it, and is named where it may not.  A stamp in the environment says what it was made of, so that a
 start which finds it still true does nothing else:
 
     no environment                                               -> from scratch
@@ -27,7 +29,10 @@ from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 SUPPORTED = ((3, 11), (3, 13))  # first and last; a test compares them with requires-python
-PROGRAMS = {"serve": ("geminga", ""), "test": ("pytest", "dev")}  # verb -> its console script, the extras that bring it
+EXTRAS = ("", "nightly", "dev")  # each brings what those before it do
+PROGRAMS = {"serve": ("geminga", ""), "nightly": ("geminga", "nightly"), "test": ("pytest", "dev")}  # verb -> script, extras
+JAVA_PACKAGE = "openjdk-17-jre-headless"  # Debian's
+JAVA_FIRST = 17  # what Spark asks for
 STAMP = "geminga-setup.json"
 UNFINISHED = "{}"
 
@@ -41,7 +46,7 @@ def main(arguments):
         print(json.dumps(own_facts()))
         return 0
     if not arguments or arguments[0] not in PROGRAMS:
-        print("usage: python3 supervisor/bootstrap.py serve|test [arguments]", file=sys.stderr)
+        print(f"usage: python3 supervisor/bootstrap.py {'|'.join(PROGRAMS)} [arguments]", file=sys.stderr)
         return 2
     verb, *rest = arguments
     program, extras = PROGRAMS[verb]
@@ -49,6 +54,8 @@ def main(arguments):
     try:
         if not is_ready(environment, program, extras):
             set_up(environment, program, extras)
+        if extras and not has_java():
+            install_java(is_needed=verb == "nightly")
     except (SetUpError, OSError) as error:
         say(error)
         return 1
@@ -58,7 +65,7 @@ def main(arguments):
     if verb == "test":
         os.chdir(CHECKOUT)  # where pytest finds its configuration
     else:
-        rest = ["serve", *rest]  # started where the user stands: --config and --data-dir are paths of theirs
+        rest = [verb, *rest]  # started where the user stands: --config and --data-dir are paths of theirs
     script = environment / "bin" / program
     os.execv(script, [str(script), *rest])
 
@@ -74,8 +81,9 @@ def is_ready(environment, program, extras):
     stamp = read_stamp(environment)
     return (
         stamp is not None
+        and stamp.get("extras") in EXTRAS
         and stamp == stamp_of(environment, stamp.get("extras"))
-        and extras in ("", stamp["extras"])
+        and EXTRAS.index(extras) <= EXTRAS.index(stamp["extras"])
         and os.access(environment / "bin" / program, os.X_OK)
     )
 
@@ -112,7 +120,8 @@ def set_up(environment, program, extras):
             return
         stamp = read_stamp(environment)
         if can_be_kept(environment, stamp):
-            extras = extras or (stamp or {}).get("extras", "")  # serve after test takes nothing away
+            had = (stamp or {}).get("extras", "")
+            extras = max(extras, had if had in EXTRAS else "", key=EXTRAS.index)  # serve after test takes nothing away
             say(f"bringing {environment} up to date")
             (environment / STAMP).write_text(UNFINISHED)
         else:
@@ -170,6 +179,39 @@ def run(command, lock):
     status = subprocess.run(command, pass_fds=(lock.fileno(),)).returncode
     if status:
         raise SetUpError(f"set-up failed: `{' '.join(command)}` ended with status {status}")
+
+
+# --- Java --------------------------------------------------------------------------------------------------------
+
+def has_java():
+    """Whether the java that Spark would start is new enough: the one of JAVA_HOME, or the first on the path."""
+    import re
+    import subprocess
+
+    home = os.environ.get("JAVA_HOME")
+    try:
+        said = subprocess.run([f"{home}/bin/java" if home else "java", "-version"], capture_output=True, text=True, timeout=60).stderr
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    version = re.search(r'version "(\d+)', said)
+    return version is not None and int(version[1]) >= JAVA_FIRST
+
+
+def install_java(is_needed):
+    """From the distribution, by root; others are told which command does it.  Raises SetUpError where that is_needed."""
+    import subprocess
+
+    command = ["apt-get", "install", "--yes", "--no-install-recommends", JAVA_PACKAGE]
+    if os.geteuid() == 0 and shutil.which("apt-get"):
+        say(f"installing {JAVA_PACKAGE}, which Spark needs")
+        for step in (["apt-get", "update"], command):
+            status = subprocess.run(["env", "DEBIAN_FRONTEND=noninteractive", *step, "-qq"], stdout=subprocess.DEVNULL).returncode
+        if status == 0 and has_java():
+            return
+    line = f"Spark needs a Java runtime, {JAVA_FIRST} or newer: {' '.join(command[:2])} {JAVA_PACKAGE}"
+    if is_needed:
+        raise SetUpError(line)
+    say(line + "; what needs it is left out")
 
 
 # --- the interpreter ---------------------------------------------------------------------------------------------

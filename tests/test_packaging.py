@@ -1,5 +1,6 @@
 """What a wheel holds is what the checkout holds, and what a fresh machine installs is what was tested."""
 import json
+import os
 import re
 import sys
 import tomllib
@@ -78,10 +79,34 @@ def test_the_bootstrap_accepts_the_interpreters_that_pip_accepts():
 
 
 def test_the_bootstrap_installs_extras_and_starts_programs_that_exist():
-    """`serve` runs our console script, `test` the pytest of our dev extra."""
-    names = {extras for _, extras in bootstrap.PROGRAMS.values()} - {""}
-    assert names == set(PROJECT["project"]["optional-dependencies"])
-    assert bootstrap.PROGRAMS["serve"][0] in PROJECT["project"]["scripts"]
+    """`serve` and `nightly` run our console script, `test` the pytest of our dev extra, which has all of the others."""
+    extras = PROJECT["project"]["optional-dependencies"]
+    assert {wanted for _, wanted in bootstrap.PROGRAMS.values()} == set(bootstrap.EXTRAS) == {"", *extras}
+    assert set(extras["nightly"]) < set(extras["dev"])
+    assert bootstrap.PROGRAMS["serve"][0] == bootstrap.PROGRAMS["nightly"][0] in PROJECT["project"]["scripts"]
+
+
+def java(folder, said):
+    """A JAVA_HOME whose java says that."""
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin" / "java").write_text(f"#!/bin/sh\necho '{said}' >&2\n")
+    (folder / "bin" / "java").chmod(0o755)
+    return str(folder)
+
+
+def test_java_is_looked_for_as_spark_does(tmp_path, monkeypatch):
+    for said, is_enough in (('openjdk version "17.0.15" 2025-04-15', True), ('openjdk version "25" 2025-09-16', True),
+                            ('java version "1.8.0_202"', False), ("no version", False)):
+        monkeypatch.setenv("JAVA_HOME", java(tmp_path / str(hash(said)), said))
+        assert bootstrap.has_java() == is_enough
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert not bootstrap.has_java()
+
+
+def test_a_missing_java_is_one_line(monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(bootstrap.SetUpError, match="^Spark needs a Java runtime, 17 or newer: apt-get install openjdk-17-jre-headless$"):
+        bootstrap.install_java(is_needed=True)
 
 
 @pytest.fixture
@@ -103,8 +128,11 @@ def test_a_second_start_finds_nothing_to_do(environment):
     """What was finished stays ready, and what has the tests' extra is ready for serving too."""
     assert bootstrap.is_ready(environment, "geminga", "")
     assert not bootstrap.is_ready(environment, "pytest", "dev")
+    bootstrap.write_stamp(environment, "nightly")
+    assert bootstrap.is_ready(environment, "geminga", "nightly") and not bootstrap.is_ready(environment, "pytest", "dev")
     bootstrap.write_stamp(environment, "dev")
-    assert bootstrap.is_ready(environment, "pytest", "dev") and bootstrap.is_ready(environment, "geminga", "")
+    assert bootstrap.is_ready(environment, "pytest", "dev") and bootstrap.is_ready(environment, "geminga", "nightly")
+    assert bootstrap.is_ready(environment, "geminga", "")
 
 
 def test_a_changed_project_is_installed_again_in_place(environment):
