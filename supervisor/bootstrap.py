@@ -5,9 +5,9 @@
     python3 supervisor/bootstrap.py test  [arguments of pytest]
 
 It chooses an interpreter, makes <checkout>/.venv with it, installs the project there (editable, with its pinned
-dependencies) and becomes the program asked for.  The last two want Spark too, and a Java runtime for it, which comes from the
-distribution where this command may install it, and is named where it may not.  A stamp in the environment says what it was made of, so that a
-start which finds it still true does nothing else:
+dependencies) and becomes the program asked for.  The last two want Spark too, and a Java runtime for it, which comes
+from the distribution where this command may install it, and is named where it may not.  A stamp in the environment says
+what it was made of, so that a start which finds it still true does nothing else:
 
     no environment                                               -> from scratch
     stamp UNFINISHED or cut off: a run was interrupted           -> from scratch
