@@ -9,6 +9,7 @@
     checksums.py       CRC32-C of many entries at once
     sends.py           SEND frames -> rows, as arrays
     acks.py            ACKs of many messages -> rows, as arrays
+    compression.py     payloads, compressed as clients do
     deliveries.py      receipts and messages -> bytes, as arrays
     commands.py        the answers a broker gives, one by one
     connection.py      one connection's state table: bytes in, events out

@@ -5,18 +5,14 @@ An entry's payload is the body; what its metadata says is in headers, as Pulsar 
 import base64
 import json
 import struct
-import zlib
 from datetime import UTC, datetime
 from typing import Any
 
-import lz4.block
-import snappy
-import zstandard
 from aiohttp import web
 from google.protobuf.message import DecodeError
 
+from geminga.proto import compression
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.proto import varints
 from geminga.supervisor.admin.topics import TOPIC, ask_single, number_of, part_of, single_of, status
 
 routes = web.RouteTableDef()
@@ -108,40 +104,12 @@ def _shown(found: dict[str, Any]) -> web.Response:
 
 
 def _uncompressed(metadata: api.MessageMetadata, stored: bytes) -> bytes:
-    how, size = _DECOMPRESS.get(metadata.compression), metadata.uncompressed_size
-    if how is None or size > _UNCOMPRESSED_MAX:
+    if metadata.uncompressed_size > _UNCOMPRESSED_MAX:
         return stored
     try:
-        found = how(stored, size)
-    except (lz4.block.LZ4BlockError, zstandard.ZstdError, snappy.UncompressError, zlib.error, ValueError):
-        found = None
-    if found is None or len(found) != size:
-        raise status(422, "The entry's payload is not compressed as its metadata says")
-    return found
-
-
-# Each gives up soon after so many bytes, whatever the payload says.
-
-def _lz4(stored: bytes, size: int) -> bytes:
-    return lz4.block.decompress(stored, uncompressed_size=size)
-
-
-def _zlib(stored: bytes, size: int) -> bytes:
-    return zlib.decompressobj().decompress(stored, size + 1)
-
-
-def _zstd(stored: bytes, size: int) -> bytes:
-    with zstandard.ZstdDecompressor().stream_reader(stored) as reader:
-        return reader.read(size + 1)
-
-
-def _snappy(stored: bytes, size: int) -> bytes:
-    if not stored.startswith(varints.encode(size)):
-        raise ValueError
-    return snappy.uncompress(stored)
-
-
-_DECOMPRESS = {api.LZ4: _lz4, api.ZLIB: _zlib, api.ZSTD: _zstd, api.SNAPPY: _snappy}
+        return compression.decompress(metadata.compression, stored, metadata.uncompressed_size)
+    except compression.Incompressible:
+        raise status(422, "The entry's payload is not compressed as its metadata says") from None
 
 
 def _headers(metadata: api.MessageMetadata, size: int) -> dict[str, str]:
