@@ -94,6 +94,7 @@ class JavaTools:
     """Runs one tool per call against one broker; what it printed is the answer, a failure is the test's."""
 
     def __init__(self, jars: Path, folder: Path, service_url: str, http_url: str) -> None:
+        self._service_url = service_url
         self._conf = folder / "client.conf"
         self._conf.write_text(f"webServiceUrl={http_url}/\nbrokerServiceUrl={service_url}/\n")
         logging = folder / "log4j2.xml"
@@ -109,6 +110,13 @@ class JavaTools:
 
     def admin(self, *arguments: str) -> str:
         return self._run(ADMIN, *arguments)
+
+    def program(self, source: Path, *arguments: str, said: str = "") -> str:
+        """What a program of one source file printed to standard output, with what it is told on standard input."""
+        done = subprocess.run([*self._java, str(source), self._service_url, *arguments], capture_output=True, text=True,
+                              timeout=RUN_SECONDS, input=said)
+        assert done.returncode == 0, f"{source} {arguments}: status {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        return done.stdout
 
     def _run(self, tool: str, *arguments: str) -> str:
         command = [*self._java, f"-Dpulsar.client.conf={self._conf}", tool, str(self._conf), *arguments]

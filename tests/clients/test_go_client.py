@@ -28,7 +28,7 @@ def build() -> Path:
     """The program; skips the test when it is not there and cannot be built."""
     if shutil.which("go") is None:
         pytest.skip("go is not installed")
-    state = b"".join((SOURCES / name).read_bytes() for name in ("go.mod", "go.sum", "main.go"))
+    state = b"".join(path.read_bytes() for path in sorted(SOURCES.iterdir()))
     program = cache_dir() / f"goclient-{hashlib.sha256(state).hexdigest()[:12]}"
     if program.exists():
         return program
@@ -56,8 +56,9 @@ def go(broker) -> Run:
     """go(topic, *flags): what the program printed; its failure is the test's."""
     program = build()
 
-    def run(topic: str, *flags: str, url: str = broker.service_url) -> str:
-        done = subprocess.run([program, "-url", url, "-topic", topic, *flags], capture_output=True, text=True, timeout=RUN_SECONDS)
+    def run(topic: str, *flags: str, url: str = broker.service_url, said: str = "") -> str:
+        done = subprocess.run([program, "-url", url, "-topic", topic, *flags], capture_output=True, text=True, timeout=RUN_SECONDS,
+                              input=said)
         assert done.returncode == 0, f"{flags}: {done.stdout[-2000:]}\n{done.stderr[-2000:]}"
         return done.stdout
 

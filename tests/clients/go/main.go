@@ -2,6 +2,9 @@
 //
 //	goclient -url pulsar://127.0.0.1:6650 -topic T -messages 100 -compression zstd -batching -keys
 //
+// With -keyvalues put it publishes lines {"key": .., "value": ..} of its input instead, with -keyvalues get it prints those of
+// a compacted topic.
+//
 // Exit status 0 and a line with "ok" when every message arrived once, unchanged, with its metadata, in the order of its
 // partition, and when nothing came again after all was acknowledged.
 package main
@@ -29,6 +32,7 @@ var compressions = map[string]pulsar.CompressionType{
 
 type options struct {
 	url, topic, compression  string
+	keyValues                string
 	messages, size           int
 	batching, chunking, keys bool
 	cumulative               bool
@@ -40,6 +44,7 @@ func parse() options {
 	flag.StringVar(&o.url, "url", "pulsar://127.0.0.1:6650", "service URL")
 	flag.StringVar(&o.topic, "topic", "", "topic, plain or partitioned; nobody else may use it")
 	flag.StringVar(&o.compression, "compression", "none", "none, lz4, zlib, zstd or snappy")
+	flag.StringVar(&o.keyValues, "keyvalues", "", "put or get")
 	flag.IntVar(&o.messages, "messages", 100, "how many")
 	flag.IntVar(&o.size, "size", 100, "bytes of a payload")
 	flag.BoolVar(&o.batching, "batching", false, "publish in batches")
@@ -180,6 +185,12 @@ func run(o options) error {
 		return err
 	}
 	defer client.Close()
+	switch o.keyValues {
+	case "put":
+		return o.put(ctx, client)
+	case "get":
+		return o.get(ctx, client)
+	}
 
 	consumer, err := o.subscribe(client)
 	if err != nil {
@@ -213,6 +224,9 @@ func main() {
 	if err := run(o); err != nil {
 		fmt.Println("failed:", err)
 		os.Exit(1)
+	}
+	if o.keyValues != "" {
+		return
 	}
 	fmt.Printf("ok: %d messages\n", o.messages)
 }
