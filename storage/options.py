@@ -51,6 +51,7 @@ class StorageOptions:
     encryption_required: bool = False         # producers must encrypt
     subscription_expiration_s: int = 0        # a subscription that nobody uses is deleted after so long; 0: it is not
     deduplication: bool = False               # what a producer sends again is not stored again
+    compaction_threshold_bytes: int = 0       # a partition with so much news since it was compacted is compacted; 0: it is not
     schema_compatibility_strategy: str = "FULL"      # which versions of a schema get along, see storage/schemas.py
     schema_auto_update: bool = True           # clients may add schemas, and versions of them
     schema_validation_enforced: bool = False  # a topic with a schema takes nothing from producers without one

@@ -31,6 +31,7 @@ class Policies:
     quota_age_s: int = NO_LIMIT        # of the oldest message of the backlog
     quota_age_action: str = HOLD       # what happens when it is that old
     deduplication: bool = False
+    compaction_threshold: int = 0      # bytes of news since it was compacted after which it is again; 0: it is not by itself
     delayed_delivery: bool = True      # Shared and Key_Shared consumers get a message not before its time
     max_unacked_messages_per_consumer: int = 50_000      # of shared subscriptions; of these bounds, 0: there is none
     max_unacked_messages_per_subscription: int = 200_000

@@ -332,7 +332,6 @@ _OLD_STRATEGIES = {"AutoUpdateDisabled": "ALWAYS_INCOMPATIBLE", "Backward": "BAC
                    "AlwaysCompatible": "ALWAYS_COMPATIBLE", "BackwardTransitive": "BACKWARD_TRANSITIVE",
                    "ForwardTransitive": "FORWARD_TRANSITIVE", "FullTransitive": "FULL_TRANSITIVE"}
 _DRIVERS = ("S3", "aws-s3", "google-cloud-storage", "filesystem", "azureblob", "aliyun-oss")
-_LATER = "A later version will."
 _NO_OFFLOAD = "Nothing is moved to other stores."
 TOO_LARGE_SIZE = "topic-level maxMessageSize must be greater than or equal to 0 and must be smaller than that in the broker-level"
 
@@ -412,12 +411,12 @@ TABLE = {policy.name: policy for policy in (
         Level("delayedDelivery", "delayed-delivery", nullable=True, member="delayed_delivery_policies"),
         Level("delayedDelivery", "delayed-delivery", nullable=True),
         where="storage/dispatch/shared.py"),
-    Policy("compactionThreshold", "Bytes of backlog after which a topic is compacted; 0: it is not.", (
-        Part("", LONG, "--threshold -t", "bytes", required=True, least=0, otherwise=0),),
+    Policy("compactionThreshold", "Bytes that may come after a compaction before the next; 0: a topic is not compacted by itself.", (
+        Part("", LONG, "--threshold -t", "bytes", required=True, field="compaction_threshold", key="compaction_threshold_bytes", least=0),),
         Level("compactionThreshold", "compaction-threshold", method="PUT", member="compaction_threshold",
               refusal="compactionThreshold must be 0 or more"),
         Level("compactionThreshold", "compaction-threshold", refusal="Invalid value for compactionThreshold"),
-        why=f"Nothing is compacted yet. {_LATER}"),
+        where="supervisor/admin/compaction.py"),
     Policy("persistence", "On how many storage nodes entries are kept.", (
         Part("bookkeeperEnsemble", INTEGER, "--bookkeeper-ensemble -e", default=2, otherwise=1),
         Part("bookkeeperWriteQuorum", INTEGER, "--bookkeeper-write-quorum -w", default=2, otherwise=1),

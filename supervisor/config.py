@@ -39,6 +39,20 @@ class MetricsOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class NightlyOptions:
+    """How the nightly job, and compaction on demand, deal with their host."""
+
+    engine: str = "auto"                          # "here": in one process; "spark"; "auto": Spark for what is larger than in_process_bytes
+    in_process_bytes: int = 256 << 20             # with engine = "auto"
+    master: str = ""                              # of Spark; empty: this host's cores
+    cores: int = 0                                # of this host that Spark may use; 0: all
+    memory_bytes: int = 1 << 30                   # of each process of Spark's, and about what compaction in one process takes
+    niceness: int = 10                            # 0 to 19; the disk is asked for only while nobody else wants it
+    retain_keyless: bool = False                  # messages without a key are kept
+    check_interval_s: int = 60                    # between looks at which partitions have passed their threshold
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """Everything the supervisor knows when it starts.  What load() returns has its zeros and blanks filled in."""
 
@@ -51,6 +65,7 @@ class Config:
     storage: StorageOptions = field(default_factory=StorageOptions)
     worker: WorkerOptions = field(default_factory=WorkerOptions)
     metrics: MetricsOptions = field(default_factory=MetricsOptions)
+    nightly: NightlyOptions = field(default_factory=NightlyOptions)
     tls: TlsOptions = field(default_factory=TlsOptions)
     authentication: AuthenticationOptions = field(default_factory=AuthenticationOptions)
     authorization: AuthorizationOptions = field(default_factory=AuthorizationOptions)
@@ -62,7 +77,7 @@ class Config:
 
 # Section: (field of Config, dataclass).  A key is "name" or "section.name".
 SECTIONS = {"storage": ("storage", StorageOptions), "network": ("worker", WorkerOptions), "metrics": ("metrics", MetricsOptions),
-            "tls": ("tls", TlsOptions), "authentication": ("authentication", AuthenticationOptions),
+            "nightly": ("nightly", NightlyOptions), "tls": ("tls", TlsOptions), "authentication": ("authentication", AuthenticationOptions),
             "authorization": ("authorization", AuthorizationOptions)}
 # Told to both sides, so that they cannot disagree: an owner takes over what [network] says.
 SHARED = {"storage.keep_alive_interval_ms": "network.keep_alive_interval_ms"}
@@ -113,6 +128,7 @@ RANGES = {
     "storage.subscription_expiration_s": (0, 100 * 365 * 24 * 3600),
     "storage.retention_s": (-1, 100 * 365 * 24 * 3600),
     "storage.retention_bytes": (-1, 1 << 50),
+    "storage.compaction_threshold_bytes": (0, 1 << 50),
     "storage.stats_window_s": (1, 3_600),
     "storage.message_ttl_s": (0, 100 * 365 * 24 * 3600),
     "storage.backlog_quota_bytes": (-1, 1 << 50),
@@ -130,6 +146,11 @@ RANGES = {
     "storage.subscribes_per_consumer": (-1, (1 << 31) - 1),
     "storage.subscribe_period_s": (1, 24 * 3600),
     "metrics.topics_max": (0, 1_000_000),
+    "nightly.in_process_bytes": (0, 1 << 40),
+    "nightly.cores": (0, 1_024),
+    "nightly.memory_bytes": (256 << 20, 1 << 44),
+    "nightly.niceness": (0, 19),
+    "nightly.check_interval_s": (1, 24 * 3600),
     "network.port": (-1, 65_535),
     "network.max_message_size": (1_024, 256 << 20),      # a worker holds a whole frame in memory
     "network.keep_alive_interval_ms": (100, 3_600_000),
@@ -153,6 +174,8 @@ FORMS = {
     "storage.subscription_types": ("|".join(SUBSCRIPTION_TYPES), ", ".join(SUBSCRIPTION_TYPES)),
     "storage.schema_compatibility_strategy": ("|".join(STRATEGIES[1:]), ", ".join(STRATEGIES[1:])),      # not UNDEFINED
     "storage.sync": (r"group|interval|none", "group, interval or none"),
+    "nightly.engine": ("auto|here|spark", "auto, here or spark"),
+    "nightly.master": (r"(local\[(\*|\d+)\]|(spark|k8s)://\S+|yarn)?", "local[N], spark://HOST:PORT or another master of Spark"),
     "network.bind": (_HOST, "an address"),
     "network.advertised_address": (rf"({_HOST})?", "a host name or address, without scheme"),
     "network.advertised_listeners": (r"[-.\w]+:pulsar(\+ssl)?://(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):\d{1,5}",

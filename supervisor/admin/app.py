@@ -22,6 +22,7 @@ from geminga.supervisor.admin import (
     authorization,
     brokers,
     clusters,
+    compaction,
     health,
     messages,
     metrics,
@@ -51,7 +52,7 @@ _SILENT_SECONDS = 30         # from a connection to its first request
 _KEEP_ALIVE_SECONDS = 75     # from an answer to the next request
 _NICENESS = 5                # messages go first: what is asked here for long, as a scrape of many topics, takes no core from them
 _OLD = "/admin/", "/admin/v2/", "/admin/v3/"
-PARTS = (topics, namespaces, policies, permissions, subscriptions, messages, schemas, clusters, brokers, stats, health, metrics,
+PARTS = (topics, namespaces, policies, permissions, subscriptions, messages, schemas, compaction, clusters, brokers, stats, health, metrics,
          authorization)
 
 

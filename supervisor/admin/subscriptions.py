@@ -67,32 +67,17 @@ async def trim(request: web.Request) -> web.Response:
     return web.Response(status=200)
 
 
-@routes.get(TOPIC + "/compaction")
-async def compaction(request: web.Request) -> web.Response:
-    return await _not_run(request)
-
-
-@routes.put(TOPIC + "/compaction")
-async def compact(request: web.Request) -> web.Response:
-    await ask_single(request, "", "subscriptions")
-    raise not_allowed(request, "Compaction is not available in this version")
-
-
 @routes.get(TOPIC + "/offload")
 async def offloading(request: web.Request) -> web.Response:
     nowhere = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1, "batchIndex": -1, "batchSize": 0}
-    return await _not_run(request, firstUnoffloadedMessage=nowhere)
+    await ask_single(request, "", "subscriptions")
+    return web.json_response({"status": "NOT_RUN", "lastError": "", "firstUnoffloadedMessage": nowhere})
 
 
 @routes.put(TOPIC + "/offload")
 async def offload(request: web.Request) -> web.Response:
     await ask_single(request, "", "subscriptions")
     raise not_allowed(request, "There is nowhere to offload to: everything is kept on this host")
-
-
-async def _not_run(request: web.Request, **more) -> web.Response:
-    await ask_single(request, "", "subscriptions")
-    return web.json_response({"status": "NOT_RUN", "lastError": ""} | more)
 
 
 # -- subscriptions: made, listed, deleted
