@@ -79,9 +79,10 @@ class Catalogue:
 
     OPTIONS = "/options"      # scope of the options that were changed while the broker ran
 
-    def __init__(self, path: Path, clock: Callable[[], float] = time.time):
+    def __init__(self, path: Path, clock: Callable[[], float] = time.time, *, is_read_only: bool = False):
         self.path, self._clock = path, clock
-        self._db = sqlite3.connect(path, isolation_level=None, timeout=30, check_same_thread=False)
+        address = f"{path.absolute().as_uri()}?mode=ro" if is_read_only else path
+        self._db = sqlite3.connect(address, isolation_level=None, timeout=30, check_same_thread=False, uri=is_read_only)
         self._db.execute("PRAGMA synchronous = FULL")
         self._db.execute("PRAGMA foreign_keys = ON")
         self._db.create_function("with_row", -1, with_row, deterministic=True)
@@ -242,6 +243,10 @@ class Catalogue:
         """Complete names, a partitioned topic by each of its partitions, sorted."""
         rows = self._db.execute("SELECT name, partitions FROM topics WHERE namespace = ? ORDER BY name", (namespace,))
         return [part for name, count in rows for part in ([name] if count == 0 else [f"{name}-partition-{n}" for n in range(count)])]
+
+    def all_topics(self) -> list[str]:
+        """Base names, of all namespaces, sorted."""
+        return self._column("SELECT name FROM topics ORDER BY name")
 
     def topic_count(self, namespace: str) -> int:
         """Topics and partitions, but those that brokers use among themselves."""
@@ -462,6 +467,18 @@ def open_catalogue(path: Path, clock: Callable[[], float] = time.time) -> Catalo
             _upgrade(catalogue)
     except sqlite3.DatabaseError as error:
         raise CatalogueError(f"{path}: {error}") from error
+    return catalogue
+
+
+def open_to_read(path: Path) -> Catalogue:
+    """The catalogue that there is, for programs beside the broker, which write nothing into it.  Raises CatalogueError."""
+    try:
+        catalogue = Catalogue(path, is_read_only=True)
+        found = catalogue._db.execute("PRAGMA user_version").fetchone()[0]
+    except sqlite3.DatabaseError as error:
+        raise CatalogueError(f"{path}: {error}") from error
+    if found != VERSION:
+        raise CatalogueError(f"{path} has format version {found}; this program reads {VERSION}")
     return catalogue
 
 

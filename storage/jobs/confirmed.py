@@ -1,5 +1,28 @@
-"""What there is to be read: partitions, their ledgers as far as they are confirmed, and their compacted views."""
+"""What there is to be read: partitions, their ledgers as far as they are confirmed, and their compacted views.
+
+Only files are looked at, whether a broker serves them or not.  An entry is confirmed when its row is in the index: the journal has
+it by then.  Of a ledger that is written the header says how many at least, and the rows behind are looked at.
+"""
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from geminga.proto import names
+from geminga.proto.names import TopicName
+from geminga.storage import compacted, format, ledger
+from geminga.storage.catalogue import Catalogue, open_to_read
+from geminga.storage.compacted import View
+from geminga.storage.cursor import NOWHERE, Position
+from geminga.storage.errors import CorruptFile
+from geminga.storage.ledger import map_file
+
+SIZE_MAX, ENTRIES_MAX = 64 << 20, 1 << 19      # of a stretch
+_HEADERS_MAX = 100                             # looks at a header that its broker may be writing
+_BLOCK = 8 << 10                               # rows looked at together
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,3 +34,160 @@ class Stretch:
     first: int
     end: int
     view: int = 0      # of this compacted view, the entries that it has of these; 0: of the ledger itself
+
+
+# -- which partitions
+
+def open_catalogue(data_dir: Path | str) -> Catalogue:
+    """The data folder's, which this cannot write.  Raises CatalogueError."""
+    return open_to_read(Path(data_dir) / "catalogue.sqlite")
+
+
+def partitions(data_dir: Path | str, topics: Iterable[str] | re.Pattern) -> list[tuple[int, TopicName]]:
+    """(id, name) of all partitions of these topics of which something was stored, by name.
+
+    A pattern is matched with the whole names of topics, without their partitions; persistent://public/default/ may be left out as in
+    names, and topics that brokers use among themselves are not found by it.  Raises LookupError for a topic that there is not, Refusal
+    for what cannot be the name of one, CatalogueError.
+    """
+    catalogue = open_catalogue(data_dir)
+    try:
+        if isinstance(topics, re.Pattern):
+            pattern = re.compile(_complete(topics.pattern), topics.flags)
+            wanted = [name for text in catalogue.all_topics() if not names.is_system(text) and pattern.fullmatch(text)
+                      for name in _parts(catalogue, names.parse(text))]
+        else:
+            wanted = [name for text in dict.fromkeys(topics) for name in _parts(catalogue, names.parse(text))]
+        found = {(kept[0], name) for name in wanted if (kept := catalogue.partition(name)) is not None}
+    finally:
+        catalogue.close()
+    return sorted(found, key=lambda partition: str(partition[1]))
+
+
+def _complete(pattern: str) -> str:
+    if "://" in pattern:
+        return pattern
+    return f"persistent://{pattern}" if "/" in pattern else f"persistent://public/default/{pattern}"
+
+
+def _parts(catalogue: Catalogue, topic: TopicName) -> list[TopicName]:
+    """What is stored of a topic, under which names."""
+    count = catalogue.partition_count(topic)
+    if count is None and not catalogue.has_topic(topic):
+        raise LookupError(f"there is no topic {topic}")
+    return [topic.partition_name(number) for number in range(count)] if count else [topic]
+
+
+# -- what of a partition
+
+def stretches(data_dir: Path | str, partition_id: int, *, behind: Position = NOWHERE, up_to: Position | None = None, view: int = 0,
+              size_max: int = SIZE_MAX) -> list[Stretch]:
+    """What of a partition may be read, in its order: what lies behind one position and up to (and with) another.
+
+    With a view's number entries up to its horizon come from it, and those behind from the ledgers.  A stretch has at most size_max
+    bytes, or one entry.  Ledgers that are deleted meanwhile are not there.  Raises CorruptFile; FileNotFoundError when there is
+    no such view.
+    """
+    folder = format.partition_folder(Path(data_dir), partition_id)
+    found = []
+    if view:
+        opened = compacted.open_view(folder, view)
+        found += _of_view(opened, behind, up_to, size_max)
+        behind = max(behind, opened.horizon)
+    for ledger_id in ledger.ledger_ids(folder):
+        if ledger_id < behind[0] or (up_to is not None and ledger_id > up_to[0]):
+            continue
+        try:
+            rows = confirmed_rows(folder, partition_id, ledger_id)
+        except FileNotFoundError:
+            continue
+        first, end = _within(ledger_id, len(rows), behind, up_to)
+        found += [Stretch(partition_id, ledger_id, *bounds) for bounds in _split(rows["offset"], first, end, size_max)]
+    return found
+
+
+def last_confirmed(data_dir: Path | str, partition_id: int) -> Position:
+    """Of the last entry; NOWHERE when there is none.  Raises CorruptFile."""
+    folder = format.partition_folder(Path(data_dir), partition_id)
+    for ledger_id in reversed(ledger.ledger_ids(folder)):
+        try:
+            count = len(confirmed_rows(folder, partition_id, ledger_id))
+        except FileNotFoundError:
+            continue
+        if count:
+            return ledger_id, count - 1
+    return NOWHERE
+
+
+def current_view(data_dir: Path | str, partition_id: int) -> int:
+    """The number of its compacted view; 0: it has none."""
+    return next(reversed(compacted.numbers(format.partition_folder(Path(data_dir), partition_id))), 0)
+
+
+def _of_view(view: View, behind: Position, up_to: Position | None, size_max: int) -> list[Stretch]:
+    found = []
+    for part in view.manifest.parts:
+        opened = view.find(part.ledger_id)
+        start, stop = np.searchsorted(opened.kept, _within(part.ledger_id, part.entries, behind, up_to)).tolist()
+        found += [Stretch(view.manifest.partition_id, part.ledger_id, int(opened.kept[at]), int(opened.kept[until - 1]) + 1, view.number)
+                  for at, until in _split(opened.rows["offset"], start, stop, size_max)]
+    return found
+
+
+def _within(ledger_id: int, entries: int, behind: Position, up_to: Position | None) -> tuple[int, int]:
+    """(first, end) of a ledger's entries that are behind one position and not behind another."""
+    first = behind[1] + 1 if ledger_id == behind[0] else 0 if ledger_id > behind[0] else entries
+    end = entries if up_to is None or ledger_id < up_to[0] else min(entries, up_to[1] + 1) if ledger_id == up_to[0] else 0
+    return first, end
+
+
+def _split(offsets: NDArray[np.uint64], first: int, end: int, size_max: int) -> Iterator[tuple[int, int]]:
+    """(first, end) of the pieces of rows first .. end - 1 whose entries have at most so many bytes, or that are one."""
+    while first < end:
+        stop = min(end, first + ENTRIES_MAX)
+        until = first + int(np.searchsorted(offsets[first:stop], offsets[first] + np.uint64(size_max), side="right"))
+        until = stop if until >= stop else max(first + 1, until - 1)
+        yield first, until
+        first = until
+
+
+def confirmed_rows(folder: Path, partition_id: int, ledger_id: int) -> NDArray:
+    """INDEX_ROW (n,) of a ledger's confirmed entries, mapped, not looked at; where the index ends too early, rows of zeros follow.
+
+    Raises CorruptFile for one of a newer version, FileNotFoundError.
+    """
+    path = format.index_path(folder, ledger_id)
+    head = _header(path, partition_id, ledger_id)
+    data = map_file(path, writable=False)
+    rows = np.frombuffer(data, format.INDEX_ROW, max(0, len(data) - format.HEADER_SIZE) // format.INDEX_ROW.itemsize,
+                         min(len(data), format.HEADER_SIZE))
+    if head is None:      # it is damaged, and its broker will make it anew like this
+        valid = np.flatnonzero(format.is_valid(rows, ledger_id))
+        return rows[:int(valid[-1]) + 1 if len(valid) else 0]
+    known = int(head["entries"][0]) if head["version"][0] > 1 or head["state"][0] == format.SEALED else 0
+    if known > len(rows):
+        return np.concatenate((rows, np.zeros(known - len(rows), format.INDEX_ROW)))
+    if head["state"][0] == format.SEALED:
+        return rows[:known]
+    for at in range(known, len(rows), _BLOCK):
+        valid = format.is_valid(rows[at:at + _BLOCK], ledger_id, at)
+        known = at + (len(valid) if valid.all() else int((~valid).argmax()))
+        if not valid.all():
+            break
+    return rows[:known]
+
+
+def _header(path: Path, partition_id: int, ledger_id: int) -> NDArray | None:
+    """INDEX_HEADER (1,); None when it is damaged."""
+    for _ in range(_HEADERS_MAX):
+        with open(path, "rb") as file:
+            raw = file.read(format.HEADER_SIZE)
+        if len(raw) < format.HEADER_SIZE:
+            return None
+        head = np.frombuffer(raw, format.INDEX_HEADER, 1)
+        is_ours = (head["magic"][0], head["ledger_id"][0], head["partition_id"][0]) == (format.INDEX_MAGIC, ledger_id, partition_id)
+        if is_ours and (head["version"][0] == 1 or format.is_whole(head)):
+            if head["version"][0] > format.VERSION:
+                raise CorruptFile(path, 8, f"format version {format.VERSION} or older", f"format version {head['version'][0]}")
+            return head
+    return None
