@@ -8,9 +8,12 @@ changed.  One that has been replaced stays as long as a consumer reads from it, 
     compacted/7/12.ledger   entry is rewritten (jobs/rewriting.py), with the words of its ack set behind it
     compacted/7/view        CRC32-C of the rest in hexadecimal, a space, JSON
 """
+import contextlib
+import fcntl
 import json
+import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,10 +26,12 @@ from geminga.proto.sends import IS_BATCH
 from geminga.storage import format
 from geminga.storage.cursor import Position
 from geminga.storage.errors import CorruptFile
-from geminga.storage.ledger import map_file
+from geminga.storage.ledger import map_file, sync, write_anew
 
 VERSION = 1
 MANIFEST, UNFINISHED = "view", ".new"
+LOCK = "lock"                # of who makes one, beside the views
+_WRITE_MIN = 4 << 20         # bytes that are gathered for one write
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,9 +213,100 @@ def unfinished(folder: Path, number: int) -> Path:
 
 
 def remove_unused(folder: Path, used: Iterable[int]) -> None:
-    """Views that were replaced, and what was begun, go."""
-    kept = {str(number) for number in used}
+    """Views that were replaced go, and what was begun, unless somebody is at it."""
+    kept = {LOCK, *map(str, used)}
     with_views = format.compacted_folder(folder)
-    for path in with_views.iterdir() if with_views.exists() else ():
-        if path.name not in kept:
-            shutil.rmtree(path, ignore_errors=True)
+    unused = [path for path in with_views.iterdir() if path.name not in kept] if with_views.exists() else []
+    if not unused:
+        return
+    with lock(with_views / LOCK) as is_ours:
+        for path in unused:
+            if is_ours or path.suffix != UNFINISHED:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+# -- making one
+
+@contextlib.contextmanager
+def lock(path: Path) -> Iterator[bool]:
+    """Whether it was taken: nobody else has it then.  It ends with its process at the latest."""
+    fd = -1
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_ours = True
+    except OSError:
+        is_ours = False
+    try:
+        yield is_ours
+    finally:
+        if fd >= 0:
+            os.close(fd)
+
+
+class PartWriter:
+    """Writes what a view that is being made has of one ledger; entries come ascending.  Raises OSError."""
+
+    def __init__(self, folder: Path, partition_id: int, ledger_id: int):
+        self._partition_id, self._ledger_id = partition_id, ledger_id
+        self._kept = self._messages = 0
+        self._size = format.HEADER_SIZE
+        self._pieces = [format.header(format.LEDGER_HEADER, magic=format.LEDGER_MAGIC, ledger_id=ledger_id, partition_id=partition_id)]
+        self._gathered = 0               # bytes of these
+        self._rows = [bytes(format.HEADER_SIZE)]
+        self._fds: list[int] = []        # of ledger and index
+        for path in (format.ledger_path(folder, ledger_id), format.index_path(folder, ledger_id)):
+            self._fds.append(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640))
+
+    def __enter__(self) -> "PartWriter":
+        return self
+
+    def __exit__(self, *_) -> None:
+        for fd in self._fds:
+            os.close(fd)
+
+    def add(self, rows: NDArray, behind: NDArray[np.int64], pieces: list, messages: int) -> None:
+        """COMPACTED_ROWs (n,), of which offset and checksum are to be made; how many bytes lie behind each entry; all of these bytes,
+        and how many messages there are."""
+        if not len(rows):
+            return
+        taken = rows["size"].astype(np.int64) + behind
+        ends = self._size + np.cumsum(taken)
+        rows["offset"], rows["checksum"] = ends - taken, 0
+        rows["checksum"] = format.row_checksums(rows, self._ledger_id, np.arange(self._kept, self._kept + len(rows), dtype=np.uint64))
+        self._rows.append(rows.tobytes())
+        self._pieces += pieces
+        self._gathered += int(taken.sum()) + rows.nbytes
+        self._kept, self._size, self._messages = self._kept + len(rows), int(ends[-1]), self._messages + messages
+        if self._gathered >= _WRITE_MIN:
+            self._write()
+
+    def _write(self) -> None:
+        for fd, pieces in zip(self._fds, (self._pieces, self._rows), strict=True):
+            data = memoryview(b"".join(pieces))
+            while len(data):
+                data = data[os.write(fd, data):]
+        self._pieces, self._rows, self._gathered = [], [], 0
+
+    def finish(self, entries: int) -> Part:
+        """Synced; of how many entries of the ledger these are what is left."""
+        self._write()
+        os.pwrite(self._fds[1], format.checked_header(
+            format.INDEX_HEADER, magic=format.INDEX_MAGIC, state=format.SEALED, ledger_id=self._ledger_id, partition_id=self._partition_id,
+            entries=self._kept, size=self._size), 0)
+        for fd in self._fds:
+            os.fsync(fd)
+        return Part(self._ledger_id, entries, self._kept, self._messages, self._size - format.HEADER_SIZE)
+
+
+def finish(folder: Path, manifest: Manifest) -> None:
+    """All parts are written: the view in this folder is whole.  Raises OSError."""
+    write_anew(folder / MANIFEST, manifest.encode())
+    sync(folder, os.fsync)
+    sync(folder.parent, os.fsync)
+
+
+def adopt(folder: Path, number: int) -> None:
+    """The view that was made is the partition's from now on.  Raises OSError."""
+    unfinished(folder, number).rename(format.compacted_folder(folder) / str(number))
+    sync(format.compacted_folder(folder), os.fsync)

@@ -67,7 +67,8 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    done: int                        # messages
+    stage: str                       # "reading", then "writing"
+    done: int                        # messages, of this stage
     total: int
     rate: float                      # messages a second
     left_s: float
