@@ -29,6 +29,7 @@
     quota.py        how much may be not acknowledged
     inactive.py     what nobody uses any more is deleted
     sweep.py        policies of partitions that are not open
+    housekeeping.py what a night gives back of each partition
     gate.py         why nobody may publish now, and who waits for that
     rates.py        how much may be published and given out in a time
     throttling.py   what the log says of that

@@ -271,6 +271,9 @@ class Catalogue:
     def partition_names(self) -> list[str]:
         return self._column("SELECT name FROM partitions")
 
+    def partition_ids(self) -> set[int]:
+        return set(self._column("SELECT id FROM partitions"))
+
     def newest_partition(self) -> int:
         """The highest id given to a partition; those that come later get higher ones."""
         return self._one("SELECT seq FROM sqlite_sequence WHERE name = 'partitions'") or 0

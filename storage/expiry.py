@@ -60,6 +60,11 @@ class Expiry:
             if now_ms >= watch.next_ms or watch.begun != partition.begun:
                 self._expire(partition, watch, now_ms)
 
+    def look(self, partition: Partition, now_ms: int) -> None:
+        """What is due of it has expired."""
+        if (watch := self._watches.get(partition)) is not None:
+            self._expire(partition, watch, now_ms)
+
     def _expire(self, partition: Partition, watch: _Watch, now_ms: int) -> None:
         ttl_ms = partition.policies.message_ttl_s * 1000
         came_ms = now_ms - ttl_ms          # what came, or was to come, until then has expired

@@ -89,7 +89,7 @@ class Owner:
         self.data_dir, self.catalogue, self.journal, self.counters = data_dir, catalogue, journal, counters
         self._configured = options                                # what holds where nothing was changed since
         self.options = catalogue.with_changes(options)
-        self.now_ms = now_ms
+        self.began_ms = self.now_ms = now_ms
         self._recovery = recovery                                 # knows what partitions' files do not say yet
         self.by_name: dict[TopicName, Partition] = {}
         self.sessions: dict[tuple[int, int], Session] = {}
@@ -336,7 +336,7 @@ class Owner:
         if self.now_ms >= self._next_tick_ms:
             self._tick()
         self.gate.look(self.now_ms)
-        self._trim()
+        self.trim()
         self._commit(None)
         if self._next_due_ms <= self.now_ms:
             for partition in [partition for partition, due_ms in self._due.items() if due_ms <= self.now_ms]:
@@ -728,7 +728,7 @@ class Owner:
 
     # -- giving space back
 
-    def _trim(self) -> None:
+    def trim(self) -> None:
         """Delete ledgers that nobody needs: told to the journal first, so that a replay does not miss them."""
         gone: list[Ledger] = []
         for partition in self._to_trim:

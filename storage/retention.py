@@ -34,9 +34,10 @@ class Retention:
     def tick(self, now_ms: int) -> None:
         for partition, next_ms in self._next_ms.items():
             if now_ms >= next_ms:
-                self._look(partition, now_ms)
+                self.look(partition, now_ms)
 
-    def _look(self, partition: Partition, now_ms: int) -> None:
+    def look(self, partition: Partition, now_ms: int) -> None:
+        """What need not be kept of it may go."""
         if should_roll(partition, now_ms):
             with contextlib.suppress(StorageFull):      # another time
                 self._owner.roll(partition)
