@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from geminga.proto import names
 from geminga.proto.names import TopicName
-from geminga.storage import compacted, format, ledger
+from geminga.storage import compacted, format, ledger, mending
 from geminga.storage.catalogue import Catalogue, open_to_read
 from geminga.storage.compacted import View
 from geminga.storage.cursor import NOWHERE, Position
 from geminga.storage.errors import CorruptFile
-from geminga.storage.ledger import map_file
+from geminga.storage.ledger import Ledger, map_file
 
 SIZE_MAX, ENTRIES_MAX = 64 << 20, 1 << 19      # of a stretch
 _HEADERS_MAX = 100                             # looks at a header that its broker may be writing
@@ -175,6 +175,27 @@ def confirmed_rows(folder: Path, partition_id: int, ledger_id: int) -> NDArray:
         if not valid.all():
             break
     return rows[:known]
+
+
+def whole_rows(folder: Path, partition_id: int, ledger_id: int, first: int, end: int) -> tuple[NDArray, NDArray[np.bool_], list[str]]:
+    """(INDEX_ROW of entries first .. end - 1, which of them are lost, what is damaged): what can be, is made anew, in memory."""
+    everything = confirmed_rows(folder, partition_id, ledger_id)
+    rows, path = everything[first:end], format.index_path(folder, ledger_id)
+    valid = np.concatenate([format.is_valid(rows[at:at + _BLOCK], ledger_id, first + at) for at in range(0, len(rows), _BLOCK)] or [[]])
+    if valid.all():
+        return rows, np.zeros(len(rows), bool), []
+    found, head = Ledger(folder, partition_id, ledger_id), _header(path, partition_id, ledger_id)
+    mending.find_bounds(found, everything)
+    if head is not None:
+        found.first_message, found.created_ms = int(head["first_message"][0]), int(head["created_ms"][0])
+        found.size = max(found.size, int(head["size"][0]))
+    fresh, _, lost = mending.mend(found, everything)
+    is_lost = np.zeros(len(everything), bool)
+    is_lost[lost] = True
+    is_lost = is_lost[first:end]
+    damage = [f"{path}: what the index says of entry {ledger_id}:{entry_id} is damaged; it is {'lost' if is_gone else 'made anew'}"
+              for entry_id, is_gone in zip((first + np.flatnonzero(~valid)).tolist(), is_lost[~valid].tolist(), strict=True)]
+    return fresh[first:end], is_lost, damage
 
 
 def _header(path: Path, partition_id: int, ledger_id: int) -> NDArray | None:

@@ -1,0 +1,48 @@
+"""Bytes that lie anywhere in a buffer -> Arrow arrays, without an object for each."""
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from geminga.proto import metadata
+
+_INLINE_MAX = 12                        # bytes that a view has in itself
+_LOW = np.uint64(0xFFFFFFFF)
+_MASKS = np.array([(1 << 8 * size) - 1 for size in range(9)], np.uint64)
+_FIRST = _MASKS[[0, 1, 2, 3, *[4] * (_INLINE_MAX - 3)]]      # of so many bytes the first four, by size
+_REST = _MASKS[[*[0] * 5, *range(1, 9)]]                     # ... and those behind
+TIME = pa.timestamp("us", "UTC")
+_TIME_MAX = (1 << 63) // 1000 - 1
+
+
+def strings(data: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDArray[np.int64], kind: pa.DataType) -> pa.Array:
+    """data[begin:end] each; null where begin is -1.  data goes on for metadata.PAD bytes behind them.
+
+    What should be text is taken as it is: nobody looks whether it is UTF-8.
+    """
+    count, present = len(begins), begins >= 0
+    nulls = count - int(np.count_nonzero(present))
+    if nulls == count:
+        return pa.nulls(count, kind)
+    if nulls:
+        begins, ends = np.where(present, begins, 0), np.where(present, ends, 0)
+    sizes = ends - begins
+    views = np.empty((count, 2), np.uint64)
+    words = metadata.words_of(data)
+    loaded = words[begins]
+    views[:, 0] = sizes.astype(np.uint64) | loaded << np.uint64(32)
+    views[:, 1] = begins.astype(np.uint64) << np.uint64(32)
+    short = sizes <= _INLINE_MAX
+    if short.any():
+        some = slice(None) if short.all() else np.flatnonzero(short)
+        these = sizes[some]
+        views[some, 0] = these.astype(np.uint64) | (loaded[some] & _FIRST[these]) << np.uint64(32)
+        views[some, 1] = words[begins[some] + 4] & _REST[these]
+    validity = None if not nulls else pa.py_buffer(np.packbits(present, bitorder="little"))
+    found = pa.Array.from_buffers(pa.binary_view(), count, [validity, pa.py_buffer(views), pa.py_buffer(data)], nulls).cast(pa.binary())
+    return found if kind == pa.binary() else pa.Array.from_buffers(kind, count, found.buffers(), nulls)
+
+
+def times(milliseconds: NDArray[np.int64], *, is_optional: bool = False) -> pa.Array:
+    """Times; where is_optional 0 is none.  Those that no clock shows are the last that there is."""
+    found = pa.array(np.clip(milliseconds, -_TIME_MAX, _TIME_MAX) * 1000, mask=milliseconds == 0 if is_optional else None)
+    return found.view(TIME)

@@ -1,0 +1,142 @@
+"""Messages that came in chunks: at the last one the others are looked for, backwards, in earlier ledgers too."""
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.frames import CHECKSUM_END, SIZE
+from geminga.proto.sends import IS_CHUNK
+from geminga.storage import compacted, format, ledger
+from geminga.storage.errors import CorruptFile
+from geminga.storage.jobs import confirmed, one_by_one
+from geminga.storage.jobs.confirmed import Stretch
+from geminga.storage.jobs.one_by_one import Damaged
+
+_HEAD = 4 << 10      # bytes of an entry that are read to find its metadata; more when these are longer
+
+
+class _Ledger:
+    """What is looked through of one ledger, or of what a view has of it: rows of the index that are of chunks."""
+
+    def __init__(self, path: Path, rows: NDArray, entry_ids: NDArray[np.int64]):
+        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.path, self.ids = path, entry_ids.tolist()
+        self.rows = rows
+        self.heads: list[tuple[tuple, int, int] | None] = [None] * len(rows)      # (whose, chunk, size of the payload) once looked at
+
+    def head(self, at: int) -> tuple[tuple, int, int]:
+        if self.heads[at] is None:
+            offset, size = int(self.rows["offset"][at]), int(self.rows["size"][at])
+            head = os.pread(self.fd, min(size, _HEAD), offset)
+            if len(head) >= CHECKSUM_END + 4 and (needed := CHECKSUM_END + 4 + SIZE.unpack_from(head, CHECKSUM_END)[0]) > len(head):
+                head = os.pread(self.fd, min(size, needed), offset)
+            try:
+                metadata, rest = one_by_one.split(head)
+                self.heads[at] = _whose(metadata), metadata.chunk_id, size - len(head) + len(rest)
+            except Damaged:
+                self.heads[at] = (), -1, 0
+        return self.heads[at]
+
+    def payload(self, at: int) -> memoryview:
+        """Raises Damaged."""
+        entry = os.pread(self.fd, int(self.rows["size"][at]), int(self.rows["offset"][at]))
+        if crc32c(memoryview(entry)[CHECKSUM_END:]) != self.rows["crc32c"][at]:
+            raise Damaged(f"the checksum of its chunk {self.path}, entry {self.ids[at]}, is wrong")
+        return one_by_one.split(entry)[1]
+
+
+class Chunks:
+    """Of the messages whose last chunk is in a stretch."""
+
+    def __init__(self, data_dir: Path, stretch: Stretch, report):
+        self._folder, self._stretch, self._report = format.partition_folder(data_dir, stretch.partition_id), stretch, report
+        self._ledgers: list[_Ledger] = []
+        self._earlier = self._open_backwards()
+
+    def close(self) -> None:
+        for one in self._ledgers:
+            os.close(one.fd)
+        self._ledgers = []
+
+    def joined(self, entry_id: int, row, metadata: api.MessageMetadata, stored: memoryview, with_payload: bool) -> list[dict]:
+        """The message whose last chunk this entry is: one; none when it is not a last one, or others are missing.  Raises Damaged."""
+        if metadata.chunk_id != metadata.num_chunks_from_msg - 1:
+            return []
+        whose, expected, found = _whose(metadata), metadata.chunk_id - 1, []
+        for there, at in self._before(entry_id):
+            other, number, size = there.head(at)
+            if other != whose:
+                continue
+            if number == expected:
+                found.append((there, at, size))
+                expected -= 1
+                if expected < 0:
+                    break
+            elif number != expected + 1 or number == metadata.chunk_id:      # that came twice is no matter, if it is not the last
+                return []
+        if expected >= 0:
+            return []
+        found.reverse()
+        indexes = [int(there.rows["message_index"][at]) for there, at, _ in found] + [int(row["message_index"])]
+        if with_payload:
+            payload = b"".join([*(there.payload(at) for there, at, _ in found), stored])
+            if not one_by_one.is_encrypted(metadata):
+                payload = one_by_one.undone(metadata, payload)
+            size = len(payload)
+        else:
+            payload, size = b"", sum(size for *_, size in found) + len(stored)
+            if metadata.compression and not one_by_one.is_encrypted(metadata):
+                size = metadata.uncompressed_size
+        return [one_by_one.message(metadata, metadata, payload) | {"payload_size": size, "batch_index": None, "chunks": indexes}]
+
+    def _before(self, entry_id: int) -> Iterator[tuple[_Ledger, int]]:
+        """Chunks that lie before an entry of the stretch's ledger, backwards."""
+        number = 0
+        while number < len(self._ledgers) or self._open_next():
+            there = self._ledgers[number]
+            end = len(there.ids) if number else int(np.searchsorted(there.ids, entry_id))
+            for at in range(end - 1, -1, -1):
+                yield there, at
+            number += 1
+
+    def _open_next(self) -> bool:
+        opened = next(self._earlier, None)
+        if opened is not None:
+            self._ledgers.append(opened)
+        return opened is not None
+
+    def _open_backwards(self) -> Iterator[_Ledger]:
+        """The stretch's own first.  What lies before the horizon of a view may be there in the view only."""
+        stretch = self._stretch
+        view = None
+        try:
+            view = compacted.open_view(self._folder, stretch.view)
+        except (CorruptFile, FileNotFoundError) as error:
+            if stretch.view:
+                raise
+            self._report(f"{error}; chunks are not looked for there")
+        parts = {part.ledger_id for part in view.manifest.parts} if view is not None else set()
+        ledgers = set() if stretch.view else set(ledger.ledger_ids(self._folder))
+        for ledger_id in sorted((parts | ledgers), reverse=True):
+            if ledger_id > stretch.ledger_id:
+                continue
+            try:
+                if ledger_id in ledgers:
+                    rows = confirmed.confirmed_rows(self._folder, stretch.partition_id, ledger_id)
+                    ids, path = np.arange(len(rows)), format.ledger_path(self._folder, ledger_id)
+                else:
+                    there = view.find(ledger_id)
+                    rows, ids, path = there.rows, there.kept, format.ledger_path(view.folder, ledger_id)
+                chosen = np.flatnonzero(rows["flags"] & IS_CHUNK)
+                yield _Ledger(path, rows[chosen], ids[chosen])
+            except FileNotFoundError:
+                continue
+
+
+def _whose(metadata: api.MessageMetadata) -> tuple:
+    """What the chunks of a message have in common."""
+    return metadata.producer_name, metadata.uuid

@@ -1,0 +1,85 @@
+"""The messages of one entry, by the protobuf library: what reading.py does not read as arrays, and what that is held to."""
+from collections.abc import Iterator
+
+from google.protobuf.message import DecodeError
+
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.compression import Incompressible, decompress
+from geminga.proto.frames import CHECKSUM_END, MAGIC, SIZE
+
+_START = MAGIC.to_bytes(2, "big")
+
+
+class Damaged(Exception):
+    """An entry that cannot be read; says why."""
+
+
+def split(entry: bytes) -> tuple[api.MessageMetadata, memoryview]:
+    """An entry's metadata, and its payload as it is stored.  Raises Damaged."""
+    at = CHECKSUM_END if entry[:2] == _START else 0      # ledgers of format version 1 have some without a checksum
+    if len(entry) < at + 4 or (behind := at + 4 + SIZE.unpack_from(entry, at)[0]) > len(entry):
+        raise Damaged("its metadata are longer than it")
+    try:
+        return api.MessageMetadata.FromString(bytes(entry[at + 4:behind])), memoryview(entry)[behind:]
+    except DecodeError:
+        raise Damaged("its metadata cannot be read") from None
+
+
+def is_encrypted(metadata: api.MessageMetadata) -> bool:
+    return len(metadata.encryption_keys) > 0
+
+
+def is_chunk(metadata: api.MessageMetadata) -> bool:
+    return metadata.num_chunks_from_msg > 1
+
+
+def messages(metadata: api.MessageMetadata, stored: memoryview) -> Iterator[dict]:
+    """What each message says of itself: columns of reading.SCHEMA, without those that the index has.  Raises Damaged."""
+    payload = stored if is_encrypted(metadata) else undone(metadata, stored)
+    if not metadata.HasField("num_messages_in_batch") or is_encrypted(metadata):
+        yield message(metadata, metadata, payload) | {"batch_index": None}
+        return
+    at = 0
+    for index in range(metadata.num_messages_in_batch):
+        if len(payload) < at + 4 or (behind := at + 4 + SIZE.unpack_from(payload, at)[0]) > len(payload):
+            raise Damaged(f"message {index} of its batch is cut")
+        try:
+            single = api.SingleMessageMetadata.FromString(bytes(payload[at + 4:behind]))
+        except DecodeError:
+            raise Damaged(f"metadata of message {index} of its batch cannot be read") from None
+        at = behind + single.payload_size
+        if single.payload_size < 0 or at > len(payload):
+            raise Damaged(f"message {index} of its batch is cut")
+        if not single.compacted_out:
+            yield message(metadata, single, payload[behind:at]) | {"batch_index": index}
+
+
+def undone(metadata: api.MessageMetadata, stored: bytes | memoryview) -> memoryview:
+    """The payload before its client compressed it.  Raises Damaged."""
+    try:
+        return memoryview(decompress(metadata.compression, stored, metadata.uncompressed_size))
+    except Incompressible:
+        raise Damaged("its payload cannot be decompressed") from None
+
+
+def message(outer: api.MessageMetadata, own: api.MessageMetadata | api.SingleMessageMetadata, payload) -> dict:
+    """own: the metadata of the message; outer: of its entry."""
+    sequence_id = own.sequence_id if own.HasField("sequence_id") else outer.sequence_id
+    return {
+        "event_time": own.event_time - (own.event_time >> 63 << 64),
+        "key": _raw(own.partition_key) if own.HasField("partition_key") else None,
+        "key_is_base64": own.partition_key_b64_encoded,
+        "ordering_key": own.ordering_key if own.HasField("ordering_key") else None,
+        "properties": [(_raw(one.key), _raw(one.value)) for one in own.properties],
+        "producer": _raw(outer.producer_name),
+        "sequence_id": sequence_id - (sequence_id >> 63 << 64),
+        "payload": bytes(payload), "payload_size": len(payload),
+        "schema_version": outer.schema_version if outer.HasField("schema_version") else None,
+        "null_value": own.null_value,
+        "is_encrypted": is_encrypted(outer),
+    }
+
+
+def _raw(text: str | bytes) -> bytes:
+    """A string that is not UTF-8 the library gives as bytes."""
+    return text if isinstance(text, bytes) else text.encode()
