@@ -271,8 +271,9 @@ class Catalogue:
     def partition_names(self) -> list[str]:
         return self._column("SELECT name FROM partitions")
 
-    def partition_ids(self) -> set[int]:
-        return set(self._column("SELECT id FROM partitions"))
+    def partitions(self) -> list[tuple[int, str]]:
+        """(id, name) of all that are stored."""
+        return self._read("SELECT id, name FROM partitions ORDER BY id")
 
     def newest_partition(self) -> int:
         """The highest id given to a partition; those that come later get higher ones."""

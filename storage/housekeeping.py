@@ -94,7 +94,7 @@ def leftovers(owner, topic: None, arguments: dict) -> dict:
 
     A partition that is being made has a higher id than all that the catalogue had before.
     """
-    newest, known = owner.catalogue.newest_partition(), owner.catalogue.partition_ids()
+    newest, known = owner.catalogue.newest_partition(), {partition_id for partition_id, _ in owner.catalogue.partitions()}
     numbered = sorted(int(path.name) for path in (owner.data_dir / "partitions").glob("*") if path.name.isdigit())
     gone = [partition_id for partition_id in numbered if partition_id <= newest and partition_id not in known]
     freed = 0
