@@ -2,12 +2,26 @@
 
     plan(data_dir, targets)                              what a run would do; reads headers only
     run(data_dir, planned, adopt, engine, progress)      does it, and tells of it: <data>/nightly/last.json has the last run's Night
+    compact(data_dir, target, adopt, engine, progress)   of one partition, whatever the night does
+
+A view that is made becomes its partition's by `adopt`, which asks the partition's owner; adopt_here does it where there is no broker.
 """
-from collections.abc import Callable
-from dataclasses import dataclass
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
-from geminga.storage.cursor import Position
+from geminga.storage import compacted, format
+from geminga.storage.cursor import NOWHERE, Position
+from geminga.storage.errors import CorruptFile, text_of
+from geminga.storage.jobs import compaction, confirmed
+from geminga.storage.jobs.compaction import CannotCompact, Job
+from geminga.storage.jobs.engines import Done, Here, Spark, Tell
+from geminga.storage.ledger import write_anew
 
+LAST = "last.json"
 NOTHING_NEW, COMPACTED, FAILED, NOT_ADOPTED, BUSY = "nothing new", "compacted", "failed", "not adopted", "busy"      # outcomes
 # (partition id, topic, view) -> None: it is the partition's view now; else why not, and it is removed
 Adopt = Callable[[int, str, int], str | None]
@@ -38,8 +52,10 @@ class Planned:
     entries: int = 0                 # that are new: behind the horizon of the view that holds
     messages: int = 0                # in these
     size: int = 0                    # bytes of these
-    view_messages: int = 0           # of the view that holds, which are read too
+    view_entries: int = 0            # of the view that holds, which are read too
+    view_messages: int = 0
     view_size: int = 0
+    error: str = ""                  # why it cannot be compacted
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,3 +99,193 @@ class Night:
     engine: str
     reports: tuple[Report, ...] = ()
     error: str = ""                  # why it ended before its end
+
+
+TellProgress = Callable[[Progress], None]
+_TOGETHER = 200                      # partitions that are dealt with together: each holds a descriptor
+
+
+# -- what there is to do
+
+def plan(data_dir: Path, targets: Iterable[Target]) -> list[Planned]:
+    """What a run would do with each of these."""
+    return [_plan(data_dir, target) for target in targets]
+
+
+def _plan(data_dir: Path, target: Target) -> Planned:
+    folder = format.partition_folder(data_dir, target.partition_id)
+    try:
+        held = compacted.open_view(folder)
+        horizon = confirmed.last_confirmed(data_dir, target.partition_id)
+        behind = held.horizon if held else NOWHERE
+        entries, messages, size = _news(folder, target.partition_id, behind, horizon)
+    except (CorruptFile, OSError) as error:
+        text = text_of(error) if isinstance(error, OSError) else str(error)
+        return Planned(target, False, f"it cannot be compacted: {text}", error=text)
+    view = (held.number, held.manifest.entries, held.manifest.messages, held.manifest.size) if held else (0, 0, 0, 0)
+    if not entries:
+        why = f"nothing has come since view {held.number}" if held else "there is nothing in it"
+        return Planned(target, False, why, view[0], behind if held else None, 0, 0, 0, *view[1:])
+    why = f"{messages:,} messages have come" + (f" since view {held.number}" if held else "")
+    return Planned(target, True, why, view[0], horizon, entries, messages, size, *view[1:])
+
+
+def _news(folder: Path, partition_id: int, behind: Position, horizon: Position) -> tuple[int, int, int]:
+    """(entries, messages, bytes) that lie behind one position and up to another."""
+    entries = messages = size = 0
+    if horizon <= behind:
+        return 0, 0, 0
+    for ledger_id in confirmed.ledger.ledger_ids(folder):
+        if not behind[0] <= ledger_id <= horizon[0]:
+            continue
+        with contextlib.suppress(FileNotFoundError):
+            rows = confirmed.confirmed_rows(folder, partition_id, ledger_id)
+            rows = rows[behind[1] + 1 if ledger_id == behind[0] else 0:horizon[1] + 1 if ledger_id == horizon[0] else len(rows)]
+            if len(rows):
+                first, last = (rows[at][["message_index", "messages", "offset", "size"]].tolist() for at in (0, -1))
+                entries += len(rows)
+                messages += max(0, last[0] + last[1] - first[0])
+                size += max(0, last[2] + last[3] - first[2])
+    return entries, messages, size
+
+
+# -- doing it
+
+def run(data_dir: Path, planned: list[Planned], adopt: Adopt, engine: Here | Spark | None = None,
+        progress: TellProgress | None = None) -> Night:
+    """Compact what is due.  One run at a time: raises AlreadyRunning.  The engine is the caller's to close."""
+    engine = engine or Here()
+    started_ms, started, reports, error = int(time.time() * 1_000), time.monotonic(), [], ""
+    with _alone(data_dir):
+        tell = _teller(progress, [one for one in planned if one.is_due])
+        try:
+            due = [one for one in planned if one.is_due]
+            for one in planned:
+                if not one.is_due:
+                    outcome = FAILED if one.error else NOTHING_NEW
+                    reports.append(Report(one.target.partition_id, one.target.topic, outcome, one.error, one.view, one.horizon))
+            for at in range(0, len(due), _TOGETHER):
+                reports += _compact(data_dir, [one.target for one in due[at:at + _TOGETHER]], adopt, engine, tell)
+        except BaseException as failure:
+            error = str(failure) or type(failure).__name__
+            raise
+        finally:
+            night = Night(started_ms, round(time.monotonic() - started, 3), engine.name, tuple(reports), error)
+            write_anew(_folder(data_dir) / LAST, json.dumps(asdict(night)).encode())
+    return night
+
+
+def compact(data_dir: Path, target: Target, adopt: Adopt, engine: Here | Spark | None = None,
+            progress: TellProgress | None = None) -> Report:
+    """Of one partition, now."""
+    engine = engine or Here()
+    return _compact(data_dir, [target], adopt, engine, _teller(progress, [_plan(data_dir, target)] if progress else []))[0]
+
+
+def adopt_here(data_dir: Path) -> Adopt:
+    """For a data folder that no broker serves."""
+    def adopt(partition_id: int, topic: str, number: int) -> str | None:
+        folder = format.partition_folder(data_dir, partition_id)
+        try:
+            compacted.adopt(folder, number)
+        except OSError as error:
+            return text_of(error)
+        return None
+    return adopt
+
+
+def last_night(data_dir: Path) -> Night | None:
+    """What the last run told; None when there was none, or what it told cannot be read."""
+    try:
+        said = json.loads((_folder(data_dir) / LAST).read_bytes())
+        reports = tuple(Report(**one | {"horizon": one["horizon"] and tuple(one["horizon"]), "damage": tuple(one["damage"])})
+                        for one in said.pop("reports"))
+        return Night(**said, reports=reports)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _compact(data_dir: Path, targets: list[Target], adopt: Adopt, engine: Here | Spark, tell: Tell) -> list[Report]:
+    """All together; nobody else compacts one of them meanwhile."""
+    with contextlib.ExitStack() as locks:
+        reports, ready, jobs, ledgers = [], [], {}, 0
+        for target in targets:
+            folder = format.partition_folder(data_dir, target.partition_id)
+            blank = Report(target.partition_id, target.topic, FAILED)
+            try:
+                if not folder.exists():
+                    raise CannotCompact("it was deleted meanwhile")
+                format.compacted_folder(folder).mkdir(exist_ok=True)
+                if not locks.enter_context(compacted.lock(format.compacted_folder(folder) / compacted.LOCK)):
+                    reports.append(replace(blank, outcome=BUSY, error="it is being compacted already"))
+                    continue
+                found = _plan(data_dir, target)      # since it was planned somebody may have compacted it
+                if not found.is_due:
+                    outcome = FAILED if found.error else NOTHING_NEW
+                    reports.append(replace(blank, outcome=outcome, error=found.error, view=found.view, horizon=found.horizon))
+                    continue
+                job = compaction.prepare(data_dir, target.partition_id, found.view, found.horizon,
+                                         retains_keyless=target.retains_keyless, first_ledger=ledgers)
+                compaction.begin(job)
+            except (CannotCompact, OSError) as error:
+                reports.append(replace(blank, error=text_of(error) if isinstance(error, OSError) else str(error)))
+                continue
+            ledgers += len(job.sources)
+            jobs[job.partition_id] = target, found
+            ready.append(job)
+        for job, done in engine.compact(ready, tell) if ready else ():
+            reports.append(_finished(job, done, *jobs[job.partition_id], adopt))
+        return reports
+
+
+def _finished(job: Job, done: Done, target: Target, found: Planned, adopt: Adopt) -> Report:
+    """The view is whole and its partition's, or gone."""
+    parts = [written.part for written in done.written if written.part is not None]
+    size = sum(part.size for part in parts)
+    bytes_in = found.size + found.view_size
+    report = Report(
+        target.partition_id, target.topic, COMPACTED, "", job.view + 1, job.horizon, found.entries + found.view_entries,
+        found.messages + found.view_messages, bytes_in, sum(part.kept for part in parts), sum(part.messages for part in parts), size,
+        sum(written.keys for written in done.written), sum(written.tombstones for written in done.written), bytes_in - size,
+        round(done.seconds, 3), (*done.damage, *(text for written in done.written for text in written.damage)))
+    try:
+        if done.error:
+            raise CannotCompact(done.error)
+        compaction.finish(job, parts, int(time.time() * 1_000), asdict(report))
+        why_not = adopt(target.partition_id, target.topic, job.view + 1)
+    except BaseException as error:
+        compaction.discard(job)
+        if not isinstance(error, CannotCompact):
+            raise
+        return replace(report, outcome=FAILED, error=str(error), view=job.view, freed=0)
+    if why_not is None:
+        return report
+    compaction.discard(job)
+    return replace(report, outcome=NOT_ADOPTED, error=why_not, view=job.view, freed=0)
+
+
+@contextlib.contextmanager
+def _alone(data_dir: Path) -> Iterator[None]:
+    _folder(data_dir).mkdir(exist_ok=True)
+    with compacted.lock(_folder(data_dir) / compacted.LOCK) as is_ours:
+        if not is_ours:
+            raise AlreadyRunning(f"{_folder(data_dir) / compacted.LOCK}: another run is under way")
+        yield
+
+
+def _folder(data_dir: Path) -> Path:
+    return data_dir / "nightly"
+
+
+def _teller(progress: TellProgress | None, due: list[Planned]) -> Tell:
+    """How far a run has come, over all that is due."""
+    total, started, before = sum(one.messages + one.view_messages for one in due), time.monotonic(), {}
+
+    def tell(stage: str, done: int, _) -> None:
+        if progress is None:
+            return
+        begun = before.setdefault(stage, (time.monotonic(), done))
+        seconds = time.monotonic() - begun[0] if begun[1] else time.monotonic() - started
+        rate = done / seconds if seconds > 0 else 0.0
+        progress(Progress(stage, done, total, rate, (total - done) / rate if rate else 0.0))
+    return tell

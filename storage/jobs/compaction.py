@@ -1,0 +1,428 @@
+"""The newest message of each key: which messages these are, and a view with them.
+
+Two passes, over the view that holds and the ledgers behind its horizon.  The first looks at keys: it makes of each message a number
+that is the larger the newer the message is, so that the newest of a key is a maximum.  The second writes, ledger by ledger, the entries
+in which messages are left.  engines.py says where they run.
+
+    place      ledger, by its number in the run << 43 | message of it << 3 | its whole entry stays << 2 | has a key << 1 | is a tombstone
+"""
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.frames import CHECKSUM_END, SIZE
+from geminga.proto.sends import IS_BATCH, IS_CHUNK, KEPT_CHECKSUM, with_checksum
+from geminga.storage import compacted, format
+from geminga.storage.compacted import Part, PartWriter
+from geminga.storage.cursor import Position
+from geminga.storage.errors import CorruptFile, text_of
+from geminga.storage.jobs import confirmed, reading, rewriting
+from geminga.storage.jobs.confirmed import Stretch
+from geminga.storage.ledger import map_file
+
+LEDGER_BIT, MESSAGE_BIT = 43, 3      # from which bit of a place on which
+LEDGERS_MAX = 1 << 63 - LEDGER_BIT   # of a run
+STAYS_WHOLE, HAS_KEY, IS_TOMBSTONE = 4, 2, 1
+_MESSAGES_MAX = 1 << LEDGER_BIT - MESSAGE_BIT      # of a ledger
+_ROWS_MAX = 64 << 10                 # entries that are dealt with together
+_COLUMNS = "key", "message_index", "payload_size", "null_value", "is_encrypted", "entry_id"
+_UNFINISHED_MS = 24 * 3_600_000      # a message in chunks whose last one has not come by then does not come any more
+
+
+class CannotCompact(Exception):
+    """This partition, for a reason that its text gives; others can be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Of one ledger, what a compaction looks at."""
+
+    ledger_id: int
+    first_message: int               # messages of the partition before it
+    view_entries: int                # up to here, the entries that the view has; 0: none
+    end: int                         # entries up to the horizon
+    messages: int                    # there are in these
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The compaction of one partition; made by `prepare`, and understood by every process that reads the data folder."""
+
+    data_dir: Path
+    partition_id: int
+    view: int                        # the one that holds; 0: there is none
+    horizon: Position                # of the new one
+    retains_keyless: bool
+    sources: tuple[Source, ...]      # by ledger id, ascending
+    first_ledger: int = 0            # the number, in the run, of the first of these
+    # Messages in chunks: {place of the last: places of the others}, and places of those whose last one may yet come.
+    chunks: dict[int, list[int]] = field(default_factory=dict)
+    unfinished: tuple[int, ...] = ()
+
+    @property
+    def folder(self) -> Path:
+        return format.partition_folder(self.data_dir, self.partition_id)
+
+    @property
+    def target(self) -> Path:
+        return compacted.unfinished(self.folder, self.view + 1)
+
+    @property
+    def messages(self) -> int:
+        return sum(source.messages for source in self.sources)
+
+    @property
+    def size(self) -> int:
+        return sum(source.size for source in self.sources)
+
+    def source(self, number: int) -> Source:
+        """By the ledger's number in the run."""
+        return self.sources[number - self.first_ledger]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What became of one ledger."""
+
+    part: Part | None                # None: nothing is left of it
+    keys: int = 0                    # whose newest message lies there
+    tombstones: int = 0              # of these
+    damage: tuple[str, ...] = ()
+
+
+# -- what there is to be looked at
+
+def prepare(data_dir: Path, partition_id: int, view: int, horizon: Position, *, retains_keyless: bool = False,
+            first_ledger: int = 0) -> Job:
+    """The compaction of a partition up to that position.  Raises CannotCompact."""
+    folder = format.partition_folder(data_dir, partition_id)
+    try:
+        held = compacted.open_view(folder, view) if view else None
+        behind = held.horizon if held else (-1, -1)
+        ledger_ids = {part.ledger_id for part in held.manifest.parts} if held else set()
+        ledger_ids |= {found for found in confirmed.ledger.ledger_ids(folder) if behind[0] <= found <= horizon[0]}
+        sources = []
+        for ledger_id in sorted(ledger_ids):
+            of_view = held.find(ledger_id) if held else None
+            view_entries = of_view.entries if of_view else behind[1] + 1 if ledger_id == behind[0] else 0
+            end = horizon[1] + 1 if ledger_id == horizon[0] else -1
+            if (found := _source(folder, partition_id, ledger_id, of_view, view_entries, end, behind)) is not None:
+                sources.append(found)
+    except (CorruptFile, FileNotFoundError) as error:
+        raise CannotCompact(_text(error)) from error
+    job = Job(data_dir, partition_id, view, horizon, retains_keyless, tuple(sources), first_ledger)
+    chunks, unfinished = _chunks(job)
+    return Job(data_dir, partition_id, view, horizon, retains_keyless, tuple(sources), first_ledger, chunks, tuple(unfinished))
+
+
+def _source(folder: Path, partition_id: int, ledger_id: int, of_view, view_entries: int, end: int, behind: Position) -> Source | None:
+    """end: -1 for all there is."""
+    messages = size = 0
+    first_message = -1
+    if of_view is not None and len(of_view.rows):
+        rows = of_view.rows
+        first_message, size = int(rows["message_index"][0]), int(rows["size"].sum(dtype=np.int64))
+        messages = int(rows["messages"].sum(dtype=np.int64))
+    if ledger_id < behind[0]:
+        end = view_entries
+    else:
+        rows = confirmed.confirmed_rows(folder, partition_id, ledger_id) if format.index_path(folder, ledger_id).exists() else ()
+        end = min(len(rows), end) if end >= 0 else len(rows)
+        news = rows[view_entries:end]
+        if len(news):
+            ends = news[[0, -1]]
+            if not (format.is_valid(ends[:1], ledger_id, view_entries)[0] and format.is_valid(ends[1:], ledger_id, end - 1)[0]):
+                valid = np.flatnonzero(format.is_valid(news, ledger_id, view_entries))
+                if not len(valid):
+                    raise CorruptFile(format.index_path(folder, ledger_id), format.HEADER_SIZE, "rows", "nothing that is whole")
+                ends = news[valid[[0, -1]]].copy()
+                ends["message_index"][0] -= min(int(valid[0]), int(ends["message_index"][0]))
+            first, behind_last = int(ends["message_index"][0]), int(ends["message_index"][1]) + int(ends["messages"][1])
+            messages += behind_last - first
+            size += int(ends["offset"][1]) + int(ends["size"][1]) - int(ends["offset"][0])
+            first_message = first if first_message < 0 else first_message
+            if behind_last - first_message >= _MESSAGES_MAX:
+                raise CannotCompact(f"ledger {ledger_id} claims to have {behind_last - first_message} messages")
+        end = max(end, view_entries)
+    return Source(ledger_id, first_message, view_entries, end, messages, size) if first_message >= 0 else None
+
+
+def stretches(job: Job) -> list[tuple[Stretch, int]]:
+    """What the first pass reads, in order, each with about how many messages it has."""
+    found = confirmed.stretches(job.data_dir, job.partition_id, up_to=job.horizon, view=job.view)
+    share = job.messages / max(1, sum(stretch.end - stretch.first for stretch in found))
+    return [(stretch, round((stretch.end - stretch.first) * share)) for stretch in found]
+
+
+@dataclass(frozen=True, slots=True)
+class _Entries:
+    """Some of one ledger's."""
+
+    rows: NDArray                    # INDEX_ROW or COMPACTED_ROW
+    ids: NDArray[np.int64]
+    data: memoryview                 # of the file they lie in
+    is_of_view: bool
+
+
+def _entries(job: Job, source: Source) -> Iterator[_Entries]:
+    """All that lie there, some at a time; those that are lost with their row are left out."""
+    if job.view:
+        held = compacted.open_view(job.folder, job.view)
+        found = held.find(source.ledger_id)
+        if found is not None and len(found.rows):
+            data = memoryview(map_file(format.ledger_path(held.folder, source.ledger_id), writable=False))
+            for at in range(0, len(found.rows), _ROWS_MAX):
+                yield _Entries(found.rows[at:at + _ROWS_MAX], found.kept[at:at + _ROWS_MAX], data, True)
+    if source.end > source.view_entries:
+        rows, is_lost, _ = confirmed.whole_rows(job.folder, job.partition_id, source.ledger_id, source.view_entries, source.end)
+        ids = np.arange(source.view_entries, source.view_entries + len(rows))
+        if is_lost.any():
+            rows, ids = rows[~is_lost], ids[~is_lost]
+        data = memoryview(map_file(format.ledger_path(job.folder, source.ledger_id), writable=False))
+        for at in range(0, len(rows), _ROWS_MAX):
+            yield _Entries(rows[at:at + _ROWS_MAX], ids[at:at + _ROWS_MAX], data, False)
+
+
+def _chunks(job: Job) -> tuple[dict[int, list[int]], list[int]]:
+    """({place of a message's last chunk: places of the others}, places of those whose last one may yet come)"""
+    whole, begun, now_ms = {}, {}, 0
+    for number, source in enumerate(job.sources, job.first_ledger):
+        for some in _entries(job, source):
+            if len(some.rows):
+                now_ms = max(now_ms, int(some.rows["broker_time"][-1]))
+            for at in np.flatnonzero(some.rows["flags"] & IS_CHUNK).tolist():
+                row = some.rows[at]
+                offset = int(row["offset"])
+                metadata = _metadata(some.data[offset:offset + int(row["size"])])
+                if metadata is None:
+                    continue
+                place = _place(number, source, int(row["message_index"]))
+                identity = metadata.producer_name, metadata.uuid
+                _, before = begun.pop(identity, (0, []))
+                if metadata.chunk_id == 0:
+                    before = []                  # its producer begins anew
+                elif metadata.chunk_id == len(before) - 1:
+                    before = before[:-1]         # it came twice
+                elif metadata.chunk_id != len(before):
+                    continue
+                if metadata.chunk_id + 1 < metadata.num_chunks_from_msg:
+                    begun[identity] = int(row["broker_time"]), [*before, place]
+                elif before:
+                    whole[place] = before
+    return whole, [place for time_ms, places in begun.values() if time_ms > now_ms - _UNFINISHED_MS for place in places]
+
+
+def _metadata(entry: memoryview) -> api.MessageMetadata | None:
+    try:
+        end = CHECKSUM_END + 4 + SIZE.unpack_from(entry, CHECKSUM_END)[0]
+        return api.MessageMetadata.FromString(bytes(entry[CHECKSUM_END + 4:end]))
+    except Exception as error:      # struct.error, DecodeError: the reader tells of it
+        if type(error).__name__ not in ("error", "DecodeError"):
+            raise
+        return None
+
+
+def _place(number: int, source: Source, message: int) -> int:
+    return number << LEDGER_BIT | message - source.first_message << MESSAGE_BIT
+
+
+# -- the first pass: keys
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What some messages are for a compaction."""
+
+    keys: pa.StringArray
+    places: NDArray[np.int64]        # of the messages with these keys
+    alone: NDArray[np.int64]         # of messages that stay without a key
+    messages: int                    # that were looked at
+    damage: tuple[str, ...]
+
+
+def look(job: Job, stretch: Stretch) -> Iterator[Looked]:
+    """The keys of a stretch, some at a time.  Raises CannotCompact."""
+    number = next(at for at, source in enumerate(job.sources, job.first_ledger) if source.ledger_id == stretch.ledger_id)
+    source, damage, flags = job.source(number), [], None
+    try:
+        for batch in reading.batches(job.data_dir, stretch, _COLUMNS, damage.append):
+            keys, indexes, sizes, nulls, encrypted, entry_ids = batch.columns
+            firsts = indexes.to_numpy() - source.first_message
+            places = (number << LEDGER_BIT) + (firsts << MESSAGE_BIT)
+            is_keyed = keys.is_valid().to_numpy(zero_copy_only=False)
+            counts = np.ones(len(places), np.int64)
+            if pc.any(encrypted).as_py():
+                if flags is None:
+                    flags = _flags(job, stretch)
+                is_whole = encrypted.to_numpy(zero_copy_only=False) & (flags["flags"][entry_ids.to_numpy()] & IS_BATCH != 0)
+                is_keyed &= ~is_whole
+                counts = np.where(is_whole, flags["messages"][entry_ids.to_numpy()], 1)
+                places += STAYS_WHOLE * is_whole
+                stays = is_whole if not job.retains_keyless else ~is_keyed
+            else:
+                stays = ~is_keyed if job.retains_keyless else np.zeros(len(places), bool)
+            alone = places[stays]
+            is_tombstone = (sizes.to_numpy() == 0) | nulls.to_numpy(zero_copy_only=False)
+            places += HAS_KEY | is_tombstone
+            if not is_keyed.all():
+                keys, places = keys.filter(pa.array(is_keyed)), places[is_keyed]
+            yield Looked(keys, places, alone, int(counts.sum()), tuple(damage))
+            damage.clear()
+    except (OSError, CorruptFile, reading.ViewReplaced) as error:
+        raise CannotCompact(_text(error)) from error
+    if damage:
+        yield Looked(pa.array([], pa.string()), np.empty(0, np.int64), np.empty(0, np.int64), 0, tuple(damage))
+
+
+def _flags(job: Job, stretch: Stretch) -> NDArray:
+    """Of the ledger's entries, by id: `flags` and `messages` as the index has them."""
+    found = np.zeros(stretch.end, [("flags", "<u4"), ("messages", "<u4")])
+    for some in _entries(job, job.sources[[source.ledger_id for source in job.sources].index(stretch.ledger_id)]):
+        is_there = some.ids < stretch.end
+        for name in found.dtype.names:
+            found[name][some.ids[is_there]] = some.rows[name][is_there]
+    return found
+
+
+# -- the second pass: a ledger of the view
+
+def write(job: Job, number: int, places: NDArray[np.int64]) -> Written:
+    """Write what is left of the ledger that has this number in the run, synced: `places` are those of the newest messages of keys, and
+    of messages that stay without a key.  Raises CannotCompact; what was written of the ledger is gone then."""
+    source, damage = job.source(number), []
+    keyed = places & HAS_KEY != 0
+    is_tombstone = places & IS_TOMBSTONE != 0
+    places = np.unique(places[~is_tombstone] & (1 << LEDGER_BIT) - 1)
+    kept, of_whole = np.unique(places >> MESSAGE_BIT), places[places & STAYS_WHOLE != 0] >> MESSAGE_BIT
+    counted = int(keyed.sum()), int((keyed & is_tombstone).sum())
+    if not len(kept):
+        return Written(None, *counted)
+    try:
+        with PartWriter(job.target, job.partition_id, source.ledger_id) as writer:
+            for some in _entries(job, source):
+                _copy(writer, some, source, kept, of_whole, damage)
+            part = writer.finish(source.end)
+    except (OSError, CorruptFile) as error:
+        remove(job, source.ledger_id)
+        raise CannotCompact(_text(error)) from error
+    if not part.kept:
+        remove(job, source.ledger_id)
+    return Written(part if part.kept else None, *counted, tuple(damage))
+
+
+def _copy(writer: PartWriter, some: _Entries, source: Source, kept: NDArray[np.int64], of_whole: NDArray[np.int64],
+          damage: list[str]) -> None:
+    """Those of the entries in which messages are kept; all of those of which one is `of_whole`."""
+    if not len(some.rows):
+        return
+    firsts = some.rows["message_index"].astype(np.int64) - source.first_message
+    messages = some.rows["messages"].astype(np.int64)
+    here = kept[np.searchsorted(kept, firsts[0]):np.searchsorted(kept, firsts[-1] + messages[-1])]
+    rows_of = np.searchsorted(firsts, here, side="right") - 1
+    indexes = here - firsts[rows_of]
+    is_there = indexes < messages[rows_of]
+    rows_of, indexes = rows_of[is_there], indexes[is_there]
+    counts = np.bincount(rows_of, minlength=len(firsts))
+    chosen = np.flatnonzero(counts)
+    if not len(chosen):
+        return
+    counts = counts[chosen]
+    rows = some.rows[chosen].view(format.COMPACTED_ROW)
+    rows["entry_id"] = some.ids[chosen]
+    begins, sizes, messages = rows["offset"].astype(np.int64), rows["size"].astype(np.int64), messages[chosen]
+    behind = np.zeros(len(rows), np.int64)      # bytes of words
+    there = messages.copy()
+    if some.is_of_view:
+        for at in np.flatnonzero(rows["flags"] & format.IS_CUT).tolist():
+            behind[at] = 8 * -(-messages[at] // 64)
+            end = begins[at] + sizes[at]
+            there[at] = int.from_bytes(some.data[end:end + behind[at]], "little").bit_count()
+    if len(of_whole):
+        first = of_whole[np.searchsorted(of_whole, firsts[0]):np.searchsorted(of_whole, firsts[-1] + 1)]
+        is_whole = np.isin(chosen, np.searchsorted(firsts, first))
+        counts = np.where(is_whole, there, counts)
+    ends = begins + sizes + behind
+    is_whole = counts == there
+    is_run = np.zeros(len(rows), bool)          # goes on where the one before ended, both as they are
+    is_run[1:] = is_whole[1:] & is_whole[:-1] & (begins[1:] == ends[:-1])
+    starts = np.flatnonzero(~is_run)
+    stops = np.append(starts[1:], len(rows))
+    pieces, bad, bounds = [], [], np.searchsorted(rows_of, chosen)
+    for first, stop, whole in zip(starts.tolist(), stops.tolist(), is_whole[starts].tolist(), strict=True):
+        if whole:
+            pieces.append(some.data[begins[first]:ends[stop - 1]])
+            continue
+        mask = np.zeros(messages[first], bool)
+        mask[indexes[bounds[first]:bounds[first] + counts[first]]] = True
+        try:
+            entry = rewriting.cut(with_checksum(bytes(some.data[begins[first]:begins[first] + sizes[first]])), mask)
+        except rewriting.Unreadable as error:
+            bad.append(first)
+            damage.append(f"entry {source.ledger_id}:{some.ids[chosen[first]]}: {error}")
+            continue
+        words = rewriting.words_of(mask)
+        pieces += entry, words
+        behind[first] = len(words)
+        rows["size"][first], rows["crc32c"][first] = len(entry), int.from_bytes(entry[2:CHECKSUM_END], "big")
+        rows["flags"][first] |= format.IS_CUT | KEPT_CHECKSUM
+    if bad:
+        rows, behind, counts = np.delete(rows, bad), np.delete(behind, bad), np.delete(counts, bad)
+    writer.add(rows, behind, pieces, int(counts.sum()))
+
+
+def remove(job: Job, ledger_id: int) -> None:
+    """What was written of a ledger."""
+    for path in (format.ledger_path(job.target, ledger_id), format.index_path(job.target, ledger_id)):
+        path.unlink(missing_ok=True)
+
+
+# -- around them
+
+def begin(job: Job) -> None:
+    """There is an empty folder for the view; what somebody had begun is gone.  Raises CannotCompact."""
+    try:
+        discard(job)
+        job.target.mkdir(parents=True)
+    except OSError as error:
+        raise CannotCompact(_text(error)) from error
+
+
+def discard(job: Job) -> None:
+    shutil.rmtree(job.target, ignore_errors=True)
+
+
+def finish(job: Job, parts: Iterable[Part], now_ms: int, report: dict) -> None:
+    """All ledgers are written: the view is whole, and waits for its partition.  Raises CannotCompact."""
+    try:
+        compacted.finish(job.target, compacted.Manifest(
+            job.partition_id, job.horizon, tuple(sorted(parts, key=lambda part: part.ledger_id)), now_ms, report))
+    except OSError as error:
+        raise CannotCompact(_text(error)) from error
+
+
+def kept_chunks(job: Job, places: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Places of the other chunks of those among these that are a last one, and of messages that are not complete yet."""
+    numbers = places[places & IS_TOMBSTONE == 0] >> MESSAGE_BIT << MESSAGE_BIT
+    lasts = np.fromiter(job.chunks, np.int64, len(job.chunks))      # of which no bit below MESSAGE_BIT is set
+    found = [place for last in lasts[np.isin(lasts, numbers)].tolist() for place in job.chunks[last]]
+    return np.array([*found, *job.unfinished], np.int64)
+
+
+def by_ledger(places: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """(number of the ledger in the run, those of the places that lie there)"""
+    places = np.sort(places)
+    numbers, starts = np.unique(places >> LEDGER_BIT, return_index=True)
+    yield from zip(numbers.tolist(), np.split(places, starts[1:]), strict=True)
+
+
+def _text(error: Exception) -> str:
+    if isinstance(error, FileNotFoundError):
+        return f"it was deleted meanwhile ({error.filename} is gone)"
+    return text_of(error) if isinstance(error, OSError) else str(error)

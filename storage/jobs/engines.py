@@ -1,0 +1,340 @@
+"""Where a compaction is computed: in this process, or by Spark, which spills to disk what does not fit and may be many hosts.
+
+Both run the same two functions of compaction.py, with a maximum per key in between.
+"""
+import bisect
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from geminga.storage.errors import CorruptFile, text_of
+from geminga.storage.jobs import compaction
+from geminga.storage.jobs.compaction import CannotCompact, Job, Written
+from geminga.storage.jobs.confirmed import Stretch
+
+READING, WRITING = "reading", "writing"
+HERE_MAX = 5_000_000             # messages that are better looked at in this process than by a Spark that has to be started
+_MERGE_MIN = 2_000_000           # keys that have come since what is known of keys was last merged
+_BUNDLE_MESSAGES = 500_000       # of small stretches, that one task of Spark reads
+_PARTS_PER_CORE = 4              # into which keys are divided
+_LOOK_S = 0.25                   # between looks at how far Spark has come
+_JAVA_MIN = 17
+
+Tell = Callable[[str, int, int], None]      # stage, messages done, messages of all
+
+
+class NoSpark(Exception):
+    """Spark cannot be used here; the text says what is missing."""
+
+
+@dataclass(slots=True)
+class Done:
+    """What became of one job."""
+
+    written: list[Written] = field(default_factory=list)
+    damage: list[str] = field(default_factory=list)
+    error: str = ""                  # why it could not be done
+    seconds: float = 0.0
+
+
+class Here:
+    """This process.  It holds the keys of one partition in memory, each some three times for moments."""
+
+    name = "this process"
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def compact(self, jobs: list[Job], tell: Tell) -> Iterator[tuple[Job, Done]]:
+        """Each as it is done; views are written, but not finished."""
+        total, before = sum(job.messages for job in jobs), 0
+        for job in jobs:
+            done, started = Done(), time.monotonic()
+            try:
+                places = self._newest(job, done, lambda looked, before=before: tell(READING, before + looked, total))
+                places = np.concatenate((places, compaction.kept_chunks(job, places)))
+                for number, some in compaction.by_ledger(places):
+                    done.written.append(compaction.write(job, number, some))
+            except (CannotCompact, OSError, CorruptFile) as error:
+                done.error = _text(error)
+            done.seconds = time.monotonic() - started
+            before += job.messages
+            tell(WRITING, before, total)
+            yield job, done
+
+    @staticmethod
+    def _newest(job: Job, done: Done, tell: Callable[[int], None]) -> NDArray[np.int64]:
+        """Places of the newest messages of all keys, and of those that stay without."""
+        known, fresh, count, alone, looked = None, [], 0, [], 0
+        for stretch, _ in compaction.stretches(job):
+            for found in compaction.look(job, stretch):
+                fresh.append(pa.record_batch([found.keys, pa.array(found.places)], ["key", "place"]))
+                alone.append(found.alone)
+                count += len(found.places)
+                looked += found.messages
+                done.damage += found.damage
+                if count >= max(_MERGE_MIN, known.num_rows if known is not None else 0):
+                    known, fresh, count = _merged(known, fresh), [], 0
+                    tell(looked)
+            tell(looked)
+        if fresh:
+            known = _merged(known, fresh)
+        return np.concatenate((*alone, known["place"].to_numpy())) if known is not None else np.empty(0, np.int64)
+
+
+def _merged(known: pa.Table | None, fresh: list[pa.RecordBatch]) -> pa.Table:
+    table = pa.Table.from_batches(fresh)
+    if known is not None:
+        table = pa.concat_tables([known, table])
+    return table.group_by("key", use_threads=False).aggregate([("place", "max")]).rename_columns({"place_max": "place"})
+
+
+class Spark:
+    """Any Spark master; local[*] is this host.  Other hosts need the data folder under the same path, and geminga installed.
+
+    memory: of Spark's own process.  Its Python workers, one a core, take some 200 MiB each.
+    """
+
+    def __init__(self, scratch: Path, master: str = "local[*]", memory: str = "640m", session=None):
+        """scratch: a folder for what does not fit into memory; session: a SparkSession that there is already.  Raises NoSpark."""
+        self.name, self._scratch, self._is_ours = f"Spark, {master}", scratch, session is None
+        self._session = _start(scratch, master, memory) if session is None else session
+        self.name = f"Spark {self._session.version}, {self._session.sparkContext.master}"
+
+    def close(self) -> None:
+        """Spark ends, if it was started for this."""
+        if self._is_ours:
+            self._session.stop()
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def compact(self, jobs: list[Job], tell: Tell) -> Iterator[tuple[Job, Done]]:
+        """All together; views are written, but not finished."""
+        started, found = time.monotonic(), [Done() for _ in jobs]
+        context, total = self._session.sparkContext, sum(job.messages for job in jobs)
+        stretches = []
+        for number, job in enumerate(jobs):
+            try:
+                stretches += [(number, stretch, messages) for stretch, messages in compaction.stretches(job)]
+            except (CannotCompact, OSError, CorruptFile) as error:
+                found[number].error = _text(error)
+        looked, written, notes = context.accumulator(0), context.accumulator(0), context.accumulator([], _lists())
+        with _told(tell, total, looked, written):
+            for row in self._run(jobs, _bundled(stretches), looked, written, notes):
+                number, part, keys, tombstones, damage = row
+                found[number].written.append(Written(compaction.Part(*part) if part else None, keys, tombstones, tuple(damage)))
+        for number, is_error, text in notes.value:
+            if is_error:
+                found[number].error = found[number].error or text
+            else:
+                found[number].damage.append(text)
+        seconds = time.monotonic() - started
+        for job, done in zip(jobs, found, strict=True):
+            done.seconds = seconds * job.size / max(1, sum(other.size for other in jobs))
+            yield job, done
+
+    def _run(self, jobs: list[Job], bundles: list[list], looked, written, notes) -> list[tuple]:
+        """[(number of the job, fields of its part or None, keys, tombstones, damage)]"""
+        from pyspark.sql import functions
+
+        if not bundles:
+            return []
+        session = self._session
+        tasks = session.range(0, len(bundles), 1, numPartitions=len(bundles))
+        keys = tasks.mapInArrow(_looker(jobs, bundles, looked, notes), "job int, key string, place long")
+        newest = keys.groupBy("job", "key").agg(functions.max("place").alias("place")).select("place")
+        extra = [place for job in jobs for place in job.unfinished]
+        lasts = [last for job in jobs for last in job.chunks]
+        if lasts:
+            newest = newest.persist()
+            of_last = session.createDataFrame([(last,) for last in lasts], "last long")
+            last = functions.shiftleft(functions.shiftright("place", compaction.MESSAGE_BIT), compaction.MESSAGE_BIT)
+            alive = newest.join(functions.broadcast(of_last), last == of_last["last"], "left_semi")
+            alive = np.array([row.place for row in alive.collect()], np.int64)
+            extra = [place for job in jobs for place in compaction.kept_chunks(job, alive).tolist()]
+        if extra:
+            newest = newest.union(session.createDataFrame([(place,) for place in extra], "place long"))
+        places = newest.withColumn("ledger", functions.shiftright("place", compaction.LEDGER_BIT))
+        rows = places.groupBy("ledger").applyInArrow(_writer(jobs, written, notes), _WRITTEN).collect()
+        if lasts:
+            newest.unpersist()
+        return [(row.job, list(row.part) if row.part else None, row.keys, row.tombstones, row.damage) for row in rows]
+
+
+# -- what Spark's tasks do
+
+_WRITTEN = """job int, part struct<ledger_id: long, entries: long, kept: long, messages: long, size: long>, keys long, tombstones long,
+              damage array<string>"""
+_WRITTEN_ARROW = pa.schema([
+    ("job", pa.int32()), ("part", pa.struct([(name, pa.int64()) for name in ("ledger_id", "entries", "kept", "messages", "size")])),
+    ("keys", pa.int64()), ("tombstones", pa.int64()), ("damage", pa.list_(pa.string()))])
+
+
+def _bundled(stretches: list[tuple[int, Stretch, int]]) -> list[list[tuple[int, Stretch]]]:
+    """Small stretches go together, some for each task."""
+    bundles, size = [], _BUNDLE_MESSAGES
+    for number, stretch, messages in stretches:
+        if size + messages > _BUNDLE_MESSAGES:
+            bundles.append([])
+            size = 0
+        bundles[-1].append((number, stretch))
+        size += messages
+    return bundles
+
+
+def _looker(jobs: list[Job], bundles: list[list[tuple[int, Stretch]]], looked, notes) -> Callable:
+    """The first pass, of the bundles that a task is given."""
+    def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        failed = set()
+        for bundle in (bundle for batch in batches for bundle in batch.column(0).to_pylist()):
+            for number, stretch in bundles[bundle]:
+                if number in failed:
+                    continue
+                try:
+                    for found in compaction.look(jobs[number], stretch):
+                        looked.add(found.messages)
+                        notes.add([(number, False, text) for text in found.damage])
+                        yield _keys(number, found.keys, found.places)
+                        if len(found.alone):
+                            yield _keys(number, _names(found.alone), found.alone)
+                except CannotCompact as error:
+                    failed.add(number)
+                    notes.add([(number, True, str(error))])
+    return look
+
+
+def _keys(number: int, keys: pa.StringArray, places: NDArray[np.int64]) -> pa.RecordBatch:
+    return pa.record_batch([pa.array(np.full(len(places), number, np.int32)), keys, pa.array(places)], ["job", "key", "place"])
+
+
+def _names(places: NDArray[np.int64]) -> pa.StringArray:
+    """A key of its own for each, that no message has: text does not begin so."""
+    text = np.full((len(places), 9), 0xFF, np.uint8)
+    text[:, 1:] = places.astype(">i8").view(np.uint8).reshape(-1, 8)
+    offsets = np.arange(len(places) + 1, dtype=np.int32) * 9
+    return pa.StringArray.from_buffers(len(places), pa.py_buffer(offsets), pa.py_buffer(text.tobytes()))
+
+
+def _writer(jobs: list[Job], written, notes) -> Callable:
+    """The second pass, of one ledger."""
+    firsts = [job.first_ledger for job in jobs]
+
+    def write(key: tuple, found: pa.Table) -> pa.Table:
+        ledger = key[0].as_py()
+        number = bisect.bisect_right(firsts, ledger) - 1
+        job, result = jobs[number], Written(None)
+        try:
+            result = compaction.write(job, ledger, found["place"].to_numpy())
+        except CannotCompact as error:
+            notes.add([(number, True, str(error))])
+        written.add(job.source(ledger).messages)
+        row = {"job": number, "part": asdict(result.part) if result.part else None, "keys": result.keys,
+               "tombstones": result.tombstones, "damage": list(result.damage)}
+        return pa.Table.from_pylist([row], _WRITTEN_ARROW)
+    return write
+
+
+# -- Spark itself
+
+def _lists():
+    from pyspark import AccumulatorParam
+
+    class Lists(AccumulatorParam):
+        def zero(self, value: list) -> list:
+            return []
+
+        def addInPlace(self, first: list, second: list) -> list:      # noqa: N802
+            first += second
+            return first
+    return Lists()
+
+
+@contextlib.contextmanager
+def _told(tell: Tell, total: int, looked, written) -> Iterator[None]:
+    """Meanwhile, how far it has come is told now and then."""
+    is_over = threading.Event()
+
+    def watch() -> None:
+        while not is_over.wait(_LOOK_S):
+            if written.value:
+                tell(WRITING, min(written.value, total), total)
+            else:
+                tell(READING, min(looked.value, total), total)
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def _start(scratch: Path, master: str, memory: str):
+    """A SparkSession.  Raises NoSpark."""
+    _check_java()
+    try:
+        from pyspark.errors import PySparkException
+        from pyspark.sql import SparkSession
+    except ImportError:
+        raise NoSpark("Spark is not installed: pip install 'geminga[nightly]'") from None
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    quiet = scratch / "log4j2.properties"
+    quiet.write_text(_QUIET)
+    options = f"-Djava.io.tmpdir={scratch} -Dlog4j2.configurationFile={quiet}"
+    settings = {
+        "spark.driver.memory": memory, "spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false",
+        "spark.local.dir": scratch, "spark.sql.warehouse.dir": scratch / "warehouse", "spark.driver.extraJavaOptions": options,
+        "spark.pyspark.python": sys.executable, "spark.python.worker.reuse": "true",
+        "spark.sql.adaptive.enabled": "false",      # keys are divided evenly, and ledgers are to be written by all cores
+        "spark.sql.execution.arrow.maxRecordsPerBatch": 1 << 16,
+        "spark.sql.session.timeZone": "UTC"}
+    builder = SparkSession.builder.master(master).appName("geminga nightly")
+    for name, value in settings.items():
+        builder = builder.config(name, str(value))
+    try:
+        session = builder.getOrCreate()
+    except (PySparkException, RuntimeError, OSError) as error:
+        raise NoSpark(f"Spark does not start: {error}") from error
+    session.conf.set("spark.sql.shuffle.partitions", str(_PARTS_PER_CORE * session.sparkContext.defaultParallelism))
+    return session
+
+
+_QUIET = """rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = spark: %p %c{1}: %m%n
+"""
+
+
+def _check_java() -> None:
+    home = os.environ.get("JAVA_HOME")
+    java = f"{home}/bin/java" if home else shutil.which("java")
+    missing = f"Spark needs a Java runtime, {_JAVA_MIN} or newer: apt-get install openjdk-{_JAVA_MIN}-jre-headless"
+    try:
+        told = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60).stderr if java else ""
+    except (OSError, subprocess.TimeoutExpired):
+        told = ""
+    version = re.search(r'version "(\d+)', told)
+    if version is None:
+        raise NoSpark(missing)
+    if int(version[1]) < _JAVA_MIN:
+        raise NoSpark(f"{missing} ({java} is {version[1]})")
+
+
+def _text(error: Exception) -> str:
+    return text_of(error) if isinstance(error, OSError) else str(error)

@@ -1,0 +1,173 @@
+"""A partition's ledgers, written by the storage's own code without an owner around it, and what compacting them should leave."""
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from crc32c import crc32c
+
+from geminga.proto import compression, sends
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.storage import compacted, format, ledger
+from geminga.storage.jobs import confirmed, nightly, reading
+
+PARTITION = 7
+NOW_MS = 1_700_000_000_000
+CODECS = [api.NONE, api.LZ4, api.ZLIB, api.ZSTD, api.SNAPPY]
+
+
+@dataclass(frozen=True)
+class Message:
+    key: str | None
+    payload: bytes
+    is_null: bool = False            # marked null_value
+
+    @property
+    def is_tombstone(self):
+        return self.is_null or not self.payload
+
+    def fields(self):
+        return ({} if self.key is None else {"partition_key": self.key}) | ({"null_value": True} if self.is_null else {})
+
+
+def sealed(metadata: api.MessageMetadata, payload: bytes) -> bytes:
+    """An entry."""
+    head = metadata.SerializeToString()
+    content = struct.pack(">I", len(head)) + head + payload
+    return b"\x0e\x01" + struct.pack(">I", crc32c(content)) + content
+
+
+def metadata_of(codec=api.NONE, size=0, **fields) -> api.MessageMetadata:
+    found = api.MessageMetadata(**{"producer_name": "p", "sequence_id": 1, "publish_time": NOW_MS} | fields)
+    if codec != api.NONE:
+        found.compression, found.uncompressed_size = codec, size
+    return found
+
+
+def single(message: Message, codec=api.NONE, **fields) -> bytes:
+    return sealed(metadata_of(codec, len(message.payload), **message.fields(), **fields), compression.compress(codec, message.payload))
+
+
+def batch(messages, codec=api.NONE, **fields) -> bytes:
+    body = b""
+    for message in messages:
+        one = api.SingleMessageMetadata(payload_size=len(message.payload), **message.fields()).SerializeToString()
+        body += struct.pack(">I", len(one)) + one + message.payload
+    return sealed(metadata_of(codec, len(body), num_messages_in_batch=len(messages), **fields), compression.compress(codec, body))
+
+
+class Topic:
+    """One partition of a data folder."""
+
+    def __init__(self, data_dir: Path, partition_id: int = PARTITION, first_ledger: int = 10):
+        self.data_dir, self.partition_id = data_dir, partition_id
+        self.folder = format.partition_folder(data_dir, partition_id)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.next_ledger, self.next_message, self.now_ms = first_ledger, 0, NOW_MS
+        self.ledger = None
+        self.expected = []           # (Message, id), as they were published
+        self.roll()
+
+    @property
+    def target(self):
+        return nightly.Target(self.partition_id, f"persistent://public/default/t{self.partition_id}")
+
+    def roll(self):
+        """The next entry goes to a new ledger."""
+        if self.ledger is not None:
+            self.ledger.seal()
+        self.ledger = ledger.create(self.folder, self.partition_id, self.next_ledger, first_message=self.next_message,
+                                    created_ms=self.now_ms)
+        self.next_ledger += 1
+
+    def add(self, entry: bytes, is_chunk=False):
+        """Its position."""
+        row = np.array([sends.read_one(api.CommandSend(producer_id=1, sequence_id=1, is_chunk=is_chunk), entry)], sends.SEND_ROW)
+        row["offset"], row["message_index"], row["broker_time"] = self.ledger.size, self.next_message, self.now_ms
+        found = np.zeros(1, format.INDEX_ROW)
+        for name in format.INDEX_ROW.names:
+            found[name] = row[name]
+        return self.add_rows(found, [entry])
+
+    def add_rows(self, rows, entries):
+        """Whose offsets and message indexes are right; the position of the first."""
+        at = self.ledger.entries
+        rows["checksum"] = 0
+        rows["checksum"] = format.row_checksums(rows, self.ledger.ledger_id, np.arange(at, at + len(rows), dtype=np.uint64))
+        size = sum(map(len, entries))
+        self.ledger.reserve(len(rows), size)
+        self.ledger.write(entries, self.ledger.size)
+        self.ledger.append(rows, self.ledger.size + size)
+        self.next_message += int(rows["messages"].sum())
+        return self.ledger.ledger_id, at
+
+    def publish(self, message: Message, codec=api.NONE, **fields):
+        position = self.add(single(message, codec, **fields))
+        self.expected.append((message, (*position, None)))
+
+    def publish_batch(self, messages, codec=api.NONE, **fields):
+        position = self.add(batch(messages, codec, **fields))
+        self.expected += [(message, (*position, number)) for number, message in enumerate(messages)]
+
+    def publish_chunks(self, message: Message, pieces: int, uuid: str, up_to: int | None = None):
+        """Its payload in so many entries, of which those before up_to come now."""
+        size = -(-len(message.payload) // pieces)
+        for number in range(pieces if up_to is None else up_to):
+            part = message.payload[number * size:(number + 1) * size]
+            position = self.add(sealed(metadata_of(uuid=uuid, num_chunks_from_msg=pieces, chunk_id=number,
+                                                   total_chunk_msg_size=len(message.payload), **message.fields()), part), is_chunk=True)
+        if up_to is None:
+            self.expected.append((message, (*position, None)))
+
+    # -- compaction
+
+    def compact(self, engine=None, **more):
+        """Its report."""
+        target = nightly.Target(self.partition_id, self.target.topic, **more)
+        return nightly.compact(self.data_dir, target, nightly.adopt_here(self.data_dir), engine)
+
+    def view(self):
+        return compacted.open_view(self.folder)
+
+    def newest(self, retains_keyless=False):
+        """What a view should have: {id: (key, payload)}"""
+        last = {}
+        for message, position in self.expected:
+            last[message.key if message.key is not None else position] = message, position
+        return {position: (message.key, message.payload) for message, position in last.values()
+                if (retains_keyless if message.key is None else not message.is_tombstone)}
+
+    def contents(self):
+        """What its view has, likewise; all of it whole."""
+        self.check()
+        return self.read(confirmed.current_view(self.data_dir, self.partition_id))
+
+    def read(self, view=0):
+        """{id: (key, payload)} of all messages, or of those in a view."""
+        found, damage = {}, []
+        for stretch in confirmed.stretches(self.data_dir, self.partition_id, view=view):
+            if stretch.view == view:
+                for some in reading.batches(self.data_dir, stretch, ("ledger_id", "entry_id", "batch_index", "key", "payload"), damage.append):
+                    for ledger_id, entry_id, index, key, payload in zip(*(column.to_pylist() for column in some.columns), strict=True):
+                        found[ledger_id, entry_id, index] = key, payload
+        assert damage == []
+        return found
+
+    def check(self):
+        """Every byte of the view is where its rows say, and whole; the manifest counts right."""
+        view = self.view()
+        for part, found in zip(view.manifest.parts, view.ledgers, strict=True):
+            data = format.ledger_path(view.folder, part.ledger_id).read_bytes()
+            assert len(found.rows) == part.kept and not found.damage
+            assert (np.diff(found.kept) > 0).all() and found.kept[-1] < part.entries
+            at, messages = format.HEADER_SIZE, 0
+            for row in found.rows:
+                entry_id, offset, size = (int(row[name]) for name in ("entry_id", "offset", "size"))
+                assert offset == at
+                entry = data[offset:offset + size]
+                assert crc32c(entry[6:]) == int.from_bytes(entry[2:6], "big") == int(row["crc32c"])
+                at += size + (8 * -(-int(row["messages"]) // 64) if int(row["flags"]) & format.IS_CUT else 0)
+                messages += found.cut[entry_id].bit_count() if entry_id in found.cut else int(row["messages"])
+            assert (at, messages) == (len(data), part.messages) and part.size == at - format.HEADER_SIZE
+        assert sorted(path.name for path in view.folder.iterdir()) == sorted(
+            ["view", *(f"{part.ledger_id}{suffix}" for part in view.manifest.parts for suffix in (".ledger", ".index"))])
