@@ -85,7 +85,7 @@ PICK_ROW = np.dtype([
     ("partition_id", "<u8"),
     ("ledger_id", "<u8"),
     ("size", "<u4"),               # bytes of its PICKED rows and their words
-    ("unused", "<u4"),
+    ("view", "<u4"),               # the number of the compacted view that they are of; 0: of the ledger itself
 ])
 PICKED = np.dtype([
     ("entry_id", "<u8"),
@@ -105,7 +105,7 @@ QUESTION_ROW = np.dtype([("number", "<u8"), ("size", "<u8")])     # of administr
 
 RAW = b"\0"      # an answer that is no JSON begins with it
 
-FORGET_ROW = np.dtype([("ledger_id", "<u8")])
+FORGET_ROW = np.dtype([("ledger_id", "<u8"), ("view", "<u8")])    # as of a PICK_ROW
 
 ROWS = {SENDS: SEND_ROW, ACKS: ACK_ROW, FLOWS: FLOW_ROW, COMMANDS: COMMAND_ROW,
         RECEIPTS: RECEIPT_ROW, RUNS: RUN_ROW, REPLIES: REPLY_ROW, FORGET: FORGET_ROW, PICKS: PICK_ROW, PASSED: PASSED_ROW,

@@ -34,6 +34,7 @@
     rates.py        how much may be published and given out in a time
     throttling.py   what the log says of that
     compacted.py    of each key the newest message: views of a partition, made by jobs/
+    views.py        which view holds, who reads which, and when one that was replaced goes
     jobs/           what reads ledgers from beside the broker: the nightly job, Spark's data source
     queries.py      what administration asks of an owner
     outbox.py       answers of a pass, by worker

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 from geminga.proto import commands as answers
 from geminga.proto import envelope
 from geminga.storage import format
-from geminga.storage.cursor import ACKNOWLEDGED, EXPIRED, NOWHERE, Position
+from geminga.storage.compacted import CompactedLedger
+from geminga.storage.cursor import ACKNOWLEDGED, EXPIRED, NOWHERE, SKIPPED, Position
 from geminga.storage.ledger import Ledger
-from geminga.storage.partition import op
+from geminga.storage.partition import Partition, op
 from geminga.storage.parts import words
 from geminga.storage.subscription import Consumer, Subscription
 
@@ -85,9 +86,13 @@ def acknowledge_part(owner, consumer: Consumer, position: Position, left: int) -
     subscription = consumer.subscription
     found, cursor = subscription.partition, subscription.cursor
     ledger_id, entry_id = position
-    ledger = found.find(ledger_id)
+    ledger = _keeper(subscription).find(ledger_id)
     if ledger is None or not found.is_persistent or not 0 <= entry_id < ledger.entries or cursor.is_acknowledged(ledger_id, entry_id):
         return
+    if subscription.view is not None and (compacted := subscription.view.find(ledger_id)) is not None:
+        left &= compacted.bits_of(entry_id) or left      # what is gone of it nobody acknowledges
+    if ledger.view:
+        return _acknowledge_part_of_view(owner, subscription, ledger, entry_id, left)
     messages = int(ledger.messages[entry_id])
     before = cursor.parts.get(ledger_id, {}).get(entry_id, (1 << messages) - 1)
     remains = cursor.acknowledge_part(ledger, entry_id, messages, left)
@@ -100,11 +105,33 @@ def acknowledge_part(owner, consumer: Consumer, position: Position, left: int) -
     owner.count(subscription, ACKNOWLEDGED, before.bit_count() - remains.bit_count())
     owner.statistics.changed[found] = None
     subscription.dispatcher.part_acknowledged(ledger, entry_id, before.bit_count() - remains.bit_count())
+    _note_part(owner, subscription, position, remains, messages)
+
+
+def _note_part(owner, subscription: Subscription, position: Position, remains: int, messages: int) -> None:
     if subscription.is_durable:
+        partition_id, (ledger_id, entry_id) = subscription.partition.partition_id, position
         for number, word in enumerate(words(remains, messages)):
-            owner.note(found, op(format.PART_ACKNOWLEDGED | number << format.KIND_WORD, found.partition_id,
-                                 subscription_id=cursor.subscription_id, ledger_id=ledger_id, entry_id=entry_id,
-                                 value=word - (1 << 64) if word >> 63 else word))
+            owner.note(subscription.partition, op(
+                format.PART_ACKNOWLEDGED | number << format.KIND_WORD, partition_id, subscription_id=subscription.cursor.subscription_id,
+                ledger_id=ledger_id, entry_id=entry_id, value=word - (1 << 64) if word >> 63 else word))
+
+
+def _acknowledge_part_of_view(owner, subscription: Subscription, ledger: CompactedLedger, entry_id: int, left: int) -> None:
+    """Of a batch that only a compacted view has; it counts in no total."""
+    if not (bits := ledger.bits_of(entry_id)):
+        return
+    before = subscription.cursor.parts.get(ledger.ledger_id, {}).get(entry_id)
+    remains = subscription.cursor.acknowledge_part(ledger, entry_id, bits.bit_length(), left & bits)
+    if not remains:
+        move(owner, subscription, Acks(single={ledger.ledger_id: [entry_id]}), ACKNOWLEDGED)
+    elif remains != before:
+        _note_part(owner, subscription, (ledger.ledger_id, entry_id), remains, bits.bit_length())
+
+
+def _keeper(subscription: Subscription) -> Partition | Subscription:
+    """Who knows the ledgers that it may acknowledge something of: with a compacted view there are more than the partition's."""
+    return subscription.partition if subscription.partition.view is None else subscription
 
 
 def acknowledge(owner, by_consumer: dict[int, Acks]) -> None:
@@ -125,11 +152,11 @@ def acknowledge(owner, by_consumer: dict[int, Acks]) -> None:
             owner.answer_needs_sync()
             owner.outbox(consumer.worker).reply(consumer.connection, answers.ack_response(consumer.consumer_id, request_id))
     for subscription, acks in of_subscription.items():
-        found = subscription.partition
         if subscription.is_spread and acks.cumulative:      # as Pulsar has it: nothing happens
             owner.counters.add("acks_ignored", len(acks.cumulative))
         else:
-            acks.up_to = next((position for position in sorted(acks.cumulative, reverse=True) if found.has(position)), NOWHERE)
+            keeper = _keeper(subscription)
+            acks.up_to = next((position for position in sorted(acks.cumulative, reverse=True) if keeper.has(position)), NOWHERE)
         before = subscription.cursor.totals[ACKNOWLEDGED]
         move(owner, subscription, acks, ACKNOWLEDGED)
         if not subscription.is_spread and (active := subscription.dispatcher.active) is not None:
@@ -145,7 +172,7 @@ def move(owner, subscription: Subscription, acks: Acks, reason: int) -> None:
     for ledger_id, entries in acks.single.items():
         _acknowledge_single(owner, subscription, ledger_id, entries, reason)
     if cursor.bitmaps or cursor.mark_delete[0] != found.open_ledger.ledger_id:
-        cursor.advance(found.ledgers_from(cursor.mark_delete[0]))
+        subscription.advance()
     owner.statistics.changed[found] = None
     if reason == EXPIRED:
         subscription.expired_ms = owner.now_ms
@@ -163,7 +190,7 @@ def move(owner, subscription: Subscription, acks: Acks, reason: int) -> None:
 
 
 def _acknowledge_up_to(owner, subscription: Subscription, position: Position, reason: int) -> None:
-    if subscription.partition.has(position):
+    if _keeper(subscription).has(position):
         cursor = subscription.cursor
         owner.count(subscription, reason, _messages_up_to(subscription, position))
         for passed in [ledger_id for ledger_id in cursor.bitmaps if ledger_id < position[0]]:
@@ -187,11 +214,11 @@ def _messages_up_to(subscription: Subscription, position: Position) -> int:
 
 def _acknowledge_single(owner, subscription: Subscription, ledger_id: int, entries: list[int] | NDArray, reason: int) -> None:
     found, cursor = subscription.partition, subscription.cursor
-    ledger = found.find(ledger_id)
+    ledger = _keeper(subscription).find(ledger_id)
     if ledger is None:
         return
     if cursor.mark_delete[0] != ledger_id:
-        cursor.advance(found.ledgers_from(cursor.mark_delete[0]))      # perhaps to where this ledger begins
+        subscription.advance()      # perhaps to where this ledger begins
     known = _existing(ledger, entries)
     if cursor.acknowledge_in_order(ledger, known):
         return _acknowledged(owner, subscription, ledger, known, reason)
@@ -226,6 +253,8 @@ def _acknowledged(owner, subscription: Subscription, ledger: Ledger, entries: li
     if not len(entries):
         return
     cursor = subscription.cursor
+    if ledger.view:      # what only a compacted view has is counted nowhere
+        return cursor.forget_parts(ledger.ledger_id, entries)
     if not cursor.parts and int(entries[-1]) - int(entries[0]) == len(entries) - 1:
         messages = ledger.messages_in(int(entries[0]), int(entries[-1]) + 1)
     else:
@@ -243,3 +272,25 @@ def _existing(ledger: Ledger, entries: list[int] | NDArray[np.uint64]) -> list[i
         return sorted({entry_id for entry_id in entries if entry_id < ledger.entries})
     known = entries[entries < ledger.entries].astype(np.int64)
     return known if (np.diff(known) > 0).all() else np.unique(known)
+
+
+def pass_over(owner, subscription: Subscription, began: Position) -> None:
+    """What the view that its consumers read does not have, from there up to the read position, is skipped."""
+    cursor, read = subscription.cursor, subscription.read
+    for ledger in subscription.view.ledgers_from(began[0]):
+        if ledger.ledger_id > read[0]:
+            break
+        first = began[1] if ledger.ledger_id == began[0] else 0
+        end = min(read[1], ledger.entries) if ledger.ledger_id == read[0] else ledger.entries
+        if first < end:
+            gone = ~cursor.acknowledged(ledger.ledger_id, first, end)
+            gone[ledger.kept_of(first, end) - first] = False
+            entries = np.flatnonzero(gone) + first
+            if len(entries):
+                move(owner, subscription, Acks(single={ledger.ledger_id: entries}), SKIPPED)
+        if end == ledger.entries:
+            ledger.close()
+    for ledger_id in [ledger_id for ledger_id in cursor.bitmaps if ledger_id < cursor.mark_delete[0]]:
+        cursor.forget(ledger_id)
+    if cursor.mark_delete >= subscription.view.horizon:
+        subscription.view = None

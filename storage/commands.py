@@ -82,7 +82,7 @@ def _count_death(owner, consumer: Consumer) -> None:
                                      subscription.cursor.deaths.add(ledger_id, entries))
         parked = subscription.parked(ledger_id, entries)
         if parked:
-            subscription.dispatcher.acknowledged(subscription.partition.find(ledger_id), np.array(parked))
+            subscription.dispatcher.acknowledged(subscription.find(ledger_id), np.array(parked))
             owner.counters.add("entries_parked", len(parked))
 
 
@@ -340,6 +340,8 @@ def _subscribe(owner, session, command: api.BaseCommand, *, probed: bool = False
         set_properties(owner, subscription, {one.key: one.value for one in request.subscription_properties})
     if request.replicate_subscription_state and subscription.is_durable and not subscription.is_replicated:
         set_replicated(owner, subscription, True)
+    if found.is_persistent and not subscription.consumers:
+        owner.views.begin(subscription, reads_compacted=request.read_compacted)
     subscription.attach(consumer)
     found.attached[subscription] = None
     session.consumers[consumer.consumer_id] = consumer
@@ -427,12 +429,13 @@ def _new_subscription(owner, found: Partition, request: api.CommandSubscribe) ->
         raise Refusal(api.SubscriptionNotFound, "Subscription does not exist")
     if not request.durable:
         _refuse_subscriptions(found)
+    view = found.view if request.read_compacted else None
     if request.HasField("start_message_id"):
-        position = found.before(_position(request.start_message_id))
+        position = found.before(_position(request.start_message_id), view)
     elif request.start_message_rollback_duration_sec:
-        position = found.before_time(owner.now_ms - request.start_message_rollback_duration_sec * 1000)
+        position = found.before_time(owner.now_ms - request.start_message_rollback_duration_sec * 1000, view)
     elif request.initialPosition == api.CommandSubscribe.Earliest or owner.discovery.is_expected(found, owner.now_ms):
-        position = found.before(partition.EARLIEST)
+        position = found.before(partition.EARLIEST, view)
     else:
         position = found.last_confirmed
     if request.durable:
@@ -605,7 +608,7 @@ def _redeliver(owner, session, command: api.BaseCommand) -> None:
     subscription, wanted = consumer.subscription, {}
     found = subscription.partition
     for identity in request.message_ids:
-        if found.find(identity.ledgerId) is not None:
+        if subscription.find(identity.ledgerId) is not None:
             wanted.setdefault(identity.ledgerId, set()).add(identity.entryId)
     if request.message_ids and not wanted:
         return
@@ -614,7 +617,7 @@ def _redeliver(owner, session, command: api.BaseCommand) -> None:
         _tell_epoch(owner, consumer)
     held = _held(consumer)
     nacked = subscription.dispatcher.redeliver(consumer, {
-        ledger_id: np.array([entry for entry in sorted(entries) if entry < found.find(ledger_id).entries], np.int64)
+        ledger_id: np.array([entry for entry in sorted(entries) if entry < subscription.find(ledger_id).entries], np.int64)
         for ledger_id, entries in wanted.items()})
     for ledger_id, entries in nacked:
         acknowledgements.note_counts(owner, subscription, format.REDELIVERED, ledger_id, entries,
@@ -626,7 +629,7 @@ def _redeliver(owner, session, command: api.BaseCommand) -> None:
 def _held(consumer: Consumer) -> int:
     """Messages it has been given, and has neither acknowledged nor given back."""
     subscription = consumer.subscription
-    return sum(int(subscription.messages(subscription.partition.find(ledger_id), entries).sum())
+    return sum(int(subscription.messages(subscription.find(ledger_id), entries).sum())
                for ledger_id, entries in subscription.dispatcher.held_by(consumer))
 
 
@@ -646,10 +649,11 @@ def _seek(owner, session, command: api.BaseCommand) -> None:
     request = command.seek
     subscription = _consumer(session, request.consumer_id).subscription
     found = _stored(subscription, "SEEK")
+    view = found.view if subscription.reads_compacted else None
     if request.HasField("message_id"):
-        position = found.before(_position(request.message_id))
+        position = found.before(_position(request.message_id), view)
     elif request.HasField("message_publish_time"):
-        position = found.before_time(min(request.message_publish_time, (1 << 63) - 1))
+        position = found.before_time(min(request.message_publish_time, (1 << 63) - 1), view)
     else:
         raise Refusal(api.MetadataError, "SEEK names neither a message id nor a time")
     expel_consumers(owner, subscription)
@@ -664,11 +668,21 @@ def _get_last_message_id(owner, session, command: api.BaseCommand) -> None:
     subscription = _consumer(session, request.consumer_id).subscription
     found = _stored(subscription, "GET_LAST_MESSAGE_ID")
     number = found.name.partition
-    ledger_id, entry_id, batch_index = found.last_message()
+    ledger_id, entry_id, batch_index = _last_message(subscription)
     mark_delete = subscription.cursor.mark_delete
     data = answers.last_message_id(request.request_id, answers.message_id(ledger_id, entry_id, number, batch_index),
                                    answers.message_id(*mark_delete, number))
     owner.outbox(session.worker).reply(session.connection, data, request_id=request.request_id)
+
+
+def _last_message(subscription: Subscription) -> tuple[int, int, int]:
+    """(ledger, entry, batch index) of the last message that its consumers get; -1 each when there is none."""
+    found, last = subscription.partition, subscription.partition.last_message()
+    view = subscription.view or found.view
+    if not subscription.reads_compacted or view is None:
+        return last
+    has_read_view = subscription.view is None      # then what it has not acknowledged comes from ledgers
+    return last if last[:2] > (subscription.cursor.mark_delete if has_read_view else view.horizon) else view.last_message()
 
 
 def _consumer_stats(owner, session, command: api.BaseCommand) -> None:

@@ -8,9 +8,11 @@ changed.  One that has been replaced stays as long as a consumer reads from it, 
     compacted/7/12.ledger   entry is rewritten (jobs/rewriting.py), with the words of its ack set behind it
     compacted/7/view        CRC32-C of the rest in hexadecimal, a space, JSON
 """
+import bisect
 import contextlib
 import fcntl
 import json
+import mmap
 import os
 import shutil
 from collections.abc import Iterable, Iterator
@@ -32,6 +34,7 @@ VERSION = 1
 MANIFEST, UNFINISHED = "view", ".new"
 LOCK = "lock"                # of who makes one, beside the views
 _WRITE_MIN = 4 << 20         # bytes that are gathered for one write
+_BLOCK = 8 << 10             # rows looked at together
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,24 +84,26 @@ def decode(data: bytes, path: Path) -> Manifest:
         said = json.loads(text)
     except ValueError:
         raise CorruptFile(path, 0, "a checksum and what it is of", data[:16]) from None
-    if said.pop("version") > VERSION:
-        raise CorruptFile(path, 0, f"format version {VERSION} or older", text[:16])
+    if (version := said.pop("version")) > VERSION:
+        raise CorruptFile(path, 0, f"format version {VERSION} or older", version)
     return Manifest(**said | {"horizon": tuple(said["horizon"]), "parts": tuple(Part(**part) for part in said["parts"])})
 
 
 class CompactedLedger:
     """What a view has of one ledger, up to the horizon: what dispatchers ask a Ledger for, where some entries are not there.
 
-    Columns are asked for by entry id, as a ledger's are; entries that are not there have 0.
+    Entries are asked for by those ids that are in `kept`.  What is in memory of it is given up by `close`, and comes again when asked for.
     """
 
     is_sealed = True
+    has_lost = False
 
-    def __init__(self, folder: Path, view: int, part: Part):
+    def __init__(self, folder: Path, view: int, part: Part, damage: list[str] | None = None):
+        """damage: where what is found is told."""
         self._folder, self.view, self.ledger_id = folder, view, part.ledger_id
         self.entries, self._count = part.entries, part.kept
-        self.damage: list[str] = []
-        self._columns: dict[str, NDArray] = {}
+        self.damage: list[str] = [] if damage is None else damage
+        self._told: set[str] = set()
 
     def __repr__(self) -> str:
         return f"<CompactedLedger {self.ledger_id} of view {self.view}: {self._count} of {self.entries}>"
@@ -107,61 +112,88 @@ class CompactedLedger:
     def last_entry(self) -> int:
         return self.entries - 1
 
-    @property
-    def has_lost(self) -> bool:
-        return False
-
     @cached_property
     def rows(self) -> NDArray:
         """COMPACTED_ROW (n,), ascending by entry id; damaged ones are left out, and told of in `damage`."""
         if not self._count:
             return np.empty(0, format.COMPACTED_ROW)
         path = format.index_path(self._folder, self.ledger_id)
-        rows = read_rows(path, self._count)
-        whole = format.is_valid(rows, self.ledger_id)
-        if not whole.all():
-            self.damage += [f"{path}: row {at} is damaged; its entry is missing from the compacted view"
-                            for at in np.flatnonzero(~whole).tolist()]
-            rows = rows[whole]
-        return rows
+        try:
+            rows = read_rows(path, self._count)
+        except (OSError, ValueError) as error:      # the latter of an empty file
+            self._found(f"{path}: {error}; entries of ledger {self.ledger_id} are missing from the compacted view")
+            return np.empty(0, format.COMPACTED_ROW)
+        whole = is_valid(rows, self.ledger_id) & (rows["entry_id"] < self.entries)
+        for at in np.flatnonzero(~whole).tolist():
+            self._found(f"{path}: row {at} is damaged; its entry is missing from the compacted view")
+        if len(rows) < self._count:
+            self._found(f"{path}: it ends before row {len(rows)} of {self._count}; entries are missing from the compacted view")
+        return rows if whole.all() else rows[whole]
 
     @cached_property
     def kept(self) -> NDArray[np.int64]:
         """Ids of the entries that are there, ascending."""
         return self.rows["entry_id"].astype(np.int64)
 
+    @cached_property
+    def _data(self) -> mmap.mmap | bytes:
+        path = format.ledger_path(self._folder, self.ledger_id)
+        try:
+            return map_file(path, writable=False)
+        except (OSError, ValueError) as error:
+            self._found(f"{path}: {error}; its entries are missing from the compacted view")
+            return b""
+
+    def _found(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            self.damage.append(text)
+
+    def close(self) -> None:
+        for name in ("rows", "kept", "_data"):
+            self.__dict__.pop(name, None)
+
+    def kept_of(self, first: int, end: int) -> NDArray[np.int64]:
+        """Those of the entries first .. end - 1."""
+        return self.kept[slice(*np.searchsorted(self.kept, (first, end)).tolist())]
+
+    def rows_of(self, entries: NDArray[np.int64]) -> NDArray:
+        return self.rows[np.searchsorted(self.kept, entries)]
+
     def column(self, name: str) -> NDArray:
-        """(entries,) by entry id."""
-        if name not in self._columns:
-            self._columns[name] = dense = np.zeros(self.entries, format.COMPACTED_ROW[name])
-            dense[self.kept] = self.rows[name]
-        return self._columns[name]
+        """(entries,) by entry id; entries that are not there have 0."""
+        dense = np.zeros(self.entries, format.COMPACTED_ROW[name])
+        dense[self.kept] = self.rows[name]
+        return dense
+
+    def bytes_of(self, entries: NDArray[np.int64]) -> int:
+        return int(self.rows_of(entries)["size"].sum(dtype=np.int64))
+
+    def cut_of(self, entries: NDArray[np.int64]) -> list[tuple[int, int]]:
+        """[(which of the entries, a bit per message, 1 = there)] of the batches of which some messages are gone."""
+        rows = self.rows_of(entries)
+        at = np.flatnonzero(rows["flags"] & format.IS_CUT)
+        ends = (rows["offset"] + rows["size"])[at].tolist()
+        return [(n, int.from_bytes(self._data[end:end + 8 * -(-messages // 64)], "little"))
+                for n, end, messages in zip(at.tolist(), ends, rows["messages"][at].tolist(), strict=True)]
 
     @property
-    def messages(self) -> NDArray[np.uint32]:
-        """(entries,), with those of batches that are gone: clients count them"""
-        return self.column("messages")
-
-    def bytes_of(self, entries: range | NDArray[np.int64]) -> int:
-        return int(self.column("size")[np.asarray(entries)].sum(dtype=np.int64))
-
-    @cached_property
     def cut(self) -> dict[int, int]:
-        """{entry id: a bit per message, 1 = there} of the batches of which some messages are gone."""
-        rows = self.rows[self.rows["flags"] & format.IS_CUT != 0]
-        if not len(rows):
-            return {}
-        data, found = map_file(format.ledger_path(self._folder, self.ledger_id), writable=False), {}
-        for offset, size, messages, entry_id in rows[["offset", "size", "messages", "entry_id"]].tolist():
-            found[entry_id] = int.from_bytes(data[offset + size:offset + size + 8 * -(-messages // 64)], "little")
-        return found
+        """{entry id: bits} of all of those."""
+        return {int(self.kept[at]): bits for at, bits in self.cut_of(self.kept)}
+
+    def bits_of(self, entry_id: int) -> int:
+        """A bit per message of the entry, 1 = there; 0 when it is not there itself."""
+        entries = self.kept_of(entry_id, entry_id + 1)
+        if not len(entries):
+            return 0
+        return next((bits for _, bits in self.cut_of(entries)), (1 << int(self.rows_of(entries)["messages"][0])) - 1)
 
     def last_message(self) -> tuple[int, int, int]:
         """(ledger, entry, batch index) of the last message that is there; there has to be one."""
-        row = self.rows[-1]
-        entry_id = int(row["entry_id"])
-        bits = self.cut.get(entry_id, (1 << int(row["messages"])) - 1)
-        return self.ledger_id, entry_id, bits.bit_length() - 1 if int(row["flags"]) & IS_BATCH else -1
+        entry_id = int(self.kept[-1])
+        is_batch = int(self.rows[-1]["flags"]) & IS_BATCH
+        return self.ledger_id, entry_id, self.bits_of(entry_id).bit_length() - 1 if is_batch else -1
 
 
 class View:
@@ -170,17 +202,70 @@ class View:
     def __init__(self, folder: Path, number: int, manifest: Manifest):
         self.folder, self.number, self.manifest = folder, number, manifest
         self.horizon = manifest.horizon
-        self.ledgers = [CompactedLedger(folder, number, part) for part in manifest.parts]
+        self.damage: list[str] = []
+        self.ledgers = [CompactedLedger(folder, number, part, self.damage) for part in manifest.parts]
 
     def __repr__(self) -> str:
         return f"<View {self.number} up to {self.horizon}>"
 
     def find(self, ledger_id: int) -> CompactedLedger | None:
-        return next((ledger for ledger in self.ledgers if ledger.ledger_id == ledger_id), None)
+        at = bisect.bisect_left(self.ledgers, ledger_id, key=_ledger_id)
+        return self.ledgers[at] if at < len(self.ledgers) and self.ledgers[at].ledger_id == ledger_id else None
+
+    def cover(self, ledgers: Iterable[tuple[int, int]]) -> None:
+        """Of these ledgers, (id, entries), it has something, be it that nothing is left of them up to the horizon, which lies in one."""
+        entries = {self.horizon[0]: self.horizon[1] + 1} | {
+            ledger_id: count for ledger_id, count in ledgers if ledger_id < self.horizon[0]}
+        for ledger_id in entries.keys() - {found.ledger_id for found in self.ledgers}:
+            self.ledgers.append(CompactedLedger(self.folder, self.number, Part(ledger_id, entries[ledger_id], 0, 0, 0), self.damage))
+        self.ledgers.sort(key=_ledger_id)
+
+    def ledgers_from(self, ledger_id: int) -> list[CompactedLedger]:
+        """The ledger with that id, or the next there is, and all behind it up to the horizon."""
+        return self.ledgers[bisect.bisect_left(self.ledgers, ledger_id, key=_ledger_id):]
+
+    def count_before(self, ledger_id: int, entries: NDArray[np.int64]) -> int:
+        """How many of these entries (n,) of a ledger, ascending, are not behind the horizon."""
+        if ledger_id != self.horizon[0]:
+            return len(entries) if ledger_id < self.horizon[0] else 0
+        return int(np.searchsorted(entries, self.horizon[1], side="right"))
+
+    def before(self, position: Position) -> Position:
+        """The mark-delete position of a cursor whose next entry is the one at position, or the first behind it up to the horizon."""
+        found = next(iter(self.ledgers_from(position[0])), None)
+        if found is None:
+            return self.horizon
+        entry_id = position[1] if found.ledger_id == position[0] else 0
+        return found.ledger_id, min(max(entry_id - 1, -1), found.last_entry)
+
+    def last_message(self) -> tuple[int, int, int]:
+        """(ledger, entry, batch index) of the last message that is there; -1 each when there is none."""
+        return next((ledger.last_message() for ledger in reversed(self.ledgers) if len(ledger.kept)), (-1, -1, -1))
+
+    def missing(self) -> str:
+        """What of its files is not there as it should be; "" when all is."""
+        for part in self.manifest.parts:
+            for path, size in ((format.index_path(self.folder, part.ledger_id), part.kept * format.COMPACTED_ROW.itemsize),
+                               (format.ledger_path(self.folder, part.ledger_id), part.size)):
+                there = path.stat().st_size if path.exists() else 0
+                if there < format.HEADER_SIZE + size:
+                    return f"{path}: at byte {there}: expected {format.HEADER_SIZE + size} bytes, found the end of the file"
+        return ""
 
     def unlink(self) -> None:
         """Its files go; mappings of them stay readable."""
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _ledger_id(found: CompactedLedger) -> int:
+    return found.ledger_id
+
+
+def is_valid(rows: NDArray, ledger_id: int) -> NDArray[np.bool_]:
+    """Which rows (n,) of a ledger's index, from the first on, are in their place and whole."""
+    if len(rows) <= _BLOCK:
+        return format.is_valid(rows, ledger_id)
+    return np.concatenate([format.is_valid(rows[at:at + _BLOCK], ledger_id, at) for at in range(0, len(rows), _BLOCK)])
 
 
 def read_rows(path: Path, count: int) -> NDArray:
@@ -304,6 +389,15 @@ def finish(folder: Path, manifest: Manifest) -> None:
     write_anew(folder / MANIFEST, manifest.encode())
     sync(folder, os.fsync)
     sync(folder.parent, os.fsync)
+
+
+def make_empty(folder: Path, number: int, partition_id: int, horizon: Position, now_ms: int) -> None:
+    """The view of that number, with nothing in it: all is gone up to the horizon.  Raises OSError."""
+    made = format.compacted_folder(folder) / f"{number}.empty"
+    made.mkdir(parents=True, exist_ok=True)
+    finish(made, Manifest(partition_id, horizon, (), now_ms))
+    made.rename(made.with_name(str(number)))
+    sync(made.parent, os.fsync)
 
 
 def adopt(folder: Path, number: int) -> None:

@@ -88,6 +88,8 @@ class Expiry:
 
     def _acknowledge(self, subscription: Subscription, ledger: Ledger, progress: _Progress) -> None:
         entries = subscription.cursor.all_left(ledger, progress.done)
+        if subscription.view is not None:      # what a compacted view keeps does not expire while it is read
+            entries = entries[subscription.view.count_before(ledger.ledger_id, entries):]
         if len(progress.late):
             entries = entries[~np.isin(entries, progress.late, assume_unique=True)]
         if len(entries):

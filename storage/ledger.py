@@ -94,6 +94,8 @@ class Ledger:
     it; what that cannot bring back is in `lost`.  `damage` says what was found.
     """
 
+    view = 0      # it is no compacted view's: compacted.py has those
+
     def __init__(self, folder: Path, partition_id: int, ledger_id: int):
         self.folder, self.partition_id, self.ledger_id = folder, partition_id, ledger_id
         self.entries = 0

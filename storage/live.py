@@ -30,6 +30,7 @@ class Passing:
 
     ledger_id = LEDGER_ID
     has_lost = False
+    view = 0
 
     def __init__(self, rows: NDArray):
         """rows: (n,) SEND_ROW"""
@@ -67,6 +68,7 @@ class LiveTopic:
 
     is_persistent = False
     is_terminated = False
+    view = None
     damage = losses = ()
     last_confirmed = BEGINNING
 

@@ -28,10 +28,10 @@ class Outbox:
         """Deliver entries to the consumer."""
         self._add(envelope.RUNS, (consumer.connection, count, consumer.handle, partition_id, ledger_id, first_entry), b"")
 
-    def picks(self, consumer: Consumer, partition_id: int, ledger_id: int, picked: NDArray, words: bytes = b"") -> None:
-        """Deliver entries that lie apart, or of which there is more to say: rows (n,) PICKED, and their words."""
+    def picks(self, consumer: Consumer, partition_id: int, ledger_id: int, picked: NDArray, words: bytes = b"", view: int = 0) -> None:
+        """Deliver entries that lie apart, or of which there is more to say, or of a compacted view: rows (n,) PICKED, and their words."""
         data = picked.tobytes() + words
-        self._add(envelope.PICKS, (consumer.connection, len(picked), consumer.handle, partition_id, ledger_id, len(data), 0), data)
+        self._add(envelope.PICKS, (consumer.connection, len(picked), consumer.handle, partition_id, ledger_id, len(data), view), data)
 
     def passed(self, consumer: Consumer, entries: NDArray, data: bytes) -> None:
         """Deliver entries that are nowhere else: rows (n,) ENTRY, and their bytes."""
@@ -42,9 +42,9 @@ class Outbox:
         """Answer administration's question of that number."""
         self._add(envelope.ANSWERS, (number, len(data)), data)
 
-    def forget(self, ledger_id: int) -> None:
-        """The ledger was deleted: unmap it."""
-        self._add(envelope.FORGET, (ledger_id,), b"")
+    def forget(self, ledger_id: int, view: int = 0) -> None:
+        """The ledger, or what that compacted view has of it, was deleted: unmap it."""
+        self._add(envelope.FORGET, (ledger_id, view), b"")
 
     def _add(self, kind: int, row: tuple, data: bytes) -> None:
         if kind != self._kind:

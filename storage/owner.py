@@ -55,6 +55,7 @@ from geminga.storage.state import StateFile
 from geminga.storage.statistics import Statistics
 from geminga.storage.subscription import Consumer, Subscription
 from geminga.storage.sweep import Sweep
+from geminga.storage.views import Views
 
 if TYPE_CHECKING:
     from geminga.storage.recovery import Recovery
@@ -99,7 +100,7 @@ class Owner:
         self.live: dict[TopicName, LiveTopic] = {}                # topics that keep nothing
         self.live_producers: dict[int, Producer] = {}             # theirs, by handle
         self.expiry, self.quotas, self.retention, self.puncher = Expiry(self), Quotas(self), Retention(self), Puncher(self)
-        self.inactive = Inactive(self)
+        self.inactive, self.views = Inactive(self), Views(self)
         self.sweep = Sweep(self, is_mine)                         # of partitions that are not open
         self.space = Space(journal.folder, options, counters)
         journal.spare = self.space.spare
@@ -245,7 +246,8 @@ class Owner:
     def _forget(self, partition: Partition) -> None:
         partition.is_released = True
         del self.by_name[partition.name]
-        for watcher in (self.expiry, self.quotas, self.retention, self.puncher, self.inactive, self.rates, self.gate, self.statistics):
+        for watcher in (self.expiry, self.quotas, self.retention, self.puncher, self.inactive, self.views, self.rates, self.gate,
+                        self.statistics):
             watcher.release(partition)
         self.strict.pop(partition, None)
         self._recent.discard(partition)
@@ -266,6 +268,8 @@ class Owner:
             self._must_sync = True
         elif not partition.open_ledger.entries:      # perhaps of a process that was killed before the journal knew
             self._note_opened(partition)
+        if partition.horizon > partition.last_confirmed:      # entries were lost that a compacted view has: what comes lies behind it
+            self._add_ledger(partition)
         self._next_slot += 1
         partition.slot = self._next_slot
         self.by_name[partition.name] = partition
@@ -593,10 +597,13 @@ class Owner:
         for subscription in rates.in_turn(partition) if has_rates else partition.attached:
             for consumer, is_active in subscription.dispatcher.news():
                 self._tell_active(consumer, is_active)
-            ledgers = partition.ledgers_from(subscription.read[0])
+            view, began = subscription.view, subscription.read
+            ledgers = partition.ledgers_from(began[0]) if view is None else subscription.ledgers_from(began[0])
             for consumer, ledger, entries in \
                     rates.next_batches(subscription, ledgers) if has_rates else subscription.dispatcher.next_batches(ledgers):
                 self._deliver(subscription, consumer, ledger, entries)
+            if view is not None:
+                acknowledgements.pass_over(self, subscription, began)
             if partition.is_terminated and subscription.cursor.mark_delete >= partition.last_confirmed:
                 self._tell_end(subscription)
         if partition.damage or partition.losses:
@@ -643,18 +650,22 @@ class Owner:
             consumer.chunks_out += int(np.count_nonzero(some & IS_CHUNK))
         redeliveries = subscription.cursor.redeliveries.of(ledger_id, entries)
         parts = subscription.parts_of(ledger_id, entries)
+        of_view = None
+        if ledger.view:
+            of_view, parts = ledger.rows_of(entries)["messages"], subscription.parts_of_view(ledger, entries, parts)
         first, count = int(entries[0]), len(entries)
-        if redeliveries is None and not parts and int(entries[-1]) - first + 1 == count:
+        if redeliveries is None and not parts and of_view is None and int(entries[-1]) - first + 1 == count:
             return outbox.run(consumer, subscription.partition.partition_id, ledger_id, first, count)
         picked, words = np.zeros(count, envelope.PICKED), []
         picked["entry_id"] = entries
         if redeliveries is not None:
             picked["redeliveries"] = redeliveries
         for at, bits in parts:
-            found = parts_words(bits, int(ledger.messages[int(entries[at])]))
+            found = parts_words(bits, int(ledger.messages[int(entries[at])] if of_view is None else of_view[at]))
             picked["words"][at] = len(found)
             words += found
-        outbox.picks(consumer, subscription.partition.partition_id, ledger_id, picked, np.array(words, np.uint64).tobytes())
+        outbox.picks(consumer, subscription.partition.partition_id, ledger_id, picked, np.array(words, np.uint64).tobytes(),
+                     ledger.view)
 
     def _tell_end(self, subscription: Subscription) -> None:
         """Everything is acknowledged, and nothing will come."""
@@ -741,6 +752,7 @@ class Owner:
         """Everything is acknowledged by everybody, and is not kept either.  Raises StorageFull."""
         if partition.open_ledger.entries:
             self.roll(partition)
+        self.views.truncated(partition)
         self._unlink(self._take(partition, len(partition.ledgers)))
 
     def _take(self, partition: Partition, at_most: int) -> list[Ledger]:
@@ -767,8 +779,8 @@ class Owner:
         self._next_tick_ms = self.now_ms + TICK_MS
         self.space.look()
         self.journal.check()
-        for watcher in (self.sweep, self.expiry, self.quotas, self.retention, self.puncher, self.inactive, self.rates,
-                        self.statistics):
+        for watcher in (self.sweep, self.expiry, self.quotas, self.retention, self.puncher, self.inactive, self.views,
+                        self.rates, self.statistics):
             watcher.tick(self.now_ms)
         self._forget_producers()
         for partition in self.discovery.tick(self.now_ms):

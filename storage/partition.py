@@ -12,8 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geminga.proto.names import TopicName
-from geminga.storage import format, ledger, state
-from geminga.storage.cursor import ACKNOWLEDGED, NOBODY, SKIPPED, Cursor, Position
+from geminga.storage import compacted, format, ledger, state
+from geminga.storage.compacted import View
+from geminga.storage.cursor import ACKNOWLEDGED, NOBODY, NOWHERE, SKIPPED, Cursor, Position
+from geminga.storage.errors import CorruptFile, text_of
 from geminga.storage.ledger import Ledger
 from geminga.storage.options import StorageOptions
 from geminga.storage.policies import Policies
@@ -53,6 +55,9 @@ class Partition:
     policies: Policies = Policies()  # what holds for it now
     rate_limits: "Limits | None" = None
     begun: int = 0                   # how often a cursor began anew
+    view: View | None = None         # the compacted view that holds
+    view_number: int = 0             # of that, or of one that cannot be used; 0: there is none
+    replaced: list[View] = field(default_factory=list)       # views that somebody may read yet
     # For statistics.py, since it was opened:
     loaded_message: int = 0          # next_message, then
     bytes_in: int = 0                # published
@@ -101,8 +106,27 @@ class Partition:
         found = self.find(position[0])
         return found is not None and -1 <= position[1] < found.entries
 
-    def before(self, position: Position) -> Position:
-        """The mark-delete position of a cursor whose next entry is the one at position, or the first behind it that exists."""
+    def take_over(self, view: View) -> None:
+        """It holds from now on; who reads the one before goes on with that."""
+        view.damage = self.damage
+        for part in view.ledgers:
+            part.damage = self.damage
+        view.cover((found.ledger_id, found.entries) for found in self.ledgers)
+        if self.view is not None:
+            self.replaced.append(self.view)
+        self.view, self.view_number = view, view.number
+
+    def with_view(self, view: View, ledger_id: int) -> list:
+        """What the view has from there on, up to its horizon, and the ledgers behind that."""
+        return [*view.ledgers_from(ledger_id), *self.ledgers_from(max(ledger_id, view.horizon[0]))]
+
+    def before(self, position: Position, view: View | None = None) -> Position:
+        """The mark-delete position of a cursor whose next entry is the one at position, or the first behind it that exists.
+
+        view: where entries up to its horizon are looked for.
+        """
+        if view is not None and position <= view.horizon:
+            return view.before(position)
         if position == EARLIEST or position[0] < self.ledgers[0].ledger_id:
             return self.ledgers[0].ledger_id, -1
         found = self.find(position[0])
@@ -111,10 +135,12 @@ class Partition:
             return (behind.ledger_id, -1) if behind.ledger_id > position[0] else self.last_confirmed
         return found.ledger_id, min(max(position[1] - 1, -1), found.last_entry)
 
-    def before_time(self, publish_time_ms: int) -> Position:
+    def before_time(self, publish_time_ms: int, view: View | None = None) -> Position:
         """The mark-delete position of a cursor whose next entry is the first published at that time or later."""
-        for found in self.ledgers:
-            late = found.index["publish_time"][:found.entries] >= publish_time_ms
+        for found in self.ledgers if view is None else self.with_view(view, 0):
+            late = found.column("publish_time")[:found.entries] >= publish_time_ms
+            if view is not None and not found.view and found.ledger_id == view.horizon[0]:
+                late[:view.horizon[1] + 1] = False
             if late.any():
                 return found.ledger_id, int(late.argmax()) - 1
         return self.last_confirmed
@@ -140,13 +166,30 @@ class Partition:
             self.open_ledger.seal()
         self.ledgers.append(fresh)
 
+    @property
+    def compacts(self) -> bool:
+        """Whether what is not in a compacted view yet is kept for the next."""
+        return self.view_number > 0 or self.policies.compaction_threshold > 0
+
+    @property
+    def horizon(self) -> Position:
+        """The last entry that the compacted view takes the place of."""
+        return NOWHERE if self.view is None else self.view.horizon
+
     def take_acknowledged_ledgers(self, at_most: int) -> list[Ledger]:
-        """Remove from the chain the first sealed ledgers, so many, that no durable subscription needs; they are to be unlinked."""
-        durable = [s.cursor.mark_delete for s in self.subscriptions.values() if s.is_durable]
+        """Remove from the chain the first sealed ledgers, so many, that nobody needs; they are to be unlinked.
+
+        Durable subscriptions do, the next compaction, and readers of a compacted view what lies behind that.
+        """
+        needed = [s.cursor.mark_delete for s in self.subscriptions.values() if s.is_durable]
+        if self.compacts:
+            needed.append(self.horizon)
+            needed += [s.cursor.mark_delete if s.view is None else max(s.cursor.mark_delete, s.view.horizon)
+                       for s in self.attached if s.reads_compacted and not s.is_durable]
         gone = []
         while len(self.ledgers) > 1 and len(gone) < at_most:
             first = self.ledgers[0]
-            if any(position < (first.ledger_id, first.last_entry) for position in durable):
+            if first.entries and any(position < (first.ledger_id, first.last_entry) for position in needed):
                 break
             gone.append(self.ledgers.pop(0))
         for found in gone:
@@ -154,7 +197,8 @@ class Partition:
             for subscription in self.subscriptions.values():
                 if subscription.dispatcher is not None:
                     subscription.dispatcher.forget(found)
-                subscription.cursor.forget(found.ledger_id)
+                if subscription.view is None or subscription.view.find(found.ledger_id) is None:
+                    subscription.cursor.forget(found.ledger_id)
         return gone
 
     @property
@@ -210,7 +254,7 @@ class Partition:
                 before = cursor.unacknowledged_messages(found, 0, found.entries)
                 cursor.bitmaps[found.ledger_id] = self.gone.bitmaps[found.ledger_id].copy()
                 cursor.totals[SKIPPED] += before - cursor.unacknowledged_messages(found, 0, found.entries)
-        if cursor.bitmaps:
+        if cursor.bitmaps and position[0] >= self.ledgers[0].ledger_id:
             cursor.advance(self.ledgers_from(position[0]))
 
     def remove_subscription(self, subscription: Subscription) -> None:
@@ -256,6 +300,7 @@ def open_partition(data_dir: Path, partition_id: int, name: TopicName, topic_epo
         found.is_sealed = False           # whatever its header says: the one that came behind it may not have got to disk
     if partition.ledgers:
         partition.next_message = partition.loaded_message = partition.open_ledger.next_message
+    _open_view(partition)
     for text, subscription_id in names.items():
         if subscription_id in stored.cursors:     # else its creation was never answered, and did not happen
             cursor = stored.cursors[subscription_id]
@@ -263,12 +308,32 @@ def open_partition(data_dir: Path, partition_id: int, name: TopicName, topic_epo
                 if found.ledger_id in stored.gone.bitmaps:
                     cursor.acknowledge(found, _set_bits(stored.gone.bitmaps[found.ledger_id]))
             cursor.forget_acknowledged_parts()
-            cursor.advance(partition.ledgers_from(cursor.mark_delete[0]))
+            subscription = partition.add_subscription(text, cursor)
+            subscription.advance()
+            subscription.rewind()
             if stored.is_uncounted:
                 cursor.since = partition.since(cursor.mark_delete)
                 cursor.totals[ACKNOWLEDGED] = partition.next_message - cursor.since - cursor.backlog_messages(partition.ledgers)
-            partition.add_subscription(text, cursor)
     return partition
+
+
+def _open_view(partition: Partition) -> None:
+    """The last compacted view there is holds; where it cannot be used consumers get what the ledgers have."""
+    partition.view_number = next(reversed(compacted.numbers(partition.folder)), 0)
+    if not partition.view_number:
+        return
+    try:
+        found = compacted.open_view(partition.folder, partition.view_number)
+        why = found.missing()
+    except CorruptFile as error:
+        why = str(error)
+    except OSError as error:
+        why = text_of(error)
+    if why:
+        partition.damage.append(f"{why}; compacted view {partition.view_number} is not used, consumers get what the ledgers have")
+        return
+    partition.take_over(found)
+    compacted.remove_unused(partition.folder, {found.number})
 
 
 def _set_bits(bitmap: NDArray[np.uint8]) -> NDArray[np.int64]:

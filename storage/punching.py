@@ -49,7 +49,7 @@ class Puncher:
             return
         holes, self._left = [hole for hole in self._left if not hole[0].is_unlinked], []
         for partition in partitions:
-            if not partition.policies.retains and not self._owner.discovery.holds(partition, now_ms):
+            if not (partition.policies.retains or partition.compacts or self._owner.discovery.holds(partition, now_ms)):
                 found = self._plan(partition)
                 if len(found) >= _HOLES_MAX:
                     self.acknowledged[partition] = None      # there are more

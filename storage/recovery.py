@@ -179,8 +179,8 @@ class Recovery:
             else:
                 cursor.move(position, int(last["value"]))
         elif kind == format.ACKNOWLEDGED:
-            if (found := self._ledger(partition_id, position[0])) is not None:
-                self._cursor(partition_id, subscription_id).acknowledge(found, _entries(ops))
+            found = self._ledger(partition_id, position[0]) or Ledger(self._folder(partition_id), partition_id, position[0])
+            self._cursor(partition_id, subscription_id).acknowledge(found, _entries(ops))      # perhaps what only a compacted view has
         elif kind == format.PART_ACKNOWLEDGED:
             self._cursor(partition_id, subscription_id).set_parts(
                 position[0], int(last["kind"]) >> format.KIND_WORD, ops["entry_id"].tolist(), ops["value"].tolist())

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.storage.compacted import CompactedLedger, View
 from geminga.storage.cursor import Cursor, Position
 from geminga.storage.ledger import Ledger
 from geminga.storage.options import StorageOptions
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 PERMITS_MAX = 1 << 31      # a consumer that asks for more is not lied to: it will not get there
 SubType = api.CommandSubscribe.SubType
 _SPREAD = SubType.Shared, SubType.Key_Shared
+_STRETCH = 4_096           # entries of a compacted view that are looked at together
 
 
 @dataclass(eq=False, slots=True)
@@ -97,6 +99,8 @@ class Subscription:
     dispatcher: "Dispatcher | None" = field(default=None, repr=False)     # as long as anybody is attached
     kind: int | None = None                                    # a SubType, likewise
     consumers: list[Consumer] = field(default_factory=list)
+    reads_compacted: bool = False                              # its consumers, as the first of them asked for
+    view: View | None = None           # that they get up to its horizon, as long as the mark-delete position has not reached that
     read: Position = (0, 0)
     allowance: Allowance | None = None                         # in this pass, where a rate bounds it; see rates.py
     limited: "Limited | None" = None
@@ -129,6 +133,26 @@ class Subscription:
         """Over many consumers: there is no order, and nobody can acknowledge all up to some position."""
         return self.kind in _SPREAD
 
+    def ledgers_from(self, ledger_id: int) -> list[Ledger]:
+        """The partition's from there on; up to the horizon of the view that its consumers read, what that has in their place."""
+        return self.partition.ledgers_from(ledger_id) if self.view is None else self.partition.with_view(self.view, ledger_id)
+
+    def find(self, ledger_id: int) -> Ledger | None:
+        """The partition's; else what a compacted view has of it."""
+        view = self.view or self.partition.view
+        return self.partition.find(ledger_id) or (view and view.find(ledger_id))
+
+    def has(self, position: Position) -> bool:
+        """Whether there is such an entry, or there was one, or it would be the one before a ledger's first."""
+        found = self.find(position[0])
+        return found is not None and -1 <= position[1] < found.entries
+
+    def advance(self) -> None:
+        """Move the mark-delete position over what is acknowledged behind it; ledgers that only a compacted view has are no gap."""
+        view, found, ledger_id = self.view or self.partition.view, self.partition, self.cursor.mark_delete[0]
+        is_before = view is not None and ledger_id < found.ledgers[0].ledger_id
+        self.cursor.advance(found.with_view(view, ledger_id) if is_before else found.ledgers_from(ledger_id))
+
     def rewind(self) -> None:
         """What was given out and not acknowledged is given out again."""
         ledger_id, entry_id = self.cursor.mark_delete
@@ -153,7 +177,8 @@ class Subscription:
         self.consumers.clear()
         if self.kind is not None:
             self.last_kind = self.kind
-        self.kind = self.dispatcher = None
+        self.kind = self.dispatcher = self.view = None
+        self.reads_compacted = False
         self.rewind()
 
     def _count_out(self, consumer: Consumer) -> None:
@@ -164,6 +189,9 @@ class Subscription:
 
     def deliverable(self, ledger: Ledger, first: int, end: int) -> Iterator[Entries]:
         """The entries in [first, end) that are neither acknowledged nor parked, in order."""
+        if self.view is not None and ledger.view:
+            yield from self._deliverable_of_view(ledger, first, end)
+            return
         if end > first and ledger.has_lost:
             self.partition.give_up_lost(ledger)
         for entries in self.cursor.left(ledger, first, end):
@@ -172,6 +200,16 @@ class Subscription:
                 entries = np.setdiff1d(np.asarray(entries), parked, assume_unique=True)
             if len(entries):
                 yield entries
+
+    def _deliverable_of_view(self, ledger: CompactedLedger, first: int, end: int) -> Iterator[Entries]:
+        entries = ledger.kept_of(first, end)
+        for at in range(0, len(entries), _STRETCH):
+            some = entries[at:at + _STRETCH]
+            some = some[~self.cursor.acknowledged(ledger.ledger_id, int(some[0]), int(some[-1]) + 1)[some - some[0]]]
+            if len(some) and (parked := self.parked(ledger.ledger_id, some)):
+                some = np.setdiff1d(some, parked, assume_unique=True)
+            if len(some):
+                yield some
 
     def parked(self, ledger_id: int, entries: Entries) -> list[int]:
         """Those of the entries that too many consumers died over."""
@@ -185,7 +223,9 @@ class Subscription:
                 if not self.cursor.is_acknowledged(ledger_id, entry_id)]
 
     def messages(self, ledger: Ledger, entries: Entries) -> NDArray[np.uint32]:
-        """How many messages of each entry (n,) are not acknowledged."""
+        """How many messages of each entry (n,) are not acknowledged; of a compacted view all, as clients count those that are gone."""
+        if ledger.view:
+            return ledger.rows_of(entries)["messages"]
         messages = ledger.messages[entries.start:entries.stop] if isinstance(entries, range) else ledger.messages[entries]
         parts = self.cursor.parts.get(ledger.ledger_id)
         if parts:
@@ -193,6 +233,13 @@ class Subscription:
             for at, bits in self.parts_of(ledger.ledger_id, entries):
                 messages[at] = bits.bit_count()
         return messages
+
+    def parts_of_view(self, ledger: CompactedLedger, entries: NDArray[np.int64], parts: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """[(which of the entries, bits)] of those of which some messages are gone, or, as parts say, acknowledged; in order."""
+        found = dict(ledger.cut_of(entries))
+        for at, bits in parts:
+            found[at] = found.get(at, bits) & bits
+        return sorted(found.items())
 
     def parts_of(self, ledger_id: int, entries: Entries) -> list[tuple[int, int]]:
         """[(which of the entries, its bits)] of those that are acknowledged in part, in order."""

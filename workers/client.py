@@ -67,6 +67,7 @@ class Run:
     epoch: int
     picked: NDArray | None = None                # rows PICKED
     words: NDArray[np.uint64] | None = None      # of those
+    view: int = 0                                # number of the compacted view that they are of; 0: of the ledger itself
 
 
 def _picked(run: Run, many: int, there: NDArray[np.bool_]) -> tuple[NDArray, NDArray[np.uint64]]:
@@ -579,11 +580,11 @@ class Client(asyncio.BufferedProtocol):
             self._runs.append(Run(route, partition_id, ledger_id, first, count, route.epoch))
 
     def deliver_picked(self, link: OwnerLink, handle: int, partition_id: int, ledger_id: int, picked: NDArray,
-                       words: NDArray[np.uint64]) -> None:
-        """Likewise entries that lie apart, or of which there is more to say."""
+                       words: NDArray[np.uint64], view: int) -> None:
+        """Likewise entries that lie apart, or of which there is more to say, or of a compacted view."""
         route = self.by_handle.get((link, handle))
         if route is not None:
-            self._runs.append(Run(route, partition_id, ledger_id, -1, len(picked), route.epoch, picked, words))
+            self._runs.append(Run(route, partition_id, ledger_id, -1, len(picked), route.epoch, picked, words, view))
 
     def deliver_passed(self, link: OwnerLink, handle: int, entries: NDArray, data: memoryview) -> None:
         """Write entries, rows (n,) ENTRY, of a topic that keeps none; a client that does not read loses them, not its permits."""
@@ -623,7 +624,7 @@ class Client(asyncio.BufferedProtocol):
             if run.picked is None:
                 rows, data = ledgers.read(run.partition_id, run.ledger_id, run.first, run.count)
             else:
-                rows, data = ledgers.pick(run.partition_id, run.ledger_id, run.picked["entry_id"])
+                rows, data = ledgers.pick(run.partition_id, run.ledger_id, run.picked["entry_id"], run.view)
         except LedgerGone:
             runs.popleft()
             return 0, []

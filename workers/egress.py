@@ -8,12 +8,14 @@ import sys
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from geminga.proto.deliveries import FEW_MAX
 from geminga.storage import format
+from geminga.storage.compacted import is_valid
 from geminga.storage.ledger import map_file, open_max
 from geminga.storage.punching import NOTHING
 
@@ -58,13 +60,29 @@ class Mapped:
         return self.offsets.item(entry_id) + self.sizes.item(entry_id)
 
 
+class MappedView(NamedTuple):
+    """What a compacted view has of a ledger: rows of entries that are left, by `entry_ids`, ascending."""
+
+    index: NDArray
+    entry_ids: NDArray[np.uint64]
+    data: memoryview
+
+    def find(self, entries: NDArray[np.uint64]) -> NDArray | None:
+        """Their rows; None when not all of them are there."""
+        at = np.searchsorted(self.entry_ids, entries)
+        if not len(self.entry_ids) or not (self.entry_ids[np.minimum(at, len(self.entry_ids) - 1)] == entries).all():
+            return None
+        rows = self.index[at]
+        return rows if int((rows["offset"] + rows["size"]).max()) <= len(self.data) else None
+
+
 class Ledgers:
     """The ledgers that this worker has mapped."""
 
     def __init__(self, data_dir: Path):
         self._data_dir = data_dir
-        self._mapped: OrderedDict[int, Mapped] = OrderedDict()
-        self._short: set[int] = set()      # those that were found cut, and were told of
+        self._mapped: OrderedDict[int | tuple[int, int], Mapped | MappedView] = OrderedDict()      # of views by (ledger, view)
+        self._short: set[int | tuple[int, int]] = set()      # those that were found cut, and were told of
 
     def read(self, partition_id: int, ledger_id: int, first: int, count: int) -> tuple[NDArray, memoryview]:
         """(index rows of as many of these entries as are dealt with at a time, the ledger's bytes).  Raises LedgerGone."""
@@ -75,15 +93,41 @@ class Ledgers:
             end = first + max(1, int(np.searchsorted(reach, BYTES_MAX)))
         return found.index[first:end], found.data
 
-    def pick(self, partition_id: int, ledger_id: int, entries: NDArray[np.uint64]) -> tuple[NDArray, memoryview]:
+    def pick(self, partition_id: int, ledger_id: int, entries: NDArray[np.uint64], view: int = 0) -> tuple[NDArray, memoryview]:
         """Likewise of as many of these entries (n,), ascending, as are dealt with at a time.  Raises LedgerGone."""
         entries = entries[:ENTRIES_MAX]
+        if view:
+            return self._pick_of_view(partition_id, ledger_id, entries, view)
         found = self._whole(partition_id, ledger_id, int(entries[-1]) + 1)
         reach = np.cumsum(found.sizes[entries], dtype=np.int64)
         return found.index[entries[:max(1, int(np.searchsorted(reach, BYTES_MAX)))]], found.data
 
-    def forget(self, ledger_id: int) -> None:
-        self._mapped.pop(ledger_id, None)
+    def _pick_of_view(self, partition_id: int, ledger_id: int, entries: NDArray[np.uint64], view: int) -> tuple[NDArray, memoryview]:
+        found = self._mapped.get((ledger_id, view)) or self._map_view(partition_id, ledger_id, view)
+        self._mapped.move_to_end((ledger_id, view))
+        rows = found.find(entries)
+        if rows is None:
+            folder = format.compacted_folder(format.partition_folder(self._data_dir, partition_id)) / str(view)
+            raise self._too_short((ledger_id, view), format.ledger_path(folder, ledger_id))
+        reach = np.cumsum(rows["size"], dtype=np.int64)
+        return rows[:max(1, int(np.searchsorted(reach, BYTES_MAX)))], found.data
+
+    def _map_view(self, partition_id: int, ledger_id: int, view: int) -> MappedView:
+        folder = format.compacted_folder(format.partition_folder(self._data_dir, partition_id)) / str(view)
+        try:
+            index = np.frombuffer(map_file(format.index_path(folder, ledger_id), writable=False), format.COMPACTED_ROW,
+                                  offset=format.HEADER_SIZE)
+            data = memoryview(map_file(format.ledger_path(folder, ledger_id), writable=False))
+        except FileNotFoundError as error:
+            raise LedgerGone from error
+        except ValueError as error:
+            raise self._too_short((ledger_id, view), format.index_path(folder, ledger_id)) from error
+        whole = is_valid(index, ledger_id)
+        index = index if whole.all() else index[whole]
+        return self._keep((ledger_id, view), MappedView(index, index["entry_id"].astype(np.uint64), data))
+
+    def forget(self, ledger_id: int, view: int = 0) -> None:
+        self._mapped.pop((ledger_id, view) if view else ledger_id, None)
 
     def _whole(self, partition_id: int, ledger_id: int, end: int) -> Mapped:
         """The ledger, mapped as far as its entry `end`."""
@@ -91,17 +135,16 @@ class Ledgers:
         if found is None or not found.holds(end):
             found = self._map(partition_id, ledger_id)
             if not found.holds(end):
-                raise self._too_short(partition_id, ledger_id)
+                raise self._too_short(ledger_id, format.ledger_path(format.partition_folder(self._data_dir, partition_id), ledger_id))
             return found
         self._mapped.move_to_end(ledger_id)
         return found
 
-    def _too_short(self, partition_id: int, ledger_id: int) -> LedgerGone:
+    def _too_short(self, which: int | tuple[int, int], path: Path) -> LedgerGone:
         """Somebody has cut one of its files: its owner says what of it there is when it is opened again."""
-        self.forget(ledger_id)
-        path = format.ledger_path(format.partition_folder(self._data_dir, partition_id), ledger_id)
-        if ledger_id not in self._short:
-            self._short.add(ledger_id)
+        self._mapped.pop(which, None)
+        if which not in self._short:
+            self._short.add(which)
             print(f"geminga: {path}: it, or its index, is shorter than what was written to it; what is missing is not delivered",
                   file=sys.stderr, flush=True)
         return LedgerGone(str(path))
@@ -116,8 +159,11 @@ class Ledgers:
             self.forget(ledger_id)
             raise LedgerGone from error
         except ValueError as error:      # within a row, or empty
-            raise self._too_short(partition_id, ledger_id) from error
-        found = self._mapped[ledger_id] = Mapped(index, index["offset"], index["size"], data)
+            raise self._too_short(ledger_id, format.ledger_path(folder, ledger_id)) from error
+        return self._keep(ledger_id, Mapped(index, index["offset"], index["size"], data))
+
+    def _keep(self, which: int | tuple[int, int], found: Mapped | MappedView) -> Mapped | MappedView:
+        self._mapped[which] = found
         while len(self._mapped) > min(LEDGERS_MAX, open_max()):
             self._mapped.popitem(last=False)
         return found

@@ -298,13 +298,13 @@ class Worker:
 
     def _picks(self, link: OwnerLink, rows: NDArray, data: memoryview) -> None:
         at, touched = 0, {}
-        for connection, count, consumer, partition_id, ledger_id, size, _ in rows.tolist():
+        for connection, count, consumer, partition_id, ledger_id, size, view in rows.tolist():
             picked = np.frombuffer(data, envelope.PICKED, count, at)
             words = np.frombuffer(data[at + picked.nbytes:at + size], np.uint64)
             at += size
             client = self._clients.get(connection)
             if client is not None:
-                client.deliver_picked(link, consumer, partition_id, ledger_id, picked, words)
+                client.deliver_picked(link, consumer, partition_id, ledger_id, picked, words, view)
                 touched[connection] = client
         for client in touched.values():
             client.write_runs()
@@ -328,8 +328,8 @@ class Worker:
             at += size
 
     def _forget(self, link: OwnerLink, rows: NDArray, data: memoryview) -> None:
-        for ledger_id in rows["ledger_id"].tolist():
-            self.ledgers.forget(ledger_id)
+        for ledger_id, view in rows.tolist():
+            self.ledgers.forget(ledger_id, view)
 
     # -- the end
 

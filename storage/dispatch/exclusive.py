@@ -59,11 +59,14 @@ class Exclusive(Dispatcher):
         subscription, found = self.subscription, []
         if consumer is not self.active:
             return found
-        for ledger in subscription.partition.ledgers_from(subscription.cursor.mark_delete[0]):
+        before = None
+        for ledger in subscription.ledgers_from(subscription.cursor.mark_delete[0]):
             if ledger.ledger_id <= subscription.read[0]:
+                first = before.entries if before is not None and before.ledger_id == ledger.ledger_id else 0      # behind a view's horizon
                 end = subscription.read[1] if ledger.ledger_id == subscription.read[0] else ledger.entries
-                runs = [np.asarray(entries) for entries in subscription.deliverable(ledger, 0, end)]
+                runs = [np.asarray(entries) for entries in subscription.deliverable(ledger, first, end)]
                 found += [(ledger.ledger_id, np.concatenate(runs))] if runs else []
+            before = ledger
         return found
 
     def next_batches(self, ledgers: list[Ledger]) -> list[Batch]:
