@@ -20,7 +20,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.frames import CHECKSUM_END, SIZE
 from geminga.proto.sends import IS_BATCH, IS_CHUNK, KEPT_CHECKSUM, with_checksum
 from geminga.storage import compacted, format
-from geminga.storage.compacted import Part, PartWriter
+from geminga.storage.compacted import CompactedLedger, Part, PartWriter
 from geminga.storage.cursor import Position
 from geminga.storage.errors import CorruptFile, text_of
 from geminga.storage.jobs import confirmed, reading, rewriting
@@ -107,14 +107,14 @@ def prepare(data_dir: Path, partition_id: int, view: int, horizon: Position, *, 
     try:
         held = compacted.open_view(folder, view) if view else None
         behind = held.horizon if held else (-1, -1)
-        ledger_ids = {part.ledger_id for part in held.manifest.parts} if held else set()
-        ledger_ids |= {found for found in confirmed.ledger.ledger_ids(folder) if behind[0] <= found <= horizon[0]}
+        parts = {part.ledger_id: part for part in held.manifest.parts} if held else {}
+        ledger_ids = {*parts, *(found for found in confirmed.ledger.ledger_ids(folder) if behind[0] <= found <= horizon[0])}
         sources = []
         for ledger_id in sorted(ledger_ids):
             of_view = held.find(ledger_id) if held else None
             view_entries = of_view.entries if of_view else behind[1] + 1 if ledger_id == behind[0] else 0
             end = horizon[1] + 1 if ledger_id == horizon[0] else -1
-            if (found := _source(folder, partition_id, ledger_id, of_view, view_entries, end, behind)) is not None:
+            if (found := _source(folder, partition_id, ledger_id, of_view, parts.get(ledger_id), view_entries, end, behind)) is not None:
                 sources.append(found)
     except (CorruptFile, FileNotFoundError) as error:
         raise CannotCompact(_text(error)) from error
@@ -123,14 +123,13 @@ def prepare(data_dir: Path, partition_id: int, view: int, horizon: Position, *, 
     return Job(data_dir, partition_id, view, horizon, retains_keyless, tuple(sources), first_ledger, chunks, tuple(unfinished))
 
 
-def _source(folder: Path, partition_id: int, ledger_id: int, of_view, view_entries: int, end: int, behind: Position) -> Source | None:
+def _source(folder: Path, partition_id: int, ledger_id: int, of_view: CompactedLedger | None, part: Part | None, view_entries: int, end: int,
+            behind: Position) -> Source | None:
     """end: -1 for all there is."""
     messages = size = 0
     first_message = -1
     if of_view is not None and len(of_view.rows):
-        rows = of_view.rows
-        first_message, size = int(rows["message_index"][0]), int(rows["size"].sum(dtype=np.int64))
-        messages = int(rows["messages"].sum(dtype=np.int64))
+        first_message, messages, size = int(of_view.rows["message_index"][0]), part.messages, part.size
     if ledger_id < behind[0]:
         end = view_entries
     else:

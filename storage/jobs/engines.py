@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -121,6 +122,8 @@ class Spark:
 
     def compact(self, jobs: list[Job], tell: Tell) -> Iterator[tuple[Job, Done]]:
         """All together; views are written, but not finished."""
+        from pyspark.errors import PySparkException
+
         started, found = time.monotonic(), [Done() for _ in jobs]
         context, total = self._session.sparkContext, sum(job.messages for job in jobs)
         stretches = []
@@ -130,10 +133,15 @@ class Spark:
             except (CannotCompact, OSError, CorruptFile) as error:
                 found[number].error = _text(error)
         looked, written, notes = context.accumulator(0), context.accumulator(0), context.accumulator([], _lists())
-        with _told(tell, total, looked, written):
-            for row in self._run(jobs, _bundled(stretches), looked, written, notes):
-                number, part, keys, tombstones, damage = row
-                found[number].written.append(Written(compaction.Part(*part) if part else None, keys, tombstones, tuple(damage)))
+        with _told(tell, total, looked, written), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
+            try:
+                rows = self._run(jobs, _bundled(stretches), looked, written, notes)
+            except PySparkException as error:
+                rows, why = [], str(error).strip().splitlines()
+                notes.add([(number, True, f"Spark failed: {why[-1] if why else type(error).__name__}") for number in range(len(jobs))])
+        for number, part, keys, tombstones, damage in rows:
+            found[number].written.append(Written(compaction.Part(*part) if part else None, keys, tombstones, tuple(damage)))
         for number, is_error, text in notes.value:
             if is_error:
                 found[number].error = found[number].error or text
@@ -266,11 +274,12 @@ def _told(tell: Tell, total: int, looked, written) -> Iterator[None]:
     is_over = threading.Event()
 
     def watch() -> None:
+        told = None
         while not is_over.wait(_LOOK_S):
-            if written.value:
-                tell(WRITING, min(written.value, total), total)
-            else:
-                tell(READING, min(looked.value, total), total)
+            found = (WRITING, written.value) if written.value else (READING, looked.value)
+            if found != told:
+                tell(found[0], min(found[1], total), total)
+                told = found
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
     try:
@@ -285,7 +294,9 @@ def _start(scratch: Path, master: str, memory: str):
     _check_java()
     try:
         from pyspark.errors import PySparkException
-        from pyspark.sql import SparkSession
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
+            from pyspark.sql import SparkSession
     except ImportError:
         raise NoSpark("Spark is not installed: pip install 'geminga[nightly]'") from None
     shutil.rmtree(scratch, ignore_errors=True)
@@ -296,10 +307,11 @@ def _start(scratch: Path, master: str, memory: str):
     settings = {
         "spark.driver.memory": memory, "spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false",
         "spark.local.dir": scratch, "spark.sql.warehouse.dir": scratch / "warehouse", "spark.driver.extraJavaOptions": options,
-        "spark.pyspark.python": sys.executable, "spark.python.worker.reuse": "true",
+        "spark.python.worker.reuse": "true",
         "spark.sql.adaptive.enabled": "false",      # keys are divided evenly, and ledgers are to be written by all cores
         "spark.sql.execution.arrow.maxRecordsPerBatch": 1 << 16,
         "spark.sql.session.timeZone": "UTC"}
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)      # of its workers
     builder = SparkSession.builder.master(master).appName("geminga nightly")
     for name, value in settings.items():
         builder = builder.config(name, str(value))

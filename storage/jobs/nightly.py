@@ -157,15 +157,17 @@ def run(data_dir: Path, planned: list[Planned], adopt: Adopt, engine: Here | Spa
     engine = engine or Here()
     started_ms, started, reports, error = int(time.time() * 1_000), time.monotonic(), [], ""
     with _alone(data_dir):
-        tell = _teller(progress, [one for one in planned if one.is_due])
+        due = [one for one in planned if one.is_due]
+        tell = _Teller(progress, sum(one.messages + one.view_messages for one in due))
         try:
-            due = [one for one in planned if one.is_due]
             for one in planned:
                 if not one.is_due:
                     outcome = FAILED if one.error else NOTHING_NEW
                     reports.append(Report(one.target.partition_id, one.target.topic, outcome, one.error, one.view, one.horizon))
             for at in range(0, len(due), _TOGETHER):
-                reports += _compact(data_dir, [one.target for one in due[at:at + _TOGETHER]], adopt, engine, tell)
+                some = due[at:at + _TOGETHER]
+                reports += _compact(data_dir, [one.target for one in some], adopt, engine, tell)
+                tell.next_round(sum(one.messages + one.view_messages for one in some))
         except BaseException as failure:
             error = str(failure) or type(failure).__name__
             raise
@@ -178,8 +180,8 @@ def run(data_dir: Path, planned: list[Planned], adopt: Adopt, engine: Here | Spa
 def compact(data_dir: Path, target: Target, adopt: Adopt, engine: Here | Spark | None = None,
             progress: TellProgress | None = None) -> Report:
     """Of one partition, now."""
-    engine = engine or Here()
-    return _compact(data_dir, [target], adopt, engine, _teller(progress, [_plan(data_dir, target)] if progress else []))[0]
+    found = _plan(data_dir, target)
+    return _compact(data_dir, [target], adopt, engine or Here(), _Teller(progress, found.messages + found.view_messages))[0]
 
 
 def adopt_here(data_dir: Path) -> Adopt:
@@ -233,8 +235,12 @@ def _compact(data_dir: Path, targets: list[Target], adopt: Adopt, engine: Here |
             ledgers += len(job.sources)
             jobs[job.partition_id] = target, found
             ready.append(job)
-        for job, done in engine.compact(ready, tell) if ready else ():
-            reports.append(_finished(job, done, *jobs[job.partition_id], adopt))
+        try:
+            for job, done in engine.compact(ready, tell) if ready else ():
+                reports.append(_finished(job, done, *jobs[job.partition_id], adopt))
+        finally:
+            for job in ready:      # what is finished has another name by now
+                compaction.discard(job)
         return reports
 
 
@@ -253,15 +259,10 @@ def _finished(job: Job, done: Done, target: Target, found: Planned, adopt: Adopt
             raise CannotCompact(done.error)
         compaction.finish(job, parts, int(time.time() * 1_000), asdict(report))
         why_not = adopt(target.partition_id, target.topic, job.view + 1)
-    except BaseException as error:
-        compaction.discard(job)
-        if not isinstance(error, CannotCompact):
-            raise
+    except CannotCompact as error:
+        compaction.discard(job)      # its room is of use to the next
         return replace(report, outcome=FAILED, error=str(error), view=job.view, freed=0)
-    if why_not is None:
-        return report
-    compaction.discard(job)
-    return replace(report, outcome=NOT_ADOPTED, error=why_not, view=job.view, freed=0)
+    return report if why_not is None else replace(report, outcome=NOT_ADOPTED, error=why_not, view=job.view, freed=0)
 
 
 @contextlib.contextmanager
@@ -277,15 +278,24 @@ def _folder(data_dir: Path) -> Path:
     return data_dir / "nightly"
 
 
-def _teller(progress: TellProgress | None, due: list[Planned]) -> Tell:
+class _Teller:
     """How far a run has come, over all that is due."""
-    total, started, before = sum(one.messages + one.view_messages for one in due), time.monotonic(), {}
 
-    def tell(stage: str, done: int, _) -> None:
-        if progress is None:
+    def __init__(self, progress: TellProgress | None, total: int):
+        self._progress, self._total = progress, total
+        self._before = 0                 # messages of rounds that are done
+        self._stage, self._since, self._first = "", time.monotonic(), 0
+
+    def __call__(self, stage: str, done: int, _total: int) -> None:
+        if self._progress is None:
             return
-        begun = before.setdefault(stage, (time.monotonic(), done))
-        seconds = time.monotonic() - begun[0] if begun[1] else time.monotonic() - started
-        rate = done / seconds if seconds > 0 else 0.0
-        progress(Progress(stage, done, total, rate, (total - done) / rate if rate else 0.0))
-    return tell
+        done, now = min(self._total, self._before + done), time.monotonic()
+        if stage != self._stage:
+            # Of the first stage it is known since when; of another not before something of it is done.
+            self._since, self._first = (self._since, 0) if not self._stage else (now, done)
+            self._stage = stage
+        rate = (done - self._first) / (now - self._since) if done > self._first and now > self._since else 0.0
+        self._progress(Progress(stage, done, self._total, rate, (self._total - done) / rate if rate else 0.0))
+
+    def next_round(self, messages: int) -> None:
+        self._before += messages

@@ -13,6 +13,7 @@ from geminga.storage.jobs import confirmed, nightly, reading
 
 PARTITION = 7
 NOW_MS = 1_700_000_000_000
+_COLUMNS = "ledger_id", "entry_id", "batch_index", "key", "payload"
 CODECS = [api.NONE, api.LZ4, api.ZLIB, api.ZSTD, api.SNAPPY]
 
 
@@ -147,7 +148,7 @@ class Topic:
         found, damage = {}, []
         for stretch in confirmed.stretches(self.data_dir, self.partition_id, view=view):
             if stretch.view == view:
-                for some in reading.batches(self.data_dir, stretch, ("ledger_id", "entry_id", "batch_index", "key", "payload"), damage.append):
+                for some in reading.batches(self.data_dir, stretch, _COLUMNS, damage.append):
                     for ledger_id, entry_id, index, key, payload in zip(*(column.to_pylist() for column in some.columns), strict=True):
                         found[ledger_id, entry_id, index] = key, payload
         assert damage == []
