@@ -31,7 +31,7 @@ LEDGER_BIT, MESSAGE_BIT = 43, 3      # from which bit of a place on which
 LEDGERS_MAX = 1 << 63 - LEDGER_BIT   # of a run
 STAYS_WHOLE, HAS_KEY, IS_TOMBSTONE = 4, 2, 1
 _MESSAGES_MAX = 1 << LEDGER_BIT - MESSAGE_BIT      # of a ledger
-_ROWS_MAX = 64 << 10                 # entries that are dealt with together
+_ROWS_MAX, _SIZE_MAX = 64 << 10, 16 << 20          # entries that are dealt with together, and their bytes; or one
 _COLUMNS = "key", "message_index", "payload_size", "null_value", "is_encrypted", "entry_id"
 _UNFINISHED_MS = 24 * 3_600_000      # a message in chunks whose last one has not come by then does not come any more
 
@@ -123,8 +123,8 @@ def prepare(data_dir: Path, partition_id: int, view: int, horizon: Position, *, 
     return Job(data_dir, partition_id, view, horizon, retains_keyless, tuple(sources), first_ledger, chunks, tuple(unfinished))
 
 
-def _source(folder: Path, partition_id: int, ledger_id: int, of_view: CompactedLedger | None, part: Part | None, view_entries: int, end: int,
-            behind: Position) -> Source | None:
+def _source(folder: Path, partition_id: int, ledger_id: int, of_view: CompactedLedger | None, part: Part | None, view_entries: int,
+            end: int, behind: Position) -> Source | None:
     """end: -1 for all there is."""
     messages = size = 0
     first_message = -1
@@ -178,16 +178,23 @@ def _entries(job: Job, source: Source) -> Iterator[_Entries]:
         found = held.find(source.ledger_id)
         if found is not None and len(found.rows):
             data = memoryview(map_file(format.ledger_path(held.folder, source.ledger_id), writable=False))
-            for at in range(0, len(found.rows), _ROWS_MAX):
-                yield _Entries(found.rows[at:at + _ROWS_MAX], found.kept[at:at + _ROWS_MAX], data, True)
+            yield from _blocks(found.rows, found.kept, data, True)
     if source.end > source.view_entries:
         rows, is_lost, _ = confirmed.whole_rows(job.folder, job.partition_id, source.ledger_id, source.view_entries, source.end)
         ids = np.arange(source.view_entries, source.view_entries + len(rows))
         if is_lost.any():
             rows, ids = rows[~is_lost], ids[~is_lost]
         data = memoryview(map_file(format.ledger_path(job.folder, source.ledger_id), writable=False))
-        for at in range(0, len(rows), _ROWS_MAX):
-            yield _Entries(rows[at:at + _ROWS_MAX], ids[at:at + _ROWS_MAX], data, False)
+        yield from _blocks(rows, ids, data, False)
+
+
+def _blocks(rows: NDArray, ids: NDArray[np.int64], data: memoryview, is_of_view: bool) -> Iterator[_Entries]:
+    ends, first = np.cumsum(rows["size"], dtype=np.int64), 0
+    while first < len(rows):
+        before = int(ends[first]) - int(rows["size"][first])
+        until = min(first + _ROWS_MAX, max(first + 1, int(np.searchsorted(ends, before + _SIZE_MAX, side="right"))))
+        yield _Entries(rows[first:until], ids[first:until], data, is_of_view)
+        first = until
 
 
 def _chunks(job: Job) -> tuple[dict[int, list[int]], list[int]]:
@@ -298,8 +305,8 @@ def write(job: Job, number: int, places: NDArray[np.int64]) -> Written:
     source, damage = job.source(number), []
     keyed = places & HAS_KEY != 0
     is_tombstone = places & IS_TOMBSTONE != 0
-    places = np.unique(places[~is_tombstone] & (1 << LEDGER_BIT) - 1)
-    kept, of_whole = np.unique(places >> MESSAGE_BIT), places[places & STAYS_WHOLE != 0] >> MESSAGE_BIT
+    places = np.sort(places[~is_tombstone] & (1 << LEDGER_BIT) - 1)
+    kept, of_whole = places >> MESSAGE_BIT, places[places & STAYS_WHOLE != 0] >> MESSAGE_BIT
     counted = int(keyed.sum()), int((keyed & is_tombstone).sum())
     if not len(kept):
         return Written(None, *counted)
@@ -349,22 +356,25 @@ def _copy(writer: PartWriter, some: _Entries, source: Source, kept: NDArray[np.i
         counts = np.where(is_whole, there, counts)
     ends = begins + sizes + behind
     is_whole = counts == there
+    bounds, cut = np.searchsorted(rows_of, chosen), np.flatnonzero(~is_whole).tolist()
+    masks = []
+    for at in cut:
+        masks.append(np.zeros(messages[at], bool))
+        masks[-1][indexes[bounds[at]:bounds[at] + counts[at]]] = True
+    rewritten = rewriting.cut([with_checksum(bytes(some.data[begins[at]:begins[at] + sizes[at]])) for at in cut], masks)
     is_run = np.zeros(len(rows), bool)          # goes on where the one before ended, both as they are
     is_run[1:] = is_whole[1:] & is_whole[:-1] & (begins[1:] == ends[:-1])
     starts = np.flatnonzero(~is_run)
     stops = np.append(starts[1:], len(rows))
-    pieces, bad, bounds = [], [], np.searchsorted(rows_of, chosen)
+    pieces, bad, fresh = [], [], zip(rewritten, masks, strict=True)
     for first, stop, whole in zip(starts.tolist(), stops.tolist(), is_whole[starts].tolist(), strict=True):
         if whole:
             pieces.append(some.data[begins[first]:ends[stop - 1]])
             continue
-        mask = np.zeros(messages[first], bool)
-        mask[indexes[bounds[first]:bounds[first] + counts[first]]] = True
-        try:
-            entry = rewriting.cut(with_checksum(bytes(some.data[begins[first]:begins[first] + sizes[first]])), mask)
-        except rewriting.Unreadable as error:
+        entry, mask = next(fresh)
+        if isinstance(entry, rewriting.Unreadable):
             bad.append(first)
-            damage.append(f"entry {source.ledger_id}:{some.ids[chosen[first]]}: {error}")
+            damage.append(f"entry {source.ledger_id}:{some.ids[chosen[first]]}: {entry}")
             continue
         words = rewriting.words_of(mask)
         pieces += entry, words
@@ -417,8 +427,9 @@ def kept_chunks(job: Job, places: NDArray[np.int64]) -> NDArray[np.int64]:
 def by_ledger(places: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
     """(number of the ledger in the run, those of the places that lie there)"""
     places = np.sort(places)
-    numbers, starts = np.unique(places >> LEDGER_BIT, return_index=True)
-    yield from zip(numbers.tolist(), np.split(places, starts[1:]), strict=True)
+    starts = np.flatnonzero(np.diff(places >> LEDGER_BIT, prepend=-1))
+    for some in np.split(places, starts[1:]) if len(places) else ():
+        yield int(some[0]) >> LEDGER_BIT, some
 
 
 def _text(error: Exception) -> str:

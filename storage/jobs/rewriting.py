@@ -4,50 +4,109 @@ Each message that is gone leaves a placeholder, empty and marked `compacted_out`
 their ids.  All else is as its producer made it: the messages byte for byte, the codec, the metadata but for the size before compression.
 """
 import struct
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from crc32c import crc32c
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from geminga.proto import compression, varints
+from geminga.proto import batches, compression, varints
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.frames import CHECKSUM_END, MAGIC, SIZE
+from geminga.proto.metadata import PAD
 
 _GONE = api.SingleMessageMetadata(payload_size=0, compacted_out=True).SerializeToString()
 PLACEHOLDER = SIZE.pack(len(_GONE)) + _GONE
 _MAGIC = MAGIC.to_bytes(2, "big")
 _UNCOMPRESSED_SIZE = 9 << 3      # a tag
+_TOGETHER_SIZE = 8 << 20         # bytes of batches that are looked at together; or one
 
 
 class Unreadable(Exception):
     """The entry is not a batch of so many messages; its text says why."""
 
 
-def cut(entry: bytes | memoryview, kept: NDArray[np.bool_]) -> bytes:
-    """The entry of a batch, with those of its messages (n,) that are kept.  Raises Unreadable."""
+def cut(entries: list[bytes], kept: list[NDArray[np.bool_]]) -> list[bytes | Unreadable]:
+    """The entries of batches, with those of their messages (n,) that are kept."""
+    found: list[bytes | Unreadable] = []
+    some, size = [], 0
+    for entry, mask in zip(entries, kept, strict=True):
+        try:
+            opened = _open(entry, mask)
+            size += len(opened.body)
+        except Unreadable as error:
+            opened = error
+        some.append(opened)
+        if size >= _TOGETHER_SIZE:
+            found += _cut(some)
+            some, size = [], 0
+    return found + _cut(some)
+
+
+class _Batch(NamedTuple):
+    head: bytes                      # its metadata
+    metadata: api.MessageMetadata
+    body: bytes                      # decompressed
+    kept: NDArray[np.bool_]
+
+
+def _open(entry: bytes, kept: NDArray[np.bool_]) -> _Batch:
     end = CHECKSUM_END + 4 + SIZE.unpack_from(entry, CHECKSUM_END)[0]
-    head = bytes(entry[CHECKSUM_END + 4:end])
+    head = entry[CHECKSUM_END + 4:end]
     try:
         metadata = api.MessageMetadata.FromString(head)
-        body = bytes(compression.decompress(metadata.compression, entry[end:], metadata.uncompressed_size))
+        return _Batch(head, metadata, compression.decompress(metadata.compression, entry[end:], metadata.uncompressed_size), kept)
     except (DecodeError, compression.Incompressible) as error:
         raise Unreadable(f"its {'metadata' if isinstance(error, DecodeError) else 'payload'} cannot be read") from None
-    bounds = boundaries(body, len(kept))
-    edges = np.flatnonzero(np.diff(kept, prepend=False, append=False)).tolist()      # runs of those that are kept
-    pieces, done = [], 0
-    for first, stop in zip(edges[0::2], edges[1::2], strict=True):
-        pieces += PLACEHOLDER * (first - done), body[bounds[first]:bounds[stop]]
-        done = stop
-    fresh = b"".join([*pieces, PLACEHOLDER * (len(kept) - done)])
-    head = with_uncompressed_size(head, len(fresh))
-    content = b"".join((SIZE.pack(len(head)), head, compression.compress(metadata.compression, fresh)))
+
+
+def _cut(some: list[_Batch | Unreadable]) -> list[bytes | Unreadable]:
+    """Where their messages begin is found together, where that is possible."""
+    opened = [one for one in some if isinstance(one, _Batch)]
+    if not opened:
+        return some
+    data = np.frombuffer(b"".join([*(one.body for one in opened), bytes(PAD)]), np.uint8)
+    ends = np.cumsum([len(one.body) for one in opened])
+    begins = ends - [len(one.body) for one in opened]
+    counts = np.array([len(one.kept) for one in opened])
+    unpacked = batches.unpack(data, begins, ends, counts)
+    done, bounds = 0, {}
+    for number, (one, begin, is_odd) in enumerate(zip(opened, begins.tolist(), unpacked.odd.tolist(), strict=True)):
+        if not is_odd:
+            bounds[number] = [0, *(unpacked.payload_ends[done:done + len(one.kept)] - begin).tolist()]
+        if len(unpacked.batch) and done < len(unpacked.batch) and unpacked.batch[done] == number:
+            done += len(one.kept)
+    found, at = [], 0
+    for one in some:
+        if isinstance(one, Unreadable):
+            found.append(one)
+            continue
+        try:
+            found.append(_rewritten(one, bounds.get(at) or boundaries(bytes(one.body), len(one.kept))))
+        except Unreadable as error:
+            found.append(error)
+        at += 1
+    return found
+
+
+def _rewritten(one: _Batch, bounds: list[int]) -> bytes:
+    """bounds (n + 1): where its messages begin, and the last ends."""
+    edges = np.flatnonzero(one.kept[1:] != one.kept[:-1]) + 1
+    pieces, is_kept = [], bool(one.kept[0])
+    for first, stop in pairwise((0, *edges.tolist(), len(one.kept))):
+        pieces.append(one.body[bounds[first]:bounds[stop]] if is_kept else PLACEHOLDER * (stop - first))
+        is_kept = not is_kept
+    fresh = b"".join(pieces)
+    head = with_uncompressed_size(one.head, len(fresh)) if one.metadata.HasField("uncompressed_size") else one.head
+    content = b"".join((SIZE.pack(len(head)), head, compression.compress(one.metadata.compression, fresh)))
     return _MAGIC + SIZE.pack(crc32c(content)) + content
 
 
 def words_of(kept: NDArray[np.bool_]) -> bytes:
     """The words of an ack set: a bit per message, 1 = there."""
-    return np.packbits(np.pad(kept, (0, -len(kept) % 64)), bitorder="little").tobytes()
+    return np.packbits(kept, bitorder="little").tobytes().ljust(8 * -(-len(kept) // 64), b"\0")
 
 
 def boundaries(body: bytes, count: int) -> list[int]:

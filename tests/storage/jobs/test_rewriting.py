@@ -45,6 +45,13 @@ def read(entry):
     return metadata, entry[10:end], found
 
 
+def cut_one(entry, kept):
+    [found] = rewriting.cut([entry], [kept])
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
 MESSAGES = st.lists(st.tuples(st.fixed_dictionaries({}, optional={
     "partition_key": st.text(max_size=3), "event_time": st.integers(0, 1 << 40), "null_value": st.booleans(),
     "ordering_key": st.binary(max_size=3)}), st.binary(max_size=300)), min_size=1, max_size=130)
@@ -54,7 +61,7 @@ MESSAGES = st.lists(st.tuples(st.fixed_dictionaries({}, optional={
 def test_what_is_kept_stays_byte_for_byte_at_its_index(messages, codec, data):
     kept = np.array(data.draw(st.lists(st.booleans(), min_size=len(messages), max_size=len(messages))))
     entry = batch_of(messages, codec, schema_version=b"v", properties=[api.KeyValue(key="k", value="v")])
-    metadata, head, found = read(rewriting.cut(memoryview(entry), kept))
+    metadata, head, found = read(cut_one(entry, kept))
     before, head_before, all_of_it = read(entry)
     assert len(found) == len(messages)
     for number, (one, raw, payload) in enumerate(found):
@@ -75,7 +82,7 @@ def test_a_batch_that_was_cut_is_cut_further():
     entry = batch_of([({"partition_key": str(n)}, b"x" * n) for n in range(100)], api.LZ4)
     kept = np.arange(100) % 2 == 0
     fewer = kept & (np.arange(100) % 3 == 0)
-    assert read(rewriting.cut(rewriting.cut(entry, kept), fewer))[2] == read(rewriting.cut(entry, fewer))[2]
+    assert read(cut_one(cut_one(entry, kept), fewer))[2] == read(cut_one(entry, fewer))[2]
 
 
 def test_words_have_a_bit_for_each_message_that_is_there():
@@ -89,12 +96,28 @@ def test_words_have_a_bit_for_each_message_that_is_there():
 def test_a_payload_that_is_not_compressed_as_it_says_is_told(codec):
     entry = batch_of([({}, b"abcdefgh" * 10)] * 3, codec)
     with pytest.raises(rewriting.Unreadable, match="payload"):
-        rewriting.cut(entry[:-9], np.ones(3, bool))
+        cut_one(entry[:-9], np.ones(3, bool))
 
 
 def test_a_batch_that_has_fewer_messages_than_it_says_is_told():
     for damaged in (batch_of([({}, b"a")] * 3)[:-1], batch_of([({}, b"a")] * 3)[:-20]):
         with pytest.raises(rewriting.Unreadable):
-            rewriting.cut(damaged, np.ones(3, bool))
+            cut_one(damaged, np.ones(3, bool))
     with pytest.raises(rewriting.Unreadable):
-        rewriting.cut(batch_of([({}, b"a")] * 3), np.ones(4, bool))
+        cut_one(batch_of([({}, b"a")] * 3), np.ones(4, bool))
+
+
+@given(st.lists(st.tuples(MESSAGES, st.sampled_from(CODECS), st.sampled_from(["", "short", "fewer"]), st.randoms()), max_size=9))
+def test_many_are_cut_as_one_by_one(some):
+    entries, masks = [], []
+    for messages, codec, damage, random in some:
+        entry = batch_of(messages, codec)
+        entries.append(entry[:-1] if damage == "short" else entry)
+        masks.append(np.array([random.random() < 0.5 for _ in range(len(messages) + (damage == "fewer"))]))
+    expected = []
+    for entry, mask in zip(entries, masks, strict=True):
+        try:
+            expected.append(cut_one(entry, mask))
+        except rewriting.Unreadable as error:
+            expected.append(str(error))
+    assert [str(found) if isinstance(found, Exception) else found for found in rewriting.cut(entries, masks)] == expected

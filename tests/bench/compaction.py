@@ -1,0 +1,196 @@
+"""How long compaction takes, and how much memory: by Spark, in one process, and by a plain loop over the same topic.
+
+    python -m tests.bench.compaction [--messages 10000000] [--keys 1000000] [--batch 100] [--codec NONE] [--master local[2]] [--loop] [--here]
+
+The topic is written by the storage's own code into a folder that is removed afterwards.  Memory is what all processes of the job have
+for themselves at the same moment, at most: their USS, looked at ten times a second; and their PSS, which has their shares of mapped files.
+"""
+import argparse
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+import psutil
+from crc32c import crc32c
+
+from geminga.proto import compression, sends
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.storage import format
+from geminga.storage.jobs import confirmed, engines, nightly
+
+from ..storage.jobs.topics import NOW_MS, Topic, metadata_of, sealed
+
+PAYLOAD, KEY_DIGITS = 100, 9
+LEDGER_BYTES, LEDGER_ENTRIES = 64 << 20, 1_000_000
+
+
+def write_topic(data_dir: Path, messages: int, keys: int, batch: int, codec: int) -> Topic:
+    """Keys at random; each a message of its own with batch 1."""
+    topic, random = Topic(data_dir), np.random.default_rng(1)
+    chunk = 100_000 // batch * batch
+    for first in range(0, messages, chunk):
+        count = min(chunk, messages - first)
+        chosen = random.integers(0, keys, count)
+        digits = (chosen[:, None] // 10 ** np.arange(KEY_DIGITS - 1, -1, -1) % 10 + ord("0")).astype(np.uint8)
+        payloads = np.frombuffer(random.bytes(count * PAYLOAD), np.uint8).reshape(count, PAYLOAD) % 16 + ord("a")
+        entries = _batches(digits, payloads, batch, codec) if batch > 1 else _singles(digits, payloads)
+        rows = np.zeros(len(entries), format.INDEX_ROW)
+        sizes = np.array([len(entry) for entry in entries])
+        rows["offset"] = topic.ledger.size + np.cumsum(sizes) - sizes
+        rows["size"], rows["messages"], rows["publish_time"], rows["broker_time"] = sizes, batch, NOW_MS, NOW_MS
+        rows["flags"] = sends.KEPT_CHECKSUM | (sends.IS_BATCH if batch > 1 else sends.HAS_KEY)
+        rows["message_index"] = topic.next_message + np.arange(len(entries)) * batch
+        rows["crc32c"] = [int.from_bytes(entry[2:6], "big") for entry in entries]
+        topic.add_rows(rows, entries)
+        if topic.ledger.size > LEDGER_BYTES or topic.ledger.entries > LEDGER_ENTRIES:
+            topic.roll()
+    topic.ledger.write_header()
+    os.sync()
+    return topic
+
+
+def _singles(digits, payloads) -> list[bytes]:
+    template = sealed(metadata_of(partition_key="0" * KEY_DIGITS), bytes(PAYLOAD))
+    at = template.index(b"0" * KEY_DIGITS)
+    block = np.tile(np.frombuffer(template, np.uint8), (len(digits), 1))
+    block[:, at:at + KEY_DIGITS], block[:, -PAYLOAD:] = digits, payloads
+    return [b"\x0e\x01" + struct.pack(">I", crc32c(row[6:])) + row[6:] for row in map(bytes, block)]
+
+
+def _batches(digits, payloads, batch: int, codec: int) -> list[bytes]:
+    one = api.SingleMessageMetadata(partition_key="0" * KEY_DIGITS, payload_size=PAYLOAD, sequence_id=1).SerializeToString()
+    template = struct.pack(">I", len(one)) + one + bytes(PAYLOAD)
+    at = template.index(b"0" * KEY_DIGITS)
+    block = np.tile(np.frombuffer(template, np.uint8), (len(digits), 1))
+    block[:, at:at + KEY_DIGITS], block[:, -PAYLOAD:] = digits, payloads
+    bodies = [bytes(body) for body in block.reshape(-1, batch * len(template))]
+    return [sealed(metadata_of(codec, len(body), num_messages_in_batch=batch), compression.compress(codec, body)) for body in bodies]
+
+
+class Memory(threading.Thread):
+    """What this process and all below it have, at most."""
+
+    def __init__(self):
+        super().__init__(daemon=True)
+        self.uss = self.pss = 0
+        self.is_over = threading.Event()
+
+    def run(self) -> None:
+        me = psutil.Process()
+        while not self.is_over.wait(0.1):
+            uss = pss = 0
+            for process in [me, *me.children(recursive=True)]:
+                try:
+                    found = process.memory_full_info()
+                    uss, pss = uss + found.uss, pss + found.pss
+                except psutil.Error:
+                    continue
+            self.uss, self.pss = max(self.uss, uss), max(self.pss, pss)
+
+
+def plain_loop(topic: Topic) -> int:
+    """What one would write by hand: a dictionary of keys, one entry at a time, read by the library; how many keys are left."""
+    newest: dict[str, tuple[int, int, int]] = {}
+    for stretch in confirmed.stretches(topic.data_dir, topic.partition_id):
+        rows = confirmed.confirmed_rows(topic.folder, topic.partition_id, stretch.ledger_id)
+        with open(format.ledger_path(topic.folder, stretch.ledger_id), "rb") as file:
+            for entry_id in range(stretch.first, stretch.end):
+                row = rows[entry_id]
+                file.seek(int(row["offset"]))
+                entry = file.read(int(row["size"]))
+                if crc32c(entry[6:]) != int.from_bytes(entry[2:6], "big"):
+                    continue
+                end = 10 + struct.unpack_from(">I", entry, 6)[0]
+                metadata = api.MessageMetadata.FromString(entry[10:end])
+                if not metadata.HasField("num_messages_in_batch"):
+                    newest[metadata.partition_key] = stretch.ledger_id, entry_id, -1
+                    continue
+                body, at = bytes(compression.decompress(metadata.compression, entry[end:], metadata.uncompressed_size)), 0
+                for index in range(metadata.num_messages_in_batch):
+                    size = struct.unpack_from(">I", body, at)[0]
+                    one = api.SingleMessageMetadata.FromString(body[at + 4:at + 4 + size])
+                    at += 4 + size + one.payload_size
+                    newest[one.partition_key] = stretch.ledger_id, entry_id, index
+    with open(topic.data_dir / "loop", "wb") as out:      # what is left, once each; entries whole
+        for (ledger_id, entry_id), _ in groupby(sorted(newest.values()), key=lambda place: place[:2]):
+            row = confirmed.confirmed_rows(topic.folder, topic.partition_id, ledger_id)[entry_id]
+            with open(format.ledger_path(topic.folder, ledger_id), "rb") as file:
+                out.write(os.pread(file.fileno(), int(row["size"]), int(row["offset"])))
+    return len(newest)
+
+
+def measured(name: str, messages: int, work) -> None:
+    memory, started, cpu = Memory(), time.monotonic(), time.process_time()
+    memory.start()
+    found = work()
+    seconds = time.monotonic() - started
+    memory.is_over.set()
+    memory.join()
+    print(f"{name}: {seconds:.1f} s, {messages / seconds / 1e6:.2f} million messages a second, USS {memory.uss >> 20} MiB, "
+          f"PSS {memory.pss >> 20} MiB at most, {time.process_time() - cpu:.1f} s of CPU in this process; {found}; "
+          f"load average {os.getloadavg()[0]:.1f}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.compaction", description=__doc__.splitlines()[0])
+    parser.add_argument("--messages", type=int, default=10_000_000)
+    parser.add_argument("--keys", type=int, default=1_000_000)
+    parser.add_argument("--batch", type=int, default=100)
+    parser.add_argument("--codec", choices=list(api.CompressionType.keys()), default="NONE")
+    parser.add_argument("--master", default="local[2]")
+    parser.add_argument("--memory", default="640m")
+    parser.add_argument("--folder", type=Path)
+    for name in ("loop", "here", "no-spark"):
+        parser.add_argument(f"--{name}", action="store_true")
+    options = parser.parse_args()
+    data_dir = Path(tempfile.mkdtemp(prefix="compaction-", dir=options.folder))
+    try:
+        started = time.monotonic()
+        topic = write_topic(data_dir, options.messages, options.keys, options.batch, api.CompressionType.Value(options.codec))
+        size = sum(path.stat().st_size for path in topic.folder.glob("*.ledger"))
+        print(f"{options.messages:,} messages, {options.keys:,} keys, {options.batch} an entry, {options.codec}, {size >> 20} MiB in "
+              f"{len(list(topic.folder.glob('*.ledger')))} ledgers, written in {time.monotonic() - started:.0f} s; {os.cpu_count()} cores",
+              flush=True)
+        if options.loop:
+            measured("a plain loop", options.messages, lambda: plain_loop(topic))
+        if options.here:
+            measured("one process", options.messages, lambda: compacted(topic, engines.Here()))
+        if not options.no_spark:
+            command = [sys.executable, "-c", _SPARK, str(data_dir), options.master, options.memory]
+            measured("Spark, with its start", options.messages, lambda: subprocess.run(command, check=True, capture_output=True,
+                                                                                      text=True).stdout.strip())
+    finally:
+        shutil.rmtree(data_dir)
+
+
+def compacted(topic: Topic, engine) -> str:
+    return told(nightly.compact(topic.data_dir, topic.target, lambda *_: "measured only", engine))
+
+
+def told(report: nightly.Report) -> str:
+    return (f"{report.keys:,} keys, {report.entries_out:,} entries with {report.messages_out:,} messages left, "
+            f"{report.bytes_in >> 20} -> {report.bytes_out >> 20} MiB, {report.seconds:.1f} s by the job's clock; {report.error}")
+
+
+_SPARK = """
+import sys
+from pathlib import Path
+from geminga.storage.jobs import engines, nightly
+data_dir = Path(sys.argv[1])
+engine = engines.Spark(data_dir / "nightly" / "spark", sys.argv[2], sys.argv[3])
+report = nightly.compact(data_dir, nightly.Target(7, "t"), lambda *_: "measured only", engine)
+engine.close()
+print(f"{report.keys:,} keys, {report.entries_out:,} entries with {report.messages_out:,} messages left, {report.bytes_in >> 20} -> "
+      f"{report.bytes_out >> 20} MiB, {report.seconds:.1f} s by the job's clock; {report.error}")
+"""
+
+if __name__ == "__main__":
+    main()
