@@ -7,6 +7,8 @@
     serve.py        a broker's life: sockets, children, signals, the end
     children.py     fork, watch, restart
     documents.py    README's tables of policies
+    beside.py       where jobs beside the broker meet it
+    nights.py       a night: compaction, then what need not be kept; its report
     client.py       a small client of the binary protocol: the health check's, and the command line's
     admin/          HTTP: administration, lookup, metrics, health
 """

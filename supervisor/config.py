@@ -46,7 +46,7 @@ class NightlyOptions:
     in_process_bytes: int = 256 << 20             # with engine = "auto"
     master: str = ""                              # of Spark; empty: this host's cores
     cores: int = 0                                # of this host that Spark may use; 0: all
-    memory_bytes: int = 1 << 30                   # of each process of Spark's, and about what compaction in one process takes
+    memory_bytes: int = 640 << 20                 # of Spark's own process; its Python workers have some 200 MiB each beside it
     niceness: int = 10                            # 0 to 19; the disk is asked for only while nobody else wants it
     retain_keyless: bool = False                  # messages without a key are kept
     check_interval_s: int = 60                    # between looks at which partitions have passed their threshold

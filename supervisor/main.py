@@ -18,10 +18,13 @@ class _Command(click.Group):
         if name == "admin":
             from geminga.supervisor.cli.admin import command
             return command()
+        if name == "nightly":
+            from geminga.supervisor.cli.nightly import nightly
+            return nightly
         return super().get_command(context, name)
 
     def list_commands(self, context: click.Context) -> list[str]:
-        return sorted([*super().list_commands(context), "admin"])
+        return sorted([*super().list_commands(context), "admin", "nightly"])
 
     def invoke(self, context: click.Context) -> None:
         context.exit(super().invoke(context) or 0)

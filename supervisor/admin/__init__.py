@@ -13,6 +13,7 @@
     policies.py       policies of namespaces and topics
     permissions.py    who is granted what
     subscriptions.py  what is done to topics and their subscriptions
+    compaction.py     compactions on demand, and the jobs that do them
     owners.py         questions to the owners
     health.py         /admin/v2/brokers/health and its kin
     stats.py          stats of topics and of the broker

@@ -101,7 +101,10 @@ def make_app(config: Config, owners: Owners, addresses: Addresses, run_dir: Path
     app[authorization.AUTHORIZATION] = Authorization(config.authorization, catalogue)
     app[authentication.DOOR] = authentication.Door(authenticator, config.authentication.metrics, counters["admin", 0])
     app[health.INSIDE], app[health.COUNTERS] = inside_path(run_dir), counters
+    app[compaction.COMPACTIONS] = compactions = compaction.Compactions(config, catalogue, owners)
+    app.cleanup_ctx.append(compactions.serve)
     app[metrics.METRICS] = metrics.Metrics(config, counters, owners)
+    app[metrics.METRICS].compactions = compactions
     app[schemas.THREAD] = SchemaThread(catalogue.path, config.storage)
     for part in PARTS:
         app.add_routes(part.routes)

@@ -1,18 +1,306 @@
-"""Compaction on demand, and what becomes of it."""
+"""Compaction on demand: asked for over HTTP, or begun when a partition has passed its threshold; and what became of it.
+
+It is done by jobs, which are processes of their own: those that this process starts, one at a time (`geminga nightly --partitions`), and
+the timer's.  All of them talk to the broker over a socket in the data folder, for whoever may write there.  Its lines are JSON, and each
+is answered by one:
+
+    {"ask": question, "topic": ...}     of the topic's owner, {"ask": question, "owner": n} of one: {"answer": ...} or {"refused": why,
+                                        "again": whether it may be asked again soon}
+    {"began": {partition id: topic}}    these are being compacted, until each is told of or the connection ends
+    {"ended": report}                   what became of one: a Report of storage/jobs/nightly.py
+"""
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+
 from aiohttp import web
 
-from geminga.supervisor.admin.topics import TOPIC, ask_single, not_allowed
+from geminga.proto import names
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.errors import Refusal
+from geminga.proto.names import TopicName
+from geminga.storage import compacted, format
+from geminga.storage.catalogue import Catalogue
+from geminga.storage.errors import text_of
+from geminga.supervisor.admin.brokers import CONFIG
+from geminga.supervisor.admin.owners import Owners
+from geminga.supervisor.admin.topics import TOPIC, ask_each, ask_single, catalogue_of, done, not_allowed, parts_of, topic_of
+from geminga.supervisor.beside import REPORT, SOCKET, short_path
+from geminga.supervisor.config import Config
 
 routes = web.RouteTableDef()
+QUESTIONS = {"adopt-view", "enforce", "leftovers"}       # that jobs may have for owners
+_BATCH = 100                 # partitions that one job is given
+_LINE_MAX = 1 << 20
+_RECORDS_MAX = 10_000
+_AGAIN_SECONDS = 5           # between attempts to have a socket
+_FAILED_SECONDS = 3_600      # that a partition's threshold is passed over after its compaction failed
+_RUNNING, _SUCCESS, _ERROR, _NOT_RUN = "RUNNING", "SUCCESS", "ERROR", "NOT_RUN"
 
+
+@dataclass(slots=True)
+class Record:
+    """What became of a partition's compactions since this process began."""
+
+    topic: str
+    error: str = ""              # of the last one
+    ended: float = 0.0
+    succeeded: int = 0
+    failed: int = 0
+    removed: int = 0             # messages
+    seconds: float = 0.0         # of the last one that succeeded, and what it read and wrote
+    bytes_in: int = 0
+    bytes_out: int = 0
+    entries_out: int = 0
+
+    def add(self, report: dict) -> None:
+        self.error, self.ended = report["error"], time.monotonic()
+        if self.error:
+            self.failed += 1
+            return
+        self.succeeded += 1
+        if report["outcome"] == "compacted":
+            self.removed += report["messages_in"] - report["messages_out"]
+            self.seconds, self.bytes_in, self.bytes_out = report["seconds"], report["bytes_in"], report["bytes_out"]
+            self.entries_out = report["entries_out"]
+
+
+class Compactions:
+    """Those that wait, those that are under way, and how they ended."""
+
+    def __init__(self, config: Config, catalogue: Catalogue, owners: Owners):
+        self._config, self._catalogue, self._owners = config, catalogue, owners
+        self._waiting: dict[int, str] = {}                           # topics by partition id
+        self._running: dict[int, tuple[str, object]] = {}            # ... and by whom: a connection, or None for one to come
+        self._batch: dict[int, str] = {}                             # those of the job that was started here
+        self._records: OrderedDict[int, Record] = OrderedDict()      # those that ended last behind
+        self._has_waiting = asyncio.Event()
+        self._job: asyncio.subprocess.Process | None = None
+
+    async def serve(self, _app: web.Application) -> AsyncIterator[None]:
+        """As long as the app does."""
+        tasks = [asyncio.create_task(task) for task in (self._listen(), self._work(), self._watch())]
+        yield
+        for task in tasks:
+            task.cancel()
+        self._kill()
+
+    # -- what is known
+
+    def status(self, partition_id: int) -> tuple[str, str]:
+        """(status, last error), as Pulsar calls it."""
+        if self.is_under_way(partition_id):
+            return _RUNNING, ""
+        if (record := self._records.get(partition_id)) is not None:
+            return (_ERROR, record.error) if record.error else (_SUCCESS, "")
+        has_view = compacted.numbers(format.partition_folder(self._config.data_dir, partition_id))
+        return _SUCCESS if has_view else _NOT_RUN, ""
+
+    def is_under_way(self, partition_id: int) -> bool:
+        return partition_id in self._waiting or partition_id in self._running
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {"running": len(self._running), "waiting": len(self._waiting)}
+
+    def records(self) -> list[Record]:
+        """Of partitions that there are, those that ended last first."""
+        found = []
+        for partition_id, record in reversed(self._records.items()):
+            stored = self._catalogue.partition(names.parse(record.topic))
+            if stored is not None and stored[0] == partition_id:
+                found.append(record)
+        return found
+
+    # -- what is to be done
+
+    def begin(self, partitions: Mapping[int, str]) -> bool:
+        """They are compacted, one after the other; False when all are under way."""
+        fresh = {partition_id: topic for partition_id, topic in partitions.items() if not self.is_under_way(partition_id)}
+        self._waiting |= fresh
+        if fresh:
+            self._has_waiting.set()
+        return bool(fresh)
+
+    async def _work(self) -> None:
+        while True:
+            await self._has_waiting.wait()
+            self._batch = dict(islice(self._waiting.items(), _BATCH))
+            for partition_id, topic in self._batch.items():
+                del self._waiting[partition_id]
+                self._running[partition_id] = topic, None
+            status = await self._run_job(self._batch)
+            left = {partition_id: topic for partition_id, topic in self._batch.items() if self._running.pop(partition_id, None)}
+            self._batch = {}
+            self._fail(left, f"Its job ended with status {status}; the broker's log has what it said")
+            if not self._waiting:
+                self._has_waiting.clear()
+
+    async def _run_job(self, partition_ids: Iterable[int]) -> int:
+        """A job for these, from its beginning to its end; its exit status.  It dies with this process."""
+        command = [sys.executable, "-P", "-m", "geminga.supervisor.main", "nightly", "--data-dir", str(self._config.data_dir.resolve()),
+                   "--partitions", ",".join(map(str, partition_ids))]
+        ours = {name: value for name, value in os.environ.items() if not name.startswith(("GEMINGA_", "PULSAR_PREFIX_"))}
+        told = {f"GEMINGA_NIGHTLY_{name.upper()}": str(value).lower() if isinstance(value, bool) else str(value)
+                for name, value in asdict(self._config.nightly).items()}
+        try:
+            self._job = await asyncio.create_subprocess_exec(*command, env=ours | told, stdin=asyncio.subprocess.DEVNULL,
+                                                             stdout=asyncio.subprocess.DEVNULL, start_new_session=True)
+        except OSError as error:
+            print(f"geminga: compaction cannot be started: {text_of(error)}", file=sys.stderr, flush=True)
+            return -1
+        try:
+            return await self._job.wait()
+        finally:
+            self._kill()
+
+    def _kill(self) -> None:
+        """The job, and what it has started."""
+        if self._job is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._job.pid, signal.SIGKILL)
+
+    def _fail(self, partitions: Mapping[int, str], error: str) -> None:
+        """Nobody has told of them."""
+        for partition_id, topic in partitions.items():
+            self._ended({"partition_id": partition_id, "topic": topic, "error": error})
+
+    def _ended(self, report: dict) -> None:
+        record = self._records.pop(report["partition_id"], None) or Record(report["topic"])
+        record.add(report)
+        self._records[report["partition_id"]] = record
+        if len(self._records) > _RECORDS_MAX:
+            self._records.popitem(last=False)
+        self._running.pop(report["partition_id"], None)
+
+    async def _watch(self) -> None:
+        """Which partitions have passed their thresholds?"""
+        while True:
+            await asyncio.sleep(self._config.nightly.check_interval_s)
+            for index in range(self._owners.count):
+                with contextlib.suppress(Refusal):      # another time
+                    found = await self._owners.ask_owner(index, "compaction-due")
+                    self.begin({partition_id: topic for partition_id, topic in found if not self._has_failed(partition_id)})
+
+    def _has_failed(self, partition_id: int) -> bool:
+        record = self._records.get(partition_id)
+        return record is not None and bool(record.error) and time.monotonic() - record.ended < _FAILED_SECONDS
+
+    # -- what jobs say
+
+    async def _listen(self) -> None:
+        said = ""
+        while True:
+            try:
+                server = await asyncio.start_unix_server(self._talk, sock=_socket(self._config.data_dir), limit=_LINE_MAX)
+                return await server.serve_forever()
+            except OSError as error:
+                if text_of(error) != said:
+                    said = text_of(error)
+                    print(f"geminga: nothing can be compacted, and nightly jobs find no broker: {said}", file=sys.stderr, flush=True)
+            await asyncio.sleep(_AGAIN_SECONDS)
+
+    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while line := await reader.readline():
+                writer.write(json.dumps(await self._told(writer, json.loads(line))).encode() + b"\n")
+                await writer.drain()
+        except (OSError, ValueError, KeyError, TypeError) as error:      # the peer is gone, or it is none of ours
+            if not isinstance(error, OSError):
+                print(f"geminga: a job said something strange: {error!r}", file=sys.stderr, flush=True)
+        finally:
+            self._fail({partition_id: topic for partition_id, (topic, whose) in self._running.items()
+                        if whose is writer and partition_id not in self._batch}, "Its job ended before it was done")
+            writer.close()
+
+    async def _told(self, whose: object, said: dict) -> dict:
+        if "began" in said:
+            for partition_id, topic in said["began"].items():
+                self._running[int(partition_id)] = topic, whose
+        elif "ended" in said:
+            self._ended(said["ended"])
+        else:
+            return await self._asked(**said)
+        return {"answer": None}
+
+    async def _asked(self, ask: str, topic: str = "", owner: int = 0, **arguments) -> dict:
+        if ask not in QUESTIONS:
+            return {"refused": f"There is no question {ask}", "again": False}
+        try:
+            if topic:
+                return {"answer": await self._owners.ask(ask, names.parse(topic), **arguments)}
+            return {"answer": await self._owners.ask_owner(owner, ask, **arguments)}
+        except Refusal as refusal:
+            return {"refused": refusal.message, "again": refusal.code == api.ServiceNotReady}
+
+
+COMPACTIONS = web.AppKey("compactions", Compactions)
+
+
+def _socket(data_dir: Path) -> socket.socket:
+    """Where jobs find this process, in the place of a predecessor's."""
+    listener, path = socket.socket(socket.AF_UNIX), data_dir / SOCKET
+    try:
+        path.parent.mkdir(exist_ok=True)
+        path.unlink(missing_ok=True)
+        with short_path(path) as short:
+            listener.bind(short)
+        path.chmod(0o600)
+        listener.listen(16)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+# -- over HTTP
 
 @routes.get(TOPIC + "/compaction")
 async def status(request: web.Request) -> web.Response:
+    _refuse_live(request)
     await ask_single(request, "", "subscriptions")
-    return web.json_response({"status": "NOT_RUN", "lastError": ""})
+    [partition_id] = _stored(request, [topic_of(request)])
+    found, error = request.app[COMPACTIONS].status(partition_id)
+    return web.json_response({"status": found, "lastError": error})
 
 
 @routes.put(TOPIC + "/compaction")
 async def compact(request: web.Request) -> web.Response:
-    await ask_single(request, "", "subscriptions")
-    raise not_allowed(request, "Compaction is not available in this version")
+    """The topic, or all its partitions; those that are being compacted need not be again."""
+    _refuse_live(request)
+    if not catalogue_of(request).has_namespace(topic_of(request).namespace):
+        raise web.HTTPNotFound(text="Namespace not found")
+    parts = parts_of(request)
+    await ask_each(request, parts, "subscriptions")      # which makes those that nobody has used
+    if not request.app[COMPACTIONS].begin(_stored(request, parts)):
+        raise web.HTTPConflict(text="Compaction already in progress")
+    return done()
+
+
+def _refuse_live(request: web.Request) -> None:
+    if not topic_of(request).is_persistent:
+        raise not_allowed(request, "Cannot compact non-persistent topics: they keep nothing")
+
+
+def _stored(request: web.Request, topics: Iterable[TopicName]) -> dict[int, str]:
+    """By partition id."""
+    return {stored[0]: str(topic) for topic in topics if (stored := catalogue_of(request).partition(topic)) is not None}
+
+
+@routes.get("/ops/v1/compaction/report")
+async def report(request: web.Request) -> web.Response:
+    """Of the last night."""
+    try:
+        return web.Response(text=(request.app[CONFIG].data_dir / REPORT).read_text("utf-8"), content_type="application/json")
+    except FileNotFoundError:
+        raise web.HTTPNotFound(text="There was no nightly run yet") from None

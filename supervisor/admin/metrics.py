@@ -22,8 +22,10 @@ from geminga.proto.commands import SERVER_VERSION
 from geminga.storage.counters import BOUNDS_S, Counters
 from geminga.storage.statistics import LATER_BYTES, SUBSCRIPTION_COLUMNS, TOPIC_COLUMNS
 from geminga.supervisor.admin import authentication
+from geminga.supervisor.admin.compaction import Compactions, Record
 from geminga.supervisor.admin.owners import Owners
 from geminga.supervisor.admin.stats import Measured, measure, namespace_of, processes
+from geminga.supervisor.beside import last_report
 from geminga.supervisor.config import Config
 from geminga.workers.addresses import url
 from geminga.workers.identity.certificates import Tls
@@ -213,12 +215,34 @@ _NOTHING = {
     "there are no transactions": tuple(f"txn_tb_{what}_total" for what in ("active", "aborted", "committed")),
     "there are no entry filters": tuple(f"subscription_filter_{what}_msg_count" for what in (
         "processed", "accepted", "rejected", "rescheduled")),
-    "there is no compaction": tuple(f"compaction_{what}" for what in (
-        "removed_event_count", "succeed_count", "failed_count", "duration_time_in_mills", "read_throughput", "write_throughput",
-        "compacted_entries_count", "compacted_entries_size")),
 }
 NOTHING_FAMILIES = [Family(f"pulsar_{name}", f"Always 0: {why}", _nothing, "counter" if name.endswith("_total") else "gauge")
                     for why, names in _NOTHING.items() for name in names]
+# Of a topic's compactions since the broker began: what is behind pulsar_compaction_ -> (what it says, its value).
+_COMPACTION: dict[str, tuple[str, Callable[[Record], float]]] = {
+    "removed_event_count": ("Messages that compaction has left out", lambda one: one.removed),
+    "succeed_count": ("Compactions that succeeded", lambda one: one.succeeded),
+    "failed_count": ("Compactions that failed", lambda one: one.failed),
+    "duration_time_in_mills": ("What the last one took, ms", lambda one: round(one.seconds * 1000)),
+    "read_throughput": ("Bytes a second that the last one read", lambda one: round(one.bytes_in / max(one.seconds, 1e-3), 3)),
+    "write_throughput": ("Bytes a second that the last one wrote", lambda one: round(one.bytes_out / max(one.seconds, 1e-3), 3)),
+    "compacted_entries_count": ("Entries that the last one has left", lambda one: one.entries_out),
+    "compacted_entries_size": ("Bytes of these", lambda one: one.bytes_out),
+}
+# Of the last night: what is behind geminga_nightly_ -> (what it says, its value by what the report has).
+_NIGHT: dict[str, tuple[str, Callable[[dict], float]]] = {
+    "last_success_timestamp_seconds": ("When a night last succeeded; 0: never", lambda night: night["last_success_ms"] / 1000),
+    "last_run_timestamp_seconds": ("When one last ended", lambda night: night["ended_ms"] / 1000),
+    "last_run_seconds": ("What it took", lambda night: night["seconds"]),
+    "last_status": ("0: it succeeded; 1: something of it failed", lambda night: int(night["status"] != "success")),
+    "last_compacted": ("Partitions that were compacted", lambda night: night["totals"]["compacted"]),
+    "last_messages_in": ("Messages that were read to compact them", lambda night: night["totals"]["messages_in"]),
+    "last_messages_out": ("Messages that are left of these", lambda night: night["totals"]["messages_out"]),
+    "last_bytes_in": ("Bytes that were read to compact them", lambda night: night["totals"]["bytes_in"]),
+    "last_bytes_out": ("Bytes that are left of these", lambda night: night["totals"]["bytes_out"]),
+    "last_given_back_bytes": ("Bytes that retention, expiry and deletions gave back", lambda night: night["totals"]["given_back"]),
+    "last_expired": ("Messages that expired", lambda night: night["totals"]["expired"]),
+}
 # Pulsar's name -> column, of the broker as a whole.
 _SUMS = {
     "broker_subscriptions_count": "subscriptions", "broker_producers_count": "producers", "broker_consumers_count": "consumers",
@@ -249,13 +273,16 @@ class Metrics:
         self._seen: dict[str, deque[tuple[float, NDArray]]] = {name: deque() for name in _SUMMARIES}      # (when, counts), of late
         self._links = _Links()
         self.certificates: Tls | None = None
+        self.compactions: Compactions | None = None
+        self._data_dir = config.data_dir
 
     async def text(self) -> bytes:
         most = self._options.topics_max if self._options.topics else 0
         self._measured = measured = await measure(self._owners, most, consumers=self._options.consumers, producers=self._options.producers)
         head = generate_latest(self._registry)
         lines = Lines(self._cluster, [one for one in measured if one is not None])
-        return b"".join([head, *(family.encode() for family in lines.families())])
+        told = [*lines.families(), *compaction_families(lines, self.compactions.records() if self.compactions else [], most)]
+        return b"".join([head, *(family.encode() for family in told)])
 
     # -- prometheus_client's part
 
@@ -295,6 +322,7 @@ class Metrics:
                 its = {process: row[name] for process, (role, _, row) in rows.items() if role == whose}
                 yield _by_process(GaugeMetricFamily, name, text, its)
         yield self._certificate_expiry()
+        yield from self._nightly()
         yield from authentication.families(self._cluster, next(iter(self._counters.values())).total)
         for name, text in _OWN.items():
             yield _by_process(CounterMetricFamily, name, text, {process: row[name] for process, (_, _, row) in rows.items()})
@@ -312,6 +340,16 @@ class Metrics:
         for key, expires in self.certificates.expiries().items() if self.certificates else ():
             family.add_metric([key], expires - time.time())
         return family
+
+    def _nightly(self) -> Iterator[Metric]:
+        """Compactions under way, and the last night, if there was one."""
+        under_way = GaugeMetricFamily("geminga_compactions", "Partitions that are being compacted, or wait for it", labels=["state"])
+        for state, count in (self.compactions.counts if self.compactions else {}).items():
+            under_way.add_metric([state], count)
+        yield under_way
+        night = last_report(self._data_dir)
+        for name, (text, value) in _NIGHT.items():
+            yield GaugeMetricFamily(f"geminga_nightly_{name}", text, value(night) if night else None)
 
     def _sums(self) -> Iterator[Metric]:
         """Over all topics that are loaded."""
@@ -436,7 +474,7 @@ class Lines:
     """Those of topics and subscriptions."""
 
     def __init__(self, cluster: str, measured: list[Measured]):
-        self._now_ms, self._last_name = time.time() * 1000, ""
+        self.cluster, self._now_ms, self._last_name = cluster, time.time() * 1000, ""
         self._spaces, self._topics, self._subscriptions, self._loaded = [], [], [], {}
         self._consumers, self._producers = {}, {}      # values by labels
         self._is_rolled_up = any(one.head["rolled_up"] for one in measured)
@@ -472,6 +510,11 @@ class Lines:
         self._spaces = list(self._loaded)
         return [{name: np.bincount(marks, values, len(numbers)) if len(marks) else values for name, values in columns.items()}
                 for columns in others]
+
+    @property
+    def namespaces(self) -> list[str]:
+        """Those of topics that are loaded: beginnings of labels."""
+        return list(self._loaded)
 
     def families(self) -> Iterator[str]:
         yield "# HELP pulsar_topics_count Topics and partitions that are loaded\n# TYPE pulsar_topics_count gauge\n"
@@ -510,6 +553,20 @@ class Lines:
             return None
         whole = found.astype(np.int64)
         return whole.tolist() if (whole == found).all() else np.round(found, 3).tolist()
+
+
+def compaction_families(lines: Lines, records: list[Record], most: int) -> Iterator[str]:
+    """Of so many topics by themselves; of others by namespace, as of one without any."""
+    beginnings = [f'{{cluster="{_escaped(lines.cluster)}",namespace="{_escaped(namespace_of(one.topic))}"' for one in records]
+    for name, (text, value) in _COMPACTION.items():
+        sums = dict.fromkeys([*lines.namespaces, *beginnings[most:]], 0)
+        for beginning, one in zip(beginnings[most:], records[most:], strict=True):
+            sums[beginning] += value(one)
+        name = f"pulsar_compaction_{name}"
+        yield f"# HELP {name} {text}\n# TYPE {name} gauge\n"
+        yield "".join([f'{name}{beginning},topic="{_escaped(one.topic)}"}} {value(one)}\n'
+                       for beginning, one in zip(beginnings[:most], records, strict=False)])
+        yield "".join([f"{name}{beginning}}} {total}\n" for beginning, total in sums.items()])
 
 
 def _escaped(text: str) -> str:

@@ -12,10 +12,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from geminga.supervisor.cli.rest import Broker, Refused, quoted
+from geminga.supervisor.cli.rest import REFUSED, Broker, Refused, quoted
 
 TEXT, INT, DECIMAL, FLAG, LIST, MAP, FILE = "text", "number", "decimal", "flag", "list", "key=value", "file"
 SECONDS, MINUTES, MILLIS, SIZE, MEBIBYTES = "seconds", "minutes", "ms", "bytes", "MB"
+_POLL_SECONDS = 0.2
 EARLIEST = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1, "batchIndex": -1}
 LATEST = {"ledgerId": (1 << 63) - 1, "entryId": (1 << 63) - 1, "partitionIndex": -1, "batchIndex": -1}
 
@@ -106,6 +107,22 @@ def _enabled(values: dict[str, Any]) -> bool:
     if values["enable"] == values["disable"]:
         raise ValueError("give --enable or --disable")
     return values["enable"]
+
+
+class CompactionFailed(Exception):
+    exit_status = REFUSED
+
+
+def _compaction_status(broker: Broker, values: dict[str, Any]) -> dict[str, Any]:
+    """Raises CompactionFailed, as pulsar-admin does."""
+    while True:
+        found = broker.ask("GET", f"/admin/v2/{values['topic']}/compaction").value()
+        if found["status"] != "RUNNING" or not values["wait_complete"]:
+            break
+        time.sleep(_POLL_SECONDS)
+    if found["status"] == "ERROR":
+        raise CompactionFailed(f"The last compaction failed: {found['lastError']}")
+    return found
 
 
 def _reset_cursor(broker: Broker, values: dict[str, Any]) -> None:
@@ -320,7 +337,8 @@ GROUPS: dict[str, tuple[str, tuple[Verb, ...]]] = {
         Verb("truncate", "DELETE", "{topic}/truncate", "Skip and delete all that a topic holds."),
         Verb("trim-topic", "POST", "{topic}/trim", "Delete now what nobody needs any more."),
         Verb("compact", "PUT", "{topic}/compaction", "Keep the last message of each key only."),
-        Verb("compaction-status", "GET", "{topic}/compaction", "Show how the last compaction went."),
+        Verb("compaction-status", "GET", "{topic}/compaction", "Show how the last compaction went.",
+             (flag("--wait-complete -w", "", "wait until none is under way"),), "-w", run=_compaction_status),
         Verb("last-message-id", "GET", "{topic}/lastMessageId", "Show the last message's id."),
         Verb("get-message-id", "GET", "{topic}/messageid/{datetime}", "Show the id of the first message published at a time or later.",
              (need("--datetime -d", "", "such as 2026-01-31T12:00:00Z"),), "-d 2026-01-31T12:00:00Z", run=_message_id_at),

@@ -1,0 +1,188 @@
+"""`geminga nightly`: a night by hand or by a timer, its plan, and the last one's report.
+
+What the work needs (numpy, Arrow, perhaps Spark) is imported when there is some.
+"""
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import click
+
+from geminga.supervisor.cli import show, units
+
+DONE, FAILED, WRONG_USAGE, REFUSED = range(4)      # exit statuses
+_LINE_SECONDS = 10           # between two status lines where there is no terminal
+_ROWS_MAX = 50               # topics that are shown; --json has all
+
+
+class _Size(click.ParamType):
+    name = "size"
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> int:
+        try:
+            return units.size(value)
+        except ValueError as error:
+            self.fail(str(error), parameter, context)
+
+
+@click.command(epilog="Exit status: 0 done; 1 something of it failed; 2 wrong usage; 3 it cannot run: another run is under way, the "
+                      "broker does not answer, or Spark is wanted and something of it is missing.")
+@click.argument("what", type=click.Choice(["run", "plan", "report"]), default="run")
+@click.option("--config", metavar="FILE", help="the broker's: TOML, or Pulsar's broker.conf")
+@click.option("--data-dir", metavar="DIR", help="the broker's (default: ./data)")
+@click.option("--topic", "topics", metavar="NAME", multiple=True, help="compact only this topic, whatever its threshold; may be repeated")
+@click.option("--pattern", metavar="REGEX", default="", help="compact only topics whose whole names match")
+@click.option("--engine", type=click.Choice(["auto", "here", "spark"]), help="where it is computed (default: auto)")
+@click.option("--master", metavar="MASTER", help="of Spark: spark://HOST:7077, local[2] (default: this host's cores)")
+@click.option("--cores", metavar="N", help="of this host, for Spark (default: all)")
+@click.option("--memory", type=_Size(), help="of Spark's process (default: 640M)")
+@click.option("--json", "is_json", is_flag=True, help="print JSON")
+@click.option("--partitions", hidden=True)       # by the broker: these, and nothing else
+def nightly(what: str, config: str | None, topics: tuple[str, ...], pattern: str, is_json: bool, partitions: str | None,
+            **options: Any) -> int:
+    """Compact topics and give back space, as a timer does every night.
+
+    Topics that have a compaction threshold or were compacted before are compacted, where there is something new; then every topic gives
+    back what retention, expiry and deletions have left.  A broker may serve the data folder meanwhile, and goes on doing so.
+
+    `plan` says what would be compacted, and changes nothing; `report` shows how the last night went.
+    """
+    from geminga.supervisor import config as configuration
+    given = {"data_dir": options["data_dir"], "nightly.engine": options["engine"], "nightly.master": options["master"],
+             "nightly.cores": options["cores"], "nightly.memory_bytes": options["memory"]}
+    try:
+        loaded, _ = configuration.load(config, os.environ, given)
+    except configuration.ConfigError as error:
+        return _wrong(WRONG_USAGE, error)
+    if not (loaded.data_dir / "catalogue.sqlite").is_file():
+        return _wrong(WRONG_USAGE, f"{loaded.data_dir} is no data folder of a broker")
+    return _run(what, loaded, topics, pattern, is_json=is_json, partitions=partitions)
+
+
+def _wrong(status: int, why: object) -> int:
+    print(f"geminga: {why}", file=sys.stderr)
+    return status
+
+
+def _run(what: str, config: Any, topics: tuple[str, ...], pattern: str, *, is_json: bool, partitions: str | None) -> int:
+    import re
+
+    from geminga.proto.errors import Refusal
+    from geminga.storage.catalogue import CatalogueError
+    from geminga.supervisor import beside, nights
+    try:
+        if partitions is not None:
+            nights.die_with_parent()
+            nights.be_polite(config.nightly.niceness)
+            return DONE if nights.on_demand(config, map(int, partitions.split(","))) else FAILED
+        if what == "report":
+            report = beside.last_report(config.data_dir)
+            if not report:
+                return _wrong(FAILED, f"there was no night yet: {config.data_dir / beside.REPORT} is not there")
+        else:
+            found = nights.targets(config, topics, pattern)
+            if what == "plan":
+                return _show_plan(nights.planned(config, found), is_json=is_json)
+            nights.be_polite(config.nightly.niceness)
+            with _Shown() as shown:
+                report = nights.run(config, found, shown.compaction, shown.other)
+    except re.error as error:
+        return _wrong(WRONG_USAGE, f"{pattern!r} is no regular expression: {error}")
+    except (LookupError, Refusal) as error:
+        return _wrong(WRONG_USAGE, getattr(error, "message", error))
+    except (beside.CannotRun, CatalogueError, OSError) as error:
+        return _wrong(REFUSED, error)
+    print(json.dumps(report) if is_json else _text(report))
+    return FAILED if report["status"] != nights.SUCCESS and what == "run" else DONE
+
+
+# -- progress
+
+class _Shown:
+    """A bar on a terminal; elsewhere a line now and then."""
+
+    def __init__(self) -> None:
+        self._is_terminal = sys.stderr.isatty()
+        self._bar: Any = None
+        self._what, self._done, self._next = "", 0, time.monotonic() + _LINE_SECONDS
+
+    def __enter__(self) -> "_Shown":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def compaction(self, progress: Any) -> None:
+        self._show(f"compaction, {progress.stage}", progress.done, progress.total,
+                   lambda: f"messages, {progress.rate:,.0f}/s, {_time(progress.left_s)} left")
+
+    def other(self, what: str, done: int, total: int) -> None:
+        self._show(what, done, total, lambda: "topics")
+
+    def _show(self, what: str, done: int, total: int, more: Callable[[], str]) -> None:
+        if not self._is_terminal:
+            if time.monotonic() >= self._next:
+                self._next = time.monotonic() + _LINE_SECONDS
+                print(f"{what}: {done:,} of {total:,} {more()}", file=sys.stderr, flush=True)
+            return
+        if what != self._what:
+            self._end()
+            self._bar = click.progressbar(length=total, label=f"{what:<20}", file=sys.stderr, show_eta=False,
+                                          item_show_func=lambda text: text)
+            self._bar.__enter__()
+            self._what, self._done = what, 0
+        self._bar.update(done - self._done, more())
+        self._done = done
+
+    def _end(self) -> None:
+        if self._bar is not None:
+            self._bar.__exit__(None, None, None)
+            self._bar = None
+
+
+def _time(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
+
+
+# -- plan and report
+
+def _show_plan(planned: list[Any], *, is_json: bool) -> int:
+    rows = [{"topic": one.target.topic, "due": one.is_due, "why": one.why, "messages": one.messages, "bytes": one.size,
+             "view_messages": one.view_messages, "view_bytes": one.view_size} for one in planned]
+    if is_json:
+        print(json.dumps(rows))
+    elif rows:
+        print(show.text(rows))
+    else:
+        print("Nothing is compacted: no topic has a compaction threshold, or was compacted before")
+    return DONE
+
+
+def _text(report: dict[str, Any]) -> str:
+    ended, totals = datetime.fromtimestamp(report["ended_ms"] / 1000), report["totals"]
+    lines = [f"{report['status']}: ended {ended:%Y-%m-%d %H:%M:%S}, after {report['seconds']:.1f} s"
+             + (f"; {report['error']}" if report["error"] else "")]
+    done = [{"topic": one["topic"], "outcome": one["outcome"] + (f": {one['error']}" if one["error"] else ""),
+             "messages": f"{one['messages_in']:,} -> {one['messages_out']:,}", "bytes": f"{one['bytes_in']:,} -> {one['bytes_out']:,}",
+             "keys": f"{one['keys']:,}", "deleted": f"{one['tombstones']:,}", "seconds": round(one["seconds"], 2)}
+            for one in report["compaction"]]
+    lines += ["", f"Compacted {totals['compacted']} of {report['partitions']} partitions ({report['engine']})", *_table(done)]
+    if report["retention"] is None:
+        return "\n".join([*lines, "", "Nothing was given back: no broker serves the data folder, and only a broker can do that"])
+    given = [{"topic": one["topic"], "messages": f"{one['messages_before']:,} -> {one['messages_after']:,}",
+              "bytes": f"{one['bytes_before']:,} -> {one['bytes_after']:,}", "expired": f"{one['expired']:,}",
+              "names forgotten": one["names_forgotten"], "seconds": round(one["seconds"], 3)} for one in report["retention"]["topics"]]
+    deleted, errors = report["retention"]["deleted"], report["retention"]["errors"]
+    lines += ["", f"Given back {totals['given_back']:,} bytes, by {len(given)} of {report['retention']['partitions']} partitions"
+              + (f" and {deleted['folders']} that were deleted" if deleted["folders"] else ""), *_table(given)]
+    return "\n".join([*lines, *(["", "Not dealt with", *_table(errors)] if errors else [])])
+
+
+def _table(rows: list[dict[str, Any]]) -> list[str]:
+    left = len(rows) - _ROWS_MAX
+    return [show.text(rows[:_ROWS_MAX])] * bool(rows) + [f"... and {left} more; --json has all"] * (left > 0)

@@ -1,0 +1,218 @@
+"""A whole night: what is to be compacted is, then each partition gives back what it need not keep; and a report of it."""
+import contextlib
+import ctypes
+import json
+import os
+import re
+import shutil
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from geminga.proto import names
+from geminga.storage import compacted, format
+from geminga.storage.jobs import confirmed, nightly
+from geminga.storage.jobs.engines import Here, NoSpark, Spark
+from geminga.storage.jobs.nightly import Night, Planned, Progress, Target
+from geminga.storage.ledger import write_anew
+from geminga.storage.policies import policies_of
+from geminga.supervisor.beside import REPORT, Alone, CannotRun, Refused, Served, last_report, side_of
+from geminga.supervisor.config import Config, core_count
+
+SUCCESS, FAILED = "success", "failed"
+_OOM_SCORE = 500             # when memory runs out this goes before the broker
+_PR_SET_PDEATHSIG = 1
+Tell = Callable[[str, int, int], None]      # (what is being done, done, of so many)
+
+
+# -- what there is to do
+
+def targets(config: Config, topics: tuple[str, ...] = (), pattern: str = "") -> list[Target]:
+    """Named ones; else those that have a threshold or a view.  Raises LookupError, Refusal, re.error, CatalogueError."""
+    catalogue = confirmed.open_catalogue(config.data_dir)
+    try:
+        options = catalogue.with_changes(config.storage)
+        if topics or pattern:
+            found = set(confirmed.partitions(config.data_dir, topics)) if topics else set()
+            found |= set(confirmed.partitions(config.data_dir, re.compile(pattern))) if pattern else set()
+        else:
+            found = [(partition_id, name) for partition_id, name in catalogue.partitions()
+                     if policies_of(catalogue, names.parse(name), options).compaction_threshold > 0
+                     or compacted.numbers(format.partition_folder(config.data_dir, partition_id))]
+    finally:
+        catalogue.close()
+    return [Target(partition_id, str(name), config.nightly.retain_keyless) for partition_id, name in sorted(found)]
+
+
+def chosen(config: Config, partition_ids: Iterable[int]) -> list[Target]:
+    """Of these partitions those that there are.  Raises CatalogueError."""
+    wanted = set(partition_ids)
+    catalogue = confirmed.open_catalogue(config.data_dir)
+    try:
+        return [Target(partition_id, name, config.nightly.retain_keyless) for partition_id, name in catalogue.partitions()
+                if partition_id in wanted]
+    finally:
+        catalogue.close()
+
+
+def planned(config: Config, found: list[Target]) -> list[Planned]:
+    return nightly.plan(config.data_dir, found)
+
+
+# -- where it is computed
+
+class Engines:
+    """This process, and Spark when it is needed, once."""
+
+    def __init__(self, config: Config, *, may_do_without_spark: bool):
+        self._config, self._options, self._may_do_without = config, config.nightly, may_do_without_spark
+        self._spark: Spark | None = None
+
+    def __enter__(self) -> "Engines":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._spark is not None:
+            self._spark.close()
+
+    def for_bytes(self, size: int) -> Here | Spark:
+        """To read so many.  Raises CannotRun."""
+        options = self._options
+        if not size or options.engine == "here" or (options.engine == "auto" and size <= options.in_process_bytes):
+            return Here()
+        if self._spark is None:
+            master = options.master or f"local[{options.cores or core_count()}]"
+            try:
+                self._spark = Spark(_scratch(self._config.data_dir), master, f"{options.memory_bytes >> 20}m")
+            except NoSpark as error:
+                if options.engine == "auto" and self._may_do_without:
+                    return Here()
+                raise CannotRun(f"{error}; --engine here does it in one process, whatever its size") from None
+        return self._spark
+
+
+def _scratch(data_dir: Path) -> Path:
+    """Of this process; what those that were killed have left goes."""
+    for path in (data_dir / "nightly").glob("scratch-*"):
+        if not psutil.pid_exists(int(path.name.rpartition("-")[2])):
+            shutil.rmtree(path, ignore_errors=True)
+    return data_dir / "nightly" / f"scratch-{os.getpid()}"
+
+
+def size_of(found: Iterable[Planned]) -> int:
+    """Bytes that are read."""
+    return sum(one.size + one.view_size for one in found if one.is_due)
+
+
+# -- doing it
+
+def be_polite(niceness: int) -> None:
+    """Others go first: for a core, for the disk, and when memory runs out."""
+    with contextlib.suppress(OSError):
+        os.nice(max(0, niceness - os.nice(0)))
+    with contextlib.suppress(OSError, psutil.Error):
+        psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
+
+
+def die_with_parent() -> None:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)      # the broker's processes ignore them
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def on_demand(config: Config, partition_ids: Iterable[int]) -> bool:
+    """What the broker has started this process for: one partition after the other.  Whether all is well.  Raises CannotRun."""
+    found, side, is_well = chosen(config, partition_ids), side_of(config.data_dir), True
+    side.began({target.partition_id: target.topic for target in found})
+    with Engines(config, may_do_without_spark=True) as engines:
+        for target in found:
+            engine = engines.for_bytes(size_of(nightly.plan(config.data_dir, [target])))
+            report = nightly.compact(config.data_dir, target, side.adopt, engine)
+            side.ended(asdict(report))
+            is_well &= not report.error
+    return is_well
+
+
+def compact(side: Served | Alone, config: Config, planned: list[Planned], progress: Callable[[Progress], None]) -> Night:
+    """All that is due of these.  Raises CannotRun."""
+    with Engines(config, may_do_without_spark=False) as engines:
+        engine = engines.for_bytes(size_of(planned))
+        side.began({one.target.partition_id: one.target.topic for one in planned if one.is_due})
+        try:
+            night = nightly.run(config.data_dir, planned, side.adopt, engine, progress)
+        except nightly.AlreadyRunning as error:
+            raise CannotRun(str(error)) from None
+        except Exception:
+            traceback.print_exc()
+            night = nightly.last_night(config.data_dir)      # what it told before
+            if night is None:
+                raise
+    for report in night.reports:
+        side.ended(asdict(report))
+    return night
+
+
+def give_back(side: Served, config: Config, tell: Tell) -> dict[str, Any]:
+    """Each partition gives back what it need not keep, and folders of deleted ones go."""
+    began, rows, errors = time.monotonic(), [], []
+    catalogue = confirmed.open_catalogue(config.data_dir)
+    found = [name for _, name in catalogue.partitions()]
+    catalogue.close()
+    for done, topic in enumerate(found):
+        tell("giving back space", done, len(found))
+        try:
+            row = side.ask("enforce", topic=topic)
+            rows += [row] if row else []
+        except Refused as refused:
+            errors.append({"topic": topic, "error": str(refused)})
+    removed = {"folders": 0, "freed": 0}
+    with contextlib.suppress(Refused):
+        while (some := side.ask("leftovers"))["folders"]:
+            removed = {name: removed[name] + some[name] for name in removed}
+    return {"partitions": len(found), "topics": rows, "errors": errors, "deleted": removed, "seconds": round(time.monotonic() - began, 3)}
+
+
+def run(config: Config, found: list[Target], progress: Callable[[Progress], None], tell: Tell) -> dict[str, Any]:
+    """A night, as its report tells of it.  Raises CannotRun."""
+    began, started_ms = time.monotonic(), time.time_ns() // 1_000_000
+    side = side_of(config.data_dir)
+    planned = nightly.plan(config.data_dir, found)
+    night = compact(side, config, planned, progress)
+    given = give_back(side, config, tell) if side.is_served else None
+    compaction = [asdict(report) for report in night.reports if report.outcome != nightly.NOTHING_NEW]
+    wrong = [report for report in night.reports if report.outcome in (nightly.FAILED, nightly.NOT_ADOPTED)]
+    is_well = not (wrong or night.error or (given and given["errors"]))
+    ended_ms = time.time_ns() // 1_000_000
+    report = {
+        "status": SUCCESS if is_well else FAILED, "error": night.error, "started_ms": started_ms, "ended_ms": ended_ms,
+        "seconds": round(time.monotonic() - began, 3),
+        "last_success_ms": ended_ms if is_well else last_report(config.data_dir).get("last_success_ms", 0),
+        "engine": night.engine, "served": side.is_served, "partitions": len(planned), "totals": _totals(compaction, given),
+        "compaction": compaction, "retention": given}
+    keep(config, report)
+    return report
+
+
+def _totals(compaction: list[dict[str, Any]], given: dict[str, Any] | None) -> dict[str, int]:
+    names = "messages_in", "messages_out", "bytes_in", "bytes_out", "keys", "tombstones"
+    done = [report for report in compaction if report["outcome"] == nightly.COMPACTED]
+    found = {name: sum(report[name] for report in done) for name in names} | {
+        "compacted": len(done), "failed": len(compaction) - len(done), "given_back": 0, "expired": 0, "names_forgotten": 0}
+    if given:
+        found["given_back"] = sum(row["freed"] for row in given["topics"]) + given["deleted"]["freed"]
+        found |= {name: sum(row[name] for row in given["topics"]) for name in ("expired", "names_forgotten")}
+    return found
+
+
+def keep(config: Config, report: dict[str, Any]) -> None:
+    path = config.data_dir / REPORT
+    path.parent.mkdir(exist_ok=True)
+    write_anew(path, json.dumps(report).encode())
