@@ -598,6 +598,8 @@ class Owner:
             for consumer, is_active in subscription.dispatcher.news():
                 self._tell_active(consumer, is_active)
             view, began = subscription.view, subscription.read
+            if view is not None and began > view.horizon:      # it has all of that before it
+                view = None
             ledgers = partition.ledgers_from(began[0]) if view is None else subscription.ledgers_from(began[0])
             for consumer, ledger, entries in \
                     rates.next_batches(subscription, ledgers) if has_rates else subscription.dispatcher.next_batches(ledgers):

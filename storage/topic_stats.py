@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.names import TopicName
 from geminga.storage import format
+from geminga.storage.compacted import View
 from geminga.storage.cursor import EXPIRED, REASONS, Cursor
 from geminga.storage.ledger import Ledger
 from geminga.storage.live import LiveTopic
@@ -73,8 +74,7 @@ def topic(owner, found: Topic, *, earliest: bool, publishers: bool, consumers: b
         "nonContiguousDeletedMessagesRangesSerializedSize":
             sum(one["nonContiguousDeletedMessagesRangesSerializedSize"] for one in subscriptions.values()),
         "delayedMessageIndexSizeInBytes": sum(one["delayedMessageIndexSizeInBytes"] for one in subscriptions.values()),
-        "compaction": {"lastCompactionRemovedEventCount": 0, "lastCompactionSucceedTimestamp": 0, "lastCompactionFailedTimestamp": 0,
-                       "lastCompactionDurationTimeInMills": 0},
+        "compaction": _compaction(found.view),
         "topicCreationTimeStamp": owner.catalogue.created_ms(found.name.base) or 0,
         "lastPublishTimeStamp": last_publish_ms(found),
     }
@@ -85,6 +85,14 @@ def topic(owner, found: Topic, *, earliest: bool, publishers: bool, consumers: b
     if not stored:
         told["msgDropRate"] = sum(one["msgDropRate"] for one in subscriptions.values())
     return told
+
+
+def _compaction(view: View | None) -> dict:
+    """Of the one that made the view that holds; those that failed are known where they are asked for."""
+    report = view.manifest.report if view else {}
+    return {"lastCompactionRemovedEventCount": report.get("messages_in", 0) - report.get("messages_out", 0),
+            "lastCompactionSucceedTimestamp": view.manifest.created_ms if view else 0, "lastCompactionFailedTimestamp": 0,
+            "lastCompactionDurationTimeInMills": round(report.get("seconds", 0) * 1000)}
 
 
 def last_publish_ms(found: Topic) -> int:
@@ -220,8 +228,14 @@ def internal(found: Topic) -> dict:
         "ledgers": [{"ledgerId": one.ledger_id, "entries": one.entries, "size": one.size - format.HEADER_SIZE, "offloaded": False,
                      "underReplicated": False} for one in found.ledgers],
         "cursors": {one.name: _of_cursor(one) for one in subscriptions if is_named(found, one)}, "schemaLedgers": [],
-        "compactedLedger": {"ledgerId": -1, "entries": -1, "size": -1, "offloaded": False, "underReplicated": False},
+        "compactedLedger": {**_compacted_ledger(found.view), "offloaded": False, "underReplicated": False},
     }
+
+
+def _compacted_ledger(view: View | None) -> dict[str, int]:
+    if view is None:
+        return dict.fromkeys(("ledgerId", "entries", "size"), -1)
+    return {"ledgerId": view.number, "entries": view.manifest.entries, "size": view.manifest.size}
 
 
 def _is_waiting(subscription: Subscription) -> bool:

@@ -55,6 +55,7 @@ class Answers:
     runs: list = field(default_factory=list)          # (consumer's number, partition id, ledger, first entry, count)
     picks: list = field(default_factory=list)         # (consumer's number, partition id, ledger, [(entry, redeliveries, words)])
     gifts: list = field(default_factory=list)         # runs and picks in their order, all as picks are
+    views: list = field(default_factory=list)         # of each of these the number of the compacted view that it is of, or 0
     passed: list = field(default_factory=list)        # (consumer's number, entry id, payload) of topics that keep nothing
     replies: list = field(default_factory=list)       # (connection, action, object id, handle, command or None)
     answered: list = field(default_factory=list)      # what administration's questions were answered
@@ -299,6 +300,7 @@ def _runs(answers, worker, rows, data):
         *which, first, count = run = tuple(int(row[name]) for name in names)
         answers.runs.append(run)
         answers.gifts.append((*which, [(first + n, 0, []) for n in range(count)]))
+        answers.views.append(0)
 
 
 def _picks(answers, worker, rows, data):
@@ -313,6 +315,7 @@ def _picks(answers, worker, rows, data):
             words = words[count:]
         answers.picks.append((int(row["consumer"]), int(row["partition_id"]), int(row["ledger_id"]), entries))
         answers.gifts.append(answers.picks[-1])
+        answers.views.append(int(row["view"]))
 
 
 def _passed(answers, worker, rows, data):

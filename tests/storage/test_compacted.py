@@ -1,0 +1,650 @@
+"""Consumers that read compacted get the view up to its horizon and the ledgers behind it: no gap, no repeat, whatever becomes of either."""
+import random
+import struct
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from crc32c import crc32c
+
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.storage import compacted, format
+from geminga.storage.jobs import nightly
+from geminga.workers.egress import Ledgers
+
+SECOND = 1_000
+EARLIEST = api.MessageIdData(ledgerId=(1 << 64) - 1, entryId=(1 << 64) - 1)
+NAME = "persistent://public/default/t"
+
+
+def batch_of(*messages):
+    """The payload and arguments of an entry with these (key, value)."""
+    body = b""
+    for key, value in messages:
+        one = api.SingleMessageMetadata(payload_size=len(value), partition_key=key).SerializeToString()
+        body += struct.pack(">I", len(one)) + one + value
+    return body, {"batch": len(messages)}
+
+
+def messages_of(entry, words):
+    """[(batch index or -1, key, value)] of what a client shows that knows ack sets, and not what is compacted out."""
+    size = struct.unpack_from(">I", entry, 6)[0]
+    metadata, body = api.MessageMetadata.FromString(entry[10:10 + size]), entry[10 + size:]
+    if not metadata.HasField("num_messages_in_batch"):
+        return [(-1, metadata.partition_key, body)]
+    found, at, bits = [], 0, sum(word << 64 * n for n, word in enumerate(words))
+    for number in range(metadata.num_messages_in_batch):
+        size = struct.unpack_from(">I", body, at)[0]
+        one = api.SingleMessageMetadata.FromString(body[at + 4:at + 4 + size])
+        value = body[at + 4 + size:at + 4 + size + one.payload_size]
+        at += 4 + size + one.payload_size
+        if not words or bits >> number & 1:
+            assert not one.compacted_out, "a ghost"
+            found.append((number, one.partition_key, value))
+    return found
+
+
+class Topic:
+    """One that is published to and compacted; `values` are what a dictionary would have."""
+
+    def __init__(self, rig):
+        self.rig, self.values, self.readings = rig, {}, []
+        self.producer = rig.producer("t")
+
+    @property
+    def partition(self):
+        return self.rig.partition("t")
+
+    def moved(self, rig):
+        """Its broker was killed, or stopped; nobody is connected."""
+        self.rig, self.producer, self.readings = rig, rig.producer("t"), []
+
+    def run(self, *sections, **how):
+        """A pass; what it brings to those who read is theirs."""
+        answers = self.rig.run(*sections, **how)
+        for reading in self.readings:
+            reading.take(answers)
+        return answers
+
+    def asked(self, ask, **arguments):
+        [answer] = self.run(self.rig.question(ask, "t", **arguments)).answered
+        return answer.get("answer")
+
+    def publish(self, *messages):
+        """(key, value) each, no value for a tombstone; a list of them is a batch.  The positions."""
+        positions = []
+        for one in messages:
+            sent = (self.producer, one[1], {"partition_key": one[0]}) if isinstance(one, tuple) else (self.producer, *batch_of(*one))
+            positions += self.run(self.rig.sends(sent)).positions
+            for key, value in [one] if isinstance(one, tuple) else one:
+                self.values.pop(key, None)
+                if value:
+                    self.values[key] = value
+        return positions
+
+    def compact(self):
+        """In this process, as a job does it beside the broker."""
+        report = nightly.compact(self.rig.data_dir, nightly.Target(self.partition.partition_id, NAME), self.adopt)
+        assert report.outcome in (nightly.COMPACTED, nightly.NOTHING_NEW), report
+        return report
+
+    def adopt(self, partition_id, topic, number):
+        [answer] = self.run(self.rig.question("adopt-view", "t", view=number)).answered
+        return answer.get("text")
+
+    def views(self):
+        return compacted.numbers(self.partition.folder)
+
+    def reader(self, **fields):
+        return Reading(self, durable=False, **fields)
+
+    def last_message(self, reading):
+        handle = reading.consumer
+        answers = self.run(self.rig.command("getLastMessageId", consumer_id=handle.object_id, request_id=1))
+        [command] = answers.commands(api.BaseCommand.GET_LAST_MESSAGE_ID_RESPONSE)
+        last = command.getLastMessageIdResponse.last_message_id
+        return tuple(value - (1 << 64) if value >> 63 else value for value in (last.ledgerId, last.entryId)) + (last.batch_index,)
+
+    def account(self, name):
+        """What became of all messages since the subscription began; published is all of these together."""
+        told = self.asked("why", subscription=name)["messages"]
+        assert told["published"] == sum(value for name, value in told.items() if name != "published"), told
+        return told
+
+
+@dataclass(eq=False)
+class Reading:
+    """A consumer that reads compacted, and what it got."""
+
+    topic: Topic
+    name: str = "reader"
+    durable: bool = True
+    compacted: bool = True
+    start: api.MessageIdData | None = None
+    values: dict = field(default_factory=dict)
+    got: list = field(default_factory=list)           # (position, batch index, key, value)
+    positions: list = field(default_factory=list)     # of entries
+    views: list = field(default_factory=list)         # that they came of
+    consumer: object = None
+    seen: int = 0
+
+    def __post_init__(self):
+        self.attach()
+
+    def attach(self, **fields):
+        if self.start is not None:
+            fields["start_message_id"] = self.start
+        self.consumer = self.topic.rig.consumer("t", self.name, durable=self.durable, read_compacted=self.compacted, **fields)
+        if self not in self.topic.readings:
+            self.topic.readings.append(self)
+
+    def read(self, permits=1_000):
+        """What came since this was asked last, and with so many permits more: [(position, batch index, key, value)]"""
+        self.topic.run(self.topic.rig.flow(self.consumer, permits))
+        before, self.seen = self.seen, len(self.got)
+        return self.got[before:]
+
+    def take(self, answers):
+        found, ledgers = [], Ledgers(self.topic.rig.data_dir)
+        for (number, partition_id, ledger_id, given), view in zip(answers.gifts, answers.views, strict=True):
+            if number != self.consumer.number:
+                continue
+            ids = np.array([entry_id for entry_id, _, _ in given], np.uint64)
+            rows, data = ledgers.pick(partition_id, ledger_id, ids, view)
+            assert len(rows) == len(given)
+            for row, (entry_id, _, words) in zip(rows, given, strict=True):
+                entry = bytes(data[int(row["offset"]):int(row["offset"]) + int(row["size"])])
+                self.positions.append((ledger_id, entry_id))
+                self.views.append(view)
+                found += [((ledger_id, entry_id), *message) for message in messages_of(entry, words)]
+        for _, _, key, value in found:
+            self.values.pop(key, None)
+            if value:
+                self.values[key] = value
+        self.got += found
+
+    def ack(self, *positions, **how):
+        if positions:
+            self.topic.run(self.topic.rig.acks(self.consumer, *positions, **how))
+
+    def ack_all(self):
+        self.ack(self.positions[-1], cumulative=True)
+
+    def close(self):
+        self.topic.readings.remove(self)
+        self.topic.rig.close_consumer(self.consumer)
+
+
+@pytest.fixture
+def topic(rig):
+    return Topic(rig)
+
+
+def small(rigs, entries=4, **options):
+    """A topic in small ledgers."""
+    return Topic(rigs(roll_over_entries=entries, **options))
+
+
+def keys_of(found):
+    return [key for _, _, key, _ in found]
+
+
+def test_each_key_comes_once_and_then_what_follows(topic):
+    first = topic.publish(("a", b"1"), ("b", b"1"), ("a", b"2"), ("c", b"1"), ("b", b""))
+    topic.compact()
+    later = topic.publish(("c", b"2"), ("a", b""))
+    reader = topic.reader()
+    assert reader.read() == [(first[2], -1, "a", b"2"), (first[3], -1, "c", b"1"), (later[0], -1, "c", b"2"), (later[1], -1, "a", b"")]
+    assert reader.values == topic.values == {"c": b"2"}
+    assert reader.read() == []
+    topic.publish(("d", b"1"))
+    assert keys_of(reader.read(1)) == ["d"]
+
+
+def test_others_get_everything(topic):
+    topic.publish(*[("a", b"%d" % number) for number in range(5)])
+    topic.compact()
+    assert [payload for _, payload in topic.rig.everything("t")] == [b"0", b"1", b"2", b"3", b"4"]
+    assert len(topic.rig.receive(topic.rig.consumer("t"))) == 5
+
+
+def test_batches_come_without_what_is_gone_of_them(topic):
+    [first] = topic.publish([("a", b"1"), ("b", b"1"), ("c", b"1")])
+    [second] = topic.publish([("b", b"2"), ("a", b"")])
+    topic.compact()
+    reader = topic.reader()
+    assert reader.read() == [(first, 2, "c", b"1"), (second, 0, "b", b"2")]
+    assert topic.last_message(reader) == (*second, 0)
+
+
+def test_permits_count_what_clients_count(topic):
+    """A client gives back a permit for each message of a batch that it passes over, so all of them take one."""
+    topic.publish([("a", b"1"), ("b", b"1"), ("c", b"1")], [("a", b"2"), ("b", b"2")], ("d", b"1"), ("e", b"1"))
+    topic.compact()
+    reader = topic.reader()
+    assert keys_of(reader.read(3)) == ["c"]
+    assert keys_of(reader.read(3)) == ["a", "b", "d"]
+
+
+@pytest.mark.parametrize("durable", [False, True], ids=["reader", "subscription"])
+def test_what_ledgers_have_no_more_the_view_has(rigs, durable):
+    topic = small(rigs, retention_s=0)
+    other = topic.rig.consumer("t", "other")
+    first = topic.publish(*[(f"k{number}", b"1") for number in range(10)])
+    topic.compact()
+    topic.run(topic.rig.acks(other, first[-1], cumulative=True))
+    topic.run(after_ms=2 * SECOND)
+    assert topic.rig.files("t") == sorted({ledger_id for ledger_id, _ in first})[-1:]
+    later = topic.publish(("k3", b"2"))
+    reading = Reading(topic, durable=durable)
+    assert [position for position, *_ in reading.read()] == first + later
+    assert reading.values == topic.values
+
+
+def test_where_a_reader_begins_in_a_view(rigs):
+    topic = small(rigs)
+    other = topic.rig.consumer("t", "other")
+    first = topic.publish(*[(f"k{number % 7}", b"%d" % number) for number in range(14)])      # the first seven are replaced
+    topic.compact()
+    topic.run(topic.rig.acks(other, first[-1], cumulative=True))
+    topic.run(after_ms=2 * SECOND)
+    for number, position in enumerate(first):
+        reader = topic.reader(start=api.MessageIdData(ledgerId=position[0], entryId=position[1]))
+        assert [position for position, *_ in reader.read()] == first[max(number, 7):]
+        reader.close()
+    latest = topic.reader(start=api.MessageIdData(ledgerId=(1 << 63) - 1, entryId=(1 << 63) - 1))
+    assert latest.read() == []
+    answers = topic.run(topic.rig.command("seek", consumer_id=latest.consumer.object_id, request_id=77,
+                                          message_id=api.MessageIdData(ledgerId=first[9][0], entryId=first[9][1])))
+    assert answers.commands(api.BaseCommand.SUCCESS)
+    latest.attach()
+    assert [position for position, *_ in latest.read()] == first[9:]
+
+
+def test_a_seek_by_time_within_a_view(topic):
+    positions = []
+    for number in range(6):
+        sent = topic.rig.sends((topic.producer, b"%d" % number, {"partition_key": f"k{number % 3}", "publish_time": 1_000 + number}))
+        positions += topic.run(sent).positions
+    topic.compact()
+    reader = topic.reader()
+    topic.run(topic.rig.command("seek", consumer_id=reader.consumer.object_id, request_id=77, message_publish_time=1_004))
+    reader.attach()
+    assert [position for position, *_ in reader.read()] == positions[4:]
+
+
+def test_the_last_message_is_one_that_comes(topic):
+    """So that has-message-available ends: also when the last ones are tombstones, or all keys are gone."""
+    assert topic.last_message(topic.reader(name="empty"))[1] == -1
+    positions = topic.publish(("a", b"1"), ("b", b"1"), ("c", b""), ("b", b""))
+    topic.compact()
+    reader = topic.reader()
+    assert topic.last_message(reader) == (*positions[0], -1)
+    assert keys_of(reader.read()) == ["a"]
+    reader.ack_all()
+    assert topic.last_message(reader) == (*positions[0], -1)
+    [tombstone] = topic.publish(("a", b""))
+    assert topic.last_message(reader) == (*tombstone, -1)
+    assert keys_of(reader.read()) == ["a"]
+    topic.compact()
+    assert topic.last_message(reader) == (*tombstone, -1)      # it has it before it, and is told so until it has acknowledged that
+    reader.ack_all()
+    for one in (reader, topic.reader(name="late")):
+        assert topic.last_message(one) == (-1, -1, -1)
+        assert one.read() == []
+
+
+def test_a_durable_subscription_is_done_when_it_has_what_is_left(rigs):
+    """What the view passes over counts as skipped, exactly, and what only the view has counts nowhere; over a crash too."""
+    topic = small(rigs)
+    reading = Reading(topic, "sub")
+    reading.close()
+    positions = topic.publish(*[(f"k{number % 5}", b"%d" % number) for number in range(20)])
+    topic.compact()
+    reading.attach()
+    assert keys_of(reading.read()) == ["k0", "k1", "k2", "k3", "k4"]
+    assert topic.account("sub") | {"published": 0} == {
+        "published": 0, "acknowledged": 0, "expired": 0, "skipped": 15, "evicted": 0, "backlog": 5}
+    reading.ack(*positions[17:19])
+    topic.moved(rigs.crash(topic.rig))
+    reading.attach()
+    assert keys_of(reading.read()) == ["k0", "k1", "k4"]
+    reading.ack(positions[15], positions[16], positions[19])
+    account = topic.account("sub")
+    assert (account["backlog"], account["acknowledged"], account["skipped"]) == (0, 5, 15)
+    assert topic.partition.subscriptions["sub", True].cursor.mark_delete >= positions[-1]
+
+
+def test_acknowledgements_of_what_only_the_view_has_are_kept(rigs):
+    topic = small(rigs)
+    other = topic.rig.consumer("t", "other")
+    positions = topic.publish(*[(f"k{number}", b"1") for number in range(9)])
+    [cut] = topic.publish([("x", b"1"), ("y", b"1"), ("z", b"1"), ("k0", b"")])
+    positions += topic.publish(("y", b"2"), ("m", b"1"), ("n", b"1"), ("o", b"1"))
+    topic.compact()
+    topic.run(topic.rig.acks(other, positions[-1], cumulative=True))
+    topic.run(after_ms=2 * SECOND)
+    assert topic.partition.ledgers[0].ledger_id > cut[0]
+    reading = Reading(topic, "sub")
+    assert keys_of(reading.read()) == [*(f"k{number}" for number in range(1, 9)), "x", "z", "y", "m", "n", "o"]
+    reading.ack(positions[1], positions[3], positions[7])
+    topic.run(topic.rig.ack_part(reading.consumer, cut, 0b1110))      # a client keeps bits of messages that it was never shown
+    for how in (rigs.crash, rigs.restart, rigs.crash):
+        topic.moved(how(topic.rig))
+        reading.attach()
+        assert keys_of(reading.read()) == ["k2", "k4", "k5", "k6", "k8", "z", "y", "m", "n", "o"]
+        topic.account("sub")
+    topic.run(topic.rig.ack_part(reading.consumer, cut, 0b1011))
+    reading.ack(*positions[2:9])
+    topic.moved(rigs.crash(topic.rig))
+    reading.attach()
+    assert keys_of(reading.read()) == ["y", "m", "n", "o"]
+    reading.ack(positions[-1], cumulative=True)
+    assert topic.account("sub")["backlog"] == 0
+
+
+def test_parts_of_cut_batches_are_acknowledged_when_all_is_that_is_there(topic):
+    Reading(topic, "sub").close()
+    [cut] = topic.publish([("a", b"1"), ("b", b"1"), ("c", b"1"), ("d", b"1")])
+    topic.publish(("b", b"2"))
+    topic.compact()
+    reading = Reading(topic, "sub")
+    assert keys_of(reading.read()) == ["a", "c", "d", "b"]
+    topic.run(topic.rig.ack_part(reading.consumer, cut, 0b1110))
+    topic.run(topic.rig.redeliver(reading.consumer))
+    assert keys_of(reading.read()) == ["c", "d", "b"]
+    topic.run(topic.rig.ack_part(reading.consumer, cut, 0b0010))
+    assert topic.partition.subscriptions["sub", True].cursor.mark_delete == cut
+    assert topic.account("sub")["backlog"] == 1
+
+
+def test_a_reader_goes_on_with_the_view_that_it_began_with(rigs):
+    """However often it is replaced meanwhile; then with the ledgers behind that, which are kept for it, tombstones among them."""
+    topic = small(rigs, compaction_threshold_bytes=1 << 40)
+    topic.publish(*[(f"k{number}", b"1") for number in range(20)])
+    topic.compact()
+    reader = topic.reader()
+    reader.read(7)
+    reader.ack_all()
+    for step in range(3):
+        topic.publish(*[(f"k{number}", b"" if number % 3 == 0 else b"%d" % step) for number in range(step, 20, 4)])
+        topic.compact()
+        topic.run(after_ms=2 * SECOND)
+        assert topic.views() == [1, step + 2]
+    reader.read()
+    assert reader.positions == sorted(set(reader.positions))
+    assert set(reader.views) == {1, 0}
+    assert reader.values == topic.values
+    reader.ack_all()
+    topic.run(after_ms=2 * SECOND)
+    assert topic.views() == [4]
+    assert len(topic.rig.files("t")) == 1      # nobody needs the others: there is no subscription
+
+
+def test_what_nobody_reads_any_more_goes_and_workers_are_told(rigs):
+    topic = small(rigs)
+    ledger_id = topic.publish(("a", b"1"))[0][0]
+    topic.compact()
+    reader = topic.reader()
+    topic.publish(("a", b"2"))
+    topic.compact()
+    assert topic.views() == [1, 2]
+    reader.close()
+    answers = topic.run(after_ms=2 * SECOND)
+    assert topic.views() == [2]
+    assert (1, ledger_id) in answers.forgotten
+
+
+def test_news_are_kept_until_they_are_compacted(rigs):
+    """Whatever everybody has acknowledged, and however old it is; what nothing is kept of otherwise is given back then."""
+    topic = small(rigs, compaction_threshold_bytes=1 << 30, message_ttl_s=1)
+    consumer = topic.rig.consumer("t")
+    first = topic.publish(*[(f"k{number}", b"x" * 50_000) for number in range(10)])
+    topic.run(topic.rig.acks(consumer, first[-1], cumulative=True))
+    topic.run(after_ms=10 * SECOND)
+    assert len({ledger_id for ledger_id, _ in first}) == 3 and set(topic.rig.files("t")) >= {ledger_id for ledger_id, _ in first}
+    topic.compact()
+    topic.run(after_ms=2 * SECOND)
+    assert len(topic.rig.files("t")) == 1
+    reader = topic.reader()
+    topic.run(after_ms=2 * SECOND)
+    assert reader.values == {} and len(reader.read()) == 10      # what a view keeps does not expire
+
+
+def test_what_is_due(rigs):
+    topic = small(rigs, compaction_threshold_bytes=2_000)
+    rig = topic.rig
+
+    def due():
+        [answer] = rig.run(rig.tell("compaction-due")).answered
+        return answer["answer"]
+
+    topic.publish(("a", b"x" * 1_000))
+    assert due() == []
+    topic.publish(("a", b"y" * 1_000))
+    assert due() == [[topic.partition.partition_id, NAME]]
+    assert topic.asked("compaction")["view"] == 0
+    topic.compact()
+    assert due() == []
+    told = topic.asked("compaction")
+    assert (told["view"], told["entries"], told["messages"], told["news"]) == (1, 1, 1, 0)
+    assert told["bytes"] > 1_000 and told["report"]["messages_in"] == 2
+    stats = topic.asked("stats", earliest=False, publishers=False, consumers=False)["compaction"]
+    assert stats["lastCompactionRemovedEventCount"] == 1 and stats["lastCompactionSucceedTimestamp"] == told["created_ms"] > 0
+    assert topic.asked("internal")["compactedLedger"] == {
+        "ledgerId": 1, "entries": 1, "size": told["bytes"], "offloaded": False, "underReplicated": False}
+
+
+@pytest.mark.parametrize("threshold", [0, 1 << 30])
+def test_truncating_leaves_nothing_to_be_read(rigs, threshold):
+    topic = small(rigs, compaction_threshold_bytes=threshold)
+    topic.publish(*[(f"k{number}", b"1") for number in range(10)])
+    reader = topic.reader(name="earlier")
+    if not threshold:
+        topic.compact()
+    topic.asked("truncate")
+    topic.run(after_ms=2 * SECOND)
+    assert reader.read() == []
+    late = topic.reader(name="late")
+    assert late.read() == [] and topic.last_message(late) == (-1, -1, -1)
+    assert len(topic.rig.files("t")) == 1
+    later = topic.publish(("a", b"1"))
+    assert [position for position, *_ in late.read()] == later
+    topic.compact()
+    assert [position for position, *_ in topic.reader(name="later").read()] == later
+
+
+def test_deleting_leaves_no_view(topic):
+    topic.publish(("a", b"1"))
+    topic.compact()
+    folder = topic.partition.folder
+    topic.asked("delete", force=True)
+    assert not folder.exists()
+
+
+def test_unloading_keeps_the_view(rigs):
+    topic = small(rigs)
+    topic.publish(*[("a", b"%d" % number) for number in range(9)])
+    topic.compact()
+    topic.publish(("b", b"1"))
+    reader = topic.reader()
+    topic.compact()
+    topic.asked("unload")
+    topic.readings.clear()
+    topic.producer = topic.rig.producer("t")
+    reader.attach()
+    assert keys_of(reader.read()) == ["a", "b"]
+    assert topic.views() == [2]
+
+
+def test_a_terminated_topic_ends_for_who_reads_compacted(topic):
+    topic.publish(("a", b"1"), ("b", b"1"), ("b", b""))
+    topic.compact()
+    topic.asked("terminate")
+    reading = Reading(topic, "sub")
+    assert keys_of(reading.read()) == ["a"]
+    answers = topic.run(topic.rig.acks(reading.consumer, reading.positions[-1]))
+    assert answers.commands(api.BaseCommand.REACHED_END_OF_TOPIC)
+
+
+def refused(topic, number):
+    return topic.adopt(topic.partition.partition_id, NAME, number)
+
+
+def test_what_is_no_view_of_the_partition_is_not_adopted(rigs):
+    topic = small(rigs)
+    topic.rig.consumer("t", "other")
+    folder, partition_id = topic.partition.folder, topic.partition.partition_id
+    positions = topic.publish(*[("a", b"%d" % number) for number in range(9)])
+    assert refused(topic, 1) == "There is no compacted view 1"
+
+    def make(number=1, parts=(), **fields):
+        made = compacted.unfinished(folder, number)
+        made.mkdir(parents=True, exist_ok=True)
+        compacted.finish(made, compacted.Manifest(**{"partition_id": partition_id, "horizon": positions[-1], "created_ms": 1} | fields,
+                                                  parts=parts))
+        return made
+
+    make(partition_id=99)
+    assert "of partition 99" in refused(topic, 1)
+    make(horizon=(positions[-1][0], 77))
+    assert "not between" in refused(topic, 1)
+    make(parts=(compacted.Part(positions[0][0], 4, 1, 1, 50),))
+    assert "the end of the file" in refused(topic, 1)
+    make(parts=(compacted.Part(4, 4, 0, 0, 0),))
+    assert "ledger 4 has been deleted meanwhile" in refused(topic, 1)
+    path = make() / compacted.MANIFEST
+    path.write_bytes(path.read_bytes()[:-1] + b" ")
+    assert "expected a checksum" in refused(topic, 1)
+    assert topic.views() == []
+    topic.compact()
+    make(2, horizon=positions[0])
+    assert "not between" in refused(topic, 2)
+    assert refused(topic, 1) is None      # once more is no mistake: the answer may have been lost
+    make(1)
+    assert refused(topic, 1) == "There is compacted view 1 already"
+    assert keys_of(topic.reader().read()) == ["a"]
+
+
+def newest_file(topic, name):
+    return format.compacted_folder(topic.partition.folder) / str(topic.views()[-1]) / name
+
+
+def ledger_file(topic, suffix):
+    return next(iter(sorted(newest_file(topic, "view").parent.glob(f"*{suffix}"))))
+
+
+DAMAGES = {
+    "no manifest": lambda topic: newest_file(topic, "view").unlink(),
+    "manifest": lambda topic: newest_file(topic, "view").write_bytes(newest_file(topic, "view").read_bytes()[:-7]),
+    "newer": lambda topic: newest_file(topic, "view").write_bytes(newer(newest_file(topic, "view").read_bytes())),
+    "no index": lambda topic: ledger_file(topic, ".index").unlink(),
+    "short index": lambda topic: ledger_file(topic, ".index").write_bytes(ledger_file(topic, ".index").read_bytes()[:-64]),
+    "no ledger": lambda topic: ledger_file(topic, ".ledger").unlink(),
+}
+
+
+def newer(data):
+    text = data.split(b" ", 1)[1].replace(b'"version":1', b'"version":7')
+    return b"%08x %s" % (crc32c(text), text)
+
+
+@pytest.mark.parametrize("what", DAMAGES)
+def test_without_a_view_that_is_whole_there_are_the_ledgers(rigs, what, capfd):
+    topic = small(rigs)
+    positions = topic.publish(*[("a", b"%d" % number) for number in range(9)])
+    topic.compact()
+    topic.rig.close()
+    DAMAGES[what](topic)
+    topic.moved(rigs.on(topic.rig.data_dir))
+    assert "compacted view 1 is not used, consumers get what the ledgers have" in capfd.readouterr().err
+    reader = topic.reader()
+    assert [position for position, *_ in reader.read()] == positions[positions.index(reader.positions[0]):]
+    later = topic.publish(*[("b", b"1")] * 9)
+    topic.run(after_ms=2 * SECOND)
+    assert {ledger_id for ledger_id, _ in later} <= set(topic.rig.files("t"))      # nothing goes that no view has
+
+
+def test_a_row_that_is_damaged_costs_its_entry(rigs, capfd):
+    topic = small(rigs)
+    topic.rig.consumer("t", "other")
+    positions = topic.publish(*[(f"k{number}", b"1") for number in range(9)])
+    topic.compact()
+    path = ledger_file(topic, ".index")
+    data = bytearray(path.read_bytes())
+    data[64 + 64 + 3] ^= 1
+    path.write_bytes(bytes(data))
+    reader = topic.reader()
+    assert [position for position, *_ in reader.read()] == positions[:1] + positions[2:]
+    assert f"{path}: row 1 is damaged" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_dictionaries(rigs, seed):
+    """Whatever happens in which order, who reads compacted ends with what a dictionary has, and gets nothing twice."""
+    chance = random.Random(seed)
+    topic = Topic(rigs(roll_over_entries=chance.choice((3, 10, 1_000)), compaction_threshold_bytes=chance.choice((0, 1 << 40))))
+    plain = topic.rig.consumer("t", "plain")
+    durable, is_whole = Reading(topic, "durable"), True
+    unacked: set = set()
+    readers: list[Reading] = []
+    last = None
+    for step in range(150):
+        what = chance.random()
+        if what < 0.4:
+            some = []
+            for _ in range(chance.randrange(1, 6)):
+                messages = [(f"k{chance.randrange(12)}", b"" if chance.random() < 0.25 else b"%d-%d" % (step, number))
+                            for number in range(chance.choice((1, 1, 3, 70)))]
+                some.append(messages if len(messages) > 1 else messages[0])
+            last = topic.publish(*some)[-1]
+        elif what < 0.5:
+            topic.compact()
+        elif what < 0.55 and len(readers) < 5:
+            readers.append(topic.reader(name=f"reader-{step}"))
+        elif what < 0.75 and readers:
+            reader = chance.choice(readers)
+            reader.read(chance.choice((1, 2, 50)))
+            if reader.positions and chance.random() < 0.7:
+                reader.ack_all()
+        elif what < 0.85:
+            unacked |= {position for position, *_ in durable.read(chance.choice((1, 3, 100)))}
+            some = chance.sample(sorted(unacked), chance.randrange(len(unacked) + 1))
+            durable.ack(*some)
+            unacked -= set(some)
+        elif what < 0.9 and last:
+            topic.run(topic.rig.acks(plain, last, cumulative=True))
+        elif what < 0.93:
+            topic.run(topic.rig.redeliver(durable.consumer))
+        elif what < 0.95:      # its consumer comes again: keys that are gone meanwhile it is not told of
+            is_whole, unacked = False, set()
+            if chance.random() < 0.3:
+                durable.close()
+                durable.attach()
+                continue
+            readers = []
+            topic.moved(chance.choice((rigs.crash, rigs.restart))(topic.rig))
+            plain = topic.rig.consumer("t", "plain")
+            durable.attach()
+        else:
+            topic.run(after_ms=2 * SECOND)
+        topic.account("durable")
+    if last is None:
+        return
+    for reader in [*readers, topic.reader(name="last")]:
+        while reader.read():
+            reader.ack_all()
+        assert reader.positions == sorted(set(reader.positions))
+        assert reader.values == topic.values
+        reader.close()
+    while durable.read():
+        pass
+    assert {key: value for key, value in durable.values.items() if key in topic.values} == topic.values
+    assert durable.values == topic.values or not is_whole
+    durable.ack(*durable.positions)
+    assert topic.account("durable")["backlog"] == 0
+    topic.compact()
+    topic.run(topic.rig.acks(plain, last, cumulative=True))
+    topic.run(after_ms=2 * SECOND)
+    assert len(topic.views()) == 1
+    assert len(topic.rig.files("t")) == 1
