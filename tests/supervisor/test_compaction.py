@@ -1,0 +1,312 @@
+"""Compaction on demand: over HTTP, by a threshold, by the jobs that the broker starts; and what is told of it, whatever becomes of them."""
+import contextlib
+import json
+import socket
+
+import psutil
+import pulsar
+import pytest
+
+from geminga.storage import compacted, format
+from geminga.storage.catalogue import open_to_read
+from geminga.supervisor import beside
+
+from ..harness import Broker, eventually, partitioned_topic, request, unique_topic
+from .test_metrics import samples, value
+
+WAIT_S = 60
+KEYS = 5
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    """A broker that looks at thresholds each second."""
+    folder = tmp_path_factory.mktemp("compaction")
+    (folder / "geminga.toml").write_text("[nightly]\ncheck_interval_s = 1\n")
+    made = Broker(folder / "data", "--config", str(folder / "geminga.toml"))
+    yield made.start()
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def client(own):
+    made = pulsar.Client(own.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    yield made
+    made.close()
+
+
+def fill(client, topic, rounds=10, size=10):
+    """The last of each key has the highest number."""
+    producer = client.create_producer(topic, batching_enabled=True)
+    for number in range(rounds * KEYS):
+        producer.send_async(b"%0*d" % (size, number), lambda *_: None, partition_key=f"key-{number % KEYS}")
+    producer.flush()
+    producer.close()
+
+
+def url_of(broker, topic):
+    return f"{broker.http_url}/admin/v2/{topic.replace('://', '/')}/compaction"
+
+
+def status_of(broker, topic):
+    code, text = request("GET", url_of(broker, topic))
+    assert code == 200, text
+    return json.loads(text)
+
+
+def ended(broker, topic):
+    """How it ended."""
+    found = eventually(lambda: (now := status_of(broker, topic))["status"] != "RUNNING" and now, WAIT_S, f"the end of {topic}'s compaction")
+    return found["status"], found["lastError"]
+
+
+def partition_id(broker, topic):
+    catalogue = open_to_read(broker.data_dir / "catalogue.sqlite")
+    found = {name: number for number, name in catalogue.partitions()}[topic]
+    catalogue.close()
+    return found
+
+
+def views(broker, topic):
+    return compacted.numbers(format.partition_folder(broker.data_dir, partition_id(broker, topic)))
+
+
+def compacted_values(client, topic):
+    reader = client.create_reader(topic, pulsar.MessageId.earliest, is_read_compacted=True)
+    found = {}
+    while reader.has_message_available():
+        message = reader.read_next(WAIT_S * 1000)
+        assert message.partition_key() not in found, "a key comes once"
+        found[message.partition_key()] = int(message.data())
+    reader.close()
+    return found
+
+
+# -- on demand
+
+def test_a_topic_is_compacted_when_it_is_asked_for(own, client):
+    topic = unique_topic("compacted")
+    fill(client, topic)
+    assert status_of(own, topic) == {"status": "NOT_RUN", "lastError": ""}
+    assert request("PUT", url_of(own, topic)) == (204, "")
+    assert ended(own, topic) == ("SUCCESS", "")
+    assert views(own, topic) == [1]
+    assert compacted_values(client, topic) == {f"key-{number % KEYS}": number for number in range(45, 50)}
+
+
+def test_one_in_which_there_is_nothing_succeeds_too(own):
+    topic = unique_topic("nothing")
+    assert request("PUT", f"{own.http_url}/admin/v2/{topic.replace('://', '/')}")[0] == 204
+    assert request("PUT", url_of(own, topic), b"[1") == (204, "")      # whatever the body is: there is nothing to say
+    assert ended(own, topic) == ("SUCCESS", "")
+
+
+def test_all_partitions_of_a_topic_are_compacted(own, client):
+    topic = partitioned_topic(own.http_url, 3)
+    parts = [f"{topic}-partition-{number}" for number in range(3)]
+    for part in parts:
+        fill(client, part)
+    assert request("PUT", url_of(own, topic)) == (204, "")
+    assert [ended(own, part) for part in parts] == [("SUCCESS", "")] * 3
+    assert [views(own, part) for part in parts] == [[1]] * 3
+    status, text = request("GET", url_of(own, topic))      # it has none by itself, as with Pulsar
+    assert (status, json.loads(text)) == (404, {"reason": f"Topic {topic} not found"})
+
+
+@pytest.mark.parametrize(("method", "topic", "status"), [
+    ("GET", "persistent/public/default/none", 404), ("PUT", "persistent/public/default/none", 404),
+    ("GET", "persistent/public/none/none", 404), ("PUT", "persistent/public/none/none", 404),
+    ("GET", "persistent/none/none/none", 404), ("PUT", "persistent/none/none/none", 404),
+    ("GET", "non-persistent/public/default/live", 405), ("PUT", "non-persistent/public/default/live", 405),
+    ("DELETE", "persistent/public/default/none", 405)])
+def test_what_there_is_not_is_refused(own, method, topic, status):
+    code, text = request(method, f"{own.http_url}/admin/v2/{topic}/compaction")
+    assert code == status and json.loads(text)["reason"]
+
+
+def test_a_threshold_begins_it(own, client):
+    """Anew each time that so much has come."""
+    topic = unique_topic("threshold")
+    place = f"{own.http_url}/admin/v2/{topic.replace('://', '/')}"
+    assert request("PUT", place)[0] == 204
+    assert request("POST", f"{place}/compactionThreshold", b"3000")[0] == 204
+    fill(client, topic, size=100)
+    eventually(lambda: views(own, topic) == [1], WAIT_S, "a first view")
+    fill(client, topic, size=100)
+    eventually(lambda: views(own, topic)[-1:] == [2], WAIT_S, "a second view")
+    assert ended(own, topic) == ("SUCCESS", "")
+
+
+# -- what jobs say
+
+@contextlib.contextmanager
+def job(broker):
+    """A job's way to the broker, as the tests speak for it: say(...) -> answer."""
+    with socket.socket(socket.AF_UNIX) as link, beside.short_path(broker.data_dir / beside.SOCKET) as path:
+        link.settimeout(WAIT_S)
+        link.connect(path)
+        with link.makefile("rwb") as file:
+            def say(what=None, raw=b""):
+                file.write(raw or json.dumps(what).encode() + b"\n")
+                file.flush()
+                line = file.readline()
+                return json.loads(line) if line else None
+            yield say
+
+
+def report(number, topic, error=""):
+    return {"partition_id": number, "topic": topic, "outcome": "failed" if error else "nothing new", "error": error}
+
+
+def test_while_a_job_is_at_it_nobody_else_may_and_its_error_is_told(own, client):
+    topic = unique_topic("at-it")
+    fill(client, topic)
+    number = partition_id(own, topic)
+    with job(own) as say:
+        assert say({"began": {number: topic}}) == {"answer": None}
+        assert status_of(own, topic) == {"status": "RUNNING", "lastError": ""}
+        status, text = request("PUT", url_of(own, topic))
+        assert (status, json.loads(text)) == (409, {"reason": "Compaction already in progress"})
+        assert say({"ended": report(number, topic, "its disk is full")}) == {"answer": None}
+        assert status_of(own, topic) == {"status": "ERROR", "lastError": "its disk is full"}
+        say({"began": {number: topic}})
+    assert ended(own, topic)[0] == "ERROR" and "before it was done" in ended(own, topic)[1]
+    assert request("PUT", url_of(own, topic))[0] == 204
+    assert ended(own, topic) == ("SUCCESS", "")
+
+
+def test_the_socket_is_for_whoever_may_write_the_folder_and_for_a_few_questions(own):
+    assert (own.data_dir / beside.SOCKET).stat().st_mode & 0o777 == 0o600
+    with job(own) as say:
+        assert say({"ask": "delete", "topic": "persistent://public/default/t", "force": True}) == {
+            "refused": "There is no question delete", "again": False}
+        assert "refused" in say({"ask": "adopt-view", "topic": "persistent://public/default/none", "view": 1})
+    admin = own.child("admin")
+    for line in (b"no JSON\n", b"[1, 2]\n", b"{}\n", b'{"ask": "enforce", "topic": 7}\n', b'{"ended": 1}\n', b'{"began": [1]}\n'):
+        with job(own) as say:
+            assert say(raw=line) is None
+    with job(own) as say:
+        assert say({"ask": "leftovers", "owner": 0})["answer"]["folders"] == 0
+    assert own.child("admin") == admin
+
+
+def test_nobody_is_refused_because_the_path_is_long(tmp_path):
+    made = Broker(tmp_path / ("long-" * 30) / "data")
+    made.data_dir.parent.mkdir()
+    try:
+        made.start()
+        with job(made) as say:
+            assert say({"ask": "leftovers", "owner": 0})["answer"]["folders"] == 0
+    finally:
+        made.close()
+
+
+# -- whatever is killed
+
+def jobs_of(broker):
+    """Those that the broker has started."""
+    with contextlib.suppress(psutil.NoSuchProcess, TypeError):
+        return [child for child in psutil.Process(broker.child("admin")).children() if "--partitions" in child.cmdline()]
+    return []
+
+
+def caught(broker, topic):
+    """A job of that topic that stands still; the topic is being compacted as long as it does."""
+    def attempt():
+        if status_of(broker, topic)["status"] != "RUNNING":
+            request("PUT", url_of(broker, topic))
+        for child in jobs_of(broker):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.suspend()
+                if status_of(broker, topic)["status"] == "RUNNING" and child.is_running():
+                    return child
+                child.resume()
+        return None
+    return eventually(attempt, WAIT_S, "a job that was caught before its end")
+
+
+def test_a_job_that_is_killed_has_changed_nothing_and_the_next_goes_on(own, client):
+    topic, other = unique_topic("killed"), unique_topic("waits")
+    fill(client, topic)
+    fill(client, other)
+    child = caught(own, topic)
+    before = views(own, topic)
+    assert request("PUT", url_of(own, other))[0] == 204
+    assert status_of(own, other)["status"] == "RUNNING"      # it has to wait, and is not begun twice
+    assert request("PUT", url_of(own, other))[0] == 409
+    child.kill()
+    status, error = ended(own, topic)
+    assert status == "ERROR" and error
+    assert views(own, topic) == before
+    assert ended(own, other) == ("SUCCESS", "")
+    fill(client, topic)
+    assert request("PUT", url_of(own, topic))[0] == 204
+    assert ended(own, topic) == ("SUCCESS", "")
+    assert views(own, topic) == [(before or [0])[-1] + 1]
+
+
+def test_after_the_admin_process_was_killed_its_job_is_gone_and_the_views_say_how_it_was(own, client):
+    done, begun = unique_topic("done"), unique_topic("begun")
+    for topic in (done, begun):
+        fill(client, topic)
+    assert request("PUT", url_of(own, done))[0] == 204
+    assert ended(own, done) == ("SUCCESS", "")
+    child = caught(own, begun)
+    admin = own.kill("admin")
+    own.wait_replaced("admin", 0, admin, WAIT_S)
+    eventually(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, WAIT_S, "the end of its job")
+
+    def answers():
+        with contextlib.suppress(OSError):
+            return status_of(own, done)
+        return None
+    assert eventually(answers, WAIT_S)["status"] == "SUCCESS"
+    assert status_of(own, begun)["status"] == ("SUCCESS" if views(own, begun) else "NOT_RUN")
+    assert request("PUT", url_of(own, begun))[0] == 204
+    assert ended(own, begun) == ("SUCCESS", "")
+
+
+def test_a_broker_that_stops_leaves_no_job(own, client):
+    topic = unique_topic("stops")
+    fill(client, topic)
+    child = caught(own, topic)
+    assert own.stop() == 0
+    eventually(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, WAIT_S, "the end of its job")
+    own.start()
+
+
+# -- numbers
+
+def test_compactions_have_series_by_topic(own, client):
+    topic = unique_topic("counted")
+    fill(client, topic)
+    assert request("PUT", url_of(own, topic))[0] == 204
+    assert ended(own, topic) == ("SUCCESS", "")
+    with job(own) as say:
+        say({"ended": report(partition_id(own, topic), topic, "something")})
+    found = samples(request("GET", f"{own.http_url}/metrics")[1])
+    labels = {"cluster": "standalone", "namespace": "public/default", "topic": topic}
+    for name, expected in (("removed_event_count", 45), ("succeed_count", 1), ("failed_count", 1)):
+        assert value(found, f"pulsar_compaction_{name}", **labels) == expected
+    for name in ("compacted_entries_count", "compacted_entries_size", "read_throughput", "write_throughput", "duration_time_in_mills"):
+        assert value(found, f"pulsar_compaction_{name}", **labels) > 0
+    assert value(found, "geminga_compactions", state="waiting") == 0
+    assert request("DELETE", f"{own.http_url}/admin/v2/{topic.replace('://', '/')}?force=true")[0] == 204
+    found = samples(request("GET", f"{own.http_url}/metrics")[1])
+    assert not [one for one in found["pulsar_compaction_succeed_count"] if one.labels.get("topic") == topic]
+
+
+def test_there_is_a_bound_of_topics_with_series(tmp_path):
+    made = Broker(tmp_path / "data", "--config", str(tmp_path / "geminga.toml"))
+    (tmp_path / "geminga.toml").write_text("[metrics]\ntopics_max = 1\n")
+    try:
+        made.start()
+        topics = [unique_topic("rolled") for _ in range(3)]
+        for topic in topics:
+            assert request("PUT", f"{made.http_url}/admin/v2/{topic.replace('://', '/')}")[0] == 204
+            assert request("PUT", url_of(made, topic))[0] == 204
+            assert ended(made, topic)[0] == "SUCCESS"
+        found = samples(request("GET", f"{made.http_url}/metrics")[1])["pulsar_compaction_succeed_count"]
+        assert {one.labels.get("topic"): one.value for one in found} == {topics[-1]: 1, None: 2}
+    finally:
+        made.close()
