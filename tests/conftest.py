@@ -78,3 +78,16 @@ def start_broker(tmp_path: Path) -> Iterator[Callable[..., Broker]]:
 @pytest.fixture
 def fresh_broker(start_broker: Callable[..., Broker]) -> Broker:
     return start_broker()
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator:
+    """One SparkSession for all tests that want one: a Spark takes seconds to start, and a process has one at a time."""
+    engines = importlib.import_module("geminga.storage.jobs.engines")
+    try:
+        engine = engines.Spark(tmp_path_factory.mktemp("spark") / "scratch", "local[2]", "512m")
+    except engines.NoSpark as error:
+        pytest.skip(str(error))
+    engine.session.conf.set("spark.sql.shuffle.partitions", "4")
+    yield engine.session
+    engine.close()

@@ -111,13 +111,13 @@ class Spark:
     def __init__(self, scratch: Path, master: str = "local[*]", memory: str = "640m", session=None):
         """scratch: a folder for what does not fit into memory; session: a SparkSession that there is already.  Raises NoSpark."""
         self.name, self._scratch, self._is_ours = f"Spark, {master}", scratch, session is None
-        self._session = _start(scratch, master, memory) if session is None else session
-        self.name = f"Spark {self._session.version}, {self._session.sparkContext.master}"
+        self.session = _start(scratch, master, memory) if session is None else session
+        self.name = f"Spark {self.session.version}, {self.session.sparkContext.master}"
 
     def close(self) -> None:
         """Spark ends, if it was started for this."""
         if self._is_ours:
-            self._session.stop()
+            self.session.stop()
             shutil.rmtree(self._scratch, ignore_errors=True)
 
     def compact(self, jobs: list[Job], tell: Tell) -> Iterator[tuple[Job, Done]]:
@@ -125,7 +125,7 @@ class Spark:
         from pyspark.errors import PySparkException
 
         started, found = time.monotonic(), [Done() for _ in jobs]
-        context, total = self._session.sparkContext, sum(job.messages for job in jobs)
+        context, total = self.session.sparkContext, sum(job.messages for job in jobs)
         stretches = []
         for number, job in enumerate(jobs):
             try:
@@ -158,7 +158,7 @@ class Spark:
 
         if not bundles:
             return []
-        session = self._session
+        session = self.session
         tasks = session.range(0, len(bundles), 1, numPartitions=len(bundles))
         keys = tasks.mapInArrow(_looker(jobs, bundles, looked, notes), "job int, key string, place long")
         newest = keys.groupBy("job", "key").agg(functions.max("place").alias("place")).select("place")

@@ -1,6 +1,6 @@
 """How long compaction takes, and how much memory: by Spark, in one process, and by a plain loop over the same topic.
 
-    python -m tests.bench.compaction [--messages 10000000] [--keys 1000000] [--batch 100] [--codec NONE] [--master local[2]] [--loop] [--here]
+    python -m tests.bench.compaction [--messages 10000000] [--keys 1000000] [--batch 100] [--codec NONE] [--loop] [--here]
 
 The topic is written by the storage's own code into a folder that is removed afterwards.  Memory is what all processes of the job have
 for themselves at the same moment, at most: their USS, looked at ten times a second; and their PSS, which has their shares of mapped files.

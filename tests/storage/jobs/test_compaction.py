@@ -1,10 +1,16 @@
 """Compacting keeps of each key the newest message, under its id, and nothing else."""
+import random as random_module
+from dataclasses import replace
+
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from geminga.storage.jobs import nightly
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.storage import compacted, format
+from geminga.storage.jobs import engines, nightly
 
-from .topics import CODECS, Message, Topic
+from .topics import CODECS, Message, Topic, metadata_of, sealed, single
 
 MESSAGES = st.builds(Message, st.one_of(st.none(), st.sampled_from(["", "a", "b", "k" * 20, "é"]), st.integers(0, 30).map(str)),
                      st.one_of(st.just(b""), st.binary(min_size=1, max_size=40)), st.booleans())
@@ -31,3 +37,208 @@ def test_a_view_has_the_newest_message_of_each_key(tmp_path_factory, steps, reta
                 assert report.damage == ()
         else:
             getattr(topic, step)(*arguments)
+
+
+def test_ids_stay(tmp_path):
+    """Those that are left have the ledgers, entries and batch indexes that their producers were told."""
+    topic = Topic(tmp_path)
+    topic.publish_batch([Message("a", b"1"), Message("b", b"1"), Message("a", b"2")])
+    topic.roll()
+    topic.publish(Message("c", b"1"))
+    topic.publish(Message("b", b"2"))
+    topic.publish(Message("c", b""))
+    topic.compact()
+    assert topic.contents() == {(10, 0, 2): ("a", b"2"), (11, 1, None): ("b", b"2")}
+    [cut] = topic.view().find(10).cut.items()
+    assert cut == (0, 0b100)
+    assert topic.view().horizon == (11, 2)
+
+
+def test_a_view_is_compacted_further_as_messages_come(tmp_path):
+    """Of a batch that was cut before more messages go; ledgers that are gone meanwhile are in the view."""
+    topic = Topic(tmp_path)
+    topic.publish_batch([Message(str(n), b"1") for n in range(100)], api.ZSTD)
+    topic.publish(Message("99", b"2"))
+    topic.compact()
+    topic.roll()
+    for path in topic.folder.glob("10.*"):
+        path.unlink()
+    for n in range(0, 100, 2):
+        topic.publish(Message(str(n), b"2"))
+    report = topic.compact()
+    assert topic.contents() == topic.newest()
+    assert (report.messages_in, report.messages_out, report.keys) == (100 + 50, 100, 100)
+    assert topic.view().number == 2 and topic.view().horizon == (11, 49)
+
+
+def test_a_view_of_which_nothing_is_left_is_one(tmp_path):
+    topic = Topic(tmp_path)
+    topic.publish(Message("a", b"1"))
+    topic.publish(Message("a", b""))
+    report = topic.compact()
+    assert (report.outcome, report.messages_out, report.keys, report.tombstones) == (nightly.COMPACTED, 0, 1, 1)
+    assert topic.contents() == {} and topic.view().horizon == (10, 1)
+
+
+def test_encrypted_batches_stay_whole_and_encrypted_messages_count_by_their_keys(tmp_path):
+    keys = [api.EncryptionKeys(key="k", value=b"secret")]
+    topic = Topic(tmp_path)
+    batch_at = topic.add(sealed(metadata_of(num_messages_in_batch=3, encryption_keys=keys), b"nobody can read this"))
+    huge_at = topic.add(sealed(metadata_of(num_messages_in_batch=(1 << 31) - 1, encryption_keys=keys), b"nor this"))
+    topic.publish(Message("a", b"old"))
+    position = topic.add(single(Message("a", b"ciphertext"), encryption_keys=keys))
+    topic.compact()
+    topic.publish(Message("b", b"x"))
+    topic.compact()
+    assert set(topic.contents()) == {(*batch_at, None), (*huge_at, None), (*position, None), (10, 4, None)}
+    assert topic.view().find(10).cut == {}
+
+
+def test_markers_are_left_out(tmp_path):
+    topic = Topic(tmp_path)
+    topic.add(sealed(metadata_of(marker_type=10, partition_key="a"), b"marker"))
+    topic.publish(Message("a", b"x"))
+    topic.add(sealed(metadata_of(marker_type=10, partition_key="a"), b"marker"))
+    topic.compact()
+    assert topic.contents() == {(10, 1, None): ("a", b"x")}
+
+
+def test_chunks_stay_and_go_together_over_ledgers(tmp_path):
+    topic = Topic(tmp_path)
+    topic.publish_chunks(Message("a", b"abcdef"), 3, "1")
+    topic.publish_chunks(Message("b", b"abcdef"), 3, "2", up_to=1)
+    topic.roll()
+    topic.publish_chunks(Message("a", b"ghijkl"), 2, "3")
+    topic.compact()
+    assert topic.contents() == topic.newest()
+    assert topic.view().find(10).kept.tolist() == [3]      # its last chunk may yet come
+    topic.roll()
+    topic.publish(Message("a", b""))
+    topic.compact()
+    assert topic.contents() == {} and topic.view().find(11) is None
+
+
+def test_chunks_whose_last_one_never_came_go_after_a_day(tmp_path):
+    topic = Topic(tmp_path)
+    topic.publish_chunks(Message("b", b"abcdef"), 3, "2", up_to=2)
+    topic.compact()
+    assert topic.view().find(10).kept.tolist() == [0, 1]
+    topic.now_ms += 25 * 3_600_000
+    topic.publish(Message("a", b"x"))
+    topic.compact()
+    assert topic.view().find(10).kept.tolist() == [2]
+
+
+def test_damaged_entries_are_told_of_and_left_out(tmp_path):
+    """The newest whole message of a key stands for it."""
+    topic = Topic(tmp_path)
+    topic.publish(Message("a", b"whole"))
+    topic.publish(Message("a", b"damaged"))
+    topic.publish_batch([Message(str(n), b"x") for n in range(9)], api.LZ4)
+    topic.add(sealed(metadata_of(api.ZSTD, 50, num_messages_in_batch=4), b"this is no zstd"))
+    topic.publish(Message("b", b"x"))
+    path = format.ledger_path(topic.folder, 10)
+    data = bytearray(path.read_bytes())
+    data[data.index(b"damaged")] ^= 1
+    path.write_bytes(data)
+    report = topic.compact()
+    assert report.outcome == nightly.COMPACTED and len(report.damage) == 2
+    assert "10:1" in report.damage[0] + report.damage[1] and "10:3" in report.damage[0] + report.damage[1]
+    assert topic.contents()[10, 0, None] == ("a", b"whole")
+    assert len(topic.contents()) == 1 + 9 + 1
+
+
+def test_rows_that_are_damaged_cost_nothing(tmp_path):
+    """As for the broker, what the index said is made anew from what lies around it."""
+    topic = Topic(tmp_path)
+    for n in range(8):
+        topic.publish(Message(str(n), b"x"))
+    for entry_id in (0, 3, 7):
+        path = format.index_path(topic.folder, 10)
+        data = bytearray(path.read_bytes())
+        data[format.HEADER_SIZE + 64 * entry_id + 20] ^= 255
+        path.write_bytes(data)
+    topic.ledger.write_header()
+    report = topic.compact()
+    assert len(report.damage) == 3
+    assert topic.contents() == topic.newest()
+
+
+def test_a_clock_in_the_future_changes_nothing(tmp_path):
+    """What came last is newest, whatever its producer's clock said."""
+    topic = Topic(tmp_path)
+    topic.publish(Message("a", b"old"), publish_time=(1 << 62))
+    topic.publish(Message("a", b"new"), publish_time=1)
+    topic.publish(Message("b", b"x"), publish_time=(1 << 64) - 1)
+    topic.compact()
+    assert {payload for _, payload in topic.contents().values()} == {b"new", b"x"}
+
+
+def test_one_key_and_large_messages(tmp_path):
+    topic = Topic(tmp_path)
+    for n in range(4):
+        topic.publish(Message("k" * 100_000, bytes([n]) * (5 << 20)))
+    topic.publish_batch([Message("k" * 100_000, b"x" * 1_000_000) for _ in range(4)], api.SNAPPY)
+    report = topic.compact()
+    assert (report.keys, report.messages_out) == (1, 1)
+    assert topic.contents() == topic.newest()
+
+
+def test_many_keys(tmp_path, monkeypatch):
+    """More than are merged at once."""
+    monkeypatch.setattr("geminga.storage.jobs.engines._MERGE_MIN", 5_000)
+    topic = Topic(tmp_path)
+    for n in range(60):
+        topic.publish_batch([Message(str((n * 1_000 + m) % 40_000), b"%d" % n) for m in range(1_000)])
+        if n % 20 == 19:
+            topic.roll()
+    report = topic.compact()
+    assert report.keys == 40_000
+    assert topic.contents() == topic.newest()
+
+
+@pytest.mark.spark
+def test_spark_gives_the_same(tmp_path, spark):
+    random, engine = random_module.Random(7), engines.Spark(tmp_path / "scratch", session=spark)
+    topics = [Topic(tmp_path, partition_id, first_ledger=100 * partition_id) for partition_id in (1, 2, 3)]
+    keys = [None, "", *(str(n) for n in range(40))]
+
+    def message():
+        return Message(random.choice(keys), random.randbytes(random.randrange(4)))
+
+    for _ in range(2):
+        for topic in topics:
+            for n in range(3):
+                for _ in range(20):
+                    topic.publish_batch([message() for _ in range(random.randrange(1, 70))], random.choice(CODECS))
+                    topic.publish(message(), random.choice(CODECS))
+                topic.publish_chunks(Message(str(n), b"abcdef"), 3, f"{n} {random.random()}")
+                topic.publish_chunks(Message("9", b"abcdef"), 3, f"{n} {random.random()}", up_to=1)
+                topic.roll()
+        retaining = nightly.Target(3, topics[2].target.topic, retains_keyless=True)
+        planned = nightly.plan(tmp_path, [topics[0].target, topics[1].target, retaining])
+        adopt = Looking(tmp_path)
+        by_spark = nightly.run(tmp_path, planned, adopt, engine)
+        here = nightly.run(tmp_path, planned, nightly.adopt_here(tmp_path))
+        for topic, first, second in zip(topics, by_spark.reports, here.reports, strict=True):
+            assert first.outcome == nightly.NOT_ADOPTED, first
+            same = {"outcome": "", "error": "", "view": 0, "seconds": 0.0, "freed": 0}
+            assert replace(first, **same) == replace(second, **same)
+            assert adopt.seen[topic.partition_id] == files_in(topic.view().folder)
+            assert topic.contents() == topic.newest(topic is topics[2])
+
+
+class Looking:
+    """Sees what was made, and adopts nothing."""
+
+    def __init__(self, data_dir):
+        self.data_dir, self.seen = data_dir, {}
+
+    def __call__(self, partition_id, _topic, number):
+        self.seen[partition_id] = files_in(compacted.unfinished(format.partition_folder(self.data_dir, partition_id), number))
+        return "measured only"
+
+
+def files_in(folder):
+    """{name: bytes} of a view's ledgers."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != compacted.MANIFEST}
