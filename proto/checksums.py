@@ -12,6 +12,8 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
+from geminga.proto.frames import CHECKSUM_END, MAGIC
+
 COMBINE_MIN = 1024           # entries; below that the look-ups, a microsecond each however short, cost more than the calls
 _GROUPS_BITS = 5             # log2 of how many groups are left when combining stops: a call for each is cheaper than going on
 LARGE_MIN = 1024             # bytes; copying bodies this large side by side costs more than it saves
@@ -19,6 +21,9 @@ _POLYNOMIAL = 0x82F63B78     # CRC32-C, reflected
 _ONES = 0xFFFFFFFF           # a checksum begins with this, and is xored with it in the end
 _DIGIT_BITS, _DIGITS = 7, 3  # a shift by any number of bytes is one for each of the number's digits
 LAID_OUT_MAX = 1 << _DIGIT_BITS * _DIGITS      # bytes
+_CELL_DIGITS = 2             # of lengths of
+_CELL_BITS = 13              # entries of so many bytes are looked at together, and those that are longer by themselves
+_MAGIC, _HEAD = np.uint64(int.from_bytes(MAGIC.to_bytes(2, "big"), "little")), np.uint64((1 << 8 * CHECKSUM_END) - 1)
 
 
 def wrong_ones(bodies: NDArray[np.uint8], claimed: NDArray[np.uint32]) -> NDArray[np.intp]:
@@ -60,25 +65,71 @@ def laid_out(checksums: NDArray[np.uint32], offsets: NDArray[np.int64], sizes: N
 
     What a piece at its place adds is its register, the checksum without the ones at both ends, shifted by all that follows it.
     """
-    after, begun = length - offsets - sizes, _begun()
-    registers = _shift(checksums.astype(np.int64) ^ _ONES, after)
+    after, begun = length - offsets - sizes, _begun(_DIGITS)
+    registers = _shift(checksums.astype(np.int64) ^ _ONES, after, _DIGITS)
     return int(np.bitwise_xor.reduce(registers) ^ np.bitwise_xor.reduce(begun[after + sizes]) ^ begun[length]) ^ _ONES
 
 
+def wrong_entries(data: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDArray[np.int64],
+                  claimed: NDArray[np.uint32]) -> NDArray[np.intp]:
+    """Which entries data[begin:end], ascending and none over another, do not begin with magic and the claimed checksum, or have another.
+
+    Like `laid_out`, over many short stretches at once, for which small tables do.  data is written to meanwhile, and goes on for eight
+    bytes behind the last entry.
+    """
+    words = np.ndarray(len(data) - 7, "<u8", data, 0, (1,))
+    heads, sizes = words[begins], ends - begins
+    is_wrong = (heads & _HEAD) != (claimed.byteswap().astype(np.uint64) << np.uint64(16) | _MAGIC)
+    is_alone = is_wrong | (sizes < 8) | (sizes > 1 << _CELL_BITS)
+    cells = begins >> _CELL_BITS
+    is_first = np.empty(len(begins), bool)
+    is_first[:1] = True
+    np.not_equal(cells[1:], cells[:-1], out=is_first[1:])
+    is_first[1:] |= begins[1:] != ends[:-1]
+    if is_alone.any():
+        is_first |= is_alone
+        is_first[1:] |= is_alone[:-1]
+    firsts = np.flatnonzero(is_first)
+    lasts = np.append(firsts[1:], len(begins)) - 1
+    raw, starts, stops = memoryview(data), begins[firsts], ends[lasts]
+    lengths = stops - starts
+    together = slice(None) if not is_alone.any() else np.flatnonzero(~is_alone)
+    after = np.repeat(stops, lasts - firsts + 1) - ends
+    if isinstance(together, slice) or len(together):
+        words[begins[together]] = heads[together] & ~_HEAD
+        found = np.array([crc32c(raw[start:stop]) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)], np.uint32)
+        words[begins[together]] = heads[together]
+        begun = _begun(_CELL_DIGITS)
+        terms = np.zeros(len(begins), np.uint32)
+        some = after[together]
+        terms[together] = _shift(claimed[together].astype(np.int64) ^ _ONES, some, _CELL_DIGITS) ^ begun[
+            some + sizes[together] - CHECKSUM_END]
+        lengths[is_alone[firsts]] = 0
+        expected = np.bitwise_xor.reduceat(terms, firsts) ^ begun[lengths] ^ np.uint32(_ONES)
+        suspects = (found != expected) | is_alone[firsts]
+    else:
+        suspects = np.ones(len(firsts), bool)
+    for number in np.flatnonzero(suspects).tolist():
+        for at in range(int(firsts[number]), int(lasts[number]) + 1):
+            is_wrong[at] |= crc32c(raw[int(begins[at]) + CHECKSUM_END:int(ends[at])]) != claimed[at]
+    return np.flatnonzero(is_wrong)
+
+
 @cache
-def _begun() -> NDArray[np.uint32]:
-    """(LAID_OUT_MAX,): what that many zero bytes do to the ones that a checksum begins with."""
-    done = np.full(LAID_OUT_MAX, _ONES, np.uint32)
+def _begun(digits: int) -> NDArray[np.uint32]:
+    """(as many as numbers of so many digits,): what that many zero bytes do to the ones that a checksum begins with."""
+    size = 1 << _DIGIT_BITS * digits
+    done = np.full(size, _ONES, np.uint32)
     count = 1
-    while count < LAID_OUT_MAX:
+    while count < size:
         done[count:2 * count] = _apply(_tables(count), done[:count])
         count *= 2
     return done
 
 
-def _shift(vectors: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.uint32]:
-    """What sizes (n,) zero bytes do to each of the checksums (n,)."""
-    for digit in range(_DIGITS):
+def _shift(vectors: NDArray[np.int64], sizes: NDArray[np.int64], digits: int) -> NDArray[np.uint32]:
+    """What sizes (n,), of so many digits, zero bytes do to each of the checksums (n,)."""
+    for digit in range(digits):
         tables, first = _tables_of_digit(digit), (sizes >> _DIGIT_BITS * digit & (1 << _DIGIT_BITS) - 1) << 10
         out = tables.take(first + (vectors & 255))
         for byte in (1, 2, 3):

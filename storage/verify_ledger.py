@@ -202,7 +202,7 @@ def _check(task: Task, report: Report) -> bool:
         order.check(first, rows, offsets, sizes, gone[first:end])
         wanted = ~is_elsewhere[first:end] & (rows["flags"] & KEPT_CHECKSUM != 0)
         claimed = rows["crc32c"].copy()
-        for start, stop in chunks(offsets, sizes, wanted):
+        for start, stop in _chunks(offsets, sizes, wanted):
             begin = int(offsets[start])
             data = reader.read(begin, int(offsets[stop - 1] + sizes[stop - 1]) - begin)
             report.bytes += len(data)
@@ -290,7 +290,7 @@ class _Order:
         self._report.findings += self._findings
 
 
-def chunks(offsets: NDArray, sizes: NDArray, wanted: NDArray) -> Iterator[tuple[int, int]]:
+def _chunks(offsets: NDArray, sizes: NDArray, wanted: NDArray) -> Iterator[tuple[int, int]]:
     """(first, end) of wanted entries that lie one behind the other and are read at once."""
     joined = offsets[1:] == offsets[:-1] + sizes[:-1]
     joined &= wanted[1:] & wanted[:-1]

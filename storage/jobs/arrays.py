@@ -11,7 +11,7 @@ _MASKS = np.array([(1 << 8 * size) - 1 for size in range(9)], np.uint64)
 _FIRST = _MASKS[[0, 1, 2, 3, *[4] * (_INLINE_MAX - 3)]]      # of so many bytes the first four, by size
 _REST = _MASKS[[*[0] * 5, *range(1, 9)]]                     # ... and those behind
 TIME = pa.timestamp("us", "UTC")
-_TIME_MAX = (1 << 63) // 1000 - 1
+_TIMES = -62_135_596_800_000, 253_402_300_799_999      # ms: of the years 1 to 9999, as Python and SQL have them
 
 
 def strings(data: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDArray[np.int64], kind: pa.DataType) -> pa.Array:
@@ -43,6 +43,6 @@ def strings(data: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDArray[np
 
 
 def times(milliseconds: NDArray[np.int64], *, is_optional: bool = False) -> pa.Array:
-    """Times; where is_optional 0 is none.  Those that no clock shows are the last that there is."""
-    found = pa.array(np.clip(milliseconds, -_TIME_MAX, _TIME_MAX) * 1000, mask=milliseconds == 0 if is_optional else None)
+    """Times; where is_optional 0 is none.  Those beyond what has a date become the first or the last that has."""
+    found = pa.array(np.clip(milliseconds, *_TIMES) * 1000, mask=milliseconds == 0 if is_optional else None)
     return found.view(TIME)

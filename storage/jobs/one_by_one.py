@@ -71,7 +71,7 @@ def message(outer: api.MessageMetadata, own: api.MessageMetadata | api.SingleMes
         "key_is_base64": own.partition_key_b64_encoded,
         "ordering_key": own.ordering_key if own.HasField("ordering_key") else None,
         "properties": [(_raw(one.key), _raw(one.value)) for one in own.properties],
-        "producer": _raw(outer.producer_name),
+        "producer": _raw(outer.producer_name) if outer.HasField("producer_name") else None,
         "sequence_id": sequence_id - (sequence_id >> 63 << 64),
         "payload": bytes(payload), "payload_size": len(payload),
         "schema_version": outer.schema_version if outer.HasField("schema_version") else None,

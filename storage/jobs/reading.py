@@ -20,7 +20,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from geminga.proto import batches as packed
-from geminga.proto import metadata
+from geminga.proto import checksums, metadata
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.compression import Incompressible, decompress
 from geminga.proto.frames import CHECKSUM_END
@@ -31,8 +31,6 @@ from geminga.storage.jobs import arrays, confirmed, one_by_one
 from geminga.storage.jobs.chunks import Chunks
 from geminga.storage.jobs.confirmed import Stretch
 from geminga.storage.jobs.one_by_one import Damaged
-from geminga.storage.verify_ledger import chunks as lying_together
-from geminga.storage.verify_ledger import wrong_entries
 
 BLOCK_SIZE, BLOCK_ENTRIES = 8 << 20, 32 << 10      # of entries that are looked at together; or one
 UNPACKED_MAX = 16 << 20                            # bytes of batches that are decompressed at a time; or one
@@ -140,7 +138,7 @@ class _Reader:
         self.schema = pa.schema([SCHEMA.field(name) for name in columns])
         self._outer = tuple(field for name, field in _OUTER.items() if name in columns) + _ALWAYS
         self._single = tuple(field for name, field in _SINGLE.items() if name in columns) + _SINGLE_ALWAYS
-        self._fd = -1
+        self._fd, self._memory = -1, np.zeros(0, np.uint8)
         self._chunks = Chunks(data_dir, stretch, report)
 
     def close(self) -> None:
@@ -194,7 +192,9 @@ class _Reader:
         """Those entries that are there and whole."""
         offsets, sizes = rows["offset"].astype(np.int64), rows["size"].astype(np.int64)
         start, size = int(offsets[0]), int(offsets[-1] + sizes[-1] - offsets[0])
-        data = np.zeros(size + PAD, np.uint8)
+        if size + PAD > len(self._memory):      # what was made of the block before is a copy
+            self._memory = np.zeros(size + PAD, np.uint8)
+        data = self._memory[:size + PAD]
         there = _read_at(self._fd, memoryview(data)[:size], start)
         begins = offsets - start
         block = _Block(rows, entry_ids, data, begins, begins + sizes)
@@ -205,14 +205,11 @@ class _Reader:
             for entry_id in entry_ids[is_cut].tolist():
                 self.report(entry_id, "the file ends before it does")
             is_there &= ~is_cut
-        is_checked = is_there & (rows["flags"] & KEPT_CHECKSUM != 0)
-        claimed = rows["crc32c"].copy()
-        for first, end in lying_together(begins, sizes, is_checked):
-            begin = int(begins[first])
-            wrong = wrong_entries(data[begin:int(block.ends[end - 1])], begins[first:end] - begin, sizes[first:end], claimed[first:end])
-            for at in (first + wrong).tolist():
-                self.report(int(entry_ids[at]), "its checksum is wrong")
-                is_there[at] = False
+        checked = np.flatnonzero(is_there & (rows["flags"] & KEPT_CHECKSUM != 0))
+        wrong = checked[checksums.wrong_entries(data, begins[checked], block.ends[checked], rows["crc32c"][checked])]
+        for entry_id in entry_ids[wrong].tolist():
+            self.report(entry_id, "its checksum is wrong")
+        is_there[wrong] = False
         return block if is_there.all() else block.chosen(np.flatnonzero(is_there))
 
     # -- entries
@@ -284,21 +281,20 @@ class _Reader:
 
     def _undo(self, block, some, begins, ends, codecs, is_compressed, sizes):
         """(data with what is decompressed behind it, begins, ends, which cannot be)"""
-        pieces, length, begins, ends = [block.data], len(block.data), begins.copy(), ends.copy()
-        failed, raw = np.zeros(len(some), bool), memoryview(block.data)
-        for at in np.flatnonzero(is_compressed).tolist():
+        chosen, failed, raw, pieces = np.flatnonzero(is_compressed), np.zeros(len(some), bool), memoryview(block.data), []
+        if not len(chosen):
+            return block.data, begins, ends, failed
+        for at, codec, begin, end, size in zip(*(column.tolist() for column in (
+                chosen, codecs[chosen], begins[chosen], ends[chosen], sizes[chosen])), strict=True):
             try:
-                piece = decompress(int(codecs[at]), raw[begins[at]:ends[at]], int(sizes[at]))
+                pieces.append(decompress(codec, raw[begin:end], size))
             except Incompressible:
                 failed[at] = True
+                pieces.append(b"")
                 self.report(int(block.entry_ids[some[at]]), "its payload cannot be decompressed")
-                continue
-            pieces.append(np.frombuffer(piece, np.uint8))
-            begins[at], ends[at] = length, length + len(piece)
-            length += len(piece)
-        if len(pieces) == 1:
-            return block.data, begins, ends, failed
-        return np.concatenate([*pieces, np.zeros(PAD, np.uint8)]), begins, ends, failed
+        begins, ends, behind = begins.copy(), ends.copy(), len(block.data) + np.cumsum([len(piece) for piece in pieces])
+        begins[chosen], ends[chosen] = np.append(len(block.data), behind[:-1]), behind
+        return np.frombuffer(b"".join((block.data.data, *pieces, bytes(PAD))), np.uint8), begins, ends, failed
 
     def _unpack(self, block: _Block, outer: Columns, some: NDArray[np.intp], payloads: NDArray[np.int64]):
         """The messages of batches; returns which of these have to go through the library."""

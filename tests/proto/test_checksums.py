@@ -83,3 +83,29 @@ def test_what_is_laid_out_may_be_long():
     raw = bodies_of(1, length)[0]
     claimed = np.array([crc32c(raw.tobytes())], np.uint32)
     assert checksums.laid_out(claimed, np.array([0]), np.array([length]), length) == claimed[0]
+
+
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(pieces=st.lists(st.tuples(
+           st.sampled_from([0, 0, 0, 1, 9]), st.one_of(st.integers(6, 300), st.sampled_from([8186, 8192, 8193, 20000]))),
+           min_size=1, max_size=60),
+       damaged=st.lists(st.tuples(st.integers(0, 59), st.integers(0, 20_000)), max_size=3), seed=st.integers(0, 9))
+def test_wrong_entries_are_found_among_others(pieces, damaged, seed):
+    """(bytes before it, size) of each entry; (entry, byte) of which one bit is turned over."""
+    gaps, sizes = np.array(pieces).T
+    ends = np.cumsum(gaps + sizes)
+    begins = ends - sizes
+    raw = bodies_of(1, int(ends[-1]) + 8, seed)[0]
+    claimed = np.array([crc32c(raw[begin + 6:end].tobytes()) for begin, end in zip(begins, ends, strict=True)], np.uint32)
+    for begin, checksum in zip(begins.tolist(), claimed.tolist(), strict=True):
+        raw[begin:begin + 6] = np.frombuffer(b"\x0e\x01" + checksum.to_bytes(4, "big"), np.uint8)
+    assert checksums.wrong_entries(raw, begins, ends, claimed).tolist() == []
+    expected = {}
+    for entry, byte in damaged:
+        entry %= len(pieces)
+        expected[entry] = int(begins[entry]) + byte % int(sizes[entry])
+    for byte in expected.values():
+        raw[byte] ^= 16
+    before = raw.copy()
+    assert checksums.wrong_entries(raw, begins, ends, claimed).tolist() == sorted(expected)
+    assert (raw == before).all()
