@@ -52,6 +52,9 @@ class Served:
         self._data_dir, self._running = data_dir, {}
         self._connect()
 
+    def close(self) -> None:
+        self._file.close()
+
     def adopt(self, partition_id: int, topic: str, view: int) -> str | None:
         """None when the view is in force, else why not."""
         try:
@@ -59,6 +62,8 @@ class Served:
         except Refused as refused:
             if view not in compacted.numbers(format.partition_folder(self._data_dir, partition_id)):      # not put in force before
                 return str(refused)
+        self._running.pop(partition_id, None)
+        self._say({"adopted": partition_id})
         return None
 
     def ask(self, question: str, **about) -> Any:
@@ -131,6 +136,10 @@ class Alone:
         except OSError:
             self._lock.close()
             raise
+
+    def close(self) -> None:
+        """A broker may."""
+        self._lock.close()
 
     def adopt(self, partition_id: int, topic: str, view: int) -> str | None:
         folder = format.partition_folder(self._data_dir, partition_id)

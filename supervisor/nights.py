@@ -130,9 +130,9 @@ def die_with_parent() -> None:
 
 def on_demand(config: Config, partition_ids: Iterable[int]) -> bool:
     """What the broker has started this process for: one partition after the other.  Whether all is well.  Raises CannotRun."""
-    found, side, is_well = chosen(config, partition_ids), side_of(config.data_dir), True
-    side.began({target.partition_id: target.topic for target in found})
-    with Engines(config, may_do_without_spark=True) as engines:
+    found, is_well = chosen(config, partition_ids), True
+    with contextlib.closing(side_of(config.data_dir)) as side, Engines(config, may_do_without_spark=True) as engines:
+        side.began({target.partition_id: target.topic for target in found})
         for target in found:
             engine = engines.for_bytes(size_of(nightly.plan(config.data_dir, [target])))
             report = nightly.compact(config.data_dir, target, side.adopt, engine)
@@ -141,13 +141,14 @@ def on_demand(config: Config, partition_ids: Iterable[int]) -> bool:
     return is_well
 
 
-def compact(side: Served | Alone, config: Config, planned: list[Planned], progress: Callable[[Progress], None]) -> Night:
+def compact(side: Served | Alone, config: Config, found: list[Planned], progress: Callable[[Progress], None]) -> Night:
     """All that is due of these.  Raises CannotRun."""
     with Engines(config, may_do_without_spark=False) as engines:
-        engine = engines.for_bytes(size_of(planned))
-        side.began({one.target.partition_id: one.target.topic for one in planned if one.is_due})
+        engine = engines.for_bytes(size_of(found))
+        begun = {one.target.partition_id: one.target.topic for one in found if one.is_due}
+        side.began(begun)
         try:
-            night = nightly.run(config.data_dir, planned, side.adopt, engine, progress)
+            night = nightly.run(config.data_dir, found, side.adopt, engine, progress)
         except nightly.AlreadyRunning as error:
             raise CannotRun(str(error)) from None
         except Exception:
@@ -156,7 +157,8 @@ def compact(side: Served | Alone, config: Config, planned: list[Planned], progre
             if night is None:
                 raise
     for report in night.reports:
-        side.ended(asdict(report))
+        if report.outcome != nightly.NOTHING_NEW or report.partition_id in begun:
+            side.ended(asdict(report))
     return night
 
 
@@ -183,10 +185,12 @@ def give_back(side: Served, config: Config, tell: Tell) -> dict[str, Any]:
 def run(config: Config, found: list[Target], progress: Callable[[Progress], None], tell: Tell) -> dict[str, Any]:
     """A night, as its report tells of it.  Raises CannotRun."""
     began, started_ms = time.monotonic(), time.time_ns() // 1_000_000
-    side = side_of(config.data_dir)
-    planned = nightly.plan(config.data_dir, found)
-    night = compact(side, config, planned, progress)
-    given = give_back(side, config, tell) if side.is_served else None
+    if config.data_dir.stat().st_uid != os.geteuid():
+        raise CannotRun(f"{config.data_dir} is another user's, whose broker could not deal with what this would write there")
+    with contextlib.closing(side_of(config.data_dir)) as side:
+        due = planned(config, found)
+        night = compact(side, config, due, progress)
+        given = give_back(side, config, tell) if side.is_served else None
     compaction = [asdict(report) for report in night.reports if report.outcome != nightly.NOTHING_NEW]
     wrong = [report for report in night.reports if report.outcome in (nightly.FAILED, nightly.NOT_ADOPTED)]
     is_well = not (wrong or night.error or (given and given["errors"]))
@@ -195,7 +199,7 @@ def run(config: Config, found: list[Target], progress: Callable[[Progress], None
         "status": SUCCESS if is_well else FAILED, "error": night.error, "started_ms": started_ms, "ended_ms": ended_ms,
         "seconds": round(time.monotonic() - began, 3),
         "last_success_ms": ended_ms if is_well else last_report(config.data_dir).get("last_success_ms", 0),
-        "engine": night.engine, "served": side.is_served, "partitions": len(planned), "totals": _totals(compaction, given),
+        "engine": night.engine, "served": side.is_served, "partitions": len(due), "totals": _totals(compaction, given),
         "compaction": compaction, "retention": given}
     keep(config, report)
     return report

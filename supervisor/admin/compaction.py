@@ -7,6 +7,7 @@ is answered by one:
     {"ask": question, "topic": ...}     of the topic's owner, {"ask": question, "owner": n} of one: {"answer": ...} or {"refused": why,
                                         "again": whether it may be asked again soon}
     {"began": {partition id: topic}}    these are being compacted, until each is told of or the connection ends
+    {"adopted": partition id}           its view is in force
     {"ended": report}                   what became of one: a Report of storage/jobs/nightly.py
 """
 import asyncio
@@ -227,6 +228,10 @@ class Compactions:
         if "began" in said:
             for partition_id, topic in said["began"].items():
                 self._running[int(partition_id)] = topic, whose
+        elif "adopted" in said:
+            self._running.pop(said["adopted"], None)
+            if (record := self._records.get(said["adopted"])) is not None:
+                record.error = ""
         elif "ended" in said:
             self._ended(said["ended"])
         else:

@@ -1,0 +1,275 @@
+"""`geminga nightly`: with a broker and without, what it prints, and how it ends when it cannot do all of it."""
+import fcntl
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pulsar
+import pytest
+
+from geminga.storage import compacted, format
+from geminga.supervisor import beside
+from geminga.supervisor.cli.nightly import _Shown, _text
+from geminga.supervisor.main import main
+
+from ..harness import Broker, request, unique_topic
+from .test_compaction import compacted_values, fill, partition_id, url_of, views
+from .test_metrics import samples, value
+
+SYSTEMD = Path(__file__).parents[2] / "systemd"
+LATEST = {f"key-{number % 5}": number for number in range(45, 50)}
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    made = Broker(tmp_path_factory.mktemp("nightly") / "data")
+    yield made.start()
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def client(own):
+    made = pulsar.Client(own.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def nightly(own, capsys, monkeypatch):
+    """nightly(words...): exit status, standard output, complaints; in this process, which stays as polite as it was."""
+    monkeypatch.setattr("geminga.supervisor.nights.be_polite", lambda niceness: None)
+
+    def run(*words, data_dir=own.data_dir):
+        status = main(["nightly", *words, "--data-dir", str(data_dir)])
+        printed = capsys.readouterr()
+        return status, printed.out, printed.err
+    return run
+
+
+def compact_later(broker, topic):
+    """By night: it has a threshold that is never passed."""
+    place = f"{broker.http_url}/admin/v2/{topic.replace('://', '/')}/compactionThreshold"
+    assert request("POST", place, b"1000000000000")[0] == 204
+
+
+# -- beside a broker
+
+def test_a_night_beside_a_broker(own, client, nightly):
+    """Planned, done, told; and then there is nothing to do."""
+    assert request("GET", f"{own.http_url}/ops/v1/compaction/report")[0] == 404
+    status, _, complaint = nightly("report")
+    assert status == 1 and "no night yet" in complaint
+    topic, other = unique_topic("night"), unique_topic("not-compacted")
+    for one in (topic, other):
+        fill(client, one)
+    assert nightly("plan")[:2] == (0, "Nothing is compacted: no topic has a compaction threshold, or was compacted before\n")
+    compact_later(own, topic)
+    status, printed, _ = nightly("plan", "--json")
+    [planned] = json.loads(printed)
+    assert status == 0 and planned["topic"] == topic and planned["due"] and planned["messages"] == 50 and not views(own, topic)
+
+    status, printed, _ = nightly("--json")
+    report = json.loads(printed)
+    assert (status, report["status"], report["served"]) == (0, "success", True)
+    [found] = report["compaction"]
+    assert (found["topic"], found["outcome"], found["messages_in"], found["messages_out"], found["keys"]) == (topic, "compacted", 50, 5, 5)
+    assert report["retention"]["partitions"] == 2 and not report["retention"]["errors"]
+    assert compacted_values(client, topic) == LATEST and not views(own, other)
+    assert json.loads(request("GET", f"{own.http_url}/ops/v1/compaction/report")[1]) == report
+    assert json.loads(request("GET", url_of(own, topic))[1]) == {"status": "SUCCESS", "lastError": ""}
+
+    assert topic in nightly("report")[1]
+    assert "false" in nightly("plan")[1]
+    status, printed, _ = nightly()
+    assert status == 0 and printed.startswith("success: ended ") and "Compacted 0 of 1 partitions" in printed
+    assert views(own, topic) == [1]
+
+
+def test_its_numbers_are_in_metrics(own, client, nightly):
+    topic = unique_topic("numbers")
+    fill(client, topic)
+    assert nightly("--topic", topic)[0] == 0
+    found = samples(request("GET", f"{own.http_url}/metrics")[1])
+    report = beside.last_report(own.data_dir)
+    assert value(found, "geminga_nightly_last_status") == 0 and value(found, "geminga_nightly_last_compacted") == 1
+    assert value(found, "geminga_nightly_last_success_timestamp_seconds") == report["ended_ms"] / 1000
+    assert (value(found, "geminga_nightly_last_messages_in"), value(found, "geminga_nightly_last_messages_out")) == (50, 5)
+    assert value(found, "pulsar_compaction_succeed_count", topic=topic) == 1
+
+
+def test_topics_are_named_or_match(own, client, nightly):
+    """Without the threshold that a night goes by."""
+    names = [unique_topic(hint) for hint in ("named", "matched", "neither")]
+    for name in names:
+        fill(client, name)
+    short = names[0].rpartition("/")[2]
+    assert nightly("--topic", short, "--pattern", "persistent://public/default/matched-.*")[0] == 0
+    assert [views(own, name) for name in names] == [[1], [1], []]
+
+
+def test_what_a_deleted_topic_has_left_goes(own, client, nightly):
+    topic = unique_topic("deleted")
+    fill(client, topic)
+    folder = format.partition_folder(own.data_dir, partition_id(own, topic))
+    assert request("DELETE", f"{own.http_url}/admin/v2/{topic.replace('://', '/')}?force=true")[0] == 204
+    folder.mkdir()
+    (folder / "7.ledger").write_bytes(bytes(10_000))
+    status, printed, _ = nightly("--json")
+    assert status == 0 and not folder.exists()
+    deleted = json.loads(printed)["retention"]["deleted"]
+    assert deleted["folders"] == 1 and deleted["freed"] >= 10_000
+
+
+def test_a_damaged_topic_fails_and_the_others_do_not(own, client, nightly):
+    """The status says so, in the report, to the shell and to whoever watches; the last success stays what it was."""
+    bad, good = unique_topic("damaged"), unique_topic("whole")
+    for name in (bad, good):
+        fill(client, name)
+        assert nightly("--topic", name)[0] == 0
+        fill(client, name)
+    before = beside.last_report(own.data_dir)["last_success_ms"]
+    manifest = compacted.format.compacted_folder(format.partition_folder(own.data_dir, partition_id(own, bad))) / "1" / "view"
+    whole = manifest.read_bytes()
+    manifest.write_bytes(b"0" * len(whole))
+    status, printed, _ = nightly("--topic", bad, "--topic", good, "--json")
+    report = json.loads(printed)
+    assert (status, report["status"], report["last_success_ms"]) == (1, "failed", before)
+    assert {one["topic"]: one["outcome"] for one in report["compaction"]} == {bad: "failed", good: "compacted"}
+    assert bad in _text(report) and str(manifest) in _text(report)
+    assert value(samples(request("GET", f"{own.http_url}/metrics")[1]), "geminga_nightly_last_status") == 1
+    status, text = request("GET", url_of(own, bad))
+    assert json.loads(text)["status"] == "ERROR" and str(manifest) in json.loads(text)["lastError"]
+    assert main(["admin", "--admin-url", own.http_url, "topics", "compaction-status", bad, "-w"]) == 1
+    manifest.write_bytes(whole)
+    assert nightly("--topic", bad)[0] == 0
+    assert value(samples(request("GET", f"{own.http_url}/metrics")[1]), "geminga_nightly_last_status") == 0
+
+
+# -- refused
+
+@pytest.mark.parametrize("words", [
+    ("--topic", "persistent://public/default/none"), ("--pattern", "("), ("--topic", "a/b/c/d/e/f"), ("--engine", "abacus"),
+    ("--memory", "much"), ("--memory", "1K"), ("--cores", "-1"), ("--master", "spark"), ("tomorrow",), ("--config", "/none.toml")])
+def test_wrong_usage(nightly, words):
+    status, printed, complaint = nightly(*words)
+    assert status == 2 and not printed and complaint
+
+
+def test_what_is_no_data_folder_is_left_as_it_is(nightly, tmp_path):
+    status, _, complaint = nightly(data_dir=tmp_path)
+    assert (status, complaint) == (2, f"geminga: {tmp_path} is no data folder of a broker\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_two_nights_at_once_are_refused(own, client, nightly):
+    topic = unique_topic("twice")
+    fill(client, topic)
+    with compacted.lock(own.data_dir / "nightly" / compacted.LOCK) as is_ours:
+        assert is_ours
+        status, printed, complaint = nightly("--topic", topic)
+    assert (status, printed) == (3, "") and "another run is under way" in complaint and complaint.count("\n") == 1
+    assert not views(own, topic)
+
+
+def test_a_folder_that_is_in_use_by_something_that_does_not_answer(own, nightly, tmp_path, monkeypatch):
+    monkeypatch.setattr(beside, "_PATIENCE_SECONDS", 0)
+    shutil.copy(own.data_dir / "catalogue.sqlite", tmp_path)
+    with (tmp_path / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        status, _, complaint = nightly(data_dir=tmp_path)
+    assert status == 3 and "does not answer" in complaint and complaint.count("\n") == 1
+
+
+def test_without_java_one_line_says_what_is_missing(own, client, nightly, monkeypatch):
+    topic = unique_topic("no-java")
+    fill(client, topic)
+    for name in ("PATH", "JAVA_HOME"):
+        monkeypatch.setenv(name, "/none")
+    status, printed, complaint = nightly("--topic", topic, "--engine", "spark")
+    assert (status, printed) == (3, "") and complaint.count("\n") == 1
+    assert re.search("java", complaint, re.IGNORECASE) and "--engine here" in complaint
+    assert nightly("--topic", topic)[0] == 0 and views(own, topic) == [1]
+
+
+# -- without a broker, and with Spark
+
+def test_a_night_without_a_broker(own, client, nightly):
+    """Views are put in force; what only owners can do is left to a broker, and the report says so."""
+    topic = unique_topic("alone")
+    fill(client, topic)
+    own.stop()
+    try:
+        status, printed, _ = nightly("--topic", topic)
+        assert status == 0 and "Compacted 1 of 1 partitions" in printed and "no broker serves" in printed
+        assert not beside.last_report(own.data_dir)["served"]
+        assert views(own, topic) == [1]
+    finally:
+        own.start()
+    assert compacted_values(client, topic) == LATEST
+
+
+@pytest.mark.spark
+def test_a_night_with_spark(own, client):
+    """As the timer starts it: the command by itself."""
+    topic = unique_topic("spark")
+    fill(client, topic)
+    command = [str(Path(sys.executable).with_name("geminga")), "nightly", "--data-dir", str(own.data_dir), "--topic", topic,
+               "--engine", "spark", "--cores", "2", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["engine"].startswith("Spark") and report["compaction"][0]["messages_out"] == 5
+    assert compacted_values(client, topic) == LATEST
+    assert not list((own.data_dir / "nightly").glob("scratch*"))
+
+
+def test_it_goes_behind_others():
+    code = "from geminga.supervisor.nights import be_polite; import os, psutil; be_polite(12); " \
+           "print(os.nice(0), psutil.Process().ionice().ioclass.name, open('/proc/self/oom_score_adj').read().strip())"
+    told = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert int(told[0]) == max(12, os.nice(0)) and told[1] == "IOPRIO_CLASS_IDLE"
+
+
+# -- what is shown
+
+class _Progress:
+    stage, done, total, rate, left_s = "reading", 500_000, 2_000_000, 250_000.0, 6.0
+
+
+def test_without_a_terminal_there_are_lines_now_and_then(monkeypatch):
+    told = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", told)
+    monkeypatch.setattr("geminga.supervisor.cli.nightly._LINE_SECONDS", 0)
+    with _Shown() as shown:
+        shown.compaction(_Progress)
+        shown.other("giving back space", 3, 10)
+    assert told.getvalue() == ("compaction, reading: 500,000 of 2,000,000 messages, 250,000/s, 0:00:06 left\n"
+                               "giving back space: 3 of 10 topics\n")
+
+
+def test_on_a_terminal_there_is_a_bar(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    told = Terminal()
+    monkeypatch.setattr(sys, "stderr", told)
+    with _Shown() as shown:
+        shown.compaction(_Progress)
+        shown.other("giving back space", 3, 10)
+    assert "25%" in told.getvalue() and "250,000/s, 0:00:06 left" in told.getvalue() and "30%" in told.getvalue()
+
+
+def test_units_are_what_systemd_reads(tmp_path):
+    analyze = shutil.which("systemd-analyze")
+    if analyze is None:
+        pytest.skip("systemd-analyze is not installed")
+    for name in ("geminga-nightly.service", "geminga-nightly.timer"):
+        (tmp_path / name).write_text((SYSTEMD / name).read_text().replace("/usr/bin/geminga", "/bin/true"))
+    checked = subprocess.run([analyze, "verify", *map(str, tmp_path.iterdir())], capture_output=True, text=True)
+    assert checked.returncode == 0 and not checked.stderr, checked.stderr
