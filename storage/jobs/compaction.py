@@ -317,7 +317,7 @@ def write(job: Job, number: int, places: NDArray[np.int64]) -> Written:
             part = writer.finish(source.end)
     except (OSError, CorruptFile) as error:
         remove(job, source.ledger_id)
-        raise CannotCompact(_text(error)) from error
+        raise CannotCompact(_text(error, job.target)) from error
     if not part.kept:
         remove(job, source.ledger_id)
     return Written(part if part.kept else None, *counted, tuple(damage))
@@ -432,7 +432,10 @@ def by_ledger(places: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64
         yield int(some[0]) >> LEDGER_BIT, some
 
 
-def _text(error: Exception) -> str:
+def _text(error: Exception, path: Path | None = None) -> str:
+    """path: what it is about, if the error does not say."""
     if isinstance(error, FileNotFoundError):
         return f"it was deleted meanwhile ({error.filename} is gone)"
-    return text_of(error) if isinstance(error, OSError) else str(error)
+    if not isinstance(error, OSError):
+        return str(error)
+    return text_of(error) if error.filename or path is None else f"{path}: {text_of(error)}"

@@ -126,7 +126,7 @@ def _plan(data_dir: Path, target: Target) -> Planned:
     if not entries:
         why = f"nothing has come since view {held.number}" if held else "there is nothing in it"
         return Planned(target, False, why, view[0], behind if held else None, 0, 0, 0, *view[1:])
-    why = f"{messages:,} messages have come" + (f" since view {held.number}" if held else "")
+    why = f"{messages:,} new message{'' if messages == 1 else 's'}" + (f" since view {held.number}" if held else "")
     return Planned(target, True, why, view[0], horizon, entries, messages, size, *view[1:])
 
 

@@ -1,0 +1,217 @@
+"""A run over many partitions: what it plans it does, what it cannot do it says, and what there was stays whole until then."""
+import errno
+import json
+import os
+import shutil
+
+import pytest
+
+from geminga.storage import compacted, format
+from geminga.storage.jobs import compaction, engines, nightly
+from geminga.storage.jobs.nightly import BUSY, COMPACTED, FAILED, NOT_ADOPTED, NOTHING_NEW
+
+from .topics import Message, Topic
+
+
+@pytest.fixture
+def topics(tmp_path):
+    """Three, with news."""
+    found = [Topic(tmp_path, partition_id) for partition_id in (1, 2, 3)]
+    for topic in found:
+        for n in range(30):
+            topic.publish(Message(str(n % 10), b"%d" % n))
+        topic.publish_batch([Message(str(n % 15), b"%d" % n) for n in range(40)])
+    return found
+
+
+def run(topics, adopt=None, **more):
+    """{partition id: report} of a run over these, as planned."""
+    data_dir = topics[0].data_dir
+    night = nightly.run(data_dir, nightly.plan(data_dir, [topic.target for topic in topics]), adopt or nightly.adopt_here(data_dir), **more)
+    return {report.partition_id: report for report in night.reports}
+
+
+def outcomes(reports):
+    return [report.outcome for _, report in sorted(reports.items())]
+
+
+def files_of(topic):
+    """What there is beside its ledgers."""
+    folder = format.compacted_folder(topic.folder)
+    return sorted(path.name for path in folder.iterdir() if path.name != compacted.LOCK) if folder.exists() else []
+
+
+def test_a_plan_says_what_a_run_then_does(topics, tmp_path):
+    empty = Topic(tmp_path, 4)
+    planned = nightly.plan(tmp_path, [topic.target for topic in (*topics, empty)])
+    assert [(one.is_due, one.entries, one.messages) for one in planned] == [(True, 31, 70)] * 3 + [(False, 0, 0)]
+    assert planned[0].why == "70 new messages" and planned[3].why == "there is nothing in it"
+    assert all(files_of(topic) == [] for topic in topics)
+    reports = run(topics)
+    for one in planned[:3]:
+        report = reports[one.target.partition_id]
+        assert (report.outcome, report.view, report.horizon) == (COMPACTED, 1, one.horizon)
+        assert (report.entries_in, report.messages_in, report.bytes_in) == (one.entries, one.messages, one.size)
+        assert (report.keys, report.messages_out, report.freed) == (15, 15, report.bytes_in - report.bytes_out)
+    for topic in topics:
+        assert topic.contents() == topic.newest()
+        assert topic.view().manifest.report["keys"] == 15
+
+
+def test_a_partition_without_news_is_not_touched(topics):
+    run(topics)
+    before = [times_of(topic) for topic in topics]
+    topics[1].publish(Message("new", b"x"))
+    planned = nightly.plan(topics[0].data_dir, [topic.target for topic in topics])
+    assert [one.why for one in planned] == ["nothing has come since view 1", "1 new message since view 1", "nothing has come since view 1"]
+    assert outcomes(run(topics)) == [NOTHING_NEW, COMPACTED, NOTHING_NEW]
+    assert [topic.view().number for topic in topics] == [1, 2, 1]
+    assert [times_of(topic) == times for topic, times in zip(topics, before, strict=True)] == [True, False, True]
+
+
+def times_of(topic):
+    return {str(path): path.stat().st_mtime_ns for path in topic.folder.rglob("*")}
+
+
+def test_two_runs_at_once_are_refused(topics):
+    refused = []
+
+    def adopt(partition_id, topic, number):
+        with pytest.raises(nightly.AlreadyRunning, match="another run is under way"):
+            run(topics)
+        refused.append(partition_id)
+
+    run(topics, adopt)
+    assert refused == [1, 2, 3]
+    assert len(run(topics)) == 3
+
+
+def test_a_partition_that_somebody_compacts_is_left_to_them(topics):
+    with compaction_of(topics[1]):
+        reports = run(topics)
+        assert outcomes(reports) == [COMPACTED, BUSY, COMPACTED]
+        assert "already" in reports[2].error
+        assert nightly.compact(topics[1].data_dir, topics[1].target, nightly.adopt_here(topics[1].data_dir)).outcome == BUSY
+    assert topics[1].compact().outcome == COMPACTED
+
+
+def compaction_of(topic):
+    folder = format.compacted_folder(topic.folder)
+    folder.mkdir(exist_ok=True)
+    return compacted.lock(folder / compacted.LOCK)
+
+
+def test_one_that_was_compacted_since_it_was_planned_is_looked_at_anew(topics):
+    planned = nightly.plan(topics[0].data_dir, [topics[0].target])
+    topics[0].compact()
+    night = nightly.run(topics[0].data_dir, planned, nightly.adopt_here(topics[0].data_dir))
+    assert (night.reports[0].outcome, night.reports[0].view) == (NOTHING_NEW, 1)
+
+
+def test_what_is_not_adopted_goes(topics):
+    reports = run(topics, lambda partition_id, topic, number: "it is not here any more" if partition_id == 2 else
+                  nightly.adopt_here(topics[0].data_dir)(partition_id, topic, number))
+    assert outcomes(reports) == [COMPACTED, NOT_ADOPTED, COMPACTED]
+    assert reports[2].error == "it is not here any more"
+    assert [files_of(topic) for topic in topics] == [["1"], [], ["1"]]
+
+
+def test_topics_that_are_deleted_meanwhile_are_told_of(topics, monkeypatch):
+    planned = nightly.plan(topics[0].data_dir, [topic.target for topic in topics])
+    shutil.rmtree(topics[0].folder)
+    write = compaction.write
+
+    def deleted(job, *more):
+        if job.partition_id == 2:
+            shutil.rmtree(job.folder)
+        return write(job, *more)
+
+    monkeypatch.setattr(compaction, "write", deleted)
+    reports = nightly.run(topics[0].data_dir, planned, nightly.adopt_here(topics[0].data_dir)).reports
+    assert sorted(report.outcome for report in reports) == [COMPACTED, FAILED, FAILED]
+    assert all("deleted meanwhile" in report.error for report in reports if report.outcome == FAILED)
+    assert not topics[0].folder.exists() and not topics[1].folder.exists()
+
+
+def test_a_full_disk_costs_a_partition_its_view_and_no_more(topics, monkeypatch):
+    run(topics)
+    before = topics[1].contents()
+    for topic in topics:
+        topic.publish(Message("new", b"x"))
+    write = os.write
+
+    def full(fd, data):
+        if "/2/compacted/" in os.readlink(f"/proc/self/fd/{fd}"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(fd, data)
+
+    monkeypatch.setattr(os, "write", full)
+    reports = run(topics)
+    assert outcomes(reports) == [COMPACTED, FAILED, COMPACTED]
+    assert reports[2].error.endswith("2.new: No space left on device") and reports[2].view == 1
+    assert files_of(topics[1]) == ["1"] and topics[1].contents() == before
+    monkeypatch.undo()
+    assert outcomes(run(topics)) == [NOTHING_NEW, COMPACTED, NOTHING_NEW]
+    assert topics[1].contents() == topics[1].newest()
+
+
+def test_a_broken_view_is_told_of_and_nothing_done(topics):
+    run(topics)
+    (topics[1].view().folder / "view").write_bytes(b"00000000 {}")
+    for topic in topics:
+        topic.publish(Message("new", b"x"))
+    reports = run(topics)
+    assert outcomes(reports) == [COMPACTED, FAILED, COMPACTED]
+    assert "view" in reports[2].error
+
+
+def test_what_was_begun_and_left_goes(topics):
+    target = compacted.unfinished(topics[0].folder, 1)
+    target.mkdir(parents=True)
+    (target / "77.ledger").write_bytes(b"of a job that was killed")
+    run(topics)
+    assert files_of(topics[0]) == ["1"]
+    assert topics[0].contents() == topics[0].newest()
+
+
+def test_a_run_that_breaks_off_leaves_nothing_begun_and_says_why(topics):
+    def adopt(partition_id, topic, number):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(topics, adopt)
+    assert all(files_of(topic) == [] for topic in topics)
+    assert nightly.last_night(topics[0].data_dir).error == "KeyboardInterrupt"
+
+
+def test_the_last_run_can_be_read_back(topics):
+    assert nightly.last_night(topics[0].data_dir) is None
+    reports = run(topics)
+    found = nightly.last_night(topics[0].data_dir)
+    assert {report.partition_id: report for report in found.reports} == reports
+    assert (found.engine, found.error) == ("this process", "") and found.started_ms > 0
+    (topics[0].data_dir / "nightly" / nightly.LAST).write_text(json.dumps([1]))
+    assert nightly.last_night(topics[0].data_dir) is None
+
+
+def test_progress_goes_up_to_all_messages_over_all_rounds(topics, monkeypatch):
+    monkeypatch.setattr(nightly, "_TOGETHER", 2)
+    seen = []
+    run(topics, progress=seen.append)
+    assert {one.total for one in seen} == {210}
+    assert max(one.done for one in seen if one.stage == engines.READING) == 210
+    done = [one.done for one in seen]
+    assert done == sorted(done) and done[-1] == 210
+    assert seen[-1].left_s == 0
+
+
+def test_no_java_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    with pytest.raises(engines.NoSpark, match="^Spark needs a Java runtime, 17 or newer: apt-get install openjdk-17-jre-headless$"):
+        engines.Spark(tmp_path / "scratch")
+    java = tmp_path / "java"
+    java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n")
+    java.chmod(0o755)
+    with pytest.raises(engines.NoSpark, match="java is 11"):
+        engines.Spark(tmp_path / "scratch")
