@@ -48,7 +48,7 @@
     recovery.py     journal -> ledgers and cursors, after a crash
     findings.py     what is damaged, where, and what that costs
     verify.py       finds it, in all of a data folder
-    verify_ledger.py, verify_catalogue.py      in one ledger, in the catalogue
+    verify_ledger.py, verify_compacted.py, verify_catalogue.py      in one ledger, in compacted views, in the catalogue
     repair.py       puts damaged bytes aside
     counters.py     numbers that every process shows, in shared memory
     statistics.py   what is counted of topics and who uses them

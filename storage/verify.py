@@ -4,6 +4,7 @@
     journals      records that were synced and are not whole; what is only there yet counts as if it were in place
     state         both copies, and cursors against the ledgers: positions, bitmaps, totals
     ledgers       headers, each row's checksum over content and place, that rows follow each other without a gap, each entry's checksum
+    views         of what was compacted: what says what is in them, rows, entries' checksums, which messages of batches are left
 
 Entries that are there for nobody any more (cursor NOBODY) are not looked at: their place may have been given back.
 
@@ -23,13 +24,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geminga.storage import format, ledger, replay, state, version1
-from geminga.storage.cursor import NOBODY, Cursor
+from geminga.storage.cursor import NOBODY, Cursor, Position
 from geminga.storage.errors import CorruptFile
 from geminga.storage.findings import Finding, Severity, corrupt, place, unreadable
 from geminga.storage.ledger import Ledger
 from geminga.storage.recovery import Recovery
 from geminga.storage.state import State
 from geminga.storage.verify_catalogue import Names, read_names
+from geminga.storage.verify_compacted import Looked, look_at_views
 from geminga.storage.verify_ledger import Report, Task, acknowledged, entries, look_at, runs
 
 _PROCESSES_MIN = 64 << 20  # bytes; processes for less cost more than they save
@@ -127,7 +129,8 @@ class _Walk:
         reports = self._reports([task for some in tasks.values() for task in some])
         for partition_id in ids:
             some = [next(reports) for _ in tasks[partition_id]]
-            found[partition_id] += self._partition(names, rehearsal, partition_id, states[partition_id], some)
+            views = look_at_views(format.partition_folder(self.data_dir, partition_id), partition_id, is_served=self.is_served)
+            found[partition_id] += self._partition(names, rehearsal, partition_id, states[partition_id], some, views)
             if wanted is None:
                 self.seen.partitions += 1
         return found
@@ -223,11 +226,12 @@ class _Walk:
                 findings += _left(folder, ledger_id, is_needed=ledger_id >= done)
         return tasks
 
-    def _partition(self, names: Names, rehearsal: "_Rehearsal", partition_id: int, has_state: bool,
-                   reports: list[Report]) -> list[Finding]:
+    def _partition(self, names: Names, rehearsal: "_Rehearsal", partition_id: int, has_state: bool, reports: list[Report],
+                   views: Looked) -> list[Finding]:
         folder, known = format.partition_folder(self.data_dir, partition_id), rehearsal.state(partition_id)
         subscriptions = names.subscriptions.get(partition_id, {})
-        findings, ledgers = [], []
+        findings, ledgers = list(views.findings), []
+        self.seen.bytes += views.bytes
         cursors = {text: known.cursors[number] for number, text in subscriptions.items() if number in known.cursors}
         for report in reports:
             findings += report.findings
@@ -268,7 +272,7 @@ class _Walk:
                 findings.append(Finding(format.state_path(folder), 0, 0, f"subscription {text} has no position",
                                         "it is removed, as its creation was never answered", Severity.NOTE))
         for text, cursor in cursors.items():
-            findings += _positions(folder, text, cursor, ledgers)
+            findings += _positions(folder, text, cursor, ledgers, views.horizon)
             if not known.is_uncounted and not any(found.lost for found in ledgers) and not any(one.severity for one in findings):
                 findings += _totals(folder, text, cursor, known, ledgers)
         return findings
@@ -403,8 +407,8 @@ def _chain(ledgers: list[Ledger], done: int) -> Iterator[Finding]:
                       "if there was anything in that, it is lost", Severity.HARMLESS)
 
 
-def _positions(folder: Path, text: str, cursor: Cursor, ledgers: list[Ledger]) -> Iterator[Finding]:
-    """A cursor is about entries that there are."""
+def _positions(folder: Path, text: str, cursor: Cursor, ledgers: list[Ledger], horizon: Position) -> Iterator[Finding]:
+    """A cursor is about entries that there are; up to the horizon a compacted view may have had them."""
     path, by_id = format.state_path(folder), {found.ledger_id: found for found in ledgers}
     ledger_id, entry_id = cursor.mark_delete
     if ledgers and (ledger_id > ledgers[-1].ledger_id or (ledger_id in by_id and entry_id >= by_id[ledger_id].entries)):
@@ -413,7 +417,7 @@ def _positions(folder: Path, text: str, cursor: Cursor, ledgers: list[Ledger]) -
     for number, bitmap in cursor.bitmaps.items():
         used = np.flatnonzero(bitmap)
         last = int(used[-1]) * 8 + int(bitmap[used[-1]]).bit_length() - 1 if len(used) else -1
-        if number > ledger_id and number not in by_id or number in by_id and last >= by_id[number].entries:
+        if number > max(ledger_id, horizon[0]) and number not in by_id or number in by_id and last >= by_id[number].entries:
             yield Finding(path, 0, 0, f"subscription {text} has acknowledged {number}:{last}, which is not there",
                           "messages that come there are not delivered", Severity.LOSS)
 

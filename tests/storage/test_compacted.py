@@ -8,9 +8,12 @@ import pytest
 from crc32c import crc32c
 
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.storage import compacted, format
+from geminga.storage import compacted, format, verify
+from geminga.storage.findings import Severity
 from geminga.storage.jobs import nightly
 from geminga.workers.egress import Ledgers
+
+from .files import flip
 
 SECOND = 1_000
 EARLIEST = api.MessageIdData(ledgerId=(1 << 64) - 1, entryId=(1 << 64) - 1)
@@ -577,6 +580,58 @@ def test_a_row_that_is_damaged_costs_its_entry(rigs, capfd):
     reader = topic.reader()
     assert [position for position, *_ in reader.read()] == positions[:1] + positions[2:]
     assert f"{path}: row 1 is damaged" in capfd.readouterr().err
+
+
+def flip_row(topic):
+    path = ledger_file(topic, ".index")
+    return path, 64 + 64 + 3
+
+
+def flip_entry(topic):
+    path = ledger_file(topic, ".ledger")
+    rows = np.frombuffer(path.with_suffix(".index").read_bytes(), format.COMPACTED_ROW, offset=64)
+    return path, int(rows["offset"][1]) + 20
+
+
+def flip_words(topic):
+    path = ledger_file(topic, ".ledger")
+    rows = np.frombuffer(path.with_suffix(".index").read_bytes(), format.COMPACTED_ROW, offset=64)
+    [cut] = rows[rows["flags"] & format.IS_CUT != 0]
+    return path, int(cut["offset"]) + int(cut["size"]) + 7
+
+
+FLIPS = {flip_row: "row 1 is damaged; what they are about is missing", flip_entry: "is damaged; consumers that read compacted see the checksum",
+         flip_words: "which messages entry"}
+
+
+@pytest.mark.parametrize("how", FLIPS, ids=lambda how: how.__name__)
+def test_what_of_a_view_is_damaged_is_found(rigs, how):
+    """With its place; a view that is whole is silent, also with a subscription in the midst of it."""
+    topic = Topic(rigs())
+    topic.publish(("a", b"1"), ("b", b"1"), [("c", b"1"), ("d", b"1"), ("e", b"1")], ("c", b"2"), ("f", b"1"))
+    topic.compact()
+    reading = Reading(topic, "sub")
+    reading.read()
+    reading.ack(reading.positions[1], reading.positions[3])
+    topic.rig.close()
+    assert list(verify.walk(topic.rig.data_dir)) == []
+    path, offset = how(topic)
+    flip(path, offset)
+    [finding] = verify.walk(topic.rig.data_dir)
+    assert finding.path == path and finding.offset <= offset < finding.offset + finding.size and FLIPS[how] in str(finding)
+    assert finding.severity == Severity.LOSS
+
+
+@pytest.mark.parametrize("what", DAMAGES)
+def test_a_view_that_cannot_be_used_is_found(rigs, what):
+    topic = Topic(rigs())
+    topic.publish(("a", b"1"), ("b", b"1"))
+    topic.compact()
+    topic.rig.close()
+    DAMAGES[what](topic)
+    [finding] = verify.walk(topic.rig.data_dir)
+    assert "it is not used" in str(finding) and "compacted/1/" in str(finding.path)
+    assert finding.severity == (Severity.UNREADABLE if what == "newer" else Severity.LOSS)
 
 
 @pytest.mark.parametrize("seed", range(12))
