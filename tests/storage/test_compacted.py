@@ -600,8 +600,8 @@ def flip_words(topic):
     return path, int(cut["offset"]) + int(cut["size"]) + 7
 
 
-FLIPS = {flip_row: "row 1 is damaged; what they are about is missing", flip_entry: "is damaged; consumers that read compacted see the checksum",
-         flip_words: "which messages entry"}
+FLIPS = {flip_row: "row 1 is damaged; what they are about is missing",
+         flip_entry: "is damaged; consumers that read compacted see the checksum fail", flip_words: "which messages entry"}
 
 
 @pytest.mark.parametrize("how", FLIPS, ids=lambda how: how.__name__)
