@@ -292,8 +292,8 @@ def open_view(folder: Path, number: int = 0) -> View | None:
     return View(path, found, decode((path / MANIFEST).read_bytes(), path / MANIFEST))
 
 
-def unfinished(folder: Path, number: int) -> Path:
-    """Where the view of that number is made."""
+def unfinished(folder: Path, number: int | str) -> Path:
+    """Where the view of that number waits to be adopted."""
     return format.compacted_folder(folder) / f"{number}{UNFINISHED}"
 
 

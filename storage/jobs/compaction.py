@@ -6,9 +6,10 @@ in which messages are left.  engines.py says where they run.
 
     place      ledger, by its number in the run << 43 | message of it << 3 | its whole entry stays << 2 | has a key << 1 | is a tombstone
 """
+import secrets
 import shutil
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +63,7 @@ class Job:
     horizon: Position                # of the new one
     retains_keyless: bool
     sources: tuple[Source, ...]      # by ledger id, ascending
+    token: str                       # differs from every other job's
     first_ledger: int = 0            # the number, in the run, of the first of these
     # Messages in chunks: {place of the last: places of the others}, and places of those whose last one may yet come.
     chunks: dict[int, list[int]] = field(default_factory=dict)
@@ -73,7 +75,8 @@ class Job:
 
     @property
     def target(self) -> Path:
-        return compacted.unfinished(self.folder, self.view + 1)
+        """Where it is written; a name of its own, for what a job that was killed has left running may write on for a moment."""
+        return compacted.unfinished(self.folder, f"{self.view + 1}.{self.token}")
 
     @property
     def messages(self) -> int:
@@ -118,9 +121,9 @@ def prepare(data_dir: Path, partition_id: int, view: int, horizon: Position, *, 
                 sources.append(found)
     except (CorruptFile, FileNotFoundError) as error:
         raise CannotCompact(_text(error)) from error
-    job = Job(data_dir, partition_id, view, horizon, retains_keyless, tuple(sources), first_ledger)
+    job = Job(data_dir, partition_id, view, horizon, retains_keyless, tuple(sources), secrets.token_hex(8), first_ledger)
     chunks, unfinished = _chunks(job)
-    return Job(data_dir, partition_id, view, horizon, retains_keyless, tuple(sources), first_ledger, chunks, tuple(unfinished))
+    return replace(job, chunks=chunks, unfinished=tuple(unfinished))
 
 
 def _source(folder: Path, partition_id: int, ledger_id: int, of_view: CompactedLedger | None, part: Part | None, view_entries: int,
@@ -395,16 +398,18 @@ def remove(job: Job, ledger_id: int) -> None:
 # -- around them
 
 def begin(job: Job) -> None:
-    """There is an empty folder for the view; what somebody had begun is gone.  Raises CannotCompact."""
+    """There is an empty folder for the view; what was begun before is gone.  Raises CannotCompact."""
     try:
-        discard(job)
-        job.target.mkdir(parents=True)
+        for path in job.target.parent.glob(f"*{compacted.UNFINISHED}"):
+            shutil.rmtree(path, ignore_errors=True)
+        job.target.mkdir()
     except OSError as error:
         raise CannotCompact(_text(error)) from error
 
 
 def discard(job: Job) -> None:
-    shutil.rmtree(job.target, ignore_errors=True)
+    for path in (job.target, compacted.unfinished(job.folder, job.view + 1)):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def finish(job: Job, parts: Iterable[Part], now_ms: int, report: dict) -> None:
@@ -412,6 +417,7 @@ def finish(job: Job, parts: Iterable[Part], now_ms: int, report: dict) -> None:
     try:
         compacted.finish(job.target, compacted.Manifest(
             job.partition_id, job.horizon, tuple(sorted(parts, key=lambda part: part.ledger_id)), now_ms, report))
+        job.target.rename(compacted.unfinished(job.folder, job.view + 1))
     except OSError as error:
         raise CannotCompact(_text(error)) from error
 

@@ -148,7 +148,7 @@ def test_a_full_disk_costs_a_partition_its_view_and_no_more(topics, monkeypatch)
     monkeypatch.setattr(os, "write", full)
     reports = run(topics)
     assert outcomes(reports) == [COMPACTED, FAILED, COMPACTED]
-    assert reports[2].error.endswith("2.new: No space left on device") and reports[2].view == 1
+    assert reports[2].error.endswith(".new: No space left on device") and reports[2].view == 1
     assert files_of(topics[1]) == ["1"] and topics[1].contents() == before
     monkeypatch.undo()
     assert outcomes(run(topics)) == [NOTHING_NEW, COMPACTED, NOTHING_NEW]
