@@ -1,0 +1,124 @@
+"""Kills of the nightly job, at any moment: the views that there were stay whole, and the next run goes on.
+
+    python -m tests.crash.compaction --kills 50 [--spark] [--seed 1]
+
+Each time some messages more come to a few topics, the job is started in a process of its own and killed some time after it has begun; then
+every view is looked at, byte by byte, and against a dictionary of what it may have: what it had before, or what it was to have.
+"""
+import argparse
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from geminga.storage import compacted
+from geminga.storage.jobs import confirmed, nightly
+
+from ..storage.jobs.topics import CODECS, Message, Topic
+
+TOPICS, KEYS, BATCHES = 3, 400, 40
+_JOB = """
+import sys
+from pathlib import Path
+from geminga.storage.jobs import engines, nightly
+data_dir, scratch = map(Path, sys.argv[1:3])
+engine = engines.Spark(scratch, "local[2]", "512m") if sys.argv[3:] else engines.Here()
+targets = [nightly.Target(int(path.name), path.name) for path in sorted((data_dir / "partitions").iterdir())]
+print("begins", flush=True)
+night = nightly.run(data_dir, nightly.plan(data_dir, targets), nightly.adopt_here(data_dir), engine)
+print("ends", *{report.outcome for report in night.reports}, sep=",", flush=True)
+engine.close()
+"""
+
+
+class Kills:
+    """Topics in a folder, and what their views have."""
+
+    def __init__(self, folder: Path, seed: int, *, with_spark: bool = False):
+        self.folder, self.chance, self.with_spark = folder, random.Random(seed), with_spark
+        self.data_dir = folder / "data"
+        self.topics = [Topic(self.data_dir, number + 1, first_ledger=1_000 * (number + 1)) for number in range(TOPICS)]
+        self.held = {topic: {} for topic in self.topics}
+        self.killed = self.whole = 0
+        self.seconds = 1.0               # that a run takes, about
+
+    def publish(self) -> None:
+        for topic in self.topics:
+            for _ in range(self.chance.randrange(BATCHES)):
+                messages = [Message(str(self.chance.randrange(KEYS)), self.chance.randbytes(self.chance.randrange(30)))
+                            for _ in range(self.chance.randrange(1, 50))]
+                if len(messages) == 1:
+                    topic.publish(messages[0], self.chance.choice(CODECS))
+                else:
+                    topic.publish_batch(messages, self.chance.choice(CODECS))
+            topic.publish(Message("always", b"x"))
+            if self.chance.random() < 0.3:
+                topic.roll()
+
+    def start(self) -> subprocess.Popen:
+        """A job that is about to do its work."""
+        command = [sys.executable, "-c", _JOB, str(self.data_dir), str(self.folder / "scratch"), *(["spark"] if self.with_spark else [])]
+        job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        if job.stdout.readline() != "begins\n":
+            raise AssertionError(job.communicate()[1])
+        return job
+
+    def kill_one(self) -> None:
+        """Kill a job at a random moment, and see that nothing is lost by it."""
+        self.publish()
+        with self.start() as job:
+            time.sleep(self.chance.random() * 1.1 * self.seconds)
+            job.send_signal(signal.SIGKILL)
+            said = job.stdout.read()
+        self.killed += not said
+        self.check()
+
+    def check(self) -> None:
+        """Each view is the one that was there, or the one that was to be."""
+        for topic in self.topics:
+            if confirmed.current_view(self.data_dir, topic.partition_id):
+                found = topic.contents()
+                assert found in (self.held[topic], topic.newest()), f"partition {topic.partition_id} has lost something"
+                self.held[topic] = found
+
+    def finish(self) -> None:
+        """The next run goes on, and leaves nothing begun."""
+        with self.start() as job:
+            begun = time.monotonic()
+            said, told = job.communicate()
+        assert said.startswith("ends") and "failed" not in said, said + told
+        self.seconds = time.monotonic() - begun
+        self.whole += 1
+        for topic in self.topics:
+            assert topic.contents() == topic.newest()
+            self.held[topic] = topic.newest()
+            assert not list(topic.view().folder.parent.glob(f"*{compacted.UNFINISHED}"))
+        assert nightly.last_night(self.data_dir).error == ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.crash.compaction", description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--spark", action="store_true")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        kills = Kills(Path(folder), options.seed, with_spark=options.spark)
+        kills.publish()
+        kills.finish()
+        for number in range(options.kills):
+            kills.kill_one()
+            if kills.chance.random() < 0.5:      # else the next one finds what two have left
+                kills.finish()
+            print(f"\r{number + 1} of {options.kills}, {kills.killed} before they had ended", end="", flush=True)
+        kills.finish()
+        views = [topic.view().number for topic in kills.topics]
+        print(f"\n{options.kills} kills, {kills.killed} of them before the job had ended; {kills.whole} runs went on to their end; "
+              f"views {views}, all whole")
+
+
+if __name__ == "__main__":
+    main()
