@@ -9,6 +9,8 @@
     checksums.py       CRC32-C of many entries at once
     sends.py           SEND frames -> rows, as arrays
     acks.py            ACKs of many messages -> rows, as arrays
+    metadata.py        metadata of many messages -> columns
+    batches.py         batches -> where each of their messages is
     compression.py     payloads, compressed as clients do
     deliveries.py      receipts and messages -> bytes, as arrays
     commands.py        the answers a broker gives, one by one

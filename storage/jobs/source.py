@@ -1,0 +1,354 @@
+"""Topics in Spark, where they lie: a data source of the name `geminga`.
+
+    from geminga.storage.jobs.source import register
+    register(spark)
+    messages = spark.read.format("geminga").option("data_dir", "/var/lib/geminga").option("topic", "orders").load()
+
+Each task reads a stretch of a ledger and yields Arrow batches (reading.py).  Spark tells a data source written in Python nothing of the
+columns that a query needs, so `columns`, or a schema given with .schema(), is how to read fewer.  What a query asks of times,
+positions and keys is looked at before entries are read, or at least before they go to Spark.
+
+Options, all but the first two optional:
+    data_dir, or load(DIR)           the broker's data folder, as the driver and the executors see it
+    topic, topics, topic_pattern     one of these: a name, names with commas between, an expression for whole names
+    from_time, to_time               publish times, from one (with it) to the other (without): 2026-01-31T12:00:00Z or milliseconds
+    from_position, to_position       ledger:entry, both with it
+    compacted                        true: the compacted view up to its horizon and the ledgers behind it
+    typed                            true: `value` has the fields of the registered JSON or Avro schema, each message read by its version
+    columns                          names with commas between
+"""
+import datetime
+import logging
+import re
+from collections.abc import Iterator, MutableMapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pyspark.sql import SparkSession, datasource
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from geminga.proto import names
+from geminga.proto.errors import Refusal
+from geminga.proto.names import TopicName
+from geminga.storage.cursor import NOWHERE, Position
+from geminga.storage.jobs import confirmed, reading, typed
+from geminga.storage.jobs.confirmed import Stretch
+from geminga.storage.jobs.typed import Values
+
+NAME = "geminga"
+PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+SCHEMA = pa.schema([("topic", pa.string()), ("partition", pa.int32()), *(one for one in reading.SCHEMA if one.name != "partition")])
+_TOPICS = "topic", "topics", "topic_pattern"
+_OPTIONS = ("data_dir", "path", *_TOPICS, "from_time", "to_time", "from_position", "to_position", "compacted", "typed", "columns")
+_OF_INDEX = "publish_time", "broker_time", "ledger_id"      # what rows of the index say exactly, or a stretch
+_FIRST, _LAST = -(1 << 62), 1 << 62
+_log = logging.getLogger("geminga.source")
+
+
+class BadOption(ValueError):
+    """An option that says nothing that can be done; names it."""
+
+
+def register(spark: SparkSession) -> None:
+    """spark.read.format("geminga") is there, and Spark tells it what a query looks for."""
+    spark.conf.set(PUSHDOWN, "true")
+    spark.dataSource.register(GemingaSource)
+
+
+@dataclass(slots=True)
+class Options:
+    """What a reader is told."""
+
+    data_dir: Path
+    topics: list[str] | re.Pattern
+    bounds: dict[str, tuple[int, int]]       # of publish_time, in ms: both with it
+    first: Position
+    last: Position | None
+    is_compacted: bool
+    is_typed: bool
+    columns: list[str]
+
+
+def parse(options: MutableMapping[str, str]) -> Options:
+    """Raises BadOption."""
+    for name in options:
+        if name.lower() not in _OPTIONS:
+            raise BadOption(f"option {name} is unknown; there are {', '.join(_OPTIONS)}")
+    given = {name: options[name] for name in _OPTIONS if name in options}
+    if ("data_dir" in given) == ("path" in given):
+        raise BadOption("option data_dir (or path, as load() gives it) is needed, and only one of them")
+    if len([name for name in _TOPICS if name in given]) != 1:
+        raise BadOption(f"one of the options {', '.join(_TOPICS)} is needed, and only one")
+    data_dir = Path(given.get("data_dir") or given.get("path"))
+    if not (data_dir / "catalogue.sqlite").exists():
+        raise BadOption(f"option data_dir: {data_dir} is not the data folder of a broker")
+    columns = [name.strip() for name in given["columns"].split(",")] if "columns" in given else SCHEMA.names
+    for name in columns:
+        if name not in (*SCHEMA.names, "value"):
+            raise BadOption(f"option columns: there is no column {name}; there are {', '.join(SCHEMA.names)}")
+    is_typed = _truth(given, "typed")
+    if is_typed and "columns" not in given:
+        columns = [*columns, "value"]
+    elif is_typed != ("value" in columns):
+        raise BadOption("option columns: value is there with the option typed, and has to be named then")
+    first, last = (_position(given, name) for name in ("from_position", "to_position"))
+    return Options(
+        data_dir, _topics(given), {"publish_time": (_time(given, "from_time", _FIRST), _time(given, "to_time", _LAST + 1) - 1)},
+        (first[0], first[1] - 1) if first is not None else NOWHERE, last, _truth(given, "compacted"), is_typed, columns)
+
+
+def _topics(given: dict[str, str]) -> list[str] | re.Pattern:
+    if "topic_pattern" in given:
+        try:
+            return re.compile(given["topic_pattern"])
+        except re.error as error:
+            raise BadOption(f"option topic_pattern: {given['topic_pattern']!r}: {error}") from None
+    texts = [given["topic"]] if "topic" in given else [text.strip() for text in given["topics"].split(",")]
+    try:
+        return [str(names.parse(text)) for text in texts]
+    except Refusal as error:
+        raise BadOption(f"option {'topic' if 'topic' in given else 'topics'}: {error}") from None
+
+
+def _truth(given: dict[str, str], name: str) -> bool:
+    text = given.get(name, "false").lower()
+    if text not in ("true", "false"):
+        raise BadOption(f"option {name}: {given[name]!r} is neither true nor false")
+    return text == "true"
+
+
+def _time(given: dict[str, str], name: str, default: int) -> int:
+    text = given.get(name)
+    if text is None:
+        return default
+    if re.fullmatch(r"-?[0-9]{1,18}", text):
+        return int(text)
+    try:
+        return _milliseconds(datetime.datetime.fromisoformat(text))
+    except ValueError:
+        raise BadOption(f"option {name}: {text!r} is neither a time as 2026-01-31T12:00:00Z nor milliseconds") from None
+
+
+def _milliseconds(time: datetime.datetime) -> int:
+    """Rounded up; a time without a zone is UTC."""
+    zoned = time if time.tzinfo is not None else time.replace(tzinfo=datetime.UTC)
+    return -((datetime.datetime.fromtimestamp(0, datetime.UTC) - zoned) // datetime.timedelta(milliseconds=1))
+
+
+def _position(given: dict[str, str], name: str) -> Position | None:
+    if name not in given:
+        return None
+    found = re.fullmatch(r"([0-9]{1,18}):([0-9]{1,18})", given[name])
+    if not found:
+        raise BadOption(f"option {name}: {given[name]!r} is not ledger:entry")
+    return int(found[1]), int(found[2])
+
+
+class GemingaSource(datasource.DataSource):
+    """See above."""
+
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
+    def schema(self) -> StructType:
+        options = parse(self.options)
+        return from_arrow_schema(_arrow_schema(options.columns, _values(options)))
+
+    def reader(self, schema: StructType) -> "Reader":
+        return Reader(parse(self.options), schema)
+
+    def streamReader(self, schema: StructType) -> "StreamReader":
+        return StreamReader(parse(self.options), schema)
+
+
+def _arrow_schema(columns: list[str], values: Values | None) -> pa.Schema:
+    return pa.schema([pa.field("value", values.type) if name == "value" else SCHEMA.field(name) for name in columns])
+
+
+def _partitions(options: Options) -> list[tuple[int, TopicName]]:
+    try:
+        return confirmed.partitions(options.data_dir, options.topics)
+    except LookupError as error:
+        raise BadOption(f"option topic: {error}") from None
+
+
+def _values(options: Options) -> Values | None:
+    return typed.find(_partitions(options), options.data_dir) if options.is_typed else None
+
+
+@dataclass
+class Task(datasource.InputPartition):
+    """A stretch of a topic."""
+
+    stretch: Stretch
+    topic: TopicName
+
+
+@dataclass
+class _Reading:
+    """What tasks need to know."""
+
+    options: Options
+    columns: list[str]
+    values: Values | None
+    bounds: dict[str, tuple[int, int]] = field(default_factory=dict)      # of columns of the index, in ms: both with it
+    keys: list[set[str]] = field(default_factory=list)                    # a message's is in each of them
+
+    def batches(self, task: datasource.InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(task, Task):      # Spark makes one up where there is none
+            return
+        schema = _arrow_schema(self.columns, self.values)
+        own = [name for name in self.columns if name not in ("topic", "partition", "value")]
+        needed = dict.fromkeys([*own, *(["payload", "schema_version", "is_encrypted", "null_value"] if "value" in self.columns else []),
+                                *(["key"] if self.keys else [])])
+        damaged = 0
+
+        def report(text: str) -> None:
+            nonlocal damaged
+            damaged += 1
+            _log.warning(text)
+
+        if "entry_id" not in needed:
+            needed["entry_id"] = None       # without a column a batch would not know how many rows it has
+        for found in reading.batches(self.options.data_dir, task.stretch, list(needed), report, wanted=self._wanted):
+            for keys in self.keys:
+                found = found.filter(pc.is_in(found["key"], pa.array(sorted(keys), pa.string())))
+            if found.num_rows:
+                yield pa.RecordBatch.from_arrays([self._column(name, found, task, report) for name in self.columns], schema=schema)
+        if damaged:
+            _log.warning("%s, ledger %d: %d damages were left out", task.topic, task.stretch.ledger_id, damaged)
+
+    def _column(self, name: str, found: pa.RecordBatch, task: Task, report: reading.Report) -> pa.Array:
+        match name:
+            case "topic":
+                return pa.repeat(str(task.topic.base), found.num_rows)
+            case "partition":
+                number = task.topic.partition
+                return pa.repeat(pa.scalar(number if number >= 0 else None, pa.int32()), found.num_rows)
+            case "value":
+                return self.values.of(found, str(task.topic.base), report)
+        return found[name]
+
+    def _wanted(self, rows: NDArray) -> NDArray[np.bool_]:
+        wanted = np.ones(len(rows), bool)
+        for bounds in (self.options.bounds, self.bounds):
+            for name, (first, last) in bounds.items():
+                if name in rows.dtype.names and (first, last) != (_FIRST, _LAST):
+                    wanted &= (rows[name] >= first) & (rows[name] <= last)
+        return wanted
+
+    def tasks(self, behind: dict[int, Position], up_to: dict[int, Position] | None = None) -> list[Task]:
+        options, found = self.options, []
+        for partition_id, topic in _partitions(options):
+            view = confirmed.current_view(options.data_dir, partition_id) if options.is_compacted else 0
+            start = max(options.first, behind.get(partition_id, NOWHERE))
+            end = options.last if up_to is None else up_to.get(partition_id, NOWHERE)
+            found += [Task(stretch, topic) for stretch in confirmed.stretches(
+                options.data_dir, partition_id, behind=start, up_to=end, view=view) if self._may_be_wanted(stretch)]
+        return found
+
+    def _may_be_wanted(self, stretch: Stretch) -> bool:
+        first, last = self.bounds.get("ledger_id", (_FIRST, _LAST))
+        return first <= stretch.ledger_id <= last
+
+
+class Reader(datasource.DataSourceReader):
+    def __init__(self, options: Options, schema: StructType):
+        self._reading = _reading(options, schema)
+
+    def pushFilters(self, filters: list[datasource.Filter]) -> Iterator[datasource.Filter]:  # noqa: N802 - Spark's name
+        for one in filters:
+            if not self._push(one):
+                yield one
+
+    def _push(self, one: datasource.Filter) -> bool:
+        """Whether this looks at it, so that Spark need not."""
+        name = one.attribute[0] if len(getattr(one, "attribute", ())) == 1 else ""
+        if name == "key" and isinstance(one, datasource.EqualTo | datasource.In):
+            values = [one.value] if isinstance(one, datasource.EqualTo) else one.value
+            self._reading.keys.append({value for value in values if value is not None})
+            return True
+        bounds = _bounds(one, name)
+        if bounds is None:
+            return False
+        first, last = self._reading.bounds.get(name, (_FIRST, _LAST))
+        self._reading.bounds[name] = max(first, bounds[0]), min(last, bounds[1])
+        return True
+
+    def partitions(self) -> list[Task]:
+        return self._reading.tasks({})
+
+    def read(self, partition: datasource.InputPartition) -> Iterator[pa.RecordBatch]:
+        return self._reading.batches(partition)
+
+
+def _bounds(one: datasource.Filter, name: str) -> tuple[int, int] | None:
+    """What a filter asks of a column of the index, if that can be told by the first and the last value."""
+    if name not in _OF_INDEX:
+        return None
+    value: Any = getattr(one, "value", None)
+    if isinstance(value, datetime.datetime):
+        value, is_whole = _milliseconds(value), value.microsecond % 1000 == 0
+    elif isinstance(value, int):
+        is_whole = True
+    else:
+        return None
+    match one:
+        case datasource.EqualTo():
+            return (value, value) if is_whole else (1, 0)
+        case datasource.GreaterThanOrEqual():
+            return value, _LAST
+        case datasource.GreaterThan():
+            return value + is_whole, _LAST
+        case datasource.LessThan():
+            return _FIRST, value - 1
+        case datasource.LessThanOrEqual():
+            return _FIRST, value - (not is_whole)
+    return None
+
+
+class StreamReader(datasource.DataSourceStreamReader):
+    """Offsets are how far each partition had been confirmed: {id: "ledger:entry"}."""
+
+    def __init__(self, options: Options, schema: StructType):
+        if options.is_compacted:
+            raise BadOption("option compacted: a stream has what comes, not what is left of it")
+        self._reading = _reading(options, schema)
+
+    def initialOffset(self) -> dict:  # noqa: N802 - Spark's name
+        return {}
+
+    def latestOffset(self, start: dict, limit) -> dict:  # noqa: N802 - Spark's name
+        data_dir, found = self._reading.options.data_dir, dict(start)
+        for partition_id, _ in _partitions(self._reading.options):
+            last = confirmed.last_confirmed(data_dir, partition_id)
+            if last > _offsets(found).get(partition_id, NOWHERE):
+                found[str(partition_id)] = f"{last[0]}:{last[1]}"
+        return found
+
+    def partitions(self, start: dict, end: dict) -> list[Task]:
+        return self._reading.tasks(_offsets(start), _offsets(end))
+
+    def read(self, partition: datasource.InputPartition) -> Iterator[pa.RecordBatch]:
+        return self._reading.batches(partition)
+
+
+def _offsets(said: dict[str, str]) -> dict[int, Position]:
+    return {int(partition_id): tuple(map(int, text.split(":"))) for partition_id, text in said.items()}
+
+
+def _reading(options: Options, schema: StructType) -> _Reading:
+    """Raises BadOption for a schema that is not a part of what there is."""
+    values = _values(options)
+    known = from_arrow_schema(_arrow_schema([*SCHEMA.names, *(["value"] if values else [])], values))
+    for one in schema.fields:
+        if one.name not in known.names or known[one.name].dataType != one.dataType:
+            raise BadOption(f"the schema has {one.name} {one.dataType.simpleString()}; there are {known.simpleString()}")
+    return _Reading(options, schema.names, values if "value" in schema.names else None)

@@ -1,0 +1,152 @@
+"""Payloads as values of their topic's registered schema, JSON's or Avro's: a struct that has the fields of the newest version.
+
+Avro's messages are read by the version that each was written with.  What has none, is not what its schema says, is null or encrypted,
+is null.  What Arrow has no type for, as unions of several types, is given as JSON's text.  JSON's values are as they stand there:
+dates are the numbers that Avro's definitions make of them.
+"""
+import io
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.names import TopicName
+from geminga.storage import schemas
+from geminga.storage.jobs import confirmed
+
+_PRIMITIVES = {"boolean": pa.bool_(), "int": pa.int32(), "long": pa.int64(), "float": pa.float32(), "double": pa.float64(),
+               "bytes": pa.binary(), "string": pa.string()}
+_LOGICAL = {"date": pa.date32(), "timestamp-millis": pa.timestamp("us", "UTC"), "timestamp-micros": pa.timestamp("us", "UTC"),
+            "local-timestamp-millis": pa.timestamp("us"), "local-timestamp-micros": pa.timestamp("us")}
+_NOT_FITTING = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError)
+
+Fit = Callable[[Any], Any]
+
+
+class NoSchema(ValueError):
+    """The topics have no schema by which their values could be typed."""
+
+
+@dataclass
+class Values:
+    """What there is to know of the schemas of some topics; their newest is the same."""
+
+    kind: int                                        # api.Schema.Json or Avro
+    newest: dict                                     # parsed by fastavro
+    versions: dict[str, dict[bytes, dict]]           # by topic, as its messages name them
+
+    def shape(self) -> tuple[pa.StructType, Fit]:
+        return _shape(self.newest, self.kind == api.Schema.Avro, {}, ())
+
+    @property
+    def type(self) -> pa.StructType:
+        return self.shape()[0]
+
+    def of(self, found: pa.RecordBatch, topic: str, report: Callable[[str], None]) -> pa.Array:
+        """A value per row, which has payload, schema_version, is_encrypted and null_value."""
+        (kind, fit), versions = self.shape(), self.versions.get(topic, {})
+        columns = (found[name].to_pylist() for name in ("payload", "schema_version", "is_encrypted", "null_value"))
+        values = [None if hidden or null else self._read(payload, versions.get(version), fit, report)
+                  for payload, version, hidden, null in zip(*columns, strict=True)]
+        try:
+            return pa.array(values, kind)
+        except _NOT_FITTING:
+            return pa.array([_fitting(value, kind, report) for value in values], kind)
+
+    def _read(self, payload: bytes, version: dict | None, fit: Fit, report: Callable[[str], None]) -> dict | None:
+        try:
+            if self.kind == api.Schema.Json:
+                return fit(json.loads(payload))
+            return None if version is None else fit(fastavro.schemaless_reader(io.BytesIO(payload), version, self.newest))
+        except Exception as error:      # noqa: BLE001 - whatever a payload makes the libraries raise
+            report(f"a value is not of its schema: {type(error).__name__}: {error}")
+            return None
+
+
+def _fitting(value: dict | None, kind: pa.StructType, report: Callable[[str], None]) -> dict | None:
+    try:
+        pa.array([value], kind)
+    except _NOT_FITTING as error:
+        report(f"a value is not of its schema: {error}")
+        return None
+    return value
+
+
+def find(partitions: list[tuple[int, TopicName]], data_dir: Path) -> Values:
+    """Raises NoSchema."""
+    catalogue = confirmed.open_catalogue(data_dir)
+    try:
+        topics = list(dict.fromkeys(name.base for _, name in partitions))
+        newest = [schemas.find(catalogue, topic) for topic in topics]
+        if not topics or None in newest:
+            raise NoSchema(f"option typed: {topics[newest.index(None)] if topics else 'what is not there'} has no schema")
+        definition = newest[0].definition
+        for topic, other in zip(topics, newest, strict=True):
+            if (other.definition.kind, other.definition.data) != (definition.kind, definition.data):
+                raise NoSchema(f"option typed: {topics[0]} and {topic} have different schemas")
+        if definition.kind not in (api.Schema.Json, api.Schema.Avro):
+            raise NoSchema(f"option typed: the schema of {topics[0]} is of type {schemas.TYPES[definition.kind]}, not JSON or AVRO")
+        versions = {str(topic): {number.to_bytes(8, "big"): _parsed(kept.definition.data, topic)
+                                 for number in schemas.versions(catalogue, topic)
+                                 if (kept := schemas.find(catalogue, topic, number)) is not None} for topic in topics}
+        return Values(definition.kind, _parsed(definition.data, topics[0]), versions)
+    finally:
+        catalogue.close()
+
+
+def _parsed(data: bytes, topic: TopicName) -> dict:
+    try:
+        found = fastavro.parse_schema(json.loads(data))
+    except (ValueError, KeyError, TypeError, fastavro.schema.SchemaParseException, fastavro.schema.UnknownType) as error:
+        raise NoSchema(f"option typed: the schema of {topic} is not Avro's: {error}") from None
+    if not isinstance(found, dict) or found.get("type") != "record":
+        raise NoSchema(f"option typed: the schema of {topic} is no record")
+    return found
+
+
+# -- types
+
+def _shape(schema, is_avro: bool, named: dict[str, dict], inside: tuple[str, ...]) -> tuple[pa.DataType, Fit]:
+    """(Arrow's type, what a value becomes for it); named: the definitions that were seen so far."""
+    if isinstance(schema, list):
+        rest = [one for one in schema if one not in ("null", {"type": "null"})]
+        return _shape(rest[0], is_avro, named, inside) if len(rest) == 1 else (pa.string(), _text)
+    if isinstance(schema, str):
+        if schema in _PRIMITIVES:
+            return _PRIMITIVES[schema], _same
+        return _shape(named[schema], is_avro, named, inside) if schema in named and schema not in inside else (pa.string(), _text)
+    kind, logical = schema["type"], schema.get("logicalType") if is_avro else None
+    if "name" in schema:
+        named[schema["name"]] = schema
+    if logical in _LOGICAL:
+        return _LOGICAL[logical], _same
+    if logical == "decimal":
+        return pa.decimal128(schema["precision"], schema.get("scale", 0)), _same
+    if logical is not None:
+        return pa.string(), _text
+    if kind == "record":
+        fields = {one["name"]: _shape(one["type"], is_avro, named, (*inside, schema["name"])) for one in schema["fields"]}
+        return pa.struct([(name, found) for name, (found, _) in fields.items()]), lambda value: value if value is None else {
+            name: fit(value.get(name)) for name, (_, fit) in fields.items()}
+    if kind == "array":
+        found, fit = _shape(schema["items"], is_avro, named, inside)
+        return pa.list_(found), lambda value: value if value is None else [fit(one) for one in value]
+    if kind == "map":
+        found, fit = _shape(schema["values"], is_avro, named, inside)
+        return pa.map_(pa.string(), found), lambda value: value if value is None else [(key, fit(one)) for key, one in value.items()]
+    if kind in ("enum", "fixed"):
+        return (pa.string() if kind == "enum" else pa.binary()), _same
+    return _shape(kind, is_avro, named, inside)
+
+
+def _same(value):
+    return value
+
+
+def _text(value):
+    return value if value is None or isinstance(value, str) else json.dumps(value, default=str)
