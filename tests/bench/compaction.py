@@ -1,11 +1,13 @@
 """How long compaction takes, and how much memory: by Spark, in one process, and by a plain loop over the same topic.
 
     python -m tests.bench.compaction [--messages 10000000] [--keys 1000000] [--batch 100] [--codec NONE] [--loop] [--here]
+                                       [--pulsar http://127.0.0.1:18080 pulsar://127.0.0.1:16650]
 
 The topic is written by the storage's own code into a folder that is removed afterwards.  Memory is what all processes of the job have
 for themselves at the same moment, at most: their USS, looked at ten times a second; and their PSS, which has their shares of mapped files.
 """
 import argparse
+import json
 import os
 import shutil
 import struct
@@ -14,17 +16,19 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 import psutil
+import pulsar
 from crc32c import crc32c
 
 from geminga.proto import compression, sends
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage import format
-from geminga.storage.jobs import confirmed, engines, nightly
+from geminga.storage.jobs import confirmed, engines, nightly, reading
 
 from ..storage.jobs.topics import NOW_MS, Topic, metadata_of, sealed
 
@@ -73,6 +77,35 @@ def _batches(digits, payloads, batch: int, codec: int) -> list[bytes]:
     block[:, at:at + KEY_DIGITS], block[:, -PAYLOAD:] = digits, payloads
     bodies = [bytes(body) for body in block.reshape(-1, batch * len(template))]
     return [sealed(metadata_of(codec, len(body), num_messages_in_batch=batch), compression.compress(codec, body)) for body in bodies]
+
+
+def published(service_url: str, topic: Topic, name: str) -> None:
+    """The same messages, by another broker's own protocol."""
+    client = pulsar.Client(service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    batch_size = int(confirmed.confirmed_rows(topic.folder, topic.partition_id, topic.ledger.ledger_id)["messages"][0])
+    producer = client.create_producer(name, batching_enabled=batch_size > 1, batching_max_messages=max(batch_size, 2),
+                                      batching_max_publish_delay_ms=1_000, block_if_queue_full=True, max_pending_messages=20_000)
+    failed = []
+    for stretch in confirmed.stretches(topic.data_dir, topic.partition_id):
+        for some in reading.batches(topic.data_dir, stretch, ("key", "payload"), failed.append):
+            for key, payload in zip(*(column.to_pylist() for column in some.columns), strict=True):
+                producer.send_async(payload, lambda result, _: result == pulsar.Result.Ok or failed.append(result), partition_key=key)
+    producer.flush()
+    client.close()
+    if failed:
+        raise RuntimeError(f"{len(failed)} messages could not be published: {failed[0]}")
+
+
+def compacted_by(http_url: str, name: str) -> str:
+    """That broker's own compaction, asked for and waited for."""
+    path = f"{http_url}/admin/v2/{name.replace('://', '/')}/compaction"
+    urllib.request.urlopen(urllib.request.Request(path, method="PUT")).close()
+    while True:
+        with urllib.request.urlopen(path) as answer:
+            status = json.load(answer)
+        if status["status"] != "RUNNING":
+            return str(status)
+        time.sleep(0.2)
 
 
 class Memory(threading.Thread):
@@ -148,6 +181,7 @@ def main() -> None:
     parser.add_argument("--master", default="local[2]")
     parser.add_argument("--memory", default="640m")
     parser.add_argument("--folder", type=Path)
+    parser.add_argument("--pulsar", nargs=2, metavar=("HTTP", "SERVICE"), help="another broker, to compare with")
     for name in ("loop", "here", "no-spark"):
         parser.add_argument(f"--{name}", action="store_true")
     options = parser.parse_args()
@@ -159,6 +193,15 @@ def main() -> None:
         print(f"{options.messages:,} messages, {options.keys:,} keys, {options.batch} an entry, {options.codec}, {size >> 20} MiB in "
               f"{len(list(topic.folder.glob('*.ledger')))} ledgers, written in {time.monotonic() - started:.0f} s; {os.cpu_count()} cores",
               flush=True)
+        if options.pulsar:
+            http_url, service_url = options.pulsar
+            name = f"persistent://public/default/compaction-{time.time_ns()}"
+            started = time.monotonic()
+            published(service_url, topic, name)
+            print(f"published there in {time.monotonic() - started:.0f} s", flush=True)
+            measured("that broker (its memory is not looked at)", options.messages, lambda: compacted_by(http_url, name))
+            path = f"{http_url}/admin/v2/{name.replace('://', '/')}?force=true"
+            urllib.request.urlopen(urllib.request.Request(path, method="DELETE")).close()
         if options.loop:
             measured("a plain loop", options.messages, lambda: plain_loop(topic))
         if options.here:
