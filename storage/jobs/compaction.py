@@ -6,6 +6,7 @@ in which messages are left.  engines.py says where they run.
 
     place      ledger, by its number in the run << 43 | message of it << 3 | its whole entry stays << 2 | has a key << 1 | is a tombstone
 """
+import itertools
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator
@@ -34,6 +35,7 @@ STAYS_WHOLE, HAS_KEY, IS_TOMBSTONE = 4, 2, 1
 _MESSAGES_MAX = 1 << LEDGER_BIT - MESSAGE_BIT      # of a ledger
 _ROWS_MAX, _SIZE_MAX = 64 << 10, 16 << 20          # entries that are dealt with together, and their bytes; or one
 _COLUMNS = "key", "message_index", "payload_size", "null_value", "is_encrypted", "entry_id"
+_DAMAGE_MAX = 100                    # of a stretch, as many are told of
 _UNFINISHED_MS = 24 * 3_600_000      # a message in chunks whose last one has not come by then does not come any more
 
 
@@ -259,9 +261,14 @@ class Looked:
 def look(job: Job, stretch: Stretch) -> Iterator[Looked]:
     """The keys of a stretch, some at a time.  Raises CannotCompact."""
     number = next(at for at, source in enumerate(job.sources, job.first_ledger) if source.ledger_id == stretch.ledger_id)
-    source, damage, flags = job.source(number), [], None
+    source, damage, flags, found = job.source(number), [], None, itertools.count(1)
+
+    def report(text: str) -> None:
+        if (count := next(found)) <= _DAMAGE_MAX:
+            damage.append(text if count < _DAMAGE_MAX else f"{text}; what more there is of ledger {source.ledger_id} is not listed")
+
     try:
-        for batch in reading.batches(job.data_dir, stretch, _COLUMNS, damage.append):
+        for batch in reading.batches(job.data_dir, stretch, _COLUMNS, report):
             keys, indexes, sizes, nulls, encrypted, entry_ids = batch.columns
             firsts = indexes.to_numpy() - source.first_message
             places = (number << LEDGER_BIT) + (firsts << MESSAGE_BIT)

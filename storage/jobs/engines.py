@@ -26,7 +26,6 @@ from geminga.storage.jobs.compaction import CannotCompact, Job, Written
 from geminga.storage.jobs.confirmed import Stretch
 
 READING, WRITING = "reading", "writing"
-HERE_MAX = 5_000_000             # messages that are better looked at in this process than by a Spark that has to be started
 _MERGE_MIN = 2_000_000           # keys that have come since what is known of keys was last merged
 _BUNDLE_MESSAGES = 500_000       # of small stretches, that one task of Spark reads
 _PARTS_PER_CORE = 4              # into which keys are divided
@@ -305,7 +304,8 @@ def _start(scratch: Path, master: str, memory: str):
     quiet.write_text(_QUIET)
     options = f"-Djava.io.tmpdir={scratch} -Dlog4j2.configurationFile={quiet}"
     settings = {
-        "spark.driver.memory": memory, "spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false",
+        "spark.driver.memory": memory, "spark.executor.memory": memory,
+        "spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false",
         "spark.local.dir": scratch, "spark.sql.warehouse.dir": scratch / "warehouse", "spark.driver.extraJavaOptions": options,
         "spark.python.worker.reuse": "true",
         "spark.sql.adaptive.enabled": "false",      # keys are divided evenly, and ledgers are to be written by all cores
