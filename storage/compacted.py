@@ -24,7 +24,8 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from geminga.proto.sends import IS_BATCH
+from geminga.proto.frames import CHECKSUM_END
+from geminga.proto.sends import IS_BATCH, KEPT_CHECKSUM
 from geminga.storage import format
 from geminga.storage.cursor import Position
 from geminga.storage.errors import CorruptFile
@@ -330,18 +331,23 @@ def lock(path: Path) -> Iterator[bool]:
 
 
 class PartWriter:
-    """Writes what a view that is being made has of one ledger; entries come ascending.  Raises OSError."""
+    """Writes what a view that is being made has of one ledger; entries come ascending.
+
+    What is written has the checksums that its rows say.  Raises CorruptFile: its space was given back meanwhile; OSError.
+    """
 
     def __init__(self, folder: Path, partition_id: int, ledger_id: int):
         self._partition_id, self._ledger_id = partition_id, ledger_id
         self._kept = self._messages = 0
         self._size = format.HEADER_SIZE
         self._pieces = [format.header(format.LEDGER_HEADER, magic=format.LEDGER_MAGIC, ledger_id=ledger_id, partition_id=partition_id)]
-        self._gathered = 0               # bytes of these
-        self._rows = [bytes(format.HEADER_SIZE)]
+        self._gathered = self._written = 0               # bytes of these; of the file
+        self._rows: list[NDArray] = []
         self._fds: list[int] = []        # of ledger and index
         for path in (format.ledger_path(folder, ledger_id), format.index_path(folder, ledger_id)):
             self._fds.append(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640))
+        self._path = format.ledger_path(folder, ledger_id)
+        _write_all(self._fds[1], bytes(format.HEADER_SIZE))
 
     def __enter__(self) -> "PartWriter":
         return self
@@ -359,7 +365,7 @@ class PartWriter:
         ends = self._size + np.cumsum(taken)
         rows["offset"], rows["checksum"] = ends - taken, 0
         rows["checksum"] = format.row_checksums(rows, self._ledger_id, np.arange(self._kept, self._kept + len(rows), dtype=np.uint64))
-        self._rows.append(rows.tobytes())
+        self._rows.append(rows)
         self._pieces += pieces
         self._gathered += int(taken.sum()) + rows.nbytes
         self._kept, self._size, self._messages = self._kept + len(rows), int(ends[-1]), self._messages + messages
@@ -367,10 +373,17 @@ class PartWriter:
             self._write()
 
     def _write(self) -> None:
-        for fd, pieces in zip(self._fds, (self._pieces, self._rows), strict=True):
-            data = memoryview(b"".join(pieces))
-            while len(data):
-                data = data[os.write(fd, data):]
+        data = memoryview(b"".join(self._pieces))
+        for rows in self._rows:
+            checked = rows[rows["flags"] & KEPT_CHECKSUM != 0]
+            begins = checked["offset"].astype(np.int64) - self._written
+            ends = (begins + checked["size"]).tolist()
+            for begin, end, claimed in zip((begins + CHECKSUM_END).tolist(), ends, checked["crc32c"].tolist(), strict=True):
+                if crc32c(data[begin:end]) != claimed:
+                    raise CorruptFile(self._path, self._written + begin, f"an entry with checksum {claimed:08x}", "another")
+            _write_all(self._fds[1], rows)
+        _write_all(self._fds[0], data)
+        self._written += len(data)
         self._pieces, self._rows, self._gathered = [], [], 0
 
     def finish(self, entries: int) -> Part:
@@ -382,6 +395,12 @@ class PartWriter:
         for fd in self._fds:
             os.fsync(fd)
         return Part(self._ledger_id, entries, self._kept, self._messages, self._size - format.HEADER_SIZE)
+
+
+def _write_all(fd: int, data) -> None:
+    data = memoryview(data).cast("B")
+    while len(data):
+        data = data[os.write(fd, data):]
 
 
 def finish(folder: Path, manifest: Manifest) -> None:

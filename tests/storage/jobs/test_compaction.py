@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage import compacted, format
-from geminga.storage.jobs import engines, nightly
+from geminga.storage.jobs import compaction, engines, nightly
 
 from .topics import CODECS, Message, Topic, metadata_of, sealed, single
 
@@ -242,3 +242,24 @@ class Looking:
 def files_in(folder):
     """{name: bytes} of a view's ledgers."""
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != compacted.MANIFEST}
+
+
+def test_what_is_punched_while_it_is_copied_is_not_taken_for_an_entry(tmp_path, monkeypatch):
+    """Everybody has acknowledged it, and its owner gives its space back between the two passes."""
+    topic = Topic(tmp_path)
+    for n in range(8):
+        topic.publish(Message(str(n), b"x" * 100))
+    write = compaction.write
+
+    def punched(job, *more):
+        with open(format.ledger_path(topic.folder, 10), "r+b") as file:
+            file.seek(int(topic.ledger.index["offset"][5]))
+            file.write(bytes(100))
+        return write(job, *more)
+
+    monkeypatch.setattr(compaction, "write", punched)
+    report = topic.compact()
+    assert report.outcome == nightly.FAILED and "checksum" in report.error
+    monkeypatch.undo()
+    assert topic.compact().outcome == nightly.COMPACTED
+    assert len(topic.contents()) == 7
