@@ -75,6 +75,9 @@ class Engines:
         self._spark: Spark | None = None
 
     def __enter__(self) -> "Engines":
+        for path in (self._config.data_dir / "nightly").glob("scratch-*"):      # of those that were killed
+            if not psutil.pid_exists(int(path.name.rpartition("-")[2])):
+                shutil.rmtree(path, ignore_errors=True)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -89,20 +92,13 @@ class Engines:
         if self._spark is None:
             master = options.master or f"local[{options.cores or core_count()}]"
             try:
-                self._spark = Spark(_scratch(self._config.data_dir), master, f"{options.memory_bytes >> 20}m")
+                scratch = self._config.data_dir / "nightly" / f"scratch-{os.getpid()}"
+                self._spark = Spark(scratch, master, f"{options.memory_bytes >> 20}m")
             except NoSpark as error:
                 if options.engine == "auto" and self._may_do_without:
                     return Here()
                 raise CannotRun(f"{error}; --engine here does it in one process, whatever its size") from None
         return self._spark
-
-
-def _scratch(data_dir: Path) -> Path:
-    """Of this process; what those that were killed have left goes."""
-    for path in (data_dir / "nightly").glob("scratch-*"):
-        if not psutil.pid_exists(int(path.name.rpartition("-")[2])):
-            shutil.rmtree(path, ignore_errors=True)
-    return data_dir / "nightly" / f"scratch-{os.getpid()}"
 
 
 def size_of(found: Iterable[Planned]) -> int:

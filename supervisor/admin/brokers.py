@@ -88,7 +88,7 @@ async def runtime(request: web.Request) -> web.Response:
     """What holds, by Pulsar's names; texts all."""
     config = request.app[CONFIG]
     sections = {"storage": request.app[TOPICS].storage, "network": config.worker, "authentication": config.authentication,
-                "authorization": config.authorization}
+                "authorization": config.authorization, "nightly": config.nightly}
     found = {}
     for name, (key, _) in TRANSLATED.items():
         section, _, field = key.rpartition(".")
