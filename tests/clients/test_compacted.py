@@ -174,8 +174,11 @@ def test_kills_cost_nothing(start_broker, tmp_path, connect, who):
     broker = start_broker("--config", str(tmp_path / "geminga.toml"))
     client = connect(broker.service_url)
     table = Table(client, unique_topic("killed"), **BATCHES)
+    client.subscribe(table.topic, "all").close()
     table.put_many("first", 300, 100)
     compact(broker, table.topic)
+    assert request("POST", topic_url(broker, table.topic, "subscription/all/skip_all"))[0] == 204
+    eventually(lambda: len(internal_stats(broker, table.topic)["ledgers"]) == 1, LONG)
     consuming = Reading()
 
     def subscribe(client):
