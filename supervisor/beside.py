@@ -49,11 +49,12 @@ class Served:
     is_served = True
 
     def __init__(self, data_dir: Path):
-        self._data_dir, self._running = data_dir, {}
+        self._data_dir, self._running, self._patience = data_dir, {}, _PATIENCE_SECONDS
         self._connect()
 
     def close(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):      # what is not sent yet stays so
+            self._file.close()
 
     def adopt(self, partition_id: int, topic: str, view: int) -> str | None:
         """None when the view is in force, else why not."""
@@ -67,13 +68,17 @@ class Served:
         return None
 
     def ask(self, question: str, **about) -> Any:
-        """Raises Refused."""
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        """Raises Refused.  An owner that did not answer in good time is not waited for again before one has."""
+        began = time.monotonic()
         while True:
             found = self._say({"ask": question, **about})
             if "refused" not in found:
+                self._patience = _PATIENCE_SECONDS
                 return found["answer"]
-            if not found["again"] or time.monotonic() > deadline:
+            if not found["again"]:
+                raise Refused(found["refused"])
+            if time.monotonic() - began > self._patience:
+                self._patience = 0
                 raise Refused(found["refused"])
             time.sleep(_AGAIN_SECONDS)
 
@@ -97,7 +102,7 @@ class Served:
             try:
                 return self._exchange(what)
             except (OSError, ValueError):
-                self._file.close()
+                self.close()
                 self._connect()
                 self._tell_running()
 

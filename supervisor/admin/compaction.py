@@ -143,7 +143,8 @@ class Compactions:
             status = await self._run_job(self._batch)
             left = {partition_id: topic for partition_id, topic in self._batch.items() if self._running.pop(partition_id, None)}
             self._batch = {}
-            self._fail(left, f"Its job ended with status {status}; the broker's log has what it said")
+            how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+            self._fail(left, f"Its job {how}; the broker's log has what it said")
             if not self._waiting:
                 self._has_waiting.clear()
 
@@ -159,7 +160,7 @@ class Compactions:
                                                              stdout=asyncio.subprocess.DEVNULL, start_new_session=True)
         except OSError as error:
             print(f"geminga: compaction cannot be started: {text_of(error)}", file=sys.stderr, flush=True)
-            return -1
+            return 1
         try:
             return await self._job.wait()
         finally:

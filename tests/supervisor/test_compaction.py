@@ -236,7 +236,7 @@ def test_a_job_that_is_killed_has_changed_nothing_and_the_next_goes_on(own, clie
     assert request("PUT", url_of(own, other))[0] == 409
     child.kill()
     status, error = ended(own, topic)
-    assert status == "ERROR" and error
+    assert status == "ERROR" and "killed by SIGKILL" in error
     assert views(own, topic) == before
     assert ended(own, other) == ("SUCCESS", "")
     fill(client, topic)
@@ -264,6 +264,28 @@ def test_after_the_admin_process_was_killed_its_job_is_gone_and_the_views_say_ho
     assert status_of(own, begun)["status"] == ("SUCCESS" if views(own, begun) else "NOT_RUN")
     assert request("PUT", url_of(own, begun))[0] == 204
     assert ended(own, begun) == ("SUCCESS", "")
+
+
+def test_a_job_goes_on_after_the_admin_process_was_killed(own, client):
+    """It says again what it is at."""
+    topic = unique_topic("goes-on")
+    fill(client, topic)
+    number = partition_id(own, topic)
+    with contextlib.closing(beside.Served(own.data_dir)) as served:
+        served.began({number: topic})
+        admin = own.kill("admin")
+        own.wait_replaced("admin", 0, admin, WAIT_S)
+        assert served.ask("leftovers")["folders"] == 0
+        assert status_of(own, topic)["status"] == "RUNNING"
+        served.ended(report(number, topic))
+        assert status_of(own, topic)["status"] == "SUCCESS"
+
+
+def test_an_owner_that_is_started_again_is_waited_for(own, client):
+    with contextlib.closing(beside.Served(own.data_dir)) as served:
+        owner = own.kill("owner", 0)
+        assert served.ask("leftovers", owner=0)["left"] == 0
+        own.wait_replaced("owner", 0, owner, WAIT_S)
 
 
 def test_a_broker_that_stops_leaves_no_job(own, client):

@@ -98,12 +98,12 @@ def test_the_stronger_source_wins(written, name, line, file, environ, overrides,
 
 @pytest.mark.parametrize(("variable", "text", "read"), [
     ("GEMINGA_DATA_DIR", "/srv/data", lambda config: str(config.data_dir) == "/srv/data"),
-    ("GEMINGA_STORAGE_SYNC", "interval", lambda config: config.storage.sync == "interval"),
-    ("GEMINGA_STORAGE_SYNC_INTERVAL_MS", "50", lambda config: config.storage.sync_interval_ms == 50),
-    ("GEMINGA_STORAGE_AUTO_CREATE_TOPICS", "False", lambda config: config.storage.auto_create_topics is False),
-    ("GEMINGA_NETWORK_PORT", "0", lambda config: config.worker.port == 0),
+    ("GEMINGA_STORAGE_SYNC", "interval", lambda c: c.storage.sync == "interval"),
+    ("GEMINGA_STORAGE_SYNC_INTERVAL_MS", "50", lambda c: c.storage.sync_interval_ms == 50),
+    ("GEMINGA_STORAGE_AUTO_CREATE_TOPICS", "False", lambda c: c.storage.auto_create_topics is False),
+    ("GEMINGA_NETWORK_PORT", "0", lambda c: c.worker.port == 0),
     ("GEMINGA_NETWORK_BROKER_ENTRY_METADATA", "index, timestamp",
-     lambda config: config.worker.broker_entry_metadata == ("index", "timestamp")),
+     lambda c: c.worker.broker_entry_metadata == ("index", "timestamp")),
 ])
 def test_a_variable_is_read_as_its_keys_type(variable, text, read):
     """GEMINGA_<SECTION>_<KEY> takes numbers, true and false, lists with commas."""
@@ -238,6 +238,9 @@ def retention(config):
     ("subscriptionKeySharedEnable=false", lambda c: c.storage.key_shared_enabled, False),
     ("ttlDurationDefaultInSeconds=60", lambda c: c.storage.message_ttl_s, 60),
     ("defaultRetentionTimeInMinutes=5\ndefaultRetentionSizeInMB=-1", retention, (300, -1)),
+    ("brokerServiceCompactionThresholdInBytes=7", lambda c: c.storage.compaction_threshold_bytes, 7),
+    ("brokerServiceCompactionMonitorIntervalInSeconds=30", lambda c: c.nightly.check_interval_s, 30),
+    ("topicCompactionRetainNullKey=true", lambda c: c.nightly.retain_keyless, True),
     ("defaultRetentionTimeInMinutes=-1\ndefaultRetentionSizeInMB=3", retention, (-1, 3 << 20)),
     ("backlogQuotaDefaultLimitBytes=1000", lambda c: c.storage.backlog_quota_bytes, 1_000),
     ("backlogQuotaDefaultLimitSecond=10", lambda c: c.storage.backlog_quota_age_s, 10),
