@@ -682,7 +682,7 @@ def _last_message(subscription: Subscription) -> tuple[int, int, int]:
     if not subscription.reads_compacted or view is None:
         return last
     has_read_view = subscription.view is None      # then what it has not acknowledged comes from ledgers
-    return last if last[:2] > (subscription.cursor.mark_delete if has_read_view else view.horizon) else view.last_message()
+    return last if last[:2] > (subscription.cursor.mark_delete if has_read_view else view.horizon) else view.last_message
 
 
 def _consumer_stats(owner, session, command: api.BaseCommand) -> None:

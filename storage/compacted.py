@@ -206,6 +206,11 @@ class View:
         self.damage: list[str] = []
         self.ledgers = [CompactedLedger(folder, number, part, self.damage) for part in manifest.parts]
 
+    @cached_property
+    def last_message(self) -> tuple[int, int, int]:
+        """(ledger, entry, batch index) of the last message that is there; -1 each when there is none."""
+        return next((ledger.last_message() for ledger in reversed(self.ledgers) if len(ledger.kept)), (-1, -1, -1))
+
     def __repr__(self) -> str:
         return f"<View {self.number} up to {self.horizon}>"
 
@@ -238,10 +243,6 @@ class View:
             return self.horizon
         entry_id = position[1] if found.ledger_id == position[0] else 0
         return found.ledger_id, min(max(entry_id - 1, -1), found.last_entry)
-
-    def last_message(self) -> tuple[int, int, int]:
-        """(ledger, entry, batch index) of the last message that is there; -1 each when there is none."""
-        return next((ledger.last_message() for ledger in reversed(self.ledgers) if len(ledger.kept)), (-1, -1, -1))
 
     def missing(self) -> str:
         """What of its files is not there as it should be; "" when all is."""

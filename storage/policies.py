@@ -98,7 +98,7 @@ class Policies:
     def work_alone(self) -> bool:
         """Whether something happens because of them although nobody uses the partition."""
         return bool(self.message_ttl_s or self.retains or (self.quota_age_s > 0 and self.quota_age_action == EVICTION)
-                    or self.delete_inactive_topics or self.subscription_expiration_s)
+                    or self.delete_inactive_topics or self.subscription_expiration_s or self.compaction_threshold)
 
     @property
     def has_quota(self) -> bool:

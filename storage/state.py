@@ -7,7 +7,7 @@ What has changed since is in the journal, whose records may be applied to this a
 once the new one is synced, so a power cut finds the old or the new; and it is there twice in the file, so that a damaged
 copy costs nothing.
 """
-import contextlib
+import errno
 import shutil
 import sys
 import threading
@@ -24,6 +24,8 @@ from geminga.storage.errors import CorruptFile
 from geminga.storage.ledger import write_anew
 from geminga.storage.parts import words
 from geminga.storage.sequences import Sequences
+
+_ATTEMPTS = 10      # to remove a folder
 
 
 @dataclass(slots=True)
@@ -158,8 +160,14 @@ class StateFile:
         """The partition's folder is gone with all that was in it, and whoever is late writes nothing."""
         with self._lock:
             self._written = sys.maxsize
-            with contextlib.suppress(FileNotFoundError):
-                shutil.rmtree(self.path.parent)
+            for left in reversed(range(_ATTEMPTS)):
+                try:
+                    if self.path.parent.exists():
+                        shutil.rmtree(self.path.parent)
+                    return
+                except OSError as error:      # a job has made, or removed, something in it meanwhile
+                    if error.errno not in (errno.ENOTEMPTY, errno.ENOENT) or not left:
+                        raise
 
     def checkpoint(self) -> "tuple[list[Path], list[Snapshot]]":
         """Of a partition that was removed: what named its folder is on disk."""

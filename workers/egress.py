@@ -106,6 +106,10 @@ class Ledgers:
         found = self._mapped.get((ledger_id, view)) or self._map_view(partition_id, ledger_id, view)
         self._mapped.move_to_end((ledger_id, view))
         rows = found.find(entries)
+        if rows is None:      # damaged rows have ids that are out of order
+            index = found.index[is_valid(found.index, ledger_id)]
+            found = self._keep((ledger_id, view), MappedView(index, index["entry_id"].astype(np.uint64), found.data))
+            rows = found.find(entries)
         if rows is None:
             folder = format.compacted_folder(format.partition_folder(self._data_dir, partition_id)) / str(view)
             raise self._too_short((ledger_id, view), format.ledger_path(folder, ledger_id))
@@ -122,8 +126,6 @@ class Ledgers:
             raise LedgerGone from error
         except ValueError as error:
             raise self._too_short((ledger_id, view), format.index_path(folder, ledger_id)) from error
-        whole = is_valid(index, ledger_id)
-        index = index if whole.all() else index[whole]
         return self._keep((ledger_id, view), MappedView(index, index["entry_id"].astype(np.uint64), data))
 
     def forget(self, ledger_id: int, view: int = 0) -> None:

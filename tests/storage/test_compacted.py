@@ -1,5 +1,6 @@
 """Consumers that read compacted get the view up to its horizon and the ledgers behind it: no gap, no repeat, whatever becomes of either."""
 import random
+import shutil
 import struct
 from dataclasses import dataclass, field
 
@@ -11,6 +12,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage import compacted, format, verify
 from geminga.storage.findings import Severity
 from geminga.storage.jobs import nightly
+from geminga.storage.subscription import SubType
 from geminga.workers.egress import Ledgers
 
 from .files import flip
@@ -488,6 +490,53 @@ def test_a_terminated_topic_ends_for_who_reads_compacted(topic):
     assert keys_of(reading.read()) == ["a"]
     answers = topic.run(topic.rig.acks(reading.consumer, reading.positions[-1]))
     assert answers.commands(api.BaseCommand.REACHED_END_OF_TOPIC)
+
+
+def test_the_next_in_line_goes_on_with_the_same_view(topic):
+    topic.publish(*[(f"k{number}", b"1") for number in range(6)])
+    topic.compact()
+    fields = {"subType": SubType.Failover, "read_compacted": True}
+    first, second = (topic.rig.consumer("t", "sub", consumer_name=name, **fields) for name in "ab")
+    given = topic.run(topic.rig.flow(first, 3), topic.rig.flow(second, 10)).gifts
+    positions = [(ledger_id, entry_id) for _, _, ledger_id, entries in given for entry_id, *_ in entries]
+    assert {consumer for consumer, *_ in given} == {first.number} and len(positions) == 3
+    topic.publish(("k5", b""), ("k4", b"2"))
+    topic.compact()
+    topic.run(topic.rig.acks(first, positions[0]))
+    answers = topic.rig.close_consumer(first)
+    [(consumer, *_, entries), (_, *_, behind)] = answers.gifts
+    assert consumer == second.number and [entry_id for entry_id, *_ in entries] == [1, 2, 3, 4, 5] and answers.views == [1, 0]
+    assert [entry_id for entry_id, *_ in behind] == [6, 7]
+
+
+def test_rates_hold_for_views_too(rigs):
+    topic = Topic(rigs(dispatch_messages_per_subscription=10))
+    topic.publish(*[(f"k{number}", b"1") for number in range(50)])
+    topic.compact()
+    reader = topic.reader()
+    assert 0 < len(reader.read()) <= 10
+    for _ in range(100):
+        before = len(reader.got)
+        topic.run(after_ms=SECOND // 10)
+        assert len(reader.got) <= before + 2
+    assert reader.values == topic.values and reader.positions == sorted(set(reader.positions))
+
+
+def test_entries_that_were_lost_after_they_were_compacted_come_from_the_view(rigs):
+    """Without syncs a power cut may cost what a view has by then; what is published afterwards lies behind the view."""
+    topic = Topic(rigs(sync="none"))
+    topic.publish(("a", b"1"))
+    earlier = rigs.crash(topic.rig)      # as things were on disk
+    positions = topic.publish(("b", b"1"), ("c", b"1"))
+    topic.compact()
+    folder = format.compacted_folder(earlier.data_dir / "partitions" / str(topic.partition.partition_id))
+    shutil.copytree(format.compacted_folder(topic.partition.folder), folder)
+    topic.moved(earlier)
+    later = topic.publish(("b", b"2"))
+    assert later[0] > positions[-1]
+    reader = topic.reader()
+    assert keys_of(reader.read()) == ["a", "b", "c", "b"]
+    assert reader.values == topic.values | {"c": b"1"}
 
 
 def refused(topic, number):
