@@ -1,7 +1,7 @@
 """Compacted views: of each key of a partition the newest message up to a horizon, under the ids that the messages have.
 
-Whoever compacts writes `<n>.new` beside the partition's ledgers, ledger by ledger, and at last the file `view`, which says what
-is in it; the one step that makes it the partition's view is the renaming to `<n>`, which is its owner's to do.  A view is never
+Whoever compacts writes it ledger by ledger, in a folder of its own, and at last the file `view`, which says what is in it, and calls
+it `<n>.new`; the one step that makes it the partition's view is the renaming to `<n>`, which is its owner's to do.  A view is never
 changed.  One that has been replaced stays as long as a consumer reads from it, and goes with its owner's process.
 
     compacted/7/12.index    COMPACTED_ROWs of the entries of ledger 12 that are left; of a batch of which messages are gone the

@@ -9,7 +9,7 @@
                                                   CURSOR_ROWs, PART_ROWs, ARRAY_ROWs, SEQUENCE_ROWs, and the arrays' bytes
     <data>/partitions/<id>/compacted/<n>/         a compacted view, the n-th: what its file `view` says (compacted.py), and of each
                                                   ledger that has something left <ledger>.ledger and .index as above, with a
-                                                  COMPACTED_ROW per entry that is left, ascending; <n>.new while it is being made
+                                                  COMPACTED_ROW per entry that is left, ascending; *.new while it is being made
 
 Little-endian throughout.  Ledgers, indexes and segments are allocated ahead and zero where nothing was written: a row of zeros
 has no valid checksum.  An entry carries its producer's CRC32-C over its content; its row carries a copy of that, and a
