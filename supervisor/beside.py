@@ -1,8 +1,8 @@
 """Where jobs and the broker meet: files in the data folder.
 
-A job that runs beside the broker asks it over a socket there (admin/compaction.py says what): whoever may write there may ask.  Where no
-broker serves the folder the job holds the folder's lock instead; it puts views in force by itself then, and what only owners can do is
-left to the broker.  Nothing here imports Arrow or Spark.
+A job that runs beside the broker asks it over a socket there (admin/compaction.py says what): whoever may write there may ask.  While no
+broker serves the folder a job puts views in force by itself, and what only owners can do is left to the broker; one that is started
+meanwhile finds nothing in its way.  Nothing here imports Arrow or Spark.
 """
 import contextlib
 import fcntl
@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from geminga.storage import compacted, format
 from geminga.storage.errors import text_of
@@ -31,6 +31,10 @@ class Refused(Exception):
     """The broker's answer."""
 
 
+class Gone(Refused):
+    """No broker serves the data folder any more."""
+
+
 @contextlib.contextmanager
 def short_path(path: Path) -> Iterator[str]:
     """Of a socket: the kernel takes 107 bytes at most."""
@@ -41,34 +45,61 @@ def short_path(path: Path) -> Iterator[str]:
         os.close(fd)
 
 
-# -- beside a broker, or without one
-
-class Served:
-    """A broker serves the data folder, and is asked.  Raises OSError when it is not there and does not come."""
-
-    is_served = True
+class Side:
+    """The broker of a data folder, while there is one.  All of it raises OSError when there is one that does not answer."""
 
     def __init__(self, data_dir: Path):
-        self._data_dir, self._running, self._patience = data_dir, {}, _PATIENCE_SECONDS
-        self._connect()
+        self._data_dir, self._patience = data_dir, _PATIENCE_SECONDS
+        self._link: BinaryIO | None = None
+        self._running: dict[int, str] = {}       # what the broker is to know is being compacted
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):      # what is not sent yet stays so
-            self._file.close()
+        if self._link is not None:
+            with contextlib.suppress(OSError):      # what is not sent yet stays so
+                self._link.close()
+        self._link = None
+
+    def is_served(self) -> bool:
+        if self._link is None:
+            self._connect()
+        return self._link is not None
 
     def adopt(self, partition_id: int, topic: str, view: int) -> str | None:
         """None when the view is in force, else why not."""
-        try:
-            self.ask("adopt-view", topic=topic, view=view)
-        except Refused as refused:
-            if view not in compacted.numbers(format.partition_folder(self._data_dir, partition_id)):      # not put in force before
-                return str(refused)
+        folder = format.partition_folder(self._data_dir, partition_id)
+        while True:
+            try:
+                if self.is_served():
+                    self.ask("adopt-view", topic=topic, view=view)
+                elif not self._adopt_alone(folder, view):
+                    continue      # somebody serves it now
+                break
+            except Gone:
+                continue
+            except Refused as refused:
+                if view not in compacted.numbers(folder):      # not put in force before, either
+                    return str(refused)
+                break
         self._running.pop(partition_id, None)
-        self._say({"adopted": partition_id})
+        self._tell({"adopted": partition_id})
         return None
 
+    def _adopt_alone(self, folder: Path, view: int) -> bool:
+        """False when that is a broker's to do.  None can begin to serve the folder meanwhile.  Raises Refused."""
+        with open(self._data_dir / "lock", "a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            if view not in compacted.numbers(folder):      # a broker may have, before it ended
+                try:
+                    compacted.adopt(folder, view)
+                except OSError as error:
+                    raise Refused(text_of(error)) from None
+        return True
+
     def ask(self, question: str, **about) -> Any:
-        """Raises Refused.  An owner that did not answer in good time is not waited for again before one has."""
+        """Raises Refused, Gone.  An owner that did not answer in good time is not waited for again before one has."""
         began = time.monotonic()
         while True:
             found = self._say({"ask": question, **about})
@@ -85,11 +116,19 @@ class Served:
     def began(self, partitions: Mapping[int, str]) -> None:
         """These are being compacted."""
         self._running = dict(partitions)
-        self._tell_running()
+        if self._link is None:
+            self._connect()      # which tells
+        else:
+            with contextlib.suppress(OSError, ValueError):
+                self._tell_running()
 
     def ended(self, report: dict[str, Any]) -> None:
-        self._say({"ended": report})
         self._running.pop(report["partition_id"], None)
+        self._tell({"ended": report})
+
+    def _tell(self, what: dict) -> None:
+        with contextlib.suppress(Gone):
+            self._say(what)
 
     def _tell_running(self) -> None:
         some = list(self._running.items())
@@ -97,88 +136,42 @@ class Served:
             self._exchange({"began": dict(some[at:at + _BEGAN_MAX])})
 
     def _say(self, what: dict) -> dict:
-        """The answer, also of a broker that is started again meanwhile."""
-        while True:
+        """The answer, also of a broker that is started again meanwhile.  Raises Gone."""
+        while self.is_served():
             try:
                 return self._exchange(what)
             except (OSError, ValueError):
                 self.close()
-                self._connect()
-                self._tell_running()
+        raise Gone("The broker has ended")
 
     def _exchange(self, what: dict) -> dict:
-        self._file.write(json.dumps(what).encode() + b"\n")
-        self._file.flush()
-        return json.loads(self._file.readline())
+        self._link.write(json.dumps(what).encode() + b"\n")
+        self._link.flush()
+        return json.loads(self._link.readline())
 
     def _connect(self) -> None:
+        """... where there is one; it knows what is under way then."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while True:
             link = socket.socket(socket.AF_UNIX)
             try:
                 with short_path(self._data_dir / SOCKET) as path:
                     link.connect(path)
-                self._file = link.makefile("rwb")
-                return
-            except OSError:
-                if time.monotonic() > deadline or not is_served(self._data_dir):
-                    raise
+                self._link = link.makefile("rwb")
+                return self._tell_running()
+            except (OSError, ValueError) as error:
+                self.close()
+                if not _is_locked(self._data_dir):
+                    return None
+                if time.monotonic() > deadline:
+                    raise OSError(f"{self._data_dir} is in use, and its broker does not answer at {self._data_dir / SOCKET}") from error
             finally:
-                link.close()       # the file keeps it
+                link.close()       # its file keeps it
             time.sleep(_AGAIN_SECONDS)
 
 
-class Alone:
-    """No broker serves the data folder, and none can as long as this is there.  Raises BlockingIOError when one does."""
-
-    is_served = False
-
-    def __init__(self, data_dir: Path):
-        self._data_dir = data_dir
-        self._lock = open(data_dir / "lock", "a")  # noqa: SIM115 - held as long as this is there
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._lock.close()
-            raise
-
-    def close(self) -> None:
-        """A broker may."""
-        self._lock.close()
-
-    def adopt(self, partition_id: int, topic: str, view: int) -> str | None:
-        folder = format.partition_folder(self._data_dir, partition_id)
-        try:
-            compacted.adopt(folder, view)
-        except OSError as error:
-            return text_of(error)
-        return None
-
-    def began(self, partitions: Mapping[int, str]) -> None:
-        """Nobody wants to know."""
-
-    def ended(self, report: dict[str, Any]) -> None:
-        """Nobody wants to know."""
-
-
-Side = Served | Alone
-
-
-def side_of(data_dir: Path) -> Side:
-    """Raises CannotRun."""
-    try:
-        return Alone(data_dir)
-    except BlockingIOError:
-        pass
-    except OSError as error:
-        raise CannotRun(text_of(error)) from None
-    try:
-        return Served(data_dir)
-    except OSError as error:
-        raise CannotRun(f"{data_dir} is in use, and its broker does not answer at {data_dir / SOCKET}: {error.strerror}") from None
-
-
-def is_served(data_dir: Path) -> bool:
+def _is_locked(data_dir: Path) -> bool:
+    """By whoever serves it, or repairs it."""
     try:
         with open(data_dir / "lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -22,7 +22,7 @@ from geminga.storage.jobs.engines import Here, NoSpark, Spark
 from geminga.storage.jobs.nightly import Night, Planned, Progress, Target
 from geminga.storage.ledger import write_anew
 from geminga.storage.policies import policies_of
-from geminga.supervisor.beside import REPORT, Alone, CannotRun, Refused, Served, last_report, side_of
+from geminga.supervisor.beside import REPORT, CannotRun, Gone, Refused, Side, last_report
 from geminga.supervisor.config import Config, core_count
 
 SUCCESS, FAILED = "success", "failed"
@@ -127,7 +127,7 @@ def die_with_parent() -> None:
 def on_demand(config: Config, partition_ids: Iterable[int]) -> bool:
     """What the broker has started this process for: one partition after the other.  Whether all is well.  Raises CannotRun."""
     found, is_well = chosen(config, partition_ids), True
-    with contextlib.closing(side_of(config.data_dir)) as side, Engines(config, may_do_without_spark=True) as engines:
+    with contextlib.closing(Side(config.data_dir)) as side, Engines(config, may_do_without_spark=True) as engines:
         side.began({target.partition_id: target.topic for target in found})
         for target in found:
             engine = engines.for_bytes(size_of(nightly.plan(config.data_dir, [target])))
@@ -137,7 +137,7 @@ def on_demand(config: Config, partition_ids: Iterable[int]) -> bool:
     return is_well
 
 
-def compact(side: Served | Alone, config: Config, found: list[Planned], progress: Callable[[Progress], None]) -> Night:
+def compact(side: Side, config: Config, found: list[Planned], progress: Callable[[Progress], None]) -> Night:
     """All that is due of these.  Raises CannotRun."""
     with Engines(config, may_do_without_spark=False) as engines:
         engine = engines.for_bytes(size_of(found))
@@ -158,7 +158,7 @@ def compact(side: Served | Alone, config: Config, found: list[Planned], progress
     return night
 
 
-def give_back(side: Served, config: Config, tell: Tell) -> dict[str, Any]:
+def give_back(side: Side, config: Config, tell: Tell) -> dict[str, Any]:
     """Each partition gives back what it need not keep, and folders of deleted ones go."""
     began, rows, errors = time.monotonic(), [], []
     catalogue = confirmed.open_catalogue(config.data_dir)
@@ -171,6 +171,8 @@ def give_back(side: Served, config: Config, tell: Tell) -> dict[str, Any]:
             rows += [row] if row else []
         except Refused as refused:
             errors.append({"topic": topic, "error": str(refused)})
+            if isinstance(refused, Gone):
+                break
     removed = {"folders": 0, "freed": 0}
     with contextlib.suppress(Refused):
         while (some := side.ask("leftovers"))["folders"]:
@@ -183,10 +185,11 @@ def run(config: Config, found: list[Target], progress: Callable[[Progress], None
     began, started_ms = time.monotonic(), time.time_ns() // 1_000_000
     if config.data_dir.stat().st_uid != os.geteuid():
         raise CannotRun(f"{config.data_dir} is another user's, whose broker could not deal with what this would write there")
-    with contextlib.closing(side_of(config.data_dir)) as side:
+    with contextlib.closing(Side(config.data_dir)) as side:
         due = planned(config, found)
         night = compact(side, config, due, progress)
-        given = give_back(side, config, tell) if side.is_served else None
+        is_served = side.is_served()
+        given = give_back(side, config, tell) if is_served else None
     compaction = [asdict(report) for report in night.reports if report.outcome != nightly.NOTHING_NEW]
     wrong = [report for report in night.reports if report.outcome in (nightly.FAILED, nightly.NOT_ADOPTED)]
     is_well = not (wrong or night.error or (given and given["errors"]))
@@ -195,7 +198,7 @@ def run(config: Config, found: list[Target], progress: Callable[[Progress], None
         "status": SUCCESS if is_well else FAILED, "error": night.error, "started_ms": started_ms, "ended_ms": ended_ms,
         "seconds": round(time.monotonic() - began, 3),
         "last_success_ms": ended_ms if is_well else last_report(config.data_dir).get("last_success_ms", 0),
-        "engine": night.engine, "served": side.is_served, "partitions": len(due), "totals": _totals(compaction, given),
+        "engine": night.engine, "served": is_served, "partitions": len(due), "totals": _totals(compaction, given),
         "compaction": compaction, "retention": given}
     keep(config, report)
     return report

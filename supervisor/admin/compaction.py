@@ -89,8 +89,10 @@ class Compactions:
         self._job: asyncio.subprocess.Process | None = None
 
     async def serve(self, _app: web.Application) -> AsyncIterator[None]:
-        """As long as the app does."""
-        tasks = [asyncio.create_task(task) for task in (self._listen(), self._work(), self._watch())]
+        """As long as the app does; jobs find this process when it is ready."""
+        has_tried = asyncio.Event()
+        tasks = [asyncio.create_task(task) for task in (self._listen(has_tried), self._work(), self._watch())]
+        await has_tried.wait()
         yield
         for task in tasks:
             task.cancel()
@@ -200,16 +202,18 @@ class Compactions:
 
     # -- what jobs say
 
-    async def _listen(self) -> None:
+    async def _listen(self, has_tried: asyncio.Event) -> None:
         said = ""
         while True:
             try:
                 server = await asyncio.start_unix_server(self._talk, sock=_socket(self._config.data_dir), limit=_LINE_MAX)
+                has_tried.set()
                 return await server.serve_forever()
             except OSError as error:
                 if text_of(error) != said:
                     said = text_of(error)
                     print(f"geminga: nothing can be compacted, and nightly jobs find no broker: {said}", file=sys.stderr, flush=True)
+            has_tried.set()
             await asyncio.sleep(_AGAIN_SECONDS)
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

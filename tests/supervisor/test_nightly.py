@@ -1,4 +1,5 @@
 """`geminga nightly`: with a broker and without, what it prints, and how it ends when it cannot do all of it."""
+import contextlib
 import fcntl
 import io
 import json
@@ -7,12 +8,14 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pulsar
 import pytest
 
 from geminga.storage import compacted, format
+from geminga.storage.jobs import nightly as jobs
 from geminga.supervisor import beside
 from geminga.supervisor.cli.nightly import _Shown, _text
 from geminga.supervisor.main import main
@@ -210,6 +213,31 @@ def test_a_night_without_a_broker(own, client, nightly):
         assert views(own, topic) == [1]
     finally:
         own.start()
+    assert compacted_values(client, topic) == LATEST
+
+
+def test_a_broker_may_be_started_and_stopped_while_a_job_is_at_it(own, client):
+    """The job is in nobody's way, and its view is put in force by whoever can."""
+    topic = unique_topic("up-and-down")
+    fill(client, topic)
+    target = jobs.Target(partition_id(own, topic), topic)
+    with contextlib.closing(beside.Side(own.data_dir)) as side:
+        for change, number in ((own.start, 1), (own.stop, 2)):
+            def adopt(*about, change=change):
+                change()
+                return side.adopt(*about)
+
+            if change == own.start:
+                own.stop()
+            assert side.is_served() == own.is_there
+            side.began({target.partition_id: topic})
+            report = jobs.compact(own.data_dir, target, adopt)
+            assert (report.outcome, report.error, views(own, topic)[-1]) == (jobs.COMPACTED, "", number)
+            side.ended(asdict(report))
+            if change == own.start:
+                assert compacted_values(client, topic) == LATEST
+                fill(client, topic)
+    own.start()
     assert compacted_values(client, topic) == LATEST
 
 
