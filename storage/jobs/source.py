@@ -5,17 +5,23 @@
     messages = spark.read.format("geminga").option("data_dir", "/var/lib/geminga").option("topic", "orders").load()
 
 Each task reads a stretch of a ledger and yields Arrow batches (reading.py).  Spark tells a data source written in Python nothing of the
-columns that a query needs, so `columns`, or a schema given with .schema(), is how to read fewer.  What a query asks of times,
-positions and keys is looked at before entries are read, or at least before they go to Spark.
+columns that a query needs, so `columns`, or a schema given with .schema(), is how to read fewer.
+
+What is asked of times, positions and keys by options is looked at before entries are read, or at least before they go to Spark.  With
+`pushdown` so is what a query itself asks of publish_time, broker_time, ledger_id and key.  That is not the default, because Spark (4.1
+to 4.3, SPARK-51271) gives all queries on one DataFrame the filters of the last: of a.where(x).union(a.where(y)) both parts are y's.
+So it is for a DataFrame that is loaded for one query.
 
 Options, all but the first two optional:
     data_dir, or load(DIR)           the broker's data folder, as the driver and the executors see it
     topic, topics, topic_pattern     one of these: a name, names with commas between, an expression for whole names
     from_time, to_time               publish times, from one (with it) to the other (without): 2026-01-31T12:00:00Z or milliseconds
     from_position, to_position       ledger:entry, both with it
+    key                              of messages with this key
     compacted                        true: the compacted view up to its horizon and the ledgers behind it
     typed                            true: `value` has the fields of the registered JSON or Avro schema, each message read by its version
     columns                          names with commas between
+    pushdown                         true: see above; wants spark.sql.python.filterPushdown.enabled
 """
 import datetime
 import logging
@@ -42,10 +48,10 @@ from geminga.storage.jobs.confirmed import Stretch
 from geminga.storage.jobs.typed import Values
 
 NAME = "geminga"
-PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 SCHEMA = pa.schema([("topic", pa.string()), ("partition", pa.int32()), *(one for one in reading.SCHEMA if one.name != "partition")])
 _TOPICS = "topic", "topics", "topic_pattern"
-_OPTIONS = ("data_dir", "path", *_TOPICS, "from_time", "to_time", "from_position", "to_position", "compacted", "typed", "columns")
+_OPTIONS = ("data_dir", "path", *_TOPICS, "from_time", "to_time", "from_position", "to_position", "key", "compacted", "typed", "columns",
+            "pushdown")
 _OF_INDEX = "publish_time", "broker_time", "ledger_id"      # what rows of the index say exactly, or a stretch
 _FIRST, _LAST = -(1 << 62), 1 << 62
 _log = logging.getLogger("geminga.source")
@@ -56,8 +62,7 @@ class BadOption(ValueError):
 
 
 def register(spark: SparkSession) -> None:
-    """spark.read.format("geminga") is there, and Spark tells it what a query looks for."""
-    spark.conf.set(PUSHDOWN, "true")
+    """spark.read.format("geminga") is there."""
     spark.dataSource.register(GemingaSource)
 
 
@@ -70,9 +75,11 @@ class Options:
     bounds: dict[str, tuple[int, int]]       # of publish_time, in ms: both with it
     first: Position
     last: Position | None
+    key: str | None
     is_compacted: bool
     is_typed: bool
     columns: list[str]
+    has_pushdown: bool
 
 
 def parse(options: MutableMapping[str, str]) -> Options:
@@ -98,9 +105,11 @@ def parse(options: MutableMapping[str, str]) -> Options:
     elif is_typed != ("value" in columns):
         raise BadOption("option columns: value is there with the option typed, and has to be named then")
     first, last = (_position(given, name) for name in ("from_position", "to_position"))
+    bounds = {"publish_time": (_time(given, "from_time", _FIRST), _time(given, "to_time", _LAST + 1) - 1)}
     return Options(
-        data_dir, _topics(given), {"publish_time": (_time(given, "from_time", _FIRST), _time(given, "to_time", _LAST + 1) - 1)},
-        (first[0], first[1] - 1) if first is not None else NOWHERE, last, _truth(given, "compacted"), is_typed, columns)
+        data_dir, _topics(given), bounds if "from_time" in given or "to_time" in given else {},
+        (first[0], first[1] - 1) if first is not None else NOWHERE, last, given.get("key"),
+        _truth(given, "compacted"), is_typed, columns, _truth(given, "pushdown"))
 
 
 def _topics(given: dict[str, str]) -> list[str] | re.Pattern:
@@ -162,7 +171,8 @@ class GemingaSource(datasource.DataSource):
         return from_arrow_schema(_arrow_schema(options.columns, _values(options)))
 
     def reader(self, schema: StructType) -> "Reader":
-        return Reader(parse(self.options), schema)
+        options = parse(self.options)
+        return (FilteringReader if options.has_pushdown else Reader)(options, schema)
 
     def streamReader(self, schema: StructType) -> "StreamReader":
         return StreamReader(parse(self.options), schema)
@@ -217,7 +227,8 @@ class _Reading:
 
         if "entry_id" not in needed:
             needed["entry_id"] = None       # without a column a batch would not know how many rows it has
-        for found in reading.batches(self.options.data_dir, task.stretch, list(needed), report, wanted=self._wanted):
+        wanted = self._wanted if self.bounds or self.options.bounds else None
+        for found in reading.batches(self.options.data_dir, task.stretch, list(needed), report, wanted=wanted):
             for keys in self.keys:
                 found = found.filter(pc.is_in(found["key"], pa.array(sorted(keys), pa.string())))
             if found.num_rows:
@@ -240,7 +251,7 @@ class _Reading:
         wanted = np.ones(len(rows), bool)
         for bounds in (self.options.bounds, self.bounds):
             for name, (first, last) in bounds.items():
-                if name in rows.dtype.names and (first, last) != (_FIRST, _LAST):
+                if name in rows.dtype.names:
                     wanted &= (rows[name] >= first) & (rows[name] <= last)
         return wanted
 
@@ -263,6 +274,16 @@ class Reader(datasource.DataSourceReader):
     def __init__(self, options: Options, schema: StructType):
         self._reading = _reading(options, schema)
 
+    def partitions(self) -> list[Task]:
+        return self._reading.tasks({})
+
+    def read(self, partition: datasource.InputPartition) -> Iterator[pa.RecordBatch]:
+        return self._reading.batches(partition)
+
+
+class FilteringReader(Reader):
+    """Is told what the query asks."""
+
     def pushFilters(self, filters: list[datasource.Filter]) -> Iterator[datasource.Filter]:  # noqa: N802 - Spark's name
         for one in filters:
             if not self._push(one):
@@ -281,12 +302,6 @@ class Reader(datasource.DataSourceReader):
         first, last = self._reading.bounds.get(name, (_FIRST, _LAST))
         self._reading.bounds[name] = max(first, bounds[0]), min(last, bounds[1])
         return True
-
-    def partitions(self) -> list[Task]:
-        return self._reading.tasks({})
-
-    def read(self, partition: datasource.InputPartition) -> Iterator[pa.RecordBatch]:
-        return self._reading.batches(partition)
 
 
 def _bounds(one: datasource.Filter, name: str) -> tuple[int, int] | None:
@@ -351,4 +366,4 @@ def _reading(options: Options, schema: StructType) -> _Reading:
     for one in schema.fields:
         if one.name not in known.names or known[one.name].dataType != one.dataType:
             raise BadOption(f"the schema has {one.name} {one.dataType.simpleString()}; there are {known.simpleString()}")
-    return _Reading(options, schema.names, values if "value" in schema.names else None)
+    return _Reading(options, schema.names, values if "value" in schema.names else None, keys=[] if options.key is None else [{options.key}])

@@ -24,6 +24,7 @@ _PRIMITIVES = {"boolean": pa.bool_(), "int": pa.int32(), "long": pa.int64(), "fl
 _LOGICAL = {"date": pa.date32(), "timestamp-millis": pa.timestamp("us", "UTC"), "timestamp-micros": pa.timestamp("us", "UTC"),
             "local-timestamp-millis": pa.timestamp("us"), "local-timestamp-micros": pa.timestamp("us")}
 _NOT_FITTING = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError)
+_SHOWN_MAX = 200      # characters of what is wrong with a value
 
 Fit = Callable[[Any], Any]
 
@@ -64,7 +65,7 @@ class Values:
                 return fit(json.loads(payload))
             return None if version is None else fit(fastavro.schemaless_reader(io.BytesIO(payload), version, self.newest))
         except Exception as error:      # noqa: BLE001 - whatever a payload makes the libraries raise
-            report(f"a value is not of its schema: {type(error).__name__}: {error}")
+            report(f"a value is not of its schema: {type(error).__name__}: {str(error)[:_SHOWN_MAX]}")
             return None
 
 
@@ -72,7 +73,7 @@ def _fitting(value: dict | None, kind: pa.StructType, report: Callable[[str], No
     try:
         pa.array([value], kind)
     except _NOT_FITTING as error:
-        report(f"a value is not of its schema: {error}")
+        report(f"a value is not of its schema: {str(error)[:_SHOWN_MAX]}")
         return None
     return value
 
@@ -94,7 +95,10 @@ def find(partitions: list[tuple[int, TopicName]], data_dir: Path) -> Values:
         versions = {str(topic): {number.to_bytes(8, "big"): _parsed(kept.definition.data, topic)
                                  for number in schemas.versions(catalogue, topic)
                                  if (kept := schemas.find(catalogue, topic, number)) is not None} for topic in topics}
-        return Values(definition.kind, _parsed(definition.data, topics[0]), versions)
+        newest = _parsed(definition.data, topics[0])
+        others = {one["name"] for of_topic in versions.values() for one in of_topic.values()} - {newest["name"]}
+        # As in Java, what a record is called does not matter.
+        return Values(definition.kind, newest | {"aliases": sorted({*newest.get("aliases", ()), *others})}, versions)
     finally:
         catalogue.close()
 

@@ -1,0 +1,116 @@
+"""Messages a second that are read from ledgers: by reading.batches in this process, and by Spark's data source on one core.
+
+    python tests/bench/source.py [--messages 2000000] [--size 100] [--keep FOLDER]
+
+Messages have a key out of a million and a payload of `size` bytes: each by itself, or 100 to a batch, plain and compressed.
+
+    all         every column; CPU seconds of this process, so that other work on the machine matters less
+    scan        the columns that compaction looks at, likewise
+    Spark       every column to the JVM, and a sum over two; by the clock, with local[1] (the JVM and Python's worker overlap)
+
+Medians of three rounds.  A million a second a core is asked for.
+"""
+import argparse
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from geminga.proto import names
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.storage import catalogue, format
+from geminga.storage.jobs import confirmed, reading
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from tests.storage.jobs.topics import Message, Topic, batch, single  # noqa: E402
+
+SCAN = "key", "message_index", "payload_size", "null_value", "is_encrypted", "chunks"
+KINDS = {"unbatched": (1, api.NONE), "unbatched, LZ4": (1, api.LZ4), "100 to a batch": (100, api.NONE),
+         **{f"100 to a batch, {name}": (100, codec) for name, codec in api.CompressionType.items() if codec != api.NONE}}
+_REPEATED = 50_000      # messages that are made one by one, and written over and over
+_ROUNDS = 3
+
+
+def fill(data_dir: Path, number: int, together: int, codec: int, messages: int, size: int) -> Topic:
+    kept = catalogue.open_catalogue(data_dir / "catalogue.sqlite")
+    name = names.parse(f"read-{number}")
+    kept.create_topic(name, 0)
+    topic = Topic(data_dir, kept.create_partition(name))
+    kept.commit()
+    kept.close()
+    made, rng = [], random.Random(number)
+    words = [rng.randbytes(8) for _ in range(50)]      # compresses to a half or so, as records do
+    for _ in range(_REPEATED):
+        payload = b"".join(rng.choices(words, k=-(-size // 8)))[:size]
+        made.append(Message(f"key-{rng.randrange(1_000_000)}", payload))
+    more = {"producer_name": "standalone-0-7", "sequence_id": 123_456}
+    entries = [single(one, codec, **more) if together == 1 else batch(made[at:at + together], codec, **more)
+               for at, one in enumerate(made) if at % together == 0]
+    for one in entries:
+        topic.add(one)
+    rows = topic.ledger.index[:len(entries)].copy()
+    span = int(rows["offset"][-1]) + int(rows["size"][-1]) - int(rows["offset"][0])
+    joined = b"".join(entries)
+    while topic.next_message < messages:
+        rows["offset"] += np.uint64(span)
+        rows["message_index"] += np.uint64(_REPEATED)
+        topic.add_rows(rows, [joined])
+    topic.roll()
+    return topic
+
+
+def read(topic: Topic, columns) -> float:
+    """Nanoseconds of CPU a message."""
+    def once() -> float:
+        began, count = time.process_time(), 0
+        for stretch in confirmed.stretches(topic.data_dir, topic.partition_id):
+            for found in reading.batches(topic.data_dir, stretch, columns, print):
+                count += found.num_rows
+        assert count == topic.next_message, (count, topic.next_message)
+        return (time.process_time() - began) / count * 1e9
+    return statistics.median(once() for _ in range(_ROUNDS))
+
+
+def by_spark(spark, topic: Topic, number: int) -> float:
+    """Nanoseconds a message."""
+    def once() -> float:
+        frame = spark.read.format("geminga").options(data_dir=str(topic.data_dir), topic=f"read-{number}").load()
+        began = time.perf_counter()
+        total, last = frame.selectExpr("sum(payload_size)", "max(message_index)").collect()[0]
+        assert last == topic.next_message - 1 and total
+        return (time.perf_counter() - began) / topic.next_message * 1e9
+    return statistics.median(once() for _ in range(_ROUNDS))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--messages", type=int, default=2_000_000)
+    parser.add_argument("--size", type=int, default=100)
+    parser.add_argument("--keep", type=Path)
+    options = parser.parse_args()
+    from pyspark.sql import SparkSession
+
+    from geminga.storage.jobs import source
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").config("spark.driver.memory", "1g").getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    source.register(spark)
+    print("| messages/s a core | all | scan | Spark |\n|---|--:|--:|--:|", flush=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        data_dir = options.keep or Path(scratch)
+        for number, (kind, (together, codec)) in enumerate(KINDS.items()):
+            topic = fill(data_dir, number, together, codec, options.messages, options.size)
+            figures = read(topic, reading.SCHEMA.names), read(topic, SCAN), by_spark(spark, topic, number)
+            print(f"| {kind} | {' | '.join(f'{1e9 / figure:,.0f}' for figure in figures)} |", flush=True)
+            for path in format.partition_folder(data_dir, topic.partition_id).glob("*.ledger"):
+                path.unlink()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()
