@@ -290,11 +290,11 @@ def _told(tell: Tell, total: int, looked, written) -> Iterator[None]:
 
 def _start(scratch: Path, master: str, memory: str):
     """A SparkSession.  Raises NoSpark."""
-    _check_java()
+    check_java()
     try:
-        from pyspark.errors import PySparkException
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
+            from pyspark.errors import PySparkException
             from pyspark.sql import SparkSession
     except ImportError:
         raise NoSpark("Spark is not installed: pip install 'geminga[nightly]'") from None
@@ -333,7 +333,7 @@ appender.stderr.layout.pattern = spark: %p %c{1}: %m%n
 """
 
 
-def _check_java() -> None:
+def check_java() -> None:
     home = os.environ.get("JAVA_HOME")
     java = f"{home}/bin/java" if home else shutil.which("java")
     missing = f"Spark needs a Java runtime, {_JAVA_MIN} or newer: apt-get install openjdk-{_JAVA_MIN}-jre-headless"
