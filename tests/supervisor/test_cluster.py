@@ -1,0 +1,75 @@
+"""The night on a Spark cluster: a master and two workers, processes of their own, that see the data folder under the same path."""
+import contextlib
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pulsar
+import pytest
+
+from geminga.storage.jobs.engines import NoSpark, check_java
+
+from ..harness import COMMAND, Broker, eventually, unique_topic
+from .test_compaction import compacted_values, fill
+
+pytestmark = pytest.mark.spark
+
+SPARK = Path(find_spec("pyspark").submodule_search_locations[0])
+LONG = 120      # seconds; nothing takes so long unless it has failed
+
+
+@pytest.fixture
+def client(broker) -> Iterator[pulsar.Client]:
+    made = pulsar.Client(broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    yield made
+    made.close()
+
+
+@contextlib.contextmanager
+def started(log: Path, role: str, *words: str) -> Iterator[Path]:
+    """A process of the cluster; what it says goes to the log."""
+    command = [SPARK / "bin" / "spark-class", f"org.apache.spark.deploy.{role}", "--host", "127.0.0.1", "--webui-port", "0", *words]
+    with log.open("w") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out, env=os.environ | {"SPARK_HOME": str(SPARK)})
+    try:
+        yield log
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[tuple[str, list[Path]]]:
+    """(its master's address, its workers' folders), with a core each."""
+    try:
+        check_java()
+    except NoSpark as error:
+        pytest.skip(str(error))
+    with contextlib.ExitStack() as processes:
+        log = processes.enter_context(started(tmp_path / "master.log", "master.Master", "--port", "0"))
+        master = eventually(lambda: re.search(r"Starting Spark master at (spark://\S+)", log.read_text()), LONG)[1]
+        folders = [tmp_path / f"worker-{number}" for number in range(2)]
+        for folder in folders:
+            log = processes.enter_context(started(folder.with_suffix(".log"), "worker.Worker", "--cores", "1", "--memory", "1g",
+                                                  "--work-dir", str(folder), master))
+            eventually(lambda log=log: "Successfully registered with master" in log.read_text(), LONG)
+        yield master, folders
+
+
+def test_a_cluster_of_two_workers_compacts(broker, client: pulsar.Client, cluster):
+    if not isinstance(broker, Broker):
+        pytest.skip("needs the broker's data folder")
+    (master, folders), topics = cluster, [unique_topic("cluster") for _ in range(3)]
+    for topic in topics:
+        fill(client, topic)
+    command = [*COMMAND[:-1], "nightly", "--data-dir", broker.data_dir, "--engine", "spark", "--master", master]
+    done = subprocess.run([*command, *(word for topic in topics for word in ("--topic", topic))], capture_output=True, text=True,
+                          timeout=2 * LONG)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert master in done.stdout
+    assert all(any(folder.glob("app-*/*")) for folder in folders)      # each has run an executor
+    for topic in topics:
+        assert compacted_values(client, topic) == {f"key-{number % 5}": number for number in range(45, 50)}
