@@ -1,11 +1,9 @@
 """A whole night: what is to be compacted is, then each partition gives back what it need not keep; and a report of it."""
 import contextlib
-import ctypes
 import json
 import os
 import re
 import shutil
-import signal
 import time
 import traceback
 from collections.abc import Callable, Iterable
@@ -27,7 +25,6 @@ from geminga.supervisor.config import Config, core_count
 
 SUCCESS, FAILED = "success", "failed"
 _OOM_SCORE = 500             # when memory runs out this goes before the broker
-_PR_SET_PDEATHSIG = 1
 Tell = Callable[[str, int, int], None]      # (what is being done, done, of so many)
 
 
@@ -116,12 +113,6 @@ def be_polite(niceness: int) -> None:
         psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
-
-
-def die_with_parent() -> None:
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)      # the broker's processes ignore them
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def on_demand(config: Config, partition_ids: Iterable[int]) -> bool:

@@ -153,7 +153,7 @@ class Compactions:
     async def _run_job(self, partition_ids: Iterable[int]) -> int:
         """A job for these, from its beginning to its end; its exit status.  It dies with this process."""
         command = [sys.executable, "-P", "-m", "geminga.supervisor.main", "nightly", "--data-dir", str(self._config.data_dir.resolve()),
-                   "--partitions", ",".join(map(str, partition_ids))]
+                   "--partitions", ",".join(map(str, partition_ids)), "--parent", str(os.getpid())]
         ours = {name: value for name, value in os.environ.items() if not name.startswith(("GEMINGA_", "PULSAR_PREFIX_"))}
         told = {f"GEMINGA_NIGHTLY_{name.upper()}": str(value).lower() if isinstance(value, bool) else str(value)
                 for name, value in asdict(self._config.nightly).items()}

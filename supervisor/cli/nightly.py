@@ -2,8 +2,10 @@
 
 What the work needs (numpy, Arrow, perhaps Spark) is imported when there is some.
 """
+import ctypes
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -15,6 +17,7 @@ import click
 from geminga.supervisor.cli import show, units
 
 DONE, FAILED, WRONG_USAGE, REFUSED = range(4)      # exit statuses
+_PR_SET_PDEATHSIG = 1
 _LINE_SECONDS = 10           # between two status lines where there is no terminal
 _ROWS_MAX = 50               # topics that are shown; --json has all
 
@@ -41,9 +44,10 @@ class _Size(click.ParamType):
 @click.option("--cores", metavar="N", help="of this host, for Spark (default: all)")
 @click.option("--memory", type=_Size(), help="of Spark's process (default: 640M)")
 @click.option("--json", "is_json", is_flag=True, help="print JSON")
-@click.option("--partitions", hidden=True)       # by the broker: these, and nothing else
+@click.option("--partitions", hidden=True)       # by the broker: these, and nothing else, ...
+@click.option("--parent", type=int, hidden=True)      # ... as long as this process of it lives
 def nightly(what: str, config: str | None, topics: tuple[str, ...], pattern: str, is_json: bool, partitions: str | None,
-            **options: Any) -> int:
+            parent: int | None, **options: Any) -> int:
     """Compact topics and give back space, as a timer does every night.
 
     Topics that have a compaction threshold or were compacted before are compacted, where there is something new; then every topic gives
@@ -51,6 +55,8 @@ def nightly(what: str, config: str | None, topics: tuple[str, ...], pattern: str
 
     `plan` says what would be compacted, and changes nothing; `report` shows how the last night went.
     """
+    if partitions is not None:
+        _die_with(parent)
     from geminga.supervisor import config as configuration
     given = {"data_dir": options["data_dir"], "nightly.engine": options["engine"], "nightly.master": options["master"],
              "nightly.cores": options["cores"], "nightly.memory_bytes": options["memory"]}
@@ -61,6 +67,14 @@ def nightly(what: str, config: str | None, topics: tuple[str, ...], pattern: str
     if not (loaded.data_dir / "catalogue.sqlite").is_file():
         return _wrong(WRONG_USAGE, f"{loaded.data_dir} is no data folder of a broker")
     return _run(what, loaded, topics, pattern, is_json=is_json, partitions=partitions)
+
+
+def _die_with(parent: int | None) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)      # the broker's processes ignore them
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit(REFUSED)
 
 
 def _wrong(status: int, why: object) -> int:
@@ -76,7 +90,6 @@ def _run(what: str, config: Any, topics: tuple[str, ...], pattern: str, *, is_js
     from geminga.supervisor import beside, nights
     try:
         if partitions is not None:
-            nights.die_with_parent()
             nights.be_polite(config.nightly.niceness)
             return DONE if nights.on_demand(config, map(int, partitions.split(","))) else FAILED
         if what == "report":
