@@ -306,7 +306,7 @@ def remove_unused(folder: Path, used: Iterable[int]) -> None:
     unused = [path for path in with_views.iterdir() if path.name not in kept] if with_views.exists() else []
     if not unused:
         return
-    with lock(with_views / LOCK) as is_ours:
+    with contextlib.suppress(OSError), lock(with_views / LOCK) as is_ours:
         for path in unused:
             if is_ours or path.suffix != UNFINISHED:
                 shutil.rmtree(path, ignore_errors=True)
@@ -316,19 +316,17 @@ def remove_unused(folder: Path, used: Iterable[int]) -> None:
 
 @contextlib.contextmanager
 def lock(path: Path) -> Iterator[bool]:
-    """Whether it was taken: nobody else has it then.  It ends with its process at the latest."""
-    fd = -1
+    """Whether it was taken: nobody else has it then.  It ends with its process at the latest.  Raises OSError."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        is_ours = True
-    except OSError:
-        is_ours = False
-    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_ours = True
+        except BlockingIOError:
+            is_ours = False
         yield is_ours
     finally:
-        if fd >= 0:
-            os.close(fd)
+        os.close(fd)
 
 
 class PartWriter:

@@ -173,7 +173,10 @@ def run(data_dir: Path, planned: list[Planned], adopt: Adopt, engine: Here | Spa
             raise
         finally:
             night = Night(started_ms, round(time.monotonic() - started, 3), engine.name, tuple(reports), error)
-            write_anew(_folder(data_dir) / LAST, json.dumps(asdict(night)).encode())
+            try:
+                write_anew(_folder(data_dir) / LAST, json.dumps(asdict(night)).encode())
+            except OSError as failure:      # what was compacted is
+                night = replace(night, error=f"its report cannot be written: {text_of(failure)}")
     return night
 
 
@@ -190,6 +193,7 @@ def adopt_here(data_dir: Path) -> Adopt:
         folder = format.partition_folder(data_dir, partition_id)
         try:
             compacted.adopt(folder, number)
+            compacted.remove_unused(folder, [number])
         except OSError as error:
             return text_of(error)
         return None
