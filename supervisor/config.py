@@ -42,8 +42,8 @@ class MetricsOptions:
 class NightlyOptions:
     """How the nightly job, and compaction on demand, deal with their host."""
 
-    engine: str = "auto"                          # "here": in one process; "spark"; "auto": Spark for what is larger than in_process_bytes
-    in_process_bytes: int = 256 << 20             # with engine = "auto"
+    engine: str = "auto"                          # "here": in one process; "spark"; "auto": a night by Spark, on demand what is large
+    in_process_bytes: int = 256 << 20             # ... that is larger than this
     master: str = ""                              # of Spark; empty: this host's cores
     cores: int = 0                                # of this host that Spark may use; 0: all
     memory_bytes: int = 640 << 20                 # of Spark's own process; its Python workers have some 200 MiB each beside it

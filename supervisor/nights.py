@@ -65,10 +65,10 @@ def planned(config: Config, found: list[Target]) -> list[Planned]:
 # -- where it is computed
 
 class Engines:
-    """This process, and Spark when it is needed, once."""
+    """This process, and Spark when it is needed, once.  With engine = "auto" a night is Spark's; on demand what is little is done here."""
 
-    def __init__(self, config: Config, *, may_do_without_spark: bool):
-        self._config, self._options, self._may_do_without = config, config.nightly, may_do_without_spark
+    def __init__(self, config: Config, *, is_night: bool):
+        self._config, self._options, self._is_night = config, config.nightly, is_night
         self._spark: Spark | None = None
 
     def __enter__(self) -> "Engines":
@@ -84,7 +84,8 @@ class Engines:
     def for_bytes(self, size: int) -> Here | Spark:
         """To read so many.  Raises CannotRun."""
         options = self._options
-        if not size or options.engine == "here" or (options.engine == "auto" and size <= options.in_process_bytes):
+        may_be_here = options.engine == "auto" and not self._is_night
+        if not size or options.engine == "here" or (may_be_here and size <= options.in_process_bytes):
             return Here()
         if self._spark is None:
             master = options.master or f"local[{options.cores or core_count()}]"
@@ -92,7 +93,7 @@ class Engines:
                 scratch = self._config.data_dir / "nightly" / f"scratch-{os.getpid()}"
                 self._spark = Spark(scratch, master, f"{options.memory_bytes >> 20}m")
             except NoSpark as error:
-                if options.engine == "auto" and self._may_do_without:
+                if may_be_here:
                     return Here()
                 raise CannotRun(f"{error}; --engine here does it in one process, whatever its size") from None
         return self._spark
@@ -118,7 +119,7 @@ def be_polite(niceness: int) -> None:
 def on_demand(config: Config, partition_ids: Iterable[int]) -> bool:
     """What the broker has started this process for: one partition after the other.  Whether all is well.  Raises CannotRun."""
     found, is_well = chosen(config, partition_ids), True
-    with contextlib.closing(Side(config.data_dir)) as side, Engines(config, may_do_without_spark=True) as engines:
+    with contextlib.closing(Side(config.data_dir)) as side, Engines(config, is_night=False) as engines:
         side.began({target.partition_id: target.topic for target in found})
         for target in found:
             engine = engines.for_bytes(size_of(nightly.plan(config.data_dir, [target])))
@@ -130,7 +131,7 @@ def on_demand(config: Config, partition_ids: Iterable[int]) -> bool:
 
 def compact(side: Side, config: Config, found: list[Planned], progress: Callable[[Progress], None]) -> Night:
     """All that is due of these.  Raises CannotRun."""
-    with Engines(config, may_do_without_spark=False) as engines:
+    with Engines(config, is_night=True) as engines:
         engine = engines.for_bytes(size_of(found))
         begun = {one.target.partition_id: one.target.topic for one in found if one.is_due}
         side.began(begun)

@@ -311,6 +311,8 @@ def _start(scratch: Path, master: str, memory: str):
         "spark.sql.adaptive.enabled": "false",      # keys are divided evenly, and ledgers are to be written by all cores
         "spark.sql.execution.arrow.maxRecordsPerBatch": 1 << 16,
         "spark.sql.session.timeZone": "UTC"}
+    if master.startswith("local"):      # nobody else has to reach it
+        settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)      # of its workers
     builder = SparkSession.builder.master(master).appName("geminga nightly")
     for name, value in settings.items():

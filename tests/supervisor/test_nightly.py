@@ -44,8 +44,10 @@ def client(own):
 
 @pytest.fixture
 def nightly(own, capsys, monkeypatch):
-    """nightly(words...): exit status, standard output, complaints; in this process, which stays as polite as it was."""
+    """nightly(words...): exit status, standard output, complaints; in this process, which stays as polite as it was, and without Spark
+    unless that is asked for."""
     monkeypatch.setattr("geminga.supervisor.nights.be_polite", lambda niceness: None)
+    monkeypatch.setenv("GEMINGA_NIGHTLY_ENGINE", "here")
 
     def run(*words, data_dir=own.data_dir):
         status = main(["nightly", *words, "--data-dir", str(data_dir)])
@@ -193,9 +195,10 @@ def test_without_java_one_line_says_what_is_missing(own, client, nightly, monkey
     fill(client, topic)
     for name in ("PATH", "JAVA_HOME"):
         monkeypatch.setenv(name, "/none")
-    status, printed, complaint = nightly("--topic", topic, "--engine", "spark")
-    assert (status, printed) == (3, "") and complaint.count("\n") == 1
-    assert re.search("java", complaint, re.IGNORECASE) and "--engine here" in complaint
+    for engine in ("spark", "auto"):
+        status, printed, complaint = nightly("--topic", topic, "--engine", engine)
+        assert (status, printed) == (3, "") and complaint.count("\n") == 1
+        assert re.search("java", complaint, re.IGNORECASE) and "--engine here" in complaint
     assert nightly("--topic", topic)[0] == 0 and views(own, topic) == [1]
 
 
@@ -247,7 +250,7 @@ def test_a_night_with_spark(own, client):
     topic = unique_topic("spark")
     fill(client, topic)
     command = [str(Path(sys.executable).with_name("geminga")), "nightly", "--data-dir", str(own.data_dir), "--topic", topic,
-               "--engine", "spark", "--cores", "2", "--json"]
+               "--cores", "2", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
