@@ -8,9 +8,9 @@ Each task reads a stretch of a ledger and yields Arrow batches (reading.py).  Sp
 columns that a query needs, so `columns`, or a schema given with .schema(), is how to read fewer.
 
 What is asked of times, positions and keys by options is looked at before entries are read, or at least before they go to Spark.  With
-`pushdown` so is what a query itself asks of publish_time, broker_time, ledger_id and key.  That is not the default, because Spark (4.1
-to 4.3, SPARK-51271) gives all queries on one DataFrame the filters of the last: of a.where(x).union(a.where(y)) both parts are y's.
-So it is for a DataFrame that is loaded for one query.
+`pushdown` so is what a query itself asks of publish_time, broker_time, ledger_id and key.  That is not the default, because Spark 4.3
+gives all queries on one DataFrame the filters of the last: of a.where(x).union(a.where(y)) both parts are y's.  So it is for a
+DataFrame that is loaded for one query.
 
 Options, all but the first two optional:
     data_dir, or load(DIR)           the broker's data folder, as the driver and the executors see it
