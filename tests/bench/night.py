@@ -1,0 +1,68 @@
+"""What a night costs those who publish meanwhile: times of publishing before it, during it, and after.
+
+    python -m tests.bench.night [--messages 10000000] [--rate 2000] [--rounds 3] [--seconds 20]
+
+A broker of its own has a topic with so many messages of 100 B and a million keys, 100 to an entry.  A producer publishes to another topic
+at the rate, with a consumer behind it, while `geminga nightly` compacts the first by Spark, as it does when it is started by hand.
+"""
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+from link import Load  # noqa: E402
+from load import measure, topic_names  # noqa: E402
+
+from ..harness import COMMAND, Broker  # noqa: E402
+from .compaction import published, write_topic  # noqa: E402
+
+KEYS, BATCH, WARMUP_S = 1_000_000, 100, 3.0
+
+
+def times(broker: Broker, rate: float, seconds: float) -> tuple[float, float]:
+    """(median, 99th percentile) of publishing, ms"""
+    address = urlsplit(broker.service_url)
+    load = Load(address.hostname, address.port, topic_names(1), rate=rate)
+    found = measure(load, pid=broker.pid, warmup_s=WARMUP_S, seconds=seconds).publish_ms
+    return float(np.percentile(found, 50)), float(np.percentile(found, 99))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.night", description=__doc__.splitlines()[0])
+    parser.add_argument("--messages", type=int, default=10_000_000)
+    parser.add_argument("--rate", type=float, default=2_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--folder", type=Path)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="night-", dir=options.folder) as folder:
+        broker = Broker(Path(folder) / "data").start()
+        try:
+            (Path(folder) / "written").mkdir()
+            topic = write_topic(Path(folder) / "written", options.messages, KEYS, BATCH, 0)
+            for _ in range(options.rounds):
+                name = topic_names(1)[0]
+                published(broker.service_url, topic, name)
+                found = [times(broker, options.rate, options.seconds)]
+                job = subprocess.Popen([*COMMAND[:-1], "nightly", "--data-dir", broker.data_dir, "--topic", name],
+                                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                found.append(times(broker, options.rate, options.seconds))
+                is_under_way = job.poll() is None
+                status = job.wait()
+                found.append(times(broker, options.rate, options.seconds))
+                text = "; ".join(f"{when} p50 {p50:.2f} p99 {p99:.2f} ms" for when, (p50, p99) in
+                                 zip(("before", "during", "after"), found, strict=True))
+                print(f"{text}; load average {os.getloadavg()[0]:.1f}; the job ended with status {status}"
+                      + ("" if is_under_way else ", before it had been measured"), flush=True)
+        finally:
+            broker.close()
+
+
+if __name__ == "__main__":
+    main()
