@@ -1,12 +1,13 @@
 """Messages a second that are read from ledgers: by reading.batches in this process, and by Spark's data source on one core.
 
-    python tests/bench/source.py [--messages 2000000] [--size 100] [--keep FOLDER]
+    python tests/bench/source.py [--messages 2000000] [--size 100] [--keep FOLDER] [--kinds "unbatched;..."]
 
 Messages have a key out of a million and a payload of `size` bytes: each by itself, or 100 to a batch, plain and compressed.
 
     all         every column; CPU seconds of this process, so that other work on the machine matters less
     scan        the columns that compaction looks at, likewise
     Spark       every column to the JVM, and a sum over two; by the clock, with local[1] (the JVM and Python's worker overlap)
+    few         likewise, of four columns: key, payload, its size, message index
 
 Medians of three rounds.  A million a second a core is asked for.
 """
@@ -29,6 +30,7 @@ from geminga.storage.jobs import confirmed, reading
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.storage.jobs.topics import Message, Topic, batch, single  # noqa: E402
 
+FEW = "key,payload,payload_size,message_index"
 SCAN = "key", "message_index", "payload_size", "null_value", "is_encrypted", "chunks"
 KINDS = {"unbatched": (1, api.NONE), "unbatched, LZ4": (1, api.LZ4), "100 to a batch": (100, api.NONE),
          **{f"100 to a batch, {name}": (100, codec) for name, codec in api.CompressionType.items() if codec != api.NONE}}
@@ -76,10 +78,10 @@ def read(topic: Topic, columns) -> float:
     return statistics.median(once() for _ in range(_ROUNDS))
 
 
-def by_spark(spark, topic: Topic, number: int) -> float:
+def by_spark(spark, topic: Topic, number: int, **options: str) -> float:
     """Nanoseconds a message."""
     def once() -> float:
-        frame = spark.read.format("geminga").options(data_dir=str(topic.data_dir), topic=f"read-{number}").load()
+        frame = spark.read.format("geminga").options(data_dir=str(topic.data_dir), topic=f"read-{number}", **options).load()
         began = time.perf_counter()
         total, last = frame.selectExpr("sum(payload_size)", "max(message_index)").collect()[0]
         assert last == topic.next_message - 1 and total
@@ -92,6 +94,7 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=2_000_000)
     parser.add_argument("--size", type=int, default=100)
     parser.add_argument("--keep", type=Path)
+    parser.add_argument("--kinds", default=";".join(KINDS), help="names with ; between")
     options = parser.parse_args()
     from pyspark.sql import SparkSession
 
@@ -100,12 +103,15 @@ def main() -> None:
     spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").config("spark.driver.memory", "1g").getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     source.register(spark)
-    print("| messages/s a core | all | scan | Spark |\n|---|--:|--:|--:|", flush=True)
+    print("| messages/s a core | all | scan | Spark | few |\n|---|--:|--:|--:|--:|", flush=True)
     with tempfile.TemporaryDirectory() as scratch:
         data_dir = options.keep or Path(scratch)
         for number, (kind, (together, codec)) in enumerate(KINDS.items()):
+            if kind not in options.kinds.split(";"):
+                continue
             topic = fill(data_dir, number, together, codec, options.messages, options.size)
-            figures = read(topic, reading.SCHEMA.names), read(topic, SCAN), by_spark(spark, topic, number)
+            figures = read(topic, reading.SCHEMA.names), read(topic, SCAN), by_spark(spark, topic, number), \
+                by_spark(spark, topic, number, columns=FEW)
             print(f"| {kind} | {' | '.join(f'{1e9 / figure:,.0f}' for figure in figures)} |", flush=True)
             for path in format.partition_folder(data_dir, topic.partition_id).glob("*.ledger"):
                 path.unlink()
