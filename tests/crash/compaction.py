@@ -3,7 +3,8 @@
     python -m tests.crash.compaction --kills 50 [--spark] [--seed 1]
 
 Each time some messages more come to a few topics, the job is started in a process of its own and killed some time after it has begun; then
-every view is looked at, byte by byte, and against a dictionary of what it may have: what it had before, or what it was to have.
+every view is looked at, byte by byte, and against a dictionary of what it may have: what it had before, or what it was to have.  What the
+job has started (Spark's JVM, and Python's workers below it) has to end by itself.
 """
 import argparse
 import random
@@ -14,12 +15,15 @@ import tempfile
 import time
 from pathlib import Path
 
+import psutil
+
 from geminga.storage import compacted
 from geminga.storage.jobs import confirmed, nightly
 
 from ..storage.jobs.topics import CODECS, Message, Topic
 
 TOPICS, KEYS, BATCHES = 3, 400, 40
+LEFT_MAX_S = 60              # as long what a killed job has started may go on
 _JOB = """
 import sys
 from pathlib import Path
@@ -43,6 +47,7 @@ class Kills:
         self.topics = [Topic(self.data_dir, number + 1, first_ledger=1_000 * (number + 1)) for number in range(TOPICS)]
         self.held = {topic: {} for topic in self.topics}
         self.killed = self.whole = 0
+        self.left_s = 0.0                # what a killed job had started was gone after so long, at most
         self.seconds = 1.0               # that a run takes, about
 
     def publish(self) -> None:
@@ -59,21 +64,31 @@ class Kills:
                 topic.roll()
 
     def start(self) -> subprocess.Popen:
-        """A job that is about to do its work."""
+        """A job that is about to do its work; what it says of errors goes to a file."""
         command = [sys.executable, "-c", _JOB, str(self.data_dir), str(self.folder / "scratch"), *(["spark"] if self.with_spark else [])]
-        job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        with open(self.folder / "stderr", "w") as told:
+            job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=told, text=True)
         if job.stdout.readline() != "begins\n":
-            raise AssertionError(job.communicate()[1])
+            raise AssertionError(self.ended(job))
         return job
+
+    def ended(self, job: subprocess.Popen) -> str:
+        """How it has ended."""
+        return f"the job ended with status {job.wait()} (of a signal, if negative): {(self.folder / 'stderr').read_text()}"
 
     def kill_one(self) -> None:
         """Kill a job at a random moment, and see that nothing is lost by it."""
         self.publish()
         with self.start() as job:
             time.sleep(self.chance.random() * 1.1 * self.seconds)
+            below = psutil.Process(job.pid).children(recursive=True)
             job.send_signal(signal.SIGKILL)
+            killed = time.monotonic()
             said = job.stdout.read()
         self.killed += not said
+        _, left = psutil.wait_procs(below, LEFT_MAX_S)
+        assert not left, f"these go on although their job was killed: {[one.cmdline() for one in left]}"
+        self.left_s = max(self.left_s, time.monotonic() - killed)
         self.check()
 
     def check(self) -> None:
@@ -88,9 +103,9 @@ class Kills:
         """The next run goes on, and leaves nothing begun."""
         with self.start() as job:
             begun = time.monotonic()
-            said, told = job.communicate()
-        assert said.startswith("ends") and "failed" not in said, said + told
+            said = job.stdout.read()
         self.seconds = time.monotonic() - begun
+        assert said.startswith("ends") and "failed" not in said and job.returncode == 0, said + self.ended(job)
         self.whole += 1
         for topic in self.topics:
             assert topic.contents() == topic.newest()
@@ -117,7 +132,7 @@ def main() -> None:
         kills.finish()
         views = [topic.view().number for topic in kills.topics]
         print(f"\n{options.kills} kills, {kills.killed} of them before the job had ended; {kills.whole} runs went on to their end; "
-              f"views {views}, all whole")
+              f"views {views}, all whole; what a killed job had started was gone after {kills.left_s:.1f} s at most")
 
 
 if __name__ == "__main__":
