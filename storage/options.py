@@ -29,7 +29,7 @@ class StorageOptions:
     max_unacked_messages_per_subscription: int = 200_000     # of all its consumers together; 0: no bound
     batch_index_acknowledgement: bool = True  # messages of a batch are acknowledged one by one; else it counts when all of it is
     failover_selection: str = "name"          # who is active on a topic that is not partitioned: by "name", "join-order" or "hashring"
-    delayed_delivery: bool = True             # Shared and Key_Shared consumers get a message not before its time
+    delayed_delivery_strict: bool = True      # never early, late by at most a tick; else early by at most a tick
     key_shared_enabled: bool = True           # Key_Shared subscriptions may be made
     key_shared_consistent_hashing: bool = True       # consumers share a ring of hashes; else the largest range is split
     # What holds where no policy of a topic or a namespace says otherwise:
@@ -51,6 +51,11 @@ class StorageOptions:
     encryption_required: bool = False         # producers must encrypt
     subscription_expiration_s: int = 0        # a subscription that nobody uses is deleted after so long; 0: it is not
     deduplication: bool = False               # what a producer sends again is not stored again
+    delayed_delivery: bool = True             # Shared and Key_Shared consumers get a message not before its time
+    delayed_delivery_tick_ms: int = 1_000     # how exactly
+    delayed_delivery_window_ms: int = 300_000        # the schedule is kept in files for so long each
+    delayed_delivery_max_ms: int = 0          # what is published with a longer delay is refused; 0: no bound
+    delayed_delivery_fixed_ms: int = 0        # every message is delayed for so long, whatever its producer says; 0: as that says
     compaction_threshold_bytes: int = 0       # a partition with so much news since it was compacted is compacted; 0: it is not
     schema_compatibility_strategy: str = "FULL"      # which versions of a schema get along, see storage/schemas.py
     schema_auto_update: bool = True           # clients may add schemas, and versions of them

@@ -33,6 +33,10 @@ class Policies:
     deduplication: bool = False
     compaction_threshold: int = 0      # bytes of news since it was compacted after which it is again; 0: it is not by itself
     delayed_delivery: bool = True      # Shared and Key_Shared consumers get a message not before its time
+    delay_tick_ms: int = 1_000         # how exactly
+    delay_window_ms: int = 300_000     # the schedule is kept in files for so long each
+    delay_max_ms: int = 0              # what is published with a longer delay is refused; 0: no bound
+    delay_fixed_ms: int = 0            # every message is delayed for so long, whatever its producer says; 0: as that says
     max_unacked_messages_per_consumer: int = 50_000      # of shared subscriptions; of these bounds, 0: there is none
     max_unacked_messages_per_subscription: int = 200_000
     max_producers: int = 0             # of the partition

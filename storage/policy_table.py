@@ -336,6 +336,10 @@ _NO_OFFLOAD = "Nothing is moved to other stores."
 TOO_LARGE_SIZE = "topic-level maxMessageSize must be greater than or equal to 0 and must be smaller than that in the broker-level"
 
 
+TICK_MS_MAX, WINDOW_MS_MIN, WINDOW_MS_MAX = 24 * 3600 * 1000, 1_000, 4 * 7 * 24 * 3600 * 1000
+DELAY_MS_MAX = 100 * 365 * 24 * 3600 * 1000      # arbitrary, and more than anybody waits for
+
+
 def _quota_parts(size: str, age: str, action: str) -> tuple[Part, ...]:
     """The one that is not of this kind has no effect."""
     return (Part("limit", LONG, key="backlog_quota_bytes" if size else "", otherwise=-1),
@@ -403,11 +407,12 @@ TABLE = {policy.name: policy for policy in (
               member="deduplicationSnapshotIntervalSeconds", refusal="interval must be greater than or equal to 0"),
         Level("deduplicationSnapshotInterval", "deduplication-snapshot-interval", nullable=True, refusal="interval must be 0 or more"),
         why="There are no snapshots: sequence ids are stored with their entries."),
-    Policy("delayedDelivery", "Whether messages are delivered not before their time; only `active` has an effect yet.", (
-        Part("tickTime", LONG, "--time -t", "ms", sent=1_000, default=0, otherwise=1_000),
+    Policy("delayedDelivery", "Whether messages are delivered not before their time, and how long they may, or have to, be delayed.", (
+        Part("tickTime", LONG, "--time -t", "ms", sent=1_000, field="delay_tick_ms", key="delayed_delivery_tick_ms", default=0, blank=0),
         Part("active", BOOLEAN, _SWITCH, required=True, field="delayed_delivery", key="delayed_delivery", default=False),
-        Part("maxDeliveryDelayInMillis", LONG, "--maxDelay -md", "ms", default=0, otherwise=0),
-        Part("fixedDeliveryDelayInMillis", LONG)),
+        Part("maxDeliveryDelayInMillis", LONG, "--maxDelay -md", "ms", field="delay_max_ms", key="delayed_delivery_max_ms", default=0),
+        Part("fixedDeliveryDelayInMillis", LONG, field="delay_fixed_ms", key="delayed_delivery_fixed_ms"),
+        Part("timePartitionGranularityInMillis", LONG, field="delay_window_ms", key="delayed_delivery_window_ms")),
         Level("delayedDelivery", "delayed-delivery", nullable=True, member="delayed_delivery_policies"),
         Level("delayedDelivery", "delayed-delivery", nullable=True),
         where="storage/dispatch/shared.py"),

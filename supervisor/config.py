@@ -15,7 +15,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from geminga.storage.options import StorageOptions
-from geminga.storage.policy_table import DELETE_MODES, QUOTA_ACTIONS, STRATEGIES, SUBSCRIPTION_TYPES
+from geminga.storage.policy_table import (
+    DELAY_MS_MAX,
+    DELETE_MODES,
+    QUOTA_ACTIONS,
+    STRATEGIES,
+    SUBSCRIPTION_TYPES,
+    TICK_MS_MAX,
+    WINDOW_MS_MAX,
+    WINDOW_MS_MIN,
+)
 from geminga.supervisor.properties import ConfigError, Setting, from_environment, nearest, parse, translate
 from geminga.workers.identity.options import AuthenticationOptions, AuthorizationOptions, IdentityOptions, Secret, TlsOptions
 from geminga.workers.options import WorkerOptions
@@ -128,6 +137,10 @@ RANGES = {
     "storage.subscription_expiration_s": (0, 100 * 365 * 24 * 3600),
     "storage.retention_s": (-1, 100 * 365 * 24 * 3600),
     "storage.retention_bytes": (-1, 1 << 50),
+    "storage.delayed_delivery_tick_ms": (1, TICK_MS_MAX),
+    "storage.delayed_delivery_window_ms": (WINDOW_MS_MIN, WINDOW_MS_MAX),
+    "storage.delayed_delivery_max_ms": (0, DELAY_MS_MAX),
+    "storage.delayed_delivery_fixed_ms": (0, DELAY_MS_MAX),
     "storage.compaction_threshold_bytes": (0, 1 << 50),
     "storage.stats_window_s": (1, 3_600),
     "storage.message_ttl_s": (0, 100 * 365 * 24 * 3600),

@@ -173,6 +173,9 @@ TRANSLATED: dict[str, tuple[str, Callable[[str], Any]]] = {
     "defaultRetentionSizeInMB": ("storage.retention_bytes", _bounded(1 << 20)),
     "defaultRetentionTimeInMinutes": ("storage.retention_s", _bounded(60)),
     "delayedDeliveryEnabled": ("storage.delayed_delivery", str),
+    "delayedDeliveryMaxDeliveryDelayInMillis": ("storage.delayed_delivery_max_ms", str),     # as it was first called
+    "delayedDeliveryMaxDelayInMillis": ("storage.delayed_delivery_max_ms", str),
+    "delayedDeliveryTickTimeMillis": ("storage.delayed_delivery_tick_ms", str),
     "dispatchThrottlingOnBatchMessageEnabled": ("storage.dispatch_limits_entries", str),
     "dispatchThrottlingOnNonBacklogConsumerEnabled": ("storage.dispatch_limits_without_backlog", str),
     "dispatchThrottlingRateInByte": ("storage.dispatch_bytes_per_broker", str),
@@ -189,6 +192,7 @@ TRANSLATED: dict[str, tuple[str, Callable[[str], Any]]] = {
     "exposeTopicLevelMetricsInPrometheus": ("metrics.topics", str),
     "exposingBrokerEntryMetadataToClientEnabled": ("network.expose_broker_entry_metadata", str),
     "isAllowAutoUpdateSchemaEnabled": ("storage.schema_auto_update", str),
+    "isDelayedDeliveryDeliverAtTimeStrict": ("storage.delayed_delivery_strict", str),
     "isSchemaValidationEnforced": ("storage.schema_validation_enforced", str),
     "keepAliveIntervalSeconds": ("network.keep_alive_interval_ms", _scaled(1_000)),
     "managedLedgerMaxEntriesPerLedger": ("storage.roll_over_entries", str),
