@@ -3,7 +3,8 @@
 //	goclient -url pulsar://127.0.0.1:6650 -topic T -messages 100 -compression zstd -batching -keys
 //
 // With -keyvalues put it publishes lines {"key": .., "value": ..} of its input instead, with -keyvalues get it prints those of
-// a compacted topic.
+// a compacted topic. With -delays it publishes the delayed messages of its input to some KIND=TOPIC and prints what comes when,
+// with -retries N it asks for each of them again later, N times.
 //
 // Exit status 0 and a line with "ok" when every message arrived once, unchanged, with its metadata, in the order of its
 // partition, and when nothing came again after all was acknowledged.
@@ -35,7 +36,8 @@ type options struct {
 	keyValues                string
 	messages, size           int
 	batching, chunking, keys bool
-	cumulative               bool
+	cumulative, delayed      bool
+	retried                  uint
 	silence, deadline        time.Duration
 }
 
@@ -45,6 +47,8 @@ func parse() options {
 	flag.StringVar(&o.topic, "topic", "", "topic, plain or partitioned; nobody else may use it")
 	flag.StringVar(&o.compression, "compression", "none", "none, lz4, zlib, zstd or snappy")
 	flag.StringVar(&o.keyValues, "keyvalues", "", "put or get")
+	flag.BoolVar(&o.delayed, "delays", false, "topics are KIND=TOPIC,...")
+	flag.UintVar(&o.retried, "retries", 0, "topics are KIND=TOPIC,...; deliveries before the dead letter topic")
 	flag.IntVar(&o.messages, "messages", 100, "how many")
 	flag.IntVar(&o.size, "size", 100, "bytes of a payload")
 	flag.BoolVar(&o.batching, "batching", false, "publish in batches")
@@ -191,6 +195,12 @@ func run(o options) error {
 	case "get":
 		return o.get(ctx, client)
 	}
+	if o.delayed {
+		return o.delays(ctx, client)
+	}
+	if o.retried > 0 {
+		return o.retries(ctx, client, uint32(o.retried))
+	}
 
 	consumer, err := o.subscribe(client)
 	if err != nil {
@@ -225,7 +235,7 @@ func main() {
 		fmt.Println("failed:", err)
 		os.Exit(1)
 	}
-	if o.keyValues != "" {
+	if o.keyValues != "" || o.delayed || o.retried > 0 {
 		return
 	}
 	fmt.Printf("ok: %d messages\n", o.messages)
