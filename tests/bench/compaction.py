@@ -19,21 +19,26 @@ import time
 import urllib.request
 from itertools import groupby
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import numpy as np
 import psutil
-import pulsar
 from crc32c import crc32c
 
 from geminga.proto import compression, sends
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.storage import format
-from geminga.storage.jobs import confirmed, engines, nightly, reading
+from geminga.storage import format, ledger
+from geminga.storage.jobs import confirmed, engines, nightly
 
-from ..storage.jobs.topics import NOW_MS, Topic, metadata_of, sealed
+sys.path.insert(0, str(Path(__file__).parent))
+import wire  # noqa: E402
+from link import ANSWER_MAX_S, Link, Load  # noqa: E402
+
+from ..storage.jobs.topics import NOW_MS, Topic, metadata_of, sealed  # noqa: E402
 
 PAYLOAD, KEY_DIGITS = 100, 9
 LEDGER_BYTES, LEDGER_ENTRIES = 64 << 20, 1_000_000
+UNANSWERED_MAX = 5_000      # entries
 
 
 def write_topic(data_dir: Path, messages: int, keys: int, batch: int, codec: int) -> Topic:
@@ -80,20 +85,33 @@ def _batches(digits, payloads, batch: int, codec: int) -> list[bytes]:
 
 
 def published(service_url: str, topic: Topic, name: str) -> None:
-    """The same messages, by another broker's own protocol."""
-    client = pulsar.Client(service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
-    batch_size = int(confirmed.confirmed_rows(topic.folder, topic.partition_id, topic.ledger.ledger_id)["messages"][0])
-    producer = client.create_producer(name, batching_enabled=batch_size > 1, batching_max_messages=max(batch_size, 2),
-                                      batching_max_publish_delay_ms=1_000, block_if_queue_full=True, max_pending_messages=20_000)
-    failed = []
-    for stretch in confirmed.stretches(topic.data_dir, topic.partition_id):
-        for some in reading.batches(topic.data_dir, stretch, ("key", "payload"), failed.append):
-            for key, payload in zip(*(column.to_pylist() for column in some.columns), strict=True):
-                producer.send_async(payload, lambda result, _: result == pulsar.Result.Ok or failed.append(result), partition_key=key)
-    producer.flush()
-    client.close()
-    if failed:
-        raise RuntimeError(f"{len(failed)} messages could not be published: {failed[0]}")
+    """The same entries to a topic of another broker, as fast as one connection goes."""
+    address = urlsplit(service_url)
+    link = Link(Load(address.hostname, address.port, (name,)))
+    link.find(name)
+    link.ask(f"producer on {name}", wire.producer(name, wire.ID_FIRST, link.request_id(), f"{name}-bench"), wire.PRODUCER_SUCCESS)
+    sent = answered = 0
+    for stretch in confirmed.stretches(topic.data_dir, topic.partition_id, size_max=1 << 20):
+        rows = confirmed.confirmed_rows(topic.folder, topic.partition_id, stretch.ledger_id)[stretch.first:stretch.end]
+        data = memoryview(ledger.map_file(format.ledger_path(topic.folder, stretch.ledger_id), writable=False))
+        columns = (rows[column].tolist() for column in ("offset", "size", "messages"))
+        link.put(b"".join(
+            wire.frame(wire.SEND, wire.number(1, wire.ID_FIRST) + wire.number(2, number) + wire.number(3, count), data[at:at + size])
+            for number, (at, size, count) in enumerate(zip(*columns, strict=True), sent)))
+        sent += len(rows)
+        while link.outbox or sent - answered > UNANSWERED_MAX:
+            answered += _receipts(link)
+    while answered < sent:
+        answered += _receipts(link)
+    link.socket.close()
+
+
+def _receipts(link: Link) -> int:
+    starts = link.receive(ANSWER_MAX_S)
+    is_receipt = link.data[starts + wire.KIND_AT] == wire.SEND_RECEIPT
+    for start in starts[~is_receipt]:
+        link.meet(int(start), "publishing")
+    return int(np.count_nonzero(is_receipt))
 
 
 def compacted_by(http_url: str, name: str) -> str:

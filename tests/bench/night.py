@@ -3,7 +3,8 @@
     python -m tests.bench.night [--messages 10000000] [--rate 2000] [--rounds 3] [--seconds 20]
 
 A broker of its own has a topic with so many messages of 100 B and a million keys, 100 to an entry.  A producer publishes to another topic
-at the rate, with a consumer behind it, while `geminga nightly` compacts the first by Spark, as it does when it is started by hand.
+at the rate, with a consumer behind it, while `geminga nightly` compacts the first by Spark, as it does when it is started by hand.  Each
+round has a topic of its own.  The ratio is that of a round's 99th percentile during the night to the mean of those before it and after.
 """
 import argparse
 import os
@@ -33,6 +34,16 @@ def times(broker: Broker, rate: float, seconds: float) -> tuple[float, float]:
     return float(np.percentile(found, 50)), float(np.percentile(found, 99))
 
 
+def ratio(found: list[tuple[float, float]]) -> float:
+    (_, before), (_, during), (_, after) = found
+    return during / ((before + after) / 2)
+
+
+def told(found: list[tuple[float, float]]) -> str:
+    each = (f"{when} p50 {p50:.2f} p99 {p99:.2f} ms" for when, (p50, p99) in zip(("before", "during", "after"), found, strict=True))
+    return f"{'; '.join(each)}; ratio {ratio(found):.2f}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.night", description=__doc__.splitlines()[0])
     parser.add_argument("--messages", type=int, default=10_000_000)
@@ -46,6 +57,7 @@ def main() -> None:
         try:
             (Path(folder) / "written").mkdir()
             topic = write_topic(Path(folder) / "written", options.messages, KEYS, BATCH, 0)
+            rounds = []
             for _ in range(options.rounds):
                 name = topic_names(1)[0]
                 published(broker.service_url, topic, name)
@@ -56,10 +68,12 @@ def main() -> None:
                 is_under_way = job.poll() is None
                 status = job.wait()
                 found.append(times(broker, options.rate, options.seconds))
-                text = "; ".join(f"{when} p50 {p50:.2f} p99 {p99:.2f} ms" for when, (p50, p99) in
-                                 zip(("before", "during", "after"), found, strict=True))
-                print(f"{text}; load average {os.getloadavg()[0]:.1f}; the job ended with status {status}"
+                rounds.append(found)
+                print(f"{told(found)}; load average {os.getloadavg()[0]:.1f}; the job ended with status {status}"
                       + ("" if is_under_way else ", before it had been measured"), flush=True)
+            ratios = [ratio(found) for found in rounds]
+            print(f"medians of {options.rounds} rounds: {told(np.median(rounds, axis=0).tolist())}; of the ratios {np.median(ratios):.2f} "
+                  f"({min(ratios):.2f} to {max(ratios):.2f})", flush=True)
         finally:
             broker.close()
 
