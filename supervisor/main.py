@@ -130,7 +130,15 @@ def why(topic: str, subscription: str, http_url: str, **who: Any) -> None:
         if found["messages"]:
             print("  messages: " + ", ".join(f"{count} {what}" for what, count in found["messages"].items()))
         for cause in found["causes"]:
-            print("  " + cause.pop("cause") + "".join(f", {name.replace('_', ' ')} {value}" for name, value in cause.items()))
+            print("  " + ", ".join([cause["cause"], *(_said(name, value, cause) for name, value in cause.items() if name != "cause")]))
+
+
+def _said(name: str, value: Any, cause: dict[str, Any]) -> str:
+    """A part of a cause; times as people read them."""
+    from geminga.supervisor.cli.units import instant
+    if not name.endswith("_ms"):
+        return f"{name.replace('_', ' ')} {value}"
+    return f"{'next due at' if cause['cause'] == 'delayed messages' else name.removesuffix('_ms')} {instant(value)}"
 
 
 @geminga.command(epilog="Exit status: 0 nothing is damaged; 3 damage that costs nothing; 4 entries, or what is known of subscriptions, are "

@@ -6,7 +6,7 @@
     tokens.py     keys and tokens, without a broker
     credentials.py who a command is to its broker
     rest.py       one question to a broker, and how it can go wrong
-    units.py      times and sizes as pulsar-admin reads them
+    units.py      times and sizes as pulsar-admin reads them, and moments
     messages.py   entries with their metadata -> messages
     show.py       answers for people
 

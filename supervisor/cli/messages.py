@@ -3,6 +3,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from geminga.supervisor.cli import units
 from geminga.supervisor.cli.rest import Answer
 from geminga.supervisor.cli.show import plain
 
@@ -49,18 +50,9 @@ def _unpacked(batch: bytes) -> Iterator[dict[str, Any]]:
         at = end + found.payload_size
         yield {"key": found.partition_key if found.HasField("partition_key") else None,
                "orderingKey": base64.b64encode(found.ordering_key).decode() if found.HasField("ordering_key") else None,
-               "eventTime": _instant(found.event_time) if found.event_time else None,
+               "eventTime": units.instant(found.event_time) if found.event_time else None,
                "sequenceId": found.sequence_id if found.HasField("sequence_id") else None,
                "properties": {each.key: each.value for each in found.properties}, "payload": batch[end:at]}
-
-
-def _instant(millis: int) -> str:
-    """As the broker writes times; producers may have set any number."""
-    from datetime import UTC, datetime
-    try:
-        return datetime.fromtimestamp(millis / 1_000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    except (OverflowError, ValueError, OSError):
-        return f"{millis} ms"
 
 
 def as_json(message: dict[str, Any]) -> dict[str, Any]:

@@ -274,6 +274,20 @@ def test_times_and_sizes_have_units():
             units.seconds(text)
 
 
+def test_moments_are_ms_or_iso_8601_or_so_long_from_now():
+    now_ms, noon_ms = 1_700_000_000_000, 1_769_860_800_000
+    for text, found in (("0", 0), ("1700000000001", now_ms + 1), ("10m", now_ms + 600_000), ("+2H", now_ms + 7_200_000),
+                        ("-1d", now_ms - 86_400_000), ("2026-01-31T12:00:00Z", noon_ms), ("2026-01-31T12:00", noon_ms),
+                        ("2026-01-31 14:00:00.5+02:00", noon_ms + 500), ("2026-01-31", noon_ms - 43_200_000),
+                        ("253402300799999", units.LAST_MS)):
+        assert units.moment(text, now_ms) == found, text
+    assert [units.instant(ms) for ms in (noon_ms, 1 << 60)] == ["2026-01-31T12:00:00.000Z", f"{1 << 60} ms"]
+    for text in ("", "soon", "-1", "1.5h", "253402300800000", "10000-01-01", "1969-12-31T23:59:59Z", "0001-01-01T00:00+14:00", "9" * 5_000,
+                 "99999999999y", "1 h", "\u0663"):
+        with pytest.raises(ValueError, match="is not a time"):
+            units.moment(text, now_ms)
+
+
 def test_names_of_topics_are_quoted_in_paths():
     assert topic_path("orders") == "persistent/public/default/orders"
     assert topic_path("non-persistent://a/b/c/d e") == "non-persistent/a/b/c%2Fd%20e"
