@@ -8,6 +8,7 @@
     varints.py         columns of protobuf varints, both ways
     checksums.py       CRC32-C of many entries at once
     sends.py           SEND frames -> rows, as arrays
+    delivery_times.py  entries -> the same with another delivery time
     acks.py            ACKs of many messages -> rows, as arrays
     metadata.py        metadata of many messages -> columns
     batches.py         batches -> where each of their messages is

@@ -42,8 +42,14 @@ def wrong_ones(bodies: NDArray[np.uint8], claimed: NDArray[np.uint32]) -> NDArra
 
 
 def _wrong_one_by_one(bodies: NDArray[np.uint8], claimed: NDArray[np.uint32]) -> NDArray[np.intp]:
-    found = np.fromiter(map(crc32c, bodies.view(f"V{bodies.shape[1]}").ravel().tolist()), np.uint32, len(bodies))
-    return np.flatnonzero(found != claimed)
+    return np.flatnonzero(of_each(bodies) != claimed)
+
+
+def of_each(bodies: NDArray[np.uint8]) -> NDArray[np.uint32]:
+    """The checksum of each row of bodies (n, size > 0)."""
+    if bodies.shape[1] < LARGE_MIN:
+        bodies = np.ascontiguousarray(bodies).view(f"V{bodies.shape[1]}").ravel().tolist()
+    return np.fromiter(map(crc32c, bodies), np.uint32, len(bodies))
 
 
 def _combine(checksums: NDArray[np.uint32], size: int) -> list[tuple[int, int, int]]:

@@ -31,6 +31,7 @@
     sweep.py        policies of partitions that are not open
     housekeeping.py what a night gives back of each partition
     gate.py         why nobody may publish now, and who waits for that
+    delays.py       for how long messages may, or have to, be delayed
     rates.py        how much may be published and given out in a time
     throttling.py   what the log says of that
     compacted.py    of each key the newest message: views of a partition, made by jobs/

@@ -28,6 +28,7 @@ from geminga.storage.sequences import NOWHERE, Progress
 FEW_MAX = 32       # rows
 _SOURCE = 4        # bytes of one, see format.SOURCE
 _SIGN = 1 << 63    # where sequence ids become negative
+SENT_OTHERWISE = 1 << 32     # in message_index, until that is filled in: the entry was rewritten; beside it its checksum before
 # A SEND_ROW is a producer's handle, a RECEIPT_ROW and an INDEX_ROW: their fields in their order.  numpy copies rows field by
 # field, and ten times faster as words of 8 bytes.
 _RECEIPT, _INDEX = slice(1, 7), slice(7, 15)
@@ -165,7 +166,7 @@ def _take(entries: list[tuple]) -> tuple[list[bool], dict[Producer, Progress]]:
             found.last = sequence_id
             is_new.append(True)
         else:
-            is_new.append(found.take(*sequences.span(sequence_id, highest), flags, row[17]))
+            is_new.append(found.take(*sequences.span(sequence_id, highest), flags, row[12] & 0xFFFFFFFF if row[12] else row[17]))
     return is_new, progress
 
 
@@ -277,8 +278,9 @@ def _take_many(planned: Plan, rows: NDArray, producer_of: ProducerOf) -> NDArray
             progress.last = last.item(end - 1)
             continue
         run = slice(start, end) if order is None else order[start:end]
+        came_with = np.where(rows["message_index"][run] & SENT_OTHERWISE, rows["message_index"][run] & 0xFFFFFFFF, rows["crc32c"][run])
         taken = [progress.take(*each) for each in zip(first[start:end].tolist(), last[start:end].tolist(), flags[start:end].tolist(),
-                                                      rows["crc32c"][run].tolist(), strict=True)]
+                                                      came_with.tolist(), strict=True)]
         if not all(taken):
             is_new = np.ones(len(rows), bool) if is_new is None else is_new
             is_new[run] = taken

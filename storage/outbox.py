@@ -1,7 +1,9 @@
 """The answers of one pass to one worker, in the order they are to be written."""
+import numpy as np
 from numpy.typing import NDArray
 
 from geminga.proto import envelope
+from geminga.proto.deliveries import RECEIPT_ROW
 from geminga.storage.subscription import Consumer
 
 
@@ -18,6 +20,25 @@ class Outbox:
         """Answer SENDs: RECEIPT_ROWs, as an array or packed."""
         self._close()
         self._sections.append((envelope.RECEIPTS, rows, b""))
+
+    def receipts_and_errors(self, rows: NDArray | bytes, errors: list[tuple[int, int, int, bytes]]) -> None:
+        """Likewise, and errors (connection, producer id, sequence id, the error), each before the receipts of what came later.
+
+        Clients look for an answer to the first SEND that has none yet.
+        """
+        rows = np.frombuffer(rows, RECEIPT_ROW) if isinstance(rows, bytes) else rows
+        in_turn = []
+        for connection, producer_id, sequence_id, error in errors:
+            later = (rows["connection"] == connection) & (rows["producer_id"] == producer_id) & (rows["sequence_id"] > sequence_id)
+            in_turn.append((int(later.argmax()) if later.any() else len(rows), connection, error))
+        at = 0
+        for place, connection, error in sorted(in_turn, key=lambda one: one[0]):
+            if place > at:
+                self.receipts(rows[at:place])
+                at = place
+            self.reply(connection, error)
+        if at < len(rows):
+            self.receipts(rows[at:])
 
     def reply(self, connection: int, data: bytes, *, request_id: int = envelope.NO_REQUEST, action: int = envelope.WRITE,
               object_id: int = 0, handle: int = 0, partition: int = -1) -> None:

@@ -30,6 +30,7 @@ from geminga.proto.sends import IS_CHUNK, is_encrypted
 from geminga.storage import acknowledgements, append, commands, cursor, format, queries, rates
 from geminga.storage.catalogue import Catalogue
 from geminga.storage.counters import Counters
+from geminga.storage.delays import Delays
 from geminga.storage.discovery import Discovery
 from geminga.storage.errors import CorruptFile, NotDurable, StorageFull, is_full, text_of
 from geminga.storage.expiry import Expiry
@@ -105,6 +106,7 @@ class Owner:
         self.space = Space(journal.folder, options, counters)
         journal.spare = self.space.spare
         self.gate = Gate(self, self.space, self.quotas)           # what keeps producers out
+        self.delays = Delays(self)                                # what they may ask for
         self.rates = Rates(self)                                  # what slows them, and consumers, down
         self.statistics = Statistics(self, options.stats_window_s)
         self.parked: dict[tuple[int, int], list[tuple]] = {}      # commands that wait until a connection is known to be alive or dead
@@ -116,6 +118,7 @@ class Owner:
         self._next_slot = -1
         self._sends: list[tuple[int, NDArray, memoryview]] = []
         self.strict: dict[Partition | LiveTopic, None] = {}       # topics that do not take every message
+        self._send_errors: dict[int, list[tuple[int, int, int, bytes]]] = {}     # by worker, of what is being published
         self._acks: list[NDArray] = []
         self._parts: list[tuple[NDArray, memoryview]] = []        # those of them that are about parts of batches, and their words
         self._outboxes: dict[int, Outbox] = {}
@@ -250,6 +253,7 @@ class Owner:
                         self.statistics):
             watcher.release(partition)
         self.strict.pop(partition, None)
+        self.delays.release(partition)
         self._recent.discard(partition)
         for waiting in (self._to_dispatch, self._to_trim):
             waiting.pop(partition, None)
@@ -308,6 +312,7 @@ class Owner:
             return
         for watcher in (self.expiry, self.quotas, self.retention, self.puncher, self.inactive):
             watcher.watch(partition)
+        self.delays.watch(partition)
         partition.deduplicates = partition.policies.deduplication
 
     # -- a pass
@@ -405,14 +410,22 @@ class Owner:
             sends = [rest for one in sends if len((rest := self._pass_on(*one))[1])]
         if self.gate.is_watched:
             self._send_away(sends)
+        if self.delays.watched:
+            sends = self.delays.enforce(sends)
         planned = append.plan(sends, self._producer_of, self._room, self.now_ms)
         if planned.refused:
             self._refuse(planned.refused)
         self.counters.add("entries_duplicate", planned.duplicates)
         if planned.groups:
             self._store(planned)
+        errors, self._send_errors = self._send_errors, {}
         for worker, rows in planned.receipts:
-            self.outbox(worker).receipts(rows)
+            if worker in errors:
+                self.outbox(worker).receipts_and_errors(rows, errors.pop(worker))
+            else:
+                self.outbox(worker).receipts(rows)
+        for worker, left in errors.items():
+            self.outbox(worker).receipts_and_errors(b"", left)
 
     def _store(self, planned: append.Plan) -> None:
         stale = [group.partition for group in planned.groups if not group.partition.deduplicates and group.partition.sequences]
@@ -467,20 +480,22 @@ class Owner:
             policies, mine = producer.partition.policies, rows["producer"] == handle
             if policies.max_message_size:
                 is_large = mine & (rows["size"] > policies.max_message_size) & (rows["flags"] & IS_CHUNK == 0)
-                self._refuse_sends(worker, rows[is_large], api.NotAllowedError, "Exceed maximum message size")
+                self.refuse_sends(worker, rows[is_large], api.NotAllowedError, "Exceed maximum message size")
                 refused |= is_large
             if policies.encryption_required:
                 is_open = np.zeros(len(rows), bool)
                 for at in np.flatnonzero(mine & ~refused).tolist():
                     offset, size = int(rows["offset"][at]), int(rows["size"][at])
                     is_open[at] = not is_encrypted(data[offset:offset + size])
-                self._refuse_sends(worker, rows[is_open], api.MetadataError, "Messages must be encrypted")
+                self.refuse_sends(worker, rows[is_open], api.MetadataError, "Messages must be encrypted")
                 refused |= is_open
         return (worker, rows[~refused], data) if refused.any() else (worker, rows, data)
 
-    def _refuse_sends(self, worker: int, rows: NDArray, code: int, text: str) -> None:
-        for connection, producer_id, sequence_id in rows[["connection", "producer_id", "sequence_id"]].tolist():
-            self.outbox(worker).reply(connection, answers.send_error(producer_id, sequence_id, code, text))
+    def refuse_sends(self, worker: int, rows: NDArray, code: int, text: str) -> None:
+        """Of those that are being published: their producers are told, each in its turn."""
+        self._send_errors.setdefault(worker, []).extend([
+            (connection, producer_id, sequence_id, answers.send_error(producer_id, sequence_id, code, text))
+            for connection, producer_id, sequence_id in rows[["connection", "producer_id", "sequence_id"]].tolist()])
 
     def _pass_on(self, worker: int, rows: NDArray, data: memoryview) -> tuple[int, NDArray, memoryview]:
         """Deal with what was published to topics that keep nothing; returns the rest."""

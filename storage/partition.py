@@ -54,6 +54,7 @@ class Partition:
     slot: int = -1                   # in the owner's table
     policies: Policies = Policies()  # what holds for it now
     rate_limits: "Limits | None" = None
+    last_fixed_ms: int = 0           # the latest time that a fixed delay gave since it was set; 0: none
     begun: int = 0                   # how often a cursor began anew
     view: View | None = None         # the compacted view that holds
     view_number: int = 0             # of that, or of one that cannot be used; 0: there is none
@@ -63,6 +64,8 @@ class Partition:
     bytes_in: int = 0                # published
     entries_in: int = 0
     chunks_in: int = 0
+    delays_refused: int = 0          # messages that were to be delivered later than may be
+    delays_overridden: int = 0       # ... that got another time than their producers wanted
     evictions: tuple[int, int] = (0, 0)              # how often its quotas of bytes, and of age, made subscriptions lose something
     gone_out: tuple[int, int, int] = (0, 0, 0)       # messages, bytes, entries given out by subscriptions that were deleted
     window: object = None            # Distribution of the window that is under way, ...

@@ -1,0 +1,109 @@
+"""What administrators demand of delays, beside what producers ask for: the longest that there may be, or one for every message.
+
+    maximum    what is to be delivered later than so long after it was published is refused
+    fixed      every message is delivered so long after it was published, whatever its producer says: its metadata say so before it is
+               stored, so the consumers, the index and whoever reads the ledgers agree; the maximum does not matter then
+
+When it was published says the producer's clock, and ours where that is ahead: beyond an allowance for clocks when something is refused.
+On a partition with a fixed delay the times ascend in the order of its entries, so that its schedule needs no index.  Topics without
+such a policy, those on which delayed delivery is switched off, and those that keep nothing do not get here.
+"""
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from geminga.proto import delivery_times
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.sends import IS_CHUNK
+from geminga.storage.append import SENT_OTHERWISE, Sends
+from geminga.storage.partition import Partition
+
+AHEAD_MS = 5 * 60 * 1000      # honest clocks may be, of producers that ask for a delay
+
+
+class Delays:
+    """Of one owner's partitions."""
+
+    def __init__(self, owner):
+        self._owner = owner
+        self.watched: dict[Partition, None] = {}
+
+    def watch(self, partition: Partition) -> None:
+        """Its policies may have changed."""
+        policies = partition.policies
+        if policies.delayed_delivery and (policies.delay_fixed_ms or policies.delay_max_ms):
+            self.watched[partition] = None
+        else:
+            self.watched.pop(partition, None)
+        partition.last_fixed_ms = 0
+
+    def release(self, partition: Partition) -> None:
+        self.watched.pop(partition, None)
+
+    def enforce(self, sends: Sends) -> Sends:
+        """What is to be stored of these, as it is to be stored."""
+        found: Sends = []
+        for worker, rows, data in sends:
+            is_left = None
+            for partition, mine in self._in_watched(rows):
+                is_left = np.ones(len(rows), bool) if is_left is None else is_left
+                if partition.policies.delay_fixed_ms:
+                    is_left &= ~mine
+                    some = rows if mine.all() else rows[mine]
+                    found.append((worker, *self._fixed(partition, some, data)))
+                else:
+                    is_late = mine & self._is_too_late(rows, partition.policies.delay_max_ms)
+                    if is_late.any():
+                        is_left &= ~is_late
+                        self._refuse(worker, partition, rows[is_late])
+            if is_left is None or is_left.all():
+                found.append((worker, rows, data))
+            elif is_left.any():
+                found.append((worker, rows[is_left], data))
+        return found
+
+    def _in_watched(self, rows: NDArray) -> Iterator[tuple[Partition, NDArray[np.bool_]]]:
+        """Partitions of these rows, and which are theirs."""
+        handles = rows["producer"]
+        first = handles.item(0)
+        by_partition: dict[Partition, list[int]] = {}
+        for handle in [first] if (handles == first).all() else np.unique(handles).tolist():
+            producer = self._owner.producers.get(handle)
+            if producer is not None and producer.is_ready and producer.partition in self.watched:
+                by_partition.setdefault(producer.partition, []).append(handle)
+        for partition, its in by_partition.items():
+            yield partition, handles == its[0] if len(its) == 1 else np.isin(handles, np.array(its, np.uint64))
+
+    def _is_too_late(self, rows: NDArray, max_ms: int) -> NDArray[np.bool_]:
+        """What has come late may be due already, whatever its producer's clock says."""
+        published = np.minimum(rows["publish_time"], self._owner.now_ms + AHEAD_MS)
+        return (rows["deliver_at"] > self._owner.now_ms) & (rows["deliver_at"] > published + max_ms)
+
+    def _refuse(self, worker: int, partition: Partition, rows: NDArray) -> None:
+        text = f"Exceeds max allowed delivery delay of {partition.policies.delay_max_ms} milliseconds"
+        self._owner.refuse_sends(worker, rows, api.NotAllowedError, text)
+        partition.delays_refused += int(rows["messages"].sum())
+        self._owner.statistics.changed[partition] = None
+
+    def _fixed(self, partition: Partition, rows: NDArray, data: memoryview) -> tuple[NDArray, memoryview]:
+        fixed_ms, now_ms = partition.policies.delay_fixed_ms, self._owner.now_ms
+        last_ms = partition.last_fixed_ms or _last_time(partition)
+        times = np.clip(rows["publish_time"], 0, now_ms) + fixed_ms
+        if last_ms <= now_ms + fixed_ms:      # else the clock was set back, or the delay was longer
+            np.maximum(times, last_ms, out=times)
+        np.maximum.accumulate(times, out=times)
+        partition.last_fixed_ms = int(times[-1])
+        asked = rows["deliver_at"]
+        partition.delays_overridden += int(rows["messages"][(asked != 0) & (asked != times)].sum())
+        found, data = delivery_times.stamped(rows, data, times)
+        are_chunks = (rows["flags"] & IS_CHUNK) != 0
+        if partition.deduplicates and are_chunks.any():      # it knows them by the checksums that came
+            found["message_index"][are_chunks] = SENT_OTHERWISE | rows["crc32c"][are_chunks]
+        return found, data
+
+
+def _last_time(partition: Partition) -> int:
+    """Of the last entry; 0 where there is none."""
+    ledger = partition.open_ledger
+    return int(ledger.deliver_at[ledger.last_entry]) if ledger.entries else 0
