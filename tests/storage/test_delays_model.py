@@ -1,0 +1,245 @@
+"""Delays against a dictionary: nothing early, nothing lost, nothing acknowledged back, and everything due is given out.
+
+A machine publishes with all kinds of delays, lets time pass, has consumers come, ask, acknowledge, give back and go, changes how exact it
+is to be and how the schedule is cut, unloads the topic, and ends the process: by a stop, a kill, or a power cut.
+"""
+import os
+from dataclasses import dataclass, field
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from geminga.proto import envelope
+from geminga.storage.subscription import SubType
+
+from .lives import Lives
+from .rig import Handle
+from .test_limits import set_policy
+
+MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 24 * 3_600_000
+KEYS = "k", "l", None
+DELAYS = st.one_of(
+    st.none(), st.sampled_from([-HOUR_MS, 0, 1, 999, 1_000, 1_001, 2_500]), st.integers(1, 20_000),
+    st.integers(MINUTE_MS, 20 * MINUTE_MS), st.sampled_from([HOUR_MS, 3 * DAY_MS, 40 * DAY_MS, 1 << 60]))
+SUBSCRIPTIONS = "one", "two", "three"
+OPTIONS = {"journal_segment_bytes": 64 << 10, "journal_segments_max": 3, "roll_over_entries": 9, "retention_s": 1 << 30,
+           "retention_bytes": 1 << 40}
+
+
+@dataclass(eq=False)
+class Entry:
+    due_ms: int          # 0: at once
+    messages: int
+
+
+@dataclass(eq=False)
+class Consumer:
+    handle: Handle
+    permits: int = 0
+
+
+@dataclass(eq=False)
+class Model:
+    """One subscription; what is due to whom."""
+
+    name: str
+    kind: int = SubType.Shared
+    consumers: list = field(default_factory=list)
+    acked: set = field(default_factory=set)
+    out: dict = field(default_factory=dict)         # position -> who has it
+    begin: tuple = (-1, -1)                         # after a seek: before that nothing comes
+
+    @property
+    def limit(self):
+        """Consumers at a time; with several of a Key_Shared one it depends on hashes who is to get what, which others test."""
+        return 3 if self.kind == SubType.Shared else 1
+
+
+class DelaysMachine(RuleBasedStateMachine):
+    def __init__(self):
+        super().__init__()
+        self.lives = Lives(**OPTIONS)
+        self.connections = 10
+
+    def teardown(self):
+        self.lives.close()
+
+    @property
+    def rig(self):
+        return self.lives.rig
+
+    @initialize(is_strict=st.sampled_from([True, True, False]))
+    def begin(self, is_strict):
+        self.lives.options["delayed_delivery_strict"] = is_strict
+        self.lives.next("stop")
+        self.is_strict, self.tick_ms, self.log = is_strict, 1_000, {}
+        self.coarsest_ms = self.tick_ms      # of those since the last pass
+        self.models = [Model(name) for name in SUBSCRIPTIONS]
+        self.producer = self.rig.producer("t")
+        for model in self.models:
+            self.join(model, SubType.Shared, 100)
+
+    # -- passes
+
+    def run(self, *sections, after_ms=0):
+        answers = self.rig.run(*sections, after_ms=after_ms)
+        self.check(answers)
+        return answers
+
+    def check(self, answers):
+        by_number = {consumer.handle.number: (model, consumer) for model in self.models for consumer in model.consumers}
+        for number, _, ledger_id, given in answers.gifts:
+            model, consumer = by_number[number]
+            for entry_id, _, _ in given:
+                self.give(model, consumer, (ledger_id, entry_id))
+        for model in self.models:
+            if any(consumer.permits > 0 for consumer in model.consumers):
+                late = [position for position in self.log if self.is_wanted(model, position) and self.must_be_given(model, position)]
+                assert not late, (model.name, {position: self.log[position].due_ms - self.rig.now_ms for position in late})
+        self.coarsest_ms = self.tick_ms
+
+    def is_wanted(self, model, position):
+        return position >= model.begin and position not in model.acked and position not in model.out
+
+    def must_be_given(self, model, position):
+        """Its time has come, and a tick has passed."""
+        return model.kind == SubType.Exclusive or self.log[position].due_ms + self.coarsest_ms <= self.rig.now_ms
+
+    def give(self, model, consumer, position):
+        assert self.is_wanted(model, position), position
+        assert consumer.permits > 0
+        early_ms = self.log[position].due_ms - self.rig.now_ms
+        assert model.kind == SubType.Exclusive or early_ms <= (0 if self.is_strict else self.coarsest_ms), (position, early_ms)
+        if model.kind == SubType.Exclusive:
+            assert not [other for other in self.log if self.is_wanted(model, other) and other < position]
+        consumer.permits -= self.log[position].messages
+        model.out[position] = consumer
+
+    def draw_consumer(self, data):
+        models = [model for model in self.models if model.consumers]
+        if not models:
+            return None, None
+        model = data.draw(st.sampled_from(models))
+        return model, data.draw(st.sampled_from(model.consumers))
+
+    # -- what clients do
+
+    @rule(fresh=st.lists(st.tuples(DELAYS, st.sampled_from(KEYS), st.sampled_from([0, 0, 0, 3])), min_size=1, max_size=8))
+    def publish(self, fresh):
+        now_ms, sent = self.rig.now_ms, []
+        for delay_ms, key, batch in fresh:
+            fields = ({} if delay_ms is None else {"deliver_at_time": now_ms + delay_ms}) | ({"partition_key": key} if key else {})
+            sent.append((self.producer, b"x", fields | {"batch": batch}))
+        answers = self.rig.run(self.rig.sends(*sent))
+        for position, (delay_ms, _, batch) in zip(answers.positions, fresh, strict=True):
+            self.log[position] = Entry(0 if delay_ms is None else now_ms + delay_ms, batch or 1)
+        self.check(answers)
+
+    @rule(count=st.integers(20, 60), delay_ms=st.sampled_from([3_000, 7_000, MINUTE_MS, HOUR_MS]), step_ms=st.sampled_from([0, 1, 300]))
+    def publish_many(self, count, delay_ms, step_ms):
+        """At once, or in the order of their times."""
+        self.publish([(delay_ms + number * step_ms, None, 0) for number in range(count)])
+
+    @rule(ms=st.sampled_from([1, 10, 400, 1_000, 1_500, 5_000, 30_000]))
+    def time_passes(self, ms):
+        until_ms = self.rig.now_ms + ms
+        while self.rig.now_ms < until_ms:
+            self.run(after_ms=max(1, min(self.rig.owner.next_deadline_ms(), until_ms) - self.rig.now_ms))
+
+    @rule(ms=st.sampled_from([2_000, 5 * MINUTE_MS, 5 * MINUTE_MS - 1, HOUR_MS, 2 * DAY_MS, 38 * DAY_MS]))
+    def time_jumps(self, ms):
+        self.run(after_ms=ms)
+
+    @rule(data=st.data(), permits=st.sampled_from([1, 2, 5, 100]))
+    def flow(self, data, permits):
+        _, consumer = self.draw_consumer(data)
+        if consumer is not None:
+            consumer.permits += permits
+            self.run(self.rig.flow(consumer.handle, permits))
+
+    @rule(data=st.data(), kind=st.sampled_from([SubType.Shared, SubType.Shared, SubType.Key_Shared, SubType.Exclusive]),
+          permits=st.sampled_from([0, 3, 100]))
+    def another_consumer(self, data, kind, permits):
+        model = data.draw(st.sampled_from(self.models))
+        if len(model.consumers) < model.limit and (not model.consumers or model.kind == kind):
+            self.join(model, kind, permits)
+
+    def join(self, model, kind, permits):
+        model.kind, self.connections = kind, self.connections + 1
+        section, number = self.rig.subscribe("t", model.name, subType=kind, connection=self.connections)
+        answers = self.rig.run(section)
+        consumer = Consumer(self.rig.consumer_in(answers, number, "t", connection=self.connections))
+        model.consumers.append(consumer)
+        self.check(answers)
+        consumer.permits += permits
+        self.run(self.rig.flow(consumer.handle, permits))
+
+    @rule(data=st.data())
+    def leave(self, data):
+        model, consumer = self.draw_consumer(data)
+        if consumer is not None:
+            model.consumers.remove(consumer)
+            model.out = {position: holder for position, holder in model.out.items() if holder is not consumer}
+            self.run(self.rig.happened(envelope.CONNECTION_GONE, connection=consumer.handle.connection))
+
+    @rule(data=st.data(), count=st.sampled_from([1, 3, 1_000]), is_mine=st.sampled_from([True, True, False]))
+    def acknowledge(self, data, count, is_mine):
+        """What the consumer has; or others, whether they are due or not."""
+        model, consumer = self.draw_consumer(data)
+        if consumer is None:
+            return
+        known = [position for position, holder in model.out.items() if holder is consumer] if is_mine else list(self.log)
+        chosen = known[-count:] if data.draw(st.booleans()) else known[:count]
+        if chosen:
+            model.acked |= set(chosen)
+            model.out = {position: holder for position, holder in model.out.items() if position not in chosen}
+            self.run(self.rig.acks(consumer.handle, *chosen, request_id=1))
+
+    @rule(data=st.data())
+    def give_back(self, data):
+        model, consumer = self.draw_consumer(data)
+        if consumer is not None:
+            model.out = {position: holder for position, holder in model.out.items() if holder is not consumer}
+            self.run(self.rig.redeliver(consumer.handle))
+
+    @rule(data=st.data())
+    def seek(self, data):
+        model, consumer = self.draw_consumer(data)
+        if consumer is None or not self.log:
+            return
+        model.begin = data.draw(st.sampled_from([*self.log][-20:]))
+        model.consumers, model.out, model.acked = [], {}, set()
+        self.run(self.rig.command("seek", connection=consumer.handle.connection, consumer_id=consumer.handle.object_id, request_id=1,
+                                  message_id={"ledgerId": model.begin[0], "entryId": model.begin[1]}))
+
+    # -- what operators do, and what happens
+
+    @rule(tick_ms=st.sampled_from([100, 1_000, 4_000]), window_ms=st.sampled_from([5_000, 300_000, HOUR_MS]))
+    def set_granularity(self, tick_ms, window_ms):
+        self.tick_ms, self.coarsest_ms = tick_ms, max(tick_ms, self.tick_ms)
+        policy = {"active": True, "tickTime": tick_ms, "timePartitionGranularityInMillis": window_ms}
+        self.check(set_policy(self.rig, "delayedDelivery", policy))
+
+    @rule()
+    def unload(self):
+        for model in self.models:
+            model.consumers, model.out = [], {}
+        self.rig.settle()      # what others write at the same time `Disk` does not follow
+        self.rig.asked("unload", "t")
+        self.producer = self.rig.producer("t")
+
+    @rule(how=st.sampled_from(["stop", "kill", "kill", "power cut", "power cut, lengths lost"]),
+          away_ms=st.sampled_from([0, 0, 3_000, DAY_MS]), is_connected=st.booleans())
+    def next_process(self, how, away_ms, is_connected):
+        self.lives.next(how)
+        self.rig.now_ms += away_ms
+        for model in self.models:
+            model.consumers, model.out = [], {}
+        self.producer = self.rig.producer("t")
+        for model in self.models if is_connected else ():
+            self.join(model, model.kind, 100)
+
+
+TestDelaysMachine = DelaysMachine.TestCase
+TestDelaysMachine.settings = settings(max_examples=int(os.environ.get("EXAMPLES", "30")), stateful_step_count=40, deadline=None)
