@@ -339,6 +339,11 @@ class Catalogue:
         if name in RIGHTS:
             self.take("rights")
 
+    def all_policies(self, name: str) -> dict[str, Any]:
+        """{namespace or topic: value} of those that have that policy."""
+        return {scope: json.loads(value)
+                for scope, value in self._read("SELECT scope, value FROM policies WHERE name = ? ORDER BY scope", (name,))}
+
     def topics_policies(self, namespace: str, name: str) -> dict[str, Any]:
         """{topic or partition: value} of those of the namespace that have that policy."""
         return {scope: json.loads(value) for domain in names.DOMAINS for scope, value in self._read(

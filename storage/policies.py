@@ -139,7 +139,10 @@ def applied(catalogue: Catalogue, topic: TopicName, policy: Policy, options: Sto
     found = default(policy, options)
     for scope in _scopes(topic):
         value = catalogue.policies(scope).get(policy.name)
-        if value is not None and (policy.is_object or value != policy.parts[0].blank):
+        if value is not None and policy.is_object:      # fields that it leaves open are as further up
+            found = value | {part.json: found[part.json] for part in policy.parts
+                             if part.key and value.get(part.json) in (None, part.blank) and part.json in (found or ())}
+        elif value is not None and value != policy.parts[0].blank:
             found = value
     return found
 

@@ -22,10 +22,10 @@ the level is not `removable`; get-VERB (`Level.get` where it differs) sends GET.
 flags, in order: `"--time -t"`; for a part of type BOOLEAN two sets of flags: `"--enable -e / --disable -d"`.  `Part.unit` is how people
 write the value: "" a number, a text or a list with commas; "seconds", "minutes" or "ms": a number of those, or with a unit (`10m`, `3h`,
 `2d`, `5w`); "bytes" or "MB": bytes, or with a unit (`10M`, `16G`).  A part without flags is not set from the command line.
-`Part.required` options must be given; of others the JSON has `Part.sent`, or nothing.  A BOOLEAN with one set of flags is false without.
-Where `Level.query` is set the value is that parameter, and there is no body; where `Level.implied` is, there is no body at all.  Rows
-that share a verb (the backlog quotas) differ in `Level.kind`: pulsar-admin's `--type -t` picks one, the first by default; their GET is
-`backlogQuotaMap`.
+`Part.required` options must be given, unless another one does as well (`Part.unless`); of others the JSON has `Part.sent`, or nothing.
+A BOOLEAN with one set of flags is false without.  Where `Level.query` is set the value is that parameter, and there is no body; where
+`Level.implied` is, there is no body at all.  Rows that share a verb (the backlog quotas) differ in `Level.kind`: pulsar-admin's
+`--type -t` picks one, the first by default; their GET is `backlogQuotaMap`.
 
 This module imports next to nothing, as the command line has to start at once.
 """
@@ -81,6 +81,8 @@ class Part(NamedTuple):
     otherwise: Any = None                    # what is shown to hold where nothing is set and there is no key
     blank: Any = _NO_VALUE                   # a value that says: what is set further up holds
     least: int | None = None                 # smaller numbers are refused with 412
+    most: int | None = None                  # likewise larger ones
+    unless: str = ""                         # of a required switch: the option that says as much as the first of its flags
     member: str = ""                         # another name of the field in what namespaces are shown as
 
 
@@ -149,6 +151,8 @@ def _value(level: Level, part: Part, sent: Any) -> Any:
         raise Invalid(f"{part.json}: {error}" if part.json else str(error)) from None
     if part.least is not None and value < part.least:
         raise Invalid(level.refusal or f"{part.json or level.path} must be {part.least} or more", 412)
+    if part.most is not None and value > part.most:
+        raise Invalid(f"{part.json} must be {part.most} or less", 412)
     return value
 
 
@@ -301,6 +305,11 @@ def _auto_creation(kept: dict[str, Any]) -> None:
         raise Invalid(f"Invalid configuration for autoTopicCreationOverride. the detail is {text}", 412)
 
 
+def _delays(kept: dict[str, Any]) -> None:
+    """Who demands a delay and does not say whether there are any means that there are."""
+    kept.setdefault("active", bool(kept.get("fixedDeliveryDelayInMillis")))
+
+
 def _persistence(kept: dict[str, Any]) -> None:
     ensemble, write, ack = (kept[name] for name in ("bookkeeperEnsemble", "bookkeeperWriteQuorum", "bookkeeperAckQuorum"))
     for name, value in (("Bookkeeper-Ensemble", ensemble), ("WriteQuorum", write), ("AckQuorum", ack)):
@@ -408,14 +417,18 @@ TABLE = {policy.name: policy for policy in (
         Level("deduplicationSnapshotInterval", "deduplication-snapshot-interval", nullable=True, refusal="interval must be 0 or more"),
         why="There are no snapshots: sequence ids are stored with their entries."),
     Policy("delayedDelivery", "Whether messages are delivered not before their time, and how long they may, or have to, be delayed.", (
-        Part("tickTime", LONG, "--time -t", "ms", sent=1_000, field="delay_tick_ms", key="delayed_delivery_tick_ms", default=0, blank=0),
-        Part("active", BOOLEAN, _SWITCH, required=True, field="delayed_delivery", key="delayed_delivery", default=False),
-        Part("maxDeliveryDelayInMillis", LONG, "--maxDelay -md", "ms", field="delay_max_ms", key="delayed_delivery_max_ms", default=0),
-        Part("fixedDeliveryDelayInMillis", LONG, field="delay_fixed_ms", key="delayed_delivery_fixed_ms"),
-        Part("timePartitionGranularityInMillis", LONG, field="delay_window_ms", key="delayed_delivery_window_ms")),
+        Part("tickTime", LONG, "--time -t", "ms", sent=1_000, field="delay_tick_ms", key="delayed_delivery_tick_ms", default=0, blank=0,
+             least=0, most=TICK_MS_MAX),
+        Part("active", BOOLEAN, _SWITCH, required=True, unless="fixed_delay", field="delayed_delivery", key="delayed_delivery"),
+        Part("maxDeliveryDelayInMillis", LONG, "--maxDelay -md", "ms", field="delay_max_ms", key="delayed_delivery_max_ms", default=0,
+             least=0, most=DELAY_MS_MAX),
+        Part("fixedDeliveryDelayInMillis", LONG, "--fixed-delay -fd", "ms", field="delay_fixed_ms", key="delayed_delivery_fixed_ms",
+             least=0, most=DELAY_MS_MAX),
+        Part("timePartitionGranularityInMillis", LONG, "--time-partition-granularity -p", "ms", field="delay_window_ms",
+             key="delayed_delivery_window_ms", least=WINDOW_MS_MIN, most=WINDOW_MS_MAX)),
         Level("delayedDelivery", "delayed-delivery", nullable=True, member="delayed_delivery_policies"),
         Level("delayedDelivery", "delayed-delivery", nullable=True),
-        where="storage/dispatch/shared.py"),
+        where="storage/delays.py", check=_delays),
     Policy("compactionThreshold", "Bytes that may come after a compaction before the next; 0: a topic is not compacted by itself.", (
         Part("", LONG, "--threshold -t", "bytes", required=True, field="compaction_threshold", key="compaction_threshold_bytes", least=0),),
         Level("compactionThreshold", "compaction-threshold", method="PUT", member="compaction_threshold",

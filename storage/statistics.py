@@ -102,7 +102,8 @@ TOPIC_COLUMNS = (
     "messages_in", "bytes_in", "messages_out", "bytes_out",
     "rate_in", "throughput_in", "write_rate", "rate_out", "throughput_out", "read_rate",
     "backlog", "backlog_bytes", "storage_bytes", "subscriptions", "producers", "consumers", "backlog_since_ms", "quota_bytes",
-    "quota_age_s", "evicted_by_size", "evicted_by_age", "publish_limited", "later_bytes", "size_sum", "latency_sum", "journal_sum",
+    "quota_age_s", "evicted_by_size", "evicted_by_age", "publish_limited", "later_bytes", "delays_refused",
+    "delays_overridden", "size_sum", "latency_sum", "journal_sum",
     *(f"size_{name}" for name in _SIZE_NAMES), *(f"latency_{name}" for name in _LATENCY_NAMES),
     *(f"journal_{name}" for name in _LATENCY_NAMES),
 )
@@ -124,14 +125,15 @@ def _topic_row(topic: Topic, under: list[tuple]) -> tuple:
         messages_out, bytes_out = messages_out + row[0], bytes_out + row[1]
         backlog, later, consumers = backlog + row[_BACKLOG], later + row[_DELAYED], consumers + row[_CONSUMERS]
     seen = topic.last_window or _NO_DISTRIBUTION
-    stored = (0, 0, 0, -1, -1, 0, 0)
+    stored, delays = (0, 0, 0, -1, -1, 0, 0), (0, 0)
     if topic.is_persistent:
         first = find_slowest(topic)
         stored = (_bytes_behind(topic, first) if first else 0, storage_bytes(topic), came_ms(first, topic) if first else 0,
                   topic.policies.quota_bytes, topic.policies.quota_age_s, *topic.evictions)
+        delays = topic.delays_refused, topic.delays_overridden
     return (topic.messages_in, topic.bytes_in, messages_out, bytes_out, *rates, backlog, *stored[:2],
             len(topic.subscriptions), len(topic.producers.live), consumers, *stored[2:], publish_limited(topic), later * LATER_BYTES,
-            seen.size_sum, seen.latency_sum_us, seen.journal_sum_us, *seen.sizes, *seen.latencies)
+            *delays, seen.size_sum, seen.latency_sum_us, seen.journal_sum_us, *seen.sizes, *seen.latencies)
 
 
 def _subscription_row(subscription: Subscription) -> tuple:

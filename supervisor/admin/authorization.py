@@ -124,7 +124,7 @@ _ROWS: tuple[tuple[Demand | None, str, tuple[str, ...]], ...] = (
     (CONSUMES, "POST", ("/ops/v1/release" + _OPS + "/{subscription}",)),
     (LOOKS_UP, "GET", ("/ops/v1/why" + _OPS + "/{subscription}",)),
     (TOPIC_POLICY, "GET", ("/ops/v1/can-i" + _OPS,)),
-    (SUPER, "GET", ("/ops/v1/compaction/report",)),
+    (SUPER, "GET", ("/ops/v1/compaction/report", "/ops/v1/downgrade-check")),
 )
 DEMANDS = {(method, path): demand for demand, methods, paths in _ROWS for path in paths for method in methods.split()}
 for _policy in TABLE.values():

@@ -5,6 +5,7 @@ of topics and subscriptions comes from the owners as columns (stats.py); its lin
 at a time.  Their names and labels are Pulsar's.  Of topics beyond `metrics.topics_max` there are sums by namespace under the same names,
 without the label `topic`: so sums over all series of a name are whatever the bound.
 """
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -108,6 +109,7 @@ class Family(NamedTuple):
     sums: bool = True             # whether what is rolled up is summed up; else there is nothing of it
     labels: str = ""              # more of them; families of one name follow each other
     shows_zeros: bool = True
+    prefix: str = ""              # of the names of labels
 
 
 def _ratio(above: str, below: str) -> Values:
@@ -170,6 +172,10 @@ TOPIC_FAMILIES = [
     Family("pulsar_delayed_message_index_size_bytes", "Bytes of memory for entries whose time has not come", "later_bytes"),
     Family("pulsar_delayed_message_index_loaded", "Entries whose time has not come, for each subscription: all are in memory",
            lambda columns, now_ms: columns["later_bytes"] / LATER_BYTES),
+    Family("pulsar_broker_topic_messages_delayed_rejected_total", "Messages that were to be delivered later than the maximum allows",
+           "delays_refused", "counter", prefix="pulsar_"),
+    Family("pulsar_broker_topic_messages_fixed_delay_overridden_total", "Messages that a fixed delay gave another time than they came with",
+           "delays_overridden", "counter", prefix="pulsar_"),
     *_buckets("pulsar_storage_write_latency", "latency", "Entries by the milliseconds until they were on disk", _LATENCIES, "latency_sum"),
     *_buckets("pulsar_storage_ledger_write_latency", "journal", "Entries by the milliseconds that writing them took", _LATENCIES,
               "journal_sum"),
@@ -470,6 +476,9 @@ class _Links:
                 for way, field in (("in", "bytes_recv"), ("out", "bytes_sent"))}
 
 
+_LABEL = re.compile(r"([{,])(?=cluster=|namespace=|topic=)")
+
+
 class Lines:
     """Those of topics and subscriptions."""
 
@@ -535,15 +544,17 @@ class Lines:
         """labels: without the brace at their end."""
         head = "" if family.name == self._last_name else f"# HELP {family.name} {family.text}\n# TYPE {family.name} {family.type}\n"
         self._last_name = name = family.name
-        values, end = self._values(family, columns), f"{family.labels}}} "
+        values, end, spaces = self._values(family, columns), f"{family.labels}}} ", self._spaces
+        if family.prefix:
+            labels, spaces = ([_LABEL.sub(rf"\1{family.prefix}", label, count=3) for label in found] for found in (labels, spaces))
         if values is None:
             lines = [f"{name}{label}{end}0\n" for label in labels] if family.shows_zeros else []
         else:
             lines = [f"{name}{label}{end}{value}\n" for label, value in zip(labels, values, strict=True) if value or family.shows_zeros]
         if family.sums and (self._is_rolled_up or not labels):
             end = f'{family.labels},remote_cluster="local"}} ' if name == "pulsar_msg_backlog" else end
-            values = self._values(family, others) or [0] * len(self._spaces)
-            lines += [f"{name}{space}{end}{value}\n" for space, value in zip(self._spaces, values, strict=True)]
+            values = self._values(family, others) or [0] * len(spaces)
+            lines += [f"{name}{space}{end}{value}\n" for space, value in zip(spaces, values, strict=True)]
         return head + "".join(lines)
 
     def _values(self, family: Family, columns: dict[str, NDArray]) -> list | None:

@@ -260,6 +260,22 @@ async def delete_all(request: web.Request) -> web.Response:
     return await _take_effect(request, scope)
 
 
+# -- what brokers that have never heard of it would not do
+
+_UNHEARD = "fixedDeliveryDelayInMillis", "timePartitionGranularityInMillis"      # fields of delayedDelivery
+
+
+@routes.get("/ops/v1/downgrade-check")
+async def downgrade_check(request: web.Request) -> web.Response:
+    """A row for each namespace and topic, and one for the broker itself when its configuration has a fixed delay."""
+    topics = request.app[TOPICS]
+    found = [{"of": scope, **{name: kept[name] for name in _UNHEARD if kept.get(name)}}
+             for scope, kept in topics.catalogue.all_policies("delayedDelivery").items() if any(kept.get(name) for name in _UNHEARD)]
+    if topics.storage.delayed_delivery_fixed_ms:
+        found.insert(0, {"of": "broker", _UNHEARD[0]: topics.storage.delayed_delivery_fixed_ms})
+    return web.json_response(found)
+
+
 # -- resource groups: there are none
 
 @routes.get(_NAMESPACE + "resourcegroup")

@@ -4,6 +4,7 @@ import re
 _SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 7 * 86_400, "y": 365 * 86_400}
 _BYTES = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 LAST_MS = 253_402_300_799_999      # of the year 9999, the last one that is written with four digits
+_MILLIS = re.compile(r"[0-9]{1,15}ms", re.IGNORECASE)
 _RELATIVE = re.compile(r"([+-]?)([0-9]{1,12}[smhdwy])", re.IGNORECASE)
 
 
@@ -12,7 +13,8 @@ def seconds(text: str) -> int:
 
 
 def millis(text: str) -> int:
-    return 1_000 * seconds(text)
+    """Of a time; also 500ms."""
+    return int(text[:-2]) if _MILLIS.fullmatch(text) else 1_000 * seconds(text)
 
 
 def moment(text: str, now_ms: int) -> int:

@@ -109,6 +109,29 @@ def _enabled(values: dict[str, Any]) -> bool:
     return values["enable"]
 
 
+_PULSARS_GRANULARITY_MS, _PULSARS_TICK_MS = 300_000, 1_000      # where nothing is set or given, as PIP-26 has it
+
+
+def _delays_enabled(broker: Broker, values: dict[str, Any]) -> None:
+    """What else is set of delays stays."""
+    path, found = _delays_of(broker, values)
+    granularity, tick = values["time_partition_granularity"], values["tick_duration"]
+    granularity = found.get("timePartitionGranularityInMillis", _PULSARS_GRANULARITY_MS) if granularity is None else granularity
+    tick = (found.get("tickTime") or _PULSARS_TICK_MS) if tick is None else tick
+    broker.ask("POST", path, body=found | {"active": True, "tickTime": tick, "timePartitionGranularityInMillis": granularity})
+
+
+def _delays_disabled(broker: Broker, values: dict[str, Any]) -> None:
+    path, found = _delays_of(broker, values)
+    broker.ask("POST", path, body=found | {"active": False})
+
+
+def _delays_of(broker: Broker, values: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    where = f"namespaces/{values['namespace']}" if "namespace" in values else values["topic"]
+    path = f"/admin/v2/{where}/delayedDelivery"
+    return path, broker.ask("GET", path).value() or {}
+
+
 class CompactionFailed(Exception):
     exit_status = REFUSED
 
@@ -230,6 +253,10 @@ _BROKERS = Option("--broker-list", ".brokers", "its brokers, with commas", LIST,
 _TENANT = (Option("--admin-roles -r", ".adminRoles", "roles that may administer it, with commas", LIST, default=()),
            Option("--allowed-clusters -c", ".allowedClusters", "clusters that it may use, with commas", LIST, default=()))
 _PERMISSIONS = (need("--role -r", "", "whose"), need("--actions -a", "=", "produce, consume, ..., with commas", LIST))
+_TIME_WHEEL = (
+    Option("--time-partition-granularity -p", "", "how much of a schedule is in one file: 30s, 5m, 1h, 3d, 2w; 5m where nothing is set",
+           MILLIS),
+    Option("--tick-duration -t", "", "how exactly it is kept: 500ms, 1s, 5m; 1s where nothing is set", MILLIS))
 _SCHEMA_FILE = need("--filename -f", "", 'a file with {"type": ..., "schema": ..., "properties": {}}', FILE)
 _PEEK = (_SUBSCRIPTION, Option("--count -n", "", "how many messages", INT, default=1))
 
@@ -268,6 +295,10 @@ GROUPS: dict[str, tuple[str, tuple[Verb, ...]]] = {
             Option("--bundles -b", "", "in how many bundles its topics are counted", INT)), body=_namespace),
         Verb("delete", "DELETE", "namespaces/{namespace}", "Delete a namespace without topics, or with --force all it has.", (_FORCE,)),
         Verb("policies", "GET", "namespaces/{namespace}", "Show all that is set for a namespace."),
+        Verb("enable-delayed-message", "POST", "namespaces/{namespace}/delayedDelivery",
+             "Deliver messages of a namespace not before their time.", _TIME_WHEEL, "-p 1h -t 500ms", run=_delays_enabled),
+        Verb("disable-delayed-message", "POST", "namespaces/{namespace}/delayedDelivery",
+             "Deliver messages of a namespace at once, whatever their time is.", run=_delays_disabled),
         Verb("topics", "GET", "namespaces/{namespace}/topics", "List a namespace's topics.", (
             Option("--mode -m", "?mode", "which", choices=("PERSISTENT", "NON_PERSISTENT", "ALL")), _SYSTEM)),
         Verb("bundles", "GET", "namespaces/{namespace}/bundles", "Show how its topics are divided among brokers."),
@@ -403,6 +434,10 @@ GROUPS: dict[str, tuple[str, tuple[Verb, ...]]] = {
                  Option("--proxy", "?proxy", "role of the proxy that would ask for it")), "-s billing"),
     )),
     "topicPolicies": ("What is set for topics.", (
+        Verb("enable-delayed-message", "POST", "{topic}/delayedDelivery", "Deliver messages of a topic not before their time.", _TIME_WHEEL,
+             "-p 1h -t 500ms", run=_delays_enabled),
+        Verb("disable-delayed-message", "POST", "{topic}/delayedDelivery",
+             "Deliver messages of a topic at once, whatever their time is.", run=_delays_disabled),
         Verb("delete", "DELETE", "{topic}/policies", "Remove all that is set for a topic."),
     )),
     "schemas": ("Schemas of topics.", (
@@ -431,6 +466,8 @@ GROUPS: dict[str, tuple[str, tuple[Verb, ...]]] = {
              (need("--config -c", "", "its name"), need("--value -v")), "-c ttlDurationDefaultInSeconds -v 3600"),
         Verb("delete-dynamic-config", "DELETE", "brokers/configuration/{config}", "Go back to what the file says.",
              (need("--config -c", "", "its name"),), "-c ttlDurationDefaultInSeconds"),
+        Verb("downgrade-check", "GET", "/ops/v1/downgrade-check",
+             "List what is set that a broker without fixed delays would not do: set those to 0 before going back to one."),
         Verb("shutdown", "POST", "brokers/shutdown", "Stop it, with everything on disk.", (
             Option("--max-concurrent-unload-per-sec -m", "?maxConcurrentUnloadPerSec", "topics to close in a second; 0: no bound", INT,
                    default=0),

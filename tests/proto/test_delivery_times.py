@@ -5,6 +5,7 @@ import struct
 import numpy as np
 import pytest
 from crc32c import crc32c
+
 from geminga.proto import delivery_times, sends, varints
 from geminga.proto import pulsar_api_pb2 as api
 

@@ -32,7 +32,7 @@ def value_of(policy):
         if part.type.choices:
             values[part.json] = [part.type.choices[-1]] if part.type.name == "list" else part.type.choices[-1]
         else:
-            values[part.json] = {"number": 7, "decimal": 1.5, "true or false": True, "text": "x"}[part.type.name]
+            values[part.json] = {"number": max(7, part.least or 0), "decimal": 1.5, "true or false": True, "text": "x"}[part.type.name]
     return values.get("", values)
 
 
@@ -116,9 +116,12 @@ def test_fields_that_nobody_knows_are_passed_over(broker, policy, level):
 @pytest.mark.parametrize(("policy", "level"), [one for one in EVERY if any(part.least == 0 for part in one.values[0].parts)])
 def test_negative_numbers_are_refused(broker, policy, level):
     place = Place(broker, policy, level)
-    status, text = place.set(-1)
-    assert status == 412
-    assert place.level.refusal in text
+    for part in policy.parts:
+        if part.least is not None:
+            status, text = place.set(value_of(policy) | {part.json: -1} if policy.is_object else -1)
+            assert status == 412
+            assert place.level.refusal in text and part.json in text
+    assert place.get() == place.unset
 
 
 def test_entry_filters_are_refused_by_name(broker):
