@@ -9,18 +9,22 @@ Messages have a key out of a million and a payload of `size` bytes: each by itse
     Spark       every column to the JVM, and a sum over two; by the clock, with local[1] (the JVM and Python's worker overlap)
     few         likewise, of four columns: key, payload, its size, message index
 
-Medians of three rounds.  A million a second a core is asked for.
+Behind each of the latter two, microseconds of CPU a message: of Python's processes + of the JVM's.  What a query costs that reads
+nothing is told first, and taken off both, as it is the same for any number of messages.  Medians of three rounds.
 """
 import argparse
+import contextlib
 import os
 import random
 import statistics
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import psutil
 
 from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
@@ -78,15 +82,39 @@ def read(topic: Topic, columns) -> float:
     return statistics.median(once() for _ in range(_ROUNDS))
 
 
-def by_spark(spark, topic: Topic, number: int, **options: str) -> float:
-    """Nanoseconds a message."""
-    def once() -> float:
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Seconds, or those a message."""
+
+    clock: float
+    python: float
+    java: float
+
+    @classmethod
+    def now(cls) -> "Spent":
+        own, below = psutil.Process(), {"java": 0.0, "python": 0.0}
+        for process in own.children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                below["java" if "java" in process.name() else "python"] += sum(process.cpu_times()[:2])
+        return cls(time.perf_counter(), below["python"], below["java"])
+
+    def since(self, before: "Spent") -> "Spent":
+        return Spent(self.clock - before.clock, self.python - before.python, self.java - before.java)
+
+    def each(self, count: int, without: "Spent") -> str:
+        own = self.since(without)
+        return f"{count / own.clock:,.0f} ({own.python / count * 1e6:.2f} + {own.java / count * 1e6:.2f})"
+
+
+def by_spark(spark, topic: Topic, number: int, **options: str) -> Spent:
+    def once() -> Spent:
         frame = spark.read.format("geminga").options(data_dir=str(topic.data_dir), topic=f"read-{number}", **options).load()
-        began = time.perf_counter()
+        began = Spent.now()
         total, last = frame.selectExpr("sum(payload_size)", "max(message_index)").collect()[0]
-        assert last == topic.next_message - 1 and total
-        return (time.perf_counter() - began) / topic.next_message * 1e9
-    return statistics.median(once() for _ in range(_ROUNDS))
+        assert (last, total is not None) == ((None, False) if "from_position" in options else (topic.next_message - 1, True))
+        return Spent.now().since(began)
+    rounds = [once() for _ in range(_ROUNDS)]
+    return Spent(*(statistics.median(getattr(one, name) for one in rounds) for name in Spent.__dataclass_fields__))
 
 
 def main() -> None:
@@ -103,16 +131,21 @@ def main() -> None:
     spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").config("spark.driver.memory", "1g").getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     source.register(spark)
-    print("| messages/s a core | all | scan | Spark | few |\n|---|--:|--:|--:|--:|", flush=True)
+    nothing = None
     with tempfile.TemporaryDirectory() as scratch:
         data_dir = options.keep or Path(scratch)
         for number, (kind, (together, codec)) in enumerate(KINDS.items()):
             if kind not in options.kinds.split(";"):
                 continue
             topic = fill(data_dir, number, together, codec, options.messages, options.size)
-            figures = read(topic, reading.SCHEMA.names), read(topic, SCAN), by_spark(spark, topic, number), \
-                by_spark(spark, topic, number, columns=FEW)
-            print(f"| {kind} | {' | '.join(f'{1e9 / figure:,.0f}' for figure in figures)} |", flush=True)
+            if nothing is None:
+                by_spark(spark, topic, number)      # until the JVM has compiled itself
+                nothing = by_spark(spark, topic, number, from_position=f"{topic.next_ledger}:0")
+                print(f"a query of nothing: {nothing.clock:.2f} s, {nothing.python:.2f} + {nothing.java:.2f} s of CPU\n\n"
+                      "| messages/s a core | all | scan | Spark | few |\n|---|--:|--:|--:|--:|", flush=True)
+            figures = [f"{1e9 / read(topic, columns):,.0f}" for columns in (reading.SCHEMA.names, SCAN)]
+            figures += [by_spark(spark, topic, number, **few).each(topic.next_message, nothing) for few in ({}, {"columns": FEW})]
+            print(f"| {kind} | {' | '.join(figures)} |", flush=True)
             for path in format.partition_folder(data_dir, topic.partition_id).glob("*.ledger"):
                 path.unlink()
     spark.stop()
