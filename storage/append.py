@@ -68,6 +68,7 @@ class Plan:
     duplicates: int = 0
     handles: NDArray | None = None    # of the producers (n,) of what is stored, ...
     few: list[tuple[Producer, int, int, int]] = field(default_factory=list)      # ... or, one by one, with size, messages and flags
+    latest_ms: int = 0                # of the times before which some are not to be delivered
 
     def record(self, ops: bytes) -> Record:
         ops += b"".join([producer.partition.sequences.ops(producer.partition.partition_id, producer.identity, progress)
@@ -92,6 +93,12 @@ def apply(planned: Plan, now_ms: int) -> None:
         group.partition.next_message = group.next_message
     for producer, progress in planned.progress:
         producer.partition.sequences.learn(producer.identity, progress, now_ms)
+
+
+def deliver_at(planned: Plan, group: Group) -> NDArray[np.int64]:
+    """Of the group's entries (n,), ms; 0 for at once."""
+    index = np.frombuffer(planned.index, format.INDEX_ROW) if isinstance(planned.index, bytes) else planned.index
+    return index["deliver_at"][group.first:group.first + group.count]
 
 
 def _slice(index: NDArray | bytes, first: int, count: int) -> NDArray | bytes:
@@ -142,6 +149,8 @@ def plan_few(sends: Sends, producer_of: ProducerOf, room: Room, now_ms: int) -> 
                 message_index=message_index, size=size, messages=messages, key_hash=key_hash, flags=flags, crc32c=crc32c))
             sources.append((base + at).to_bytes(_SOURCE, "little"))
             few.append((producer, size, messages, flags))
+            if deliver_at > planned.latest_ms:
+                planned.latest_ms = deliver_at
             pieces.append(data[at:at + size])
             receipts.setdefault(worker, []).append(
                 RECEIPT.pack(connection, worker, producer_id, sequence_id, highest, ledger_id, entry_id))
@@ -329,6 +338,7 @@ def _place(planned: Plan, rows: NDArray, now_ms: int) -> None:
     planned.sources = rows["offset"].astype(format.SOURCE)
     index = planned.index = _rows(_words(rows)[:, _INDEX], format.INDEX_ROW)
     index["broker_time"] = now_ms
+    planned.latest_ms = int(rows["deliver_at"].max())
     index["offset"] = _running(index["size"], groups, [group.ledger.size for group in groups])
     index["message_index"] = _running(index["messages"], groups, [group.partition.next_message for group in groups])
     if len(groups) == 1:

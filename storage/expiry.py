@@ -1,13 +1,11 @@
 """Messages that nobody acknowledges in time expire: `message_ttl_s` after they came, or after their own time when they are delayed.
 
-Of each ledger the entries before `done` have expired, all but those in `late`, whose own time has not come.  Entries come in
-the order of time, so what expires next is the one at `done`, or one of the late: how many entries wait makes no difference.
-What expires is acknowledged for every subscription that has not acknowledged it.
+Of each ledger the entries before `done` came so long ago, and have expired but for those whose own time has not come as long ago:
+what waits is not even looked at.  What expires is acknowledged for every subscription that has not acknowledged it.
 """
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from geminga.storage import acknowledgements
 from geminga.storage.acknowledgements import Acks
@@ -25,8 +23,6 @@ class _Progress:
     """In one ledger."""
 
     done: int = 0
-    late: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))      # ascending
-    late_ms: int = NEVER_MS                # when the first of them has come
 
 
 @dataclass(slots=True)
@@ -79,35 +75,37 @@ class Expiry:
             progress = watch.ledgers.setdefault(ledger.ledger_id, _Progress())
             _advance(progress, ledger, came_ms)
             for subscription in subscriptions:
-                self._acknowledge(subscription, ledger, progress)
-            soonest_ms = min(soonest_ms, progress.late_ms)
+                soonest_ms = min(soonest_ms, self._acknowledge(subscription, ledger, progress.done, came_ms))
             if progress.done < ledger.entries:
                 soonest_ms = min(soonest_ms, int(ledger.column("broker_time")[progress.done]))
                 break
         watch.next_ms = soonest_ms + ttl_ms
 
-    def _acknowledge(self, subscription: Subscription, ledger: Ledger, progress: _Progress) -> None:
-        entries = subscription.cursor.all_left(ledger, progress.done)
+    def _acknowledge(self, subscription: Subscription, ledger: Ledger, end: int, came_ms: int) -> int:
+        """Of its entries before `end` what has expired is acknowledged; returns when the first of the others was to come."""
+        schedule, expired, late_ms = subscription.partition.schedule, [], NEVER_MS
+        for entries in subscription.cursor.left(ledger, 0, end if schedule is None else min(end, schedule.end(ledger))):
+            if schedule is not None:
+                entries = schedule.ready(ledger.ledger_id, entries)
+                times = ledger.deliver_at[entries.start:entries.stop] if isinstance(entries, range) else ledger.deliver_at[entries]
+                if len(late := times[times > came_ms]):
+                    late_ms, entries = min(late_ms, int(late.min())), np.asarray(entries)[times <= came_ms]
+            expired.append(np.asarray(entries))
+        entries = np.concatenate(expired) if expired else np.zeros(0, np.int64)
         if subscription.view is not None:      # what a compacted view keeps does not expire while it is read
             entries = entries[subscription.view.count_before(ledger.ledger_id, entries):]
-        if len(progress.late):
-            entries = entries[~np.isin(entries, progress.late, assume_unique=True)]
         if len(entries):
             acknowledgements.move(self._owner, subscription, Acks(single={ledger.ledger_id: entries}), EXPIRED)
             self._owner.counters.add("entries_expired", len(entries))
+        return late_ms
 
 
 def _advance(progress: _Progress, ledger: Ledger, came_ms: int) -> None:
-    """See how far what has expired reaches by now."""
-    late = progress.late[ledger.deliver_at[progress.late] > came_ms] if progress.late_ms <= came_ms else progress.late
+    """See how far what came so long ago reaches by now."""
     while progress.done < ledger.entries:
         first, end = progress.done, min(ledger.entries, progress.done + _LOOK_AHEAD)
         young = ledger.column("broker_time")[first:end] > came_ms
-        progress.done = end = first + int(young.argmax()) if young.any() else end
-        fresh = np.flatnonzero(ledger.deliver_at[first:end] > came_ms)
-        if len(fresh):
-            late = np.concatenate((late, fresh + first))
         if young.any():
-            break
-    if late is not progress.late:
-        progress.late, progress.late_ms = late, int(ledger.deliver_at[late].min()) if len(late) else NEVER_MS
+            progress.done = first + int(young.argmax())
+            return
+        progress.done = end

@@ -10,6 +10,10 @@
     <data>/partitions/<id>/compacted/<n>/         a compacted view, the n-th: what its file `view` says (compacted.py), and of each
                                                   ledger that has something left <ledger>.ledger and .index as above, with a
                                                   COMPACTED_ROW per entry that is left, ascending; *.new while it is being made
+    <data>/partitions/<id>/delayed/               what waits for its time (schedule.py), can be made anew from the ledgers' indexes:
+        <start>-<width>.window                    blocks, each a WINDOW_BLOCK and its WINDOW_ROWs: times in [start, start + width) ms
+        schedule                                  as of the last save: SCHEDULE_HEADER, WINDOW_FILE_ROWs, WAITING_ROWs, the bitmaps' bytes
+        amended                                   AMENDMENT_ROWs: what was cancelled, or has another time than its entry says
 
 Little-endian throughout.  Ledgers, indexes and segments are allocated ahead and zero where nothing was written: a row of zeros
 has no valid checksum.  An entry carries its producer's CRC32-C over its content; its row carries a copy of that, and a
@@ -22,7 +26,8 @@ each version added.
     .redeliveries, .deaths: version1.py reads them); INDEX_HEADER has a checksum, and of an open ledger too what it holds at least;
     SEGMENT_HEADER too; records have a checksum of their tables, and say what was synced before them; an op of ACKNOWLEDGED is about a
     run of entries; sequence ids of producers; every entry has a checksum.  PARTITION_DELETED came later, with the catalogue's version 4,
-    which keeps programs away that do not know it.  Compacted views came later too: who does not know them does not look there.
+    which keeps programs away that do not know it.  Compacted views came later too: who does not know them does not look there.  So
+    did `delayed`: who does not know it finds the same times in the indexes.
 """
 import struct
 from pathlib import Path
@@ -35,7 +40,8 @@ from geminga.proto.rows import struct_of
 
 VERSION = 2
 LEDGER_MAGIC, INDEX_MAGIC, SEGMENT_MAGIC, STATE_MAGIC = b"GEMLEDGR", b"GEMINDEX", b"GEMJOURN", b"GEMSTATE"
-RECORD_MAGIC = 0x47454D52
+SCHEDULE_MAGIC = b"GEMSCHED"
+RECORD_MAGIC, WINDOW_MAGIC = 0x47454D52, 0x57454D31      # the latter's last byte is a version
 
 OPEN, SEALED = 1, 2
 
@@ -84,8 +90,10 @@ STATE_HEADER = np.dtype([
     ("cursors", "<u4"), ("parts", "<u4"), ("arrays", "<u4"),      # rows of each
     ("is_uncounted", "<u4"),         # 1: of format version 1, which had no totals
     ("sequences", "<u4"),            # rows
-    ("reserved", "V12"),
+    ("delays", "<u4"),               # UNKNOWN, NONE_DELAYED or SCHEDULED
+    ("reserved", "V8"),
 ])
+UNKNOWN, NONE_DELAYED, SCHEDULED = 0, 1, 2      # whether entries of the partition ever waited; who wrote it did not know of that: 0
 
 CURSOR_ROW = np.dtype([
     ("subscription_id", "<u8"),      # 0: what is there for nobody any more
@@ -118,6 +126,36 @@ SEQUENCE_ROW = np.dtype([            # how far producers have come
 ACKS = 1                   # a bit per entry, 1 = acknowledged, beyond the mark-delete position
 REDELIVERIES = 2           # u2 per entry: how often that subscription gave it back
 DEATHS = 3                 # u2 per entry: how often a consumer's connection ended over it
+
+WINDOW_BLOCK = np.dtype([
+    ("magic", "<u4"), ("count", "<u4"),
+    ("checksum", "<u4"),             # CRC32-C over its rows
+    ("unused", "<u4"),
+])
+WINDOW_ROW = np.dtype([
+    ("after_ms", "<u4"),             # its time, from the window's start on
+    ("entry_id", "<u4"), ("ledger_id", "<u8"),
+])
+SCHEDULE_HEADER = np.dtype([
+    ("magic", "S8"), ("version", "<u4"),
+    ("checksum", "<u4"),             # CRC32-C over the header with 0 here and all that follows
+    ("partition_id", "<u8"),
+    ("ledger_id", "<i8"),            # the first entry that is not in the index, or the one that comes next
+    ("entry_id", "<i8"),
+    ("sorted_ledger_id", "<i8"),     # up to, and without, which the entries from that one on are in the order of their times, ...
+    ("sorted_entry_id", "<i8"),
+    ("sorted_ms", "<i8"),            # ... and the last one's
+    ("files", "<u4"), ("bitmaps", "<u4"),      # rows of each
+])
+WINDOW_FILE_ROW = np.dtype([("start", "<i8"), ("width", "<i8"), ("size", "<u8"), ("rows", "<u8")])
+WAITING_ROW = np.dtype([("ledger_id", "<u8"), ("first", "<u8"), ("size", "<u8")])      # bytes that are 0 before; bytes
+AMENDMENT_ROW = np.dtype([
+    ("ledger_id", "<u8"), ("entry_id", "<u8"),
+    ("before_ms", "<i8"),            # the time it had
+    ("deliver_at", "<i8"),           # ms; -1: never
+    ("checksum", "<u4"),             # CRC32-C over the row with 0 here
+    ("unused", "<u4"),
+])
 
 SEGMENT_HEADER = np.dtype([
     ("magic", "S8"), ("version", "<u4"),
@@ -163,6 +201,7 @@ PRODUCED = 11              # (ledger_id, value) = a producer, see sequences.py; 
 CHUNKED = 12               # likewise; entry_id = a sequence id under way; subscription_id = checksum; the next chunk is in KIND_WORD
 SEQUENCES_FORGOTTEN = 13   # of all producers
 PARTITION_DELETED = 14     # nothing is left of it; its id is not used again
+DELAYED = 15               # entries of the partition wait for their time
 KIND, KIND_WORD = 0xFF, 8  # of an op's kind: what it is, and from which bit on a number that goes with it
 
 for _header in (LEDGER_HEADER, INDEX_HEADER, INDEX_ROW, COMPACTED_ROW, STATE_HEADER, CURSOR_ROW, SEGMENT_HEADER, RECORD_HEADER):
@@ -194,6 +233,11 @@ def index_path(folder: Path, ledger_id: int) -> Path:
 
 def state_path(folder: Path) -> Path:
     return folder / "state"
+
+
+def delayed_folder(folder: Path) -> Path:
+    """Of the schedule of the partition that has this folder."""
+    return folder / "delayed"
 
 
 def compacted_folder(folder: Path) -> Path:

@@ -68,7 +68,7 @@ class LiveTopic:
 
     is_persistent = False
     is_terminated = False
-    view = None
+    view = schedule = None
     damage = losses = ()
     last_confirmed = BEGINNING
 

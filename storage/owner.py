@@ -51,6 +51,8 @@ from geminga.storage.quota import Quotas
 from geminga.storage.rates import Rates
 from geminga.storage.replay import Record
 from geminga.storage.retention import Retention, disposable
+from geminga.storage.schedule import Schedule
+from geminga.storage.schedules import Schedules
 from geminga.storage.space import Space
 from geminga.storage.state import StateFile
 from geminga.storage.statistics import Statistics
@@ -101,7 +103,7 @@ class Owner:
         self.live: dict[TopicName, LiveTopic] = {}                # topics that keep nothing
         self.live_producers: dict[int, Producer] = {}             # theirs, by handle
         self.expiry, self.quotas, self.retention, self.puncher = Expiry(self), Quotas(self), Retention(self), Puncher(self)
-        self.inactive, self.views = Inactive(self), Views(self)
+        self.inactive, self.views, self.schedules = Inactive(self), Views(self), Schedules(self)
         self.sweep = Sweep(self, is_mine)                         # of partitions that are not open
         self.space = Space(journal.folder, options, counters)
         journal.spare = self.space.spare
@@ -249,8 +251,8 @@ class Owner:
     def _forget(self, partition: Partition) -> None:
         partition.is_released = True
         del self.by_name[partition.name]
-        for watcher in (self.expiry, self.quotas, self.retention, self.puncher, self.inactive, self.views, self.rates, self.gate,
-                        self.statistics):
+        for watcher in (self.expiry, self.quotas, self.retention, self.puncher, self.inactive, self.views, self.schedules, self.rates,
+                        self.gate, self.statistics):
             watcher.release(partition)
         self.strict.pop(partition, None)
         self.delays.release(partition)
@@ -310,7 +312,7 @@ class Owner:
             self.wake(partition)
         if not partition.is_persistent:
             return
-        for watcher in (self.expiry, self.quotas, self.retention, self.puncher, self.inactive):
+        for watcher in (self.expiry, self.quotas, self.retention, self.puncher, self.inactive, self.schedules):
             watcher.watch(partition)
         self.delays.watch(partition)
         partition.deduplicates = partition.policies.deduplication
@@ -347,6 +349,8 @@ class Owner:
         self.gate.look(self.now_ms)
         self.trim()
         self._commit(None)
+        if self.schedules.is_busy:
+            self.schedules.work(self.now_ms)
         if self._next_due_ms <= self.now_ms:
             for partition in [partition for partition, due_ms in self._due.items() if due_ms <= self.now_ms]:
                 self._to_dispatch[partition] = None
@@ -363,7 +367,7 @@ class Owner:
 
     def next_deadline_ms(self) -> int:
         """When the next pass is due although nothing came."""
-        due_ms = min(self._next_tick_ms, self._next_due_ms, self.rates.due_ms)
+        due_ms = self.now_ms if self.schedules.is_busy else min(self._next_tick_ms, self._next_due_ms, self.rates.due_ms)
         if self._unsynced_since is not None:
             wait = ACK_SYNC_MS if self.options.sync == "group" else self.options.sync_interval_ms
             return min(due_ms, self._unsynced_since + wait)
@@ -383,6 +387,7 @@ class Owner:
         self._commit(None)
         while self.space.is_full and self.space.give_up():
             pass
+        self.schedules.close()
         self.journal.close()
         self.catalogue.close()
 
@@ -431,6 +436,8 @@ class Owner:
         stale = [group.partition for group in planned.groups if not group.partition.deduplicates and group.partition.sequences]
         for partition in stale:
             self.note(partition, op(format.SEQUENCES_FORGOTTEN, partition.partition_id))
+        if planned.latest_ms > self.now_ms:
+            self._begin_schedules(planned)
         self._must_sync = True
         began = time.perf_counter()
         self._commit(planned)
@@ -445,12 +452,24 @@ class Owner:
             partition.sequences.clear()
         for group in planned.groups:
             self.journal.touched(group.ledger)
+            if (schedule := group.partition.schedule) is not None and (planned.latest_ms or schedule.limit is not None):
+                schedule.published(group.ledger, group.ledger.entries - group.count, append.deliver_at(planned, group), self.now_ms)
+                self.schedules.look(group.partition)
             self._to_dispatch[group.partition] = None
             self._recent.add(group.partition)
             if self.quotas.is_possible:
                 self.quotas.published(group.partition)
             if group.partition.deduplicates or group.partition in stale:
                 self.journal.touched(group.partition)      # again, for the record may have begun a segment
+
+    def _begin_schedules(self, planned: append.Plan) -> None:
+        """Partitions of which entries wait for the first time have a schedule from now on, also after a crash."""
+        for group in planned.groups:
+            partition = group.partition
+            if partition.schedule is None and (append.deliver_at(planned, group) > self.now_ms).any():
+                self.note(partition, op(format.DELAYED, partition.partition_id))
+                partition.schedule = Schedule(partition, is_strict=self.options.delayed_delivery_strict)
+                self.schedules.watch(partition)
 
     def _refuse(self, refused: list[tuple[int, int, int, int, str]]) -> None:
         """Clients try again: at once, unless their producers have to come back for it."""
@@ -608,7 +627,9 @@ class Owner:
 
     def _dispatch(self, partition: Partition) -> None:
         partition.now_ms = self.now_ms
-        has_rates = partition.rate_limits is not None
+        schedule, has_rates = partition.schedule, partition.rate_limits is not None
+        if schedule is not None:
+            self.schedules.advance(partition, self.now_ms)
         for subscription in rates.in_turn(partition) if has_rates else partition.attached:
             for consumer, is_active in subscription.dispatcher.news():
                 self._tell_active(consumer, is_active)
@@ -625,7 +646,8 @@ class Owner:
                 self._tell_end(subscription)
         if partition.damage or partition.losses:
             self._deal_with_damage(partition)
-        due_ms = min((subscription.dispatcher.next_due_ms() for subscription in partition.attached), default=NEVER_MS)
+        is_awaited = schedule is not None and any(subscription.is_spread for subscription in partition.attached)
+        due_ms = schedule.next_ms() if is_awaited else NEVER_MS
         if has_rates:
             due_ms = min(due_ms, rates.due_ms(partition))
         if due_ms < NEVER_MS or partition in self._due:
@@ -796,7 +818,7 @@ class Owner:
         self._next_tick_ms = self.now_ms + TICK_MS
         self.space.look()
         self.journal.check()
-        for watcher in (self.sweep, self.expiry, self.quotas, self.retention, self.puncher, self.inactive, self.views,
+        for watcher in (self.sweep, self.schedules, self.expiry, self.quotas, self.retention, self.puncher, self.inactive, self.views,
                         self.rates, self.statistics):
             watcher.tick(self.now_ms)
         self._forget_producers()

@@ -20,6 +20,7 @@ from geminga.storage.ledger import Ledger
 from geminga.storage.options import StorageOptions
 from geminga.storage.policies import Policies
 from geminga.storage.producers import Producers
+from geminga.storage.schedule import Schedule
 from geminga.storage.sequences import Sequences
 from geminga.storage.state import Snapshot, State, StateFile
 from geminga.storage.subscription import Subscription
@@ -49,6 +50,7 @@ class Partition:
     now_ms: int = 0                  # of the pass
     is_terminated: bool = False      # nothing is published any more
     is_released: bool = False        # somebody else may have opened it anew: this says nothing any more
+    schedule: Schedule | None = None      # what waits for its time, once anything did
     damage: list[str] = field(default_factory=list)                       # found, and not reported yet
     losses: list[tuple[Ledger, NDArray[np.int64]]] = field(default_factory=list)  # entries that are gone, not in the journal yet
     slot: int = -1                   # in the owner's table
@@ -197,6 +199,8 @@ class Partition:
             gone.append(self.ledgers.pop(0))
         for found in gone:
             self.gone.forget(found.ledger_id)
+            if self.schedule is not None:
+                self.schedule.forget(found.ledger_id)
             for subscription in self.subscriptions.values():
                 if subscription.dispatcher is not None:
                     subscription.dispatcher.forget(found)
@@ -271,7 +275,8 @@ class Partition:
         if self.is_released:
             return [], []
         cursors = {s.cursor.subscription_id: s.cursor for s in self.subscriptions.values() if s.is_durable}
-        return [], [self.file.take(State({NOBODY: self.gone, **cursors}, self.sequences))]
+        delays = format.NONE_DELAYED if self.schedule is None else format.SCHEDULED
+        return [], [self.file.take(State({NOBODY: self.gone, **cursors}, self.sequences, delays=delays))]
 
 
 def _ledger_id(found: Ledger) -> int:
@@ -304,6 +309,9 @@ def open_partition(data_dir: Path, partition_id: int, name: TopicName, topic_epo
     if partition.ledgers:
         partition.next_message = partition.loaded_message = partition.open_ledger.next_message
     _open_view(partition)
+    if stored.delays == format.SCHEDULED or (stored.delays == format.UNKNOWN and _has_delayed(partition)):
+        partition.schedule = Schedule(partition, is_strict=options.delayed_delivery_strict)
+        partition.schedule.open()
     for text, subscription_id in names.items():
         if subscription_id in stored.cursors:     # else its creation was never answered, and did not happen
             cursor = stored.cursors[subscription_id]
@@ -318,6 +326,12 @@ def open_partition(data_dir: Path, partition_id: int, name: TopicName, topic_epo
                 cursor.since = partition.since(cursor.mark_delete)
                 cursor.totals[ACKNOWLEDGED] = partition.next_message - cursor.since - cursor.backlog_messages(partition.ledgers)
     return partition
+
+
+def _has_delayed(partition: Partition) -> bool:
+    """Whether any of its entries was ever to wait for its time; who wrote them did not say."""
+    return any((found.deliver_at[:found.entries] > found.column("broker_time")[:found.entries]).any()
+               for found in partition.ledgers if found.entries)
 
 
 def _open_view(partition: Partition) -> None:

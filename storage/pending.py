@@ -1,21 +1,21 @@
 """What is out: which consumer of a subscription holds which entry that is not acknowledged.
 
-One number per entry and ledger: the seat of its holder, NOBODY, AGAIN when it was given back and is to be given out again, or LATER
-when its time has not come.
-Two bytes each as long as something of the ledger is out, nothing at rest.
+One number per entry and ledger: the seat of its holder, NOBODY, or AGAIN when it was given back, or passed over, and is to be given out
+again.  Two bytes each as long as something of the ledger is out, nothing at rest.
 
     entries of ledger 7      0 1 2 3 4 5 6
     seats                    0 0 1 1 A 2 0      0, 1: acknowledged; 2, 3: at seat 1; 4: given back; 5: at seat 2; 6: not read yet
 """
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-NOBODY, LATER, AGAIN = 0, 0xFFFE, 0xFFFF
-SEATS_MAX = LATER - 1
+NOBODY, AGAIN = 0, 0xFFFF
+SEATS_MAX = AGAIN - 1
 NEVER_MS = 1 << 62
+_PIECE = 1 << 14              # entries looked through in one go
 Entries = range | NDArray[np.int64]     # ascending, of one ledger
 
 
@@ -25,8 +25,6 @@ class _Held:
     out: int = 0                  # entries at a seat
     again: int = 0                # entries to be given out again
     lowest: int = 0               # none of those lies before
-    later: int = 0                # entries whose time has not come
-    soonest_ms: int = 0           # when that of the first of them does
 
 
 class Pending:
@@ -35,7 +33,6 @@ class Pending:
     def __init__(self) -> None:
         self._ledgers: dict[int, _Held] = {}
         self.again = 0            # entries, of all ledgers
-        self.later = 0
 
     def give(self, ledger_id: int, entries: Entries, seat: int, *, is_again: bool) -> None:
         """The seat has them now; is_again: they were to be given out again."""
@@ -52,33 +49,6 @@ class Pending:
         held.seats[_index(entries)] = AGAIN
         self._count_again(held, int(entries[0]), len(entries))
 
-    def postpone(self, ledger_id: int, entries: NDArray[np.int64], times_ms: NDArray[np.int64]) -> None:
-        """They are not to be given out before these times (n,)."""
-        held, soonest = self._held(ledger_id, entries[-1]), int(times_ms.min())
-        held.seats[entries] = LATER
-        held.soonest_ms = min(held.soonest_ms, soonest) if held.later else soonest
-        held.later += len(entries)
-        self.later += len(entries)
-
-    def fall_due(self, now_ms: int, times_of: Callable[[int], NDArray[np.int64]]) -> None:
-        """Those whose time has come are to be given out; times_of: a ledger's, by entry."""
-        for ledger_id, held in self._ledgers.items():
-            if not held.later or held.soonest_ms > now_ms:
-                continue
-            entries = np.flatnonzero(held.seats == LATER)
-            times = times_of(ledger_id)[entries]
-            due = entries[times <= now_ms]
-            held.seats[due] = AGAIN
-            held.later -= len(due)
-            self.later -= len(due)
-            held.soonest_ms = int(times[times > now_ms].min(initial=NEVER_MS))
-            if len(due):
-                self._count_again(held, int(due[0]), len(due))
-
-    def soonest_ms(self) -> int:
-        """When the first entry's time comes whose time has not come; NEVER_MS when there is none."""
-        return min((held.soonest_ms for held in self._ledgers.values() if held.later), default=NEVER_MS)
-
     def settle(self, ledger_id: int, entries: NDArray[np.int64]) -> NDArray[np.uint16]:
         """They are acknowledged; returns the seats (n,) that had them."""
         held = self._ledgers.get(ledger_id)
@@ -88,10 +58,8 @@ class Pending:
         known = entries[:np.searchsorted(entries, len(held.seats))]
         seats[:len(known)] = held.seats[known]
         held.seats[known] = NOBODY
-        again, later = int(np.count_nonzero(seats == AGAIN)), int(np.count_nonzero(seats == LATER)) if held.later else 0
-        held.out -= int(np.count_nonzero(seats)) - again - later
-        held.later -= later
-        self.later -= later
+        again = int(np.count_nonzero(seats == AGAIN))
+        held.out -= int(np.count_nonzero(seats)) - again
         held.again -= again
         self.again -= again
         self._drop_if_idle(ledger_id, held)
@@ -101,6 +69,14 @@ class Pending:
         """Who has it, NOBODY or AGAIN."""
         held = self._ledgers.get(ledger_id)
         return int(held.seats[entry_id]) if held is not None and entry_id < len(held.seats) else NOBODY
+
+    def seats(self, ledger_id: int, entries: NDArray[np.int64]) -> NDArray[np.uint16]:
+        """Who has each of them (n,), NOBODY or AGAIN."""
+        found, held = np.zeros(len(entries), np.uint16), self._ledgers.get(ledger_id)
+        if held is not None:
+            known = entries[:np.searchsorted(entries, len(held.seats))]
+            found[:len(known)] = held.seats[known]
+        return found
 
     def settle_up_to(self, ledger_id: int, entry_id: int) -> list[tuple[int, NDArray[np.int64], NDArray[np.uint16]]]:
         """Everything up to there is acknowledged; returns [(ledger id, entries, seats)] of what was out."""
@@ -139,17 +115,27 @@ class Pending:
             held = self._ledgers[ledger_id]
             if not held.again:
                 continue
-            entries = np.flatnonzero(held.seats[held.lowest:] == AGAIN)[:limit] + held.lowest
+            entries = self._lowest(held, limit)
             held.lowest = int(entries[0])
             yield ledger_id, entries
             limit -= len(entries)
             if limit <= 0:
                 return
 
+    @staticmethod
+    def _lowest(held: _Held, limit: int) -> NDArray[np.int64]:
+        """The first entries to be given out again, at most so many: looked for in pieces, as there may be a million behind them."""
+        found, at, left = [], held.lowest, min(limit, held.again)
+        while left > 0:
+            entries = np.flatnonzero(held.seats[at:at + _PIECE] == AGAIN)[:left] + at
+            found.append(entries)
+            at, left = at + _PIECE, left - len(entries)
+        return np.concatenate(found)
+
     def out(self) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.uint16]]]:
         """(ledger id, entries, their seats) of all that is at a seat."""
         for ledger_id, held in self._ledgers.items():
-            entries = np.flatnonzero((held.seats != NOBODY) & (held.seats < LATER))
+            entries = np.flatnonzero((held.seats != NOBODY) & (held.seats != AGAIN))
             if len(entries):
                 yield ledger_id, entries, held.seats[entries]
 
@@ -178,7 +164,7 @@ class Pending:
         self.again += count
 
     def _drop_if_idle(self, ledger_id: int, held: _Held) -> None:
-        if not held.out and not held.again and not held.later:
+        if not held.out and not held.again:
             del self._ledgers[ledger_id]
 
 

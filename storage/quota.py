@@ -7,6 +7,7 @@ are counted anew only when the last count and what was published since reach the
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage import acknowledgements
@@ -116,8 +117,7 @@ class Quotas:
         """The oldest entries that came, or were to come, until then go: so many bytes of them, or all."""
         partition = subscription.partition
         for ledger in partition.ledgers_from(subscription.cursor.mark_delete[0]):
-            entries = subscription.cursor.all_left(ledger, _came_until(ledger, came_ms))
-            entries = entries[ledger.deliver_at[entries] <= came_ms]
+            entries = _due_by(subscription.cursor, partition, ledger, _came_until(ledger, came_ms), came_ms)
             if size is not None and len(entries):
                 sizes = np.cumsum(ledger.column("size")[entries], dtype=np.int64)
                 entries = entries[:int(np.searchsorted(sizes, size)) + 1]
@@ -153,13 +153,21 @@ def _came_until(ledger: Ledger, came_ms: int) -> int:
     return int(np.searchsorted(ledger.column("broker_time")[:ledger.entries], came_ms, side="right"))
 
 
+def _due_by(cursor: Cursor, partition: Partition, ledger: Ledger, end: int, came_ms: int) -> NDArray[np.int64]:
+    """The ledger's entries before `end` that are not acknowledged and were to come until then, ascending."""
+    found, schedule = [], partition.schedule
+    for entries in cursor.left(ledger, 0, end if schedule is None else min(end, schedule.end(ledger))):
+        entries = np.asarray(entries if schedule is None else schedule.ready(ledger.ledger_id, entries))
+        found.append(entries[ledger.deliver_at[entries] <= came_ms])
+    return np.concatenate(found) if found else np.zeros(0, np.int64)
+
+
 def _is_behind(cursor: Cursor, partition: Partition, came_ms: int) -> bool:
     """Whether an entry that came, or was to come, until then is not acknowledged."""
     for ledger in partition.ledgers_from(cursor.mark_delete[0]):
         end = _came_until(ledger, came_ms)
-        for first, stop in cursor.unacknowledged(ledger, 0, end):
-            if (ledger.deliver_at[first:stop] <= came_ms).any():
-                return True
+        if len(_due_by(cursor, partition, ledger, end, came_ms)):
+            return True
         if end < ledger.entries:
             return False
     return False

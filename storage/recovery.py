@@ -201,6 +201,8 @@ class Recovery:
             self._state(partition_id).sequences.clear()
         elif kind == format.SUBSCRIPTION_DELETED:
             self._state(partition_id).cursors.pop(subscription_id, None)
+        elif kind == format.DELAYED:
+            self._state(partition_id).delays = format.SCHEDULED
 
 
 def _entries(ops: NDArray) -> NDArray[np.int64]:

@@ -36,6 +36,7 @@ class State:
     sequences: Sequences = field(default_factory=Sequences)
     damage: list[str] = field(default_factory=list)               # what was wrong with the file, and cost nothing
     is_uncounted: bool = False                                    # of format version 1, which had no totals
+    delays: int = format.UNKNOWN                                  # whether entries ever waited for their time
 
     def cursor(self, subscription_id: int) -> Cursor:
         if subscription_id not in self.cursors:
@@ -67,7 +68,7 @@ def encode(partition_id: int, state: State) -> bytes:
     sequences = state.sequences.rows()
     body = b"".join([*tables, sequences.tobytes(), *blobs])
     fields = {"magic": format.STATE_MAGIC, "partition_id": partition_id, "size": len(body), "cursors": len(cursors), "parts": len(parts),
-              "arrays": len(arrays), "sequences": len(sequences), "is_uncounted": state.is_uncounted}
+              "arrays": len(arrays), "sequences": len(sequences), "is_uncounted": state.is_uncounted, "delays": state.delays}
     copy = format.header(format.STATE_HEADER, **fields, checksum=crc32c(body, crc32c(format.header(format.STATE_HEADER, **fields)))) + body
     return copy + copy
 
@@ -117,7 +118,7 @@ def _decode(copy: bytes) -> State:
         tables.append(np.frombuffer(copy, dtype, int(head[name]), at))
         at += tables[-1].nbytes
     cursors, parts, arrays, sequences = tables
-    state = State(is_uncounted=bool(head["is_uncounted"]))
+    state = State(is_uncounted=bool(head["is_uncounted"]), delays=int(head["delays"]))
     state.sequences.load(sequences)
     for subscription_id, ledger_id, entry_id, since, totals in cursors.tolist():
         found = Cursor(subscription_id, (ledger_id, entry_id), is_durable=True, since=since)

@@ -29,7 +29,7 @@ from geminga.storage.ledger import Ledger
 from geminga.storage.live import LiveTopic
 from geminga.storage.partition import Partition
 from geminga.storage.producers import Producer
-from geminga.storage.subscription import Consumer, Subscription
+from geminga.storage.subscription import Consumer, Subscription, SubType
 
 Topic = Partition | LiveTopic
 SIZES = (128, 512, 1 << 10, 2 << 10, 4 << 10, 16 << 10, 100 << 10, 1 << 20)      # bytes of an entry, up to which a bucket reaches
@@ -39,6 +39,7 @@ SUBSCRIPTIONS_EACH = 10      # for each topic with a row of its own, on average;
 _SLICE_SECONDS = 0.005       # of rows made anew in one pass
 LATER_BYTES = 2             # of what is kept in memory of an entry whose time has not come
 _AFTER = len(LATENCIES_MS) + 1
+_IMPATIENT = SubType.Exclusive, SubType.Failover      # they wait for no message's time
 
 
 @dataclass(slots=True)
@@ -199,9 +200,12 @@ def _bytes_behind(partition: Partition, subscription: Subscription) -> int:
 
 
 def delayed(subscription: Subscription) -> int:
-    """Entries whose time has not come."""
-    pending = getattr(subscription.dispatcher, "pending", None)
-    return pending.later if pending is not None else 0
+    """Entries whose time has not come; where nobody waits for it, none."""
+    partition = subscription.partition
+    kind = subscription.last_kind if subscription.kind is None else subscription.kind
+    if partition.schedule is None or kind in _IMPATIENT or not partition.policies.delayed_delivery:
+        return 0
+    return partition.schedule.waiting_of(subscription)
 
 
 def again(subscription: Subscription) -> int:

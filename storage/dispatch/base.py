@@ -12,7 +12,8 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.storage.cursor import Position
 from geminga.storage.ledger import Ledger
-from geminga.storage.pending import NEVER_MS, Entries
+from geminga.storage.pending import Entries
+from geminga.storage.schedule import Released
 from geminga.storage.subscription import Consumer, Subscription
 
 UNBOUNDED = 1 << 62
@@ -65,12 +66,11 @@ class Dispatcher(ABC):
         ledgers: those from the read position's on.
         """
 
-    def next_due_ms(self) -> int:
-        """When something can be given out although nothing happens until then."""
-        return NEVER_MS
-
     def bounds_changed(self) -> None:      # noqa: B027
         """Policies of its consumers are new."""
+
+    def fell_due(self, released: Released) -> None:      # noqa: B027
+        """The time of these has come; whoever does not wait for it has given them out long ago."""
 
     @abstractmethod
     def is_hungry(self, ledgers: list[Ledger]) -> bool:

@@ -17,7 +17,8 @@ from geminga.storage.dispatch.base import Batch, Nacked, Obstacle, busy
 from geminga.storage.dispatch.ranges import HASHES, AutoSplit, Consistent, Sticky
 from geminga.storage.dispatch.shared import Shared
 from geminga.storage.ledger import Ledger
-from geminga.storage.pending import LATER, NOBODY, Entries
+from geminga.storage.pending import AGAIN, NOBODY, Entries
+from geminga.storage.schedule import Released
 from geminga.storage.subscription import Consumer, Subscription
 
 _LOOK_AHEAD_MAX = 20_000        # entries withheld by one subscription
@@ -102,7 +103,7 @@ class KeyShared(Shared):
     def _settled(self, ledger: Ledger, entries: NDArray[np.int64], seats: NDArray[np.uint16]) -> None:
         super()._settled(ledger, entries, seats)
         if self.draining:
-            self._drained(ledger, entries[(seats != NOBODY) & (seats < LATER)])
+            self._drained(ledger, entries[(seats != NOBODY) & (seats != AGAIN)])
 
     def redeliver(self, consumer: Consumer, wanted: dict[int, NDArray[np.int64]]) -> Nacked:
         nacked = super().redeliver(consumer, wanted)
@@ -139,9 +140,11 @@ class KeyShared(Shared):
         super().released(parked)
         self._have_theirs = frozenset()
 
+    def fell_due(self, released: Released) -> None:
+        super().fell_due(released)
+        self._have_theirs = frozenset()
+
     def next_batches(self, ledgers: list[Ledger]) -> list[Batch]:
-        if self.fall_due():
-            self._have_theirs = frozenset()
         takers = self._takers()
         batches = super().next_batches(ledgers)
         self._have_theirs = frozenset(consumer.seat for consumer in takers if self.room(consumer) > 0)

@@ -1,17 +1,19 @@
 """Every entry goes to one of many consumers, in turns; those of a lower priority level first."""
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
 from geminga.storage.cursor import Position
 from geminga.storage.dispatch.base import Batch, Dispatcher, Nacked, has_unread
 from geminga.storage.ledger import Ledger
-from geminga.storage.pending import LATER, NEVER_MS, NOBODY, SEATS_MAX, Entries, Pending
+from geminga.storage.pending import AGAIN, NOBODY, SEATS_MAX, Entries, Pending
+from geminga.storage.schedule import Released, Schedule
 from geminga.storage.subscription import Consumer, Subscription
 
 _TURN = 500                # entries in a row to one consumer, when there are enough to go round
 _TURNS = 4                 # so many turns each, when there are many more
-_LOOK_MS = 10              # at least, between two looks at what was postponed
-_LATER_EACH_MS = 1_000     # entries that wait, for each millisecond more
+_STRETCH = 1 << 16         # entries of which it is looked up together whether they wait for their time
 
 
 class Shared(Dispatcher):
@@ -23,7 +25,6 @@ class Shared(Dispatcher):
         self.unacknowledged = 0                                  # messages at all seats
         self.is_blocked = False                                  # by too many of them
         self._seats: list[Consumer | None] = [None]              # seat -> consumer; nobody sits at 0
-        self._looked_ms = 0                                      # when what was postponed was last looked at
         self._last_served = 0                                    # seat
 
     # -- consumers
@@ -52,8 +53,9 @@ class Shared(Dispatcher):
 
     def bounds_changed(self) -> None:
         """Who had too many messages by the old bounds is judged anew, and nothing waits for its time where that is off."""
-        if not self.subscription.partition.policies.delayed_delivery:
-            self.pending.fall_due(NEVER_MS, self._times_of)
+        partition = self.subscription.partition
+        if partition.schedule is not None and not partition.policies.delayed_delivery:
+            self.fell_due([(ledger, partition.schedule.waiting_in(ledger)) for ledger in partition.ledgers])
         self.is_blocked = False
         for consumer in self.subscription.consumers:
             consumer.is_blocked = False
@@ -84,15 +86,14 @@ class Shared(Dispatcher):
                               "messages": consumer.unacknowledged, "limit": policies.max_unacked_messages_per_consumer})
             elif consumer.permits <= 0:
                 found.append({"cause": "no permits", "consumer": consumer.name})
-        if self.pending.later:
-            found.append({"cause": "delayed messages", "until_ms": self.pending.soonest_ms(), "messages": self.pending.later})
+        if self._schedule is not None and (later := self._schedule.waiting_of(self.subscription)):
+            found.append({"cause": "delayed messages", "until_ms": self._schedule.next_due_ms(), "messages": later})
         return found or [{"cause": "no acknowledgements", "messages": self.unacknowledged}]
 
     # -- entries
 
     def next_batches(self, ledgers: list[Ledger]) -> list[Batch]:
         batches: list[Batch] = []
-        self.fall_due()
         if self._give_again(batches):
             self._give_new(batches, ledgers)
         return batches
@@ -104,53 +105,56 @@ class Shared(Dispatcher):
         return not self.pending.again
 
     def _give_new(self, batches: list[Batch], ledgers: list[Ledger]) -> None:
-        subscription = self.subscription
+        subscription, schedule = self.subscription, self._schedule
         for ledger in ledgers:
             first = subscription.read[1] if subscription.read[0] == ledger.ledger_id else 0
-            for entries in subscription.deliverable(ledger, first, ledger.entries):
+            end = ledger.entries if schedule is None else schedule.end(ledger)
+            for entries in self._due(ledger, first, end):
                 while len(entries):
                     takers = self._takers()
                     if (ahead := self.look_ahead(takers)) <= 0:
                         return
-                    done = self._give_due(takers, ledger, entries[:ahead], batches)
+                    done = self.deal(takers, ledger, entries[:ahead], batches, is_again=False)
                     subscription.read = ledger.ledger_id, int(entries[done - 1]) + 1
                     entries = entries[done:]
             if not self._takers():
                 return
-            subscription.read = ledger.ledger_id, ledger.entries
+            subscription.read = ledger.ledger_id, max(first, end)
+            if end < ledger.entries:                 # nobody knows yet whether what is behind waits, or all of it does
+                return
 
-    def _give_due(self, takers: list[Consumer], ledger: Ledger, entries: Entries, batches: list[Batch]) -> int:
-        """Give out entries, but postpone those whose time has not come; returns how many were dealt with."""
-        if self.subscription.partition.policies.delayed_delivery:
-            times = ledger.deliver_at[entries.start:entries.stop] if isinstance(entries, range) else ledger.deliver_at[entries]
-            is_later = times > self.subscription.partition.now_ms
-        if not self.subscription.partition.policies.delayed_delivery or not is_later.any():
-            return self.deal(takers, ledger, entries, batches, is_again=False)
-        ids, due = np.asarray(entries), np.flatnonzero(~is_later)
-        given = self.deal(takers, ledger, ids[due], batches, is_again=False) if len(due) else 0
-        done = len(ids) if given == len(due) else int(due[given])
-        later = np.flatnonzero(is_later[:done])
-        if len(later):
-            self.pending.postpone(ledger.ledger_id, ids[later], times[later])
-        return done
+    def _due(self, ledger: Ledger, first: int, end: int) -> Iterator[Entries]:
+        """What is to be given out of the entries in [first, end), without those that wait for their time."""
+        schedule = self._schedule
+        for entries in self.subscription.deliverable(ledger, first, end):
+            if schedule is None:
+                yield entries
+                continue
+            for at in range(0, len(entries), _STRETCH):
+                if len(some := schedule.ready(ledger.ledger_id, entries[at:at + _STRETCH])):
+                    yield some
 
-    def fall_due(self) -> bool:
-        """Whether the time has come of anything that was postponed: that is to be given out again."""
-        now_ms = self.subscription.partition.now_ms
-        if now_ms < self.next_due_ms():
-            return False
-        self._looked_ms = now_ms
-        self.pending.fall_due(now_ms, self._times_of)
-        return True
+    @property
+    def _schedule(self) -> Schedule | None:
+        """What waits, where anything does."""
+        partition = self.subscription.partition
+        return partition.schedule if partition.policies.delayed_delivery else None
 
-    def _times_of(self, ledger_id: int) -> NDArray[np.int64]:
-        return self.subscription.partition.find(ledger_id).deliver_at
-
-    def next_due_ms(self) -> int:
-        """Many that wait are looked at all together, and so not too often."""
-        if not self.pending.later:
-            return NEVER_MS
-        return max(self.pending.soonest_ms(), self._looked_ms + _LOOK_MS + self.pending.later // _LATER_EACH_MS)
+    def fell_due(self, released: Released) -> None:
+        """What of it was passed over is to be given out."""
+        read = self.subscription.read
+        for ledger, entries in released:
+            if ledger.ledger_id >= read[0]:
+                entries = entries[:np.searchsorted(entries, read[1] if ledger.ledger_id == read[0] else 0)]
+            if not len(entries):
+                continue
+            first, end = int(entries[0]), int(entries[-1]) + 1
+            entries = entries[~self.subscription.cursor.acknowledged(ledger.ledger_id, first, end)[entries - first]]
+            if parked := self.subscription.parked(ledger.ledger_id, entries):
+                entries = np.setdiff1d(entries, parked, assume_unique=True)
+            entries = entries[self.pending.seats(ledger.ledger_id, entries) == NOBODY]      # else it was given out while nothing waited
+            if len(entries):
+                self.pending.withhold(ledger.ledger_id, entries)
 
     def _takers(self) -> list[Consumer]:
         """Those that can take something, those first whose turn it is."""
@@ -207,7 +211,7 @@ class Shared(Dispatcher):
 
     def _settled(self, ledger: Ledger, entries: NDArray[np.int64], seats: NDArray[np.uint16]) -> None:
         """These entries are no longer at these seats."""
-        is_out = (seats != NOBODY) & (seats < LATER)
+        is_out = (seats != NOBODY) & (seats != AGAIN)
         entries, seats = entries[is_out], seats[is_out]
         if not len(entries):
             return
@@ -220,7 +224,7 @@ class Shared(Dispatcher):
     def part_acknowledged(self, ledger: Ledger, entry_id: int, messages: int) -> None:
         """So many messages of an entry are acknowledged now, others are not."""
         seat = self.pending.seat(ledger.ledger_id, entry_id)
-        if NOBODY < seat < LATER:
+        if NOBODY < seat < AGAIN:
             self._count_unacknowledged(self._seats[seat], -messages)
             self._seats[seat].acknowledged += messages
 
@@ -230,8 +234,9 @@ class Shared(Dispatcher):
 
     def released(self, parked: list[Position]) -> None:
         for ledger_id, entry_id in parked:
-            if (ledger_id, entry_id) < self.subscription.read:
-                self.pending.withhold(ledger_id, range(entry_id, entry_id + 1))
+            entry = range(entry_id, entry_id + 1)
+            if (ledger_id, entry_id) < self.subscription.read and (self._schedule is None or len(self._schedule.ready(ledger_id, entry))):
+                self.pending.withhold(ledger_id, entry)
 
     def redeliver(self, consumer: Consumer, wanted: dict[int, NDArray[np.int64]]) -> Nacked:
         if wanted:

@@ -110,7 +110,8 @@ class Rig:
 
     def settle(self):
         """Checkpoints that are under way come to their end: what is on disk then is the same in every run."""
-        wait([checkpoint.done for checkpoint in self.journal._checkpoints])
+        saving = self.owner.schedules._saving
+        wait([checkpoint.done for checkpoint in self.journal._checkpoints] + ([saving[0]] if saving else []))
 
     def crashed(self, target: Path, **options) -> "Rig":
         """The next process, on a copy of the files as they are."""

@@ -581,8 +581,7 @@ def switch(life, level, is_on):
 
 
 @LEVELS
-@pytest.mark.parametrize("kind", [SubType.Shared, pytest.param(SubType.Key_Shared, marks=pytest.mark.xfail(
-    strict=True, reason="what was looked at for a consumer is not looked at again when it is switched off"))], ids=SubType.Name)
+@pytest.mark.parametrize("kind", [SubType.Shared, SubType.Key_Shared], ids=SubType.Name)
 def test_it_is_switched_off_and_on_again(life, kind, level):
     """What waits is given out when it is switched off; what has come since is given at once; then messages wait again."""
     consumer = life.consumer(kind)

@@ -1,0 +1,177 @@
+"""What an owner does for the schedules of its partitions: small pieces of work in each pass, and saving them now and then.
+
+A schedule is saved by a thread: what went into windows is synced with one call, then what says so is written, then files go that nobody
+needs any more.  A power cut in between finds what was saved before, and all files that it speaks of.
+"""
+import contextlib
+import os
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from geminga.storage.errors import text_of
+from geminga.storage.partition import Partition
+from geminga.storage.schedule import Schedule, Snapshot
+from geminga.storage.windows import sync_all
+
+if TYPE_CHECKING:
+    from geminga.storage.owner import Owner
+
+_WORK_SECONDS = 0.002       # in each pass
+_SAVE_MS = 30_000
+
+
+class Schedules:
+    """Those of the partitions of one owner."""
+
+    def __init__(self, owner: "Owner"):
+        self._owner = owner
+        self._all: dict[Partition, Schedule] = {}
+        self._busy: dict[Partition, Schedule] = {}
+        self._thread: ThreadPoolExecutor | None = None
+        self._saving: tuple[Future, list[Snapshot]] | None = None
+        self._save_ms = 0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there is something to be done at once."""
+        return bool(self._busy)
+
+    def watch(self, partition: Partition) -> None:
+        """Its policies are new, or it was opened; it may have a schedule."""
+        if partition.schedule is not None:
+            self._all[partition] = partition.schedule
+            partition.schedule.is_strict = self._owner.options.delayed_delivery_strict
+            self.look(partition)
+
+    def look(self, partition: Partition) -> None:
+        """There may be work for it."""
+        if partition.schedule.is_busy:
+            self._busy[partition] = partition.schedule
+
+    def release(self, partition: Partition) -> None:
+        """Somebody else may open it, or nobody: what there is to save is saved."""
+        self._busy.pop(partition, None)
+        if (schedule := self._all.pop(partition, None)) is not None:
+            self._wait()
+            self._save_now([schedule])
+
+    def advance(self, partition: Partition, now_ms: int) -> bool:
+        """What is due of it by now waits no more, and who passed it gives it out; whether there was anything."""
+        partition.now_ms, schedule = now_ms, partition.schedule
+        if schedule.next_ms() > now_ms:
+            return False
+        released = schedule.advance(now_ms)
+        for subscription in partition.attached if released else ():
+            subscription.dispatcher.fell_due(released)
+        return True
+
+    def complete(self, partition: Partition, now_ms: int) -> None:
+        """Of all its entries it is known whether they wait.  Raises OSError."""
+        while not partition.schedule.is_complete:
+            self._work_for(partition, now_ms, time.perf_counter() + _WORK_SECONDS)
+
+    def _work_for(self, partition: Partition, now_ms: int, until: float) -> None:
+        released = partition.schedule.work(now_ms, until)
+        for subscription in partition.attached if released else ():
+            subscription.dispatcher.fell_due(released)
+        self._owner.wake(partition)
+
+    def work(self, now_ms: int) -> None:
+        """Do what there is, for a short time."""
+        until = time.perf_counter() + _WORK_SECONDS
+        for partition, schedule in list(self._busy.items()):
+            try:
+                self._work_for(partition, now_ms, until)
+            except OSError as error:                  # rows stay in memory; tried again with the next tick
+                self._owner.complain(f"{text_of(error)}; the schedule of {partition.name} is kept in memory until there is room")
+                del self._busy[partition]
+                continue
+            if not schedule.is_busy:
+                del self._busy[partition]
+            if time.perf_counter() >= until:
+                break
+
+    def tick(self, now_ms: int) -> None:
+        for partition in self._all:
+            if self.advance(partition, now_ms) and partition.attached:
+                self._owner.wake(partition)
+            self.look(partition)
+        if self._saving is not None and self._saving[0].done():
+            self._collect()
+        if self._saving is None and now_ms >= self._save_ms:
+            self._save(now_ms)
+
+    def close(self) -> None:
+        """All is saved."""
+        self._wait()
+        self._save_now([schedule for schedule in self._all.values() if schedule.is_dirty])
+        if self._thread is not None:
+            self._thread.shutdown()
+
+    # -- saving
+
+    def _save(self, now_ms: int) -> None:
+        """Begin to save those that have changed; what is to be in files first gets there meanwhile."""
+        self._save_ms = now_ms + _SAVE_MS
+        changed = {partition: schedule for partition, schedule in self._all.items() if schedule.is_dirty and schedule.is_between}
+        if not changed:
+            return
+        snapshots = [schedule.snapshot() for schedule in changed.values()]
+        for partition, schedule in changed.items():
+            schedule.begin_flush(now_ms)              # for the next time
+            self.look(partition)
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "schedules")
+        self._saving = self._thread.submit(_write, self._owner.data_dir, snapshots), snapshots
+
+    def _collect(self) -> None:
+        (future, snapshots), self._saving = self._saving, None
+        try:
+            future.result()
+        except OSError as error:
+            self._owner.complain(f"{text_of(error)}; schedules are not saved")
+            for snapshot in snapshots:
+                snapshot.schedule.is_dirty = True
+        else:
+            for snapshot in snapshots:
+                snapshot.schedule.saved(snapshot)
+
+    def _wait(self) -> None:
+        if self._saving is not None:
+            with contextlib.suppress(OSError):
+                self._saving[0].result()
+            self._collect()
+
+    def _save_now(self, schedules: list[Schedule]) -> None:
+        if not schedules:
+            return
+        try:
+            for schedule in schedules:
+                schedule.flush(self._owner.now_ms)
+            snapshots = [schedule.snapshot() for schedule in schedules]
+            _write(self._owner.data_dir, snapshots)
+        except OSError as error:                      # a start makes it anew from what was saved before
+            self._owner.complain(f"{text_of(error)}; schedules are not saved")
+        else:
+            for snapshot in snapshots:
+                snapshot.schedule.saved(snapshot)
+
+
+def _write(data_dir: Path, snapshots: list[Snapshot]) -> None:
+    """All of them are on disk, and what they speak of was before.  Raises OSError."""
+    sync_all(data_dir)
+    fresh = []
+    for snapshot in snapshots:
+        path = snapshot.path.with_suffix(".new")
+        with contextlib.suppress(FileNotFoundError):      # the partition was deleted
+            path.parent.parent.stat()
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(snapshot.data)
+            fresh.append(path)
+    sync_all(data_dir)
+    for path in fresh:
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(path, path.with_suffix(""))
+    sync_all(data_dir)

@@ -1,0 +1,245 @@
+"""The files of a schedule: a file for each window of time, appended to as entries come, read once when its time has come.
+
+A window is `width` ms wide and starts at a multiple of that.  Far ahead windows are wider by powers of two, so that no more than some
+ten thousand files are ever there; a wide one is split when its time has come.  So is one that was made when windows were to be wider.
+
+A row that is here may be out of date, or here twice: whoever reads rows asks the schedule's bitmaps.
+"""
+import contextlib
+import ctypes
+import heapq
+import os
+import struct
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from geminga.proto.rows import struct_of
+from geminga.storage import format
+from geminga.storage.errors import CorruptFile
+from geminga.storage.pending import NEVER_MS
+
+FAR_MS = 1 << 43                 # of the year 2248 and all later ones there is one file
+_AHEAD = 16_384                  # windows of the same width
+_WIDTH_MAX = (1 << 32) - 1       # ms, as rows count them
+_BLOCK = struct_of(format.WINDOW_BLOCK)
+_ROW = format.WINDOW_ROW.itemsize
+_LOOKS = 32                      # files appended to between two looks at the clock
+_libc = ctypes.CDLL(None, use_errno=True)
+
+Window = tuple[int, int]         # start and width, ms
+Rows = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]     # times in ms, ledger ids, entry ids: (n,) each
+NO_ROWS: Rows = (np.zeros(0, np.int64),) * 3
+
+
+def sync_all(folder: Path) -> None:
+    """All that was written to the file system of this folder is on disk: thousands of files with one call.  Raises OSError."""
+    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if _libc.syncfs(fd):
+            error = ctypes.get_errno()
+            raise OSError(error, os.strerror(error), str(folder))
+    finally:
+        os.close(fd)
+
+
+def joined(parts: list[Rows]) -> Rows:
+    return tuple(np.concatenate(columns) for columns in zip(*parts, strict=True)) if parts else NO_ROWS
+
+
+@dataclass(slots=True)
+class File:
+    size: int = 0
+    rows: int = 0
+    gone: int = 0          # of them those that were cancelled, or have another time by now
+
+
+class Windows:
+    """Those of one partition."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.files: dict[Window, File] = {}
+        self.loaded: set[Window] = set()       # what is in them is in memory too
+        self.done: set[Window] = set()         # all that is in them is out of date: to be removed when what is saved knows that
+        self._ahead: list[Window] = []         # a heap of those that are not; some may be gone
+
+    def next_ms(self) -> int:
+        """When the next window begins that is not in memory; NEVER_MS when there is none."""
+        while self._ahead and (self._ahead[0] not in self.files or self._ahead[0] in self.loaded):
+            heapq.heappop(self._ahead)
+        return self._ahead[0][0] if self._ahead else NEVER_MS
+
+    def next(self) -> Window:
+        return self._ahead[0]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files.values())
+
+    # -- writing
+
+    def of(self, times: NDArray[np.int64], width_ms: int, now_ms: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(starts, widths) of the windows of these times (n,)."""
+        widths, width = np.full(len(times), width_ms, np.int64), width_ms
+        while 2 * width <= _WIDTH_MAX and len(far := np.flatnonzero(times - now_ms >= _AHEAD * width)):
+            width *= 2
+            widths[far] = width
+        starts = times // widths * widths
+        is_far = times >= FAR_MS
+        starts[is_far], widths[is_far] = FAR_MS, 0
+        return starts, widths
+
+    def append(self, window: Window, rows: NDArray) -> None:
+        """Add a block of WINDOW_ROWs.  Raises OSError, and the file is as it was then."""
+        if (file := self.files.get(window)) is None:
+            self.folder.mkdir(exist_ok=True)
+            file = self.files[window] = File()
+            heapq.heappush(self._ahead, window)
+        data = rows.tobytes()
+        block = _BLOCK.pack(format.WINDOW_MAGIC, len(rows), crc32c(data), 0) + data
+        fd = os.open(self.path(window), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        try:
+            written = 0
+            try:
+                while written < len(block):
+                    written += os.write(fd, block[written:])
+            except OSError:
+                os.ftruncate(fd, file.size)
+                raise
+        finally:
+            os.close(fd)
+        file.size += len(block)
+        file.rows += len(rows)
+        self.done.discard(window)
+
+    def count_gone(self, at_ms: int) -> None:
+        """A row of that time is out of date."""
+        for (start, width), file in self.files.items():
+            if start <= at_ms < start + width and file.gone < file.rows:
+                file.gone += 1
+                return
+
+    # -- reading
+
+    def load(self, window: Window) -> Rows:
+        """What is in it; it is in memory from now on.  Raises CorruptFile."""
+        start, _ = window
+        rows = list(self._blocks(window))
+        self.loaded.add(window)
+        if not rows:
+            return NO_ROWS
+        found = np.concatenate(rows)
+        return start + found["after_ms"].astype(np.int64), found["ledger_id"].astype(np.int64), found["entry_id"].astype(np.int64)
+
+    def peek(self, window: Window) -> Rows:
+        """What is in it.  Raises CorruptFile."""
+        was_loaded = window in self.loaded
+        found = self.load(window)
+        if not was_loaded:
+            self.loaded.discard(window)
+        return found
+
+    def _blocks(self, window: Window) -> Iterator[NDArray]:
+        path, at = self.path(window), 0
+        try:
+            raw = path.read_bytes()
+        except FileNotFoundError as error:
+            raise CorruptFile(path, 0, "a window of delayed messages", "no file") from error
+        while at < len(raw):
+            try:
+                magic, count, checksum, _ = _BLOCK.unpack_from(raw, at)
+            except struct.error as error:
+                raise CorruptFile(path, at, "a whole block", f"{len(raw) - at} bytes") from error
+            begins, ends = at + _BLOCK.size, at + _BLOCK.size + count * _ROW
+            if magic != format.WINDOW_MAGIC:
+                raise CorruptFile(path, at, "a block of a version that this program knows", f"{magic:#x}")
+            if ends > len(raw) or crc32c(memoryview(raw)[begins:ends]) != checksum:
+                raise CorruptFile(path, at, "a block that is whole", "one that is cut, or damaged")
+            yield np.frombuffer(raw, format.WINDOW_ROW, count, begins)
+            at = ends
+
+    # -- at a start, and at an end
+
+    def restore(self, known: dict[Window, File]) -> None:
+        """The files are as they were when that was known; what has come since will come again.  Raises CorruptFile."""
+        sizes = {}
+        with contextlib.suppress(FileNotFoundError):
+            for entry in os.scandir(self.folder):
+                if entry.name.endswith(".window"):
+                    start, _, width = entry.name.removesuffix(".window").partition("-")
+                    sizes[int(start), int(width)] = entry.stat().st_size
+        for window, file in known.items():
+            if sizes.get(window, 0) < file.size:
+                raise CorruptFile(self.path(window), sizes.get(window, 0), f"{file.size} bytes", "the end of the file")
+        for window, size in sizes.items():
+            if window not in known:
+                self.path(window).unlink()
+            elif size > known[window].size:
+                os.truncate(self.path(window), known[window].size)
+        self.files, self._ahead = known, sorted(known)
+
+    def remove(self, window: Window) -> None:
+        self.files.pop(window, None)
+        self.loaded.discard(window)
+        self.done.discard(window)
+        self.path(window).unlink(missing_ok=True)
+
+    def clear(self) -> None:
+        """No file is left."""
+        with contextlib.suppress(FileNotFoundError):
+            for path in self.folder.glob("*.window"):
+                path.unlink(missing_ok=True)
+        self.files, self.loaded, self.done, self._ahead = {}, set(), set(), []
+
+    def path(self, window: Window) -> Path:
+        return self.folder / f"{window[0]}-{window[1]}.window"
+
+
+class Flush:
+    """Rows on their way into the files of their windows, some files at a time."""
+
+    def __init__(self, windows: Windows, rows: Rows, width_ms: int, now_ms: int):
+        times, ledger_ids, entry_ids = self.rows = rows
+        starts, widths = windows.of(times, width_ms, now_ms)
+        order = np.lexsort((widths, starts))
+        starts, widths = starts[order], widths[order]
+        self._rows = np.zeros(len(order), format.WINDOW_ROW)
+        self._rows["after_ms"] = np.where(widths > 0, times[order] - starts, 0)
+        self._rows["ledger_id"], self._rows["entry_id"] = ledger_ids[order], entry_ids[order]
+        edges = np.flatnonzero((np.diff(starts) != 0) | (np.diff(widths) != 0)) + 1
+        self._edges = [0, *edges.tolist(), len(order)] if len(order) else [0]
+        self._windows, self._at = windows, 0
+        self._names = list(zip(starts[self._edges[:-1]].tolist(), widths[self._edges[:-1]].tolist(), strict=True))
+        self._order = order
+        self._late: list[NDArray] = []
+
+    def go_on(self, until: float) -> bool:
+        """Write until that time (time.perf_counter); whether all is written.  Raises OSError, and may be called again then."""
+        while self._at < len(self._names):
+            window, first, end = self._names[self._at], self._edges[self._at], self._edges[self._at + 1]
+            self._windows.append(window, self._rows[first:end])
+            if window in self._windows.loaded:
+                self._late.append(self._order[first:end])
+            self._at += 1
+            if self._at % _LOOKS == 0 and time.perf_counter() >= until:
+                break
+        return self._at == len(self._names)
+
+    def left(self) -> Rows:
+        """Those of the rows that are in no file yet that has yet to be loaded."""
+        picked = np.concatenate([self._order[self._edges[self._at]:], *self._late])
+        return tuple(column[picked] for column in self.rows)
+
+    def late(self) -> Rows:
+        """Those of the rows whose windows were in memory already."""
+        if not self._late:
+            return NO_ROWS
+        picked = np.concatenate(self._late)
+        return tuple(column[picked] for column in self.rows)
