@@ -9,6 +9,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from geminga.storage import schedules
+
 
 class Disk:
     """Watches os.fdatasync and os.fsync of everything below `data_dir`; that may be changed for a copy of it."""
@@ -19,6 +21,7 @@ class Disk:
         self._names: dict[Path, dict[str, int]] = {}            # folder -> {name: size}
         monkeypatch.setattr(os, "fdatasync", self._synced)
         monkeypatch.setattr(os, "fsync", self._synced)
+        monkeypatch.setattr(schedules, "sync_all", self._all_synced)
 
     def _synced(self, fd: int) -> None:
         path = Path(os.readlink(f"/proc/self/fd/{fd}"))
@@ -30,6 +33,15 @@ class Disk:
             self._follow_renames(place)
         else:
             self._contents[place] = os.fstat(fd).st_ino, path.read_bytes()
+
+    def _all_synced(self, folder: Path) -> None:
+        """With one call: what schedules have written, as all else is synced by itself too."""
+        for place in self.data_dir.glob("partitions/*/delayed"):
+            for path in [*place.iterdir(), place]:
+                with contextlib.suppress(FileNotFoundError):
+                    fd = os.open(path, os.O_RDONLY)
+                    self._synced(fd)
+                    os.close(fd)
 
     def _follow_renames(self, folder: Path) -> None:
         """Of files that were written under a name with .new."""
