@@ -38,6 +38,7 @@
     views.py        which view holds, who reads which, and when one that was replaced goes
     jobs/           what reads ledgers from beside the broker: the nightly job, Spark's data source
     queries.py      what administration asks of an owner
+    delayed.py      ... about messages that wait for their time
     outbox.py       answers of a pass, by worker
     sequences.py    what a producer sends again is not stored again
     append.py       where the entries of a pass go

@@ -1,7 +1,8 @@
 """What administration asks of an owner: one function per question, found in a table.
 
 A question and its answer are JSON objects.  Each function takes (owner, topic, arguments) and returns the answer; it leaves when the
-pass that it is part of is durable.  A Refusal raised here becomes the answer's error.  positions.py has those about messages.
+pass that it is part of is durable.  A Refusal raised here becomes the answer's error.  positions.py has those about messages, delayed.py
+those about messages that wait for their time.
 """
 import json
 
@@ -9,7 +10,7 @@ from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
-from geminga.storage import commands, format, housekeeping, positions, rates, topic_stats, views
+from geminga.storage import commands, delayed, format, housekeeping, positions, rates, topic_stats, views
 from geminga.storage.cursor import REASONS
 from geminga.storage.errors import CorruptFile, StorageFull, text_of
 from geminga.storage.live import LiveTopic
@@ -198,6 +199,9 @@ def _causes(owner, subscription: Subscription) -> list[dict]:
     parked = [{"cause": "parked", "message": "{}:{}".format(*position), "deaths": subscription.deaths_max}
               for position in subscription.all_parked()[:_CAUSES_MAX]]
     others = subscription.dispatcher.causes() if subscription.dispatcher else [{"cause": "no consumer"}]
+    for cause in others:
+        if cause["cause"] == "delayed messages":
+            cause["until_ms"] = delayed.next_due_ms(found.schedule, cause["until_ms"])
     if slowed:      # what there is to say when nothing is in the way is not true then
         others = [cause for cause in others if cause["cause"] != "no acknowledgements"]
     return parked + slowed + others + waiting
@@ -235,4 +239,4 @@ QUESTIONS = {
     "trim": _trim, "subscriptions": _subscriptions, "subscribe": _subscribe, "unsubscribe": _unsubscribe, "properties": _properties,
     "replicated": _replicated,
     "why": _why, "release": _release, "policies": _policies, "options": _options, **positions.QUESTIONS, **topic_stats.QUESTIONS,
-    **housekeeping.QUESTIONS, **views.QUESTIONS}
+    **housekeeping.QUESTIONS, **views.QUESTIONS, **delayed.QUESTIONS}

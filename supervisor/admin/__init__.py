@@ -9,6 +9,7 @@
     clusters.py       /admin/v2/clusters
     brokers.py        /admin/v2/brokers, and what a single host has none of
     messages.py       messages shown, and found by position and time
+    delayed.py        messages that wait for their time
     schemas.py        schemas of topics
     policies.py       policies of namespaces and topics
     permissions.py    who is granted what

@@ -23,6 +23,7 @@ from geminga.supervisor.admin import (
     brokers,
     clusters,
     compaction,
+    delayed,
     health,
     messages,
     metrics,
@@ -52,8 +53,8 @@ _SILENT_SECONDS = 30         # from a connection to its first request
 _KEEP_ALIVE_SECONDS = 75     # from an answer to the next request
 _NICENESS = 5                # messages go first: what is asked here for long, as a scrape of many topics, takes no core from them
 _OLD = "/admin/", "/admin/v2/", "/admin/v3/"
-PARTS = (topics, namespaces, policies, permissions, subscriptions, messages, schemas, compaction, clusters, brokers, stats, health, metrics,
-         authorization)
+PARTS = (topics, namespaces, policies, permissions, subscriptions, messages, delayed, schemas, compaction, clusters, brokers, stats, health,
+         metrics, authorization)
 
 
 @web.middleware

@@ -123,6 +123,8 @@ _ROWS: tuple[tuple[Demand | None, str, tuple[str, ...]], ...] = (
     # Our own
     (CONSUMES, "POST", ("/ops/v1/release" + _OPS + "/{subscription}",)),
     (LOOKS_UP, "GET", ("/ops/v1/why" + _OPS + "/{subscription}",)),
+    (CONSUMES, "GET", ("/ops/v1/delayed" + _OPS,)),
+    (TOPIC_POLICY, "DELETE PATCH", ("/ops/v1/delayed" + _OPS + "/{message}",)),
     (TOPIC_POLICY, "GET", ("/ops/v1/can-i" + _OPS,)),
     (SUPER, "GET", ("/ops/v1/compaction/report", "/ops/v1/downgrade-check")),
 )

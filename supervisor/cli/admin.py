@@ -17,6 +17,7 @@ _ARGUMENTS = {  # what a verb is about, in the order in which it is said -> how 
     "asked_role": (quoted, "alice"),
     "asked_action": (quoted, "produce"),
     "topic": (topic_path, "public/default/orders"),
+    "message": (quoted, "12:0"),
     "schema_topic": (lambda name: topic_path(name).partition("/")[2], "public/default/orders"),
     "namespace": (namespace_path, "public/default"),
     "tenant": (quoted, "public"),
@@ -167,7 +168,7 @@ def _run(verb: Verb, values: dict[str, Any]) -> None:
         if value is not None:
             print(value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False))
     elif value is not None and value != []:
-        print(show.text(value))
+        print(show.text(verb.table(value) if verb.table else value))
     elif verb.method == "GET" and value is None:
         print("not set")
 

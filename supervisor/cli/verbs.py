@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from geminga.supervisor.cli import units
 from geminga.supervisor.cli.rest import REFUSED, Broker, Refused, quoted
 
 TEXT, INT, DECIMAL, FLAG, LIST, MAP, FILE = "text", "number", "decimal", "flag", "list", "key=value", "file"
@@ -49,6 +50,7 @@ class Verb(NamedTuple):
     run: Callable[[Broker, dict[str, Any]], Any] | None = None       # instead of one question: what is shown
     streams: bool = False                                            # `run` yields messages
     hidden: bool = False                                             # in the list of verbs
+    table: Callable[[Any], Any] | None = None                        # the answer -> what people are shown of it
 
 
 def need(flags: str, to: str = "", help: str = "", kind: str = TEXT) -> Option:
@@ -177,6 +179,19 @@ def _message_id_at(broker: Broker, values: dict[str, Any]) -> Any:
     return broker.ask("GET", f"/admin/v2/{values['topic']}/messageid/{int(when.timestamp() * 1_000)}").value()
 
 
+def _waiting(found: dict[str, Any]) -> dict[str, Any]:
+    """With times as people read them."""
+    rows = [{name: units.instant(value) if name in _TIMES else value for name, value in row.items()} for row in found["rows"]]
+    due_ms = found["nextDueAt"]
+    return found | {"nextDueAt": due_ms if due_ms is None else units.instant(due_ms), "rows": rows}
+
+
+def _new_time(values: dict[str, Any]) -> dict[str, str]:
+    if (values["at"] is None) == (values["after"] is None):
+        raise ValueError("give --at or --after")
+    return {"deliverAt": values["at"] if values["after"] is None else f"{values['after'] // 1_000}s"}
+
+
 def _tenant(broker: Broker, values: dict[str, Any]) -> None:
     """A tenant may use all clusters unless some are named."""
     clusters = values["allowed_clusters"] or broker.ask("GET", "/admin/v2/clusters").value()
@@ -258,6 +273,7 @@ _TIME_WHEEL = (
            MILLIS),
     Option("--tick-duration -t", "", "how exactly it is kept: 500ms, 1s, 5m; 1s where nothing is set", MILLIS))
 _SCHEMA_FILE = need("--filename -f", "", 'a file with {"type": ..., "schema": ..., "properties": {}}', FILE)
+_TIMES = ("from", "to", "deliverAt", "publishTime")      # in the rows of messages that wait
 _PEEK = (_SUBSCRIPTION, Option("--count -n", "", "how many messages", INT, default=1))
 
 GROUPS: dict[str, tuple[str, tuple[Verb, ...]]] = {
@@ -426,6 +442,18 @@ GROUPS: dict[str, tuple[str, tuple[Verb, ...]]] = {
              "Walk over a subscription's backlog and count.",
              (_SUBSCRIPTION, Option("--position -p", "", "from a message: LEDGER:ENTRY")), "-s billing",
             body=lambda values: position_of(values["position"]) if values["position"] else None),
+    )),
+    "delayed": ("Messages that wait for their time.  Times are ms, as 2026-01-31T12:00:00Z (UTC where they do not say), or so long from "
+                "now: 10m, -2h.", (
+        Verb("list", "GET", "/ops/v1/delayed/{topic}", "Show how much falls due in each hour or window of the index, or each entry.", (
+            Option("--from -f", "?from", "only what falls due then or later"), Option("--to -t", "?to", "only what falls due before"),
+            Option("--by -b", "?by", "what a row is about", default="hour", choices=("hour", "window", "message")),
+            Option("--limit -n", "?limit", "rows at most", INT, default=1_000)), "--to 1d", table=_waiting),
+        Verb("cancel", "DELETE", "/ops/v1/delayed/{topic}/{message}",
+             "Let nobody get an entry that waits, named LEDGER:ENTRY, with all its messages where it is a batch."),
+        Verb("reschedule", "PATCH", "/ops/v1/delayed/{topic}/{message}", "Give an entry that waits, named LEDGER:ENTRY, another time.", (
+            Option("--at", "", "then; at once where that is past"), Option("--after", "", "so long from now: 10m, 3h, 2d", MILLIS)),
+            "--after 1h", body=_new_time),
     )),
     "auth": ("Rights.", (
         Verb("can-i", "GET", "/ops/v1/can-i/{topic}?role={asked_role}&action={asked_action}",

@@ -130,6 +130,15 @@ def test_over_http_a_request_needs_what_its_route_demands(guarded, place, demand
     assert all(said["reason"] for role, (_, said) in found.items() if role not in MAY[demand])
 
 
+def test_who_may_consume_sees_what_waits_and_only_administrators_change_it(guarded, place):
+    path = f"/ops/v1/delayed/persistent/{place}/plain"
+    for asked, allowed, refused in ((("GET", path), MAY[authorization.CONSUMES], 401), (("DELETE", f"{path}/999:0"), ADMINS, 403),
+                                    (("PATCH", f"{path}/999:0", {"deliverAt": "1h"}), ADMINS, 403)):
+        found = {role: guarded.ask(role, *asked)[0] for role in rights.ROLES}
+        expected = 200 if asked[0] == "GET" else 404
+        assert found == {role: expected if role in allowed else refused for role in rights.ROLES}
+
+
 def test_nobody_needs_a_right_to_what_is_open(guarded):
     for path in ("/status.html", "/ready", "/admin/v2/brokers/version", "/admin/v2/clusters", "/metrics"):
         assert guarded.ask("anonymous", "GET", path)[0] == 200

@@ -223,7 +223,7 @@ REFUSED = {
     "clusters create": 409, "clusters delete": 412,
     "tenants create": 409, "tenants delete": 409,
     "namespaces create": 409, "namespaces delete": 409, "namespaces set-entry-filters": 400, "namespaces set-offload-policies": 412,
-    "brokers namespaces": 404,
+    "brokers namespaces": 404, "delayed cancel": 404, "delayed reschedule": 404,
 }
 
 

@@ -1,0 +1,99 @@
+"""Messages that wait for their time: how many fall due when, and each of them cancelled, or given another time.
+
+Times come as ms, as ISO 8601 (UTC where it does not say), or as so long from now: 10m, -2h.  They are told in ms.
+"""
+import re
+import time
+from typing import Any
+
+from aiohttp import web
+
+from geminga.supervisor.admin.owners import OWNERS
+from geminga.supervisor.admin.topics import PATH, ask_parts, body_of, done, number_of, part_of, parts_of
+from geminga.supervisor.cli.units import moment
+
+routes = web.RouteTableDef()
+_DELAYED = "/ops/v1/delayed" + PATH
+_MESSAGE = _DELAYED + "/{message:[^/]+}"
+_BY = ("hour", "window", "message")
+_ROWS, _ROWS_MAX = 1_000, 10_000
+_END_MS = (1 << 62) - 1      # behind all times that producers may ask for
+_ID = re.compile(r"([0-9]{1,18}):([0-9]{1,18})", re.ASCII)
+_PART_ID = re.compile(_ID.pattern + r"(:-?[0-9]{1,9}){1,2}", re.ASCII)
+
+
+@routes.get(_DELAYED)
+async def delayed(request: web.Request) -> web.Response:
+    """Of all partitions together."""
+    query = request.query
+    by, most = query.get("by", "hour"), number_of(request, query.get("limit", str(_ROWS)), "limit", _ROWS_MAX)
+    if by not in _BY:
+        raise web.HTTPBadRequest(text=f"by is one of {', '.join(_BY)}")
+    first_ms = _moment(query["from"], "from") if "from" in query else 0
+    end_ms = _moment(query["to"], "to") if "to" in query else _END_MS
+    if first_ms > end_ms:
+        raise web.HTTPBadRequest(text="from is a time behind to")
+    found = await ask_parts(request, "delayed", first_ms=first_ms, end_ms=end_ms, at_most=most + 1, by=by)
+    rows = [row for one in found for row in one["rows"]]
+    rows = sorted(rows, key=lambda row: row["deliverAt"]) if by == "message" else _summed(rows)
+    told = {name: sum(one[key] for one in found) for name, key in (
+        ("waiting", "waiting"), ("windows", "windows"), ("indexBytes", "index_bytes"), ("memoryBytes", "memory_bytes"))}
+    due_ms = min((one["next_due_ms"] for one in found if one["next_due_ms"] is not None), default=None)
+    return web.json_response({"nextDueAt": due_ms, **told, "by": by, "rows": rows[:most], "hasMore": len(rows) > most})
+
+
+def _summed(rows: list[dict[str, int]]) -> list[dict[str, int]]:
+    """Those of one time together."""
+    counts: dict[tuple[int, int], int] = {}
+    for row in rows:
+        time_ = row["from"], row["to"]
+        counts[time_] = counts.get(time_, 0) + row["entries"]
+    return [{"from": first, "to": end, "entries": entries} for (first, end), entries in sorted(counts.items())]
+
+
+@routes.delete(_MESSAGE)
+async def cancel(request: web.Request) -> web.Response:
+    """Nobody is given it, or any message of its batch."""
+    await _change(request, "cancel", position=_position(request))
+    return done()
+
+
+@routes.patch(_MESSAGE)
+async def reschedule(request: web.Request) -> web.Response:
+    position, body = _position(request), await body_of(request)
+    if not isinstance(body, dict) or body.keys() != {"deliverAt"}:
+        raise web.HTTPBadRequest(text='The body is {"deliverAt": a time}')
+    await _change(request, "reschedule", position=position, deliver_at_ms=_moment(body["deliverAt"], "deliverAt"))
+    return done()
+
+
+async def _change(request: web.Request, question: str, **arguments: Any) -> None:
+    """Of the partition that has the message; ids of ledgers are the broker's, so there is one at most.  Raises 404, 409, Refusal."""
+    for topic in parts_of(request):
+        waited = await request.app[OWNERS].ask(question, topic, **arguments)
+        if waited:
+            return
+        if waited is not None:
+            raise web.HTTPConflict(text="The message does not wait: its time has come, or it never had one, or it was cancelled")
+    raise web.HTTPNotFound(text="Message not found")
+
+
+def _position(request: web.Request) -> list[int]:
+    """Raises 400, and 412 for what is less than an entry."""
+    text = part_of(request, "message")
+    if found := _ID.fullmatch(text):
+        return [int(number) for number in found.groups()]
+    if found := _PART_ID.fullmatch(text):
+        raise web.HTTPPreconditionFailed(text="The messages of a batch wait together, and an entry's id says in which partition it is: "
+                                              f"LEDGER:ENTRY names it, {found[1]}:{found[2]}")
+    raise web.HTTPBadRequest(text="A message's id is LEDGER:ENTRY, such as 12:0")
+
+
+def _moment(value: Any, name: str) -> int:
+    """Raises 400."""
+    if not isinstance(value, str | int) or isinstance(value, bool):
+        raise web.HTTPBadRequest(text=f"{name} is a time: ms, or a text")
+    try:
+        return moment(str(value), int(time.time() * 1_000))
+    except ValueError as error:
+        raise web.HTTPBadRequest(text=f"{name}: {error}") from None

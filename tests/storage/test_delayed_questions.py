@@ -1,0 +1,251 @@
+"""What operators see of messages that wait for their time, and do to them: an owner's answers, in virtual time."""
+import numpy as np
+import pytest
+
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.storage.subscription import SubType
+
+from .rig import START_MS
+
+SPREAD = pytest.mark.parametrize("kind", [SubType.Shared, SubType.Key_Shared], ids=SubType.Name)
+HOUR_MS = 3_600_000
+FAR_MS = 30 * 24 * HOUR_MS
+END_MS = 1 << 61
+TICK_MS = 1_000
+
+
+def at(producer, payload, ms=0, **more):
+    return producer, payload, ({"deliver_at_time": START_MS + ms} if ms else {}) | more
+
+
+def waiting(rig, by="message", first_ms=0, end_ms=END_MS, at_most=10_000, topic="t"):
+    return rig.asked("delayed", topic, by=by, first_ms=first_ms, end_ms=end_ms, at_most=at_most)
+
+
+def cancel(rig, position):
+    return rig.asked("cancel", "t", position=position)
+
+
+def reschedule(rig, position, ms):
+    return rig.asked("reschedule", "t", position=position, deliver_at_ms=START_MS + ms)
+
+
+def given(rig, answers, consumer):
+    return [payload for _, payload in rig.delivered(answers, consumer)]
+
+
+def account(rig, subscription="sub"):
+    """What became of all messages; the sum of the others is what was published."""
+    told = rig.asked("why", "t", subscription=subscription)["messages"]
+    assert told["published"] == sum(told.values()) - told["published"]
+    return {what: count for what, count in told.items() if count}
+
+
+# -- what waits
+
+@pytest.fixture
+def spread(rig):
+    """3,000 messages over 50 hours, in no order, and some for now; (rig, their times, ascending)."""
+    times = np.random.default_rng(9).integers(1, 50 * HOUR_MS, 3_000)
+    producer = rig.producer("t")
+    for some in np.split(times, 10):
+        rig.run(rig.sends(*[at(producer, b"x", int(ms)) for ms in some], at(producer, b"now")))
+    return rig, np.sort(times) + START_MS
+
+
+@pytest.fixture(params=["in memory", "in files"])
+def kept(spread, rigs, request):
+    """The same, wherever the index has it."""
+    rig, times = spread
+    return (rig if request.param == "in memory" else rigs.restart(rig)), times
+
+
+def test_what_waits_is_counted_by_hour_and_window(kept):
+    rig, times = kept
+    told = waiting(rig, "hour")
+    assert (told["waiting"], told["next_due_ms"]) == (3_000, times[0])
+    hours, counts = np.unique(times // HOUR_MS, return_counts=True)
+    assert told["rows"] == [{"from": hour * HOUR_MS, "to": (hour + 1) * HOUR_MS, "entries": count}
+                            for hour, count in zip(hours.tolist(), counts.tolist(), strict=True)]
+    told = waiting(rig, "window")
+    assert told["memory_bytes"] > 0
+    for row in told["rows"]:
+        assert row["entries"] == np.count_nonzero((times >= row["from"]) & (times < row["to"]))
+    assert sum(row["entries"] for row in told["rows"]) == 3_000
+
+
+def test_what_the_index_takes_is_told(spread, rigs):
+    """Nothing on disk yet of what has just come; then files, which are not in memory."""
+    rig, times = spread
+    before, after = waiting(rig), waiting(rigs.restart(rig))
+    assert before["memory_bytes"] > after["memory_bytes"] > 0
+    assert after["windows"] == len(np.unique(times // 300_000)) and 12 * 3_000 < after["index_bytes"] < 100 * 3_000
+
+
+def test_what_waits_is_listed_in_the_order_of_time(kept):
+    rig, times = kept
+    assert [row["deliverAt"] for row in waiting(rig)["rows"]] == times.tolist()
+    assert [row["deliverAt"] for row in waiting(rig, at_most=7)["rows"]] == times[:7].tolist()
+    first, end = times[100], times[300]
+    assert [row["deliverAt"] for row in waiting(rig, first_ms=int(first), end_ms=int(end))["rows"]] == times[100:300].tolist()
+    assert waiting(rig, first_ms=int(times[-1]) + 1)["rows"] == waiting(rig, end_ms=int(times[0]))["rows"] == []
+    assert len({row["id"] for row in waiting(rig)["rows"]}) == 3_000
+
+
+def test_what_is_due_does_not_wait_any_more(spread, tmp_path):
+    rig, times = spread
+    rig.run(after_ms=25 * HOUR_MS)
+    left = times[times > rig.now_ms]
+    for one in (rig, rig.crashed(tmp_path / "next")):
+        one.run()
+        told = waiting(one)
+        assert (told["waiting"], told["next_due_ms"]) == (len(left), left[0])
+        assert [row["deliverAt"] for row in told["rows"]] == left.tolist()
+        assert sum(row["entries"] for row in waiting(one, "hour", first_ms=int(left[0]))["rows"]) == len(left)
+    one.close()
+    rig.run(after_ms=25 * HOUR_MS)
+    told = waiting(rig)
+    assert (told["waiting"], told["next_due_ms"], told["rows"]) == (0, None, [])
+
+
+def test_each_entry_is_told_with_what_it_is(rig):
+    producer = rig.producer("t")
+    [plain, batch] = rig.run(rig.sends(at(producer, b"x", 2_000, publish_time=5), at(producer, b"many", 1_000, batch=3))).positions
+    first, second = waiting(rig)["rows"]
+    assert (first["id"], first["messages"], first["deliverAt"]) == ("{}:{}".format(*batch), 3, START_MS + 1_000)
+    assert second.items() >= {"id": "{}:{}".format(*plain), "partition": -1, "publishTime": 5, "messages": 1}.items()
+
+
+def test_of_a_topic_that_nothing_waits_in_there_are_no_rows(rig):
+    rig.publish(rig.producer("t"), b"x")
+    told = waiting(rig, "hour")
+    assert (told["waiting"], told["next_due_ms"], told["rows"]) == (0, None, [])
+    for topic, code in (("missing", api.TopicNotFound), ("non-persistent://public/default/t", api.NotAllowedError)):
+        [answer] = rig.run(rig.question("delayed", topic, by="hour", first_ms=0, end_ms=END_MS, at_most=9)).answered
+        assert answer["refused"] == code
+
+
+# -- cancelled
+
+@SPREAD
+def test_a_message_that_was_cancelled_is_for_nobody(rig, tmp_path, kind):
+    """Whoever is there, comes later, goes back, and after a crash; however far off its time was."""
+    producer, consumer = rig.producer("t"), rig.consumer("t", subType=kind)
+    rig.run(rig.flow(consumer, 100))
+    sent = at(producer, b"soon", 5_000), at(producer, b"far", FAR_MS), at(producer, b"other", 6_000)
+    soon, far, other = rig.run(rig.sends(*sent)).positions
+    assert cancel(rig, soon) is cancel(rig, far) is True
+    assert cancel(rig, soon) is cancel(rig, far) is False
+    assert account(rig) == {"published": 3, "skipped": 2, "backlog": 1}
+    assert [row["id"] for row in waiting(rig)["rows"]] == ["{}:{}".format(*other)] and waiting(rig)["waiting"] == 1
+    after = rig.crashed(tmp_path / "next")
+    assert account(after) == {"published": 3, "skipped": 2, "backlog": 1} and cancel(after, far) is False
+    for one, its in ((rig, consumer), (after, after.consumer("t", subType=kind))):
+        one.run(one.flow(its, 100))
+        assert given(one, one.run(after_ms=10_000), its) == [b"other"]
+        late, single = one.consumer("t", "late", subType=kind), one.consumer("t", "single")
+        assert given(one, one.run(one.flow(late, 9)), late) == given(one, one.run(one.flow(single, 9)), single) == [b"other"]
+        one.asked("reset", "t", subscription="late", position=soon, behind=False)
+        again = one.consumer("t", "late", subType=kind)
+        assert given(one, one.run(one.flow(again, 9)), again) == [b"other"]
+        one.run(one.acks(again, other))
+        assert given(one, one.run(after_ms=FAR_MS), again) == []
+        assert account(one, "late") == {"published": 3, "acknowledged": 1, "skipped": 2}
+    after.close()
+
+
+def test_a_batch_is_cancelled_as_a_whole(rig):
+    consumer = rig.consumer("t", subType=SubType.Shared)
+    rig.run(rig.flow(consumer, 9))
+    [batch] = rig.run(rig.sends(at(rig.producer("t"), b"many", 1_000, batch=5))).positions
+    assert cancel(rig, batch) is True
+    assert account(rig) == {"published": 5, "skipped": 5}
+    assert given(rig, rig.run(after_ms=1_000), consumer) == []
+
+
+def test_only_what_waits_is_cancelled_or_gets_another_time(rig):
+    """Not what is due, also when nobody was there to get it, nor what never had a time."""
+    producer = rig.producer("t")
+    now, past, due, waits = rig.run(rig.sends(
+        at(producer, b"now"), at(producer, b"past", -1), at(producer, b"due", 1_000), at(producer, b"waits", 5_000))).positions
+    rig.run(after_ms=2_000)
+    for position in (now, past, due):
+        assert cancel(rig, position) is reschedule(rig, position, 9_000) is False
+    for position in ((waits[0], waits[1] + 1), (waits[0] + 1, 0), (0, 0), (10 ** 18 - 1, 10 ** 18 - 1)):
+        assert cancel(rig, position) is reschedule(rig, position, 9_000) is None
+    consumer = rig.consumer("t", subType=SubType.Shared)
+    assert given(rig, rig.run(rig.flow(consumer, 9)), consumer) == [b"now", b"past", b"due"]
+    assert given(rig, rig.run(after_ms=3_000), consumer) == [b"waits"]
+
+
+# -- another time
+
+@SPREAD
+@pytest.mark.parametrize("before_ms, after_ms", [(5_000, 2_000), (2_000, 5_000), (FAR_MS, 3_000), (3_000, FAR_MS), (4_000, 4_001)])
+def test_another_time_holds_and_the_old_one_does_not(rig, tmp_path, kind, before_ms, after_ms):
+    """Earlier or later, within a window or over many; also after a crash."""
+    producer, consumer = rig.producer("t"), rig.consumer("t", subType=kind)
+    rig.run(rig.flow(consumer, 9))
+    [position, _] = rig.run(rig.sends(at(producer, b"moved", before_ms), at(producer, b"now"))).positions
+    assert reschedule(rig, position, after_ms) is True
+    told = waiting(rig)
+    assert (told["next_due_ms"], [row["deliverAt"] for row in told["rows"]]) == (START_MS + after_ms, [START_MS + after_ms])
+    assert sum(row["entries"] for row in waiting(rig, "hour", first_ms=START_MS + after_ms)["rows"]) == 1
+    after = rig.crashed(tmp_path / "next")
+    for one, its in ((rig, consumer), (after, after.consumer("t", subType=kind))):
+        one.run(one.flow(its, 9))
+        assert b"moved" not in given(one, one.run(after_ms=after_ms - 1), its)
+        assert given(one, one.run(after_ms=1), its) == [b"moved"]
+        one.run(one.acks(its, position))
+        assert given(one, one.run(after_ms=before_ms), its) == [] and waiting(one)["waiting"] == 0
+    after.close()
+
+
+@SPREAD
+def test_a_time_that_is_past_means_at_once(rig, kind):
+    producer, consumer = rig.producer("t"), rig.consumer("t", subType=kind)
+    rig.run(rig.flow(consumer, 9))
+    first, second = rig.run(rig.sends(at(producer, b"a", FAR_MS), at(producer, b"b", 5_000))).positions
+    for position, payload in ((second, b"b"), (first, b"a")):
+        answers = rig.run(rig.question("reschedule", "t", position=position, deliver_at_ms=0))
+        assert answers.answered == [{"answer": True}]
+        assert given(rig, answers, consumer) + given(rig, rig.run(after_ms=TICK_MS), consumer) == [payload]
+    assert reschedule(rig, first, FAR_MS) is False
+
+
+def test_a_time_may_change_again_and_a_changed_one_be_cancelled(rigs, rig):
+    """The last word holds, through restarts as well."""
+    producer, consumer = rig.producer("t"), rig.consumer("t", subType=SubType.Shared)
+    moved, gone = rig.run(rig.sends(at(producer, b"moved", 1_000), at(producer, b"gone", 1_000))).positions
+    for ms in (FAR_MS, 10_000, 20_000, 3_000):
+        assert reschedule(rig, moved, ms) is True
+        assert reschedule(rig, gone, ms + 1) is True
+        rig = rigs.crash(rig)
+    assert cancel(rig, gone) is True
+    rig = rigs.restart(rig)
+    assert [row["deliverAt"] for row in waiting(rig)["rows"]] == [START_MS + 3_000]
+    consumer = rig.consumer("t", subType=SubType.Shared)
+    assert given(rig, rig.run(rig.flow(consumer, 9)), consumer) == []
+    assert given(rig, rig.run(after_ms=3_000), consumer) == [b"moved"]
+    rig.run(rig.acks(consumer, moved))
+    assert given(rig, rig.run(after_ms=FAR_MS), consumer) == []
+
+
+def test_who_is_told_why_is_told_the_new_time(rig):
+    producer, consumer = rig.producer("t"), rig.consumer("t", subType=SubType.Shared)
+    rig.run(rig.flow(consumer, 9))
+    first, second = rig.run(rig.sends(at(producer, b"a", 1_000), at(producer, b"b", 2_000))).positions
+    for change, until_ms, count in ((lambda: reschedule(rig, first, 9_000), 2_000, 2), (lambda: reschedule(rig, second, 500), 500, 2),
+                                    (lambda: cancel(rig, second), 9_000, 1)):
+        assert change() is True
+        assert rig.asked("why", "t", subscription="sub")["causes"] == [
+            {"cause": "delayed messages", "until_ms": START_MS + until_ms, "messages": count}]
+
+
+@pytest.mark.parametrize("kind", [SubType.Exclusive, SubType.Failover], ids=SubType.Name)
+def test_a_single_consumer_has_what_is_given_another_time(rig, kind):
+    """Times are nothing to it."""
+    producer, consumer = rig.producer("t"), rig.consumer("t", subType=kind)
+    [position] = rig.run(rig.sends(at(producer, b"a", 9_000))).positions
+    assert reschedule(rig, position, FAR_MS) is True
+    assert given(rig, rig.run(rig.flow(consumer, 9)), consumer) == [b"a"]
