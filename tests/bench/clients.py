@@ -34,6 +34,7 @@ class Producer:
             self.link.find(topic)
             request = wire.producer(topic, wire.ID_FIRST + at, self.link.request_id(), f"{name}-{at}")
             self.link.ask(f"producer on {topic}", request, wire.PRODUCER_SUCCESS)
+        self.random = np.random.default_rng(index)
         self.block = self._block(name)
         self.tick_entries = max(1, round(load.rate * TICK_S / load.batch))
         self.sent_at: list[NDArray] = []    # kept only with a rate: one array a tick, one a look at the receipts
@@ -44,11 +45,18 @@ class Producer:
         payload = b"." * load.size_bytes
         one = wire.entry(name, payload, load.batch, "key-0000")
         rows = max(1, min(BLOCK_ROWS_MAX, load.window, BLOCK_SIZE_MAX // len(one)))
+        if load.delay_s is not None:
+            return wire.DelayedBlock(name, payload, rows, self._due_times, producers=len(load.topics))
         if load.kind == "key_shared":
             entries = [wire.entry(name, payload, load.batch, f"key-{row:04d}") for row in range(rows)]
         else:
             entries = [wire.entry(name, payload, load.batch)] * rows
         return wire.SendBlock(entries, batch=load.batch, producers=len(load.topics))
+
+    def _due_times(self, first: int, count: int) -> NDArray[np.int64]:
+        least, most = self.load.delay_s
+        began = self.load.due_at or time.time()
+        return ((began + self.random.uniform(least, most, count)) * 1000).astype(np.int64)
 
     def run(self) -> dict:
         self.next_at = self.heard_at = CLOCK()

@@ -52,6 +52,9 @@ class Load:
     limit: int = 0              # entries of one connection; 0 is until told to stop
     subscription: str = "bench"
     subscriptions: int = 1      # consumers take turns with them; what is published arrives so many times
+    # Seconds (from, to): messages are delayed, by a random time in between from when they are sent or, with due_at, from that time on.
+    delay_s: tuple[float, float] | None = None
+    due_at: float = 0           # seconds since 1970
     trusted: str = ""           # file with the authority of the broker's certificate: TLS is spoken
 
 

@@ -67,6 +67,20 @@ def test_an_entry_has_metadata_payload_and_their_checksum():
     assert (metadata.producer_name, metadata.partition_key, entry[10 + size :]) == ("name", "k", b"payload")
 
 
+def test_delayed_entries_have_a_time_and_a_checksum_each():
+    times = np.array([1 << 35, 1_700_000_000_123, 1_893_456_000_000, (1 << 42) - 1])
+    block = wire.DelayedBlock("name", b"p" * 100, 4, lambda first, count: times[first:first + count], producers=1)
+    frames = block.stamped(0, 4)
+    size = len(frames) // 4
+    for at, time_ms in enumerate(times.tolist()):
+        sent, entry = command(frames[at * size:(at + 1) * size])
+        metadata = pb.MessageMetadata.FromString(entry[10:10 + int.from_bytes(entry[6:10], "big")])
+        assert (sent.send.sequence_id, metadata.deliver_at_time) == (wire.SEQUENCE_FIRST + at, time_ms)
+        assert int.from_bytes(entry[2:6], "big") == wire.crc32c.crc32c(entry[6:])
+    ends = size * np.arange(1, 5)
+    assert wire.deliver_at_of(np.frombuffer(frames, np.uint8), ends, 100).tolist() == times.tolist()
+
+
 def test_a_batch_has_a_single_message_metadata_for_each_message():
     entry = wire.entry("name", BATCHED_PAYLOAD, batch=100)
     size = struct.unpack_from(">I", entry, 6)[0]

@@ -12,7 +12,7 @@ No compression, no encryption, no chunks, no transactions, no TLS.
 
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import crc32c
 import numpy as np
@@ -41,6 +41,9 @@ KIND_AT, ID_AT = 9, 13
 SEQUENCE_AT = 16        # SEND and SEND_RECEIPT: after the tag of field 2, a varint
 MESSAGE_ID_AT = 16      # MESSAGE: after the tag of field 2, the length byte and then a MessageIdData
 MESSAGE_ID_SIZE_MAX = 40
+
+DELIVER_AT, DELIVER_AT_WIDTH, DELIVER_AT_MIN = 19, 6, 1 << 35      # field of MessageMetadata; bytes of such times; the least of those
+_CHECKED = 6            # of an entry, where that begins which its checksum is of
 
 _U32 = struct.Struct(">I")
 _RUN_MIN = 8        # shorter runs of equal frames than this cost more by numpy than one by one
@@ -158,8 +161,9 @@ def pong() -> bytes:
 # --- entries and blocks of SEND -------------------------------------------------------------------------------------------
 
 
-def entry(producer_name: str, payload: bytes, batch: int = 1, key: str | None = None) -> bytes:
+def entry(producer_name: str, payload: bytes, batch: int = 1, key: str | None = None, deliver_at: int = 0) -> bytes:
     """One entry: its metadata and payload with their checksum; with batch > 1 so many messages of the payload, as a client packs them.
+    deliver_at: ms, 0 for at once.
 
     The sequence id in the metadata stays 0: to change it would cost a checksum per entry, and brokers go by the one in SEND.
     """
@@ -170,6 +174,8 @@ def entry(producer_name: str, payload: bytes, batch: int = 1, key: str | None = 
         singles = [number(3, len(payload)) + number(8, sequence_id) for sequence_id in range(batch)]
         payload = b"".join(_U32.pack(len(single)) + single + payload for single in singles)
         metadata += number(9, len(payload)) + number(11, batch)
+    if deliver_at:
+        metadata += number(DELIVER_AT, deliver_at)
     checked = _U32.pack(len(metadata)) + metadata + payload
     return b"\x0e\x01" + _U32.pack(crc32c.crc32c(checked)) + checked
 
@@ -193,6 +199,42 @@ class SendBlock:
         if self.producers > 1:
             _write_varints(rows, ID_AT, ID_FIRST + index % self.producers, width=2)
         return rows.tobytes()
+
+
+class DelayedBlock(SendBlock):
+    """Entries whose deliver-at times, and so their checksums, are each their own."""
+
+    def __init__(self, producer_name: str, payload: bytes, rows: int, times: Callable[[int, int], NDArray[np.int64]], *, producers: int):
+        """times: of the entries number first to first + count of this connection, ms of this century's."""
+        one = entry(producer_name, payload, deliver_at=DELIVER_AT_MIN)
+        super().__init__([one] * rows, batch=1, producers=producers)
+        self.times, start = times, self.rows.shape[1] - len(one)
+        at = one.index(number(DELIVER_AT, DELIVER_AT_MIN)) + 2
+        self._checksum_at, self._time_at = start + _CHECKED - 4, start + at
+        # A checksum of this kind is linear: a byte that changes changes it alike whatever the others are.
+        same = bytes(len(one) - _CHECKED)
+        self._changes = np.array([[crc32c.crc32c(same[:place] + bytes([value]) + same[place + 1:]) for value in range(256)]
+                                  for place in range(at - _CHECKED, at - _CHECKED + DELIVER_AT_WIDTH)], np.uint32) ^ crc32c.crc32c(same)
+        kept = np.frombuffer(one, np.uint8, DELIVER_AT_WIDTH, at)
+        self._base = int.from_bytes(one[_CHECKED - 4:_CHECKED], "big") ^ int(self._change_of(kept[None])[0])
+
+    def _change_of(self, varints: Bytes) -> NDArray[np.uint32]:
+        found = self._changes[0][varints[:, 0]]
+        for place in range(1, DELIVER_AT_WIDTH):
+            found = found ^ self._changes[place][varints[:, place]]
+        return found
+
+    def stamped(self, first: int, count: int) -> bytes:
+        rows = self.rows[:count]
+        _write_varints(rows, self._time_at, self.times(first, count), width=DELIVER_AT_WIDTH)
+        sums = self._base ^ self._change_of(rows[:, self._time_at:self._time_at + DELIVER_AT_WIDTH])
+        rows[:, self._checksum_at:self._checksum_at + 4] = sums.astype(">u4").view(np.uint8).reshape(-1, 4)
+        return super().stamped(first, count)
+
+
+def deliver_at_of(data: Bytes, ends: NDArray[np.int64], payload_size: int) -> NDArray[np.int64]:
+    """Of each MESSAGE that ends there, with an entry of a DelayedBlock: its time stands before the payload."""
+    return _read_varints(data, ends - payload_size - DELIVER_AT_WIDTH, width=DELIVER_AT_WIDTH)
 
 
 def _write_varints(rows: Bytes, column: int, values: NDArray[np.int64], *, width: int) -> None:
