@@ -10,12 +10,11 @@ changed.  One that has been replaced stays as long as a consumer reads from it, 
 """
 import bisect
 import contextlib
-import fcntl
 import json
 import mmap
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -26,14 +25,13 @@ from numpy.typing import NDArray
 
 from geminga.proto.frames import CHECKSUM_END
 from geminga.proto.sends import IS_BATCH, KEPT_CHECKSUM
-from geminga.storage import format
+from geminga.storage import format, locks
 from geminga.storage.cursor import Position
 from geminga.storage.errors import CorruptFile
 from geminga.storage.ledger import map_file, sync, write_anew
 
 VERSION = 1
 MANIFEST, UNFINISHED = "view", ".new"
-LOCK = "lock"                # of who makes one, beside the views
 _WRITE_MIN = 4 << 20         # bytes that are gathered for one write
 _BLOCK = 8 << 10             # rows looked at together
 
@@ -301,33 +299,18 @@ def unfinished(folder: Path, number: int | str) -> Path:
 
 def remove_unused(folder: Path, used: Iterable[int]) -> None:
     """Views that were replaced go, and what was begun, unless somebody is at it."""
-    kept = {LOCK, *map(str, used)}
+    kept = {locks.LOCK, *map(str, used)}
     with_views = format.compacted_folder(folder)
     unused = [path for path in with_views.iterdir() if path.name not in kept] if with_views.exists() else []
     if not unused:
         return
-    with contextlib.suppress(OSError), lock(with_views / LOCK) as is_ours:
+    with contextlib.suppress(OSError), locks.lock(with_views / locks.LOCK) as is_ours:
         for path in unused:
             if is_ours or path.suffix != UNFINISHED:
                 shutil.rmtree(path, ignore_errors=True)
 
 
 # -- making one
-
-@contextlib.contextmanager
-def lock(path: Path) -> Iterator[bool]:
-    """Whether it was taken: nobody else has it then.  It ends with its process at the latest.  Raises OSError."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_ours = True
-        except BlockingIOError:
-            is_ours = False
-        yield is_ours
-    finally:
-        os.close(fd)
-
 
 class PartWriter:
     """Writes what a view that is being made has of one ledger; entries come ascending.

@@ -11,9 +11,6 @@ Entries that are there for nobody any more (cursor NOBODY) are not looked at: th
 A broker that serves the folder writes to it meanwhile.  An entry is written before its row, and a row before the header counts it, so
 what has a valid row is whole; everything else that seems damaged is looked at again, and is told when it is found every time.
 """
-import contextlib
-import fcntl
-import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -23,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from geminga.storage import format, ledger, replay, state, version1
+from geminga.storage import format, ledger, locks, replay, state, version1
 from geminga.storage.cursor import NOBODY, Cursor, Position
 from geminga.storage.errors import CorruptFile
 from geminga.storage.findings import Finding, Severity, corrupt, place, unreadable
@@ -56,29 +53,10 @@ def walk(data_dir: Path | str, *, processes: int = 1, seen: Seen | None = None) 
         if not path.exists():
             yield Finding(data_dir, 0, 0, "there is no catalogue.sqlite", "this is no data folder", Severity.UNREADABLE)
             return
-        with hold(data_dir) as is_served:
+        with locks.hold(data_dir) as is_served:
             yield from _Walk(data_dir, is_served, processes, seen).findings()
     except OSError as error:
         yield unreadable(data_dir, error)
-
-
-@contextlib.contextmanager
-def hold(data_dir: Path) -> Iterator[bool]:
-    """Nobody can begin to serve the folder; whether somebody does already."""
-    try:
-        fd = os.open(data_dir / "lock", os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:      # never served
-        yield False
-        return
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            is_served = False
-        except BlockingIOError:
-            is_served = True
-        yield is_served
-    finally:
-        os.close(fd)
 
 
 def _size(path: Path) -> int:

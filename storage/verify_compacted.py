@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geminga.proto.sends import KEPT_CHECKSUM
-from geminga.storage import compacted, format
+from geminga.storage import compacted, format, locks
 from geminga.storage.compacted import Part, View
 from geminga.storage.cursor import NOWHERE, Position
 from geminga.storage.errors import CorruptFile
@@ -58,7 +58,7 @@ def look_at_views(folder: Path, partition_id: int, *, is_served: bool) -> Looked
 
 def _left(folder: Path, number: int) -> Iterator[Finding]:
     for path in sorted(folder.iterdir()):
-        if path.name not in (str(number), compacted.LOCK):
+        if path.name not in (str(number), locks.LOCK):
             is_old = path.name.isdigit()
             yield Finding(path, 0, 0, "was replaced" if is_old else "was being made when its job was killed",
                           "its broker removes it" if is_old else "the next job removes it", Severity.NOTE)

@@ -5,7 +5,6 @@ broker serves the folder a job puts views in force by itself, and what only owne
 meanwhile finds nothing in its way.  Nothing here imports Arrow or Spark.
 """
 import contextlib
-import fcntl
 import json
 import os
 import socket
@@ -14,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from geminga.storage import compacted, format
+from geminga.storage import compacted, format, locks
 from geminga.storage.errors import text_of
 
 SOCKET, REPORT = Path("nightly", "socket"), Path("nightly", "report.json")      # in the data folder
@@ -86,17 +85,13 @@ class Side:
 
     def _adopt_alone(self, folder: Path, view: int) -> bool:
         """False when that is a broker's to do.  None can begin to serve the folder meanwhile.  Raises Refused."""
-        with open(self._data_dir / "lock", "a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
-            if view not in compacted.numbers(folder):      # a broker may have, before it ended
+        with locks.lock(self._data_dir / locks.LOCK) as is_ours:
+            if is_ours and view not in compacted.numbers(folder):      # a broker may have, before it ended
                 try:
                     compacted.adopt(folder, view)
                 except OSError as error:
                     raise Refused(text_of(error)) from None
-        return True
+        return is_ours
 
     def ask(self, question: str, **about) -> Any:
         """Raises Refused, Gone.  An owner that did not answer in good time is not waited for again before one has."""
@@ -161,25 +156,14 @@ class Side:
                 return self._tell_running()
             except (OSError, ValueError) as error:
                 self.close()
-                if not _is_locked(self._data_dir):
-                    return None
+                with locks.hold(self._data_dir) as is_served:
+                    if not is_served:
+                        return None
                 if time.monotonic() > deadline:
                     raise OSError(f"{self._data_dir} is in use, and its broker does not answer at {self._data_dir / SOCKET}") from error
             finally:
                 link.close()       # its file keeps it
             time.sleep(_AGAIN_SECONDS)
-
-
-def _is_locked(data_dir: Path) -> bool:
-    """By whoever serves it, or repairs it."""
-    try:
-        with open(data_dir / "lock") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False
 
 
 def last_report(data_dir: Path) -> dict[str, Any]:

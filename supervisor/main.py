@@ -155,12 +155,12 @@ def verify(data_dir: str, repair: bool, is_json: bool) -> int:
     import contextlib
     from pathlib import Path
 
-    from geminga.storage import verify as damage
+    from geminga.storage import findings, locks
     folder = Path(data_dir)
-    with damage.hold(folder) if repair else contextlib.nullcontext(False) as is_served:
+    with locks.hold(folder) if repair else contextlib.nullcontext(False) as is_served:
         if is_served:
             print(f"geminga: {folder} is served by a broker: it can be looked at, and not repaired", file=sys.stderr)
-            return damage.Severity.UNREADABLE
+            return findings.Severity.UNREADABLE
         return _report_damage(folder, is_json=is_json, repairs=repair)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from geminga.storage import compacted, format
+from geminga.storage import compacted, format, locks
 from geminga.storage.cursor import NOWHERE, Position
 from geminga.storage.errors import CorruptFile, text_of
 from geminga.storage.jobs import compaction, confirmed
@@ -213,7 +213,7 @@ def last_night(data_dir: Path) -> Night | None:
 
 def _compact(data_dir: Path, targets: list[Target], adopt: Adopt, engine: Here | Spark, tell: Tell) -> list[Report]:
     """All together; nobody else compacts one of them meanwhile."""
-    with contextlib.ExitStack() as locks:
+    with contextlib.ExitStack() as taken:
         reports, ready, jobs, ledgers = [], [], {}, 0
         for target in targets:
             folder = format.partition_folder(data_dir, target.partition_id)
@@ -222,7 +222,7 @@ def _compact(data_dir: Path, targets: list[Target], adopt: Adopt, engine: Here |
                 if not folder.exists():
                     raise CannotCompact("it was deleted meanwhile")
                 format.compacted_folder(folder).mkdir(exist_ok=True)
-                if not locks.enter_context(compacted.lock(format.compacted_folder(folder) / compacted.LOCK)):
+                if not taken.enter_context(locks.lock(format.compacted_folder(folder) / locks.LOCK)):
                     reports.append(replace(blank, outcome=BUSY, error="it is being compacted already"))
                     continue
                 found = _plan(data_dir, target)      # since it was planned somebody may have compacted it
@@ -272,9 +272,9 @@ def _finished(job: Job, done: Done, target: Target, found: Planned, adopt: Adopt
 @contextlib.contextmanager
 def _alone(data_dir: Path) -> Iterator[None]:
     _folder(data_dir).mkdir(exist_ok=True)
-    with compacted.lock(_folder(data_dir) / compacted.LOCK) as is_ours:
+    with locks.lock(_folder(data_dir) / locks.LOCK) as is_ours:
         if not is_ours:
-            raise AlreadyRunning(f"{_folder(data_dir) / compacted.LOCK}: another run is under way")
+            raise AlreadyRunning(f"{_folder(data_dir) / locks.LOCK}: another run is under way")
         yield
 
 

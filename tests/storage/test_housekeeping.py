@@ -3,7 +3,7 @@ import os
 
 import pytest
 
-from geminga.storage import compacted, format
+from geminga.storage import compacted, format, locks
 
 TOPIC, DAY_MS = "persistent://public/default/t", 24 * 3600 * 1000
 
@@ -85,7 +85,7 @@ def test_a_view_that_nobody_finishes_goes_and_one_that_is_being_made_stays(rigs)
     folder = rig.partition("t").folder
     begun = compacted.unfinished(folder, 1)
     begun.mkdir(parents=True)
-    with compacted.lock(begun.parent / compacted.LOCK) as is_ours:
+    with locks.lock(begun.parent / locks.LOCK) as is_ours:
         enforced(rig)
         assert is_ours and begun.is_dir()
     enforced(rig)

@@ -1,6 +1,5 @@
 """`geminga nightly`: with a broker and without, what it prints, and how it ends when it cannot do all of it."""
 import contextlib
-import fcntl
 import io
 import json
 import os
@@ -14,7 +13,7 @@ from pathlib import Path
 import pulsar
 import pytest
 
-from geminga.storage import compacted, format
+from geminga.storage import compacted, format, locks
 from geminga.storage.jobs import nightly as jobs
 from geminga.supervisor import beside
 from geminga.supervisor.cli.nightly import _Shown, _text
@@ -174,7 +173,7 @@ def test_what_is_no_data_folder_is_left_as_it_is(nightly, tmp_path):
 def test_two_nights_at_once_are_refused(own, client, nightly):
     topic = unique_topic("twice")
     fill(client, topic)
-    with compacted.lock(own.data_dir / "nightly" / compacted.LOCK) as is_ours:
+    with locks.lock(own.data_dir / "nightly" / locks.LOCK) as is_ours:
         assert is_ours
         status, printed, complaint = nightly("--topic", topic)
     assert (status, printed) == (3, "") and "another run is under way" in complaint and complaint.count("\n") == 1
@@ -184,8 +183,7 @@ def test_two_nights_at_once_are_refused(own, client, nightly):
 def test_a_folder_that_is_in_use_by_something_that_does_not_answer(own, nightly, tmp_path, monkeypatch):
     monkeypatch.setattr(beside, "_PATIENCE_SECONDS", 0)
     shutil.copy(own.data_dir / "catalogue.sqlite", tmp_path)
-    with (tmp_path / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locks.lock(tmp_path / locks.LOCK):
         status, _, complaint = nightly(data_dir=tmp_path)
     assert status == 3 and "does not answer" in complaint and complaint.count("\n") == 1
 

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from geminga.storage import compacted, format
+from geminga.storage import compacted, format, locks
 from geminga.storage.jobs import compaction, engines, nightly
 from geminga.storage.jobs.nightly import BUSY, COMPACTED, FAILED, NOT_ADOPTED, NOTHING_NEW
 
@@ -38,7 +38,7 @@ def outcomes(reports):
 def files_of(topic):
     """What there is beside its ledgers."""
     folder = format.compacted_folder(topic.folder)
-    return sorted(path.name for path in folder.iterdir() if path.name != compacted.LOCK) if folder.exists() else []
+    return sorted(path.name for path in folder.iterdir() if path.name != locks.LOCK) if folder.exists() else []
 
 
 def test_a_plan_says_what_a_run_then_does(topics, tmp_path):
@@ -98,7 +98,7 @@ def test_a_partition_that_somebody_compacts_is_left_to_them(topics):
 def compaction_of(topic):
     folder = format.compacted_folder(topic.folder)
     folder.mkdir(exist_ok=True)
-    return compacted.lock(folder / compacted.LOCK)
+    return locks.lock(folder / locks.LOCK)
 
 
 def test_one_that_was_compacted_since_it_was_planned_is_looked_at_anew(topics):
