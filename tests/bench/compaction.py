@@ -37,17 +37,18 @@ from link import ANSWER_MAX_S, Link, Load  # noqa: E402
 from ..storage.jobs.topics import NOW_MS, Topic, metadata_of, sealed  # noqa: E402
 
 PAYLOAD, KEY_DIGITS = 100, 9
+_STEP = 1_000_003           # a prime: multiples of it are numbers in no order
 LEDGER_BYTES, LEDGER_ENTRIES = 64 << 20, 1_000_000
 UNANSWERED_MAX = 5_000      # entries
 
 
 def write_topic(data_dir: Path, messages: int, keys: int, batch: int, codec: int) -> Topic:
-    """Keys at random; each a message of its own with batch 1."""
+    """Keys at random, or with keys 0 each once, in no order; each a message of its own with batch 1."""
     topic, random = Topic(data_dir), np.random.default_rng(1)
     chunk = 100_000 // batch * batch
     for first in range(0, messages, chunk):
         count = min(chunk, messages - first)
-        chosen = random.integers(0, keys, count)
+        chosen = random.integers(0, keys, count) if keys else np.arange(first, first + count) * _STEP % messages
         digits = (chosen[:, None] // 10 ** np.arange(KEY_DIGITS - 1, -1, -1) % 10 + ord("0")).astype(np.uint8)
         payloads = np.frombuffer(random.bytes(count * PAYLOAD), np.uint8).reshape(count, PAYLOAD) % 16 + ord("a")
         entries = _batches(digits, payloads, batch, codec) if batch > 1 else _singles(digits, payloads)
@@ -193,7 +194,7 @@ def measured(name: str, messages: int, work) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.compaction", description=__doc__.splitlines()[0])
     parser.add_argument("--messages", type=int, default=10_000_000)
-    parser.add_argument("--keys", type=int, default=1_000_000)
+    parser.add_argument("--keys", type=int, default=1_000_000, help="0: each message has its own")
     parser.add_argument("--batch", type=int, default=100)
     parser.add_argument("--codec", choices=list(api.CompressionType.keys()), default="NONE")
     parser.add_argument("--master", default="local[2]")
@@ -208,9 +209,9 @@ def main() -> None:
         started = time.monotonic()
         topic = write_topic(data_dir, options.messages, options.keys, options.batch, api.CompressionType.Value(options.codec))
         size = sum(path.stat().st_size for path in topic.folder.glob("*.ledger"))
-        print(f"{options.messages:,} messages, {options.keys:,} keys, {options.batch} an entry, {options.codec}, {size >> 20} MiB in "
-              f"{len(list(topic.folder.glob('*.ledger')))} ledgers, written in {time.monotonic() - started:.0f} s; {os.cpu_count()} cores",
-              flush=True)
+        print(f"{options.messages:,} messages, {options.keys or options.messages:,} keys, {options.batch} an entry, {options.codec}, "
+              f"{size >> 20} MiB in {len(list(topic.folder.glob('*.ledger')))} ledgers, written in {time.monotonic() - started:.0f} s; "
+              f"{os.cpu_count()} cores", flush=True)
         if options.pulsar:
             http_url, service_url = options.pulsar
             name = f"persistent://public/default/compaction-{time.time_ns()}"
