@@ -470,9 +470,13 @@ class Schedule:
         return self.files.size
 
     @property
+    def loaded(self) -> int:
+        """Rows in memory."""
+        return self._fresh.count + self._moved.count + len(self._wheel.left[0]) + (self._flushing.count if self._flushing else 0)
+
+    @property
     def memory_bytes(self) -> int:
-        rows = self._fresh.count + self._moved.count + len(self._wheel.left[0]) + (self._flushing.count if self._flushing else 0)
-        return 24 * rows + sum(map(len, self._bits.values()))
+        return 24 * self.loaded + sum(map(len, self._bits.values()))
 
     def time_of(self, ledger_id: int, entry_id: int) -> int | None:
         """The entry's time when it waits."""

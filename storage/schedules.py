@@ -63,6 +63,7 @@ class Schedules:
         if schedule.next_ms() > now_ms:
             return False
         released = schedule.advance(now_ms)
+        self._owner.statistics.changed[partition] = None
         for subscription in partition.attached if released else ():
             subscription.dispatcher.fell_due(released)
         return True

@@ -37,7 +37,6 @@ _SIZES = np.array(SIZES, np.uint32)
 LATENCIES_MS = (0.5, 1, 5, 10, 20, 50, 100, 200, 1_000)                          # likewise of a write
 SUBSCRIPTIONS_EACH = 10      # for each topic with a row of its own, on average; one with too many is rolled up
 _SLICE_SECONDS = 0.005       # of rows made anew in one pass
-LATER_BYTES = 2             # of what is kept in memory of an entry whose time has not come
 _AFTER = len(LATENCIES_MS) + 1
 _IMPATIENT = SubType.Exclusive, SubType.Failover      # they wait for no message's time
 
@@ -99,11 +98,13 @@ _SIZE_NAMES = ("le_128", "le_512", "le_1_kb", "le_2_kb", "le_4_kb", "le_16_kb", 
 # How often a rate kept a subscription's consumers waiting, as rates.py counts and Pulsar's REST has it.
 THROTTLED = tuple(f"dispatchThrottled{what}EventsBy{level}Limit"
                   for level in ("Subscription", "Topic", "Broker") for what in ("Msg", "Bytes"))
+# Of entries that wait for their time, and of their index: those in memory, bytes of memory, bytes on disk, files.
+DELAYED = "waiting", "delayed_loaded", "delayed_memory", "delayed_disk", "delayed_windows"
 TOPIC_COLUMNS = (
     "messages_in", "bytes_in", "messages_out", "bytes_out",
     "rate_in", "throughput_in", "write_rate", "rate_out", "throughput_out", "read_rate",
     "backlog", "backlog_bytes", "storage_bytes", "subscriptions", "producers", "consumers", "backlog_since_ms", "quota_bytes",
-    "quota_age_s", "evicted_by_size", "evicted_by_age", "publish_limited", "later_bytes", "delays_refused",
+    "quota_age_s", "evicted_by_size", "evicted_by_age", "publish_limited", *DELAYED, "delays_refused",
     "delays_overridden", "size_sum", "latency_sum", "journal_sum",
     *(f"size_{name}" for name in _SIZE_NAMES), *(f"latency_{name}" for name in _LATENCY_NAMES),
     *(f"journal_{name}" for name in _LATENCY_NAMES),
@@ -111,20 +112,20 @@ TOPIC_COLUMNS = (
 SUBSCRIPTION_COLUMNS = (
     "messages_out", "bytes_out", "expired",
     "rate_out", "throughput_out", "rate_redeliver", "rate_acknowledged", "rate_expired", "rate_dropped",
-    "backlog", "backlog_messages", "delayed", "in_replay", "unacknowledged", "is_blocked", "consumers", "later_bytes",
+    "backlog", "backlog_messages", "delayed", "in_replay", "unacknowledged", "is_blocked", "consumers", "delayed_memory",
     "acked_ms", "consumed_ms", "flow_ms", "advanced_ms", "expired_ms", "kind", *THROTTLED,
 )
-_BACKLOG, _DELAYED, _CONSUMERS = map(SUBSCRIPTION_COLUMNS.index, ("backlog", "delayed", "consumers"))
+_BACKLOG, _CONSUMERS = map(SUBSCRIPTION_COLUMNS.index, ("backlog", "consumers"))
 _NO_DISTRIBUTION = Distribution()
 
 
 def _topic_row(topic: Topic, under: list[tuple]) -> tuple:
     """under: the rows of its subscriptions."""
     rates, (messages_out, bytes_out, _) = rates_of(topic, 6), topic.gone_out
-    backlog = later = consumers = 0
+    backlog = consumers = 0
     for row in under:
         messages_out, bytes_out = messages_out + row[0], bytes_out + row[1]
-        backlog, later, consumers = backlog + row[_BACKLOG], later + row[_DELAYED], consumers + row[_CONSUMERS]
+        backlog, consumers = backlog + row[_BACKLOG], consumers + row[_CONSUMERS]
     seen = topic.last_window or _NO_DISTRIBUTION
     stored, delays = (0, 0, 0, -1, -1, 0, 0), (0, 0)
     if topic.is_persistent:
@@ -133,7 +134,7 @@ def _topic_row(topic: Topic, under: list[tuple]) -> tuple:
                   topic.policies.quota_bytes, topic.policies.quota_age_s, *topic.evictions)
         delays = topic.delays_refused, topic.delays_overridden
     return (topic.messages_in, topic.bytes_in, messages_out, bytes_out, *rates, backlog, *stored[:2],
-            len(topic.subscriptions), len(topic.producers.live), consumers, *stored[2:], publish_limited(topic), later * LATER_BYTES,
+            len(topic.subscriptions), len(topic.producers.live), consumers, *stored[2:], publish_limited(topic), *delayed_index(topic),
             *delays, seen.size_sum, seen.latency_sum_us, seen.journal_sum_us, *seen.sizes, *seen.latencies)
 
 
@@ -147,7 +148,7 @@ def _subscription_row(subscription: Subscription) -> tuple:
     later = delayed(subscription)
     return (counts[0], counts[1], counts[6], rates[0], rates[1], rates[3], rates[5], rates[6], rates[7], backlog, messages,
             later, again(subscription), unacknowledged(subscription), is_blocked(subscription), len(subscription.consumers),
-            later * LATER_BYTES, acked, consumed, flow, subscription.advanced_ms, subscription.expired_ms,
+            delayed_memory(subscription, later), acked, consumed, flow, subscription.advanced_ms, subscription.expired_ms,
             kind_of(subscription), *throttled(subscription))
 
 
@@ -206,6 +207,20 @@ def delayed(subscription: Subscription) -> int:
     if partition.schedule is None or kind in _IMPATIENT or not partition.policies.delayed_delivery:
         return 0
     return partition.schedule.waiting_of(subscription)
+
+
+def delayed_index(topic: Topic) -> tuple[int, ...]:
+    """As DELAYED."""
+    if not topic.is_persistent or topic.schedule is None:
+        return (0,) * len(DELAYED)
+    schedule = topic.schedule
+    return (schedule.waiting if topic.policies.delayed_delivery else 0, schedule.loaded, schedule.memory_bytes, schedule.index_bytes,
+            schedule.windows)
+
+
+def delayed_memory(subscription: Subscription, later: int) -> int:
+    """Bytes of the index, which is one for all subscriptions, where so many entries wait for the time of this one."""
+    return subscription.partition.schedule.memory_bytes if later else 0
 
 
 def again(subscription: Subscription) -> int:

@@ -20,11 +20,13 @@ from geminga.storage.partition import Partition
 from geminga.storage.producers import Producer
 from geminga.storage.quota import backlog_bytes
 from geminga.storage.statistics import (
-    LATER_BYTES,
+    DELAYED,
     THROTTLED,
     again,
     came_ms,
     delayed,
+    delayed_index,
+    delayed_memory,
     durable,
     find_slowest,
     first_left,
@@ -73,7 +75,7 @@ def topic(owner, found: Topic, *, earliest: bool, publishers: bool, consumers: b
         "nonContiguousDeletedMessagesRanges": sum(one["nonContiguousDeletedMessagesRanges"] for one in subscriptions.values()),
         "nonContiguousDeletedMessagesRangesSerializedSize":
             sum(one["nonContiguousDeletedMessagesRangesSerializedSize"] for one in subscriptions.values()),
-        "delayedMessageIndexSizeInBytes": sum(one["delayedMessageIndexSizeInBytes"] for one in subscriptions.values()),
+        "delayedMessageIndexSizeInBytes": delayed_index(found)[DELAYED.index("delayed_memory")],
         "compaction": _compaction(found.view),
         "topicCreationTimeStamp": owner.catalogue.created_ms(found.name.base) or 0,
         "lastPublishTimeStamp": last_publish_ms(found),
@@ -130,7 +132,7 @@ def _of_subscription(owner, subscription: Subscription, *, earliest: bool, consu
         "drainingHashesUnackedMessages": sum(one.entries for one in draining),
         "nonContiguousDeletedMessagesRanges": ranges,
         "nonContiguousDeletedMessagesRangesSerializedSize": sum(bitmap.nbytes for bitmap in cursor.bitmaps.values()),
-        "delayedMessageIndexSizeInBytes": later * LATER_BYTES, "subscriptionProperties": subscription.properties,
+        "delayedMessageIndexSizeInBytes": delayed_memory(subscription, later), "subscriptionProperties": subscription.properties,
         "filterProcessedMsgCount": 0, "filterAcceptedMsgCount": 0, "filterRejectedMsgCount": 0, "filterRescheduledMsgCount": 0,
         **dict(zip(THROTTLED, throttled(subscription), strict=True)),
         "durable": subscription.is_durable, "replicated": subscription.is_replicated,

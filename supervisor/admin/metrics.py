@@ -21,7 +21,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from geminga.proto.commands import SERVER_VERSION
 from geminga.storage.counters import BOUNDS_S, Counters
-from geminga.storage.statistics import LATER_BYTES, SUBSCRIPTION_COLUMNS, TOPIC_COLUMNS
+from geminga.storage.statistics import SUBSCRIPTION_COLUMNS, TOPIC_COLUMNS
 from geminga.supervisor.admin import authentication
 from geminga.supervisor.admin.compaction import Compactions, Record
 from geminga.supervisor.admin.owners import Owners
@@ -169,9 +169,11 @@ TOPIC_FAMILIES = [
     Family("pulsar_storage_read_rate", "Entries read, per second", "read_rate"),
     Family("pulsar_in_messages_total", "Messages published", "messages_in", "counter"),
     Family("pulsar_in_bytes_total", "Bytes published", "bytes_in", "counter"),
-    Family("pulsar_delayed_message_index_size_bytes", "Bytes of memory for entries whose time has not come", "later_bytes"),
-    Family("pulsar_delayed_message_index_loaded", "Entries whose time has not come, for each subscription: all are in memory",
-           lambda columns, now_ms: columns["later_bytes"] / LATER_BYTES),
+    Family("geminga_delayed_entries", "Entries that wait for their time, whoever is to get them", "waiting"),
+    Family("pulsar_delayed_message_index_size_bytes", "Bytes of memory of their index", "delayed_memory"),
+    Family("pulsar_delayed_message_index_loaded", "Those of them that are in memory: they came lately, or fall due soon", "delayed_loaded"),
+    Family("pulsar_delayed_message_index_bucket_total", "Files of their index: one for each window of time", "delayed_windows"),
+    Family("pulsar_delayed_message_index_bucket_snapshot_size_bytes", "Bytes of these files", "delayed_disk"),
     Family("pulsar_broker_topic_messages_delayed_rejected_total", "Messages that were to be delivered later than the maximum allows",
            "delays_refused", "counter", prefix="pulsar_"),
     Family("pulsar_broker_topic_messages_fixed_delay_overridden_total", "Messages that a fixed delay gave another time than they came with",
@@ -205,7 +207,8 @@ SUBSCRIPTION_FAMILIES = [
     Family("pulsar_subscription_last_consumed_flow_timestamp", "When a consumer last asked for more, ms", "flow_ms", sums=False),
     Family("pulsar_subscription_last_mark_delete_advanced_timestamp", "When the mark-delete position last moved, ms", "advanced_ms",
            sums=False),
-    Family("pulsar_subscription_delayed_message_index_size_bytes", "Bytes of memory for entries whose time has not come", "later_bytes"),
+    Family("pulsar_subscription_delayed_message_index_size_bytes", "Bytes of memory of the index that all subscriptions share, where any "
+           "of its entries wait for this one", "delayed_memory"),
     Family("pulsar_out_messages_total", "Messages given to consumers", "messages_out", "counter"),
     Family("pulsar_out_bytes_total", "Bytes given to consumers", "bytes_out", "counter"),
     *(Family(f"pulsar_subscription_dispatch_throttled_{what}_events", "How often a rate kept consumers waiting",

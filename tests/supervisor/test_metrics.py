@@ -229,12 +229,26 @@ def test_consumers_and_producers_have_series_where_that_is_asked_for(rig):
 
 
 def test_messages_whose_time_has_not_come_are_told(rig):
-    """As they are in memory, of each subscription that waits for them."""
-    rig.run(rig.flow(rig.consumer("t0", "waits", subType=1), 9))
-    rig.run(rig.sends(*[(rig.producer("t0", producer_name="later"), b"x", {"deliver_at_time": rig.now_ms + 60_000})] * 3))
+    """Of each subscription that waits for them; and where their index is, which they share."""
+    rig.run(rig.flow(rig.consumer("t0", "waits", subType=1), 9), rig.flow(rig.consumer("t0", "too", subType=3), 9))
+    producer = rig.producer("t0", producer_name="later")
+    rig.run(rig.sends(*[(producer, b"x", {"deliver_at_time": rig.now_ms + ms}) for ms in (60_000, 30_000, 10 ** 9)]))
     found = told(rig)
-    assert total(found, "pulsar_subscription_delayed") == total(found, "pulsar_delayed_message_index_loaded") == 3
-    assert total(found, "pulsar_delayed_message_index_size_bytes") > 0
+    waiting = {sample.labels["subscription"]: sample.value for sample in found["pulsar_subscription_delayed"] if sample.value}
+    assert waiting == {"waits": 3, "too": 3}
+    assert total(found, "geminga_delayed_entries") == total(found, "pulsar_delayed_message_index_loaded") == 3
+    memory = total(found, "pulsar_delayed_message_index_size_bytes")
+    assert memory > 0 and total(found, "pulsar_subscription_delayed_message_index_size_bytes") == 2 * memory
+    assert [total(found, f"pulsar_delayed_message_index_bucket_{name}") for name in ("total", "snapshot_size_bytes")] == [0, 0]
+    stats = rig.asked("stats", "t0", earliest=False, publishers=False, consumers=False)
+    assert stats["delayedMessageIndexSizeInBytes"] == stats["subscriptions"]["waits"]["delayedMessageIndexSizeInBytes"] == memory
+    rig.run(rig.question("unload", "t0"))        # all of it is in files then
+    rig.close_consumer(rig.consumer("t0", "waits", subType=1))
+    found = told(rig)
+    assert total(found, "pulsar_delayed_message_index_bucket_total") == 2 and total(found, "geminga_delayed_entries") == 3
+    assert total(found, "pulsar_delayed_message_index_bucket_snapshot_size_bytes") > 0
+    rig.run(after_ms=10 ** 9)
+    assert total(told(rig), "geminga_delayed_entries") == total(told(rig), "pulsar_subscription_delayed") == 0
 
 
 def test_without_topics_there_are_namespaces(rig):
