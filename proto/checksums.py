@@ -66,6 +66,18 @@ def _combine(checksums: NDArray[np.uint32], size: int) -> list[tuple[int, int, i
             for number, expected in enumerate(checksums.tolist())]
 
 
+def before_so_many(changes: NDArray[np.uint32], behind: NDArray[np.int64]) -> NDArray[np.uint32]:
+    """What changes (n,) of checksums are when so many bytes, that do not change, follow: (n,) or (1,), fewer than LAID_OUT_MAX."""
+    if len(behind) == 1 and behind[0] > 0:
+        return _apply(_tables(int(behind[0])), changes)
+    return _shift(changes.astype(np.int64), np.broadcast_to(behind, len(changes)), _DIGITS)
+
+
+def of_byte(last: int) -> NDArray[np.uint32]:
+    """(256,): what changing bits of one byte changes of the checksum of bytes among which it is the last but `last` - 1."""
+    return _tables(last)[0]
+
+
 def laid_out(checksums: NDArray[np.uint32], offsets: NDArray[np.int64], sizes: NDArray[np.int64], length: int) -> int:
     """The checksum of `length` < LAID_OUT_MAX bytes that are zeros but for pieces (n,) at offsets, none over another.
 

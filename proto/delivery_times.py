@@ -3,9 +3,14 @@
     0e01 CRC32C metadata-size METADATA payload       METADATA: ... 98 01 TIME ...   ->   ... ... 98 01 ANOTHER
 
 The time that the metadata has, if it has one, is taken out, and the new one stands at its end, as any decoder reads it; every other
-byte stays.  Entries of one size are mostly laid out alike, and are rewritten as arrays; others go one by one.  Both ways give the same
-bytes, and a test holds them to it.
+byte stays.  What stands before payloads, the head, is mostly laid out alike: heads of one size are rewritten as arrays, others one by
+one.  Both ways give the same bytes, and a test holds them to it.
+
+Checksums are linear: what changes one depends on the bytes of the head that change and on how many follow them.  So payloads are not
+looked at, and of heads only the few columns in which they differ.
 """
+from collections.abc import Iterator
+
 import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
@@ -15,31 +20,83 @@ from geminga.proto.frames import CHECKSUM_END, MAGIC, SIZE
 from geminga.proto.sends import SEND_ROW
 
 _TAG = varints.encode(19 << 3)       # deliver_at_time, an int64
+_WIDTH = 6                           # bytes of a time from 1971 to 2109, ...
+_FIRST, _LAST = 1 << 7 * (_WIDTH - 1), (1 << 7 * _WIDTH) - 1
+_FIELD = len(_TAG) + _WIDTH          # ... with which its field is one word
 _METADATA = CHECKSUM_END + SIZE.size
 _MAGIC = MAGIC.to_bytes(2, "big")
-_ALIKE_MIN = 32                      # entries of one size that are worth arrays
+_ALIKE_MIN = 32                      # heads of one size that are worth arrays
+_COLUMNS_MAX = 16                    # in which they differ; a look-up for each costs as much as a call
+_WORD = 8
+_Differing = dict[int, tuple[int, NDArray[np.uint8]]]      # column: (bits in which some differ from the first, in which each does)
 
 
 def stamped(rows: NDArray, data: memoryview, times: NDArray[np.int64]) -> tuple[NDArray, memoryview]:
     """(rows (n,) SEND_ROW, their entries without gaps) of the entries in data, delivered at these times (n,) > 0."""
     rows = rows.view(np.uint64).copy().view(SEND_ROW)       # words copy ten times faster than fields
     sizes, sources = rows["size"].astype(np.int64), rows["offset"].astype(np.int64)
-    blocks, singles = _as_arrays(rows, sizes, sources, data, times)
-    for at in singles:
-        source = int(sources[at])
-        entry, rows["crc32c"][at] = _stamp(data[source:source + int(sizes[at])], int(times[at]))
-        blocks.append((np.array([at]), np.frombuffer(entry, np.uint8).reshape(1, -1)))
-    for where, block in blocks:
-        rows["size"][where] = block.shape[1]
     rows["deliver_at"] = times
-    ends = np.cumsum(rows["size"], dtype=np.int64)
-    rows["offset"] = ends - rows["size"]
-    if len(blocks) == 1:
-        return rows, memoryview(blocks[0][1]).cast("B")
-    out = np.empty(int(ends[-1]), np.uint8)
-    for where, block in blocks:
-        _at_each(out, block.shape[1])[rows["offset"][where].astype(np.int64)] = block.view(f"V{block.shape[1]}").ravel()
-    return rows, memoryview(out)
+    are_many = len(rows) >= _ALIKE_MIN and times.min() >= _FIRST and times.max() <= _LAST
+    if are_many and (sizes == sizes[0]).all() and (np.diff(sources) == sizes[0]).all():
+        entries = np.frombuffer(data, np.uint8, int(sizes.sum()), int(sources[0])).reshape(len(rows), -1)
+        if (out := _all_alike(rows, entries, times)) is not None:
+            rows["size"], rows["offset"] = out.shape[1], np.arange(0, out.size, out.shape[1])
+            return rows, memoryview(out).cast("B")
+    pieces: list = [b""] * 2 * len(rows)
+    is_left = np.ones(len(rows), bool)
+    if are_many:
+        _most(rows, sizes, sources, data, times, pieces, is_left)
+    for at in np.flatnonzero(is_left).tolist():
+        source = int(sources[at])
+        pieces[2 * at], rows["crc32c"][at] = _stamp(data[source:source + int(sizes[at])], int(times[at]))
+        rows["size"][at] = len(pieces[2 * at])
+    rows["offset"] = np.cumsum(rows["size"], dtype=np.int64) - rows["size"]
+    return rows, memoryview(b"".join(pieces))
+
+
+# -- as arrays
+
+def _all_alike(rows: NDArray, entries: NDArray[np.uint8], times: NDArray[np.int64]) -> NDArray[np.uint8] | None:
+    """What entries (n, size) are then, when all are laid out like the first; their checksums are filled in."""
+    size = _METADATA + int.from_bytes(entries[0, CHECKSUM_END:_METADATA].tobytes(), "big")
+    payload = entries.shape[1] - size
+    if payload >= checksums.LAID_OUT_MAX or (shape := _shape(entries[0, _METADATA:size].tobytes())) is None:
+        return None
+    tight, cut = shape
+    differing = _differing(entries[:, :size])
+    if _is_unlike(differing, tight):
+        return None
+    out = np.empty((len(entries), size - (cut[1] - cut[0]) + _FIELD + payload), np.uint8)
+    out[:, out.shape[1] - payload:] = entries[:, size:]
+    rows["crc32c"] = _fill(out[:, :out.shape[1] - payload], entries[:, :size], cut, times, differing, rows["crc32c"], np.array([payload]))
+    return out
+
+
+def _most(rows: NDArray, sizes: NDArray[np.int64], sources: NDArray[np.int64], data: memoryview, times: NDArray[np.int64],
+          pieces: list, is_left: NDArray[np.bool_]) -> None:
+    """Heads and payloads become pieces, of most entries; sizes and checksums are filled in."""
+    whole = np.frombuffer(data, np.uint8)
+    ends = _METADATA + _at_each(whole, SIZE.size)[sources + CHECKSUM_END].view(">u4").astype(np.int64)
+    for size in np.unique(ends).tolist():
+        where = np.flatnonzero((ends == size) & (sizes - size < checksums.LAID_OUT_MAX))
+        if len(where) < _ALIKE_MIN:
+            continue
+        heads = _at_each(whole, size)[sources[where]].view(np.uint8).reshape(len(where), size)
+        if (shape := _shape(heads[0, _METADATA:].tobytes())) is None:
+            continue
+        tight, cut = shape
+        differing = _differing(heads)
+        if _is_unlike(differing, tight):
+            is_like = ~((heads[:, CHECKSUM_END:] ^ heads[0, CHECKSUM_END:]) & tight).any(axis=1)
+            where, heads = where[is_like], heads[is_like]
+            differing = _differing(heads)
+        new = np.empty((len(where), size - (cut[1] - cut[0]) + _FIELD), np.uint8)
+        rows["crc32c"][where] = _fill(new, heads, cut, times[where], differing, rows["crc32c"][where], sizes[where] - size)
+        rows["size"][where] = sizes[where] + (new.shape[1] - size)
+        is_left[where] = False
+        for at, head, source, end in zip(where.tolist(), new.view(f"V{new.shape[1]}").ravel().tolist(), sources[where].tolist(),
+                                         (sources + sizes)[where].tolist(), strict=True):
+            pieces[2 * at:2 * at + 2] = head, data[source + size:end]
 
 
 def _at_each(data: NDArray[np.uint8], size: int) -> NDArray:
@@ -47,86 +104,92 @@ def _at_each(data: NDArray[np.uint8], size: int) -> NDArray:
     return np.ndarray(len(data) - size + 1, f"V{size}", data, 0, (1,))
 
 
-# -- as arrays
-
-def _as_arrays(rows: NDArray, sizes: NDArray[np.int64], sources: NDArray[np.int64], data: memoryview,
-               times: NDArray[np.int64]) -> tuple[list[tuple[NDArray[np.int64], NDArray[np.uint8]]], list[int]]:
-    """([(which, their new bytes (n, size))], which are left)"""
-    if len(rows) < _ALIKE_MIN or varints.length(int(times.min())) != varints.length(int(times.max())):
-        return [], list(range(len(rows)))
-    whole, blocks, left = np.frombuffer(data, np.uint8), [], []
-    distinct, counts = (sizes[:1], [len(sizes)]) if (sizes == sizes[0]).all() else np.unique(sizes, return_counts=True)
-    for size, count in zip(distinct.tolist(), counts, strict=True):
-        where = np.flatnonzero(sizes == size)
-        if count >= _ALIKE_MIN:
-            if sources[where[-1]] - sources[where[0]] == (count - 1) * size and (np.diff(sources[where]) == size).all():
-                entries = whole[sources[where[0]]:sources[where[-1]] + size].reshape(count, size)
-            else:
-                entries = _at_each(whole, size)[sources[where]].view(np.uint8).reshape(count, size)
-            found = _stamp_alike(entries, times[where])
-            if found is not None:
-                is_like, block, sums = found
-                left += where[~is_like].tolist()
-                where = where[is_like]
-                rows["crc32c"][where] = sums
-                blocks.append((where, block))
-                continue
-        left += where.tolist()
-    return blocks, left
+def _differing(heads: NDArray[np.uint8]) -> _Differing:
+    """Columns behind the checksum in which not all heads (n, size) are as the first."""
+    found = {}
+    for at in {*range(CHECKSUM_END, heads.shape[1] - _WORD + 1, _WORD), heads.shape[1] - _WORD}:
+        words = heads[:, at:at + _WORD].view("<u8")[:, 0]
+        found |= {at + byte: bits for byte, bits in _bytes_differing(words ^ words[0]) if at + byte >= CHECKSUM_END}
+    return found
 
 
-def _stamp_alike(entries: NDArray[np.uint8],
-                 times: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.uint8], NDArray[np.uint32]] | None:
-    """(which entries (n, size) are laid out as the first, their new bytes, their checksums); None when that one is not simple."""
-    first = entries[0].tobytes()
-    end = _METADATA + SIZE.unpack_from(first, CHECKSUM_END)[0]
-    shape = _shape(first[_METADATA:end])
-    if shape is None:
-        return None
-    tight, cuts = shape
-    mask = np.frombuffer(b"\xff" * SIZE.size + tight, np.uint8)
-    unlike = (entries[:, CHECKSUM_END:end] ^ entries[0, CHECKSUM_END:end]) & mask
-    is_like = ~unlike.any(axis=1)
-    if not is_like.all():
-        entries, times = entries[is_like], times[is_like]
-    cut_from, cut_to = (_METADATA + cuts[0][0], _METADATA + cuts[0][1]) if cuts else (end, end)
-    width = varints.length(int(times[0]))
-    field_at = end - (cut_to - cut_from)
-    new_end = field_at + len(_TAG) + width
-    out = np.empty((len(entries), entries.shape[1] - end + new_end), np.uint8)
-    out[:, CHECKSUM_END:_METADATA] = np.frombuffer(SIZE.pack(new_end - _METADATA), np.uint8)
-    out[:, _METADATA:cut_from] = entries[:, _METADATA:cut_from]
-    out[:, cut_from:field_at] = entries[:, cut_to:end]
-    out[:, field_at:field_at + len(_TAG)] = np.frombuffer(_TAG, np.uint8)
-    varints.stamp(out, field_at + len(_TAG), times.view(np.uint64), width)
-    out[:, new_end:] = entries[:, end:]
-    sums = checksums.of_each(out[:, CHECKSUM_END:])
-    out[:, :len(_MAGIC)] = np.frombuffer(_MAGIC, np.uint8)
-    out[:, len(_MAGIC):CHECKSUM_END] = sums.astype(">u4").view(np.uint8).reshape(-1, SIZE.size)
-    return is_like, out, sums
+def _bytes_differing(words: NDArray[np.uint64]) -> Iterator[tuple[int, tuple[int, NDArray[np.uint8]]]]:
+    """Which bytes of words (n,) are not all 0: (byte, (bits of any, of each))."""
+    for byte, bits in enumerate(int(np.bitwise_or.reduce(words)).to_bytes(_WORD, "little")):
+        if bits:
+            yield byte, (bits, words.view(np.uint8)[byte::_WORD])
 
 
-def _shape(metadata: bytes) -> tuple[bytes, list[tuple[int, int]]] | None:
-    """(which bits of metadata that is laid out like this are the same, where its delivery time stands); None when that is not simple.
+def _is_unlike(differing: _Differing, tight: NDArray[np.uint8]) -> bool:
+    return any(tight[column - CHECKSUM_END] & bits for column, (bits, _) in differing.items())
+
+
+def _fill(new: NDArray[np.uint8], heads: NDArray[np.uint8], cut: tuple[int, int], times: NDArray[np.int64],
+          differing: _Differing, sums: NDArray[np.uint32], payloads: NDArray[np.int64]) -> NDArray[np.uint32]:
+    """Heads (n, size) become new ones, without the bytes that are cut and with times behind them; their entries' checksums.
+
+    sums: of the entries before; payloads: bytes (n,) behind each head, or (1,) behind all.
+    """
+    cut_from, cut_to = cut
+    words = varints.words(times.view(np.uint64), _WIDTH) << np.uint64(8 * len(_TAG)) | np.uint64(int.from_bytes(_TAG, "little"))
+    new[:, :cut_from] = heads[:, :cut_from]
+    new[:, cut_from:-_FIELD] = heads[:, cut_to:]
+    new[:, -_FIELD:].view("<u8")[:, 0] = words
+    new[:, CHECKSUM_END:_METADATA] = np.frombuffer(SIZE.pack(new.shape[1] - _METADATA), np.uint8)
+    sums = sums ^ _changes(new, heads, cut, differing, words, payloads)
+    new[:, len(_MAGIC):CHECKSUM_END] = sums.astype(">u4").view(np.uint8).reshape(-1, SIZE.size)
+    return sums
+
+
+def _changes(new: NDArray[np.uint8], heads: NDArray[np.uint8], cut: tuple[int, int], differing: _Differing,
+             words: NDArray[np.uint64], payloads: NDArray[np.int64]) -> NDArray[np.uint32]:
+    """Of the entries' checksums (n,): those of the first head, and tables for the columns in which others differ from it."""
+    if len(differing) > _COLUMNS_MAX:
+        changes = checksums.of_each(heads[:, CHECKSUM_END:]) ^ checksums.of_each(new[:, CHECKSUM_END:])
+        return checksums.before_so_many(changes, payloads)
+    (cut_from, cut_to), size = cut, heads.shape[1]
+    first = crc32c(heads[0, CHECKSUM_END:].tobytes()) ^ crc32c(new[0, CHECKSUM_END:].tobytes())
+    tables, columns = [np.array([first], np.uint32)], []
+    for column, (_, bits) in differing.items():
+        table = checksums.of_byte(size - column)
+        if not cut_from <= column < cut_to:      # it is in the new head, too
+            table = table ^ checksums.of_byte(size - column + _FIELD - (cut_to - cut_from if column < cut_from else 0))
+        tables.append(table)
+        columns.append(bits)
+    for byte, (_, bits) in _bytes_differing(words ^ words[0]):
+        tables.append(checksums.of_byte(_FIELD - byte))
+        columns.append(bits)
+    tables = np.concatenate(tables)
+    if len(payloads) == 1:
+        tables = checksums.before_so_many(tables, payloads)
+    changes = np.full(len(heads), tables[0])
+    for number, bits in enumerate(columns):
+        changes ^= tables[1 + 256 * number:257 + 256 * number].take(bits)
+    return changes if len(payloads) == 1 else checksums.before_so_many(changes, payloads)
+
+
+def _shape(metadata: bytes) -> tuple[NDArray[np.uint8], tuple[int, int]] | None:
+    """(which bits behind the checksum heads with such metadata have in common, where their time begins and ends); None when not simple.
 
     What a field holds may differ, where it stands and how long it is may not.
     """
     tight, cuts, at = bytearray(b"\xff" * len(metadata)), [], 0
     while at < len(metadata):
         start = at
-        tag, at = varints.decode(metadata, at)
-        held = at
-        at = _end_of(metadata, at, tag)
+        tag, held = varints.decode(metadata, at)
+        at = _end_of(metadata, held, tag)
         if tag & 7 == 0:
             tight[held:at] = b"\x80" * (at - held)
             if metadata[start:held] == _TAG:
-                cuts.append((start, at))
+                cuts.append((_METADATA + start, _METADATA + at))
         elif tag & 7 == 3:
             return None
         else:
             held = varints.decode(metadata, held)[1] if tag & 7 == 2 else held      # behind its length
             tight[held:at] = bytes(at - held)
-    return (bytes(tight), cuts) if len(cuts) <= 1 else None
+    if len(cuts) > 1:
+        return None
+    return np.frombuffer(b"\xff" * SIZE.size + tight, np.uint8), cuts[0] if cuts else (_METADATA + len(metadata),) * 2
 
 
 # -- one by one

@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 WORD_MAX = 8                                  # longest varint that can be read from one 8-byte load
 _SEVENS = [np.uint64(0x7F7F7F7F7F7F7F7F >> 8 * (WORD_MAX - size)) for size in range(WORD_MAX + 1)]
+# Top bits of all bytes but the last.
+_MORES = [np.uint64(0x80808080808080 >> 8 * (WORD_MAX - max(size, 1))) for size in range(WORD_MAX + 1)]
 _RANKS = [tuple(map(np.uint64, rank)) for rank in (
     (1, 0x007F007F007F007F, 0x7F007F007F007F00), (2, 0x00003FFF00003FFF, 0x3FFF00003FFF0000), (4, 0x0FFFFFFF, 0x0FFFFFFF00000000))]
 
@@ -50,6 +52,13 @@ def stamp(block: NDArray[np.uint8], column: int, values: NDArray[np.uint64], siz
     for byte in range(size):
         part = (values >> np.uint64(7 * byte)).astype(np.uint8)
         block[:, column + byte] = (part & 127 if byte == size - 1 else part | 128)
+
+
+def words(values: NDArray[np.uint64], size: int) -> NDArray[np.uint64]:
+    """Words (n,) that begin with the values as varints of `size` bytes (at most 8), and end with zeros."""
+    for shift, low, high in reversed(_RANKS):
+        values = (values & low) | (values << shift) & high
+    return values | _MORES[size]
 
 
 def read_words(words: NDArray[np.uint64], size: int) -> NDArray[np.uint64]:
