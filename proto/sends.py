@@ -103,6 +103,11 @@ def is_encrypted(entry: memoryview) -> bool:
     return len(api.MessageMetadata.FromString(bytes(entry[at:at + size])).encryption_keys) > 0
 
 
+def is_chunk(entry: bytes) -> bool:
+    """Whether it is part of a message, as clients say in SEND too.  Raises like read_one."""
+    return _metadata(entry)[0].num_chunks_from_msg > 1
+
+
 def with_checksum(entry: bytes) -> bytes:
     """The entry as it is stored: clients from before protocol version 6 send theirs without magic and checksum."""
     return entry if _has_checksum(entry, 0) else _MAGIC + SIZE.pack(crc32c(entry)) + entry

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import ProtocolError
 from geminga.proto.frames import CHECKSUM_END, MAGIC
-from geminga.proto.sends import INDEX_FIELDS, KEPT_CHECKSUM, BadChecksum, read_one
+from geminga.proto.sends import INDEX_FIELDS, KEPT_CHECKSUM, BadChecksum, is_chunk, read_one
 from geminga.storage import format
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def _mend(ledger: "Ledger", rows: NDArray, first: int, end: int) -> list[int]:
 def _describe(entry: bytes) -> dict | None:
     """What the index says of an entry, if that is whole."""
     try:
-        return dict(zip(INDEX_FIELDS, read_one(api.CommandSend(), entry)[-len(INDEX_FIELDS):], strict=True))
+        return dict(zip(INDEX_FIELDS, read_one(api.CommandSend(is_chunk=is_chunk(entry)), entry)[-len(INDEX_FIELDS):], strict=True))
     except (BadChecksum, ProtocolError):
         return None
 

@@ -129,7 +129,8 @@ class Rig:
         for handle, payload, *more in messages:
             sequence_id = self.number()
             entry = entry_of(payload, sequence_id=sequence_id, **(more[0] if more else {}))
-            row = np.array([sends.read_one(api.CommandSend(producer_id=handle.object_id, sequence_id=sequence_id), entry)], sends.SEND_ROW)
+            command = api.CommandSend(producer_id=handle.object_id, sequence_id=sequence_id, is_chunk=sends.is_chunk(entry))
+            row = np.array([sends.read_one(command, entry)], sends.SEND_ROW)
             row["producer"], row["connection"], row["offset"] = handle.number, handle.connection, offset
             rows.append(row)
             entries.append(entry)
