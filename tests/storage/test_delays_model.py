@@ -1,7 +1,8 @@
 """Delays against a dictionary: nothing early, nothing lost, nothing acknowledged back, and everything due is given out.
 
-A machine publishes with all kinds of delays, lets time pass, has consumers come, ask, acknowledge, give back and go, changes how exact it
-is to be and how the schedule is cut, unloads the topic, and ends the process: by a stop, a kill, or a power cut.
+A machine publishes with all kinds of delays, lets time pass, has consumers come, ask, acknowledge, give back and go, cancels messages and
+gives them other times, changes how exact it is to be and how the schedule is cut, unloads the topic, and ends the process: by a stop, a
+kill, or a power cut.
 """
 import os
 from dataclasses import dataclass, field
@@ -75,6 +76,7 @@ class DelaysMachine(RuleBasedStateMachine):
         self.lives.next("stop")
         self.is_strict, self.tick_ms, self.log = is_strict, 1_000, {}
         self.coarsest_ms = self.tick_ms      # of those since the last pass
+        self.cancelled = set()
         self.models = [Model(name) for name in SUBSCRIPTIONS]
         self.producer = self.rig.producer("t")
         for model in self.models:
@@ -209,7 +211,7 @@ class DelaysMachine(RuleBasedStateMachine):
         if consumer is None or not self.log:
             return
         model.begin = data.draw(st.sampled_from([*self.log][-20:]))
-        model.consumers, model.out, model.acked = [], {}, set()
+        model.consumers, model.out, model.acked = [], {}, set(self.cancelled)
         self.run(self.rig.command("seek", connection=consumer.handle.connection, consumer_id=consumer.handle.object_id, request_id=1,
                                   message_id={"ledgerId": model.begin[0], "entryId": model.begin[1]}))
 
@@ -220,6 +222,33 @@ class DelaysMachine(RuleBasedStateMachine):
         self.tick_ms, self.coarsest_ms = tick_ms, max(tick_ms, self.tick_ms)
         policy = {"active": True, "tickTime": tick_ms, "timePartitionGranularityInMillis": window_ms}
         self.check(set_policy(self.rig, "delayedDelivery", policy))
+
+    def draw_waiting(self, data):
+        """One that waits, as far as that can be told."""
+        waiting = [position for position, entry in self.log.items() if entry.due_ms > self.rig.now_ms + self.tick_ms
+                   and position not in self.cancelled]
+        return data.draw(st.sampled_from(waiting)) if waiting else None
+
+    @rule(data=st.data())
+    def cancel(self, data):
+        position = self.draw_waiting(data)
+        if position is not None:
+            answers = self.rig.run(self.rig.question("cancel", "t", position=list(position)))
+            assert answers.answered[0]["answer"] is True
+            self.cancelled.add(position)
+            for model in self.models:
+                model.acked.add(position)
+                model.out.pop(position, None)
+            self.check(answers)
+
+    @rule(data=st.data(), after_ms=st.sampled_from([0, 500, 5_000, 10 * MINUTE_MS, 3 * DAY_MS]))
+    def reschedule(self, data, after_ms):
+        position = self.draw_waiting(data)
+        if position is not None:
+            at_ms = self.rig.now_ms + after_ms
+            self.log[position].due_ms = at_ms
+            answers = self.run(self.rig.question("reschedule", "t", position=list(position), deliver_at_ms=at_ms))
+            assert answers.answered[0]["answer"] is True
 
     @rule()
     def unload(self):
@@ -242,4 +271,4 @@ class DelaysMachine(RuleBasedStateMachine):
 
 
 TestDelaysMachine = DelaysMachine.TestCase
-TestDelaysMachine.settings = settings(max_examples=int(os.environ.get("EXAMPLES", "30")), stateful_step_count=40, deadline=None)
+TestDelaysMachine.settings = settings(max_examples=int(os.environ.get("EXAMPLES", "25")), stateful_step_count=40, deadline=None)
