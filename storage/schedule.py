@@ -336,21 +336,22 @@ class Schedule:
             ledger = self._partition.find(ledger_id)
             if ledger is not None and ledger_id in self._bits:
                 mine = ledger_ids == ledger_id
-                entries = self._that_hold(ledger, times[mine], entry_ids[mine])
+                _, entries = self._that_hold(ledger, times[mine], entry_ids[mine])
                 if len(entries):
+                    entries = entries if (entries[1:] > entries[:-1]).all() else np.unique(entries)
                     self._clear(ledger_id, entries)
                     released.append((ledger, entries))
         return released
 
-    def _that_hold(self, ledger: Ledger, times: NDArray[np.int64], entries: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Those of the entries that wait for these times, ascending, each once."""
+    def _that_hold(self, ledger: Ledger, times: NDArray[np.int64], entries: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
+        """(times, entries) of those that wait for these times; one may be there twice."""
         bits = self._bits[ledger.ledger_id]
         is_there = entries < min(ledger.entries, len(bits) * 8)
         times, entries = times[is_there], entries[is_there]
         holds = (bits[entries >> 3] >> (entries & 7).astype(np.uint8) & 1).astype(bool)
         times, entries = times[holds], entries[holds]
-        entries = entries[self._times(ledger, entries) == times]
-        return entries if (entries[1:] > entries[:-1]).all() else np.unique(entries)
+        holds = self._times(ledger, entries) == times
+        return times[holds], entries[holds]
 
     def _times(self, ledger: Ledger, entries: Entries) -> NDArray[np.int64]:
         """When they are to be given out: NEVER_MS for never."""
@@ -575,6 +576,9 @@ class Schedule:
                 rows = self.files.peek(window)
                 rows = self._with_times(rows) if window[0] == FAR_MS else rows
                 chosen = joined([chosen, _between(self._holding(rows), first_ms, end_ms)])
+        if len(chosen[0]) > 2 * at_most:           # some may be there twice
+            first = np.argpartition(chosen[0], 2 * at_most)[:2 * at_most]
+            chosen = tuple(column[first] for column in chosen)
         return sorted(set(zip(*(column.tolist() for column in chosen), strict=True)))[:at_most]
 
     def _in_memory(self) -> Rows:
@@ -591,13 +595,13 @@ class Schedule:
             mine = rows[1] == ledger_id
             if self.limit is not None and self._is_sorted and ledger_id >= self.limit[0]:
                 beyond = rows[2][mine] >= self.end(ledger)
-                entries = np.unique(rows[2][mine][beyond])
+                entries = rows[2][mine][beyond]
                 entries = entries[self._times(ledger, entries) < NEVER_MS]
                 found.append((ledger.deliver_at[entries], np.full(len(entries), ledger_id), entries))
                 mine = np.flatnonzero(mine)[~beyond]
             if ledger_id in self._bits:
-                entries = self._that_hold(ledger, rows[0][mine], rows[2][mine])
-                found.append((self._times(ledger, entries), np.full(len(entries), ledger_id), entries))
+                times, entries = self._that_hold(ledger, rows[0][mine], rows[2][mine])
+                found.append((times, np.full(len(entries), ledger_id), entries))
         return joined(found)
 
     # -- on disk

@@ -31,12 +31,13 @@ class Schedules:
         self._busy: dict[Partition, Schedule] = {}
         self._thread: ThreadPoolExecutor | None = None
         self._saving: tuple[Future, list[Snapshot]] | None = None
+        self._to_save: dict[Partition, Schedule] = {}
         self._save_ms = 0
 
     @property
     def is_busy(self) -> bool:
         """Whether there is something to be done at once."""
-        return bool(self._busy)
+        return bool(self._busy or self._to_save)
 
     def watch(self, partition: Partition) -> None:
         """Its policies are new, or it was opened; it may have a schedule."""
@@ -53,6 +54,7 @@ class Schedules:
     def release(self, partition: Partition) -> None:
         """Somebody else may open it, or nobody: what there is to save is saved."""
         self._busy.pop(partition, None)
+        self._to_save.pop(partition, None)
         if (schedule := self._all.pop(partition, None)) is not None:
             self._wait()
             self._save_now([schedule])
@@ -88,11 +90,14 @@ class Schedules:
             except OSError as error:                  # rows stay in memory; tried again with the next tick
                 self._owner.complain(f"{text_of(error)}; the schedule of {partition.name} is kept in memory until there is room")
                 del self._busy[partition]
+                self._to_save.pop(partition, None)
                 continue
             if not schedule.is_busy:
                 del self._busy[partition]
             if time.perf_counter() >= until:
                 break
+        if self._to_save and all(schedule.is_between for schedule in self._to_save.values()):
+            self._save()
 
     def tick(self, now_ms: int) -> None:
         for partition in self._all:
@@ -102,7 +107,7 @@ class Schedules:
         if self._saving is not None and self._saving[0].done():
             self._collect()
         if self._saving is None and now_ms >= self._save_ms:
-            self._save(now_ms)
+            self._prepare(now_ms)
 
     def close(self) -> None:
         """All is saved."""
@@ -113,16 +118,18 @@ class Schedules:
 
     # -- saving
 
-    def _save(self, now_ms: int) -> None:
-        """Begin to save those that have changed; what is to be in files first gets there meanwhile."""
+    def _prepare(self, now_ms: int) -> None:
+        """Those that have changed are to be saved, when what they have is in files."""
         self._save_ms = now_ms + _SAVE_MS
-        changed = {partition: schedule for partition, schedule in self._all.items() if schedule.is_dirty and schedule.is_between}
-        if not changed:
-            return
-        snapshots = [schedule.snapshot() for schedule in changed.values()]
-        for partition, schedule in changed.items():
-            schedule.begin_flush(now_ms)              # for the next time
+        self._to_save = {partition: schedule for partition, schedule in self._all.items() if schedule.is_dirty}
+        for partition, schedule in self._to_save.items():
+            schedule.begin_flush(now_ms)
             self.look(partition)
+
+    def _save(self) -> None:
+        """Begin to save them, as none of them has a flush under way."""
+        snapshots = [schedule.snapshot() for schedule in self._to_save.values()]
+        self._to_save = {}
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "schedules")
         self._saving = self._thread.submit(_write, self._owner.data_dir, snapshots), snapshots

@@ -107,6 +107,8 @@ class Windows:
         fd = os.open(self.path(window), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
         try:
             written = 0
+            if os.fstat(fd).st_size != file.size:      # what was written before a crash, and does not count
+                os.ftruncate(fd, file.size)
             try:
                 while written < len(block):
                     written += os.write(fd, block[written:])
@@ -147,11 +149,14 @@ class Windows:
         return found
 
     def _blocks(self, window: Window) -> Iterator[NDArray]:
-        path, at = self.path(window), 0
+        path, size, at = self.path(window), self.files[window].size, 0
         try:
-            raw = path.read_bytes()
+            with open(path, "rb") as file:
+                raw = file.read(size)
         except FileNotFoundError as error:
             raise CorruptFile(path, 0, "a window of delayed messages", "no file") from error
+        if len(raw) < size:
+            raise CorruptFile(path, len(raw), f"{size} bytes", "the end of the file")
         while at < len(raw):
             try:
                 magic, count, checksum, _ = _BLOCK.unpack_from(raw, at)
@@ -168,35 +173,29 @@ class Windows:
     # -- at a start, and at an end
 
     def restore(self, known: dict[Window, File]) -> None:
-        """The files are as they were when that was known; what has come since will come again.  Raises CorruptFile."""
-        sizes = {}
+        """The files count as they were when that was known; what has come since will come again.  Raises CorruptFile."""
+        there = self._there()
+        for window in known.keys() - there:
+            raise CorruptFile(self.path(window), 0, f"{known[window].size} bytes", "no file")
+        self.files = {window: known.get(window) or File() for window in there}
+        self._ahead = sorted(self.files)
+
+    def clear(self) -> None:
+        """Nothing is in them; files go when their time has come."""
+        self.files = {window: File() for window in self._there()}
+        self.loaded, self.done, self._ahead = set(), set(), sorted(self.files)
+
+    def _there(self) -> set[Window]:
+        names = []
         with contextlib.suppress(FileNotFoundError):
-            for entry in os.scandir(self.folder):
-                if entry.name.endswith(".window"):
-                    start, _, width = entry.name.removesuffix(".window").partition("-")
-                    sizes[int(start), int(width)] = entry.stat().st_size
-        for window, file in known.items():
-            if sizes.get(window, 0) < file.size:
-                raise CorruptFile(self.path(window), sizes.get(window, 0), f"{file.size} bytes", "the end of the file")
-        for window, size in sizes.items():
-            if window not in known:
-                self.path(window).unlink()
-            elif size > known[window].size:
-                os.truncate(self.path(window), known[window].size)
-        self.files, self._ahead = known, sorted(known)
+            names = [name.removesuffix(".window").partition("-") for name in os.listdir(self.folder) if name.endswith(".window")]
+        return {(int(start), int(width)) for start, _, width in names}
 
     def remove(self, window: Window) -> None:
         self.files.pop(window, None)
         self.loaded.discard(window)
         self.done.discard(window)
         self.path(window).unlink(missing_ok=True)
-
-    def clear(self) -> None:
-        """No file is left."""
-        with contextlib.suppress(FileNotFoundError):
-            for path in self.folder.glob("*.window"):
-                path.unlink(missing_ok=True)
-        self.files, self.loaded, self.done, self._ahead = {}, set(), set(), []
 
     def path(self, window: Window) -> Path:
         return self.folder / f"{window[0]}-{window[1]}.window"
