@@ -63,7 +63,7 @@ class Windows:
     """Those of one partition."""
 
     def __init__(self, folder: Path):
-        self.folder = folder
+        self.folder, self._prefix = folder, f"{folder}{os.sep}"
         self.files: dict[Window, File] = {}
         self.loaded: set[Window] = set()       # what is in them is in memory too
         self.done: set[Window] = set()         # all that is in them is out of date: to be removed when what is saved knows that
@@ -98,13 +98,14 @@ class Windows:
 
     def append(self, window: Window, rows: NDArray) -> None:
         """Add a block of WINDOW_ROWs.  Raises OSError, and the file is as it was then."""
-        if (file := self.files.get(window)) is None:
+        if not self.files:
             self.folder.mkdir(exist_ok=True)
+        if (file := self.files.get(window)) is None:
             file = self.files[window] = File()
             heapq.heappush(self._ahead, window)
         data = rows.tobytes()
         block = _BLOCK.pack(format.WINDOW_MAGIC, len(rows), crc32c(data), 0) + data
-        fd = os.open(self.path(window), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        fd = os.open(f"{self._prefix}{window[0]}-{window[1]}.window", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
         try:
             written = 0
             if os.fstat(fd).st_size != file.size:      # what was written before a crash, and does not count
