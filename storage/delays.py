@@ -5,8 +5,9 @@
                stored, so the consumers, the index and whoever reads the ledgers agree; the maximum does not matter then
 
 When it was published says the producer's clock, and ours where that is ahead: beyond an allowance for clocks when something is refused.
-On a partition with a fixed delay the times ascend in the order of its entries, so that its schedule needs no index.  Topics without
-such a policy, those on which delayed delivery is switched off, and those that keep nothing do not get here.
+On a partition with a fixed delay the times ascend in the order of its entries, so that its schedule needs no index, unless our clock is
+set back by more than a minute.  Topics without such a policy, those on which delayed delivery is switched off, and those that keep
+nothing do not get here.
 """
 from collections.abc import Iterator
 
@@ -20,6 +21,7 @@ from geminga.storage.append import SENT_OTHERWISE, Sends
 from geminga.storage.partition import Partition
 
 AHEAD_MS = 5 * 60 * 1000      # honest clocks may be, of producers that ask for a delay
+_BACK_MS = 60 * 1000          # our clock may be set, and the times go on to ascend
 
 
 class Delays:
@@ -27,16 +29,15 @@ class Delays:
 
     def __init__(self, owner):
         self._owner = owner
-        self.watched: dict[Partition, None] = {}
+        self.watched: dict[Partition, int] = {}      # their fixed delays; 0: they have a maximum
 
     def watch(self, partition: Partition) -> None:
         """Its policies may have changed."""
-        policies = partition.policies
+        policies, before = partition.policies, self.watched.pop(partition, 0)
         if policies.delayed_delivery and (policies.delay_fixed_ms or policies.delay_max_ms):
-            self.watched[partition] = None
-        else:
-            self.watched.pop(partition, None)
-        partition.last_fixed_ms = 0
+            self.watched[partition] = policies.delay_fixed_ms
+        if self.watched.get(partition, 0) != before:
+            partition.last_fixed_ms = 0
 
     def release(self, partition: Partition) -> None:
         self.watched.pop(partition, None)
@@ -48,7 +49,7 @@ class Delays:
             is_left = None
             for partition, mine in self._in_watched(rows):
                 is_left = np.ones(len(rows), bool) if is_left is None else is_left
-                if partition.policies.delay_fixed_ms:
+                if self.watched[partition]:
                     is_left &= ~mine
                     some = rows if mine.all() else rows[mine]
                     found.append((worker, *self._fixed(partition, some, data)))
@@ -87,10 +88,12 @@ class Delays:
         self._owner.statistics.changed[partition] = None
 
     def _fixed(self, partition: Partition, rows: NDArray, data: memoryview) -> tuple[NDArray, memoryview]:
-        fixed_ms, now_ms = partition.policies.delay_fixed_ms, self._owner.now_ms
-        last_ms = partition.last_fixed_ms or _last_time(partition)
+        fixed_ms, now_ms = self.watched[partition], self._owner.now_ms
         times = np.clip(rows["publish_time"], 0, now_ms) + fixed_ms
-        if last_ms <= now_ms + fixed_ms:      # else the clock was set back, or the delay was longer
+        last_ms, most_ms = partition.last_fixed_ms, now_ms + fixed_ms + _BACK_MS
+        if not last_ms:      # the entry before may have had another delay
+            last_ms, most_ms = _last_time(partition), now_ms + fixed_ms
+        if last_ms <= most_ms:
             np.maximum(times, last_ms, out=times)
         np.maximum.accumulate(times, out=times)
         partition.last_fixed_ms = int(times[-1])
@@ -99,7 +102,7 @@ class Delays:
         found, data = delivery_times.stamped(rows, data, times)
         are_chunks = (rows["flags"] & IS_CHUNK) != 0
         if partition.deduplicates and are_chunks.any():      # it knows them by the checksums that came
-            found["message_index"][are_chunks] = SENT_OTHERWISE | rows["crc32c"][are_chunks]
+            found["message_index"][are_chunks] = rows["crc32c"][are_chunks].astype(np.uint64) | np.uint64(SENT_OTHERWISE)
         return found, data
 
 
