@@ -23,6 +23,7 @@ _EXTENT_MIN = 64 << 10          # first allocation of a ledger's file; doubled w
 _INDEX_EXTENT_MIN = 16 << 10
 _PAGE = 4096
 _IOV_MAX = 1000                 # pieces of one write; the kernel takes 1024
+_HEADERS_MAX = 100              # looks at one that its broker may be writing
 _DESCRIPTORS = 3                # of a ledger that is open: two files, and what Python keeps of a mapping
 _opened: weakref.WeakKeyDictionary["Ledger", None] = weakref.WeakKeyDictionary()     # those that hold descriptors, longest open first
 
@@ -398,6 +399,21 @@ def _read_header(path: Path) -> NDArray | None:
     with open(path, "rb") as file:
         raw = file.read(format.HEADER_SIZE)
     return np.frombuffer(raw, format.INDEX_HEADER, 1) if len(raw) == format.HEADER_SIZE else None
+
+
+def read_header(ledger: Ledger, *, is_served: bool) -> NDArray | None:
+    """INDEX_HEADER (1,) of its index, also while a broker is writing that; None when it is damaged.  Raises CorruptFile for one of a
+    newer version."""
+    for _ in range(_HEADERS_MAX if is_served else 1):
+        head = _read_header(ledger.index_path)
+        if head is None:
+            return None
+        if _is_of(head, ledger) and (head["version"][0] == 1 or format.is_whole(head)):
+            if head["version"][0] > format.VERSION:
+                raise CorruptFile(ledger.index_path, 8, f"format version {format.VERSION} or older",
+                                  f"format version {head['version'][0]}")
+            return head
+    return None
 
 
 def _is_begun(path: Path) -> bool:

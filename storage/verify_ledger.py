@@ -23,7 +23,6 @@ from geminga.storage.ledger import Ledger
 _BLOCK = 8 << 10           # rows
 _CHUNK = 1 << 20           # bytes of entries read at once, or one entry
 _TOGETHER_MIN = 32         # entries; fewer are looked at one by one
-_HEADERS_MAX = 100         # looks at a header that its broker may be writing
 _WIDTH = format.INDEX_ROW.itemsize
 _MAGIC = int.from_bytes(MAGIC.to_bytes(2, "big"), "little")
 
@@ -102,7 +101,7 @@ def _find_rows(task: Task, report: Report) -> None:
         stored = np.empty(0, format.INDEX_ROW)
     else:
         whole_rows = (found.index_path.stat().st_size - format.HEADER_SIZE) // _WIDTH
-        head = _index_header(task, found)
+        head = ledger.read_header(found, is_served=task.is_served)
         _check_ledger_header(report)
         if head is not None:
             found.first_message, found.created_ms = int(head["first_message"][0]), int(head["created_ms"][0])
@@ -132,22 +131,6 @@ def _find_rows(task: Task, report: Report) -> None:
     found.entries = end
     if end and (task.rows or task.is_served):
         found.size = int(report.index["offset"][-1]) + int(report.index["size"][-1])
-
-
-def _index_header(task: Task, found: Ledger) -> NDArray | None:
-    """Shape (1,); None when it is damaged.  Raises CorruptFile for one of a newer version."""
-    for _ in range(_HEADERS_MAX if task.is_served else 1):
-        with open(found.index_path, "rb") as file:
-            raw = file.read(format.HEADER_SIZE)
-        if len(raw) < format.HEADER_SIZE:
-            return None
-        head = np.frombuffer(raw, format.INDEX_HEADER, 1)
-        ours = format.INDEX_MAGIC, found.ledger_id, found.partition_id
-        if (head["magic"][0], head["ledger_id"][0], head["partition_id"][0]) == ours and (head["version"][0] == 1 or format.is_whole(head)):
-            if head["version"][0] > format.VERSION:
-                raise CorruptFile(found.index_path, 8, f"format version {format.VERSION} or older", f"format version {head['version'][0]}")
-            return head
-    return None
 
 
 def _check_ledger_header(report: Report) -> None:

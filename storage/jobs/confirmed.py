@@ -17,11 +17,9 @@ from geminga.storage import compacted, format, ledger, mending
 from geminga.storage.catalogue import Catalogue, open_to_read
 from geminga.storage.compacted import View
 from geminga.storage.cursor import NOWHERE, Position
-from geminga.storage.errors import CorruptFile
 from geminga.storage.ledger import Ledger, map_file
 
 SIZE_MAX, ENTRIES_MAX = 64 << 20, 1 << 19      # of a stretch
-_HEADERS_MAX = 100                             # looks at a header that its broker may be writing
 _BLOCK = 8 << 10                               # rows looked at together
 
 
@@ -157,7 +155,7 @@ def confirmed_rows(folder: Path, partition_id: int, ledger_id: int) -> NDArray:
     Raises CorruptFile for one of a newer version, FileNotFoundError.
     """
     path = format.index_path(folder, ledger_id)
-    head = _header(path, partition_id, ledger_id)
+    head = ledger.read_header(Ledger(folder, partition_id, ledger_id), is_served=True)
     data = map_file(path, writable=False)
     rows = np.frombuffer(data, format.INDEX_ROW, max(0, len(data) - format.HEADER_SIZE) // format.INDEX_ROW.itemsize,
                          min(len(data), format.HEADER_SIZE))
@@ -184,7 +182,8 @@ def whole_rows(folder: Path, partition_id: int, ledger_id: int, first: int, end:
     valid = np.concatenate([format.is_valid(rows[at:at + _BLOCK], ledger_id, first + at) for at in range(0, len(rows), _BLOCK)] or [[]])
     if valid.all():
         return rows, np.zeros(len(rows), bool), []
-    found, head = Ledger(folder, partition_id, ledger_id), _header(path, partition_id, ledger_id)
+    found = Ledger(folder, partition_id, ledger_id)
+    head = ledger.read_header(found, is_served=True)
     mending.find_bounds(found, everything)
     if head is not None:
         found.first_message, found.created_ms = int(head["first_message"][0]), int(head["created_ms"][0])
@@ -196,19 +195,3 @@ def whole_rows(folder: Path, partition_id: int, ledger_id: int, first: int, end:
     damage = [f"{path}: what the index says of entry {ledger_id}:{entry_id} is damaged; it is {'lost' if is_gone else 'made anew'}"
               for entry_id, is_gone in zip((first + np.flatnonzero(~valid)).tolist(), is_lost[~valid].tolist(), strict=True)]
     return fresh[first:end], is_lost, damage
-
-
-def _header(path: Path, partition_id: int, ledger_id: int) -> NDArray | None:
-    """INDEX_HEADER (1,); None when it is damaged."""
-    for _ in range(_HEADERS_MAX):
-        with open(path, "rb") as file:
-            raw = file.read(format.HEADER_SIZE)
-        if len(raw) < format.HEADER_SIZE:
-            return None
-        head = np.frombuffer(raw, format.INDEX_HEADER, 1)
-        is_ours = (head["magic"][0], head["ledger_id"][0], head["partition_id"][0]) == (format.INDEX_MAGIC, ledger_id, partition_id)
-        if is_ours and (head["version"][0] == 1 or format.is_whole(head)):
-            if head["version"][0] > format.VERSION:
-                raise CorruptFile(path, 8, f"format version {format.VERSION} or older", f"format version {head['version'][0]}")
-            return head
-    return None
