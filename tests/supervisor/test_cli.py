@@ -268,7 +268,7 @@ def test_times_and_sizes_have_units():
     assert [units.minutes(text) for text in ("90", "2h", "-1", "0")] == [1, 120, -1, 0]
     assert [units.size(text) for text in ("90", "4k", "10M", "2G", "-1")] == [90, 4_096, 10 << 20, 2 << 30, -1]
     assert [units.mebibytes(text) for text in ("1M", "1G", "-1")] == [1, 1_024, -1]
-    assert units.millis("2s") == 2_000
+    assert [units.millis(text) for text in ("2s", "500ms", "5m", "0")] == [2_000, 500, 300_000, 0]
     for text in ("", "m", "ten", "10x", "1.5h"):
         with pytest.raises(ValueError):
             units.seconds(text)
