@@ -127,8 +127,9 @@ class DelaysMachine(RuleBasedStateMachine):
 
     # -- what clients do
 
-    @rule(fresh=st.lists(st.tuples(DELAYS, st.sampled_from(KEYS), st.sampled_from([0, 0, 0, 3])), min_size=1, max_size=8))
-    def publish(self, fresh):
+    @rule(fresh=st.lists(st.tuples(DELAYS, st.sampled_from(KEYS), st.sampled_from([0, 0, 0, 3])), min_size=1, max_size=8),
+          then_ms=st.sampled_from([0, 0, 700, 3_000, 31_000]))
+    def publish(self, fresh, then_ms):
         now_ms, sent = self.rig.now_ms, []
         for delay_ms, key, batch in fresh:
             fields = ({} if delay_ms is None else {"deliver_at_time": now_ms + delay_ms}) | ({"partition_key": key} if key else {})
@@ -137,14 +138,19 @@ class DelaysMachine(RuleBasedStateMachine):
         for position, (delay_ms, _, batch) in zip(answers.positions, fresh, strict=True):
             self.log[position] = Entry(0 if delay_ms is None else now_ms + delay_ms, batch or 1)
         self.check(answers)
+        self.pass_time(then_ms)
 
     @rule(count=st.integers(20, 60), delay_ms=st.sampled_from([3_000, 7_000, MINUTE_MS, HOUR_MS]), step_ms=st.sampled_from([0, 1, 300]))
     def publish_many(self, count, delay_ms, step_ms):
         """At once, or in the order of their times."""
-        self.publish([(delay_ms + number * step_ms, None, 0) for number in range(count)])
+        self.publish([(delay_ms + number * step_ms, None, 0) for number in range(count)], 0)
 
     @rule(ms=st.sampled_from([1, 10, 400, 1_000, 1_500, 5_000, 30_000]))
     def time_passes(self, ms):
+        self.pass_time(ms)
+
+    def pass_time(self, ms):
+        """As for the process: a pass whenever the owner wants one."""
         until_ms = self.rig.now_ms + ms
         while self.rig.now_ms < until_ms:
             self.run(after_ms=max(1, min(self.rig.owner.next_deadline_ms(), until_ms) - self.rig.now_ms))
