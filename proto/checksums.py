@@ -21,6 +21,7 @@ _POLYNOMIAL = 0x82F63B78     # CRC32-C, reflected
 _ONES = 0xFFFFFFFF           # a checksum begins with this, and is xored with it in the end
 _DIGIT_BITS, _DIGITS = 7, 3  # a shift by any number of bytes is one for each of the number's digits
 LAID_OUT_MAX = 1 << _DIGIT_BITS * _DIGITS      # bytes
+BEHIND = 8                   # bytes that are loaded where an entry begins
 _CELL_DIGITS = 2             # of lengths of
 _CELL_BITS = 13              # entries of so many bytes are looked at together, and those that are longer by themselves
 _MAGIC, _HEAD = np.uint64(int.from_bytes(MAGIC.to_bytes(2, "big"), "little")), np.uint64((1 << 8 * CHECKSUM_END) - 1)
@@ -78,26 +79,18 @@ def of_byte(last: int) -> NDArray[np.uint32]:
     return _tables(last)[0]
 
 
-def laid_out(checksums: NDArray[np.uint32], offsets: NDArray[np.int64], sizes: NDArray[np.int64], length: int) -> int:
-    """The checksum of `length` < LAID_OUT_MAX bytes that are zeros but for pieces (n,) at offsets, none over another.
-
-    What a piece at its place adds is its register, the checksum without the ones at both ends, shifted by all that follows it.
-    """
-    after, begun = length - offsets - sizes, _begun(_DIGITS)
-    registers = _shift(checksums.astype(np.int64) ^ _ONES, after, _DIGITS)
-    return int(np.bitwise_xor.reduce(registers) ^ np.bitwise_xor.reduce(begun[after + sizes]) ^ begun[length]) ^ _ONES
-
-
 def wrong_entries(data: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDArray[np.int64],
                   claimed: NDArray[np.uint32]) -> NDArray[np.intp]:
     """Which entries data[begin:end], ascending and none over another, do not begin with magic and the claimed checksum, or have another.
 
-    Like `laid_out`, over many short stretches at once, for which small tables do.  data is written to meanwhile, and goes on for eight
-    bytes behind the last entry.
+    Many short stretches are looked at at once, for which small tables do: with zeros where magics and checksums are, what each body
+    adds at its place is its register, the checksum without the ones at both ends, shifted by all that follows it.  data is written to
+    meanwhile, and goes on for BEHIND bytes behind the last entry.
     """
     words = np.ndarray(len(data) - 7, "<u8", data, 0, (1,))
     heads, sizes = words[begins], ends - begins
     is_wrong = (heads & _HEAD) != (claimed.byteswap().astype(np.uint64) << np.uint64(16) | _MAGIC)
+    is_wrong |= sizes < CHECKSUM_END
     is_alone = is_wrong | (sizes < 8) | (sizes > 1 << _CELL_BITS)
     cells = begins >> _CELL_BITS
     is_first = np.empty(len(begins), bool)

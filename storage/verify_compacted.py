@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from geminga.proto import checksums
 from geminga.proto.sends import KEPT_CHECKSUM
 from geminga.storage import compacted, format, locks
 from geminga.storage.compacted import Part, View
 from geminga.storage.cursor import NOWHERE, Position
 from geminga.storage.errors import CorruptFile
 from geminga.storage.findings import Finding, Severity, corrupt, unreadable
-from geminga.storage.verify_ledger import runs, wrong_entries
+from geminga.storage.verify_ledger import runs
 
 _CHUNK = 8 << 20           # bytes of entries looked at together, or one entry
 _WIDTH = format.COMPACTED_ROW.itemsize
@@ -101,19 +102,16 @@ def _wrong(path: Path, rows: NDArray) -> Iterator[int]:
     offsets, sizes = rows["offset"].astype(np.int64), rows["size"].astype(np.int64)
     wanted, first = np.flatnonzero(rows["flags"] & KEPT_CHECKSUM != 0), 0
     offsets, sizes, claimed = offsets[wanted], sizes[wanted], rows["crc32c"][wanted]
+    ends = offsets + sizes
     with open(path, "rb") as file:
         while first < len(wanted):
-            end = max(first + 1, int(np.searchsorted(offsets, offsets[first] + _CHUNK)))
-            begin = int(offsets[first])
+            stop = max(first + 1, int(np.searchsorted(offsets, offsets[first] + _CHUNK)))
+            begin, size = int(offsets[first]), int(ends[stop - 1] - offsets[first])
             file.seek(begin)
-            data = np.frombuffer(file.read(int(offsets[end - 1] + sizes[end - 1]) - begin), np.uint8)
-            # Words lie between some entries: what is looked at together has to lie one behind the other.
-            stops = np.flatnonzero(offsets[first + 1:end] != (offsets + sizes)[first:end - 1]) + 1
-            for run in np.split(np.arange(first, end), stops):
-                start = int(offsets[run[0]]) - begin
-                some = data[start:int(offsets[run[-1]] + sizes[run[-1]]) - begin]
-                yield from wanted[run[wrong_entries(some, offsets[run] - begin - start, sizes[run], claimed[run])]].tolist()
-            first = end
+            data = np.frombuffer(bytearray(file.read(size).ljust(size + checksums.BEHIND, b"\0")), np.uint8)
+            wrong = checksums.wrong_entries(data, offsets[first:stop] - begin, ends[first:stop] - begin, claimed[first:stop])
+            yield from wanted[first + wrong].tolist()
+            first = stop
 
 
 def _wrong_words(path: Path, rows: NDArray) -> Iterator[int]:

@@ -8,11 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from crc32c import crc32c
 from numpy.typing import NDArray
 
 from geminga.proto import checksums
-from geminga.proto.frames import CHECKSUM_END, MAGIC
 from geminga.proto.sends import KEPT_CHECKSUM
 from geminga.storage import format, ledger, mending
 from geminga.storage.cursor import Cursor
@@ -22,9 +20,7 @@ from geminga.storage.ledger import Ledger
 
 _BLOCK = 8 << 10           # rows
 _CHUNK = 1 << 20           # bytes of entries read at once, or one entry
-_TOGETHER_MIN = 32         # entries; fewer are looked at one by one
 _WIDTH = format.INDEX_ROW.itemsize
-_MAGIC = int.from_bytes(MAGIC.to_bytes(2, "big"), "little")
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,9 +183,10 @@ def _check(task: Task, report: Report) -> bool:
         claimed = rows["crc32c"].copy()
         for start, stop in _chunks(offsets, sizes, wanted):
             begin = int(offsets[start])
-            data = reader.read(begin, int(offsets[stop - 1] + sizes[stop - 1]) - begin)
-            report.bytes += len(data)
-            wrong.append(first + start + wrong_entries(data, offsets[start:stop] - begin, sizes[start:stop], claimed[start:stop]))
+            begins, ends = offsets[start:stop] - begin, offsets[start:stop] + sizes[start:stop] - begin
+            data = reader.read(begin, int(ends[-1]))
+            report.bytes += int(ends[-1])
+            wrong.append(first + start + checksums.wrong_entries(data, begins, ends, claimed[start:stop]))
     order.finish()
     report.wrong = np.concatenate(wrong) if wrong else report.wrong
     return True
@@ -204,9 +201,9 @@ def _blocks(report: Report) -> Iterator[tuple[int, NDArray]]:
         return
     reader = _Reader(report.ledger.index_path)
     for first in range(0, count, _BLOCK):
-        data = reader.read(format.HEADER_SIZE + first * _WIDTH, (min(first + _BLOCK, count) - first) * _WIDTH)
-        report.bytes += len(data)
-        yield first, data.view(format.INDEX_ROW)
+        size = (min(first + _BLOCK, count) - first) * _WIDTH
+        report.bytes += size
+        yield first, reader.read(format.HEADER_SIZE + first * _WIDTH, size)[:size].view(format.INDEX_ROW)
 
 
 class _Reader:
@@ -218,8 +215,9 @@ class _Reader:
         self._memory = np.empty(0, np.uint8)
 
     def read(self, offset: int, size: int) -> NDArray[np.uint8]:
-        if size > len(self._memory):
-            self._memory = np.empty(max(size, _CHUNK), np.uint8)
+        """(size + checksums.BEHIND,): at its end is whatever there was."""
+        if size + checksums.BEHIND > len(self._memory):
+            self._memory = np.empty(max(size, _CHUNK) + checksums.BEHIND, np.uint8)
         self._file.seek(offset)
         into, done = memoryview(self._memory)[:size], 0
         while done < size:
@@ -230,7 +228,7 @@ class _Reader:
             if not count:
                 raise CorruptFile(self.path, offset + done, f"{size - done} bytes more", "the end of the file")
             done += count
-        return self._memory[:size]
+        return self._memory[:size + checksums.BEHIND]
 
     def __del__(self) -> None:
         self._file.close()
@@ -284,38 +282,3 @@ def _chunks(offsets: NDArray, sizes: NDArray, wanted: NDArray) -> Iterator[tuple
             until = end if offsets[end - 1] + sizes[end - 1] <= offsets[first] + _CHUNK else until
             yield first, until
             first = until
-
-
-def wrong_entries(data: NDArray[np.uint8], offsets: NDArray[np.int64], sizes: NDArray[np.int64],
-                  claimed: NDArray[np.uint32]) -> NDArray[np.intp]:
-    """Which of the entries in data, one behind the other, do not begin with magic and the checksum that is claimed, or do not have that."""
-    is_wrong = sizes < CHECKSUM_END
-    if is_wrong.any():
-        rest = np.flatnonzero(~is_wrong)
-        is_wrong[rest[_wrong_one_by_one(data, offsets[rest], sizes[rest], claimed[rest])]] = True
-        return np.flatnonzero(is_wrong)
-    if len(offsets) < _TOGETHER_MIN or len(data) >= checksums.LAID_OUT_MAX:
-        return _wrong_one_by_one(data, offsets, sizes, claimed)
-    magics, heads = _heads(data)
-    big_endian = claimed.byteswap()
-    if (magics[offsets] == _MAGIC).all() and (heads[offsets + 2] == big_endian).all():
-        magics[offsets], heads[offsets + 2] = 0, 0
-        found = crc32c(data)
-        magics[offsets], heads[offsets + 2] = _MAGIC, big_endian
-        if found == checksums.laid_out(claimed, offsets + CHECKSUM_END, sizes - CHECKSUM_END, len(data)):
-            return np.empty(0, np.intp)
-    return _wrong_one_by_one(data, offsets, sizes, claimed)
-
-
-def _wrong_one_by_one(data: NDArray[np.uint8], offsets: NDArray[np.int64], sizes: NDArray[np.int64],
-                      claimed: NDArray[np.uint32]) -> NDArray[np.intp]:
-    raw, (magics, heads) = memoryview(data), _heads(data)
-    ends = zip((offsets + CHECKSUM_END).tolist(), (offsets + sizes).tolist(), strict=True)
-    is_wrong = np.array([crc32c(raw[start:end]) for start, end in ends], np.uint32) != claimed
-    is_wrong |= (magics[offsets] != _MAGIC) | (heads[offsets + 2] != claimed.byteswap())
-    return np.flatnonzero(is_wrong)
-
-
-def _heads(data: NDArray[np.uint8]) -> tuple[NDArray[np.uint16], NDArray[np.uint32]]:
-    """As if an entry began at every byte: magic there, and two bytes further its checksum (big-endian)."""
-    return np.ndarray(len(data) - 1, "<u2", data, 0, (1,)), np.ndarray(len(data) - 3, "<u4", data, 0, (1,))

@@ -65,29 +65,8 @@ def test_the_checksum_of_nothing_is_zero():
 
 
 @settings(deadline=None, derandomize=True, max_examples=60)
-@given(pieces=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 300)), min_size=1, max_size=40),
-       rest=st.integers(0, 9), seed=st.integers(0, 9))
-def test_what_is_laid_out_has_the_checksum_that_the_pieces_give(pieces, rest, seed):
-    """(zeros before it, size) of each piece; some are empty."""
-    gaps, sizes = np.array(pieces).T
-    offsets = np.cumsum(gaps + sizes) - sizes
-    raw = np.zeros(int(offsets[-1] + sizes[-1]) + rest, np.uint8)
-    for offset, size in zip(offsets, sizes, strict=True):
-        raw[offset:offset + size] = bodies_of(1, size, seed)[0]
-    claimed = np.array([crc32c(raw[offset:offset + size].tobytes()) for offset, size in zip(offsets, sizes, strict=True)], np.uint32)
-    assert checksums.laid_out(claimed, offsets, sizes, len(raw)) == crc32c(raw.tobytes())
-
-
-def test_what_is_laid_out_may_be_long():
-    length = checksums.LAID_OUT_MAX - 1
-    raw = bodies_of(1, length)[0]
-    claimed = np.array([crc32c(raw.tobytes())], np.uint32)
-    assert checksums.laid_out(claimed, np.array([0]), np.array([length]), length) == claimed[0]
-
-
-@settings(deadline=None, derandomize=True, max_examples=60)
 @given(pieces=st.lists(st.tuples(
-           st.sampled_from([0, 0, 0, 1, 9]), st.one_of(st.integers(6, 300), st.sampled_from([8186, 8192, 8193, 20000]))),
+           st.sampled_from([0, 0, 0, 1, 9]), st.one_of(st.integers(6, 300), st.sampled_from([8186, 8192, 8193, 20_000, 100_000]))),
            min_size=1, max_size=60),
        damaged=st.lists(st.tuples(st.integers(0, 59), st.integers(0, 20_000)), max_size=3), seed=st.integers(0, 9))
 def test_wrong_entries_are_found_among_others(pieces, damaged, seed):
@@ -109,3 +88,13 @@ def test_wrong_entries_are_found_among_others(pieces, damaged, seed):
     before = raw.copy()
     assert checksums.wrong_entries(raw, begins, ends, claimed).tolist() == sorted(expected)
     assert (raw == before).all()
+
+
+@pytest.mark.parametrize("size", range(6))
+def test_what_is_too_short_to_be_an_entry_is_wrong(size):
+    """Whatever lies behind it."""
+    one = b"\x0e\x01" + crc32c(b"x").to_bytes(4, "big") + b"x"
+    raw = np.frombuffer(bytearray(one + b"\x0e\x01\0\0\0\0" + bytes(checksums.BEHIND)), np.uint8)
+    begins = np.array([0, len(one)])
+    claimed = np.array([crc32c(b"x"), 0], np.uint32)
+    assert checksums.wrong_entries(raw, begins, begins + [len(one), size], claimed).tolist() == [1]

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from geminga.storage import format, verify, verify_ledger
+from geminga.storage import format, verify
 from geminga.storage.catalogue import COLUMNS, open_catalogue, with_row
 from geminga.storage.cursor import NOBODY
 from geminga.storage.findings import Severity
@@ -17,7 +17,6 @@ from geminga.supervisor.main import main
 
 from .files import copy_of, cut, flip, overwrite
 from .formats.content import OPTIONS, fill
-from .rig import entry_of
 
 ROWS = format.INDEX_ROW.itemsize
 VERSIONS = sorted((Path(__file__).parent / "formats").glob("version-*.tar.xz"))
@@ -158,26 +157,6 @@ def test_the_place_of_what_is_gone_for_everybody_may_hold_anything(folder):
     assert folder.found() == []
     flip(folder.ledger(0), folder.entry(0, 5)[0] + 9)
     assert of(folder.found()) == [(HARMLESS, folder.ledger(0), folder.entry(0, 5)[0])]
-
-
-SIZES = [100] * 5_000, [1_500] * 200, list(range(8, 400)) * 3, [20, 6, 5, 0, 3_000_000, 7, *[64] * 100]
-
-
-@pytest.mark.parametrize("sizes", SIZES, ids=len)
-def test_every_entry_of_every_size_is_looked_at(sizes):
-    """A flipped bit anywhere in it is seen, and in no other."""
-    entries = [entry_of(b"%d" % number * size)[:10] + b"y" * size for number, size in enumerate(sizes)]
-    entries = [b"\x0e\x01" + verify_ledger.crc32c(entry[6:]).to_bytes(4, "big") + entry[6:] for entry in entries]
-    data = np.frombuffer(b"".join(entries), np.uint8).copy()
-    lengths = np.array([len(entry) for entry in entries])
-    offsets = np.cumsum(lengths) - lengths
-    claimed = np.array([int.from_bytes(entry[2:6], "big") for entry in entries], np.uint32)
-    assert verify_ledger.wrong_entries(data, offsets, lengths, claimed).tolist() == []
-    for number in {0, 1, len(sizes) // 2, len(sizes) - 1}:
-        for at in (0, 2, 5, 6, int(lengths[number]) - 1):
-            data[offsets[number] + at] ^= 16
-            assert verify_ledger.wrong_entries(data, offsets, lengths, claimed).tolist() == [number]
-            data[offsets[number] + at] ^= 16
 
 
 # -- indexes
