@@ -9,8 +9,6 @@ On a partition with a fixed delay the times ascend in the order of its entries, 
 set back by more than a minute.  Topics without such a policy, those on which delayed delivery is switched off, and those that keep
 nothing do not get here.
 """
-from collections.abc import Iterator
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -46,35 +44,39 @@ class Delays:
         """What is to be stored of these, as it is to be stored."""
         found: Sends = []
         for worker, rows, data in sends:
-            is_left = None
-            for partition, mine in self._in_watched(rows):
-                is_left = np.ones(len(rows), bool) if is_left is None else is_left
-                if self.watched[partition]:
-                    is_left &= ~mine
-                    some = rows if mine.all() else rows[mine]
-                    found.append((worker, *self._fixed(partition, some, data)))
-                else:
-                    is_late = mine & self._is_too_late(rows, partition.policies.delay_max_ms)
-                    if is_late.any():
-                        is_left &= ~is_late
-                        self._refuse(worker, partition, rows[is_late])
-            if is_left is None or is_left.all():
-                found.append((worker, rows, data))
-            elif is_left.any():
-                found.append((worker, rows[is_left], data))
+            handles = rows["producer"]
+            first = handles.item(0)
+            if (handles == first).all():      # mostly
+                partition = next(iter(self._watched_of([first])), None)
+                found += [(worker, rows, data)] if partition is None else self._of_one(worker, partition, rows, data)
+                continue
+            is_left = np.ones(len(rows), bool)
+            for partition, its in self._watched_of(np.unique(handles).tolist()).items():
+                mine = np.isin(handles, np.array(its, np.uint64))
+                is_left &= ~mine
+                found += self._of_one(worker, partition, rows[mine], data)
+            if is_left.any():
+                found.append((worker, rows if is_left.all() else rows[is_left], data))
         return found
 
-    def _in_watched(self, rows: NDArray) -> Iterator[tuple[Partition, NDArray[np.bool_]]]:
-        """Partitions of these rows, and which are theirs."""
-        handles = rows["producer"]
-        first = handles.item(0)
-        by_partition: dict[Partition, list[int]] = {}
-        for handle in [first] if (handles == first).all() else np.unique(handles).tolist():
+    def _watched_of(self, handles: list[int]) -> dict[Partition, list[int]]:
+        """Partitions of these producers, and whose they are."""
+        found: dict[Partition, list[int]] = {}
+        for handle in handles:
             producer = self._owner.producers.get(handle)
             if producer is not None and producer.is_ready and producer.partition in self.watched:
-                by_partition.setdefault(producer.partition, []).append(handle)
-        for partition, its in by_partition.items():
-            yield partition, handles == its[0] if len(its) == 1 else np.isin(handles, np.array(its, np.uint64))
+                found.setdefault(producer.partition, []).append(handle)
+        return found
+
+    def _of_one(self, worker: int, partition: Partition, rows: NDArray, data: memoryview) -> Sends:
+        """What is left of the rows of one partition."""
+        if self.watched[partition]:
+            return [(worker, *self._fixed(partition, rows, data))]
+        is_late = self._is_too_late(rows, partition.policies.delay_max_ms)
+        if not is_late.any():
+            return [(worker, rows, data)]
+        self._refuse(worker, partition, rows[is_late])
+        return [] if is_late.all() else [(worker, rows[~is_late], data)]
 
     def _is_too_late(self, rows: NDArray, max_ms: int) -> NDArray[np.bool_]:
         """What has come late may be due already, whatever its producer's clock says."""
@@ -89,7 +91,7 @@ class Delays:
 
     def _fixed(self, partition: Partition, rows: NDArray, data: memoryview) -> tuple[NDArray, memoryview]:
         fixed_ms, now_ms = self.watched[partition], self._owner.now_ms
-        times = np.clip(rows["publish_time"], 0, now_ms) + fixed_ms
+        times = np.minimum(np.maximum(rows["publish_time"], 0), now_ms) + fixed_ms
         last_ms, most_ms = partition.last_fixed_ms, now_ms + fixed_ms + _BACK_MS
         if not last_ms:      # the entry before may have had another delay
             last_ms, most_ms = _last_time(partition), now_ms + fixed_ms
@@ -97,11 +99,10 @@ class Delays:
             np.maximum(times, last_ms, out=times)
         np.maximum.accumulate(times, out=times)
         partition.last_fixed_ms = int(times[-1])
-        asked = rows["deliver_at"]
-        partition.delays_overridden += int(rows["messages"][(asked != 0) & (asked != times)].sum())
+        if (asked := rows["deliver_at"]).any():
+            partition.delays_overridden += int(rows["messages"][(asked != 0) & (asked != times)].sum())
         found, data = delivery_times.stamped(rows, data, times)
-        are_chunks = (rows["flags"] & IS_CHUNK) != 0
-        if partition.deduplicates and are_chunks.any():      # it knows them by the checksums that came
+        if partition.deduplicates and (are_chunks := (rows["flags"] & IS_CHUNK) != 0).any():      # it knows them by the checksums that came
             found["message_index"][are_chunks] = rows["crc32c"][are_chunks].astype(np.uint64) | np.uint64(SENT_OTHERWISE)
         return found, data
 
