@@ -16,6 +16,7 @@ NOBODY, AGAIN = 0, 0xFFFF
 SEATS_MAX = AGAIN - 1
 NEVER_MS = 1 << 62
 _PIECE = 1 << 14              # entries looked through in one go
+_RUN = 32                     # entries of a run that is worth to be given out by itself
 Entries = range | NDArray[np.int64]     # ascending, of one ledger
 
 
@@ -108,8 +109,8 @@ class Pending:
             self._again(held, mine)
         return mine
 
-    def to_give_again(self, limit: int | None = None) -> Iterator[tuple[int, NDArray[np.int64]]]:
-        """(ledger id, entries) that are to be given out again, in order, all or at most so many."""
+    def to_give_again(self, limit: int | None = None) -> Iterator[tuple[int, Entries]]:
+        """(ledger id, entries) that are to be given out again, in order, all or at most so many; runs apart where they are long."""
         limit = self.again if limit is None else limit
         for ledger_id in sorted(self._ledgers) if min(limit, self.again) > 0 else ():
             held = self._ledgers[ledger_id]
@@ -117,7 +118,8 @@ class Pending:
                 continue
             entries = self._lowest(held, limit)
             held.lowest = int(entries[0])
-            yield ledger_id, entries
+            for run in _runs(entries):
+                yield ledger_id, run
             limit -= len(entries)
             if limit <= 0:
                 return
@@ -166,6 +168,15 @@ class Pending:
     def _drop_if_idle(self, ledger_id: int, held: _Held) -> None:
         if not held.out and not held.again:
             del self._ledgers[ledger_id]
+
+
+def _runs(entries: NDArray[np.int64]) -> list[Entries]:
+    """The same entries as ranges, if those are few for so many."""
+    edges = np.flatnonzero(np.diff(entries) != 1) + 1
+    if (len(edges) + 1) * _RUN > len(entries) and len(edges):
+        return [entries]
+    firsts = entries[np.append(0, edges)].tolist()
+    return [range(first, last + 1) for first, last in zip(firsts, entries[np.append(edges, len(entries)) - 1].tolist(), strict=True)]
 
 
 def _index(entries: Entries) -> slice | NDArray[np.int64]:

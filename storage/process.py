@@ -2,7 +2,6 @@
 
 When the disk fails it begins anew with what is there, and waits as long as it takes: it says why once, and goes on by itself.
 """
-import ctypes
 import select
 import sys
 import time
@@ -19,13 +18,13 @@ from geminga.storage.control import Control
 from geminga.storage.counters import Counters
 from geminga.storage.errors import NotDurable, StorageFull, is_of_disk, text_of
 from geminga.storage.journal import open_journal
+from geminga.storage.libc import give_back_memory
 from geminga.storage.options import StorageOptions
 from geminga.storage.owner import Owner
 from geminga.storage.recovery import journal_folder, recover_owner
 
 _AGAIN_SECONDS = 1          # between attempts to begin
 _ENVELOPES_MAX = 256        # taken in by one pass; its bytes are bounded by pass_bytes_max
-_libc = ctypes.CDLL(None)
 
 
 def socket_path(run_dir: Path, serial: int) -> str:
@@ -71,7 +70,7 @@ def run(index: int, owners: int, serial: int, run_dir: Path, data_dir: Path, opt
     router.setsockopt(zmq.RCVHWM, 0)
     router.setsockopt(zmq.LINGER, 1_000)
     router.bind(socket_path(run_dir, serial))
-    _libc.malloc_trim(0)      # what was replayed has been in memory whole
+    give_back_memory()        # what was replayed has been in memory whole
     control.send(ready={"recovered": entries})
     try:
         _loop(owner, router, control, options)

@@ -28,6 +28,7 @@ from geminga.proto.rows import struct_of
 from geminga.storage import format
 from geminga.storage.errors import CorruptFile
 from geminga.storage.ledger import Ledger, sync
+from geminga.storage.libc import give_back_memory
 from geminga.storage.pending import NEVER_MS, Entries
 from geminga.storage.windows import FAR_MS, NO_ROWS, File, Flush, Rows, Window, Windows, joined
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 _STRETCH = 1 << 16               # entries put into the index in one go
 _FRESH_MIN = 1 << 16             # rows that are gathered before they go into files, ...
-_FRESH_EACH = 32                 # ... and for each file that they go to
+_FRESH_EACH = 64                 # ... and for each file that they go to
 _NEVER = -1                      # in an amendment
 _SAVED, _AMENDED = "schedule", "amended"
 _AMENDMENT = struct_of(format.AMENDMENT_ROW)
@@ -400,8 +401,9 @@ class Schedule:
     def begin_flush(self, now_ms: int) -> None:
         """What is in no file yet is to be written."""
         if self._flush is None and self._fresh.count:
-            self._flush = Flush(self.files, joined(self._fresh.parts), self._partition.policies.delay_window_ms, now_ms)
-            self._flushing, self._fresh = self._fresh, _Fresh([])
+            rows, soonest_ms = joined(self._fresh.parts), self._fresh.soonest_ms
+            self._flushing, self._fresh = _Fresh([rows], len(rows[0]), soonest_ms), _Fresh([])
+            self._flush = Flush(self.files, rows, self._partition.policies.delay_window_ms, now_ms)
 
     def flush(self, now_ms: int) -> None:
         """All that waits is in files.  Raises OSError."""
@@ -414,6 +416,7 @@ class Schedule:
             self._wheel.add(self._flush.late())
             self._flush = self._flushing = None
             self.is_dirty = True
+            give_back_memory()
 
     def _look_on(self, until_ms: int) -> Released:
         """Look at the next entries that nobody knows of whether they wait."""

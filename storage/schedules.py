@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from geminga.storage.errors import text_of
+from geminga.storage.libc import sync_all
 from geminga.storage.partition import Partition
 from geminga.storage.schedule import Schedule, Snapshot
-from geminga.storage.windows import sync_all
 
 if TYPE_CHECKING:
     from geminga.storage.owner import Owner

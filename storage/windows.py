@@ -6,7 +6,6 @@ ten thousand files are ever there; a wide one is split when its time has come.  
 A row that is here may be out of date, or here twice: whoever reads rows asks the schedule's bitmaps.
 """
 import contextlib
-import ctypes
 import heapq
 import os
 import struct
@@ -25,27 +24,15 @@ from geminga.storage.errors import CorruptFile
 from geminga.storage.pending import NEVER_MS
 
 FAR_MS = 1 << 43                 # of the year 2248 and all later ones there is one file
-_AHEAD = 16_384                  # windows of the same width
+_AHEAD = 2_304                   # windows of the same width: 8 days of them, where they are 5 minutes wide
 _WIDTH_MAX = (1 << 32) - 1       # ms, as rows count them
 _BLOCK = struct_of(format.WINDOW_BLOCK)
 _ROW = format.WINDOW_ROW.itemsize
 _LOOKS = 32                      # files appended to between two looks at the clock
-_libc = ctypes.CDLL(None, use_errno=True)
 
 Window = tuple[int, int]         # start and width, ms
 Rows = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]     # times in ms, ledger ids, entry ids: (n,) each
 NO_ROWS: Rows = (np.zeros(0, np.int64),) * 3
-
-
-def sync_all(folder: Path) -> None:
-    """All that was written to the file system of this folder is on disk: thousands of files with one call.  Raises OSError."""
-    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        if _libc.syncfs(fd):
-            error = ctypes.get_errno()
-            raise OSError(error, os.strerror(error), str(folder))
-    finally:
-        os.close(fd)
 
 
 def joined(parts: list[Rows]) -> Rows:

@@ -5,7 +5,6 @@ written to the clients as it comes.  asyncio with uvloop: it reads straight into
 take yet.
 """
 import asyncio
-import ctypes
 import sys
 import traceback
 from collections.abc import Iterable
@@ -25,6 +24,7 @@ from geminga.storage import channel
 from geminga.storage.catalogue import open_catalogue
 from geminga.storage.control import Control
 from geminga.storage.counters import Counters
+from geminga.storage.libc import give_back_memory
 from geminga.storage.options import StorageOptions
 from geminga.storage.process import owner_of
 from geminga.workers.addresses import Addresses
@@ -50,8 +50,6 @@ _SETTLING_BYTES_MAX = 64 << 20   # of commands whose schemas are being looked at
 _DAMAGED_TOLD_MAX = 100          # messages that clients could not read that lines are printed about
 _PROBE_SECONDS = 2               # silence after a PING that ends a connection somebody else wants to replace
 _GOODBYE_SECONDS = 2             # until what was written to clients must have been sent when the broker stops
-
-_libc = ctypes.CDLL(None)
 
 
 class Worker:
@@ -140,7 +138,7 @@ class Worker:
         """PING everybody; who has said nothing since the last time is taken for dead."""
         for client in list(self._clients.values()):
             client.keep_alive()
-        _libc.malloc_trim(0)      # what many connections have left behind; a tenth of a millisecond when there is nothing
+        give_back_memory()        # what many connections have left behind; a tenth of a millisecond when there is nothing
         self._loop.call_later(self.options.keep_alive_interval_ms / 1000, self.keep_alive)
 
     def clients(self) -> Iterable[Client]:
