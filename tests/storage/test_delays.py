@@ -5,7 +5,6 @@ test_delayed.py has the plain cases; here is what delays have to do with everyth
 import errno
 import os
 import tracemalloc
-from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from geminga.storage.owner import TICK_MS
 from geminga.storage.subscription import SubType
 
 from .files import copy_of, flip
+from .lives import AtOnce
 from .rig import START_MS, Rig, entry_of
 from .test_limits import set_policy
 
@@ -82,9 +82,19 @@ class Life:
         for (name, _), position in zip(times_ms, answers.positions, strict=True):
             self.positions[name], self.names[position] = position, name
         self._take(answers)
+        self._go_on()
 
     def run(self, *sections, after_ms=0):
-        return self._take(self.rig.run(*sections, after_ms=after_ms))
+        answers = self._take(self.rig.run(*sections, after_ms=after_ms))
+        self._go_on()
+        return answers
+
+    def _go_on(self):
+        """With the passes that the owner wants at once: the schedule's work is done in pieces."""
+        for _ in range(100):
+            if self.rig.owner.next_deadline_ms() > self.rig.now_ms:
+                break
+            self._take(self.rig.run())
 
     def _take(self, answers):
         for number, _, ledger_id, given in answers.gifts:
@@ -129,6 +139,12 @@ class Life:
         told = self.rig.asked("why", "t", subscription=name)["messages"]
         assert told["published"] == sum(count for what, count in told.items() if what != "published"), told
         return {what: count for what, count in told.items() if count and what != "published"}
+
+
+@pytest.fixture(autouse=True)
+def saves_at_once(monkeypatch):
+    """What is saved is saved when it is due by our clock."""
+    monkeypatch.setattr(schedules, "ThreadPoolExecutor", AtOnce)
 
 
 @pytest.fixture
@@ -950,24 +966,6 @@ def test_the_files_of_a_truncated_topic_bring_nothing_back(rigs, flushed):
     assert life.rig.partition("t").schedule.waiting == 0
 
 
-class AtOnce:
-    """In place of a thread."""
-
-    def __init__(self, *_):
-        pass
-
-    def submit(self, work, *arguments):
-        done = Future()
-        try:
-            done.set_result(work(*arguments))
-        except OSError as error:
-            done.set_exception(error)
-        return done
-
-    def shutdown(self):
-        pass
-
-
 def test_a_kill_while_the_schedule_is_saved_costs_nothing(rigs, tmp_path, monkeypatch):
     """At each step of that, with what was published meanwhile."""
     life = Life(rigs(roll_over_entries=150))
@@ -979,7 +977,6 @@ def test_a_kill_while_the_schedule_is_saved_costs_nothing(rigs, tmp_path, monkey
         sync_all(folder)
 
     monkeypatch.setattr(schedules, "sync_all", copying)
-    monkeypatch.setattr(schedules, "ThreadPoolExecutor", AtOnce)
     for first in range(0, 400, 100):
         some = {f"{first + n}": first * 1_000 + at for n, at in enumerate(spread_over(100, 10 * 60_000, 1_000).values())}
         life.publish(**some)
