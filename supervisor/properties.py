@@ -24,6 +24,7 @@ REFUSED = {
 }
 METHODS = {"AuthenticationProviderTls": "tls", "AuthenticationProviderToken": "token", "AuthenticationProviderBasic": "basic"}
 AUTHORIZATION_PROVIDER = "PulsarAuthorizationProvider"
+ALIASES = {"delayedDeliveryMaxDeliveryDelayInMillis": "delayedDeliveryMaxDelayInMillis"}      # names of proposals
 NOT_YET = {"transactionCoordinatorEnabled": "transactions are"}
 PORTS = {"brokerServicePort": "network.port", "webServicePort": "http_port"}
 TLS_PORTS = {"brokerServicePortTls": "tls.port", "webServicePortTls": "tls.http_port"}
@@ -62,6 +63,7 @@ def from_environment(environ: Mapping[str, str]) -> dict[str, Setting]:
 def translate(properties: Mapping[str, Setting]) -> tuple[dict[str, Setting], list[str]]:
     """(settings under our keys, notes for the log); ConfigError for a name Pulsar does not have or a demand we cannot meet."""
     _refuse_unknown(properties)
+    properties = {ALIASES.get(name, name): setting for name, setting in properties.items()}
     _refuse_demands(properties)
     said = {name: setting for name, setting in properties.items() if setting.value}
     given = {ours: _converted(said[name], convert) for name, (ours, convert) in TRANSLATED.items() if name in said}
@@ -173,7 +175,6 @@ TRANSLATED: dict[str, tuple[str, Callable[[str], Any]]] = {
     "defaultRetentionSizeInMB": ("storage.retention_bytes", _bounded(1 << 20)),
     "defaultRetentionTimeInMinutes": ("storage.retention_s", _bounded(60)),
     "delayedDeliveryEnabled": ("storage.delayed_delivery", str),
-    "delayedDeliveryMaxDeliveryDelayInMillis": ("storage.delayed_delivery_max_ms", str),     # as it was first called
     "delayedDeliveryMaxDelayInMillis": ("storage.delayed_delivery_max_ms", str),
     "delayedDeliveryTickTimeMillis": ("storage.delayed_delivery_tick_ms", str),
     "dispatchThrottlingOnBatchMessageEnabled": ("storage.dispatch_limits_entries", str),

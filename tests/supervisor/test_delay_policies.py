@@ -4,6 +4,8 @@ The names begin with the rows that they hold; what the policies do is in tests/s
 """
 import json
 import time
+from contextlib import ExitStack, closing
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -51,6 +53,13 @@ def run(several, capsys):
     return run
 
 
+@pytest.fixture
+def connect():
+    """connect(broker, topic): a producer."""
+    with ExitStack() as open_ones:
+        yield lambda broker, topic: open_ones.enter_context(closing(Producer(broker, topic)))
+
+
 class Delays:
     """The policy of a namespace or topic over HTTP."""
 
@@ -74,7 +83,11 @@ class Producer:
 
     def __init__(self, broker, topic):
         self._peer, self._sent = Peer(broker.service_url), 0
-        self._peer.open_producer(topic)
+        try:
+            self._peer.open_producer(topic)
+        except BaseException:
+            self.close()
+            raise
 
     def send(self, ms=0):
         """A message that is to be delayed for so long: "stored", or the error's text."""
@@ -225,11 +238,11 @@ def test_f197_what_is_lost_by_a_downgrade_is_listed(several, place, run):
 
 # -- in force
 
-def test_f198_what_is_set_binds_every_worker_and_owner_before_it_is_answered(several, place):
+def test_f198_what_is_set_binds_every_worker_and_owner_before_it_is_answered(several, place, connect):
     """A dozen producers of topics at both owners, on connections of all workers: the next SEND of each obeys."""
     namespace, _ = place
     topics = [f"persistent://{namespace}/t{number}" for number in range(4)]
-    producers = [(Producer(several, topic), topic) for topic in topics * 3]
+    producers = [(connect(several, topic), topic) for topic in topics * 3]
     delays, expected = Delays(several, namespace), []
     for ms in (1_000, 0, 60_000, 2 * HOUR_MS, 5_000):
         assert delays.post(**NOTHING | {"maxDeliveryDelayInMillis": ms})[0] == 204
@@ -243,12 +256,10 @@ def test_f198_what_is_set_binds_every_worker_and_owner_before_it_is_answered(sev
         assert len(found) == len(expected)
         # What came before it with a longer delay is no reason to wait; within one delay the times ascend.
         assert all(0 <= got - wanted <= 60_000 for got, wanted in zip(found, expected, strict=True))
-    for producer, _ in producers:
-        producer.close()
 
 
-def test_f200_the_brokers_maximum_may_be_set_while_it_runs(several, place, run):
-    producer = Producer(several, place[1])
+def test_f200_the_brokers_maximum_may_be_set_while_it_runs(several, place, run, connect):
+    producer = connect(several, place[1])
     name = "delayedDeliveryMaxDelayInMillis"
     assert run("brokers", "update-dynamic-config", "-c", name, "-v", "1000")[0] == 0
     try:
@@ -259,12 +270,23 @@ def test_f200_the_brokers_maximum_may_be_set_while_it_runs(several, place, run):
         assert run("brokers", "delete-dynamic-config", "-c", name)[0] == 0
     Delays(several, place[0]).delete()
     assert producer.send(HOUR_MS) == "stored"
-    producer.close()
 
 
-def test_f192_f193_counters_have_the_labels_of_the_proposal(several, place):
+def test_f186_who_peeks_sees_the_new_time(several, place, run, connect):
+    topic = place[1]
+    assert request("PUT", f"{several.http_url}/admin/v2/{topic.replace('://', '/')}/subscription/sub")[0] == 204
+    Delays(several, topic).post(fixedDeliveryDelayInMillis=HOUR_MS)
+    producer = connect(several, topic)
+    assert producer.send(5_000) == "stored"
+    status, printed, _ = run("-o", "json", "topics", "peek-messages", topic, "-s", "sub", "-n", "1")
+    message = json.loads(printed)
+    published, delivered = (datetime.fromisoformat(message[name]) for name in ("publishTime", "deliverAt"))
+    assert status == 0 and delivered - published == timedelta(hours=1)
+
+
+def test_f192_f193_counters_have_the_labels_of_the_proposal(several, place, connect):
     namespace, topic = place
-    producer, delays = Producer(several, topic), Delays(several, topic)
+    producer, delays = connect(several, topic), Delays(several, topic)
     delays.post(**NOTHING | {"maxDeliveryDelayInMillis": 1_000})
     assert [producer.send(HOUR_MS) for _ in range(3)] == [exceeds(1_000)] * 3
     delays.post(**NOTHING, fixedDeliveryDelayInMillis=1_000)
@@ -278,7 +300,6 @@ def test_f192_f193_counters_have_the_labels_of_the_proposal(several, place):
                                    "pulsar_broker_topic_messages_fixed_delay_overridden_total") and sample.labels == labels]
 
     assert counted() == [3, 2]
-    producer.close()
 
 
 def test_f194_alert_rules_watch_both_counters():
@@ -287,7 +308,7 @@ def test_f194_alert_rules_watch_both_counters():
         assert sum(name in line for line in expressions) == 1
 
 
-def test_policies_are_there_after_a_kill_and_after_a_restart(tmp_path):
+def test_policies_are_there_after_a_kill_and_after_a_restart(tmp_path, connect):
     """And in force for the first message."""
     own = Broker(tmp_path / "data", "--workers", "1", "--owners", "1")
     try:
@@ -299,25 +320,21 @@ def test_policies_are_there_after_a_kill_and_after_a_restart(tmp_path):
             again()
             own.start()
             assert Delays(own, "public/default").get() == NOTHING | {"maxDeliveryDelayInMillis": 1_000}
-            producer = Producer(own, topic)
+            producer = connect(own, topic)
             assert producer.send(HOUR_MS) == exceeds(1_000)
-            producer.close()
             assert Delays(own, topic).post(**NOTHING, fixedDeliveryDelayInMillis=5_000)[0] == 204
             owner = own.child("owner")
             own.kill("owner")
             own.wait_replaced("owner", 0, owner, 60)
-            eventually(lambda: _stores(own, topic), 60, "an owner that takes messages")
+            eventually(lambda: _stores(connect, own, topic), 60, "an owner that takes messages")
             assert set(delays_of(own, topic)) == {5_000}
             assert Delays(own, topic).delete()[0] == 204
     finally:
         own.close()
 
 
-def _stores(broker, topic):
+def _stores(connect, broker, topic):
     try:
-        producer = Producer(broker, topic)
-        found = producer.send(HOUR_MS) == "stored"
+        return connect(broker, topic).send(HOUR_MS) == "stored"
     except (AssertionError, Closed, TimeoutError):      # it is being started
         return False
-    producer.close()
-    return found
