@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from geminga.storage.errors import text_of
+from geminga.storage.ledger import sync, write_anew
 from geminga.storage.libc import sync_all
 from geminga.storage.partition import Partition
 from geminga.storage.schedule import Schedule, Snapshot
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from geminga.storage.owner import Owner
 
 _WORK_SECONDS = 0.002       # in each pass
-_SAVE_MS = 30_000
+_SAVE_MS = 10_000
 
 
 class Schedules:
@@ -170,16 +171,11 @@ class Schedules:
 def _write(data_dir: Path, snapshots: list[Snapshot]) -> None:
     """All of them are on disk, and what they speak of was before.  Raises OSError."""
     sync_all(data_dir)
-    fresh = []
     for snapshot in snapshots:
-        path = snapshot.path.with_suffix(".new")
+        folder = snapshot.path.parent
         with contextlib.suppress(FileNotFoundError):      # the partition was deleted
-            path.parent.parent.stat()
-            path.parent.mkdir(exist_ok=True)
-            path.write_bytes(snapshot.data)
-            fresh.append(path)
-    sync_all(data_dir)
-    for path in fresh:
-        with contextlib.suppress(FileNotFoundError):
-            os.replace(path, path.with_suffix(""))
-    sync_all(data_dir)
+            folder.parent.stat()
+            folder.mkdir(exist_ok=True)
+            write_anew(snapshot.path, snapshot.data)
+            for named in (folder, folder.parent):
+                sync(named, os.fsync)
