@@ -146,7 +146,9 @@ class Schedule:
     def ready(self, ledger_id: int, entries: Entries) -> Entries:
         """Those of the entries that do not wait."""
         waits = self.waits(ledger_id, entries)
-        return entries if waits is None or not waits.any() else np.asarray(entries)[~waits]
+        if waits is None or not waits.any():
+            return entries
+        return np.flatnonzero(~waits) + entries.start if isinstance(entries, range) else entries[~waits]
 
     def end(self, ledger: Ledger) -> int:
         """The ledger's first entry that is beyond the limit, or how many it has."""

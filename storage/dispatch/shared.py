@@ -126,12 +126,16 @@ class Shared(Dispatcher):
     def _due(self, ledger: Ledger, first: int, end: int) -> Iterator[Entries]:
         """What is to be given out of the entries in [first, end), without those that wait for their time."""
         schedule = self._schedule
-        for entries in self.subscription.deliverable(ledger, first, end):
-            if schedule is None:
-                yield entries
+        if schedule is None:
+            yield from self.subscription.deliverable(ledger, first, end)
+            return
+        for at in range(first, end, _STRETCH):
+            stretch = range(at, min(at + _STRETCH, end))
+            waits = schedule.waits(ledger.ledger_id, stretch)
+            if waits is not None and waits.all():      # millions may: the ledger's index is not looked at for them
                 continue
-            for at in range(0, len(entries), _STRETCH):
-                if len(some := schedule.ready(ledger.ledger_id, entries[at:at + _STRETCH])):
+            for entries in self.subscription.deliverable(ledger, stretch.start, stretch.stop):
+                if len(some := schedule.ready(ledger.ledger_id, entries)):
                     yield some
 
     @property
@@ -148,6 +152,8 @@ class Shared(Dispatcher):
                 entries = entries[:np.searchsorted(entries, read[1] if ledger.ledger_id == read[0] else 0)]
             if not len(entries):
                 continue
+            if ledger.has_lost:
+                self.subscription.partition.give_up_lost(ledger)
             first, end = int(entries[0]), int(entries[-1]) + 1
             entries = entries[~self.subscription.cursor.acknowledged(ledger.ledger_id, first, end)[entries - first]]
             if parked := self.subscription.parked(ledger.ledger_id, entries):
