@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pulsar
 import pytest
 
 from .harness import Broker
@@ -57,6 +58,24 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker | Runnin
         yield own.start()
     finally:
         own.close()
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """One broker for the tests of a module, which look at all that it has, or into its folder."""
+    made = Broker(tmp_path_factory.mktemp("own") / "data")
+    try:
+        yield made.start()
+    finally:
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def client(own: Broker) -> Iterator[pulsar.Client]:
+    """Of that one."""
+    made = pulsar.Client(own.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    yield made
+    made.close()
 
 
 @pytest.fixture

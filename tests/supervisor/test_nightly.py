@@ -10,7 +10,6 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-import pulsar
 import pytest
 
 from geminga.storage import compacted, format, locks
@@ -19,26 +18,12 @@ from geminga.supervisor import beside
 from geminga.supervisor.cli.nightly import _Shown, _text
 from geminga.supervisor.main import main
 
-from ..harness import Broker, request, unique_topic
+from ..harness import request, unique_topic
 from .test_compaction import compacted_values, fill, partition_id, url_of, views
 from .test_metrics import samples, value
 
 SYSTEMD = Path(__file__).parents[2] / "systemd"
 LATEST = {f"key-{number % 5}": number for number in range(45, 50)}
-
-
-@pytest.fixture(scope="module")
-def own(tmp_path_factory):
-    made = Broker(tmp_path_factory.mktemp("nightly") / "data")
-    yield made.start()
-    made.close()
-
-
-@pytest.fixture(scope="module")
-def client(own):
-    made = pulsar.Client(own.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
-    yield made
-    made.close()
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage import catalogue, format
 from geminga.storage.jobs import one_by_one
 
-from ...harness import Broker, eventually, partitioned_topic, request, unique_topic
+from ...harness import eventually, partitioned_topic, request, unique_topic
 from ..files import flip
 from .topics import Message, Topic, batch, sealed
 
@@ -35,24 +35,10 @@ COLUMNS = "ledger_id,entry_id,batch_index,key,payload,properties,publish_time,ev
 NOW_MS = 1_700_000_000_000
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory):
-    own = Broker(tmp_path_factory.mktemp("broker") / "data")
-    yield own.start()
-    own.close()
-
-
-@pytest.fixture(scope="module")
-def client(broker):
-    made = pulsar.Client(broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
-    yield made
-    made.close()
-
-
 @pytest.fixture
-def load(spark, broker):
+def load(spark, own):
     source.register(spark)
-    return lambda data_dir=broker.data_dir, **options: spark.read.format("geminga").options(data_dir=str(data_dir), **options).load()
+    return lambda data_dir=own.data_dir, **options: spark.read.format("geminga").options(data_dir=str(data_dir), **options).load()
 
 
 @pytest.fixture
@@ -93,7 +79,7 @@ def rows(frame):
             for row in frame.orderBy("ledger_id", "entry_id", "batch_index").collect()]
 
 
-def test_spark_reads_what_a_consumer_is_given(load, broker, client, tmp_path):
+def test_spark_reads_what_a_consumer_is_given(load, own, client, tmp_path):
     """Single messages, batches, chunks, of every compression, with all that a message may say of itself."""
     name, count = unique_topic("shapes"), 0
     consumer = client.subscribe(name, "all", receiver_queue_size=10)
@@ -146,8 +132,8 @@ def test_encrypted_messages_stay_encrypted(load, client, tmp_path):
     keeper.close()
 
 
-def test_partitions_patterns_and_lists_of_topics(load, broker, client):
-    parted, single = partitioned_topic(broker.http_url, 3, "parted"), unique_topic("parted-not")
+def test_partitions_patterns_and_lists_of_topics(load, own, client):
+    parted, single = partitioned_topic(own.http_url, 3, "parted"), unique_topic("parted-not")
     keepers = [client.subscribe(name, "keeper") for name in (parted, single)]
     producers = [client.create_producer(name) for name in (parted, single)]
     for number in range(30):
@@ -156,7 +142,7 @@ def test_partitions_patterns_and_lists_of_topics(load, broker, client):
     frame = load(topic=parted).groupBy("topic", "partition").count()
     by_partition = {(row.topic, row.partition): row["count"] for row in frame.collect()}
     assert sum(by_partition.values()) == 30 and set(by_partition) == {(parted, 0), (parted, 1), (parted, 2)}
-    read = partial(read_here, broker.data_dir, columns="topic,partition")
+    read = partial(read_here, own.data_dir, columns="topic,partition")
     assert read(topic=f"{parted}-partition-1").num_rows == by_partition[parted, 1]
     assert read(topics=f"{parted}, {single}").num_rows == 31
     assert set(read(topic_pattern="parted-.*")["topic"].to_pylist()) == {parted, single}
@@ -198,11 +184,11 @@ def test_a_registered_schema_gives_typed_columns(load, client, schema):
     keeper.close()
 
 
-def test_a_stream_has_each_message_once(load, spark, broker, client, tmp_path):
+def test_a_stream_has_each_message_once(load, spark, own, client, tmp_path):
     name = unique_topic("stream")
     keeper = client.subscribe(name, "keeper")
     producer = client.create_producer(name, batching_enabled=True)
-    streamed = spark.readStream.format("geminga").options(data_dir=str(broker.data_dir), topic=name, columns="payload,message_index").load()
+    streamed = spark.readStream.format("geminga").options(data_dir=str(own.data_dir), topic=name, columns="payload,message_index").load()
     for number in range(20):
         producer.send_async(b"%d" % number, None)
     producer.flush()
@@ -220,7 +206,7 @@ def test_a_stream_has_each_message_once(load, spark, broker, client, tmp_path):
     keeper.close()
 
 
-def test_topics_are_read_while_they_are_written_and_deleted(load, broker, client):
+def test_topics_are_read_while_they_are_written_and_deleted(load, own, client):
     """What is read was there, in order and without a gap; in the end there is nothing, and no error."""
     name = unique_topic("busy")
     keeper = client.subscribe(name, "keeper")
@@ -244,11 +230,11 @@ def test_topics_are_read_while_they_are_written_and_deleted(load, broker, client
         publishing.join()
     producer.close()
     keeper.close()
-    made = source.GemingaSource(datasource.CaseInsensitiveDict({"data_dir": str(broker.data_dir), "topic": name}))
+    made = source.GemingaSource(datasource.CaseInsensitiveDict({"data_dir": str(own.data_dir), "topic": name}))
     reader = made.reader(made.schema())
     tasks = reader.partitions()
     assert sum(found.num_rows for task in tasks for found in reader.read(task)) >= counts[-1]
-    assert request("DELETE", f"{broker.http_url}/admin/v2/{name.replace('://', '/')}?force=true")[0] == 204
+    assert request("DELETE", f"{own.http_url}/admin/v2/{name.replace('://', '/')}?force=true")[0] == 204
     eventually(lambda: not any(found.num_rows for task in tasks for found in reader.read(task)), 60)
     with pytest.raises(source.BadOption, match="there is no topic"):
         reader.partitions()
