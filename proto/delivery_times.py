@@ -37,8 +37,12 @@ def stamped(rows: NDArray, data: memoryview, times: NDArray[np.int64]) -> tuple[
     sizes, sources = rows["size"].astype(np.int64), rows["offset"].astype(np.int64)
     rows["deliver_at"] = times
     are_many = len(rows) >= _ALIKE_MIN and times.min() >= _FIRST and times.max() <= _LAST
-    if are_many and (sizes == sizes[0]).all() and (np.diff(sources) == sizes[0]).all():
-        entries = np.frombuffer(data, np.uint8, int(sizes.sum()), int(sources[0])).reshape(len(rows), -1)
+    if are_many and (sizes == sizes[0]).all():
+        whole, size = np.frombuffer(data, np.uint8), sizes.item(0)
+        if (np.diff(sources) == size).all():
+            entries = whole[sources[0]:sources[-1] + size].reshape(len(rows), size)
+        else:
+            entries = _at_each(whole, size)[sources].view(np.uint8).reshape(len(rows), size)
         if (out := _all_alike(rows, entries, times)) is not None:
             rows["size"], rows["offset"] = out.shape[1], np.arange(0, out.size, out.shape[1])
             return rows, memoryview(out).cast("B")

@@ -472,6 +472,38 @@ def test_f195_what_is_acknowledged_in_any_order_does_not_come_again_after_a_kill
     assert sorted(again) == sorted(positions[1::2])
 
 
+@COUNTS
+def test_f182_f183_topics_with_and_without_policies_come_together(rig, count):
+    """In one pass of one worker, in turn, two producers to a topic: each topic has its own, in the order in which it came."""
+    topics = [TOPIC + str(number) for number in range(5)]
+    demands = [{FIXED: 5_000}, {MAX: 1_000}, {}, {FIXED: 7_000}, {MAX: 3_000}]
+    producers = [(number, rig.producer(topic)) for number, topic in enumerate(topics) for _ in range(2)]
+    for topic, demand in zip(topics, demands, strict=True):
+        set_delays(rig, topic, **demand)
+    random_, expected, errors = random.Random(3), [[] for _ in topics], 0
+    for _ in range(3):
+        rig.now_ms += 100
+        messages = []
+        for n in range(10 * count):
+            number, producer = random_.choice(producers)
+            payload, ahead = b"%05d" % n, random_.choice((0, 0, 500, 2_000, 9_000))
+            fields = {"publish_time": rig.now_ms - random_.choice((0, 0, 7, 30))} | (later(rig, ahead) if ahead else {})
+            messages.append((producer, payload, fields))
+            demand, found = demands[number], expected[number]
+            if FIXED in demand:
+                found.append((max([fields["publish_time"] + demand[FIXED], *(at for at, _ in found[-1:])]), payload))
+            elif MAX in demand and ahead and fields["deliver_at_time"] > fields["publish_time"] + demand[MAX]:
+                errors += 1
+            else:
+                found.append((fields.get("deliver_at_time", 0), payload))
+        sent(rig, *messages)
+    for topic, found in zip(topics, expected, strict=True):
+        assert [(metadata.deliver_at_time, payload) for metadata, payload in stored(rig, topic)] == found
+    partitions = [rig.partition(topic) for topic in topics]
+    assert errors == sum(partition.delays_refused for partition in partitions) > 0
+    assert [partition.delays_overridden > 0 for partition in partitions] == [True, False, False, True, False]
+
+
 def in_force(scopes, name):
     return next((scopes[scope][name] for scope in (TOPIC, NAMESPACE) if name in scopes[scope]), 0)
 
