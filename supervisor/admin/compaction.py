@@ -58,6 +58,7 @@ class Record:
     ended: float = 0.0
     succeeded: int = 0
     failed: int = 0
+    failed_ms: int = 0           # when the last one did
     removed: int = 0             # messages
     seconds: float = 0.0         # of the last one that succeeded, and what it read and wrote
     bytes_in: int = 0
@@ -68,6 +69,7 @@ class Record:
         self.error, self.ended = report["error"], time.monotonic()
         if self.error:
             self.failed += 1
+            self.failed_ms = time.time_ns() // 1_000_000
             return
         self.succeeded += 1
         if report["outcome"] == "compacted":
@@ -108,6 +110,11 @@ class Compactions:
             return (_ERROR, record.error) if record.error else (_SUCCESS, "")
         has_view = compacted.numbers(format.partition_folder(self._config.data_dir, partition_id))
         return _SUCCESS if has_view else _NOT_RUN, ""
+
+    def failed_ms(self, partition_id: int) -> int:
+        """When the last one failed that did; 0: none since this process began."""
+        record = self._records.get(partition_id)
+        return record.failed_ms if record is not None else 0
 
     def is_under_way(self, partition_id: int) -> bool:
         return partition_id in self._waiting or partition_id in self._running

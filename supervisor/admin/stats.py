@@ -10,9 +10,11 @@ from aiohttp import web
 
 from geminga.proto.commands import SERVER_VERSION
 from geminga.proto.errors import Refusal
+from geminga.proto.names import TopicName
 from geminga.storage.counters import Counters
 from geminga.storage.statistics import SUBSCRIPTION_COLUMNS, TOPIC_COLUMNS, unpack
 from geminga.storage.subscription import SubType
+from geminga.supervisor.admin.compaction import COMPACTIONS
 from geminga.supervisor.admin.health import COUNTERS
 from geminga.supervisor.admin.owners import OWNERS, Owners
 from geminga.supervisor.admin.topics import BUNDLE, TOPIC, TOPICS, ask_each, ask_single, body_of, catalogue_of, is_set, parts_of, topic_of
@@ -23,7 +25,8 @@ _MEASURE_SECONDS = 8       # less than a Prometheus server waits
 # Of all partitions together these are the largest, or the one that is; other numbers are summed up.
 _LARGEST = ("lastConsumedFlowTimestamp", "lastConsumedTimestamp", "lastAckedTimestamp", "lastMarkDeleteAdvancedTimestamp",
             "lastExpireTimestamp", "lastPublishTimeStamp", "oldestBacklogMessageAgeSeconds", "backlogQuotaLimitSize",
-            "backlogQuotaLimitTime", "lastOffloadLedgerId", "lastOffloadSuccessTimeStamp", "lastOffloadFailureTimeStamp", "topicEpoch")
+            "backlogQuotaLimitTime", "lastOffloadLedgerId", "lastOffloadSuccessTimeStamp", "lastOffloadFailureTimeStamp", "topicEpoch",
+            "lastCompactionSucceedTimestamp", "lastCompactionFailedTimestamp", "lastCompactionDurationTimeInMills")
 _FIRST = ("earliestMsgPublishTimeInBacklog", "earliestMsgPublishTimeInBacklogs", "topicCreationTimeStamp")      # the smallest above 0
 _ALONE = ("address", "connectedSince", "clientVersion", "metadata", "accessMode", "producerName", "lastAckedTime", "lastConsumedTime",
           "activeConsumerName", "ownerBroker", "deduplicationStatus", "oldestBacklogMessageSubscriptionName", "drainingHashes",
@@ -35,7 +38,7 @@ _ALONE = ("address", "connectedSince", "clientVersion", "metadata", "accessMode"
 @routes.get(TOPIC + "/stats")
 async def stats(request: web.Request) -> web.Response:
     _refuse_unknown_namespace(request)
-    return web.json_response(_owned(request, await ask_single(request, "", "stats", **_wanted(request))))
+    return web.json_response(_told(request, topic_of(request), await ask_single(request, "", "stats", **_wanted(request))))
 
 
 def _wanted(request: web.Request) -> dict[str, bool]:
@@ -43,8 +46,12 @@ def _wanted(request: web.Request) -> dict[str, bool]:
             "consumers": not is_set(request, "excludeConsumers")}
 
 
-def _owned(request: web.Request, found: dict[str, Any]) -> dict[str, Any]:
-    return found | {"ownerBroker": request.app[TOPICS].addresses.broker}
+def _told(request: web.Request, topic: TopicName, found: dict[str, Any]) -> dict[str, Any]:
+    """With what owners do not know."""
+    stored = catalogue_of(request).partition(topic)
+    failed_ms = request.app[COMPACTIONS].failed_ms(stored[0]) if stored is not None else 0
+    return found | {"ownerBroker": request.app[TOPICS].addresses.broker,
+                    "compaction": found["compaction"] | {"lastCompactionFailedTimestamp": failed_ms}}
 
 
 def _refuse_unknown_namespace(request: web.Request) -> None:
@@ -65,7 +72,7 @@ def _partitions(request: web.Request) -> int:
 async def partitioned_stats(request: web.Request) -> web.Response:
     """All of them together, and each by itself unless perPartition=false."""
     count, names = _partitions(request), parts_of(request)
-    found = [_owned(request, one) for one in await ask_each(request, names, "stats", **_wanted(request))]
+    found = [_told(request, *one) for one in zip(names, await ask_each(request, names, "stats", **_wanted(request)), strict=True)]
     per_partition = request.query.get("perPartition", "").lower() != "false"
     return web.json_response(together(found) | {
         "metadata": {"partitions": count, "deleted": False},

@@ -2,6 +2,7 @@
 import contextlib
 import json
 import socket
+import time
 
 import psutil
 import pulsar
@@ -25,13 +26,6 @@ def own(tmp_path_factory):
     (folder / "geminga.toml").write_text("[nightly]\ncheck_interval_s = 1\n")
     made = Broker(folder / "data", "--config", str(folder / "geminga.toml"))
     yield made.start()
-    made.close()
-
-
-@pytest.fixture(scope="module")
-def client(own):
-    made = pulsar.Client(own.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
-    yield made
     made.close()
 
 
@@ -166,7 +160,8 @@ def report(number, topic, error=""):
 def test_while_a_job_is_at_it_nobody_else_may_and_its_error_is_told(own, client):
     topic = unique_topic("at-it")
     fill(client, topic)
-    number = partition_id(own, topic)
+    number, before_ms = partition_id(own, topic), time.time_ns() // 1_000_000
+    assert compaction_stats(own, topic)["lastCompactionFailedTimestamp"] == 0
     with job(own) as say:
         assert say({"began": {number: topic}}) == {"answer": None}
         assert status_of(own, topic) == {"status": "RUNNING", "lastError": ""}
@@ -176,8 +171,32 @@ def test_while_a_job_is_at_it_nobody_else_may_and_its_error_is_told(own, client)
         assert status_of(own, topic) == {"status": "ERROR", "lastError": "its disk is full"}
         say({"began": {number: topic}})
     assert ended(own, topic)[0] == "ERROR" and "before it was done" in ended(own, topic)[1]
+    failed_ms = compaction_stats(own, topic)["lastCompactionFailedTimestamp"]
+    assert before_ms <= failed_ms <= time.time_ns() // 1_000_000
     assert request("PUT", url_of(own, topic))[0] == 204
     assert ended(own, topic) == ("SUCCESS", "")
+    told = compaction_stats(own, topic)
+    assert told["lastCompactionFailedTimestamp"] == failed_ms <= told["lastCompactionSucceedTimestamp"]
+
+
+def compaction_stats(broker, topic):
+    status, text = request("GET", f"{broker.http_url}/admin/v2/{topic.replace('://', '/')}/stats")
+    assert status == 200
+    return json.loads(text)["compaction"]
+
+
+def test_of_all_partitions_the_last_compaction_is_told(own, client):
+    """Not the sum of when they were."""
+    topic = partitioned_topic(own.http_url, 2, "together")
+    fill(client, topic)
+    assert request("PUT", url_of(own, topic))[0] == 204
+    parts = [f"{topic}-partition-{number}" for number in range(2)]
+    assert [ended(own, part) for part in parts] == [("SUCCESS", "")] * 2
+    status, text = request("GET", f"{own.http_url}/admin/v2/{topic.replace('://', '/')}/partitioned-stats")
+    each = [compaction_stats(own, part) for part in parts]
+    assert status == 200 and json.loads(text)["compaction"] == {
+        name: max(one[name] for one in each) for name in each[0]} | {
+        "lastCompactionRemovedEventCount": sum(one["lastCompactionRemovedEventCount"] for one in each)}
 
 
 def test_the_socket_is_for_whoever_may_write_the_folder_and_for_a_few_questions(own):
