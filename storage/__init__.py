@@ -16,6 +16,9 @@
     parts.py        batches that are acknowledged in part, at rest
     entry_counts.py how often each entry was given back, or killed a consumer
     pending.py      which consumer has which entry
+    schedule.py     which entries wait for their time, and what is due
+    windows.py      the files of that, one for each window of time
+    schedules.py    what an owner does for it between passes' work, and saves
     subscription.py a name, a cursor, its consumers
     dispatch/       who gets the next entries: one small file per subscription type
     live.py         a non-persistent topic: nothing is kept
@@ -35,6 +38,7 @@
     rates.py        how much may be published and given out in a time
     throttling.py   what the log says of that
     compacted.py    of each key the newest message: views of a partition, made by jobs/
+    locks.py        who has a data folder, a night, a partition's views to himself
     views.py        which view holds, who reads which, and when one that was replaced goes
     jobs/           what reads ledgers from beside the broker: the nightly job, Spark's data source
     queries.py      what administration asks of an owner
@@ -42,6 +46,7 @@
     outbox.py       answers of a pass, by worker
     sequences.py    what a producer sends again is not stored again
     append.py       where the entries of a pass go
+    wakes.py        which partition is to be looked at when, although nothing comes
     owner.py        a pass: receive, decide, sync, answer
     process.py      the process: a loop of passes
     channel.py      envelopes over ZeroMQ
@@ -52,6 +57,7 @@
     verify.py       finds it, in all of a data folder
     verify_ledger.py, verify_compacted.py, verify_catalogue.py      in one ledger, in compacted views, in the catalogue
     repair.py       puts damaged bytes aside
+    libc.py         what Python has no word for
     counters.py     numbers that every process shows, in shared memory
     statistics.py   what is counted of topics and who uses them
     topic_stats.py  what is told of one of them

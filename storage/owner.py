@@ -59,6 +59,7 @@ from geminga.storage.statistics import Statistics
 from geminga.storage.subscription import Consumer, Subscription
 from geminga.storage.sweep import Sweep
 from geminga.storage.views import Views
+from geminga.storage.wakes import Wakes
 
 if TYPE_CHECKING:
     from geminga.storage.recovery import Recovery
@@ -129,8 +130,7 @@ class Owner:
         self._to_trim: dict[Partition, None] = {}
         self.expected_readers: dict[Subscription, int] = {}       # since when those that sought are to come back
         self._recent: set[Partition] = set()                      # written to since they were last found idle
-        self._due: dict[Partition, int] = {}                      # when something of it is to be given out that was postponed
-        self._next_due_ms = NEVER_MS
+        self._wakes = Wakes()                                     # when something is to be given out although nothing comes
         self._must_sync = False
         self._unsynced_since: int | None = None
         self._next_tick_ms = now_ms + TICK_MS
@@ -259,8 +259,7 @@ class Owner:
         self._recent.discard(partition)
         for waiting in (self._to_dispatch, self._to_trim):
             waiting.pop(partition, None)
-        if partition in self._due:
-            self._wake_at(partition, NEVER_MS)
+        self._wakes.put(partition, NEVER_MS)
         for ledger in partition.ledgers:
             ledger.is_released = True
             ledger.close()
@@ -351,9 +350,8 @@ class Owner:
         self._commit(None)
         if self.schedules.is_busy:
             self.schedules.work(self.now_ms)
-        if self._next_due_ms <= self.now_ms:
-            for partition in [partition for partition, due_ms in self._due.items() if due_ms <= self.now_ms]:
-                self._to_dispatch[partition] = None
+        for partition in self._wakes.take(self.now_ms):
+            self._to_dispatch[partition] = None
         if self._to_dispatch:
             began = time.perf_counter()
             for partition in self.rates.in_turn(self._to_dispatch):
@@ -367,7 +365,7 @@ class Owner:
 
     def next_deadline_ms(self) -> int:
         """When the next pass is due although nothing came."""
-        due_ms = self.now_ms if self.schedules.is_busy else min(self._next_tick_ms, self._next_due_ms, self.rates.due_ms)
+        due_ms = self.now_ms if self.schedules.is_busy else min(self._next_tick_ms, self._wakes.next_ms, self.rates.due_ms)
         if self._unsynced_since is not None:
             wait = ACK_SYNC_MS if self.options.sync == "group" else self.options.sync_interval_ms
             return min(due_ms, self._unsynced_since + wait)
@@ -650,8 +648,7 @@ class Owner:
         due_ms = schedule.next_ms() if is_awaited else NEVER_MS
         if has_rates:
             due_ms = min(due_ms, rates.due_ms(partition))
-        if due_ms < NEVER_MS or partition in self._due:
-            self._wake_at(partition, due_ms)
+        self._wakes.put(partition, due_ms)
 
     def _deal_with_damage(self, partition: Partition) -> None:
         """What was found of it is reported; entries that are lost are skipped by every subscription, which the journal is told."""
@@ -672,13 +669,6 @@ class Owner:
         """A line for the operator, and a number for whoever watches."""
         self.counters.add("damage_found")
         self.complain(text)
-
-    def _wake_at(self, partition: Partition, due_ms: int) -> None:
-        """Something of it is to be given out then."""
-        self._due[partition] = due_ms
-        if due_ms == NEVER_MS:
-            del self._due[partition]
-        self._next_due_ms = min(self._due.values(), default=NEVER_MS)
 
     def _deliver(self, subscription: Subscription, consumer: Consumer, ledger: Ledger, entries: Entries) -> None:
         outbox, ledger_id = self.outbox(consumer.worker), ledger.ledger_id
