@@ -52,8 +52,9 @@ def stamped(rows: NDArray, data: memoryview, times: NDArray[np.int64]) -> tuple[
         _most(rows, sizes, sources, data, times, pieces, is_left)
     for at in np.flatnonzero(is_left).tolist():
         source = int(sources[at])
-        pieces[2 * at], rows["crc32c"][at] = _stamp(data[source:source + int(sizes[at])], int(times[at]))
-        rows["size"][at] = len(pieces[2 * at])
+        head, payload, checksum = _stamp(data[source:source + int(sizes[at])], int(times[at]))
+        pieces[2 * at:2 * at + 2] = head, payload
+        rows["size"][at], rows["crc32c"][at] = len(head) + len(payload), checksum
     rows["offset"] = np.cumsum(rows["size"], dtype=np.int64) - rows["size"]
     return rows, memoryview(b"".join(pieces))
 
@@ -198,13 +199,13 @@ def _shape(metadata: bytes) -> tuple[NDArray[np.uint8], tuple[int, int]] | None:
 
 # -- one by one
 
-def _stamp(entry: memoryview, time: int) -> tuple[bytes, int]:
-    """(its new bytes, their checksum)"""
+def _stamp(entry: memoryview, time: int) -> tuple[bytes, memoryview, int]:
+    """(its new head, its payload, its checksum)"""
     end = _METADATA + SIZE.unpack_from(entry, CHECKSUM_END)[0]
-    metadata = _without_time(bytes(entry[_METADATA:end])) + _TAG + varints.encode(time)
-    body = b"".join((SIZE.pack(len(metadata)), metadata, entry[end:]))
-    checksum = crc32c(body)
-    return b"".join((_MAGIC, SIZE.pack(checksum), body)), checksum
+    metadata, payload = _without_time(bytes(entry[_METADATA:end])) + _TAG + varints.encode(time), entry[end:]
+    covered = SIZE.pack(len(metadata)) + metadata
+    checksum = crc32c(payload, crc32c(covered))
+    return b"".join((_MAGIC, SIZE.pack(checksum), covered)), payload, checksum
 
 
 def _without_time(metadata: bytes) -> bytes:
