@@ -35,6 +35,7 @@ import wire  # noqa: E402
 from clients import Consumer  # noqa: E402
 from link import CLOCK, BrokerError, Link, Load  # noqa: E402
 from load import Running, _subscribe_and_leave, measure, measure_backlog, topic_names  # noqa: E402
+from usage import cpu_seconds  # noqa: E402
 
 from ..harness import COMMAND, Broker  # noqa: E402
 
@@ -160,10 +161,10 @@ def hold(broker, messages: int) -> None:
     broker.start()
     up = CLOCK() - began
     link = attached(broker, load)
-    came = first_message(link) - began
+    came, busy = first_message(link) - began, cpu_seconds(broker.pid)
     link.socket.close()
     print(f"restart   {broker.name}: {came:.2f} s from the start to the first message that was due, {up:.2f} of them until the start "
-          f"has returned (target: less than 2)", flush=True)
+          f"has returned (target: less than 2); {busy:.2f} s of CPU; load average {os.getloadavg()[0]:.1f}", flush=True)
 
 
 def index_of(broker, found: dict, messages: int) -> str:
