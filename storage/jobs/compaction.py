@@ -339,61 +339,70 @@ def _copy(writer: PartWriter, some: _Entries, source: Source, kept: NDArray[np.i
     if not len(some.rows):
         return
     firsts = some.rows["message_index"].astype(np.int64) - source.first_message
-    messages = some.rows["messages"].astype(np.int64)
+    rows_of, indexes = _found_in(firsts, some.rows["messages"].astype(np.int64), kept)
+    chosen, starts, counts = np.unique(rows_of, return_index=True, return_counts=True)
+    if not len(chosen):
+        return
+    rows = some.rows[chosen].view(format.COMPACTED_ROW)
+    rows["entry_id"] = some.ids[chosen]
+    there, behind = _left(some, rows)
+    if len(of_whole):
+        first = of_whole[np.searchsorted(of_whole, firsts[0]):np.searchsorted(of_whole, firsts[-1] + 1)]
+        counts = np.where(np.isin(chosen, np.searchsorted(firsts, first)), there, counts)
+    begins, is_whole, masks = rows["offset"].astype(np.int64), counts == there, []
+    ends, cut = begins + rows["size"], np.flatnonzero(counts != there).tolist()
+    for at in cut:
+        masks.append(np.zeros(rows["messages"][at], bool))
+        masks[-1][indexes[starts[at]:starts[at] + counts[at]]] = True
+    rewritten = rewriting.cut([with_checksum(bytes(some.data[begins[at]:ends[at]])) for at in cut], masks)
+    fresh, bad = {}, []
+    for at, entry, mask in zip(cut, rewritten, masks, strict=True):
+        if isinstance(entry, rewriting.Unreadable):
+            bad.append(at)
+            damage.append(f"entry {source.ledger_id}:{rows['entry_id'][at]}: {entry}")
+            continue
+        fresh[at] = entry, rewriting.words_of(mask)
+        rows["size"][at], rows["crc32c"][at] = len(entry), int.from_bytes(entry[2:CHECKSUM_END], "big")
+        rows["flags"][at] |= format.IS_CUT | KEPT_CHECKSUM
+    pieces = _pieces(some.data, begins, ends + behind, is_whole, fresh)
+    behind[list(fresh)] = [len(words) for _, words in fresh.values()]
+    if bad:
+        rows, behind, counts = np.delete(rows, bad), np.delete(behind, bad), np.delete(counts, bad)
+    writer.add(rows, behind, pieces, int(counts.sum()))
+
+
+def _found_in(firsts: NDArray[np.int64], messages: NDArray[np.int64], kept: NDArray[np.int64]) -> tuple[NDArray, NDArray]:
+    """(the entry, which message of it) of each of the kept messages that lie in entries with these messages; ascending."""
     here = kept[np.searchsorted(kept, firsts[0]):np.searchsorted(kept, firsts[-1] + messages[-1])]
     rows_of = np.searchsorted(firsts, here, side="right") - 1
     indexes = here - firsts[rows_of]
     is_there = indexes < messages[rows_of]
-    rows_of, indexes = rows_of[is_there], indexes[is_there]
-    counts = np.bincount(rows_of, minlength=len(firsts))
-    chosen = np.flatnonzero(counts)
-    if not len(chosen):
-        return
-    counts = counts[chosen]
-    rows = some.rows[chosen].view(format.COMPACTED_ROW)
-    rows["entry_id"] = some.ids[chosen]
-    begins, sizes, messages = rows["offset"].astype(np.int64), rows["size"].astype(np.int64), messages[chosen]
-    behind = np.zeros(len(rows), np.int64)      # bytes of words
-    there = messages.copy()
-    if some.is_of_view:
-        for at in np.flatnonzero(rows["flags"] & format.IS_CUT).tolist():
-            behind[at] = 8 * -(-messages[at] // 64)
-            end = begins[at] + sizes[at]
-            there[at] = int.from_bytes(some.data[end:end + behind[at]], "little").bit_count()
-    if len(of_whole):
-        first = of_whole[np.searchsorted(of_whole, firsts[0]):np.searchsorted(of_whole, firsts[-1] + 1)]
-        is_whole = np.isin(chosen, np.searchsorted(firsts, first))
-        counts = np.where(is_whole, there, counts)
-    ends = begins + sizes + behind
-    is_whole = counts == there
-    bounds, cut = np.searchsorted(rows_of, chosen), np.flatnonzero(~is_whole).tolist()
-    masks = []
-    for at in cut:
-        masks.append(np.zeros(messages[at], bool))
-        masks[-1][indexes[bounds[at]:bounds[at] + counts[at]]] = True
-    rewritten = rewriting.cut([with_checksum(bytes(some.data[begins[at]:begins[at] + sizes[at]])) for at in cut], masks)
-    is_run = np.zeros(len(rows), bool)          # goes on where the one before ended, both as they are
+    return rows_of[is_there], indexes[is_there]
+
+
+def _left(some: _Entries, rows: NDArray) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(messages that there are, bytes of the words behind it) of each: fewer than there were of what an earlier compaction has cut."""
+    there, behind = rows["messages"].astype(np.int64), np.zeros(len(rows), np.int64)
+    for at in np.flatnonzero(rows["flags"] & format.IS_CUT).tolist() if some.is_of_view else ():
+        behind[at] = 8 * -(-there[at] // 64)
+        end = int(rows["offset"][at]) + int(rows["size"][at])
+        there[at] = int.from_bytes(some.data[end:end + behind[at]], "little").bit_count()
+    return there, behind
+
+
+def _pieces(data: memoryview, begins: NDArray[np.int64], ends: NDArray[np.int64], is_whole: NDArray[np.bool_],
+            fresh: dict[int, tuple[bytes, bytes]]) -> list:
+    """Bytes of entries, of those that stay whole and lie one behind the other as one piece; `fresh` has others with their words."""
+    is_run = np.zeros(len(begins), bool)          # goes on where the one before ended, both as they are
     is_run[1:] = is_whole[1:] & is_whole[:-1] & (begins[1:] == ends[:-1])
     starts = np.flatnonzero(~is_run)
-    stops = np.append(starts[1:], len(rows))
-    pieces, bad, fresh = [], [], zip(rewritten, masks, strict=True)
+    stops, pieces = np.append(starts[1:], len(begins)), []
     for first, stop, whole in zip(starts.tolist(), stops.tolist(), is_whole[starts].tolist(), strict=True):
         if whole:
-            pieces.append(some.data[begins[first]:ends[stop - 1]])
-            continue
-        entry, mask = next(fresh)
-        if isinstance(entry, rewriting.Unreadable):
-            bad.append(first)
-            damage.append(f"entry {source.ledger_id}:{some.ids[chosen[first]]}: {entry}")
-            continue
-        words = rewriting.words_of(mask)
-        pieces += entry, words
-        behind[first] = len(words)
-        rows["size"][first], rows["crc32c"][first] = len(entry), int.from_bytes(entry[2:CHECKSUM_END], "big")
-        rows["flags"][first] |= format.IS_CUT | KEPT_CHECKSUM
-    if bad:
-        rows, behind, counts = np.delete(rows, bad), np.delete(behind, bad), np.delete(counts, bad)
-    writer.add(rows, behind, pieces, int(counts.sum()))
+            pieces.append(data[begins[first]:ends[stop - 1]])
+        else:
+            pieces += fresh.get(first, ())
+    return pieces
 
 
 def remove(job: Job, ledger_id: int) -> None:
