@@ -4,7 +4,8 @@
     fixed      every message is delivered so long after it was published, whatever its producer says: its metadata say so before it is
                stored, so the consumers, the index and whoever reads the ledgers agree; the maximum does not matter then
 
-When it was published says the producer's clock, and ours where that is ahead: beyond an allowance for clocks when something is refused.
+When it was published says the producer's clock, and ours where that is too far ahead: by a second where the delay is fixed, as passes take
+their time, and by minutes where something would be refused that an honest producer asks for.
 On a partition with a fixed delay the times ascend in the order of its entries, so that its schedule needs no index, unless our clock is
 set back by more than a minute.  Topics without such a policy, those on which delayed delivery is switched off, and those that keep
 nothing do not get here.
@@ -18,7 +19,8 @@ from geminga.proto.sends import IS_CHUNK, SEND_ROW
 from geminga.storage.append import SENT_OTHERWISE, Sends
 from geminga.storage.partition import Partition
 
-AHEAD_MS = 5 * 60 * 1000      # honest clocks may be, of producers that ask for a delay
+AHEAD_MS = 5 * 60 * 1000      # a producer's clock may be, when it asks for a delay, ...
+FIXED_AHEAD_MS = 1_000        # ... and when it gets one
 _BACK_MS = 60 * 1000          # our clock may be set, and the times go on to ascend
 _ANY_MS = 1 << 62             # a maximum where there is none
 _TIME_BITS = 44               # of a time of now and DELAY_MS_MAX
@@ -99,7 +101,7 @@ class Delays:
                data: memoryview) -> tuple[NDArray, memoryview]:
         """All rows (n,) with the delays of their partitions."""
         fixed_ms, floors_ms = (np.array(column) for column in zip(*map(self._times_of, partitions), strict=True))
-        times = np.minimum(np.maximum(rows["publish_time"], 0), self._owner.now_ms)
+        times = np.minimum(np.maximum(rows["publish_time"], 0), self._owner.now_ms + FIXED_AHEAD_MS)
         if which is None:
             np.maximum(times + fixed_ms[0], floors_ms[0], out=times)
             np.maximum.accumulate(times, out=times)

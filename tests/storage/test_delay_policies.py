@@ -115,13 +115,15 @@ def test_f182_times_count_from_the_producers_clock_and_ours_where_that_is_ahead_
     """So the order of the topic is its schedule, whatever producers' clocks say."""
     producer = rig.producer(TOPIC)
     fixed(rig, 10_000)
-    for published, found in ((START_MS - 300, -300), (START_MS + HOUR_MS, 0), (START_MS - 5_000, 0), (1, 0), (0, 0), (1 << 63, 0)):
+    ahead = delays.FIXED_AHEAD_MS
+    for published, found in ((START_MS - 300, -300), (START_MS + 7, 7), (START_MS + HOUR_MS, ahead), (START_MS - 5_000, ahead),
+                             (1, ahead), (0, ahead), (1 << 63, ahead)):
         sent(rig, *[(producer, b"x", {"publish_time": published})] * count)
         assert times(rig)[-count:] == [START_MS + 10_000 + found] * count
-    mixed = [START_MS - 100, START_MS + 7, START_MS - 300, 3]
-    rig.now_ms += 1_000
+    rig.now_ms += 5_000
+    mixed = [rig.now_ms - 100, rig.now_ms + 7, rig.now_ms - 300, 3]
     sent(rig, *[(producer, b"x", {"publish_time": mixed[n % 4]}) for n in range(4 * count)])
-    assert times(rig)[-4 * count:] == [START_MS + 10_000] + [START_MS + 10_007] * (4 * count - 1)
+    assert times(rig)[-4 * count:] == [rig.now_ms + 9_900] + [rig.now_ms + 10_007] * (4 * count - 1)
 
 
 def test_f182_what_was_published_long_ago_waits_that_much_less(rig):
