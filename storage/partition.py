@@ -200,7 +200,7 @@ class Partition:
         for found in gone:
             self.gone.forget(found.ledger_id)
             if self.schedule is not None:
-                self.schedule.forget(found.ledger_id)
+                self.schedule.forget(found)
             for subscription in self.subscriptions.values():
                 if subscription.dispatcher is not None:
                     subscription.dispatcher.forget(found)

@@ -228,7 +228,11 @@ class Schedule:
     def _index(self, ledger: Ledger, first: int, times: NDArray[np.int64], is_later: NDArray[np.bool_]) -> None:
         """Of the entries from `first` on these wait (n,), and the others do not."""
         self._mark(ledger.ledger_id, first, is_later)
-        later = np.flatnonzero(is_later & (times != NEVER_MS))
+        self._gather(ledger, first, times, is_later)
+
+    def _gather(self, ledger: Ledger, first: int, times: NDArray[np.int64], is_later: NDArray[np.bool_]) -> None:
+        """Of the entries from `first` on these (n,) are to be in the index, with the times that they were published with."""
+        later = np.flatnonzero(is_later)
         self._fresh.add((times[later], np.full(len(later), ledger.ledger_id), later + first))
 
     def _mark(self, ledger_id: int, first: int, waits: NDArray[np.bool_]) -> None:
@@ -273,8 +277,7 @@ class Schedule:
         has_moved = self._move_limit(until_ms)
         found = [fresh.take(until_ms) for fresh in (self._fresh, self._moved, self._flushing) if fresh is not None]
         try:
-            while self.files.next_ms() <= until_ms:
-                self._load(self.files.next(), now_ms)
+            self._load_begun(now_ms)
         except CorruptFile as error:
             self.rebuild(str(error))
         found.append(self._wheel.take(until_ms))
@@ -287,6 +290,11 @@ class Schedule:
         self.files.done |= over
         self.is_dirty = self.is_dirty or bool(released or over)
         return released
+
+    def _load_begun(self, now_ms: int) -> None:
+        """Windows that have begun are in memory.  Raises CorruptFile."""
+        while self.files.next_ms() <= self._until(now_ms):
+            self._load(self.files.next(), now_ms)
 
     def _load(self, window: Window, now_ms: int) -> None:
         """It has begun: what is in it is in memory, or in narrower windows."""
@@ -426,9 +434,13 @@ class Schedule:
         first = self.end(ledger) if ledger.ledger_id == self.limit[0] else 0
         end, released = min(ledger.entries, first + _STRETCH), []
         if first < end:
-            times = self._times(ledger, range(first, end))
-            is_later, waited = times > until_ms, self.waits(ledger.ledger_id, range(first, end))
-            self._index(ledger, first, times, is_later)
+            times, waited = self._times(ledger, range(first, end)), self.waits(ledger.ledger_id, range(first, end))
+            is_later, written = times > until_ms, ledger.deliver_at[first:end]
+            self._mark(ledger.ledger_id, first, is_later)
+            self._gather(ledger, first, written, written > until_ms)
+            for entry_id, at_ms in self._amended.get(ledger.ledger_id, {}).items():
+                if first <= entry_id < end and until_ms < at_ms < NEVER_MS:
+                    self._moved.add(_row(at_ms, ledger.ledger_id, entry_id))
             if waited is not None and len(late := np.flatnonzero(waited & ~is_later)):
                 released = [(ledger, late + first)]
         self.is_dirty = True
@@ -448,10 +460,12 @@ class Schedule:
         self._wheel, self._fresh, self._moved, self._flush, self._flushing = _Wheel(), _Fresh([]), _Fresh([]), None, None
         self.limit, self._is_sorted, self.is_dirty = (self._partition.ledgers[0].ledger_id, 0), False, True
 
-    def forget(self, ledger_id: int) -> None:
-        """The ledger was deleted, and all before it."""
+    def forget(self, ledger: Ledger) -> None:
+        """It was deleted, and all before it."""
+        ledger_id = ledger.ledger_id
         bits = self._bits.pop(ledger_id, None)
         if bits is not None:
+            self._forget_rows(ledger)
             self._set -= int(np.bitwise_count(bits).sum(dtype=np.int64))
         if (amended := self._amended.pop(ledger_id, None)) is not None:
             self._never -= sum(at == NEVER_MS for at in amended.values())
@@ -462,6 +476,22 @@ class Schedule:
                 self.limit = self.limit if first.entries else None
                 self._head_ms = int(first.deliver_at[0]) if first.entries else NEVER_MS
         self.is_dirty = True
+
+    def _forget_rows(self, ledger: Ledger) -> None:
+        """Of a ledger: those in memory go, those in files count no more."""
+        unwritten = joined([*self._fresh.parts, *self._in_flush()])
+        is_written = ledger.deliver_at[:self.end(ledger)] > self._partition.now_ms
+        is_written[unwritten[2][unwritten[1] == ledger.ledger_id]] = False
+        counts = {(start, start + max(width, 1)): self.files.files[start, width].rows for start, width in self._ahead()}
+        _take_away(counts, ledger.deliver_at[np.flatnonzero(is_written)])
+        for start, width in self._ahead():
+            self.files.files[start, width].rows = counts[start, start + max(width, 1)]
+        rows, self._fresh = joined(self._fresh.parts), _Fresh([])
+        self._fresh.add(tuple(column[rows[1] != ledger.ledger_id] for column in rows))
+
+    def _ahead(self) -> set[Window]:
+        """Files of which nothing is in memory, and not all out of date."""
+        return self.files.files.keys() - self.files.loaded - self.files.done
 
     # -- administration
 
@@ -513,7 +543,6 @@ class Schedule:
     def _apply_amended(self, ledger_id: int, entry_id: int, before_ms: int, after_ms: int) -> None:
         self._amended.setdefault(ledger_id, {})[entry_id] = after_ms
         self._never += after_ms == NEVER_MS
-        self.files.count_gone(before_ms)
 
     def _note_amended(self, row: bytes) -> None:
         self.folder.mkdir(exist_ok=True)
@@ -540,13 +569,14 @@ class Schedule:
     def counts(self, first_ms: int, end_ms: int) -> list[tuple[int, int, int]]:
         """(start, end in ms, entries) of each window that has any and reaches into [first_ms, end_ms), ascending.
 
-        What was acknowledged before its time is counted too.
+        What was acknowledged before its time is counted too.  Raises CorruptFile.
         """
-        seen = self.files.loaded | self.files.done
-        found = {(start, start + max(width, 1)): file.rows - file.gone for (start, width), file in self.files.files.items()
-                 if (start, width) not in seen and start < end_ms and start + max(width, 1) > first_ms}
+        self._load_begun(self._partition.now_ms)
+        found = {(start, start + max(width, 1)): self.files.files[start, width].rows for start, width in self._ahead()
+                 if start < end_ms and start + max(width, 1) > first_ms}
         width_ms = self._partition.policies.delay_window_ms
-        starts = self._holding(self._in_memory())[0] // width_ms * width_ms
+        self._leave_out_amended(found, width_ms)
+        starts = joined([self._holding(self._in_memory()), self._moved_rows()])[0] // width_ms * width_ms
         for start, count in zip(*np.unique(starts, return_counts=True), strict=True):
             if start < end_ms and start + width_ms > first_ms:
                 window = int(start), int(start) + width_ms
@@ -561,6 +591,20 @@ class Schedule:
                 at = behind
         return sorted((start, end, count) for (start, end), count in found.items() if count > 0)
 
+    def _leave_out_amended(self, found: dict[tuple[int, int], int], width_ms: int) -> None:
+        """Of the counts of files, {(start, end): entries}, those that have another time now; it is in memory.  And of what is sorted."""
+        unwritten = joined([*self._fresh.parts, *self._in_flush()]) if self._amended else NO_ROWS
+        for ledger_id, amended in self._amended.items():
+            ledger, ids = self._partition.find(ledger_id), np.fromiter(amended, np.int64)
+            written = ids[ids < self.end(ledger)]
+            written = written[~np.isin(written, unwritten[2][unwritten[1] == ledger_id])]
+            _take_away(found, ledger.deliver_at[written])
+        for ledger in self._sorted_ledgers():
+            for entry_id in self._amended.get(ledger.ledger_id, ()):
+                if entry_id >= self.end(ledger):
+                    start = int(ledger.deliver_at[entry_id]) // width_ms * width_ms
+                    found[start, start + width_ms] = found.get((start, start + width_ms), 0) - 1
+
     def due(self, first_ms: int, end_ms: int, at_most: int) -> list[tuple[int, int, int]]:
         """(deliver-at in ms, ledger id, entry id) of what falls due in [first_ms, end_ms), in that order, not more than so many.
 
@@ -570,10 +614,10 @@ class Schedule:
         for ledger in self._sorted_ledgers():
             first = self.end(ledger)
             first += int(np.searchsorted(ledger.deliver_at[first:ledger.entries], first_ms))
-            entries = np.arange(first, min(ledger.entries, first + at_most))
+            entries = np.arange(first, min(ledger.entries, first + at_most + len(self._amended.get(ledger.ledger_id, ()))))
             found.append((ledger.deliver_at[entries], np.full(len(entries), ledger.ledger_id), entries))
-        chosen = _between(self._holding(joined(found)), first_ms, end_ms)
-        for window in sorted(self.files.files.keys() - self.files.loaded - self.files.done):
+        chosen = _between(joined([self._holding(joined(found)), self._moved_rows()]), first_ms, end_ms)
+        for window in sorted(self._ahead()):
             enough = len(chosen[0]) >= at_most and int(np.partition(chosen[0], at_most - 1)[at_most - 1])
             if window[0] >= end_ms or (enough and window[0] > enough):
                 break
@@ -581,18 +625,30 @@ class Schedule:
                 rows = self.files.peek(window)
                 rows = self._with_times(rows) if window[0] == FAR_MS else rows
                 chosen = joined([chosen, _between(self._holding(rows), first_ms, end_ms)])
-        if len(chosen[0]) > 2 * at_most:           # some may be there twice
-            first = np.argpartition(chosen[0], 2 * at_most)[:2 * at_most]
+        if len(chosen[0]) > at_most:
+            first = np.argpartition(chosen[0], at_most)[:at_most]
             chosen = tuple(column[first] for column in chosen)
-        return sorted(set(zip(*(column.tolist() for column in chosen), strict=True)))[:at_most]
+        return sorted(zip(*(column.tolist() for column in chosen), strict=True))
 
     def _in_memory(self) -> Rows:
-        """What is in no file that has yet to be loaded."""
-        flushing = [] if self._flush is None else [self._flush.left()]
-        return joined([self._wheel.left, *self._fresh.parts, *self._moved.parts, *flushing])
+        """What is in no file that has yet to be loaded, but for what was amended."""
+        return joined([self._wheel.left, *self._fresh.parts, *self._in_flush()])
+
+    def _in_flush(self) -> list[Rows]:
+        return [] if self._flush is None else [self._flush.left()]
+
+    def _moved_rows(self) -> Rows:
+        """Of what was amended and waits, each once."""
+        rows, found = joined(self._moved.parts), []
+        for ledger_id in _distinct(rows[1]):
+            if (ledger := self._partition.find(ledger_id)) is not None and ledger_id in self._bits:
+                mine = rows[1] == ledger_id
+                entries = np.unique(self._that_hold(ledger, rows[0][mine], rows[2][mine])[1])
+                found.append((self._times(ledger, entries), np.full(len(entries), ledger_id), entries))
+        return joined(found)
 
     def _holding(self, rows: Rows) -> Rows:
-        """Those of the rows that hold, by ledger."""
+        """Those of the rows that hold, by ledger; none that was amended."""
         found = []
         for ledger_id in _distinct(rows[1]):
             if (ledger := self._partition.find(ledger_id)) is None:
@@ -600,14 +656,17 @@ class Schedule:
             mine = rows[1] == ledger_id
             if self.limit is not None and self._is_sorted and ledger_id >= self.limit[0]:
                 beyond = rows[2][mine] >= self.end(ledger)
-                entries = rows[2][mine][beyond]
-                entries = entries[self._times(ledger, entries) < NEVER_MS]
+                entries = self._not_amended(ledger_id, rows[2][mine][beyond])
                 found.append((ledger.deliver_at[entries], np.full(len(entries), ledger_id), entries))
                 mine = np.flatnonzero(mine)[~beyond]
             if ledger_id in self._bits:
-                times, entries = self._that_hold(ledger, rows[0][mine], rows[2][mine])
-                found.append((times, np.full(len(entries), ledger_id), entries))
+                entries = self._not_amended(ledger_id, self._that_hold(ledger, rows[0][mine], rows[2][mine])[1])
+                found.append((ledger.deliver_at[entries], np.full(len(entries), ledger_id), entries))
         return joined(found)
+
+    def _not_amended(self, ledger_id: int, entries: NDArray[np.int64]) -> NDArray[np.int64]:
+        amended = self._amended.get(ledger_id)
+        return entries if amended is None else entries[~np.isin(entries, np.fromiter(amended, np.int64))]
 
     # -- on disk
 
@@ -737,6 +796,17 @@ class Snapshot:
     @property
     def path(self) -> Path:
         return self.schedule.folder / _SAVED
+
+
+def _take_away(counts: dict[tuple[int, int], int], times: NDArray[np.int64]) -> None:
+    """Of what is counted by (start, end) these times (n,), as far as they are counted there: of the narrowest that they are in."""
+    times = np.minimum(times, FAR_MS)
+    for width in sorted({end - start for start, end in counts}):
+        starts = times // width * width
+        for start, count in zip(*(column.tolist() for column in np.unique(starts, return_counts=True)), strict=True):
+            if counted := min(count, counts.get((start, start + width), 0)):
+                counts[start, start + width] -= counted
+                times, starts = (np.delete(column, np.flatnonzero(starts == start)[:counted]) for column in (times, starts))
 
 
 def _row(at_ms: int, ledger_id: int, entry_id: int) -> Rows:

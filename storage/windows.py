@@ -43,7 +43,6 @@ def joined(parts: list[Rows]) -> Rows:
 class File:
     size: int = 0
     rows: int = 0
-    gone: int = 0          # of them those that were cancelled, or have another time by now
 
 
 class Windows:
@@ -108,13 +107,6 @@ class Windows:
         file.size += len(block)
         file.rows += len(rows)
         self.done.discard(window)
-
-    def count_gone(self, at_ms: int) -> None:
-        """A row of that time is out of date."""
-        for (start, width), file in self.files.items():
-            if start <= at_ms < start + width and file.gone < file.rows:
-                file.gone += 1
-                return
 
     # -- reading
 

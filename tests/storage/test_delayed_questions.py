@@ -125,6 +125,58 @@ def test_of_a_topic_that_nothing_waits_in_there_are_no_rows(rig):
         assert answer["refused"] == code
 
 
+def check_counts(rig, times):
+    """All that is told is true of what waits for these times, and nothing else."""
+    times = np.sort(times)
+    told = waiting(rig)
+    assert [row["deliverAt"] for row in told["rows"]] == times.tolist() and told["waiting"] == len(times)
+    hours, counts = np.unique(times // HOUR_MS, return_counts=True)
+    assert [(row["from"] // HOUR_MS, row["entries"]) for row in waiting(rig, "hour")["rows"]] == list(
+        zip(hours.tolist(), counts.tolist(), strict=True))
+    assert sum(row["entries"] for row in waiting(rig, "window")["rows"]) == len(times)
+
+
+@pytest.mark.parametrize("is_sorted", [False, True], ids=["in no order", "ascending"])
+def test_counts_are_exact_whatever_was_cancelled_and_moved_and_however_often(rigs, is_sorted):
+    """There and back, before it is in a file and after, over kills and restarts."""
+    rig, random = rigs(), np.random.default_rng(3)
+    times = random.integers(HOUR_MS, FAR_MS, 100)
+    times = np.sort(times) if is_sorted else times
+    positions = rig.run(rig.sends(*[at(producer, b"x", int(ms)) for producer in [rig.producer("t")] for ms in times])).positions
+    found = dict(zip(positions, (times + START_MS).tolist(), strict=True))
+    written = dict(found)
+    for life in (rigs.crash, rigs.restart, rigs.restart, rigs.crash):
+        for number in random.choice(100, 12, replace=False).tolist():
+            position = positions[number]
+            if position in found and number % 4 == 0:
+                assert cancel(rig, position) is True
+                del found[position]
+            elif position in found:
+                for time_ms in (START_MS + int(random.integers(HOUR_MS, FAR_MS)), written[position])[:1 + number % 2]:
+                    assert reschedule(rig, position, time_ms - START_MS) is True
+                    found[position] = time_ms
+                    rig.run()
+        check_counts(rig, np.array(list(found.values())))
+        rig = life(rig)
+        rig.run()
+        check_counts(rig, np.array(list(found.values())))
+
+
+def test_what_is_deleted_with_its_ledger_is_not_counted_any_more(rigs):
+    """Though something that comes at the same time still waits; wherever the index has it."""
+    rig = rigs(roll_over_entries=50)
+    consumer = rig.consumer("t", subType=SubType.Shared)
+    producer, times = rig.producer("t"), np.random.default_rng(4).integers(1, 100, 150) * HOUR_MS
+    positions = [rig.run(rig.sends(at(producer, b"x", int(ms)))).positions[0] for ms in times]
+    kept = [position for position in positions if position[0] == positions[-1][0]]
+    rig = rigs.restart(rig)
+    consumer = rig.consumer("t", subType=SubType.Shared)
+    rig.run(rig.acks(consumer, *positions[:50]), after_ms=1_000)
+    rig.run(rig.acks(consumer, *positions[50:-len(kept)]), after_ms=1_000)
+    assert rig.files("t") == [kept[0][0]] and 0 < len(kept) < 150
+    check_counts(rig, START_MS + times[-len(kept):])
+
+
 # -- cancelled
 
 @SPREAD
