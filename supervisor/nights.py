@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import time
-import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +14,7 @@ import psutil
 
 from geminga.proto import names
 from geminga.storage import compacted, format
+from geminga.storage.errors import text_of
 from geminga.storage.jobs import confirmed, nightly
 from geminga.storage.jobs.engines import Here, NoSpark, Spark
 from geminga.storage.jobs.nightly import Night, Planned, Progress, Target
@@ -139,11 +139,6 @@ def compact(side: Side, config: Config, found: list[Planned], progress: Callable
             night = nightly.run(config.data_dir, found, side.adopt, engine, progress)
         except nightly.AlreadyRunning as error:
             raise CannotRun(str(error)) from None
-        except Exception:
-            traceback.print_exc()
-            night = nightly.last_night(config.data_dir)      # what it told before
-            if night is None:
-                raise
     for report in night.reports:
         if report.outcome != nightly.NOTHING_NEW or report.partition_id in begun:
             side.ended(asdict(report))
@@ -192,7 +187,10 @@ def run(config: Config, found: list[Target], progress: Callable[[Progress], None
         "last_success_ms": ended_ms if is_well else last_report(config.data_dir).get("last_success_ms", 0),
         "engine": night.engine, "served": is_served, "partitions": len(due), "totals": _totals(compaction, given),
         "compaction": compaction, "retention": given}
-    keep(config, report)
+    try:
+        keep(config, report)
+    except OSError as failure:      # what was done is
+        report |= {"status": FAILED, "error": report["error"] or f"its report cannot be written: {text_of(failure)}"}
     return report
 
 

@@ -1,14 +1,14 @@
 """A run over many partitions: what there is to do, doing it, and what became of it.
 
     plan(data_dir, targets)                              what a run would do; reads headers only
-    run(data_dir, planned, adopt, engine, progress)      does it, and tells of it: <data>/nightly/last.json has the last run's Night
+    run(data_dir, planned, adopt, engine, progress)      does it, and tells of it
     compact(data_dir, target, adopt, engine, progress)   of one partition, whatever the night does
 
-A view that is made becomes its partition's by `adopt`, which asks the partition's owner; adopt_here does it where there is no broker.
+A view that is made becomes its partition's by `adopt`, which asks the partition's owner.
 """
 import contextlib
-import json
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,9 +19,7 @@ from geminga.storage.errors import CorruptFile, text_of
 from geminga.storage.jobs import compaction, confirmed
 from geminga.storage.jobs.compaction import CannotCompact, Job
 from geminga.storage.jobs.engines import Done, Here, Spark, Tell
-from geminga.storage.ledger import write_anew
 
-LAST = "last.json"
 NOTHING_NEW, COMPACTED, FAILED, NOT_ADOPTED, BUSY = "nothing new", "compacted", "failed", "not adopted", "busy"      # outcomes
 # (partition id, topic, view) -> None: it is the partition's view now; else why not, and it is removed
 Adopt = Callable[[int, str, int], str | None]
@@ -92,7 +90,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Night:
-    """A whole run, as last.json has it."""
+    """A whole run."""
 
     started_ms: int
     seconds: float
@@ -153,7 +151,10 @@ def _news(folder: Path, partition_id: int, behind: Position, horizon: Position) 
 
 def run(data_dir: Path, planned: list[Planned], adopt: Adopt, engine: Here | Spark | None = None,
         progress: TellProgress | None = None) -> Night:
-    """Compact what is due.  One run at a time: raises AlreadyRunning.  The engine is the caller's to close."""
+    """Compact what is due.  One run at a time: raises AlreadyRunning.  The engine is the caller's to close.
+
+    What nobody has thought of costs what it had not come to, and is told.
+    """
     engine = engine or Here()
     started_ms, started, reports, error = int(time.time() * 1_000), time.monotonic(), [], ""
     with _alone(data_dir):
@@ -168,16 +169,10 @@ def run(data_dir: Path, planned: list[Planned], adopt: Adopt, engine: Here | Spa
                 some = due[at:at + _TOGETHER]
                 reports += _compact(data_dir, [one.target for one in some], adopt, engine, tell)
                 tell.next_round(sum(one.messages + one.view_messages for one in some))
-        except BaseException as failure:
+        except Exception as failure:      # noqa: BLE001 - the report says so
+            traceback.print_exc()
             error = str(failure) or type(failure).__name__
-            raise
-        finally:
-            night = Night(started_ms, round(time.monotonic() - started, 3), engine.name, tuple(reports), error)
-            try:
-                write_anew(_folder(data_dir) / LAST, json.dumps(asdict(night)).encode())
-            except OSError as failure:      # what was compacted is
-                night = replace(night, error=f"its report cannot be written: {text_of(failure)}")
-    return night
+    return Night(started_ms, round(time.monotonic() - started, 3), engine.name, tuple(reports), error)
 
 
 def compact(data_dir: Path, target: Target, adopt: Adopt, engine: Here | Spark | None = None,
@@ -185,30 +180,6 @@ def compact(data_dir: Path, target: Target, adopt: Adopt, engine: Here | Spark |
     """Of one partition, now."""
     found = _plan(data_dir, target)
     return _compact(data_dir, [target], adopt, engine or Here(), _Teller(progress, found.messages + found.view_messages))[0]
-
-
-def adopt_here(data_dir: Path) -> Adopt:
-    """For a data folder that no broker serves."""
-    def adopt(partition_id: int, topic: str, number: int) -> str | None:
-        folder = format.partition_folder(data_dir, partition_id)
-        try:
-            compacted.adopt(folder, number)
-            compacted.remove_unused(folder, [number])
-        except OSError as error:
-            return text_of(error)
-        return None
-    return adopt
-
-
-def last_night(data_dir: Path) -> Night | None:
-    """What the last run told; None when there was none, or what it told cannot be read."""
-    try:
-        said = json.loads((_folder(data_dir) / LAST).read_bytes())
-        reports = tuple(Report(**one | {"horizon": one["horizon"] and tuple(one["horizon"]), "damage": tuple(one["damage"])})
-                        for one in said.pop("reports"))
-        return Night(**said, reports=reports)
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def _compact(data_dir: Path, targets: list[Target], adopt: Adopt, engine: Here | Spark, tell: Tell) -> list[Report]:

@@ -155,6 +155,15 @@ def test_what_is_no_data_folder_is_left_as_it_is(nightly, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_report_that_cannot_be_written_costs_no_night(own, nightly, tmp_path):
+    shutil.copy(own.data_dir / "catalogue.sqlite", tmp_path)
+    (tmp_path / beside.REPORT).mkdir(parents=True)
+    status, printed, complaint = nightly("--json", data_dir=tmp_path)
+    report = json.loads(printed)
+    assert (status, complaint, report["status"]) == (1, "", "failed")
+    assert report["error"].startswith(f"its report cannot be written: {tmp_path}/nightly/")
+
+
 def test_two_nights_at_once_are_refused(own, client, nightly):
     topic = unique_topic("twice")
     fill(client, topic)

@@ -10,7 +10,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage import compacted, format
 from geminga.storage.jobs import compaction, engines, nightly
 
-from .topics import CODECS, Message, Topic, metadata_of, sealed, single
+from .topics import CODECS, Message, Topic, adopt_here, metadata_of, sealed, single
 
 MESSAGES = st.builds(Message, st.one_of(st.none(), st.sampled_from(["", "a", "b", "k" * 20, "é"]), st.integers(0, 30).map(str)),
                      st.one_of(st.just(b""), st.binary(min_size=1, max_size=40)), st.booleans())
@@ -219,7 +219,7 @@ def test_spark_gives_the_same(tmp_path, spark):
         planned = nightly.plan(tmp_path, [topics[0].target, topics[1].target, retaining])
         adopt = Looking(tmp_path)
         by_spark = nightly.run(tmp_path, planned, adopt, engine)
-        here = nightly.run(tmp_path, planned, nightly.adopt_here(tmp_path))
+        here = nightly.run(tmp_path, planned, adopt_here(tmp_path))
         for topic, first, second in zip(topics, by_spark.reports, here.reports, strict=True):
             assert first.outcome == nightly.NOT_ADOPTED, first
             same = {"outcome": "", "error": "", "view": 0, "seconds": 0.0, "freed": 0}

@@ -1,6 +1,5 @@
 """A run over many partitions: what it plans it does, what it cannot do it says, and what there was stays whole until then."""
 import errno
-import json
 import os
 import shutil
 
@@ -10,7 +9,7 @@ from geminga.storage import compacted, format, locks
 from geminga.storage.jobs import compaction, engines, nightly
 from geminga.storage.jobs.nightly import BUSY, COMPACTED, FAILED, NOT_ADOPTED, NOTHING_NEW
 
-from .topics import Message, Topic
+from .topics import Message, Topic, adopt_here
 
 
 @pytest.fixture
@@ -27,7 +26,7 @@ def topics(tmp_path):
 def run(topics, adopt=None, **more):
     """{partition id: report} of a run over these, as planned."""
     data_dir = topics[0].data_dir
-    night = nightly.run(data_dir, nightly.plan(data_dir, [topic.target for topic in topics]), adopt or nightly.adopt_here(data_dir), **more)
+    night = nightly.run(data_dir, nightly.plan(data_dir, [topic.target for topic in topics]), adopt or adopt_here(data_dir), **more)
     return {report.partition_id: report for report in night.reports}
 
 
@@ -91,7 +90,7 @@ def test_a_partition_that_somebody_compacts_is_left_to_them(topics):
         reports = run(topics)
         assert outcomes(reports) == [COMPACTED, BUSY, COMPACTED]
         assert "already" in reports[2].error
-        assert nightly.compact(topics[1].data_dir, topics[1].target, nightly.adopt_here(topics[1].data_dir)).outcome == BUSY
+        assert nightly.compact(topics[1].data_dir, topics[1].target, adopt_here(topics[1].data_dir)).outcome == BUSY
     assert topics[1].compact().outcome == COMPACTED
 
 
@@ -104,13 +103,13 @@ def compaction_of(topic):
 def test_one_that_was_compacted_since_it_was_planned_is_looked_at_anew(topics):
     planned = nightly.plan(topics[0].data_dir, [topics[0].target])
     topics[0].compact()
-    night = nightly.run(topics[0].data_dir, planned, nightly.adopt_here(topics[0].data_dir))
+    night = nightly.run(topics[0].data_dir, planned, adopt_here(topics[0].data_dir))
     assert (night.reports[0].outcome, night.reports[0].view) == (NOTHING_NEW, 1)
 
 
 def test_what_is_not_adopted_goes(topics):
     reports = run(topics, lambda partition_id, topic, number: "it is not here any more" if partition_id == 2 else
-                  nightly.adopt_here(topics[0].data_dir)(partition_id, topic, number))
+                  adopt_here(topics[0].data_dir)(partition_id, topic, number))
     assert outcomes(reports) == [COMPACTED, NOT_ADOPTED, COMPACTED]
     assert reports[2].error == "it is not here any more"
     assert [files_of(topic) for topic in topics] == [["1"], [], ["1"]]
@@ -127,7 +126,7 @@ def test_topics_that_are_deleted_meanwhile_are_told_of(topics, monkeypatch):
         return write(job, *more)
 
     monkeypatch.setattr(compaction, "write", deleted)
-    reports = nightly.run(topics[0].data_dir, planned, nightly.adopt_here(topics[0].data_dir)).reports
+    reports = nightly.run(topics[0].data_dir, planned, adopt_here(topics[0].data_dir)).reports
     assert sorted(report.outcome for report in reports) == [COMPACTED, FAILED, FAILED]
     assert all("deleted meanwhile" in report.error for report in reports if report.outcome == FAILED)
     assert not topics[0].folder.exists() and not topics[1].folder.exists()
@@ -174,24 +173,23 @@ def test_what_was_begun_and_left_goes(topics):
     assert topics[0].contents() == topics[0].newest()
 
 
-def test_a_run_that_breaks_off_leaves_nothing_begun_and_says_why(topics):
+def test_a_run_that_breaks_off_leaves_nothing_begun(topics):
     def adopt(partition_id, topic, number):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         run(topics, adopt)
     assert all(files_of(topic) == [] for topic in topics)
-    assert nightly.last_night(topics[0].data_dir).error == "KeyboardInterrupt"
 
 
-def test_the_last_run_can_be_read_back(topics):
-    assert nightly.last_night(topics[0].data_dir) is None
-    reports = run(topics)
-    found = nightly.last_night(topics[0].data_dir)
-    assert {report.partition_id: report for report in found.reports} == reports
-    assert (found.engine, found.error) == ("this process", "") and found.started_ms > 0
-    (topics[0].data_dir / "nightly" / nightly.LAST).write_text(json.dumps([1]))
-    assert nightly.last_night(topics[0].data_dir) is None
+def test_what_nobody_has_thought_of_is_told_and_leaves_nothing_begun(topics):
+    def adopt(partition_id, topic, number):
+        raise ZeroDivisionError
+
+    data_dir = topics[0].data_dir
+    night = nightly.run(data_dir, nightly.plan(data_dir, [topic.target for topic in topics]), adopt)
+    assert (night.error, night.reports) == ("ZeroDivisionError", ())
+    assert all(files_of(topic) == [] for topic in topics)
 
 
 def test_progress_goes_up_to_all_messages_over_all_rounds(topics, monkeypatch):

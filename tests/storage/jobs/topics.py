@@ -17,6 +17,15 @@ _COLUMNS = "ledger_id", "entry_id", "batch_index", "key", "payload"
 CODECS = [api.NONE, api.LZ4, api.ZLIB, api.ZSTD, api.SNAPPY]
 
 
+def adopt_here(data_dir: Path) -> nightly.Adopt:
+    """For a data folder that no broker serves."""
+    def adopt(partition_id: int, topic: str, number: int) -> None:
+        folder = format.partition_folder(data_dir, partition_id)
+        compacted.adopt(folder, number)
+        compacted.remove_unused(folder, [number])
+    return adopt
+
+
 @dataclass(frozen=True)
 class Message:
     key: str | None
@@ -125,7 +134,7 @@ class Topic:
     def compact(self, engine=None, **more):
         """Its report."""
         target = nightly.Target(self.partition_id, self.target.topic, **more)
-        return nightly.compact(self.data_dir, target, nightly.adopt_here(self.data_dir), engine)
+        return nightly.compact(self.data_dir, target, adopt_here(self.data_dir), engine)
 
     def view(self):
         return compacted.open_view(self.folder)
