@@ -151,7 +151,6 @@ WINDOW_FILE_ROW = np.dtype([("start", "<i8"), ("width", "<i8"), ("size", "<u8"),
 WAITING_ROW = np.dtype([("ledger_id", "<u8"), ("first", "<u8"), ("size", "<u8")])      # bytes that are 0 before; bytes
 AMENDMENT_ROW = np.dtype([
     ("ledger_id", "<u8"), ("entry_id", "<u8"),
-    ("before_ms", "<i8"),            # the time it had
     ("deliver_at", "<i8"),           # ms; -1: never
     ("checksum", "<u4"),             # CRC32-C over the row with 0 here
     ("unused", "<u4"),

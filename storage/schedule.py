@@ -527,11 +527,10 @@ class Schedule:
 
     def amend(self, ledger_id: int, entry_id: int, deliver_at_ms: int | None) -> None:
         """An entry that waits is to be given out then, or, with None, never; that is on disk.  Raises OSError."""
-        before_ms = self.time_of(ledger_id, entry_id)
         after_ms = NEVER_MS if deliver_at_ms is None else max(1, min(deliver_at_ms, NEVER_MS - 1))
-        values = ledger_id, entry_id, before_ms, _NEVER if deliver_at_ms is None else after_ms
+        values = ledger_id, entry_id, _NEVER if deliver_at_ms is None else after_ms
         self._note_amended(_AMENDMENT.pack(*values, crc32c(_AMENDMENT.pack(*values, 0, 0)), 0))
-        self._apply_amended(ledger_id, entry_id, before_ms, after_ms)
+        self._apply_amended(ledger_id, entry_id, after_ms)
         if after_ms < NEVER_MS:
             if self.limit is not None and (ledger_id, entry_id) >= self.limit:
                 self._is_sorted = False                # it will be found with its new time
@@ -540,7 +539,7 @@ class Schedule:
         elif self.limit is None or self._is_sorted or (ledger_id, entry_id) < self.limit:
             self._mark(ledger_id, entry_id, np.ones(1, bool))
 
-    def _apply_amended(self, ledger_id: int, entry_id: int, before_ms: int, after_ms: int) -> None:
+    def _apply_amended(self, ledger_id: int, entry_id: int, after_ms: int) -> None:
         self._amended.setdefault(ledger_id, {})[entry_id] = after_ms
         self._never += after_ms == NEVER_MS
 
@@ -778,11 +777,11 @@ class Schedule:
         path = self.folder / _AMENDED
         raw = path.read_bytes() if path.exists() else b""
         for at in range(0, len(raw) - _AMENDMENT.size + 1, _AMENDMENT.size):
-            ledger_id, entry_id, before_ms, after_ms, checksum, _ = _AMENDMENT.unpack_from(raw, at)
-            if crc32c(_AMENDMENT.pack(ledger_id, entry_id, before_ms, after_ms, 0, 0)) != checksum:
+            ledger_id, entry_id, after_ms, checksum, _ = _AMENDMENT.unpack_from(raw, at)
+            if crc32c(_AMENDMENT.pack(ledger_id, entry_id, after_ms, 0, 0)) != checksum:
                 self._partition.damage.append(f"{path}: at byte {at}: what was amended there is damaged, and does not count")
             elif self._partition.find(ledger_id) is not None:
-                self._apply_amended(ledger_id, entry_id, before_ms, NEVER_MS if after_ms == _NEVER else after_ms)
+                self._apply_amended(ledger_id, entry_id, NEVER_MS if after_ms == _NEVER else after_ms)
 
 
 @dataclass(frozen=True, slots=True)
