@@ -801,11 +801,13 @@ def _take_away(counts: dict[tuple[int, int], int], times: NDArray[np.int64]) -> 
     """Of what is counted by (start, end) these times (n,), as far as they are counted there: of the narrowest that they are in."""
     times = np.minimum(times, FAR_MS)
     for width in sorted({end - start for start, end in counts}):
-        starts = times // width * width
-        for start, count in zip(*(column.tolist() for column in np.unique(starts, return_counts=True)), strict=True):
-            if counted := min(count, counts.get((start, start + width), 0)):
-                counts[start, start + width] -= counted
-                times, starts = (np.delete(column, np.flatnonzero(starts == start)[:counted]) for column in (times, starts))
+        times = np.sort(times)
+        starts, first, many = np.unique(times // width * width, return_index=True, return_counts=True)
+        there = [counts.get((start, start + width), 0) for start in starts.tolist()]
+        taken = np.minimum(many, np.array(there, np.int64))
+        for at in np.flatnonzero(taken).tolist():
+            counts[int(starts[at]), int(starts[at]) + width] -= int(taken[at])
+        times = times[np.arange(len(times)) - np.repeat(first, many) >= np.repeat(taken, many)]
 
 
 def _row(at_ms: int, ledger_id: int, entry_id: int) -> Rows:
