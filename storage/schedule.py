@@ -463,9 +463,10 @@ class Schedule:
     def forget(self, ledger: Ledger) -> None:
         """It was deleted, and all before it."""
         ledger_id = ledger.ledger_id
+        if ledger_id in self._bits or ledger_id in self._amended:
+            self._forget_rows(ledger)
         bits = self._bits.pop(ledger_id, None)
         if bits is not None:
-            self._forget_rows(ledger)
             self._set -= int(np.bitwise_count(bits).sum(dtype=np.int64))
         if (amended := self._amended.pop(ledger_id, None)) is not None:
             self._never -= sum(at == NEVER_MS for at in amended.values())
@@ -486,6 +487,8 @@ class Schedule:
         _take_away(counts, ledger.deliver_at[np.flatnonzero(is_written)])
         for start, width in self._ahead():
             self.files.files[start, width].rows = counts[start, start + max(width, 1)]
+        if self._flush is not None:
+            self._flush.forget(ledger.ledger_id)
         rows, self._fresh = joined(self._fresh.parts), _Fresh([])
         self._fresh.add(tuple(column[rows[1] != ledger.ledger_id] for column in rows))
 

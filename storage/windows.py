@@ -198,12 +198,21 @@ class Flush:
         self._names = list(zip(starts[self._edges[:-1]].tolist(), widths[self._edges[:-1]].tolist(), strict=True))
         self._order = order
         self._late: list[NDArray] = []
+        self._forgotten: list[int] = []
+
+    def forget(self, ledger_id: int) -> None:
+        """Rows of that ledger need not be written any more."""
+        self._forgotten.append(ledger_id)
 
     def go_on(self, until: float) -> bool:
         """Write until that time (time.perf_counter); whether all is written.  Raises OSError, and may be called again then."""
         while self._at < len(self._names):
             window, first, end = self._names[self._at], self._edges[self._at], self._edges[self._at + 1]
-            self._windows.append(window, self._rows[first:end])
+            rows = self._rows[first:end]
+            if self._forgotten:
+                rows = rows[~np.isin(rows["ledger_id"], self._forgotten)]
+            if len(rows):
+                self._windows.append(window, rows)
             if window in self._windows.loaded:
                 self._late.append(self._order[first:end])
             self._at += 1
