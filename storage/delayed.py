@@ -2,6 +2,7 @@
 
 An entry waits or it does not, whoever is to get it: what is done here holds for all subscriptions of the partition.
 """
+from collections import defaultdict
 from itertools import groupby
 
 import numpy as np
@@ -77,14 +78,19 @@ def _counts(schedule: Schedule, first_ms: int, end_ms: int, *, by_hour: bool) ->
 
 
 def _messages(found: Partition, first_ms: int, end_ms: int, at_most: int) -> list[dict]:
-    """In the order of their times; what is deleted is none."""
-    rows = []
-    for due_ms, ledger_id, entry_id in found.schedule.due(first_ms, end_ms, at_most):
+    """In the order of their times."""
+    due, by_ledger, known = found.schedule.due(first_ms, end_ms, at_most), defaultdict(list), {}
+    for _, ledger_id, entry_id in due:
+        by_ledger[ledger_id].append(entry_id)
+    for ledger_id, entries in by_ledger.items():
         ledger = found.find(ledger_id)
-        if ledger is not None and entry_id < ledger.entries:
-            index = ledger.index[entry_id]
-            rows.append({"id": f"{ledger_id}:{entry_id}", "partition": found.name.partition, "deliverAt": due_ms,
-                         "publishTime": int(index["publish_time"]), "messages": int(index["messages"]), "bytes": int(index["size"])})
+        columns = (ledger.column(name)[entries].tolist() for name in ("publish_time", "messages", "size"))
+        known |= zip(((ledger_id, entry_id) for entry_id in entries), zip(*columns, strict=True), strict=True)
+    rows = []
+    for due_ms, ledger_id, entry_id in due:
+        published_ms, messages, size = known[ledger_id, entry_id]
+        rows.append({"id": f"{ledger_id}:{entry_id}", "partition": found.name.partition, "deliverAt": due_ms, "publishTime": published_ms,
+                     "messages": messages, "bytes": size})
     return rows
 
 
