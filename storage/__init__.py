@@ -16,8 +16,9 @@
     parts.py        batches that are acknowledged in part, at rest
     entry_counts.py how often each entry was given back, or killed a consumer
     pending.py      which consumer has which entry
-    schedule.py     which entries wait for their time, and what is due
-    windows.py      the files of that, one for each window of time
+    schedule.py     what waits for its time, and what is due
+    waiting.py, windows.py, amendments.py, schedule_file.py      a bit for each entry; when they fall due, a file for each window of
+                    time; what operators have changed of that; what of all this is saved
     schedules.py    what an owner does for it between passes' work, and saves
     subscription.py a name, a cursor, its consumers
     dispatch/       who gets the next entries: one small file per subscription type

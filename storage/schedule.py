@@ -13,24 +13,23 @@ beyond `limit`, which moves on with the clock.  When something comes that is due
 The ledgers' indexes have every entry's time.  The schedule follows them: `save` writes up to which position, and from there on a start
 looks again.  What is wrong with its files costs the time to look at all of them.
 """
-import errno
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from crc32c import crc32c
 from numpy.typing import NDArray
 
-from geminga.proto.rows import struct_of
-from geminga.storage import format
+from geminga.storage import format, schedule_file
+from geminga.storage.amendments import Amendments
 from geminga.storage.errors import CorruptFile
-from geminga.storage.ledger import Ledger, sync
+from geminga.storage.ledger import Ledger
 from geminga.storage.libc import give_back_memory
 from geminga.storage.pending import NEVER_MS, Entries
-from geminga.storage.windows import FAR_MS, NO_ROWS, File, Flush, Rows, Window, Windows, joined
+from geminga.storage.schedule_file import Saved
+from geminga.storage.waiting import Waiting
+from geminga.storage.windows import FAR_MS, NO_ROWS, Flush, Rows, Window, Windows, joined
 
 if TYPE_CHECKING:
     from geminga.storage.cursor import Position
@@ -40,9 +39,7 @@ if TYPE_CHECKING:
 _STRETCH = 1 << 16               # entries put into the index in one go
 _FRESH_MIN = 1 << 16             # rows that are gathered before they go into files, ...
 _FRESH_EACH = 64                 # ... and for each file that they go to
-_NEVER = -1                      # in an amendment
 _SAVED, _AMENDED = "schedule", "amended"
-_AMENDMENT = struct_of(format.AMENDMENT_ROW)
 Released = list[tuple[Ledger, NDArray[np.int64]]]      # entries ascending
 
 
@@ -112,10 +109,8 @@ class Schedule:
         self._is_sorted = False
         self._last_ms = 0                         # of what is sorted the last time
         self._head_ms = NEVER_MS                  # ... and the first
-        self._bits: dict[int, NDArray[np.uint8]] = {}      # ledger id -> 1 = waits
-        self._set = 0                             # bits
-        self._amended: dict[int, dict[int, int]] = {}      # ledger id -> entry id -> its time now, NEVER_MS for never
-        self._never = 0                           # entries that are never to be given out, among those bits
+        self._bits = Waiting()
+        self._amended = Amendments(self.folder / _AMENDED)
         self._wheel = _Wheel()
         self._fresh, self._moved = _Fresh([]), _Fresh([])  # the latter are amended ones
         self._flush: Flush | None = None
@@ -128,20 +123,8 @@ class Schedule:
     # -- what waits
 
     def waits(self, ledger_id: int, entries: Entries) -> NDArray[np.bool_] | None:
-        """Of each of the entries (n,) whether it does; None: none does."""
-        bits = self._bits.get(ledger_id)
-        if bits is None:
-            return None
-        if isinstance(entries, range):
-            some = np.unpackbits(bits[entries.start >> 3:(entries.stop + 7) >> 3], bitorder="little")
-            found = np.zeros(len(entries), bool)
-            some = some[entries.start & 7:][:len(entries)]
-            found[:len(some)] = some
-            return found
-        known = entries[:np.searchsorted(entries, len(bits) * 8)]
-        found = np.zeros(len(entries), bool)
-        found[:len(known)] = bits[known >> 3] >> (known & 7).astype(np.uint8) & 1
-        return found
+        """Of each of the entries (n,), ascending, whether it does; None: none does."""
+        return self._bits.of(ledger_id, entries)
 
     def ready(self, ledger_id: int, entries: Entries) -> Entries:
         """Those of the entries that do not wait."""
@@ -158,26 +141,18 @@ class Schedule:
 
     def waiting_in(self, ledger: Ledger) -> NDArray[np.int64]:
         """Its entries that wait and are in the index, ascending."""
-        bits = self._bits.get(ledger.ledger_id)
-        return np.flatnonzero(np.unpackbits(bits, bitorder="little")) if bits is not None else np.zeros(0, np.int64)
+        return self._bits.all_of(ledger.ledger_id)
 
     @property
     def waiting(self) -> int:
         """Entries that wait."""
-        return self._set - self._never + sum(self._beyond(ledger) for ledger in self._sorted_ledgers())
+        return self._bits.count - self._amended.never + sum(self._beyond(ledger) for ledger in self._sorted_ledgers())
 
     def waiting_of(self, subscription: "Subscription") -> int:
         """Entries that wait and that the subscription has not acknowledged."""
         cursor, count = subscription.cursor, 0
         for ledger in self._partition.ledgers_from(cursor.mark_delete[0]):
-            bits = self._bits.get(ledger.ledger_id)
-            if bits is not None:
-                left = bits.copy()
-                if (acked := cursor.bitmaps.get(ledger.ledger_id)) is not None:
-                    left[:len(acked)] &= ~acked[:len(left)]
-                if ledger.ledger_id == cursor.mark_delete[0]:
-                    _clear_before(left, cursor.mark_delete[1] + 1)
-                count += int(np.bitwise_count(left).sum(dtype=np.int64))
+            count += self._bits.count_left(ledger.ledger_id, cursor)
             if self._is_sorted and self.limit is not None and self.end(ledger) < ledger.entries:
                 for first, end in cursor.unacknowledged(ledger, self.end(ledger), ledger.entries):
                     waits = self.waits(ledger.ledger_id, range(first, end))
@@ -227,30 +202,13 @@ class Schedule:
 
     def _index(self, ledger: Ledger, first: int, times: NDArray[np.int64], is_later: NDArray[np.bool_]) -> None:
         """Of the entries from `first` on these wait (n,), and the others do not."""
-        self._mark(ledger.ledger_id, first, is_later)
+        self._bits.mark(ledger.ledger_id, first, is_later)
         self._gather(ledger, first, times, is_later)
 
     def _gather(self, ledger: Ledger, first: int, times: NDArray[np.int64], is_later: NDArray[np.bool_]) -> None:
         """Of the entries from `first` on these (n,) are to be in the index, with the times that they were published with."""
         later = np.flatnonzero(is_later)
         self._fresh.add((times[later], np.full(len(later), ledger.ledger_id), later + first))
-
-    def _mark(self, ledger_id: int, first: int, waits: NDArray[np.bool_]) -> None:
-        """Set the bits of the entries from `first` on to these (n,)."""
-        bits, end = self._bits.get(ledger_id), first + len(waits)
-        if bits is None and not waits.any():
-            return
-        if bits is None or len(bits) * 8 < end:
-            grown = np.zeros(-(-3 * end // 2 // 64) * 8, np.uint8)
-            if bits is not None:
-                grown[:len(bits)] = bits
-            bits = self._bits[ledger_id] = grown
-        some = bits[first >> 3:(end + 7) >> 3]
-        each = np.unpackbits(some, bitorder="little")
-        before = each[first & 7:(first & 7) + len(waits)]
-        self._set += int(waits.sum()) - int(before.sum())
-        before[:] = waits
-        some[:] = np.packbits(each, bitorder="little")
 
     # -- time passes
 
@@ -345,22 +303,20 @@ class Schedule:
         released: Released = []
         for ledger_id in _distinct(ledger_ids):
             ledger = self._partition.find(ledger_id)
-            if ledger is not None and ledger_id in self._bits:
+            if ledger is not None and self._bits.knows(ledger_id):
                 mine = ledger_ids == ledger_id
                 _, entries = self._that_hold(ledger, times[mine], entry_ids[mine])
                 if len(entries):
                     entries = entries if (entries[1:] > entries[:-1]).all() else np.unique(entries)
-                    self._clear(ledger_id, entries)
+                    self._bits.clear(ledger_id, entries)
                     released.append((ledger, entries))
         return released
 
     def _that_hold(self, ledger: Ledger, times: NDArray[np.int64], entries: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
         """(times, entries) of those that wait for these times; one may be there twice."""
-        bits = self._bits[ledger.ledger_id]
-        is_there = entries < min(ledger.entries, len(bits) * 8)
+        is_there = entries < ledger.entries
+        is_there[is_there] = self._bits.among(ledger.ledger_id, entries[is_there])
         times, entries = times[is_there], entries[is_there]
-        holds = (bits[entries >> 3] >> (entries & 7).astype(np.uint8) & 1).astype(bool)
-        times, entries = times[holds], entries[holds]
         holds = self._times(ledger, entries) == times
         return times[holds], entries[holds]
 
@@ -368,16 +324,8 @@ class Schedule:
         """When they are to be given out: NEVER_MS for never."""
         column = ledger.deliver_at
         times = column[entries.start:entries.stop].copy() if isinstance(entries, range) else column[entries]
-        if (amended := self._amended.get(ledger.ledger_id)) is not None:
-            ids = np.asarray(entries)
-            for at in np.flatnonzero(np.isin(ids, np.fromiter(amended, np.int64))).tolist():
-                times[at] = amended[int(ids[at])]
+        self._amended.apply(ledger.ledger_id, np.asarray(entries), times)
         return times
-
-    def _clear(self, ledger_id: int, entries: NDArray[np.int64]) -> None:
-        """These wait no more; they did."""
-        np.bitwise_and.at(self._bits[ledger_id], entries >> 3, ~(np.uint8(1) << (entries & 7).astype(np.uint8)))
-        self._set -= len(entries)
 
     # -- work that is done in small pieces
 
@@ -436,9 +384,9 @@ class Schedule:
         if first < end:
             times, waited = self._times(ledger, range(first, end)), self.waits(ledger.ledger_id, range(first, end))
             is_later, written = times > until_ms, ledger.deliver_at[first:end]
-            self._mark(ledger.ledger_id, first, is_later)
+            self._bits.mark(ledger.ledger_id, first, is_later)
             self._gather(ledger, first, written, written > until_ms)
-            for entry_id, at_ms in self._amended.get(ledger.ledger_id, {}).items():
+            for entry_id, at_ms in self._amended.times.get(ledger.ledger_id, {}).items():
                 if first <= entry_id < end and until_ms < at_ms < NEVER_MS:
                     self._moved.add(_row(at_ms, ledger.ledger_id, entry_id))
             if waited is not None and len(late := np.flatnonzero(waited & ~is_later)):
@@ -463,13 +411,10 @@ class Schedule:
     def forget(self, ledger: Ledger) -> None:
         """It was deleted, and all before it."""
         ledger_id = ledger.ledger_id
-        if ledger_id in self._bits or ledger_id in self._amended:
+        if self._bits.knows(ledger_id) or self._amended.knows(ledger_id):
             self._forget_rows(ledger)
-        bits = self._bits.pop(ledger_id, None)
-        if bits is not None:
-            self._set -= int(np.bitwise_count(bits).sum(dtype=np.int64))
-        if (amended := self._amended.pop(ledger_id, None)) is not None:
-            self._never -= sum(at == NEVER_MS for at in amended.values())
+        self._bits.forget(ledger_id)
+        self._amended.forget(ledger_id)
         if self.limit is not None and self.limit[0] <= ledger_id:
             first = self._partition.ledgers[0]
             self.limit = first.ledger_id, 0
@@ -515,58 +460,30 @@ class Schedule:
 
     @property
     def memory_bytes(self) -> int:
-        return 24 * self.loaded + sum(map(len, self._bits.values()))
+        return 24 * self.loaded + sum(map(len, self._bits.bitmaps.values()))
 
     def time_of(self, ledger_id: int, entry_id: int) -> int | None:
         """The entry's time when it waits."""
         ledger = self._partition.find(ledger_id)
         if ledger is None or not 0 <= entry_id < ledger.entries:
             return None
-        at_ms, waits = int(self._times(ledger, range(entry_id, entry_id + 1))[0]), self.waits(ledger_id, range(entry_id, entry_id + 1))
+        at_ms = int(self._times(ledger, range(entry_id, entry_id + 1))[0])
         if at_ms == NEVER_MS:
             return None
         is_beyond = self.limit is not None and (ledger_id, entry_id) >= self.limit
-        return at_ms if (waits is not None and waits[0]) or (is_beyond and at_ms > self._until(self._partition.now_ms)) else None
+        return at_ms if self._bits.is_set(ledger_id, entry_id) or (is_beyond and at_ms > self._until(self._partition.now_ms)) else None
 
     def amend(self, ledger_id: int, entry_id: int, deliver_at_ms: int | None) -> None:
         """An entry that waits is to be given out then, or, with None, never; that is on disk.  Raises OSError."""
         after_ms = NEVER_MS if deliver_at_ms is None else max(1, min(deliver_at_ms, NEVER_MS - 1))
-        values = ledger_id, entry_id, _NEVER if deliver_at_ms is None else after_ms
-        self._note_amended(_AMENDMENT.pack(*values, crc32c(_AMENDMENT.pack(*values, 0, 0)), 0))
-        self._apply_amended(ledger_id, entry_id, after_ms)
+        self._amended.add(ledger_id, entry_id, after_ms)
         if after_ms < NEVER_MS:
             if self.limit is not None and (ledger_id, entry_id) >= self.limit:
                 self._is_sorted = False                # it will be found with its new time
             else:
                 self._moved.add(_row(after_ms, ledger_id, entry_id))
         elif self.limit is None or self._is_sorted or (ledger_id, entry_id) < self.limit:
-            self._mark(ledger_id, entry_id, np.ones(1, bool))
-
-    def _apply_amended(self, ledger_id: int, entry_id: int, after_ms: int) -> None:
-        self._amended.setdefault(ledger_id, {})[entry_id] = after_ms
-        self._never += after_ms == NEVER_MS
-
-    def _note_amended(self, row: bytes) -> None:
-        self.folder.mkdir(exist_ok=True)
-        path = self.folder / _AMENDED
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
-        try:
-            size = os.fstat(fd).st_size
-            whole = size - size % len(row)             # what a kill left of one counts as not written
-            if whole != size:
-                os.ftruncate(fd, whole)
-            try:
-                if os.write(fd, row) != len(row):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-                os.fsync(fd)
-            except OSError:
-                os.ftruncate(fd, whole)
-                raise
-        finally:
-            os.close(fd)
-        if not whole:
-            for folder in (self.folder, self.folder.parent):
-                sync(folder, os.fsync)
+            self._bits.mark(ledger_id, entry_id, np.ones(1, bool))
 
     def counts(self, first_ms: int, end_ms: int) -> list[tuple[int, int, int]]:
         """(start, end in ms, entries) of each window that has any and reaches into [first_ms, end_ms), ascending.
@@ -596,13 +513,13 @@ class Schedule:
     def _leave_out_amended(self, found: dict[tuple[int, int], int], width_ms: int) -> None:
         """Of the counts of files, {(start, end): entries}, those that have another time now; it is in memory.  And of what is sorted."""
         unwritten = joined([*self._fresh.parts, *self._in_flush()]) if self._amended else NO_ROWS
-        for ledger_id, amended in self._amended.items():
-            ledger, ids = self._partition.find(ledger_id), np.fromiter(amended, np.int64)
+        for ledger_id in self._amended.times:
+            ledger, ids = self._partition.find(ledger_id), self._amended.entries(ledger_id)
             written = ids[ids < self.end(ledger)]
             written = written[~np.isin(written, unwritten[2][unwritten[1] == ledger_id])]
             _take_away(found, ledger.deliver_at[written])
         for ledger in self._sorted_ledgers():
-            for entry_id in self._amended.get(ledger.ledger_id, ()):
+            for entry_id in self._amended.times.get(ledger.ledger_id, ()):
                 if entry_id >= self.end(ledger):
                     start = int(ledger.deliver_at[entry_id]) // width_ms * width_ms
                     found[start, start + width_ms] = found.get((start, start + width_ms), 0) - 1
@@ -616,7 +533,7 @@ class Schedule:
         for ledger in self._sorted_ledgers():
             first = self.end(ledger)
             first += int(np.searchsorted(ledger.deliver_at[first:ledger.entries], first_ms))
-            entries = np.arange(first, min(ledger.entries, first + at_most + len(self._amended.get(ledger.ledger_id, ()))))
+            entries = np.arange(first, min(ledger.entries, first + at_most + len(self._amended.entries(ledger.ledger_id))))
             found.append((ledger.deliver_at[entries], np.full(len(entries), ledger.ledger_id), entries))
         chosen = _between(joined([self._holding(joined(found)), self._moved_rows()]), first_ms, end_ms)
         for window in sorted(self._ahead()):
@@ -643,7 +560,7 @@ class Schedule:
         """Of what was amended and waits, each once."""
         rows, found = joined(self._moved.parts), []
         for ledger_id in _distinct(rows[1]):
-            if (ledger := self._partition.find(ledger_id)) is not None and ledger_id in self._bits:
+            if (ledger := self._partition.find(ledger_id)) is not None and self._bits.knows(ledger_id):
                 mine = rows[1] == ledger_id
                 entries = np.unique(self._that_hold(ledger, rows[0][mine], rows[2][mine])[1])
                 found.append((self._times(ledger, entries), np.full(len(entries), ledger_id), entries))
@@ -661,14 +578,15 @@ class Schedule:
                 entries = self._not_amended(ledger_id, rows[2][mine][beyond])
                 found.append((ledger.deliver_at[entries], np.full(len(entries), ledger_id), entries))
                 mine = np.flatnonzero(mine)[~beyond]
-            if ledger_id in self._bits:
+            if self._bits.knows(ledger_id):
                 entries = self._not_amended(ledger_id, self._that_hold(ledger, rows[0][mine], rows[2][mine])[1])
                 found.append((ledger.deliver_at[entries], np.full(len(entries), ledger_id), entries))
         return joined(found)
 
     def _not_amended(self, ledger_id: int, entries: NDArray[np.int64]) -> NDArray[np.int64]:
-        amended = self._amended.get(ledger_id)
-        return entries if amended is None else entries[~np.isin(entries, np.fromiter(amended, np.int64))]
+        if not self._amended.knows(ledger_id):
+            return entries
+        return entries[~np.isin(entries, self._amended.entries(ledger_id))]
 
     # -- on disk
 
@@ -687,20 +605,9 @@ class Schedule:
             first = min(first, self.limit)
         behind, last_ms = (end, self._last_ms) if is_hinted else (first, 0)
         kept = {window: file for window, file in self.files.files.items() if window not in self.files.done}
-        files = np.array([(*window, file.size, file.rows) for window, file in kept.items()], format.WINDOW_FILE_ROW)
-        rows, blobs = [], []
-        for ledger_id, bits in self._bits.items():
-            if len(used := np.flatnonzero(bits)):
-                blobs.append(bits[used[0]:used[-1] + 1].tobytes())
-                rows.append((ledger_id, int(used[0]), len(blobs[-1])))
-        body = b"".join([files.tobytes(), np.array(rows, format.WAITING_ROW).tobytes(), *blobs])
-        fields = {"magic": format.SCHEDULE_MAGIC, "partition_id": self._partition.partition_id, "files": len(files), "bitmaps": len(rows),
-                  "ledger_id": first[0], "entry_id": first[1],
-                  "sorted_ledger_id": behind[0], "sorted_entry_id": behind[1], "sorted_ms": last_ms}
-        head = format.header(format.SCHEDULE_HEADER, **fields)
         self.is_dirty = False
-        return Snapshot(self, format.header(format.SCHEDULE_HEADER, **fields, checksum=crc32c(body, crc32c(head))) + body,
-                        set(self.files.done))
+        saved = Saved(kept, self._bits.bitmaps, first, behind, last_ms)
+        return Snapshot(self, schedule_file.encode(self._partition.partition_id, saved), set(self.files.done))
 
     def saved(self, snapshot: "Snapshot") -> None:
         """It is on disk: files that it does not need go."""
@@ -709,82 +616,46 @@ class Schedule:
 
     def open(self) -> None:
         """What was saved holds again, and what has come since is looked at."""
-        path = self.folder / _SAVED
+        self._partition.damage += self._amended.read()
+        for ledger_id in [*self._amended.times]:
+            if self._partition.find(ledger_id) is None:
+                self._amended.forget(ledger_id)
         try:
-            raw = path.read_bytes()
+            saved = schedule_file.read(self.folder / _SAVED)
+            self.files.restore(saved.files)
         except FileNotFoundError:
-            self._read_amended()
-            return self.rebuild()
-        try:
-            self._read(path, raw)
+            self.rebuild()
         except CorruptFile as error:
-            self._bits, self._set = {}, 0
-            self._read_amended()
             self.rebuild(str(error))
-        return None
+        else:
+            self._restore(saved)
 
-    def _read(self, path: Path, raw: bytes) -> None:
-        size = format.SCHEDULE_HEADER.itemsize
-        head = np.frombuffer(raw, format.SCHEDULE_HEADER, 1).copy() if len(raw) >= size else None
-        if head is None:
-            raise CorruptFile(path, 0, "a schedule", f"{len(raw)} bytes")
-        checksum = int(head["checksum"][0])
-        head["checksum"] = 0
-        if crc32c(memoryview(raw)[size:], crc32c(head.tobytes())) != checksum or head["magic"][0] != format.SCHEDULE_MAGIC:
-            raise CorruptFile(path, 0, "a schedule that is whole", "another checksum")
-        if head["version"][0] > format.VERSION:
-            raise CorruptFile(path, 8, f"format version {format.VERSION} or older", int(head["version"][0]))
-        head = head[0]
-        files = np.frombuffer(raw, format.WINDOW_FILE_ROW, int(head["files"]), size)
-        rows = np.frombuffer(raw, format.WAITING_ROW, int(head["bitmaps"]), size + files.nbytes)
-        self.files.restore({(start, width): File(bytes_, count) for start, width, bytes_, count in files.tolist()})
-        at = size + files.nbytes + rows.nbytes
-        for ledger_id, first, count in rows.tolist():
+    def _restore(self, saved: Saved) -> None:
+        for ledger_id, bits in saved.bitmaps.items():
             if self._partition.find(ledger_id) is not None:
-                self._bits[ledger_id] = np.concatenate((np.zeros(first, np.uint8), np.frombuffer(raw, np.uint8, count, at)))
-            at += count
-        self._begin_behind((int(head["ledger_id"]), int(head["entry_id"])),
-                           (int(head["sorted_ledger_id"]), int(head["sorted_entry_id"])), int(head["sorted_ms"]))
-
-    def _begin_behind(self, known: "Position", behind: "Position", last_ms: int) -> None:
-        """Up to the first position all is known, and from there on to the second all is in the order of time."""
-        for ledger_id, bits in self._bits.items():
-            if ledger_id >= known[0]:
-                _clear_from(bits, known[1] if ledger_id == known[0] else 0)
-        self._set = sum(int(np.bitwise_count(bits).sum(dtype=np.int64)) for bits in self._bits.values())
-        self._read_amended()
-        open_ledger = self._partition.open_ledger
+                self._bits.load(ledger_id, bits)
+        known, open_ledger = saved.known, self._partition.open_ledger
+        self._bits.clear_from(*known)
         if known < (open_ledger.ledger_id, open_ledger.entries):
             self.limit = max(known, (self._partition.ledgers[0].ledger_id, 0))
             ledger = self._partition.find(known[0])
-            if behind > known == self.limit and ledger is not None and known[1] < ledger.entries:
-                self._is_sorted, self._head_ms, self._last_ms = True, int(ledger.deliver_at[known[1]]), last_ms
-        for ledger_id, entries in self._amended.items():
-            for entry_id, at_ms in entries.items():
-                self._amend_again(ledger_id, entry_id, at_ms)
-        for ledger in self._partition.ledgers_from(behind[0]) if self._is_sorted else ():
-            for first in range(behind[1] if ledger.ledger_id == behind[0] else 0, ledger.entries, _STRETCH):
+            if saved.behind > known == self.limit and ledger is not None and known[1] < ledger.entries:
+                self._is_sorted, self._head_ms, self._last_ms = True, int(ledger.deliver_at[known[1]]), saved.last_ms
+        for amended in self._amended:
+            self._amend_again(*amended)
+        for ledger in self._partition.ledgers_from(saved.behind[0]) if self._is_sorted else ():
+            for first in range(saved.behind[1] if ledger.ledger_id == saved.behind[0] else 0, ledger.entries, _STRETCH):
                 self.published(ledger, first, ledger.deliver_at[first:min(ledger.entries, first + _STRETCH)], -NEVER_MS)
 
     def _amend_again(self, ledger_id: int, entry_id: int, at_ms: int) -> None:
         """Of an amendment that was read: what `amend` did in memory."""
         is_beyond = self.limit is not None and (ledger_id, entry_id) >= self.limit
         if is_beyond and self._is_sorted and at_ms == NEVER_MS:
-            self._mark(ledger_id, entry_id, np.ones(1, bool))
+            self._bits.mark(ledger_id, entry_id, np.ones(1, bool))
         elif is_beyond:
             self._is_sorted = False
-        elif at_ms < NEVER_MS and self.waits(ledger_id, range(entry_id, entry_id + 1)) is not None:
+        elif at_ms < NEVER_MS and self._bits.is_set(ledger_id, entry_id):
             self._moved.add(_row(at_ms, ledger_id, entry_id))
-
-    def _read_amended(self) -> None:
-        path = self.folder / _AMENDED
-        raw = path.read_bytes() if path.exists() else b""
-        for at in range(0, len(raw) - _AMENDMENT.size + 1, _AMENDMENT.size):
-            ledger_id, entry_id, after_ms, checksum, _ = _AMENDMENT.unpack_from(raw, at)
-            if crc32c(_AMENDMENT.pack(ledger_id, entry_id, after_ms, 0, 0)) != checksum:
-                self._partition.damage.append(f"{path}: at byte {at}: what was amended there is damaged, and does not count")
-            elif self._partition.find(ledger_id) is not None:
-                self._apply_amended(ledger_id, entry_id, NEVER_MS if after_ms == _NEVER else after_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -837,15 +708,3 @@ def _first(rows: Rows) -> "Position":
 def _between(rows: Rows, first_ms: int, end_ms: int) -> Rows:
     wanted = (rows[0] >= first_ms) & (rows[0] < end_ms)
     return tuple(column[wanted] for column in rows)
-
-
-def _clear_before(bits: NDArray[np.uint8], end: int) -> None:
-    bits[:end >> 3] = 0
-    if end & 7 and end >> 3 < len(bits):
-        bits[end >> 3] &= 0xFF << (end & 7) & 0xFF
-
-
-def _clear_from(bits: NDArray[np.uint8], first: int) -> None:
-    bits[(first + 7) >> 3:] = 0
-    if first & 7 and first >> 3 < len(bits):
-        bits[first >> 3] &= (1 << (first & 7)) - 1

@@ -288,7 +288,7 @@ def test_f196_a_fixed_delay_needs_no_index(rig):
         rig.now_ms += 1_000
         sent(rig, *[(producer, b"x", {"publish_time": rig.now_ms - n % 70}) for n in range(500)])
     schedule = rig.partition(TOPIC).schedule
-    assert schedule.limit is not None and not schedule._bits and not schedule._fresh.count
+    assert schedule.limit is not None and not schedule.memory_bytes and not schedule.windows
     assert not list((rig.partition(TOPIC).folder / "delayed").glob("*.window*"))
     came = 0
     rig.now_ms += HOUR_MS - 20_000
