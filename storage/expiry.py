@@ -87,7 +87,7 @@ class Expiry:
         for entries in subscription.cursor.left(ledger, 0, end if schedule is None else min(end, schedule.end(ledger))):
             if schedule is not None:
                 entries = schedule.ready(ledger.ledger_id, entries)
-                times = ledger.deliver_at[entries.start:entries.stop] if isinstance(entries, range) else ledger.deliver_at[entries]
+                times = schedule.times_of(ledger, entries)
                 if len(late := times[times > came_ms]):
                     late_ms, entries = min(late_ms, int(late.min())), np.asarray(entries)[times <= came_ms]
             expired.append(np.asarray(entries))

@@ -158,7 +158,7 @@ def _due_by(cursor: Cursor, partition: Partition, ledger: Ledger, end: int, came
     found, schedule = [], partition.schedule
     for entries in cursor.left(ledger, 0, end if schedule is None else min(end, schedule.end(ledger))):
         entries = np.asarray(entries if schedule is None else schedule.ready(ledger.ledger_id, entries))
-        found.append(entries[ledger.deliver_at[entries] <= came_ms])
+        found.append(entries[(ledger.deliver_at[entries] if schedule is None else schedule.times_of(ledger, entries)) <= came_ms])
     return np.concatenate(found) if found else np.zeros(0, np.int64)
 
 

@@ -278,7 +278,7 @@ class Schedule:
         for ledger_id in _distinct(rows[1]):
             if (ledger := self._partition.find(ledger_id)) is not None:
                 entries = rows[2][rows[1] == ledger_id]
-                found.append((self._times(ledger, entries), np.full(len(entries), ledger_id), entries))
+                found.append((self.times_of(ledger, entries), np.full(len(entries), ledger_id), entries))
         return joined(found)
 
     def _move_limit(self, until_ms: int) -> bool:
@@ -317,14 +317,16 @@ class Schedule:
         is_there = entries < ledger.entries
         is_there[is_there] = self._bits.among(ledger.ledger_id, entries[is_there])
         times, entries = times[is_there], entries[is_there]
-        holds = self._times(ledger, entries) == times
+        holds = self.times_of(ledger, entries) == times
         return times[holds], entries[holds]
 
-    def _times(self, ledger: Ledger, entries: Entries) -> NDArray[np.int64]:
+    def times_of(self, ledger: Ledger, entries: Entries) -> NDArray[np.int64]:
         """When they are to be given out: NEVER_MS for never."""
         column = ledger.deliver_at
-        times = column[entries.start:entries.stop].copy() if isinstance(entries, range) else column[entries]
-        self._amended.apply(ledger.ledger_id, np.asarray(entries), times)
+        times = column[entries.start:entries.stop] if isinstance(entries, range) else column[entries]
+        if self._amended.knows(ledger.ledger_id):
+            times = times.copy()
+            self._amended.apply(ledger.ledger_id, np.asarray(entries), times)
         return times
 
     # -- work that is done in small pieces
@@ -382,7 +384,7 @@ class Schedule:
         first = self.end(ledger) if ledger.ledger_id == self.limit[0] else 0
         end, released = min(ledger.entries, first + _STRETCH), []
         if first < end:
-            times, waited = self._times(ledger, range(first, end)), self.waits(ledger.ledger_id, range(first, end))
+            times, waited = self.times_of(ledger, range(first, end)), self.waits(ledger.ledger_id, range(first, end))
             is_later, written = times > until_ms, ledger.deliver_at[first:end]
             self._bits.mark(ledger.ledger_id, first, is_later)
             self._gather(ledger, first, written, written > until_ms)
@@ -467,7 +469,7 @@ class Schedule:
         ledger = self._partition.find(ledger_id)
         if ledger is None or not 0 <= entry_id < ledger.entries:
             return None
-        at_ms = int(self._times(ledger, range(entry_id, entry_id + 1))[0])
+        at_ms = int(self.times_of(ledger, range(entry_id, entry_id + 1))[0])
         if at_ms == NEVER_MS:
             return None
         is_beyond = self.limit is not None and (ledger_id, entry_id) >= self.limit
@@ -563,7 +565,7 @@ class Schedule:
             if (ledger := self._partition.find(ledger_id)) is not None and self._bits.knows(ledger_id):
                 mine = rows[1] == ledger_id
                 entries = np.unique(self._that_hold(ledger, rows[0][mine], rows[2][mine])[1])
-                found.append((self._times(ledger, entries), np.full(len(entries), ledger_id), entries))
+                found.append((self.times_of(ledger, entries), np.full(len(entries), ledger_id), entries))
         return joined(found)
 
     def _holding(self, rows: Rows) -> Rows:

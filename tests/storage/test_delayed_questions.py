@@ -283,6 +283,25 @@ def test_a_time_may_change_again_and_a_changed_one_be_cancelled(rigs, rig):
     assert given(rig, rig.run(after_ms=FAR_MS), consumer) == []
 
 
+def test_time_to_live_counts_from_the_new_time(rigs):
+    rig = rigs(message_ttl_s=3_600)
+    consumer = rig.consumer("t", subType=SubType.Shared)
+    later, sooner = rig.run(rig.sends(*[at(producer, *one) for producer in [rig.producer("t")] for one in (
+        (b"later", HOUR_MS), (b"sooner", 9 * HOUR_MS))])).positions
+    assert reschedule(rig, later, 10 * HOUR_MS) is reschedule(rig, sooner, 1_000) is True
+    rig.run(after_ms=HOUR_MS)
+    assert account(rig) == {"published": 2, "backlog": 2}
+    rig.run(after_ms=2_000)
+    assert account(rig) == {"published": 2, "expired": 1, "backlog": 1}
+    rig.asked("expire", "t", subscription="sub", seconds=1)
+    assert account(rig) == {"published": 2, "expired": 1, "backlog": 1}
+    rig.run(after_ms=9 * HOUR_MS - 2_000)
+    rig.run(after_ms=HOUR_MS - 1_000)
+    assert given(rig, rig.run(rig.flow(consumer, 9)), consumer) == [b"later"]
+    rig.run(after_ms=2_000)
+    assert account(rig) == {"published": 2, "expired": 2}
+
+
 def test_who_is_told_why_is_told_the_new_time(rig):
     producer, consumer = rig.producer("t"), rig.consumer("t", subType=SubType.Shared)
     rig.run(rig.flow(consumer, 9))
