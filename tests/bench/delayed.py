@@ -141,7 +141,7 @@ def hold(broker, messages: int) -> None:
     published = memory(broker.pid)
     link, waited = attached(broker, load), CLOCK()
     while (found := stats(broker, load.topics[0]))["msgDelayed"] < messages and CLOCK() < waited + PATIENCE_S:
-        link.receive(0.5)
+        hear(link, 0.5)
     seconds = CLOCK() - waited
     time.sleep(SETTLE_S)
     after = memory(broker.pid)
@@ -173,11 +173,19 @@ def index_of(broker, found: dict, messages: int) -> str:
     return f"index as it is told {found['delayedMessageIndexSizeInBytes'] / messages:.1f} bytes a message"
 
 
+def hear(link: Link, seconds: float) -> int:
+    """How many messages came; what else does is answered."""
+    starts = link.receive(seconds)
+    is_message = link.data[starts + wire.KIND_AT] == wire.MESSAGE
+    for start in starts[~is_message]:
+        link.meet(int(start), "waiting")
+    return int(is_message.sum())
+
+
 def first_message(link: Link) -> float:
     give_up = CLOCK() + PATIENCE_S
     while CLOCK() < give_up:
-        starts = link.receive(0.05)
-        if len(starts) and (link.data[starts + wire.KIND_AT] == wire.MESSAGE).any():
+        if hear(link, 0.05):
             return CLOCK()
     raise BrokerError(f"nothing came within {PATIENCE_S} s")
 
