@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _STRETCH = 1 << 16               # entries put into the index in one go
 _FRESH_MIN = 1 << 16             # rows that are gathered before they go into files, ...
-_FRESH_EACH = 64                 # ... and for each file that they go to
+_FRESH_EACH = 96                 # ... and for each file that they go to
 _SAVED, _AMENDED = "schedule", "amended"
 Released = list[tuple[Ledger, NDArray[np.int64]]]      # entries ascending
 
@@ -307,7 +307,7 @@ class Schedule:
                 mine = ledger_ids == ledger_id
                 _, entries = self._that_hold(ledger, times[mine], entry_ids[mine])
                 if len(entries):
-                    entries = entries if (entries[1:] > entries[:-1]).all() else np.unique(entries)
+                    entries = _ascending(entries)
                     self._bits.clear(ledger_id, entries)
                     released.append((ledger, entries))
         return released
@@ -692,6 +692,16 @@ def _row(at_ms: int, ledger_id: int, entry_id: int) -> Rows:
 
 def _ascend(times: NDArray[np.int64]) -> bool:
     return len(times) == 1 or bool((times[1:] >= times[:-1]).all())
+
+
+def _ascending(entries: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Of one ledger, each once; a mark for each is ten times as fast as sorting a million."""
+    if (entries[1:] > entries[:-1]).all():
+        return entries
+    first = int(entries.min())
+    marks = np.zeros(int(entries.max()) + 1 - first, bool)
+    marks[entries - first] = True
+    return np.flatnonzero(marks) + first
 
 
 def _distinct(ids: NDArray[np.int64]) -> list[int]:

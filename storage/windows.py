@@ -45,6 +45,24 @@ class File:
     rows: int = 0
 
 
+def windows_of(times: NDArray[np.int64], width_ms: int, now_ms: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(starts, widths) of the windows of these times (n,)."""
+    widths, starts, width = np.full(len(times), width_ms, np.int64), times // width_ms * width_ms, width_ms
+    while 2 * width <= _WIDTH_MAX and len(far := np.flatnonzero(times - now_ms >= _AHEAD * width)):
+        width *= 2
+        widths[far], starts[far] = width, times[far] // width * width
+    is_far = times >= FAR_MS
+    starts[is_far], widths[is_far] = FAR_MS, 0
+    return starts, widths
+
+
+def _order(starts: NDArray[np.int64], widths: NDArray[np.int64], width_ms: int) -> NDArray[np.int64]:
+    """What brings the rows of each window together: of numbers of two bytes that is five times as fast as of others."""
+    if len(starts) and starts.max() - starts.min() < width_ms << 14 and widths.max() < width_ms << 3 and widths.min() > 0:
+        return np.argsort(((starts - starts.min()) // width_ms * 4 + widths // (2 * width_ms)).astype(np.uint16), kind="stable")
+    return np.lexsort((widths, starts))
+
+
 class Windows:
     """Those of one partition."""
 
@@ -70,17 +88,6 @@ class Windows:
         return sum(file.size for file in self.files.values())
 
     # -- writing
-
-    def of(self, times: NDArray[np.int64], width_ms: int, now_ms: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(starts, widths) of the windows of these times (n,)."""
-        widths, width = np.full(len(times), width_ms, np.int64), width_ms
-        while 2 * width <= _WIDTH_MAX and len(far := np.flatnonzero(times - now_ms >= _AHEAD * width)):
-            width *= 2
-            widths[far] = width
-        starts = times // widths * widths
-        is_far = times >= FAR_MS
-        starts[is_far], widths[is_far] = FAR_MS, 0
-        return starts, widths
 
     def append(self, window: Window, rows: NDArray) -> None:
         """Add a block of WINDOW_ROWs.  Raises OSError, and the file is as it was then."""
@@ -186,17 +193,17 @@ class Flush:
 
     def __init__(self, windows: Windows, rows: Rows, width_ms: int, now_ms: int):
         times, ledger_ids, entry_ids = self.rows = rows
-        starts, widths = windows.of(times, width_ms, now_ms)
-        order = np.lexsort((widths, starts))
+        starts, widths = windows_of(times, width_ms, now_ms)
+        self._rows = np.empty(len(times), format.WINDOW_ROW)
+        self._rows["after_ms"], self._rows["entry_id"], self._rows["ledger_id"] = times - starts, entry_ids, ledger_ids
+        self._rows["after_ms"][widths == 0] = 0
+        self._order = order = _order(starts, widths, width_ms)
+        self._rows = np.take(self._rows.view(np.uint64).reshape(-1, 2), order, axis=0).view(format.WINDOW_ROW).ravel()
         starts, widths = starts[order], widths[order]
-        self._rows = np.zeros(len(order), format.WINDOW_ROW)
-        self._rows["after_ms"] = np.where(widths > 0, times[order] - starts, 0)
-        self._rows["ledger_id"], self._rows["entry_id"] = ledger_ids[order], entry_ids[order]
-        edges = np.flatnonzero((np.diff(starts) != 0) | (np.diff(widths) != 0)) + 1
+        edges = np.flatnonzero((starts[1:] != starts[:-1]) | (widths[1:] != widths[:-1])) + 1
         self._edges = [0, *edges.tolist(), len(order)] if len(order) else [0]
         self._windows, self._at = windows, 0
         self._names = list(zip(starts[self._edges[:-1]].tolist(), widths[self._edges[:-1]].tolist(), strict=True))
-        self._order = order
         self._late: list[NDArray] = []
         self._forgotten: list[int] = []
 
