@@ -175,7 +175,11 @@ class Shared(Dispatcher):
         return ahead if self.subscription.allowance is None else min(ahead, self.subscription.allowance.room)
 
     def is_hungry(self, ledgers: list[Ledger]) -> bool:
-        return bool(self._takers()) and (self.pending.again > 0 or has_unread(self.subscription, ledgers))
+        if not self._takers():
+            return False
+        schedule = self._schedule
+        is_all_later = schedule is not None and schedule.limit is not None and self.subscription.read >= schedule.limit
+        return self.pending.again > 0 or (not is_all_later and has_unread(self.subscription, ledgers))
 
     def deal(self, takers: list[Consumer], ledger: Ledger, entries: Entries, batches: list[Batch], *, is_again: bool) -> int:
         """Give out entries from the first on, in turns; returns how many."""
