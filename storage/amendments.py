@@ -62,14 +62,14 @@ class Amendments:
 
     def _write(self, row: bytes) -> None:
         self._path.parent.mkdir(exist_ok=True)
-        fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
+        fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o640)
         try:
             size = os.fstat(fd).st_size
             whole = size - size % len(row)             # what a kill left of one counts as not written
             if whole != size:
                 os.ftruncate(fd, whole)
             try:
-                if os.write(fd, row) != len(row):
+                if os.pwrite(fd, row, whole) != len(row):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
                 os.fsync(fd)
             except OSError:

@@ -98,14 +98,14 @@ class Windows:
             heapq.heappush(self._ahead, window)
         data = rows.tobytes()
         block = _BLOCK.pack(format.WINDOW_MAGIC, len(rows), crc32c(data), 0) + data
-        fd = os.open(f"{self._prefix}{window[0]}-{window[1]}.window", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        fd = os.open(f"{self._prefix}{window[0]}-{window[1]}.window", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o640)
         try:
             written = 0
             if os.fstat(fd).st_size != file.size:      # what was written before a crash, and does not count
                 os.ftruncate(fd, file.size)
             try:
                 while written < len(block):
-                    written += os.write(fd, block[written:])
+                    written += os.pwrite(fd, block[written:], file.size + written)
             except OSError:
                 os.ftruncate(fd, file.size)
                 raise

@@ -16,7 +16,6 @@ from geminga.storage.cursor import Cursor
 from geminga.storage.dispatch import failover
 from geminga.storage.dispatch.exclusive import Exclusive
 from geminga.storage.dispatch.key_shared import KeyShared
-from geminga.storage.dispatch.shared import Shared
 from geminga.storage.entry_counts import EntryCounts
 from geminga.storage.journal import Journal
 from geminga.storage.ledger import Ledger
@@ -24,6 +23,7 @@ from geminga.storage.outbox import Outbox
 from geminga.storage.owner import Owner
 from geminga.storage.partition import Partition
 from geminga.storage.recovery import Recovery
+from geminga.storage.schedule import Schedule
 from geminga.storage.sequences import Sequences
 from geminga.storage.subscription import Consumer, Subscription
 
@@ -180,7 +180,7 @@ def a_key_is_at_two_consumers():
 
 @canary("nothing is delivered before its time")
 def delays_are_forgotten():
-    yield Shared, "_give_due", lambda dispatcher, *arguments: dispatcher.deal(*arguments, is_again=False)
+    yield Schedule, "published", lambda *_: None
 
 
 @canary("redelivery counts are exact")

@@ -357,10 +357,24 @@ class Disk:
             if self.fate.fail_sync_in <= 0:
                 self.fate.fail_sync_in = None
                 node.fail(self.chance)
+                if node.name.startswith("schedule"):      # can be made anew, and is
+                    self.fail("failed sync of a schedule", errno.EIO)
                 self.failed_syncs += self.is_owner()
                 is_spare = node.name.endswith("-next.journal") and not self.is_owner()      # being made, for nobody yet
                 self.fail("failed sync of a spare" if is_spare else "failed sync", errno.EIO)
         node.sync()
+
+    def sync_all(self, folder):
+        """Of a file system, with one call."""
+        if self.is_aside:
+            return
+        self.step("sync", "all")
+        self._end()
+        nodes = [self.top]
+        while nodes:
+            node = nodes.pop()
+            node.sync()
+            nodes += node.names.values() if isinstance(node, Folder) else []
 
     def do_rename(self, source, target, **rest):
         names = self.place(source)

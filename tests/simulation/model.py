@@ -10,7 +10,7 @@ from geminga.storage.subscription import SubType
 
 START = (-1, -1)
 SPREAD = SubType.Shared, SubType.Key_Shared
-SLACK_MS = 12            # an owner looks at what was postponed so late at most
+SLACK_MS = 1_000         # what falls due comes a tick later at most
 Position = tuple[int, int]
 
 

@@ -17,7 +17,7 @@ from unittest import mock
 from zlib import crc32
 
 from geminga.proto import envelope, names
-from geminga.storage import catalogue, journal, owner, state
+from geminga.storage import catalogue, journal, owner, schedule, schedules, state, windows
 from geminga.storage.errors import CorruptFile, NotDurable, StorageFull
 from geminga.storage.ledger import Ledger
 from geminga.storage.partition import Partition
@@ -95,9 +95,12 @@ class World:
             def put(*where) -> None:
                 stack.enter_context(mock.patch.object(*where))
 
-            put(journal, "ThreadPoolExecutor", lambda *_: self.turns)
+            for module in (journal, schedules):
+                put(module, "ThreadPoolExecutor", lambda *_: self.turns)
+            put(schedules, "sync_all", self.disk.sync_all)
             put(state, "threading", mock.Mock(Lock=lambda: Lock(self.turns)))
-            put(owner, "time", mock.Mock(sleep=self._sleep, perf_counter=lambda: 0.0))
+            for module in (owner, schedules, schedule, windows):
+                put(module, "time", mock.Mock(sleep=self._sleep, perf_counter=lambda: 0.0))
             put(catalogue, "now_ms", lambda: self.now_ms)
             put(rigs, "open_catalogue", self._open_catalogue)
             put(PurePath, "__hash__", lambda path: crc32(str(path).removeprefix(str(self.folder)).encode()))

@@ -1007,22 +1007,22 @@ def test_a_disk_that_is_full_while_it_is_written_delays_nothing_further(rigs, mo
     life = Life(rigs())
     consumer = life.consumer()
     life.publish(**(times := spread_over(200, HOUR_MS, 40_000)))
-    write, write_anew = os.write, schedules.write_anew
+    write, write_anew = os.pwrite, schedules.write_anew
     is_full = True
 
-    def half(fd, data):
+    def half(fd, data, at):
         if is_full and where != "what says of them" and os.readlink(f"/proc/self/fd/{fd}").endswith(".window"):
             if len(data) < 40:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            return write(fd, data[:len(data) // 2])
-        return write(fd, data)
+            return write(fd, data[:len(data) // 2], at)
+        return write(fd, data, at)
 
     def none(path, data):
         if is_full and where != "windows":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         return write_anew(path, data)
 
-    monkeypatch.setattr(os, "write", half)
+    monkeypatch.setattr(os, "pwrite", half)
     monkeypatch.setattr(schedules, "write_anew", none)
     for _ in range(3):
         life.wait(31_000)
