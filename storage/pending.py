@@ -116,23 +116,17 @@ class Pending:
             held = self._ledgers[ledger_id]
             if not held.again:
                 continue
-            entries = self._lowest(held, limit)
-            held.lowest = int(entries[0])
-            for run in _runs(entries):
-                yield ledger_id, run
-            limit -= len(entries)
+            at, left, is_first = held.lowest, min(limit, held.again), True
+            limit -= left
+            while left > 0 and at < len(held.seats):        # in pieces: there may be a million, and few are taken
+                entries = np.flatnonzero(held.seats[at:at + _PIECE] == AGAIN)[:left] + at
+                if len(entries) and is_first:
+                    held.lowest, is_first = int(entries[0]), False
+                at, left = at + _PIECE, left - len(entries)
+                for run in _runs(entries) if len(entries) else ():
+                    yield ledger_id, run
             if limit <= 0:
                 return
-
-    @staticmethod
-    def _lowest(held: _Held, limit: int) -> NDArray[np.int64]:
-        """The first entries to be given out again, at most so many: looked for in pieces, as there may be a million behind them."""
-        found, at, left = [], held.lowest, min(limit, held.again)
-        while left > 0:
-            entries = np.flatnonzero(held.seats[at:at + _PIECE] == AGAIN)[:left] + at
-            found.append(entries)
-            at, left = at + _PIECE, left - len(entries)
-        return np.concatenate(found)
 
     def out(self) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.uint16]]]:
         """(ledger id, entries, their seats) of all that is at a seat."""

@@ -147,23 +147,18 @@ class KeyShared(Shared):
     def next_batches(self, ledgers: list[Ledger]) -> list[Batch]:
         takers = self._takers()
         batches = super().next_batches(ledgers)
-        if self.pending.again <= _LOOK_AHEAD_MAX:
-            self._have_theirs = frozenset(consumer.seat for consumer in takers if self.room(consumer) > 0)
+        self._have_theirs = frozenset(consumer.seat for consumer in takers if self.room(consumer) > 0)
         return batches
 
     def _give_again(self, batches: list[Batch]) -> bool:
-        """All that was withheld is looked at before anything new is, unless it has been for all who can take something.
-
-        When very much has fallen due together, that is a part of it, and nothing new is looked at.
-        """
+        """All that was withheld is looked at before anything new is, unless it has been for all who can take something."""
         if self._have_theirs.issuperset(consumer.seat for consumer in self._takers()):
             return True
-        is_all = self.pending.again <= _LOOK_AHEAD_MAX
-        for ledger_id, entries in self.pending.to_give_again(_LOOK_AHEAD_MAX):
+        for ledger_id, entries in self.pending.to_give_again():
             if not (takers := self._takers()):
                 return False
             self.deal(takers, self.subscription.partition.find(ledger_id), entries, batches, is_again=True)
-        return is_all
+        return True
 
     def deal(self, takers: list[Consumer], ledger: Ledger, entries: Entries, batches: list[Batch], *, is_again: bool) -> int:
         ids = np.arange(entries.start, entries.stop) if isinstance(entries, range) else entries
