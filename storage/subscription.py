@@ -204,12 +204,16 @@ class Subscription:
     def _deliverable_of_view(self, ledger: CompactedLedger, first: int, end: int) -> Iterator[Entries]:
         entries = ledger.kept_of(first, end)
         for at in range(0, len(entries), _STRETCH):
-            some = entries[at:at + _STRETCH]
-            some = some[~self.cursor.acknowledged(ledger.ledger_id, int(some[0]), int(some[-1]) + 1)[some - some[0]]]
-            if len(some) and (parked := self.parked(ledger.ledger_id, some)):
-                some = np.setdiff1d(some, parked, assume_unique=True)
-            if len(some):
+            if len(some := self.left_of(ledger.ledger_id, entries[at:at + _STRETCH])):
                 yield some
+
+    def left_of(self, ledger_id: int, entries: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Those of the entries, some ascending ones, that are neither acknowledged nor parked."""
+        first = int(entries[0])
+        entries = entries[~self.cursor.acknowledged(ledger_id, first, int(entries[-1]) + 1)[entries - first]]
+        if len(entries) and (parked := self.parked(ledger_id, entries)):
+            entries = np.setdiff1d(entries, parked, assume_unique=True)
+        return entries
 
     def parked(self, ledger_id: int, entries: Entries) -> list[int]:
         """Those of the entries that too many consumers died over."""

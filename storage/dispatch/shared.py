@@ -154,10 +154,7 @@ class Shared(Dispatcher):
                 continue
             if ledger.has_lost:
                 self.subscription.partition.give_up_lost(ledger)
-            first, end = int(entries[0]), int(entries[-1]) + 1
-            entries = entries[~self.subscription.cursor.acknowledged(ledger.ledger_id, first, end)[entries - first]]
-            if parked := self.subscription.parked(ledger.ledger_id, entries):
-                entries = np.setdiff1d(entries, parked, assume_unique=True)
+            entries = self.subscription.left_of(ledger.ledger_id, entries)
             entries = entries[self.pending.seats(ledger.ledger_id, entries) == NOBODY]      # else it was given out while nothing waited
             if len(entries):
                 self.pending.withhold(ledger.ledger_id, entries)
