@@ -10,11 +10,11 @@ where they have passed it.  So neither memory nor a start depends on how many en
 Entries whose times ascend in the order in which they were published, as a fixed delay makes them, are no work at all: nobody reads
 beyond `limit`, which moves on with the clock.  When something comes that is due before them, they are put into the index after all.
 
-The ledgers' indexes have every entry's time.  The schedule follows them: `save` writes up to which position, and from there on a start
+The ledgers' indexes have every entry's time.  The schedule follows them: a snapshot says up to which position, and from there on a start
 looks again.  What is wrong with its files costs the time to look at all of them.
 """
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,7 @@ from geminga.storage.libc import give_back_memory
 from geminga.storage.pending import NEVER_MS, Entries
 from geminga.storage.schedule_file import Saved
 from geminga.storage.waiting import Waiting
-from geminga.storage.windows import FAR_MS, NO_ROWS, Flush, Rows, Window, Windows, joined
+from geminga.storage.windows import FAR_MS, NO_ROWS, Flush, Rows, Window, Windows, joined, rows_of
 
 if TYPE_CHECKING:
     from geminga.storage.cursor import Position
@@ -47,7 +47,7 @@ Released = list[tuple[Ledger, NDArray[np.int64]]]      # entries ascending
 class _Fresh:
     """Rows that are in no file yet, in the order in which they came."""
 
-    parts: list[Rows]
+    parts: list[Rows] = field(default_factory=list)
     count: int = 0
     soonest_ms: int = NEVER_MS
 
@@ -112,7 +112,7 @@ class Schedule:
         self._bits = Waiting()
         self._amended = Amendments(self.folder / _AMENDED)
         self._wheel = _Wheel()
-        self._fresh, self._moved = _Fresh([]), _Fresh([])  # the latter are amended ones
+        self._fresh, self._moved = _Fresh(), _Fresh()  # the latter are amended ones
         self._flush: Flush | None = None
         self._flushing: _Fresh | None = None      # what it writes, as long as that is not in the files
         self._released_ms = 0                     # when something last fell due
@@ -153,15 +153,20 @@ class Schedule:
         cursor, count = subscription.cursor, 0
         for ledger in self._partition.ledgers_from(cursor.mark_delete[0]):
             count += self._bits.count_left(ledger.ledger_id, cursor)
-            if self._is_sorted and self.limit is not None and self.end(ledger) < ledger.entries:
+            if self._is_limit_sorted and self.end(ledger) < ledger.entries:
                 for first, end in cursor.unacknowledged(ledger, self.end(ledger), ledger.entries):
                     waits = self.waits(ledger.ledger_id, range(first, end))
                     count += end - first - (0 if waits is None else int(waits.sum()))
         return count
 
+    @property
+    def _is_limit_sorted(self) -> bool:
+        """Whether there is a limit, and all beyond it waits."""
+        return self.limit is not None and self._is_sorted
+
     def _sorted_ledgers(self) -> list[Ledger]:
         """Those beyond the limit, when all there waits."""
-        return self._partition.ledgers_from(self.limit[0]) if self._is_sorted and self.limit is not None else []
+        return self._partition.ledgers_from(self.limit[0]) if self._is_limit_sorted else []
 
     def _beyond(self, ledger: Ledger) -> int:
         """Its entries beyond the limit that have no bit."""
@@ -208,7 +213,7 @@ class Schedule:
     def _gather(self, ledger: Ledger, first: int, times: NDArray[np.int64], is_later: NDArray[np.bool_]) -> None:
         """Of the entries from `first` on these (n,) are to be in the index, with the times that they were published with."""
         later = np.flatnonzero(is_later)
-        self._fresh.add((times[later], np.full(len(later), ledger.ledger_id), later + first))
+        self._fresh.add(rows_of(times[later], ledger.ledger_id, later + first))
 
     # -- time passes
 
@@ -225,7 +230,7 @@ class Schedule:
 
     def _wheel_ms(self) -> int:
         """The soonest time of what is in memory."""
-        head_ms = self._head_ms if self.limit is not None and self._is_sorted else NEVER_MS
+        head_ms = self._head_ms if self._is_limit_sorted else NEVER_MS
         flushing_ms = NEVER_MS if self._flushing is None else self._flushing.soonest_ms
         return min(self._wheel.soonest_ms, self._fresh.soonest_ms, self._moved.soonest_ms, flushing_ms, head_ms)
 
@@ -278,12 +283,12 @@ class Schedule:
         for ledger_id in _distinct(rows[1]):
             if (ledger := self._partition.find(ledger_id)) is not None:
                 entries = rows[2][rows[1] == ledger_id]
-                found.append((self.times_of(ledger, entries), np.full(len(entries), ledger_id), entries))
+                found.append(rows_of(self.times_of(ledger, entries), ledger_id, entries))
         return joined(found)
 
     def _move_limit(self, until_ms: int) -> bool:
         """Over what is sorted and due; whether there was any."""
-        if self.limit is None or not self._is_sorted or self._head_ms > until_ms:
+        if not self._is_limit_sorted or self._head_ms > until_ms:
             return False
         for ledger in self._partition.ledgers_from(self.limit[0]):
             first, times = self.end(ledger), ledger.deliver_at[:ledger.entries]
@@ -362,7 +367,7 @@ class Schedule:
         """What is in no file yet is to be written."""
         if self._flush is None and self._fresh.count:
             rows, soonest_ms = joined(self._fresh.parts), self._fresh.soonest_ms
-            self._flushing, self._fresh = _Fresh([rows], len(rows[0]), soonest_ms), _Fresh([])
+            self._flushing, self._fresh = _Fresh([rows], len(rows[0]), soonest_ms), _Fresh()
             self._flush = Flush(self.files, rows, self._partition.policies.delay_window_ms, now_ms)
 
     def flush(self, now_ms: int) -> None:
@@ -390,7 +395,7 @@ class Schedule:
             self._gather(ledger, first, written, written > until_ms)
             for entry_id, at_ms in self._amended.times.get(ledger.ledger_id, {}).items():
                 if first <= entry_id < end and until_ms < at_ms < NEVER_MS:
-                    self._moved.add(_row(at_ms, ledger.ledger_id, entry_id))
+                    self._moved.add(rows_of([at_ms], ledger.ledger_id, [entry_id]))
             if waited is not None and len(late := np.flatnonzero(waited & ~is_later)):
                 released = [(ledger, late + first)]
         self.is_dirty = True
@@ -407,7 +412,7 @@ class Schedule:
         if why:
             self._partition.damage.append(f"{why}; the schedule of {self._partition.name} is made anew")
         self.files.clear()
-        self._wheel, self._fresh, self._moved, self._flush, self._flushing = _Wheel(), _Fresh([]), _Fresh([]), None, None
+        self._wheel, self._fresh, self._moved, self._flush, self._flushing = _Wheel(), _Fresh(), _Fresh(), None, None
         self.limit, self._is_sorted, self.is_dirty = (self._partition.ledgers[0].ledger_id, 0), False, True
 
     def forget(self, ledger: Ledger) -> None:
@@ -436,7 +441,7 @@ class Schedule:
             self.files.files[start, width].rows = counts[start, start + max(width, 1)]
         if self._flush is not None:
             self._flush.forget(ledger.ledger_id)
-        rows, self._fresh = joined(self._fresh.parts), _Fresh([])
+        rows, self._fresh = joined(self._fresh.parts), _Fresh()
         self._fresh.add(tuple(column[rows[1] != ledger.ledger_id] for column in rows))
 
     def _ahead(self) -> set[Window]:
@@ -483,7 +488,7 @@ class Schedule:
             if self.limit is not None and (ledger_id, entry_id) >= self.limit:
                 self._is_sorted = False                # it will be found with its new time
             else:
-                self._moved.add(_row(after_ms, ledger_id, entry_id))
+                self._moved.add(rows_of([after_ms], ledger_id, [entry_id]))
         elif self.limit is None or self._is_sorted or (ledger_id, entry_id) < self.limit:
             self._bits.mark(ledger_id, entry_id, np.ones(1, bool))
 
@@ -536,7 +541,7 @@ class Schedule:
             first = self.end(ledger)
             first += int(np.searchsorted(ledger.deliver_at[first:ledger.entries], first_ms))
             entries = np.arange(first, min(ledger.entries, first + at_most + len(self._amended.entries(ledger.ledger_id))))
-            found.append((ledger.deliver_at[entries], np.full(len(entries), ledger.ledger_id), entries))
+            found.append(rows_of(ledger.deliver_at[entries], ledger.ledger_id, entries))
         chosen = _between(joined([self._holding(joined(found)), self._moved_rows()]), first_ms, end_ms)
         for window in sorted(self._ahead()):
             enough = len(chosen[0]) >= at_most and int(np.partition(chosen[0], at_most - 1)[at_most - 1])
@@ -565,7 +570,7 @@ class Schedule:
             if (ledger := self._partition.find(ledger_id)) is not None and self._bits.knows(ledger_id):
                 mine = rows[1] == ledger_id
                 entries = np.unique(self._that_hold(ledger, rows[0][mine], rows[2][mine])[1])
-                found.append((self.times_of(ledger, entries), np.full(len(entries), ledger_id), entries))
+                found.append(rows_of(self.times_of(ledger, entries), ledger_id, entries))
         return joined(found)
 
     def _holding(self, rows: Rows) -> Rows:
@@ -575,14 +580,14 @@ class Schedule:
             if (ledger := self._partition.find(ledger_id)) is None:
                 continue
             mine = rows[1] == ledger_id
-            if self.limit is not None and self._is_sorted and ledger_id >= self.limit[0]:
+            if self._is_limit_sorted and ledger_id >= self.limit[0]:
                 beyond = rows[2][mine] >= self.end(ledger)
                 entries = self._not_amended(ledger_id, rows[2][mine][beyond])
-                found.append((ledger.deliver_at[entries], np.full(len(entries), ledger_id), entries))
+                found.append(rows_of(ledger.deliver_at[entries], ledger_id, entries))
                 mine = np.flatnonzero(mine)[~beyond]
             if self._bits.knows(ledger_id):
                 entries = self._not_amended(ledger_id, self._that_hold(ledger, rows[0][mine], rows[2][mine])[1])
-                found.append((ledger.deliver_at[entries], np.full(len(entries), ledger_id), entries))
+                found.append(rows_of(ledger.deliver_at[entries], ledger_id, entries))
         return joined(found)
 
     def _not_amended(self, ledger_id: int, entries: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -602,7 +607,7 @@ class Schedule:
         open_ledger = self._partition.open_ledger
         end = open_ledger.ledger_id, open_ledger.entries
         first = min(map(_first, self._fresh.parts), default=end)
-        is_hinted = self.limit is not None and self._is_sorted and self.limit < first
+        is_hinted = self._is_limit_sorted and self.limit < first
         if self.limit is not None:
             first = min(first, self.limit)
         behind, last_ms = (end, self._last_ms) if is_hinted else (first, 0)
@@ -657,7 +662,7 @@ class Schedule:
         elif is_beyond:
             self._is_sorted = False
         elif at_ms < NEVER_MS and self._bits.is_set(ledger_id, entry_id):
-            self._moved.add(_row(at_ms, ledger_id, entry_id))
+            self._moved.add(rows_of([at_ms], ledger_id, [entry_id]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -684,10 +689,6 @@ def _take_away(counts: dict[tuple[int, int], int], times: NDArray[np.int64]) -> 
         for at in np.flatnonzero(taken).tolist():
             counts[int(starts[at]), int(starts[at]) + width] -= int(taken[at])
         times = times[np.arange(len(times)) - np.repeat(first, many) >= np.repeat(taken, many)]
-
-
-def _row(at_ms: int, ledger_id: int, entry_id: int) -> Rows:
-    return tuple(np.array([value], np.int64) for value in (at_ms, ledger_id, entry_id))
 
 
 def _ascend(times: NDArray[np.int64]) -> bool:

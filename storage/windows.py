@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 from crc32c import crc32c
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from geminga.proto.rows import struct_of
 from geminga.storage import format
@@ -37,6 +37,11 @@ NO_ROWS: Rows = (np.zeros(0, np.int64),) * 3
 
 def joined(parts: list[Rows]) -> Rows:
     return tuple(np.concatenate(columns) for columns in zip(*parts, strict=True)) if parts else NO_ROWS
+
+
+def rows_of(times: ArrayLike, ledger_id: int, entries: ArrayLike) -> Rows:
+    """Of one ledger; times and entries (n,)."""
+    return np.asarray(times, np.int64), np.full(len(entries), ledger_id, np.int64), np.asarray(entries, np.int64)
 
 
 @dataclass(slots=True)
