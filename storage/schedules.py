@@ -14,7 +14,7 @@ from geminga.storage.errors import text_of
 from geminga.storage.ledger import sync, write_anew
 from geminga.storage.libc import sync_all
 from geminga.storage.partition import Partition
-from geminga.storage.schedule import Schedule, Snapshot
+from geminga.storage.schedule import Released, Schedule, Snapshot
 
 if TYPE_CHECKING:
     from geminga.storage.owner import Owner
@@ -65,10 +65,8 @@ class Schedules:
         partition.now_ms, schedule = now_ms, partition.schedule
         if schedule.next_ms() > now_ms:
             return False
-        released = schedule.advance(now_ms)
+        _tell(partition, schedule.advance(now_ms))
         self._owner.statistics.changed[partition] = None
-        for subscription in partition.attached if released else ():
-            subscription.dispatcher.fell_due(released)
         return True
 
     def complete(self, partition: Partition, now_ms: int) -> None:
@@ -77,9 +75,7 @@ class Schedules:
             self._work_for(partition, now_ms, time.perf_counter() + _WORK_SECONDS)
 
     def _work_for(self, partition: Partition, now_ms: int, until: float) -> None:
-        released = partition.schedule.work(now_ms, until)
-        for subscription in partition.attached if released else ():
-            subscription.dispatcher.fell_due(released)
+        _tell(partition, partition.schedule.work(now_ms, until))
         self._owner.wake(partition)
 
     def work(self, now_ms: int) -> None:
@@ -166,6 +162,12 @@ class Schedules:
         else:
             for snapshot in snapshots:
                 snapshot.schedule.saved(snapshot)
+
+
+def _tell(partition: Partition, released: Released) -> None:
+    """Who has passed these gives them out."""
+    for subscription in partition.attached if released else ():
+        subscription.dispatcher.fell_due(released)
 
 
 def _write(data_dir: Path, snapshots: list[Snapshot]) -> None:
