@@ -3,13 +3,12 @@
 Which entries are gone is in the journal, synced, before their bytes are: whoever begins anew passes over them
 (Partition.gone).  A worker that still has one before it sees by its first bytes that it is gone: no entry begins with NOTHING.
 """
-import ctypes
 import errno
 import os
 
 import numpy as np
 
-from geminga.storage import acknowledgements, format
+from geminga.storage import acknowledgements, format, libc
 from geminga.storage.cursor import Cursor
 from geminga.storage.errors import is_full
 from geminga.storage.ledger import Ledger
@@ -20,10 +19,6 @@ _BLOCK = 4096
 _WORTH = 64 << 10       # bytes that a ledger gives back at once, at least
 _BEFORE = 256           # entries that are gone and looked at again: they share a block with the next
 _HOLES_MAX = 1_000      # of a partition, each time: some 10 ms
-_KEEP_SIZE, _PUNCH_HOLE = 1, 2
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
 
 class Puncher:
@@ -123,8 +118,7 @@ class Puncher:
 
 
 def _punch_one(ledger: Ledger, begin: int, end: int) -> None:
-    if _libc.fallocate(ledger.descriptor, _KEEP_SIZE | _PUNCH_HOLE, begin, end - begin):
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(ledger.ledger_path))
+    libc.punch(ledger.descriptor, begin, end, ledger.ledger_path)
 
 
 def _window(partition: Partition, ledger: Ledger, cursors: list[Cursor]) -> tuple[int, int]:
