@@ -1,6 +1,7 @@
 """Every byte this broker writes to disk is defined here, and nowhere else (the catalogue's tables: catalogue.py).
 
     <data>/lock                                   held by the supervisor that serves this folder
+    <data>/format                                 FOLDER_VERSION in digits, of the newest program that has served it (folder.py)
     <data>/catalogue.sqlite                       see catalogue.py
     <data>/journal/<owner>/<n>.journal            SEGMENT_HEADER, then records: RECORD_HEADER, groups, rows, sources, ops, entries
     <data>/partitions/<id>/<ledger>.ledger        LEDGER_HEADER, then entries as they came, without gaps
@@ -28,6 +29,11 @@ each version added.
     run of entries; sequence ids of producers; every entry has a checksum.  PARTITION_DELETED came later, with the catalogue's version 4,
     which keeps programs away that do not know it.  Compacted views came later too: who does not know them does not look there.  So
     did `delayed`: who does not know it finds the same times in the indexes.
+
+FOLDER_VERSION is of the folder as a whole, and keeps older programs away from it: raise it whenever one that is out there must not write
+to what this one writes, be it a VERSION here, the catalogue's or compacted.py's, or a file that it would have to know of.  Put a folder of
+the version before into tests/storage/formats, and write down here what it added.
+    Version 1: the first that there is a number of; folders without one are older, and are taken over.
 """
 import struct
 from pathlib import Path
@@ -39,6 +45,7 @@ from numpy.typing import NDArray
 from geminga.proto.rows import struct_of
 
 VERSION = 2
+FOLDER_VERSION = 1
 LEDGER_MAGIC, INDEX_MAGIC, SEGMENT_MAGIC, STATE_MAGIC = b"GEMLEDGR", b"GEMINDEX", b"GEMJOURN", b"GEMSTATE"
 SCHEDULE_MAGIC = b"GEMSCHED"
 RECORD_MAGIC, WINDOW_MAGIC = 0x47454D52, 0x57454D31      # the latter's last byte is a version
@@ -216,6 +223,10 @@ _WORDS = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86
 _ODD = np.array(_WORDS, np.uint64)
 _LEDGER, _ENTRY = 0x1D8E4E27C47D124F, 0xEB44ACCAB455D165
 _LEDGER_ODD, _ENTRY_ODD = np.uint64(_LEDGER), np.uint64(_ENTRY)
+
+
+def format_path(data_dir: Path) -> Path:
+    return data_dir / "format"
 
 
 def partition_folder(data_dir: Path, partition_id: int) -> Path:

@@ -156,7 +156,13 @@ def verify(data_dir: str, repair: bool, is_json: bool) -> int:
     from pathlib import Path
 
     from geminga.storage import findings, locks
+    from geminga.storage import folder as data_folder
     folder = Path(data_dir)
+    try:
+        data_folder.check(folder)
+    except data_folder.CannotUse as error:
+        print(f"geminga: {error}", file=sys.stderr)
+        return findings.Severity.UNREADABLE
     with locks.hold(folder) if repair else contextlib.nullcontext(False) as is_served:
         if is_served:
             print(f"geminga: {folder} is served by a broker: it can be looked at, and not repaired", file=sys.stderr)

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from geminga.proto import names
-from geminga.storage import compacted, format
+from geminga.storage import compacted, folder, format
 from geminga.storage.errors import text_of
 from geminga.storage.jobs import confirmed, nightly
 from geminga.storage.jobs.engines import Here, NoSpark, Spark
@@ -165,6 +165,14 @@ def give_back(side: Side, config: Config, tell: Tell) -> dict[str, Any]:
         while (some := side.ask("leftovers"))["folders"]:
             removed = {name: removed[name] + some[name] for name in removed}
     return {"partitions": len(found), "topics": rows, "errors": errors, "deleted": removed, "seconds": round(time.monotonic() - began, 3)}
+
+
+def check(config: Config) -> None:
+    """Raises CannotRun where this program must not write."""
+    try:
+        folder.check(config.data_dir)
+    except folder.CannotUse as error:
+        raise CannotRun(str(error)) from None
 
 
 def run(config: Config, found: list[Target], progress: Callable[[Progress], None], tell: Tell) -> dict[str, Any]:

@@ -89,6 +89,7 @@ def _run(what: str, config: Any, topics: tuple[str, ...], pattern: str, *, is_js
     from geminga.storage.catalogue import CatalogueError
     from geminga.supervisor import beside, nights
     try:
+        nights.check(config)
         if partitions is not None:
             nights.be_polite(config.nightly.niceness)
             return DONE if nights.on_demand(config, map(int, partitions.split(","))) else FAILED

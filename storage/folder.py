@@ -1,0 +1,53 @@
+"""Which data folders this program may write to: the file `format` of each has a number, that of the newest program it was served by.
+
+Whoever is about to write looks at it first: what a newer program has written there, this one might take for damage.
+"""
+import os
+from pathlib import Path
+
+from geminga.storage import format
+from geminga.storage.ledger import sync, write_anew
+
+_UNFINISHED = b"unfinished\n"
+
+
+class CannotUse(Exception):
+    """The folder is not for this program: one line that says why."""
+
+
+def check(data_dir: Path) -> int:
+    """The folder's number; 0 when nobody has written one.  Raises CannotUse, OSError."""
+    path = format.format_path(data_dir)
+    try:
+        said = path.read_bytes()
+    except FileNotFoundError:
+        return 0
+    if said == _UNFINISHED:
+        raise CannotUse(f"{data_dir}: a restore into it was not completed; remove it, and restore again")
+    if not said.strip().isdigit():
+        raise CannotUse(f"{path}: expected a number, found {said[:20]!r}")
+    if (number := int(said)) > format.FOLDER_VERSION:
+        raise CannotUse(f"{path}: {data_dir} has format {number}, and this program knows {format.FOLDER_VERSION} and older; "
+                        "a newer one wrote it")
+    return number
+
+
+def claim(data_dir: Path) -> None:
+    """This program writes to the folder from now on, and older ones do not.  Raises CannotUse, OSError."""
+    if check(data_dir) < format.FOLDER_VERSION:
+        _write(data_dir, b"%d\n" % format.FOLDER_VERSION)
+
+
+def begin(data_dir: Path) -> None:
+    """Nobody takes the folder for one before it is claimed.  Raises OSError."""
+    _write(data_dir, _UNFINISHED)
+
+
+def complete(data_dir: Path) -> None:
+    """It is one.  Raises OSError."""
+    _write(data_dir, b"%d\n" % format.FOLDER_VERSION)
+
+
+def _write(data_dir: Path, data: bytes) -> None:
+    write_anew(format.format_path(data_dir), data)
+    sync(data_dir, os.fsync)
