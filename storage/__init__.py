@@ -3,7 +3,6 @@
     options.py      what an owner can be told
     errors.py       how the world can fail
     format.py       every byte on disk
-    folder.py       which data folders this program may write to
     ledger.py       entries and their index, mapped
     journal.py      what a pass decided, synced once; replayed after a crash
     cursor.py       what a subscription has acknowledged
@@ -60,6 +59,8 @@
     verify_ledger.py, verify_compacted.py, verify_catalogue.py      in one ledger, in compacted views, in the catalogue
     repair.py       puts damaged bytes aside
     libc.py         what Python has no word for
+    log.py          lines for operators, and where they go
+    codes.py        what warnings and errors are, each with its page in systemd/runbook/
     counters.py     numbers that every process shows, in shared memory
     statistics.py   what is counted of topics and who uses them
     topic_stats.py  what is told of one of them

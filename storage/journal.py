@@ -20,7 +20,6 @@ set aside under another name, `.bad`, its owner ends, and the next one copies wh
 import contextlib
 import math
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -35,6 +34,7 @@ from numpy.typing import NDArray
 from geminga.storage import format
 from geminga.storage.errors import NotDurable, StorageFull, is_full, text_of
 from geminga.storage.ledger import allocate, sync
+from geminga.storage.log import log
 from geminga.storage.replay import BAD, Record, Replay, by_age, write_again
 
 _ZEROS = 1 << 20
@@ -272,7 +272,7 @@ class Journal:
                 _retire(segment)
                 os.fdatasync(segment.fd)
         except TooMuch:
-            print("geminga: too much has changed to be put in place before a stop; the next start does it", file=sys.stderr, flush=True)
+            log.info("too much has changed to be put in place before a stop; the next start does it", code="G105")
         except OSError as error:
             raise NotDurable(f"{text_of(error)}; what the journal has is put in place at the next start") from error
         finally:

@@ -10,7 +10,6 @@ between nothing is answered, so nothing is answered before it is durable.  The o
 What a command does stands in commands.py; this file has the tables and the pass.
 """
 import json
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -39,6 +38,7 @@ from geminga.storage.inactive import Inactive
 from geminga.storage.journal import Journal, put_on_disk, to_put
 from geminga.storage.ledger import Ledger
 from geminga.storage.live import LiveTopic
+from geminga.storage.log import log
 from geminga.storage.options import StorageOptions
 from geminga.storage.outbox import Outbox
 from geminga.storage.partition import Partition, op, open_partition
@@ -668,7 +668,7 @@ class Owner:
     def report_damage(self, text: str) -> None:
         """A line for the operator, and a number for whoever watches."""
         self.counters.add("damage_found")
-        self.complain(text)
+        self.complain(text, code="G120")
 
     def _deliver(self, subscription: Subscription, consumer: Consumer, ledger: Ledger, entries: Entries) -> None:
         outbox, ledger_id = self.outbox(consumer.worker), ledger.ledger_id
@@ -733,7 +733,7 @@ class Owner:
             try:
                 return self.journal.append(record)
             except StorageFull as error:
-                self.complain(f"{error}; nothing is acknowledged until there is room")
+                self.complain(f"{error}; nothing is acknowledged until there is room", code="G103")
                 if not self.space.give_up():
                     time.sleep(_NO_ROOM_SECONDS)
 
@@ -889,14 +889,14 @@ class Owner:
         except StorageFull as error:
             commands.refuse(self, session, command, Refusal(api.PersistenceError, str(error)))
         except CorruptFile as error:
-            self.complain(f"{error}; its topic is refused")
+            self.complain(f"{error}; its topic is refused", code="G121")
             commands.refuse(self, session, command, Refusal(api.PersistenceError, str(error)))
         except OSError as error:
-            self.complain(text_of(error))
+            self.complain(text_of(error), code="G103")
             commands.refuse(self, session, command, Refusal(api.PersistenceError, text_of(error)))
 
-    def complain(self, text: str) -> None:
+    def complain(self, text: str, *, code: str, **fields: str) -> None:
         """A line for the operator, however often it happens."""
         if text not in self._complaints:
             self._complaints.add(text)
-            print(f"geminga: {text}", file=sys.stderr, flush=True)
+            log.error(text, code=code, **fields)

@@ -3,7 +3,6 @@
 When the disk fails it begins anew with what is there, and waits as long as it takes: it says why once, and goes on by itself.
 """
 import select
-import sys
 import time
 from functools import lru_cache
 from pathlib import Path
@@ -19,6 +18,7 @@ from geminga.storage.counters import Counters
 from geminga.storage.errors import NotDurable, StorageFull, is_of_disk, text_of
 from geminga.storage.journal import open_journal
 from geminga.storage.libc import give_back_memory
+from geminga.storage.log import log
 from geminga.storage.options import StorageOptions
 from geminga.storage.owner import Owner
 from geminga.storage.recovery import journal_folder, recover_owner
@@ -57,7 +57,7 @@ def run(index: int, owners: int, serial: int, run_dir: Path, data_dir: Path, opt
         except (StorageFull, NotDurable, CatalogueError, OSError) as error:
             text = text_of(error) if isinstance(error, OSError) else str(error)
         if text != said:
-            print(f"geminga: owner {index} cannot begin, and tries again: {text}", file=sys.stderr, flush=True)
+            log.error(f"owner {index} cannot begin, and tries again: {text}", code="G102")
             said = text
         counters.set("is_waiting", 1)
         if select.select([control.fileno()], [], [], _AGAIN_SECONDS)[0] and (

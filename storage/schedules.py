@@ -85,7 +85,8 @@ class Schedules:
             try:
                 self._work_for(partition, now_ms, until)
             except OSError as error:                  # rows stay in memory; tried again with the next tick
-                self._owner.complain(f"{text_of(error)}; the schedule of {partition.name} is kept in memory until there is room")
+                self._owner.complain(f"{text_of(error)}; the schedule of {partition.name} is kept in memory until there is room",
+                                     code="G103", topic=str(partition.name))
                 del self._busy[partition]
                 self._to_save.pop(partition, None)
                 continue
@@ -136,7 +137,7 @@ class Schedules:
         try:
             future.result()
         except OSError as error:
-            self._owner.complain(f"{text_of(error)}; schedules are not saved")
+            self._owner.complain(f"{text_of(error)}; schedules are not saved", code="G103")
             for snapshot in snapshots:
                 snapshot.schedule.is_dirty = True
         else:
@@ -158,7 +159,7 @@ class Schedules:
             snapshots = [schedule.snapshot() for schedule in schedules]
             _write(self._owner.data_dir, snapshots)
         except OSError as error:                      # a start makes it anew from what was saved before
-            self._owner.complain(f"{text_of(error)}; schedules are not saved")
+            self._owner.complain(f"{text_of(error)}; schedules are not saved", code="G103")
         else:
             for snapshot in snapshots:
                 snapshot.schedule.saved(snapshot)

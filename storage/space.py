@@ -6,7 +6,6 @@ What else takes room (states of partitions, the catalogue) has a reserve, a file
 filled the disk, and taken back when publishing goes on.
 """
 import os
-import sys
 from pathlib import Path
 
 from geminga.proto import pulsar_api_pb2 as api
@@ -14,6 +13,7 @@ from geminga.storage.counters import Counters
 from geminga.storage.errors import NotDurable, StorageFull, text_of
 from geminga.storage.gate import Barrier
 from geminga.storage.ledger import allocate
+from geminga.storage.log import log
 from geminga.storage.options import StorageOptions
 from geminga.storage.partition import Partition
 
@@ -96,6 +96,8 @@ class Space:
             return
         self.is_full = is_full
         self._counters.set("publishing_refused", int(is_full))
-        text = f"geminga: {self._folder}: {self._free / _MIB:.1f} MiB are free on this disk: "
-        text += f"publishing is refused until there are {self._accept_above / _MIB:.1f}" if is_full else "publishing goes on"
-        print(text, file=sys.stderr, flush=True)
+        free = f"{self._folder}: {self._free / _MIB:.1f} MiB are free on this disk"
+        if is_full:
+            log.error(f"{free}: publishing is refused until there are {self._accept_above / _MIB:.1f}", code="G101")
+        else:
+            log.info(f"{free}: publishing goes on", code="G101")

@@ -32,4 +32,4 @@ class Sweep:
                 try:
                     owner.partition(name)
                 except (CorruptFile, StorageFull) as error:
-                    owner.complain(f"{error}; {name} is not looked at")
+                    owner.complain(f"{error}; {name} is not looked at", code="G121", topic=text)

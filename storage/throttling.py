@@ -3,11 +3,11 @@
 It is over when nobody has waited for QUIET_MS, not whenever there are tokens again.  Where very many wait, lines are about the first of
 them; of the others there is a number, once in a while.
 """
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Union
 
+from geminga.storage.log import log
 from geminga.storage.partition import Partition
 from geminga.storage.subscription import Subscription
 
@@ -48,7 +48,7 @@ class Throttling:
         is_told = self._begun <= LINES_MAX
         self._episodes[slowed] = _Episode(now_ms, now_ms, count, is_told)
         if is_told:
-            _print(f"{_who(slowed)} wait because of {why()}")
+            log.info(f"{_who(slowed)} wait because of {why()}", code="G501", **_fields(slowed))
 
     def tick(self, now_ms: int) -> None:
         for slowed, episode in list(self._episodes.items()):
@@ -60,10 +60,12 @@ class Throttling:
             if episode.is_told:
                 seconds = (episode.last_ms - episode.began_ms) / 1000
                 what = "times" if isinstance(slowed, Subscription) else "entries"
-                _print(f"{_who(slowed)} wait no more; a rate held up {episode.count} {what} in {seconds:.1f} s")
+                log.info(f"{_who(slowed)} wait no more; a rate held up {episode.count} {what} in {seconds:.1f} s", code="G501",
+                         **_fields(slowed))
         if self._begun and now_ms - self._since_ms >= PERIOD_MS:
             if self._begun > LINES_MAX:
-                _print(f"rates began to keep {self._begun - LINES_MAX} more topics and subscriptions waiting, of which there are no lines")
+                more = self._begun - LINES_MAX
+                log.info(f"rates began to keep {more} more topics and subscriptions waiting, of which there are no lines", code="G501")
             self._begun = 0
 
 
@@ -73,5 +75,7 @@ def _who(slowed: Slowed) -> str:
     return f"{slowed.name}: producers"
 
 
-def _print(text: str) -> None:
-    print(f"geminga: {text}", file=sys.stderr, flush=True)
+def _fields(slowed: Slowed) -> dict[str, str]:
+    if isinstance(slowed, Subscription):
+        return {"topic": str(slowed.partition.name), "subscription": slowed.name}
+    return {"topic": str(slowed.name)}

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from geminga.storage.control import Control, control_pair
+from geminga.storage.log import log
 
 STARTING, READY, STOPPING, GONE = "STARTING", "READY", "STOPPING", "GONE"
 TRANSITIONS = {STARTING: {READY, STOPPING, GONE}, READY: {STOPPING, GONE}, STOPPING: {GONE}, GONE: {STARTING}}
@@ -63,6 +64,7 @@ def start(child: Child, serial: int, supervisor_only: list) -> None:
     status = 1
     try:
         _settle(parent, child)
+        log.bind(process=child.name, **({child.role: child.index} if child.role != "admin" else {}))
         for held in supervisor_only:
             held.close()
         child.body(child, theirs)
@@ -70,7 +72,7 @@ def start(child: Child, serial: int, supervisor_only: list) -> None:
     except SystemExit as leaving:
         status = leaving.code if isinstance(leaving.code, int) else 1
     except BaseException:
-        traceback.print_exc()
+        log.error(f"{child.name} fails: {traceback.format_exc()}", code="G290")
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from geminga.storage.log import LEVELS, LogOptions
 from geminga.storage.options import StorageOptions
 from geminga.storage.policy_table import (
     DELAY_MS_MAX,
@@ -75,6 +76,7 @@ class Config:
     worker: WorkerOptions = field(default_factory=WorkerOptions)
     metrics: MetricsOptions = field(default_factory=MetricsOptions)
     nightly: NightlyOptions = field(default_factory=NightlyOptions)
+    log: LogOptions = field(default_factory=LogOptions)
     tls: TlsOptions = field(default_factory=TlsOptions)
     authentication: AuthenticationOptions = field(default_factory=AuthenticationOptions)
     authorization: AuthorizationOptions = field(default_factory=AuthorizationOptions)
@@ -86,7 +88,8 @@ class Config:
 
 # Section: (field of Config, dataclass).  A key is "name" or "section.name".
 SECTIONS = {"storage": ("storage", StorageOptions), "network": ("worker", WorkerOptions), "metrics": ("metrics", MetricsOptions),
-            "nightly": ("nightly", NightlyOptions), "tls": ("tls", TlsOptions), "authentication": ("authentication", AuthenticationOptions),
+            "nightly": ("nightly", NightlyOptions), "log": ("log", LogOptions), "tls": ("tls", TlsOptions),
+            "authentication": ("authentication", AuthenticationOptions),
             "authorization": ("authorization", AuthorizationOptions)}
 # Told to both sides, so that they cannot disagree: an owner takes over what [network] says.
 SHARED = {"storage.keep_alive_interval_ms": "network.keep_alive_interval_ms"}
@@ -194,6 +197,8 @@ FORMS = {
     "network.advertised_listeners": (r"[-.\w]+:pulsar(\+ssl)?://(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):\d{1,5}",
                                      "name:pulsar://host:port or name:pulsar+ssl://host:port"),
     "network.broker_entry_metadata": (r"timestamp|index", "timestamp or index"),
+    "log.level": ("|".join(LEVELS), ", ".join(LEVELS)),
+    "log.format": ("text|json", "text or json"),
     "tls.client_certificates": ("none|wanted|required", "none, wanted or required"),
     "tls.versions": (r"TLSv1\.[23]", "TLSv1.2 or TLSv1.3"),
     "authentication.methods": ("token|basic|tls", "token, basic or tls"),

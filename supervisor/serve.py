@@ -19,12 +19,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from geminga.storage import folder, recovery
 from geminga.storage import process as owner_process
+from geminga.storage import recovery
 from geminga.storage.catalogue import CatalogueError, open_catalogue
 from geminga.storage.control import Control
 from geminga.storage.counters import make_counters
-from geminga.storage.errors import CorruptFile, NotDurable, text_of
+from geminga.storage.errors import CorruptFile, NotDurable
+from geminga.storage.log import log
 from geminga.supervisor import bootstrap
 from geminga.supervisor.children import (
     EXIT_CANNOT_BOOT,
@@ -82,12 +83,6 @@ class Supervisor:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise CannotServe(f"data_dir: {config.data_dir} is in use by another geminga") from None
-        try:
-            folder.claim(config.data_dir)
-        except folder.CannotUse as error:
-            raise CannotServe(f"data_dir: {error}") from None
-        except OSError as error:
-            raise CannotServe(f"data_dir: {text_of(error)}") from None
         _raise_file_limit()
         self._bind()
         self.run_dir = _run_dir(config.data_dir)
@@ -140,14 +135,14 @@ class Supervisor:
             owner_process.run(child.index, self.config.owners, child.serial, self.run_dir, self.config.data_dir, self.config.storage,
                               control, self.counters["owner", child.index], has_moved=self._has_moved)
         except CorruptFile as error:
-            print(f"geminga: {child.name}: {error}; what its journal has for that file would be lost", file=sys.stderr)
+            log.error(f"{child.name}: {error}; what its journal has for that file would be lost", code="G124")
             sys.exit(EXIT_CANNOT_BOOT)
         except owner_process.FolderGone as error:
-            print(f"geminga: {child.name}: {error}", file=sys.stderr)
+            log.error(f"{child.name}: {error}", code="G104")
             sys.exit(EXIT_CANNOT_BOOT)
         except NotDurable as error:
             self.counters["owner", child.index].add("syncs_failed")
-            print(f"geminga: {child.name}: {error}", file=sys.stderr)
+            log.error(f"{child.name}: {error}", code="G110")
             sys.exit(1)
 
     def _be_worker(self, child: Child, control: Control) -> None:
@@ -180,7 +175,7 @@ class Supervisor:
                 break
         shutil.rmtree(self.run_dir, ignore_errors=True)
         if self._failure:
-            print(f"geminga: {self._failure}", file=sys.stderr)
+            log.error(self._failure, code="G203")
         return 1 if self._failure else 0
 
     def _install_signals(self) -> None:
@@ -226,7 +221,7 @@ class Supervisor:
             if "ready" in message and child.state == STARTING:
                 child.become(READY)
                 if recovered := message["ready"].get("recovered"):
-                    print(f"geminga: {child.name} has put {recovered} entries of its journal in place", file=sys.stderr, flush=True)
+                    log.info(f"{child.name} has put {recovered} entries of its journal in place")
                 self._introduce(child)
         if not child.control.is_open:
             with contextlib.suppress(KeyError):
@@ -258,7 +253,7 @@ class Supervisor:
     def _ended(self, child: Child, status: int) -> None:
         lived = time.monotonic() - child.started
         if not self._is_stopping:
-            print(f"geminga: {child.name} (pid {child.pid}) {describe_exit(status)}; starting it again", file=sys.stderr, flush=True)
+            log.error(f"{child.name} (pid {child.pid}) {describe_exit(status)}; starting it again", code="G201")
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(child.control)
         child.control.close()
@@ -298,7 +293,7 @@ class Supervisor:
                     child.become(STOPPING)
                     child.control.send(stop=True)
                 elif passed > STOP_SECONDS[child.role]:
-                    print(f"geminga: {child.name} does not stop; killed", file=sys.stderr)
+                    log.warning(f"{child.name} does not stop; killed", code="G202")
                     os.kill(child.pid, signal.SIGKILL)
             if alive:
                 return False
@@ -346,15 +341,15 @@ def _raise_file_limit() -> None:
 
 def serve(config: Config, notes: list[str]) -> int:
     """Serve; returns the exit status."""
+    log.begin(config.log)
     for note in notes:
-        print(f"geminga: {note}", file=sys.stderr)
+        log.info(note, code="G331")
     if not bootstrap.is_optimised():
-        print("geminga: this Python was built without optimisation and takes 1.5 to 2 times the CPU; the distribution's is faster",
-              file=sys.stderr)
+        log.info("this Python was built without optimisation and takes 1.5 to 2 times the CPU; the distribution's is faster", code="G320")
     supervisor = Supervisor(config)
     try:
         supervisor.prepare()
     except (CannotServe, Unusable) as error:
-        print(f"geminga: {error}", file=sys.stderr)
+        log.error(str(error), code="G330")
         return 2 if isinstance(error, Unusable) else 1
     return supervisor.run()

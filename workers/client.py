@@ -137,6 +137,13 @@ class Client(asyncio.BufferedProtocol):
         return peer[0] if isinstance(peer, tuple) else "local"
 
     @property
+    def address(self) -> str:
+        """... with its port."""
+        peer = self.transport.get_extra_info("peername")
+        host, port = peer[:2] if isinstance(peer, tuple) else ("local", 0)
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    @property
     def is_writable(self) -> bool:
         """Whether the client reads what it is sent."""
         return self._is_writable
@@ -449,10 +456,8 @@ class Client(asyncio.BufferedProtocol):
 
     def _introduction(self) -> bytes:
         """Who this is, for owners to show."""
-        peer = self.transport.get_extra_info("peername")
-        host, port = peer[:2] if isinstance(peer, tuple) else ("local", 0)
-        address = f"/[{host}]:{port}" if ":" in host else f"/{host}:{port}"
-        return json.dumps({"address": address, "version": self.client_version, "partial": self.supports_partial_producer}).encode()
+        return json.dumps({"address": f"/{self.address}", "version": self.client_version,
+                           "partial": self.supports_partial_producer}).encode()
 
     def _close_producer(self, command: api.BaseCommand) -> None:
         request = command.close_producer

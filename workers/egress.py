@@ -4,7 +4,6 @@ A mapping is made when a run first names its ledger, made anew when the ledger h
 owner says that the ledger was deleted, or when too many are mapped.  What is written to a client is made only as fast as the
 client takes it.
 """
-import sys
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from geminga.proto.deliveries import FEW_MAX
 from geminga.storage import format
 from geminga.storage.compacted import is_valid
 from geminga.storage.ledger import map_file, open_max
+from geminga.storage.log import log
 from geminga.storage.punching import NOTHING
 
 LEDGERS_MAX = 1_024          # mapped at a time by one worker, or fewer where descriptors are few
@@ -147,8 +147,7 @@ class Ledgers:
         self._mapped.pop(which, None)
         if which not in self._short:
             self._short.add(which)
-            print(f"geminga: {path}: it, or its index, is shorter than what was written to it; what is missing is not delivered",
-                  file=sys.stderr, flush=True)
+            log.error(f"{path}: it, or its index, is shorter than what was written to it; what is missing is not delivered", code="G123")
         return LedgerGone(str(path))
 
     def _map(self, partition_id: int, ledger_id: int) -> Mapped:

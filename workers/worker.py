@@ -5,7 +5,6 @@ written to the clients as it comes.  asyncio with uvloop: it reads straight into
 take yet.
 """
 import asyncio
-import sys
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
@@ -25,6 +24,7 @@ from geminga.storage.catalogue import open_catalogue
 from geminga.storage.control import Control
 from geminga.storage.counters import Counters
 from geminga.storage.libc import give_back_memory
+from geminga.storage.log import log
 from geminga.storage.options import StorageOptions
 from geminga.storage.process import owner_of
 from geminga.workers.addresses import Addresses
@@ -112,8 +112,7 @@ class Worker:
         if before < _DAMAGED_TOLD_MAX:
             places = ", ".join(f"{found.ledgerId}:{found.entryId}" for found in ack.message_id[:_DAMAGED_TOLD_MAX])
             why = api.CommandAck.ValidationError.Name(ack.validation_error)
-            print(f"geminga: a client could not read message {places} ({why}); geminga verify tells whether it is damaged on disk",
-                  file=sys.stderr, flush=True)
+            log.error(f"a client could not read message {places} ({why}); geminga verify tells whether it is damaged on disk", code="G122")
 
     def probe(self, client: Client) -> None:
         """End the connection unless the client says something soon."""
@@ -177,7 +176,7 @@ class Worker:
         except Refusal as found:
             refusal = found
         except Exception:      # as in what the loop calls: its client's connection ends
-            traceback.print_exc()
+            log.error(f"a schema of {topic}: {traceback.format_exc()}", code="G290", topic=str(topic), client=client.address)
             return client.abort()
         finally:
             is_wanted = self._settling.pop(asyncio.current_task(), None) is not None and client.number in self._clients

@@ -16,6 +16,7 @@ from geminga.storage.catalogue import open_catalogue
 from geminga.storage.control import Control
 from geminga.storage.counters import Counters
 from geminga.storage.errors import NotDurable, StorageFull
+from geminga.storage.log import log
 from geminga.supervisor.admin import (
     audit,
     authentication,
@@ -71,7 +72,7 @@ async def errors_as_json(request: web.Request, handler) -> web.StreamResponse:
     except (StorageFull, NotDurable) as error:
         found = 503, str(error)
     except Exception:
-        traceback.print_exc()
+        log.error(f"{request.method} {request.path}: {traceback.format_exc()}", code="G290")
         found = 500, "An error of the broker's own; its log has the details"
     request.app[topics.TOPICS].catalogue.undo()      # whoever changes something commits before it waits: this is of nobody else
     return _reason(*found, headers)

@@ -19,6 +19,7 @@ from typing import Any
 
 from aiohttp import web
 
+from geminga.storage.log import log
 from geminga.supervisor.admin.authentication import IDENTITY
 from geminga.workers.identity.authentication import NOT_ASKED
 
@@ -67,7 +68,7 @@ class _Handler(RotatingFileHandler):
         self.has_failed = False
         super().emit(record)
         if self.is_failing and not self.has_failed:
-            print(f"geminga: {self.baseFilename}: changes are written down again", file=sys.stderr, flush=True)
+            log.info(f"{self.baseFilename}: changes are written down again", code="G406")
         self.is_failing = self.has_failed
 
     def handleError(self, record: LogRecord) -> None:      # noqa: N802 (of the library)
@@ -77,8 +78,7 @@ class _Handler(RotatingFileHandler):
                 self.stream.close()
             self.stream = None
         if not self.is_failing:
-            print(f"geminga: {self.baseFilename} cannot be written, so nobody sees there who changes what: {sys.exception()}",
-                  file=sys.stderr, flush=True)
+            log.error(f"{self.baseFilename} cannot be written, so nobody sees there who changes what: {sys.exception()}", code="G406")
 
 
 AUDIT = web.AppKey("audit", Audit)

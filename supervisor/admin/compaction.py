@@ -33,6 +33,7 @@ from geminga.proto.names import TopicName
 from geminga.storage import compacted, format
 from geminga.storage.catalogue import Catalogue
 from geminga.storage.errors import text_of
+from geminga.storage.log import log
 from geminga.supervisor.admin.brokers import CONFIG
 from geminga.supervisor.admin.owners import Owners
 from geminga.supervisor.admin.topics import TOPIC, ask_each, ask_single, catalogue_of, done, not_allowed, parts_of, topic_of
@@ -168,7 +169,7 @@ class Compactions:
             self._job = await asyncio.create_subprocess_exec(*command, env=ours | told, stdin=asyncio.subprocess.DEVNULL,
                                                              stdout=asyncio.subprocess.DEVNULL, start_new_session=True)
         except OSError as error:
-            print(f"geminga: compaction cannot be started: {text_of(error)}", file=sys.stderr, flush=True)
+            log.error(f"compaction cannot be started: {text_of(error)}", code="G511")
             return 1
         try:
             return await self._job.wait()
@@ -219,7 +220,7 @@ class Compactions:
             except OSError as error:
                 if text_of(error) != said:
                     said = text_of(error)
-                    print(f"geminga: nothing can be compacted, and nightly jobs find no broker: {said}", file=sys.stderr, flush=True)
+                    log.error(f"nothing can be compacted, and nightly jobs find no broker: {said}", code="G512")
             has_tried.set()
             await asyncio.sleep(_AGAIN_SECONDS)
 
@@ -230,7 +231,7 @@ class Compactions:
                 await writer.drain()
         except (OSError, ValueError, KeyError, TypeError) as error:      # the peer is gone, or it is none of ours
             if not isinstance(error, OSError):
-                print(f"geminga: a job said something strange: {error!r}", file=sys.stderr, flush=True)
+                log.warning(f"a job said something strange: {error!r}", code="G513")
         finally:
             self._fail({partition_id: topic for partition_id, (topic, whose) in self._running.items()
                         if whose is writer and partition_id not in self._batch}, "Its job ended before it was done")

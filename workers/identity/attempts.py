@@ -4,12 +4,12 @@ An episode is what one address does without a minute's rest; of IPv6 a network o
 each answer is later than the one before.  Who succeeds never waits.
 """
 import ipaddress
-import sys
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
 
 from geminga.storage.counters import EXPIRING_MINUTES, Counters, authentication_counter
+from geminga.storage.log import log
 from geminga.workers.identity.authentication import OURSELVES, Identity
 from geminga.workers.identity.shown import NotAuthenticated
 
@@ -87,23 +87,19 @@ class Attempts:
     def _begin(self, address: str, episode: Episode, now: float) -> None:
         if now - self._lines_since >= _REST_SECONDS:
             if self._untold:
-                _tell(f"authentication failed from {self._untold} more addresses")
+                log.warning(f"authentication failed from {self._untold} more addresses", code="G404")
             self._lines, self._lines_since, self._untold = 0, now, 0
         episode.is_told = self._lines < _LINES_MAX
         if episode.is_told:
             self._lines += 1
-            _tell(f"authentication failed from {address} {episode.text}")
+            log.warning(f"authentication failed from {address} {episode.text}", code="G404", client=address)
         else:
             self._untold += 1
 
     def _end(self, address: str, episode: Episode) -> None:
         if episode.failures > 1 and episode.is_told:
-            _tell(f"authentication failed {episode.failures} times from {address} in {episode.last - episode.began:.0f} s, "
-                  f"the last time {episode.text}")
-
-
-def _tell(text: str) -> None:
-    print(f"geminga: {text}", file=sys.stderr, flush=True)
+            log.warning(f"authentication failed {episode.failures} times from {address} in {episode.last - episode.began:.0f} s, "
+                        f"the last time {episode.text}", code="G404", client=address)
 
 
 def address_of(host: str) -> str:

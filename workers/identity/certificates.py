@@ -6,12 +6,12 @@ used is told, and what was in force stays.
 import asyncio
 import re
 import ssl
-import sys
 import time
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from geminga.storage.counters import Counters
+from geminga.storage.log import log
 from geminga.workers.identity.options import TlsOptions, Unusable
 from geminga.workers.identity.sources import stamp
 
@@ -100,7 +100,7 @@ class Tls:
             days, text = warning(key, expires, time.time())
             if text and self._warned.get(key) != (expires, days):
                 self._warned[key] = expires, days
-                print(f"geminga: {text}", file=sys.stderr, flush=True)
+                log.warning(text, code="G401")
         asyncio.get_running_loop().call_later(_WATCH_SECONDS, self.watch)
 
     def _greeted(self, handshake: ssl.SSLObject, name: str | None, front: Front) -> None:
@@ -124,7 +124,7 @@ class Tls:
         except Unusable as error:
             self.count("tls_reloads_failed")
             if not self._is_failing:
-                print(f"geminga: {error}; the certificate before it stays in force", file=sys.stderr, flush=True)
+                log.error(f"{error}; the certificate before it stays in force", code="G402")
             self._is_failing = True
             return
         self.count("tls_reloads")
@@ -148,8 +148,7 @@ class Tls:
         self.count("tls_handshakes_failed")
         now = time.monotonic()
         if now - self._failed > _EPISODE_SECONDS:
-            print(f"geminga: a TLS handshake failed: {_reason(error)}; more of them within a minute are only counted",
-                  file=sys.stderr, flush=True)
+            log.warning(f"a TLS handshake failed: {_reason(error)}; more of them within a minute are only counted", code="G403")
         self._failed = now
 
 

@@ -7,13 +7,13 @@
 import base64
 import binascii
 import os
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 from urllib.parse import quote, unquote, unquote_to_bytes, urlsplit
 
+from geminga.storage.log import log
 from geminga.workers.identity.options import Unusable
 
 T = TypeVar("T")
@@ -71,7 +71,7 @@ class Source(Generic[T]):
         except SourceError as error:
             raise Unusable(key, str(error)) from None
         if self._path is None and not where.startswith("data:"):
-            print(f"geminga: {key} names no file: it is taken for a content in base64", file=sys.stderr, flush=True)
+            log.info(f"{key} names no file: it is taken for a content in base64", code="G331")
         self._stamp: tuple | None = None      # not known: it is read once more, for it may have changed since
         self._due = time.monotonic() + _LOOK_SECONDS
 
@@ -88,4 +88,4 @@ class Source(Generic[T]):
         try:
             self._value = self._parse(read(f"file:{quote(str(self._path))}")[1])      # whatever is missing now, it is a file
         except SourceError as error:
-            print(f"geminga: {self._key} {error}; what was there before is used on", file=sys.stderr, flush=True)
+            log.error(f"{self._key} {error}; what was there before is used on", code="G405")
