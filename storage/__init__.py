@@ -3,6 +3,7 @@
     options.py      what an owner can be told
     errors.py       how the world can fail
     format.py       every byte on disk
+    folder.py       which data folders this program may write to
     ledger.py       entries and their index, mapped
     journal.py      what a pass decided, synced once; replayed after a crash
     cursor.py       what a subscription has acknowledged

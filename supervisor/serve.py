@@ -19,12 +19,12 @@ import tempfile
 import time
 from pathlib import Path
 
+from geminga.storage import folder, recovery
 from geminga.storage import process as owner_process
-from geminga.storage import recovery
 from geminga.storage.catalogue import CatalogueError, open_catalogue
 from geminga.storage.control import Control
 from geminga.storage.counters import make_counters
-from geminga.storage.errors import CorruptFile, NotDurable
+from geminga.storage.errors import CorruptFile, NotDurable, text_of
 from geminga.storage.log import log
 from geminga.supervisor import bootstrap
 from geminga.supervisor.children import (
@@ -83,6 +83,12 @@ class Supervisor:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise CannotServe(f"data_dir: {config.data_dir} is in use by another geminga") from None
+        try:
+            folder.claim(config.data_dir)
+        except folder.CannotUse as error:
+            raise CannotServe(f"data_dir: {error}") from None
+        except OSError as error:
+            raise CannotServe(f"data_dir: {text_of(error)}") from None
         _raise_file_limit()
         self._bind()
         self.run_dir = _run_dir(config.data_dir)
