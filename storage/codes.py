@@ -18,6 +18,8 @@ CODES = {
     "G201": ("processes", "a process ended and is started again"),
     "G202": ("processes", "a process did not stop in time and was killed"),
     "G203": ("processes", "a process cannot start: the broker stops"),
+    "G204": ("processes", "a process did not answer, and is replaced"),
+    "G205": ("processes", "a process waits in the kernel, most likely for a disk"),
     "G290": ("internal", "an error of the program's own"),
     "G320": ("limits", "the interpreter is slow: it was built without optimisation"),
     "G330": ("configuration", "the broker cannot serve with this configuration, or in this place"),

@@ -1,9 +1,12 @@
 """The supervisor's word to its children and theirs to it: JSON lines over a socket pair made before the fork.
 
-    child -> supervisor    {"ready": {...}}
+    child -> supervisor    {"ready": {...}}                 it serves
+                           {"recovering": [what, done, of]} an owner that begins has come further
+                           {"pong": true}                   its main loop goes round
     supervisor -> child    {"owner": [index, serial]}       an owner is up; a link to it is to be made
                            {"owner_gone": index}            it ended: everything that hung on it is gone
                            {"worker_gone": serial}          a worker ended: so did all its connections
+                           {"ping": true}                   answered by whoever looks for messages, see `receive`
                            {"stop": true}                   say good-bye and exit
 """
 import json
@@ -16,6 +19,7 @@ class Control:
     def __init__(self, end: socket.socket):
         self._socket = end
         self._rest = b""
+        self._kept: list[dict] = []
         self.is_open = True
         end.setblocking(False)
 
@@ -32,7 +36,21 @@ class Control:
             self.is_open = False
 
     def receive(self) -> list[dict]:
-        """Messages that have come; `is_open` is false when the other end is closed."""
+        """Messages that have come; `is_open` is false when the other end is closed.
+
+        A ping is answered on the way: whoever looks here does so from the process's main loop.
+        """
+        self.answer()
+        found, self._kept = self._kept, []
+        return found
+
+    @property
+    def has_kept(self) -> bool:
+        """Whether messages wait although nothing is left to be read."""
+        return bool(self._kept)
+
+    def answer(self) -> None:
+        """Answer a ping in the middle of something long; what else has come waits for `receive`."""
         try:
             while chunk := self._socket.recv(65536):
                 self._rest += chunk
@@ -42,7 +60,11 @@ class Control:
         except OSError:
             self.is_open = False
         *lines, self._rest = self._rest.split(b"\n")
-        return [json.loads(line) for line in lines]
+        for message in map(json.loads, lines):
+            if "ping" in message:
+                self.send(pong=True)
+            else:
+                self._kept.append(message)
 
 
 def control_pair() -> tuple[Control, Control]:

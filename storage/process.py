@@ -21,9 +21,10 @@ from geminga.storage.libc import give_back_memory
 from geminga.storage.log import log
 from geminga.storage.options import StorageOptions
 from geminga.storage.owner import Owner
-from geminga.storage.recovery import journal_folder, recover_owner
+from geminga.storage.recovery import Told, journal_folder, recover_owner
 
 _AGAIN_SECONDS = 1          # between attempts to begin
+_TELL_SECONDS = 0.25        # between words of how far a recovery is; pings are answered then
 _ENVELOPES_MAX = 256        # taken in by one pass; its bytes are bounded by pass_bytes_max
 
 
@@ -52,7 +53,7 @@ def run(index: int, owners: int, serial: int, run_dir: Path, data_dir: Path, opt
     said = ""
     while True:
         try:
-            owner, entries = _begin(index, owners, data_dir, options, counters, has_moved)
+            owner, entries = _begin(index, owners, data_dir, options, counters, has_moved, _teller(control))
             break
         except (StorageFull, NotDurable, CatalogueError, OSError) as error:
             text = text_of(error) if isinstance(error, OSError) else str(error)
@@ -60,7 +61,7 @@ def run(index: int, owners: int, serial: int, run_dir: Path, data_dir: Path, opt
             log.error(f"owner {index} cannot begin, and tries again: {text}", code="G102")
             said = text
         counters.set("is_waiting", 1)
-        if select.select([control.fileno()], [], [], _AGAIN_SECONDS)[0] and (
+        if (control.has_kept or select.select([control.fileno()], [], [], _AGAIN_SECONDS)[0]) and (
                 any("stop" in message for message in control.receive()) or not control.is_open):
             return
     counters.set("is_waiting", 0)
@@ -84,14 +85,15 @@ def run(index: int, owners: int, serial: int, run_dir: Path, data_dir: Path, opt
     owner.close()
 
 
-def _begin(index: int, owners: int, data_dir: Path, options: StorageOptions, counters: Counters, has_moved: bool) -> tuple[Owner, int]:
+def _begin(index: int, owners: int, data_dir: Path, options: StorageOptions, counters: Counters, has_moved: bool,
+           told: Told) -> tuple[Owner, int]:
     """(an owner with all that its predecessor answered, entries that were put in place for that).
 
     Raises as run does; OSError, StorageFull, CatalogueError.
     """
     if not (data_dir / "catalogue.sqlite").exists():
         raise FolderGone(f"{data_dir}: it was removed, or something else was mounted there")
-    recovered = recover_owner(data_dir, index, owners, has_moved=has_moved)
+    recovered = recover_owner(data_dir, index, owners, told, has_moved=has_moved)
     catalogue = open_catalogue(data_dir / "catalogue.sqlite")
     journal = open_journal(journal_folder(data_dir, index), segment_bytes=options.journal_segment_bytes,
                            segments_max=options.journal_segments_max, kept=recovered.kept, changed=recovered.recovery)
@@ -104,18 +106,32 @@ def _begin(index: int, owners: int, data_dir: Path, options: StorageOptions, cou
     return owner, recovered.entries
 
 
+def _teller(control: Control) -> Told:
+    """Has the supervisor told how far a recovery is, and that this process is alive, now and then."""
+    due = 0.0
+
+    def told(what: str, done: int, of: int) -> None:
+        nonlocal due
+        if (now := time.monotonic()) >= due:
+            due = now + _TELL_SECONDS
+            control.send(recovering=[what, done, of])
+            control.answer()
+
+    return told
+
+
 def _loop(owner: Owner, router: zmq.Socket, control: Control, options: StorageOptions) -> None:
     poller = zmq.Poller()
     poller.register(router, zmq.POLLIN)
     poller.register(control.fileno(), zmq.POLLIN)
     now_ms = _clock_ms()
     while True:
-        ready = dict(poller.poll(max(0, owner.next_deadline_ms() - now_ms)))
+        ready = dict(poller.poll(0 if control.has_kept else max(0, owner.next_deadline_ms() - now_ms)))
         now_ms = _clock_ms()
         owner.begin_pass(now_ms)
         if router in ready:
             _receive(owner, router, options.pass_bytes_max)
-        if control.fileno() in ready:
+        if control.fileno() in ready or control.has_kept:
             for message in control.receive():
                 if "worker_gone" in message:
                     owner.worker_gone(message["worker_gone"])

@@ -11,7 +11,7 @@ retired, and its owner does not start, because what only the journal has would b
 not looked at here; whoever opens their partition is told.
 """
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,6 +29,8 @@ from geminga.storage.state import Snapshot, State, StateFile
 
 _KEPT_MAX = 32         # segments: a broker that is killed again and again does not replay more and more
 _OWNERS = "owners"     # file that says of how many owners the journals are
+
+Told = Callable[[str, int, int], None]      # (of what, so many are done, of so many): a recovery has come further
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +79,10 @@ class Recovery:
             start += count
         self._apply_ops(record.ops, opened=False)
 
-    def finish(self) -> None:
+    def finish(self, told: Told) -> None:
         """The entries are written, ledger by ledger; whoever opens a partition finds its ledgers as they are now."""
-        for key, stretches in self._stretches.items():
+        for number, (key, stretches) in enumerate(self._stretches.items()):
+            told("ledgers", number, len(self._stretches))
             if (found := self._ledger(*key)) is not None:
                 self.entries += _put(found, stretches)
         self._stretches.clear()
@@ -251,11 +254,15 @@ class Recovered:
         self.damage += other.damage
 
 
-def recover(data_dir: Path, folder: Path, *, is_put_on_disk: bool = False) -> Recovered:
+def _quietly(what: str, done: int, of: int) -> None:
+    """Nobody asks how far it is."""
+
+
+def recover(data_dir: Path, folder: Path, told: Told = _quietly, *, is_put_on_disk: bool = False) -> Recovered:
     """Apply what the journal in folder holds.  Raises CorruptFile."""
     if folder.exists():
         replay.rescue(folder)
-    found = replay.replay(folder) if folder.exists() else Replay([], [], set(), 0)
+    found = replay.replay(folder, told) if folder.exists() else Replay([], [], set(), 0)
     if not found.records:
         return Recovered(damage=found.damage)
     gone = {partition_id for record in found.records
@@ -263,9 +270,10 @@ def recover(data_dir: Path, folder: Path, *, is_put_on_disk: bool = False) -> Re
     if gone:
         _finish_deletions(data_dir, gone)
     recovery = Recovery(data_dir, gone)
-    for record in found.records:
+    for number, record in enumerate(found.records):
+        told("records", number, len(found.records))
         recovery.apply(record)
-    recovery.finish()
+    recovery.finish(told)
     recovered = Recovered(recovery.entries, found.damage + recovery.damage)
     if is_put_on_disk or len(found.segments) > _KEPT_MAX:
         replay.make_sure(found)
@@ -296,17 +304,17 @@ def journal_folder(data_dir: Path, owner: int) -> Path:
     return data_dir / "journal" / str(owner)
 
 
-def recover_owner(data_dir: Path, index: int, owners: int, *, has_moved: bool) -> Recovered:
+def recover_owner(data_dir: Path, index: int, owners: int, told: Told = _quietly, *, has_moved: bool) -> Recovered:
     """Recover from the journal of this owner.
 
     has_moved: there were more or fewer owners when the journals were written, so what is in them may be of another's partitions.  It
     is put on disk then, and nobody serves before all owners have recovered.  Each journal left over is one owner's business.
     """
     folder = journal_folder(data_dir, index)
-    found = recover(data_dir, folder, is_put_on_disk=has_moved)
+    found = recover(data_dir, folder, told, is_put_on_disk=has_moved)
     for folder in (data_dir / "journal").glob("*") if has_moved else ():
         if folder.name.isdigit() and int(folder.name) >= owners and int(folder.name) % owners == index:
-            found.add(recover(data_dir, folder, is_put_on_disk=True))
+            found.add(recover(data_dir, folder, told, is_put_on_disk=True))
             replay.retire(folder)
     return found
 

@@ -7,7 +7,7 @@ storage/journal.py says what a segment is, and writes them.
 import errno
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,8 +53,8 @@ class Replay:
     last: int                         # number of the last of them
 
 
-def replay(folder: Path) -> Replay:
-    """All records that a crash may have kept from where they belong, in order.
+def replay(folder: Path, told: Callable[[str, int, int], None] = lambda what, done, of: None) -> Replay:
+    """All records that a crash may have kept from where they belong, in order.  told: how far it is, see recovery.py.
 
     Segments are retired oldest first, so what counts is the unbroken chain that ends with the newest.  It may end in records that
     were not written whole: nothing in them was answered.  One that was synced and is not whole is damaged: where one bit
@@ -74,7 +74,8 @@ def replay(folder: Path) -> Replay:
     paths: set[Path] = set()
     last = 0
     following, newer = None, None                      # number of the first record behind those read so far; sequence of its segment
-    for sequence, first, path, raw in sorted(segments, key=lambda segment: segment[0], reverse=True):
+    for number, (sequence, first, path, raw) in enumerate(sorted(segments, key=lambda segment: segment[0], reverse=True)):
+        told("segments", number, len(segments))
         if newer is not None and sequence != newer - 1:
             break
         records, end, wrong = _records(raw, sequence, first, following)

@@ -6,6 +6,8 @@
     properties.py   Pulsar's own key=value files -> the same
     serve.py        a broker's life: sockets, children, signals, the end
     children.py     fork, watch, restart
+    pulse.py        whether a child answers, and when it is given up
+    notify.py       what systemd is told
     documents.py    README's tables of policies
     beside.py       where jobs beside the broker meet it
     nights.py       a night: compaction, then what need not be kept; its report

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from geminga.storage.control import Control, control_pair
 from geminga.storage.log import log
+from geminga.supervisor.pulse import Pulse
 
 STARTING, READY, STOPPING, GONE = "STARTING", "READY", "STOPPING", "GONE"
 TRANSITIONS = {STARTING: {READY, STOPPING, GONE}, READY: {STOPPING, GONE}, STOPPING: {GONE}, GONE: {STARTING}}
@@ -42,6 +43,9 @@ class Child:
     serial: int = 0
     started: float = 0.0
     control: Control | None = field(default=None, repr=False)
+    pulse: Pulse | None = field(default=None, repr=False)
+    progress: str = ""                                # how far its recovery is
+    killed_for: str = ""                              # why we have killed it
 
     def become(self, state: str) -> None:
         assert state in TRANSITIONS[self.state], (self, state)
@@ -59,7 +63,8 @@ def start(child: Child, serial: int, supervisor_only: list) -> None:
     pid = os.fork()
     if pid:
         theirs.close()
-        child.pid = pid
+        child.pid, child.pulse = pid, Pulse(pid)
+        child.progress = child.killed_for = ""
         return
     status = 1
     try:

@@ -39,6 +39,8 @@ from geminga.supervisor.children import (
     start,
 )
 from geminga.supervisor.config import Config
+from geminga.supervisor.notify import Notify
+from geminga.supervisor.pulse import BUSY_SECONDS, LOOK_SECONDS, STARTING_SECONDS
 from geminga.workers import worker as worker_process
 from geminga.workers.addresses import addresses, url
 from geminga.workers.identity.authentication import Authenticator
@@ -69,6 +71,10 @@ class Supervisor:
         self._failure = ""
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = socket.socketpair()
+        self._notify = Notify(os.environ)
+        self._looked = self.began
+        # Half of what a watchdog waits: a child that is replaced by then does not cost all the others.
+        self._busy_seconds = min(BUSY_SECONDS, self._notify.watchdog_seconds / 2 or BUSY_SECONDS)
 
     # -- before anything is forked
 
@@ -177,6 +183,8 @@ class Supervisor:
             for key, _ in self._selector.select(self._patience()):
                 self._wake_read.recv(4096) if key.data is None else self._told(key.data)
             self._reap()
+            self._look()
+            self._notify.status(self._status())
             if self._is_stopping and self._stop_step():
                 break
         shutil.rmtree(self.run_dir, ignore_errors=True)
@@ -200,6 +208,7 @@ class Supervisor:
         if not self._is_stopping:
             self._is_stopping = True
             self._stop_began = time.monotonic()
+            self._notify.stopping()
 
     def _of(self, role: str) -> list[Child]:
         return [child for child in self.children if child.role == role]
@@ -212,19 +221,24 @@ class Supervisor:
             if child.state == GONE and time.monotonic() >= child.started and (child.role == "owner" or owners_are_ready):
                 self._serial += 1
                 others = [other.control for other in self.children if other.control is not None and other is not child]
-                start(child, self._serial, [*others, self._selector, self._wake_read, self._wake_write, self._lock])
+                start(child, self._serial, [*others, self._selector, self._wake_read, self._wake_write, self._lock, self._notify])
                 self._selector.register(child.control, selectors.EVENT_READ, child)
 
-    def _patience(self) -> float | None:
+    def _patience(self) -> float:
         """Seconds until something is due although nobody says anything."""
         if self._is_stopping:
             return 0.05
         waiting = [child.started for child in self.children if child.state == GONE]
-        return max(0.0, min(waiting) - time.monotonic()) if waiting else None
+        return max(0.0, min([self._looked + LOOK_SECONDS, *waiting]) - time.monotonic())
 
     def _told(self, child: Child) -> None:
         for message in child.control.receive():
-            if "ready" in message and child.state == STARTING:
+            if "pong" in message:
+                child.pulse.answered()
+            elif "recovering" in message:
+                child.progress = "{1} of {2} {0}".format(*message["recovering"])
+                self._notify.extend()
+            elif "ready" in message and child.state == STARTING:
                 child.become(READY)
                 if recovered := message["ready"].get("recovered"):
                     log.info(f"{child.name} has put {recovered} entries of its journal in place")
@@ -232,6 +246,40 @@ class Supervisor:
         if not child.control.is_open:
             with contextlib.suppress(KeyError):
                 self._selector.unregister(child.control)
+
+    def _look(self) -> None:
+        """Every child is asked whether it answers; one that does not is killed, and the service manager is told that all do."""
+        passed = time.monotonic() - self._looked
+        if passed < LOOK_SECONDS or self._is_stopping:
+            return
+        self._looked += passed
+        alive = [child for child in self.children if child.state in (STARTING, READY)]
+        for child in alive:
+            pulse = child.pulse
+            what = pulse.look(passed, self._busy_seconds if child.state == READY else STARTING_SECONDS)
+            if what == "ask":
+                child.control.send(ping=True)
+            elif what == "kill":
+                child.killed_for = f"{pulse.trouble}; it was killed"
+                os.kill(child.pid, signal.SIGKILL)
+            elif pulse.waits_for_disk and not pulse.is_told:
+                pulse.is_told = True
+                log.warning(f"{child.name} (pid {child.pid}) {pulse.trouble}; it goes on when the disk does", code="G205")
+        if all(child.pulse.is_fine for child in alive):
+            self._notify.alive()
+
+    def _status(self) -> str:
+        """What `systemctl status` shows."""
+        if self._is_stopping:
+            return f"stopping: {sum(child.state != GONE for child in self.children)} processes are left"
+        alive = [child for child in self.children if child.state in (STARTING, READY)]
+        troubles = [f"{child.name} {child.pulse.trouble}" for child in alive if child.pulse.trouble]
+        missing = [child for child in self.children if child.state != READY]
+        troubles += [_beginning(child, self.config.owners) for child in missing if self._is_ready or child.role == "owner"]
+        if troubles or missing:
+            return "; ".join(troubles) or f"starting: {len(missing)} of {len(self.children)} processes are not ready yet"
+        return f"serving {', '.join(filter(None, [*self._shown['clients'], *self._shown['http']]))} with " \
+               f"{self.config.workers} workers and {self.config.owners} owners"
 
     def _introduce(self, child: Child) -> None:
         """Those that talk to owners are told of them."""
@@ -259,7 +307,8 @@ class Supervisor:
     def _ended(self, child: Child, status: int) -> None:
         lived = time.monotonic() - child.started
         if not self._is_stopping:
-            log.error(f"{child.name} (pid {child.pid}) {describe_exit(status)}; starting it again", code="G201")
+            log.error(f"{child.name} (pid {child.pid}) {child.killed_for or describe_exit(status)}; starting it again",
+                      code="G204" if child.killed_for else "G201")
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(child.control)
         child.control.close()
@@ -281,6 +330,8 @@ class Supervisor:
         self._is_ready = True
         self._has_moved = False
         recovery.settle(self.config.data_dir, self.config.owners)
+        self._notify.status(self._status())
+        self._notify.ready()
         print(f"Geminga is ready after {time.monotonic() - self.began:.2f} s: {self.config.workers} workers, {self.config.owners} owners\n"
               + "".join(f"  {name:<9} {url}\n" for name, urls in self._shown.items() for url in filter(None, urls)) +
               f"  data      {self.config.data_dir.resolve()}\n"
@@ -304,6 +355,13 @@ class Supervisor:
             if alive:
                 return False
         return True
+
+
+def _beginning(child: Child, owners: int) -> str:
+    """How far a child is that does not serve yet."""
+    if child.role != "owner":
+        return f"{child.name} is being started again"
+    return f"recovering: owner {child.index + 1} of {owners}" + (f", {child.progress}" if child.progress else "")
 
 
 def _listen(bind: str, port: int, key: str, *, is_shared: bool = False, is_first: bool = True) -> socket.socket:

@@ -89,9 +89,9 @@ def the_journal_is_not_synced():
 def entries_are_not_replayed():
     right = Recovery.finish
 
-    def finish(recovery):
+    def finish(recovery, told):
         recovery._stretches.clear()
-        right(recovery)
+        right(recovery, told)
     yield Recovery, "finish", finish
 
 

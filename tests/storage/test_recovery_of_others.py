@@ -30,6 +30,6 @@ def test_what_another_owner_kept_is_applied(tmp_path, monkeypatch):
     applied = []
     for index in range(2):
         owner_of(tmp_path, index, 2)
-    monkeypatch.setattr(recovery, "recover", lambda data_dir, folder, **_: applied.append(folder.name) or recovery.Recovered())
+    monkeypatch.setattr(recovery, "recover", lambda data_dir, folder, *_, **__: applied.append(folder.name) or recovery.Recovered())
     recovery.recover_owner(tmp_path, 0, 1, has_moved=True)
     assert applied == ["0", "1"]

@@ -1,0 +1,144 @@
+"""A process that hangs is replaced within ten seconds, and whoever does not need it notices nothing; what a service manager is told."""
+import os
+import signal
+import socket
+import threading
+import time
+
+import psutil
+import pulsar
+import pytest
+
+from geminga.storage.process import owner_of
+
+from ..harness import Broker, eventually, request, unique_topic
+
+HUNG_SECONDS = 10
+
+
+class Manager:
+    """What systemd is for a service: a socket, and what was told to it."""
+
+    def __init__(self, path):
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(path)
+        self.lines = []
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def _listen(self):
+        while data := self._socket.recv(65536):
+            self.lines += [(time.monotonic(), line) for line in data.decode().split("\n")]
+
+    def said(self, beginning):
+        return [line for _, line in self.lines if line.startswith(beginning)]
+
+
+@pytest.fixture(scope="module")
+def manager(tmp_path_factory):
+    """At an abstract address, as containers have them."""
+    return Manager(f"\0geminga-test-{os.getpid()}")
+
+
+@pytest.fixture(scope="module")
+def hung_broker(tmp_path_factory, manager):
+    """With two of each, and watched."""
+    place = {"NOTIFY_SOCKET": f"@geminga-test-{os.getpid()}", "WATCHDOG_USEC": "60000000"}
+    os.environ.update(place)
+    try:
+        broker = Broker(tmp_path_factory.mktemp("hung") / "data", "--workers", "2", "--owners", "2").start()
+    finally:
+        for name in place:
+            del os.environ[name]
+    yield broker
+    broker.close()
+
+
+def topic_of(owner):
+    while owner_of(topic := unique_topic("hung"), 2) != owner:
+        pass
+    return topic
+
+
+def client_at(broker, worker):
+    """A client that the worker of that number serves."""
+    def connections():
+        return len(psutil.Process(broker.child("worker", worker)).net_connections("tcp"))
+
+    while True:
+        before = connections()
+        quietly = pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
+        client = pulsar.Client(broker.service_url, operation_timeout_seconds=30, logger=quietly)
+        client.get_topic_partitions(unique_topic())
+        if connections() > before:
+            return client
+        client.close()
+
+
+def test_readiness_is_told_when_everybody_is(hung_broker, manager):
+    assert manager.said("READY=1") == ["READY=1"]
+    eventually(lambda: manager.said("WATCHDOG=1"), 10)
+    before = next(at for at, (_, line) in enumerate(manager.lines) if line == "READY=1")
+    told = [line for _, line in manager.lines[:before]]
+    assert any("recovering: owner 1 of 2" in line for line in told)
+    assert hung_broker.service_url in told[-1]      # STATUS: what is served
+
+
+def test_whoever_hangs_is_replaced_and_others_go_on(hung_broker, manager):
+    """A worker, an owner and the admin at once: clients of the other worker with topics of the other owner publish as if nothing was."""
+    broker = hung_broker
+    other = client_at(broker, 1)
+    quiet = other.create_producer(topic_of(1))
+    topic = topic_of(0)
+    hit = client_at(broker, 0)
+    consumer = hit.subscribe(topic, "s", pulsar.ConsumerType.Shared)
+    producer = hit.create_producer(topic)
+    sent = [producer.send(b"before %d" % n) and b"before %d" % n for n in range(10)]
+    fed = len(manager.said("WATCHDOG"))
+    hung = {role: broker.pause(role) for role in ("worker", "owner", "admin")}
+    began = time.monotonic()
+    while any(broker.child(role) == pid for role, pid in hung.items()):
+        asked = time.monotonic()
+        quiet.send(b"x")
+        assert time.monotonic() - asked < 2
+        assert time.monotonic() - began < HUNG_SECONDS
+    for role, pid in hung.items():
+        broker.wait_replaced(role, 0, pid, 1)
+    sent += [producer.send(b"after %d" % n) and b"after %d" % n for n in range(10)]
+    got = set()
+    while len(got) < len(sent):
+        message = consumer.receive(20_000)
+        got.add(message.data())
+        consumer.acknowledge(message)
+    assert got == set(sent)
+    eventually(lambda: request("GET", broker.http_url + "/admin/v2/brokers/health")[0] == 200, 20)
+    for name, pid in (("geminga-w0", hung["worker"]), ("geminga-o0", hung["owner"]), ("geminga-admin", hung["admin"])):
+        assert f"{name} (pid {pid}) has not answered for" in broker.log()
+    assert "it is stopped by a signal; it was killed; starting it again" in broker.log()
+    assert "out of memory" not in broker.log()
+    assert any("geminga-o0 has not answered" in line for line in manager.said("STATUS"))
+    assert fed <= len(manager.said("WATCHDOG"))
+    other.close()
+    hit.close()
+
+
+def test_a_supervisor_that_was_stopped_kills_nobody(hung_broker):
+    """Nor do children mind: they go on meanwhile, and answer when they are asked again."""
+    broker = hung_broker
+    before = broker.children()
+    os.kill(broker.pid, signal.SIGSTOP)
+    client = pulsar.Client(broker.service_url)
+    producer = client.create_producer(unique_topic())
+    began = time.monotonic()
+    while time.monotonic() - began < 9:
+        producer.send(b"x")
+    os.kill(broker.pid, signal.SIGCONT)
+    while time.monotonic() - began < 12:
+        producer.send(b"x")
+    client.close()
+    assert broker.children() == before
+
+
+def test_the_end_is_told(hung_broker, manager):
+    assert hung_broker.stop() == 0
+    eventually(lambda: manager.said("STOPPING=1"), 5)

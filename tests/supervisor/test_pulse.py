@@ -1,0 +1,81 @@
+"""When a process that does not answer is given up, and when not: decided by what the kernel says of it, and only by time that counted."""
+import os
+import signal
+import subprocess
+
+import pytest
+
+from geminga.supervisor.pulse import ASK_SECONDS, BUSY_SECONDS, LOOK_SECONDS, Pulse, State, state_of
+
+from ..harness import eventually
+
+
+def seconds_until(wanted, state, limit=200):
+    """How long after it was asked; None when it does not come to that."""
+    pulse = Pulse(0)
+    assert pulse.look(LOOK_SECONDS, BUSY_SECONDS, state) == "ask"
+    for passed in range(1, limit):
+        if pulse.look(LOOK_SECONDS, BUSY_SECONDS, state) == wanted:
+            return passed
+    return None
+
+
+def at_work(letter):
+    switches = iter(range(1_000_000))
+    return lambda pid: State(letter, next(switches))
+
+
+@pytest.mark.parametrize("letter", ["T", "t", "S"])
+def test_who_is_stopped_or_asleep_is_replaced_within_ten_seconds(letter):
+    """Also when it hung right after it had answered."""
+    assert ASK_SECONDS + seconds_until("kill", lambda pid: State(letter, 5)) + LOOK_SECONDS < 9
+
+
+@pytest.mark.parametrize("state", [at_work("S"), lambda pid: State("R", 5)])
+def test_who_is_at_work_has_longer(state):
+    assert seconds_until("kill", state) == BUSY_SECONDS
+
+
+def test_who_waits_for_a_disk_is_left_alone_and_shown():
+    pulse = Pulse(0)
+    for _ in range(500):
+        assert pulse.look(LOOK_SECONDS, BUSY_SECONDS, lambda pid: State("D", 5)) in ("", "ask")
+    assert pulse.waits_for_disk and "disk" in pulse.trouble
+    assert pulse.is_fine      # as far as a service manager is concerned: it could not end it either
+
+
+def test_the_time_in_the_kernel_is_not_held_against_it_afterwards():
+    pulse = Pulse(0)
+    for _ in range(500):
+        pulse.look(LOOK_SECONDS, BUSY_SECONDS, lambda pid: State("D", 5))
+    assert pulse.look(LOOK_SECONDS, BUSY_SECONDS, at_work("S")) == ""
+
+
+def test_a_pause_of_the_host_is_nobodys_delay():
+    """However long nobody looked, its next looks are what counts."""
+    pulse = Pulse(0)
+    pulse.look(LOOK_SECONDS, BUSY_SECONDS)
+    assert pulse.look(3_600, BUSY_SECONDS, lambda pid: State("S", 5)) == ""
+
+
+def test_an_answer_makes_up_for_everything():
+    pulse = Pulse(0)
+    for _ in range(5):
+        pulse.look(LOOK_SECONDS, BUSY_SECONDS, lambda pid: State("S", 5))
+    assert not pulse.is_fine
+    pulse.answered()
+    assert pulse.is_fine and not pulse.trouble
+    assert pulse.look(LOOK_SECONDS, BUSY_SECONDS) == ""
+    assert pulse.look(LOOK_SECONDS, BUSY_SECONDS) == "ask"
+
+
+def test_the_kernel_tells_who_is_stopped():
+    assert state_of(os.getpid()).letter == "R"
+    sleeper = subprocess.Popen(["sleep", "60"])
+    try:
+        eventually(lambda: state_of(sleeper.pid).letter == "S", 10)
+        sleeper.send_signal(signal.SIGSTOP)
+        eventually(lambda: state_of(sleeper.pid).letter == "T", 10)
+    finally:
+        sleeper.kill()
+        sleeper.wait()
