@@ -19,6 +19,7 @@ from geminga.storage.cursor import SKIPPED, Cursor, Position
 from geminga.storage.dispatch import DISPATCHERS, ranges
 from geminga.storage.dispatch.base import Obstacle, busy
 from geminga.storage.live import LiveTopic
+from geminga.storage.log import DEBUG, log
 from geminga.storage.partition import Partition, op
 from geminga.storage.policies import policies_of, refuse_topics
 from geminga.storage.producers import Producer
@@ -64,11 +65,11 @@ def end_session(owner, session, *, by_client: bool) -> None:
     owner.sessions.pop((session.worker, session.connection), None)
     owner.discovery.ended((session.worker, session.connection))
     for producer in list(session.producers.values()):
-        _remove_producer(owner, producer)
+        _remove_producer(owner, session, producer)
     for consumer in list(session.consumers.values()):
         if by_client and consumer.subscription.deaths_max:
             _count_death(owner, consumer)
-        _remove_consumer(owner, consumer)
+        _remove_consumer(owner, session, consumer)
     session.producers.clear()
     session.consumers.clear()
     resume(owner, session, is_alive=False)
@@ -128,6 +129,7 @@ def find_or_create(owner, name: TopicName, *, may_create: bool = True) -> Partit
             raise Refusal(api.TopicNotFound, f"Topic {name} does not exist")
         refuse_topics(catalogue, name.namespace, policies, 1)
         catalogue.create_topic(name, 0)
+        log.info("a topic was made", topic=name)
     owner.answer_needs_sync()
     if name.is_persistent:
         return owner.create_partition(name)
@@ -215,6 +217,8 @@ def _generated_name(owner) -> str:
 
 def _producer_ready(owner, producer: Producer, request_id: int) -> None:
     found = producer.partition
+    if log.level >= DEBUG:
+        _log(owner.sessions.get((producer.worker, producer.connection)), "a producer was made", found, producer=producer.name)
     owner.statistics.changed[found] = None
     if found.producers.exclusive is producer and found.is_persistent:
         owner.catalogue.set_topic_epoch(found.partition_id, producer.topic_epoch)
@@ -225,10 +229,20 @@ def _producer_ready(owner, producer: Producer, request_id: int) -> None:
                                         object_id=producer.producer_id, handle=producer.handle)
 
 
-def _remove_producer(owner, producer: Producer) -> None:
+def _remove_producer(owner, session, producer: Producer) -> None:
+    if log.level >= DEBUG:
+        _log(session, "a producer was closed", producer.partition, producer=producer.name)
     _take_right(owner, producer)
     _let_next_in(owner, producer)
     forget_if_idle(owner, producer.partition)
+
+
+def _log(session, what: str, found: Partition | LiveTopic, **fields: str) -> None:
+    log.debug(what, topic=found.name, **fields, client=session.address.removeprefix("/") if session is not None else "")
+
+
+def _log_consumer(session, what: str, consumer: Consumer) -> None:
+    _log(session, what, consumer.subscription.partition, subscription=consumer.subscription.name, consumer=consumer.name)
 
 
 def _take_right(owner, producer: Producer) -> None:
@@ -254,6 +268,8 @@ def expel_producer(owner, producer: Producer) -> None:
     session = owner.sessions.get((producer.worker, producer.connection))
     if session is not None:
         session.producers.pop(producer.producer_id, None)
+    if log.level >= DEBUG:
+        _log(session, "a producer was told to go", producer.partition, producer=producer.name)
     _take_right(owner, producer)
     data = answers.close_producer(producer.producer_id)
     if not producer.is_ready:
@@ -291,7 +307,7 @@ def _close_producer(owner, session, command: api.BaseCommand) -> None:
     producer = session.producers.pop(request.producer_id, None)
     if producer is not None:
         owner.publish_held(producer.partition)
-        _remove_producer(owner, producer)
+        _remove_producer(owner, session, producer)
     _withdraw(owner, session, T.PRODUCER, request.producer_id)
     owner.gate.withdraw(session, request.producer_id)
     _success(owner, session, request.request_id, envelope.PRODUCER_GONE, request.producer_id)
@@ -458,6 +474,7 @@ def create_subscription(owner, found: Partition, name: str, position: Position, 
     if properties:
         set_properties(owner, subscription, properties)
     _note_beginning(owner, subscription)
+    log.info("a subscription was made", topic=found.name, subscription=name)
     return subscription
 
 
@@ -488,6 +505,7 @@ def delete_subscription(owner, subscription: Subscription) -> None:
         found.remove_subscription(subscription)
         owner.journal.touched(found)
         owner.wake_trimming(found)
+        log.info("a subscription was deleted", topic=found.name, subscription=subscription.name)
     elif subscription.key in found.subscriptions:      # its consumers were closed
         found.remove_subscription(subscription)
 
@@ -510,6 +528,8 @@ def _note_beginning(owner, subscription: Subscription) -> None:
 
 
 def _consumer_ready(owner, consumer: Consumer, request_id: int) -> None:
+    if log.level >= DEBUG:
+        _log_consumer(owner.sessions.get((consumer.worker, consumer.connection)), "a consumer was made", consumer)
     owner.outbox(consumer.worker).reply(consumer.connection, answers.success(request_id), request_id=request_id,
                                         action=envelope.CONSUMER_READY, object_id=consumer.consumer_id, handle=consumer.handle,
                                         partition=consumer.subscription.partition.name.partition)
@@ -523,8 +543,10 @@ def _tell_epoch(owner, consumer: Consumer) -> None:
                                             handle=consumer.epoch)
 
 
-def _remove_consumer(owner, consumer: Consumer) -> None:
+def _remove_consumer(owner, session, consumer: Consumer) -> None:
     subscription = consumer.subscription
+    if log.level >= DEBUG:
+        _log_consumer(session, "a consumer was closed", consumer)
     owner.consumers.pop(consumer.handle, None)
     owner.counters.add("consumers", -1)
     subscription.partition.now_ms = owner.now_ms
@@ -543,6 +565,8 @@ def expel_consumers(owner, subscription: Subscription) -> None:
         session = owner.sessions.get((consumer.worker, consumer.connection))
         if session is not None:
             session.consumers.pop(consumer.consumer_id, None)
+        if log.level >= DEBUG:
+            _log_consumer(session, "a consumer was told to go", consumer)
         owner.consumers.pop(consumer.handle, None)
         owner.counters.add("consumers", -1)
         owner.outbox(consumer.worker).reply(consumer.connection, answers.close_consumer(consumer.consumer_id),
@@ -557,7 +581,7 @@ def expel(owner, session, object_id: int, *, is_producer: bool) -> None:
         _dismiss(owner, producer)
         forget_if_idle(owner, producer.partition)
     elif not is_producer and (consumer := session.consumers.pop(object_id, None)) is not None:
-        _remove_consumer(owner, consumer)
+        _remove_consumer(owner, session, consumer)
         owner.outbox(session.worker).reply(session.connection, answers.close_consumer(object_id), action=envelope.CONSUMER_GONE,
                                            object_id=object_id)
 
@@ -576,7 +600,7 @@ def _close_consumer(owner, session, command: api.BaseCommand) -> None:
     request = command.close_consumer
     consumer = session.consumers.pop(request.consumer_id, None)
     if consumer is not None:
-        _remove_consumer(owner, consumer)
+        _remove_consumer(owner, session, consumer)
     _withdraw(owner, session, T.SUBSCRIBE, request.consumer_id)
     _success(owner, session, request.request_id, envelope.CONSUMER_GONE, request.consumer_id)
 
@@ -594,7 +618,7 @@ def _unsubscribe(owner, session, command: api.BaseCommand) -> None:
     if len(subscription.consumers) > 1 and not request.force:
         raise Refusal(api.MetadataError, "Subscription has other consumers")
     del session.consumers[request.consumer_id]
-    _remove_consumer(owner, consumer)
+    _remove_consumer(owner, session, consumer)
     delete_subscription(owner, subscription)
     _success(owner, session, request.request_id, envelope.CONSUMER_GONE, request.consumer_id)
 

@@ -222,7 +222,9 @@ class Journal:
 
     def _put_and_retire(self, what: tuple[set[Path], list], segments: list[_Segment]) -> None:
         """Retired on disk, and not in memory only: a power cut would leave what a segment was with parts of what it is to be."""
+        began = time.monotonic()
         put_on_disk(*what, lambda: time.monotonic() > self._closed_by)
+        log.debug("a checkpoint was made", segments=len(segments), files=len(what[0]), seconds=round(time.monotonic() - began, 3))
         for segment in segments:
             _retire(segment)
             os.fdatasync(segment.fd)

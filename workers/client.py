@@ -21,6 +21,7 @@ from geminga.proto.connection import CONNECTED, Connection, Send, SendRefused, S
 from geminga.proto.errors import ProtocolError, Refusal
 from geminga.proto.names import TopicName
 from geminga.proto.sends import PRODUCER_ID
+from geminga.storage.log import DEBUG, log
 from geminga.workers import egress, requests, schemas
 from geminga.workers.egress import LedgerGone
 from geminga.workers.identity.authentication import Identity
@@ -349,6 +350,8 @@ class Client(asyncio.BufferedProtocol):
         if self.protocol_version >= 18 and request.feature_flags.supports_broker_entry_metadata:
             self.broker_fields = self.worker.broker_fields
         self.write(answers.connected(self.protocol_version, self.worker.options.max_message_size))
+        if log.level >= DEBUG:
+            log.debug("a connection was opened", client=self.address, version=self.client_version, role=identity.role)
         if not self._is_reading:
             self._read_on()
 

@@ -10,6 +10,7 @@ from geminga.proto.names import TopicName
 from geminga.storage import schemas
 from geminga.storage.catalogue import Catalogue
 from geminga.storage.errors import NotDurable, StorageFull
+from geminga.storage.log import log
 from geminga.storage.options import StorageOptions
 from geminga.storage.policies import policies_of, refuse_topics
 from geminga.workers.addresses import Addresses
@@ -66,6 +67,7 @@ class Directory:
             try:
                 self.catalogue.create_topic(topic, policies.new_topics_partitions)
                 self.catalogue.commit()
+                log.info("a topic was made", topic=topic, partitions=policies.new_topics_partitions)
             except (StorageFull, NotDurable) as error:      # there is nothing else in this transaction
                 raise Refusal(api.ServiceNotReady, str(error)) from None
             self._counts.clear()

@@ -24,7 +24,7 @@ from geminga.storage.catalogue import open_catalogue
 from geminga.storage.control import Control
 from geminga.storage.counters import Counters
 from geminga.storage.libc import give_back_memory
-from geminga.storage.log import log
+from geminga.storage.log import DEBUG, log
 from geminga.storage.options import StorageOptions
 from geminga.storage.process import owner_of
 from geminga.workers.addresses import Addresses
@@ -93,6 +93,8 @@ class Worker:
         if self._clients.pop(client.number, None) is None:
             return
         self.counters.add("connections_closed")
+        if log.level >= DEBUG:
+            log.debug("a connection was closed", client=client.address)
         self.watchers.forget(client)
         self.handshakes.closed(client)
         for link in self._links:

@@ -21,6 +21,7 @@ from aiohttp import web
 
 from geminga.storage.log import log
 from geminga.supervisor.admin.authentication import IDENTITY
+from geminga.supervisor.admin.topics import topic_of
 from geminga.workers.identity.authentication import NOT_ASKED
 
 NAME = "audit.log"
@@ -94,10 +95,23 @@ async def record(request: web.Request, handler) -> web.StreamResponse:
     answer = await handler(request)
     if request.method in _LOOKS or 400 <= answer.status < 500 and answer.status not in _REFUSED:
         return answer      # which changed nothing
+    if answer.status < 400:
+        _log(request, answer)
     audit = request.app[AUDIT]
     if answer.status not in _REFUSED or audit.may_tell_refusal():
         audit.write(await _found(request, answer))
     return answer
+
+
+def _log(request: web.Request, answer: web.Response) -> None:
+    identity, parts = request.get(IDENTITY, NOT_ASKED), request.match_info
+    about = {}
+    if {"domain", "tenant", "namespace", "topic"} <= set(parts):
+        about["topic"] = str(topic_of(request))
+    if "subscription" in parts:
+        about["subscription"] = parts["subscription"]
+    log.info(f"administration: {request.method} {request.path_qs[:_REQUEST_MAX]}", status=answer.status, role=identity.role,
+             client=request.remote or "", **about)
 
 
 async def _found(request: web.Request, answer: web.Response) -> dict[str, Any]:
