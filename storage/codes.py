@@ -34,4 +34,5 @@ CODES = {
     "G511": ("nightly", "compaction cannot be started"),
     "G512": ("nightly", "jobs find no broker: nothing can be compacted"),
     "G513": ("nightly", "a job said something that the broker does not understand"),
+    "G514": ("nightly", "the nightly job failed"),
 }

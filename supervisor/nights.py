@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -211,6 +211,24 @@ def _totals(compaction: list[dict[str, Any]], given: dict[str, Any] | None) -> d
         found["given_back"] = sum(row["freed"] for row in given["topics"]) + given["deleted"]["freed"]
         found |= {name: sum(row[name] for row in given["topics"]) for name in ("expired", "names_forgotten")}
     return found
+
+
+def failed(config: Config, environ: Mapping[str, str]) -> str:
+    """How a run ended that failed, by what the service manager has seen of it (MONITOR_... in systemd.exec(5)).
+
+    The report tells it, where that run could not leave one of its own.
+    """
+    result, status = environ.get("MONITOR_SERVICE_RESULT", ""), environ.get("MONITOR_EXIT_STATUS", "")
+    why = f"it ended with {f'exit status {status}' if result == 'exit-code' else result or 'nobody knows what'}"
+    if (result, status) == ("exit-code", "1"):
+        return last_report(config.data_dir).get("error") or "some of it could not be done"
+    now_ms = time.time_ns() // 1_000_000
+    given = {"partitions": 0, "topics": [], "errors": [], "deleted": {"folders": 0, "freed": 0}, "seconds": 0.0}
+    keep(config, {
+        "status": FAILED, "error": why, "started_ms": now_ms, "ended_ms": now_ms, "seconds": 0.0,
+        "last_success_ms": last_report(config.data_dir).get("last_success_ms", 0), "engine": "not known", "served": True,
+        "partitions": 0, "totals": _totals([], given), "compaction": [], "retention": given})
+    return why
 
 
 def keep(config: Config, report: dict[str, Any]) -> None:

@@ -34,7 +34,7 @@ class _Size(click.ParamType):
 
 @click.command(epilog="Exit status: 0 done; 1 something of it failed; 2 wrong usage; 3 it cannot run: another run is under way, the "
                       "broker does not answer, or Spark is wanted and something of it is missing.")
-@click.argument("what", type=click.Choice(["run", "plan", "report"]), default="run")
+@click.argument("what", type=click.Choice(["run", "plan", "report", "failed"]), default="run")
 @click.option("--config", metavar="FILE", help="the broker's: TOML, or Pulsar's broker.conf")
 @click.option("--data-dir", metavar="DIR", help="the broker's (default: ./data)")
 @click.option("--topic", "topics", metavar="NAME", multiple=True, help="compact only this topic, whatever its threshold; may be repeated")
@@ -54,6 +54,7 @@ def nightly(what: str, config: str | None, topics: tuple[str, ...], pattern: str
     back what retention, expiry and deletions have left.  A broker may serve the data folder meanwhile, and goes on doing so.
 
     `plan` says what would be compacted, and changes nothing; `report` shows how the last night went.
+    `failed` is for the service manager, which says in MONITOR_SERVICE_RESULT how a run ended: it is told, and stands in the report.
     """
     if partitions is not None:
         _die_with(parent)
@@ -87,12 +88,17 @@ def _run(what: str, config: Any, topics: tuple[str, ...], pattern: str, *, is_js
 
     from geminga.proto.errors import Refusal
     from geminga.storage.catalogue import CatalogueError
+    from geminga.storage.log import log
     from geminga.supervisor import beside, nights
     try:
         nights.check(config)
         if partitions is not None:
             nights.be_polite(config.nightly.niceness)
             return DONE if nights.on_demand(config, map(int, partitions.split(","))) else FAILED
+        if what == "failed":
+            log.begin(config.log)
+            log.error(f"the nightly job failed: {nights.failed(config, os.environ)}; its report: geminga nightly report", code="G514")
+            return DONE
         if what == "report":
             report = beside.last_report(config.data_dir)
             if not report:

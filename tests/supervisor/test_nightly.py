@@ -18,11 +18,10 @@ from geminga.supervisor import beside
 from geminga.supervisor.cli.nightly import _Shown, _text
 from geminga.supervisor.main import main
 
-from ..harness import request, unique_topic
+from ..harness import COMMAND, request, unique_topic
 from .test_compaction import compacted_values, fill, partition_id, url_of, views
 from .test_metrics import samples, value
 
-SYSTEMD = Path(__file__).parents[2] / "systemd"
 LATEST = {f"key-{number % 5}": number for number in range(45, 50)}
 
 
@@ -275,6 +274,24 @@ def test_without_a_terminal_there_are_lines_now_and_then(monkeypatch):
                                "giving back space: 3 of 10 topics\n")
 
 
+def test_a_run_that_could_not_tell_how_it_ended_is_told_of(nightly, own):
+    """By the service manager: in the log, and in the report, which keeps when a night last succeeded."""
+    def failed(result, status):
+        environ = os.environ | {"MONITOR_SERVICE_RESULT": result, "MONITOR_EXIT_STATUS": status}
+        command = [COMMAND[0], "nightly", "failed", "--data-dir", str(own.data_dir)]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, env=environ).stderr
+
+    assert nightly()[0] == 0
+    before = beside.last_report(own.data_dir)
+    failed("exit-code", "1")
+    assert beside.last_report(own.data_dir) == before      # that run has told all itself
+    assert "the nightly job failed: it ended with exit status 3" in failed("exit-code", "3")
+    assert "the nightly job failed: it ended with oom-kill" in failed("oom-kill", "KILL")
+    status, told, _ = nightly("report")
+    assert status == 0 and told.startswith("failed: ended") and "it ended with oom-kill" in told
+    assert beside.last_report(own.data_dir)["last_success_ms"] == before["last_success_ms"]
+
+
 def test_on_a_terminal_there_is_a_bar(monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self):
@@ -286,13 +303,3 @@ def test_on_a_terminal_there_is_a_bar(monkeypatch):
         shown.compaction(_Progress)
         shown.other("giving back space", 3, 10)
     assert "25%" in told.getvalue() and "250,000/s, 0:00:06 left" in told.getvalue() and "30%" in told.getvalue()
-
-
-def test_units_are_what_systemd_reads(tmp_path):
-    analyze = shutil.which("systemd-analyze")
-    if analyze is None:
-        pytest.skip("systemd-analyze is not installed")
-    for name in ("geminga-nightly.service", "geminga-nightly.timer"):
-        (tmp_path / name).write_text((SYSTEMD / name).read_text().replace("/usr/bin/geminga", "/bin/true"))
-    checked = subprocess.run([analyze, "verify", *map(str, tmp_path.iterdir())], capture_output=True, text=True)
-    assert checked.returncode == 0 and not checked.stderr, checked.stderr

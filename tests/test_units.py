@@ -1,0 +1,33 @@
+"""systemd reads the units as they are meant, and finds that they leave a service little of the host."""
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SYSTEMD = Path(__file__).resolve().parent.parent / "systemd"
+UNITS = sorted(path for path in SYSTEMD.iterdir() if path.suffix in (".service", ".timer", ".slice"))
+EXPOSURE_MAX = {"geminga.service": 1.3, "geminga-nightly.service": 0.7, "geminga-nightly-failed.service": 0.2}
+
+
+@pytest.fixture
+def analyze(tmp_path):
+    """analyze(words...): what systemd-analyze says of them, which stand in this folder with programs that any host has."""
+    program = shutil.which("systemd-analyze")
+    if program is None:
+        pytest.skip("systemd-analyze is not installed")
+    for path in UNITS:
+        (tmp_path / path.name).write_text(path.read_text().replace("/usr/bin/geminga", "/bin/true"))
+    return lambda *words: subprocess.run([program, *words], capture_output=True, text=True, cwd=tmp_path)
+
+
+def test_units_are_what_systemd_reads(analyze, tmp_path):
+    checked = analyze("verify", "--man=no", *(str(tmp_path / path.name) for path in UNITS))
+    assert checked.returncode == 0 and not checked.stderr, checked.stderr
+
+
+@pytest.mark.parametrize("unit", [path.name for path in UNITS if path.suffix == ".service"])
+def test_services_are_exposed_as_little_as_they_can_be(analyze, tmp_path, unit):
+    """By systemd's own measure: 0 is nothing, 10 everything.  What is left is what they are for: sockets, and with them the network."""
+    rated = analyze("security", "--offline=true", f"--threshold={EXPOSURE_MAX[unit] * 10:.0f}", str(tmp_path / unit))
+    assert rated.returncode == 0, rated.stdout
