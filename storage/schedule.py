@@ -37,8 +37,9 @@ if TYPE_CHECKING:
     from geminga.storage.subscription import Subscription
 
 _STRETCH = 1 << 16               # entries put into the index in one go
+_FEW = 64                        # of these it mostly shows already that times do not ascend
 _FRESH_MIN = 1 << 16             # rows that are gathered before they go into files, ...
-_FRESH_EACH = 96                 # ... and for each file that they go to
+_FRESH_EACH = 512                # ... and for each file that they go to
 _SAVED, _AMENDED = "schedule", "amended"
 Released = list[tuple[Ledger, NDArray[np.int64]]]      # entries ascending
 
@@ -212,8 +213,11 @@ class Schedule:
 
     def _gather(self, ledger: Ledger, first: int, times: NDArray[np.int64], is_later: NDArray[np.bool_]) -> None:
         """Of the entries from `first` on these (n,) are to be in the index, with the times that they were published with."""
-        later = np.flatnonzero(is_later)
-        self._fresh.add(rows_of(times[later], ledger.ledger_id, later + first))
+        if is_later.all():
+            self._fresh.add(rows_of(times.copy(), ledger.ledger_id, np.arange(first, first + len(times))))
+        else:
+            later = np.flatnonzero(is_later)
+            self._fresh.add(rows_of(times[later], ledger.ledger_id, later + first))
 
     # -- time passes
 
@@ -602,6 +606,11 @@ class Schedule:
         """Whether files have what they should: no flush is under way."""
         return self._flush is None
 
+    @property
+    def amended_size(self) -> int:
+        """Bytes of the file that says what operators have changed.  Raises OSError."""
+        return self._amended.size
+
     def snapshot(self) -> "Snapshot":
         """What is to be saved, as it is now; when it `is_between`."""
         open_ledger = self._partition.open_ledger
@@ -692,7 +701,7 @@ def _take_away(counts: dict[tuple[int, int], int], times: NDArray[np.int64]) -> 
 
 
 def _ascend(times: NDArray[np.int64]) -> bool:
-    return len(times) == 1 or bool((times[1:] >= times[:-1]).all())
+    return bool((times[1:_FEW] >= times[:_FEW][:-1]).all()) and bool((times[1:] >= times[:-1]).all())
 
 
 def _ascending(entries: NDArray[np.int64]) -> NDArray[np.int64]:

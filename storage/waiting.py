@@ -67,12 +67,15 @@ class Waiting:
             if bits is not None:
                 grown[:len(bits)] = bits
             bits = self.bitmaps[ledger_id] = grown
-        some = bits[first >> 3:(end + 7) >> 3]
-        each = np.unpackbits(some, bitorder="little")
-        before = each[first & 7:(first & 7) + len(waits)]
-        self.count += int(waits.sum()) - int(before.sum())
-        before[:] = waits
-        some[:] = np.packbits(each, bitorder="little")
+        some, shift = bits[first >> 3:(end + 7) >> 3], first & 7
+        before = _count(some)
+        new = np.zeros(8 * len(some), bool)
+        new[shift:shift + len(waits)] = waits
+        packed = np.packbits(new, bitorder="little")
+        packed[0] |= some[0] & ((1 << shift) - 1)
+        packed[-1] |= some[-1] & (0xFF << (end - 1 & 7) + 1 & 0xFF)
+        some[:] = packed
+        self.count += _count(some) - before
 
     def clear(self, ledger_id: int, entries: NDArray[np.int64]) -> None:
         """These do no more; all of them did, and each is there once."""

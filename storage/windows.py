@@ -1,7 +1,8 @@
 """The files of a schedule: a file for each window of time, appended to as entries come, read once when its time has come.
 
-A window is `width` ms wide and starts at a multiple of that.  Far ahead windows are wider by powers of two, so that no more than some
-ten thousand files are ever there; a wide one is split when its time has come.  So is one that was made when windows were to be wider.
+A window is `width` ms wide and starts at a multiple of that.  Further ahead windows are wider, soon as wide as an hour, and from three
+months on by powers of two, so that a month takes some 1,200 files and nothing takes ten thousand.  A wide one is split when its time has
+come, and so is one that was made when windows were to be wider.
 
 A row that is here may be out of date, or here twice: whoever reads rows asks the schedule's bitmaps.
 """
@@ -24,10 +25,13 @@ from geminga.storage.errors import CorruptFile
 from geminga.storage.pending import NEVER_MS
 
 FAR_MS = 1 << 43                 # of the year 2248 and all later ones there is one file
-_AHEAD = 2_304                   # windows of the same width: 8 days of them, where they are 5 minutes wide
+_AHEAD = 288                     # windows of a width, from now on, before they are wider ...
+_HOURS_AHEAD = 2_304             # ... and from an hour's width on: what waits can be counted by the hour
+_HOUR_MS = 3_600_000
 _WIDTH_MAX = (1 << 32) - 1       # ms, as rows count them
 _BLOCK = struct_of(format.WINDOW_BLOCK)
 _ROW = format.WINDOW_ROW.itemsize
+_SPAN_MAX = 1 << 16              # windows in a row whose numbers are sorted as two bytes, five times as fast as others
 _LOOKS = 32                      # files appended to between two looks at the clock
 
 Window = tuple[int, int]         # start and width, ms
@@ -50,22 +54,26 @@ class File:
     rows: int = 0
 
 
+def _wider(width_ms: int) -> int:
+    """Of windows below an hour the next that divide one."""
+    if width_ms < _HOUR_MS and _HOUR_MS % width_ms == 0:
+        return 2 * width_ms if _HOUR_MS % (2 * width_ms) == 0 else _HOUR_MS
+    return 2 * width_ms
+
+
 def windows_of(times: NDArray[np.int64], width_ms: int, now_ms: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(starts, widths) of the windows of these times (n,)."""
     widths, starts, width = np.full(len(times), width_ms, np.int64), times // width_ms * width_ms, width_ms
-    while 2 * width <= _WIDTH_MAX and len(far := np.flatnonzero(times - now_ms >= _AHEAD * width)):
-        width *= 2
-        widths[far], starts[far] = width, times[far] // width * width
+    while (wider := _wider(width)) <= _WIDTH_MAX:
+        wide = times // wider * wider
+        far = np.flatnonzero(wide - now_ms >= (_AHEAD if width < _HOUR_MS else _HOURS_AHEAD) * width)
+        if not len(far):
+            break
+        width = wider
+        widths[far], starts[far] = width, wide[far]
     is_far = times >= FAR_MS
     starts[is_far], widths[is_far] = FAR_MS, 0
     return starts, widths
-
-
-def _order(starts: NDArray[np.int64], widths: NDArray[np.int64], width_ms: int) -> NDArray[np.int64]:
-    """What brings the rows of each window together: of numbers of two bytes that is five times as fast as of others."""
-    if len(starts) and starts.max() - starts.min() < width_ms << 14 and widths.max() < width_ms << 3 and widths.min() > 0:
-        return np.argsort(((starts - starts.min()) // width_ms * 4 + widths // (2 * width_ms)).astype(np.uint16), kind="stable")
-    return np.lexsort((widths, starts))
 
 
 class Windows:
@@ -193,22 +201,35 @@ class Windows:
         return self.folder / f"{window[0]}-{window[1]}.window"
 
 
+def _numbered(values: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray]:
+    """(values that there may be, ascending; of each of the values (n,) its number among them)."""
+    if len(values) and (last := int(values.max())) - (first := int(values.min())) < _SPAN_MAX:
+        return np.arange(first, last + 1), (values - first).astype(np.uint16)
+    return np.unique(values, return_inverse=True)
+
+
 class Flush:
     """Rows on their way into the files of their windows, some files at a time."""
 
     def __init__(self, windows: Windows, rows: Rows, width_ms: int, now_ms: int):
         times, ledger_ids, entry_ids = self.rows = rows
-        starts, widths = windows_of(times, width_ms, now_ms)
-        self._rows = np.empty(len(times), format.WINDOW_ROW)
-        self._rows["after_ms"], self._rows["entry_id"], self._rows["ledger_id"] = times - starts, entry_ids, ledger_ids
-        self._rows["after_ms"][widths == 0] = 0
-        self._order = order = _order(starts, widths, width_ms)
-        self._rows = np.take(self._rows.view(np.uint64).reshape(-1, 2), order, axis=0).view(format.WINDOW_ROW).ravel()
-        starts, widths = starts[order], widths[order]
-        edges = np.flatnonzero((starts[1:] != starts[:-1]) | (widths[1:] != widths[:-1])) + 1
-        self._edges = [0, *edges.tolist(), len(order)] if len(order) else [0]
+        narrow, numbers = _numbered(times // width_ms)
+        starts, widths = windows_of(narrow * width_ms, width_ms, now_ms)
+        is_next = np.ones(len(starts), bool)
+        is_next[1:] = (starts[1:] != starts[:-1]) | (widths[1:] != widths[:-1])
+        numbers = (np.cumsum(is_next) - 1).astype(numbers.dtype)[numbers]          # of the windows that have files
+        starts, widths = starts[is_next], widths[is_next]
+        self._order = order = np.argsort(numbers, kind="stable")
+        found = np.empty(len(times), format.WINDOW_ROW)
+        found["after_ms"], found["entry_id"], found["ledger_id"] = times - starts[numbers], entry_ids, ledger_ids
+        if not widths.all():
+            found["after_ms"][widths[numbers] == 0] = 0
+        self._rows = np.take(found.view(np.uint64).reshape(-1, 2), order, axis=0).view(format.WINDOW_ROW).ravel()
+        counts = np.bincount(numbers, minlength=len(starts))
+        there = np.flatnonzero(counts)
+        self._edges = [0, *np.cumsum(counts[there]).tolist()]
+        self._names = list(zip(starts[there].tolist(), widths[there].tolist(), strict=True))
         self._windows, self._at = windows, 0
-        self._names = list(zip(starts[self._edges[:-1]].tolist(), widths[self._edges[:-1]].tolist(), strict=True))
         self._late: list[NDArray] = []
         self._forgotten: list[int] = []
 

@@ -7,6 +7,7 @@ import os
 import tracemalloc
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from geminga.proto import pulsar_api_pb2 as api
@@ -15,6 +16,7 @@ from geminga.storage.findings import Severity
 from geminga.storage.jobs import nightly
 from geminga.storage.owner import TICK_MS
 from geminga.storage.subscription import SubType
+from geminga.storage.windows import windows_of
 
 from .files import copy_of, flip
 from .lives import AtOnce
@@ -1052,3 +1054,16 @@ def test_a_whole_folder_has_no_damage_to_tell_of(rigs):
     life.publish(**spread_over(200, HOUR_MS, 40_000))
     rigs.restart(life.rig).close()
     assert [finding for finding in verify.walk(life.rig.data_dir) if finding.severity > Severity.NOTE] == []
+
+
+@pytest.mark.parametrize("width_s", [1, 60, 300, 420, 3_600, 24 * 3_600])
+def test_windows_are_as_wide_as_configured_at_first_and_never_overlap(width_s):
+    """Those further ahead are wider, and what waits can still be counted by the hour where an hour is so many windows."""
+    width_ms = width_s * 1_000
+    times = START_MS + np.unique(np.random.default_rng(7).integers(0, 90 * 24 * HOUR_MS, 50_000))
+    starts, widths = windows_of(times // width_ms * width_ms, width_ms, START_MS)
+    assert ((starts <= times) & (times < starts + widths)).all() and (starts % widths == 0).all()
+    assert (starts[1:] >= np.where(starts[1:] == starts[:-1], starts[:-1], starts[:-1] + widths[:-1])).all()
+    assert (widths[times < START_MS + 288 * width_ms] == width_ms).all() and (np.diff(widths) >= 0).all()
+    assert widths.max() == max(width_ms, HOUR_MS) or HOUR_MS % width_ms
+    assert len(np.unique(starts)) < 5_000
