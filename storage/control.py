@@ -3,14 +3,18 @@
     child -> supervisor    {"ready": {...}}                 it serves
                            {"recovering": [what, done, of]} an owner that begins has come further
                            {"pong": true}                   its main loop goes round
+                           {"tell": {"log": [...]}}         of the admin process: all are to be told that
     supervisor -> child    {"owner": [index, serial]}       an owner is up; a link to it is to be made
                            {"owner_gone": index}            it ended: everything that hung on it is gone
                            {"worker_gone": serial}          a worker ended: so did all its connections
                            {"ping": true}                   answered by whoever looks for messages, see `receive`
+                           {"log": [rule, ...]}             what the log is to tell for a while; done by whoever looks, too
                            {"stop": true}                   say good-bye and exit
 """
 import json
 import socket
+
+from geminga.storage.log import Rule, log
 
 
 class Control:
@@ -63,6 +67,8 @@ class Control:
         for message in map(json.loads, lines):
             if "ping" in message:
                 self.send(pong=True)
+            elif "log" in message:
+                log.follow(Rule(*rule) for rule in message["log"])
             else:
                 self._kept.append(message)
 

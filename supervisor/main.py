@@ -8,6 +8,7 @@ import click
 from geminga.supervisor.cli import credentials
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")     # before numpy is imported: no thread per core and process
+_OF_OPERATORS = ("log",)
 _SHELLS = ("bash", "zsh", "fish")
 
 
@@ -21,10 +22,13 @@ class _Command(click.Group):
         if name == "nightly":
             from geminga.supervisor.cli.nightly import nightly
             return nightly
+        if name in _OF_OPERATORS:
+            from geminga.supervisor.cli import operations
+            return getattr(operations, name)
         return super().get_command(context, name)
 
     def list_commands(self, context: click.Context) -> list[str]:
-        return sorted([*super().list_commands(context), "admin", "nightly"])
+        return sorted([*super().list_commands(context), "admin", "nightly", *_OF_OPERATORS])
 
     def invoke(self, context: click.Context) -> None:
         context.exit(super().invoke(context) or 0)

@@ -25,7 +25,7 @@ from geminga.storage.catalogue import CatalogueError, open_catalogue
 from geminga.storage.control import Control
 from geminga.storage.counters import make_counters
 from geminga.storage.errors import CorruptFile, NotDurable, text_of
-from geminga.storage.log import log
+from geminga.storage.log import Rule, log
 from geminga.supervisor import bootstrap
 from geminga.supervisor.children import (
     EXIT_CANNOT_BOOT,
@@ -235,6 +235,8 @@ class Supervisor:
         for message in child.control.receive():
             if "pong" in message:
                 child.pulse.answered()
+            elif "tell" in message:
+                self._tell_all(message["tell"])
             elif "recovering" in message:
                 child.progress = "{1} of {2} {0}".format(*message["recovering"])
                 self._notify.extend()
@@ -246,6 +248,14 @@ class Supervisor:
         if not child.control.is_open:
             with contextlib.suppress(KeyError):
                 self._selector.unregister(child.control)
+
+    def _tell_all(self, message: dict) -> None:
+        """Those who are forked later have it from this process."""
+        if "log" in message:
+            log.follow(Rule(*rule) for rule in message["log"])
+        for child in self.children:
+            if child.state in (STARTING, READY):
+                child.control.send(**message)
 
     def _look(self) -> None:
         """Every child is asked whether it answers; one that does not is killed, and the service manager is told that all do."""

@@ -29,6 +29,7 @@ from geminga.supervisor.admin import (
     messages,
     metrics,
     namespaces,
+    operations,
     permissions,
     policies,
     schemas,
@@ -55,7 +56,7 @@ _KEEP_ALIVE_SECONDS = 75     # from an answer to the next request
 _NICENESS = 5                # messages go first: what is asked here for long, as a scrape of many topics, takes no core from them
 _OLD = "/admin/", "/admin/v2/", "/admin/v3/"
 PARTS = (topics, namespaces, policies, permissions, subscriptions, messages, delayed, schemas, compaction, clusters, brokers, stats, health,
-         metrics, authorization)
+         metrics, operations, authorization)
 
 
 @web.middleware
@@ -121,7 +122,7 @@ def run(config: Config, serial: int, run_dir: Path, listeners: Listeners, addres
         listeners.certificates.counters = counters["admin", 0]
     owners = Owners(serial, config.owners, run_dir)
     app = make_app(config, owners, addresses, run_dir, counters, authenticator)
-    app[metrics.METRICS].certificates = listeners.certificates
+    app[metrics.METRICS].certificates, app[operations.CONTROL] = listeners.certificates, control
     uvloop.run(_serve(app, owners, listeners, control))
 
 
