@@ -28,7 +28,7 @@ class Round(rounds.Round):
         folder.mkdir()
         text = configuration(chance, workers=1, owners=chance.choice([1, 2]), sync=sync)
         self.disk = Disk(folder / "disk", seed)
-        super().__init__(folder, folder / "disk", chance, text)
+        super().__init__(rounds.broker_of(folder, folder / "disk", text), chance)
 
     def load(self) -> None:
         self.add_lanes("power", 3)

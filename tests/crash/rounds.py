@@ -16,11 +16,8 @@ from .traffic import LANES, Lane
 class Round(ABC):
     """One folder, its broker and its load; in the end all is held against what clients were promised."""
 
-    def __init__(self, folder: Path, data_dir: Path, chance: random.Random, configuration: str):
-        self.chance, self.figures = chance, Figures()
-        config = folder / "geminga.toml"
-        config.write_text(configuration)
-        self.broker = Broker(data_dir, "--config", str(config))
+    def __init__(self, broker: Broker, chance: random.Random):
+        self.broker, self.chance, self.figures = broker, chance, Figures()
         self.lanes: list[Lane] = []
         self.clients: list[Client] = []
 
@@ -79,6 +76,12 @@ class Round(ABC):
         self.figures.took("start", time.monotonic() - begun)
 
 
+def broker_of(folder: Path, data_dir: Path, configuration: str) -> Broker:
+    config = folder / "geminga.toml"
+    config.write_text(configuration)
+    return Broker(data_dir, "--config", str(config))
+
+
 def main(what: str, documentation: str, make: Callable[[Path, int], Round], ends: int) -> int:
     """The command of such a run.  what: its ends, and the option that says how many; ends: of a round."""
     parser = argparse.ArgumentParser(description=documentation, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -86,9 +89,14 @@ def main(what: str, documentation: str, make: Callable[[Path, int], Round], ends
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     options = parser.parse_args()
-    all_of_them, seed = Figures(), options.seed
-    while all_of_them.ends.total() < options.ends:
-        with tempfile.TemporaryDirectory(dir=options.folder, prefix="crash-") as folder:
+    return many(make, options.ends, ends, options.seed, options.folder)
+
+
+def many(make: Callable[[Path, int], Round], wanted: int, ends: int, seed: int, place: Path) -> int:
+    """Rounds of so many ends, until there were as many as wanted; what came of them is printed.  Returns the exit status."""
+    all_of_them = Figures()
+    while all_of_them.ends.total() < wanted:
+        with tempfile.TemporaryDirectory(dir=place, prefix="crash-") as folder:
             figures = make(Path(folder) / "round", seed).run(ends)
         all_of_them.add(figures)
         print(f"seed {seed}: {figures.line()}", flush=True)

@@ -27,7 +27,7 @@ class Round(rounds.Round):
         chance = random.Random(seed)
         self.epoch, self.folder = 0, folder
         folder.mkdir()
-        super().__init__(folder, folder / "data", chance, configuration(chance, workers=2, owners=2))
+        super().__init__(rounds.broker_of(folder, folder / "data", configuration(chance, workers=2, owners=2)), chance)
 
     def load(self) -> None:
         self.add_lanes("crash", 2)

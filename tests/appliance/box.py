@@ -1,0 +1,201 @@
+"""A fresh machine in a folder: Debian with systemd as its first process, and its plug.
+
+    own_machine()                                  # this process has mounts, network and control groups of its own, which end with it
+    with Box(folder, [pristine(cache, "bookworm")]) as box:
+        box.boot()
+        box.run("systemctl", "start", "geminga")   # a command inside, as root
+        box.pull_plug()                            # all processes inside die at once
+        box.boot()
+        box.power_off()
+
+A box is an overlay: what it writes lies in its own folder, and the Debian below it is laid down once.  Its network is this process's own,
+so that clients in here find its ports at 127.0.0.1, and nobody else does; what it has to fetch comes by a proxy (relay.py).  Needs root,
+debootstrap and systemd-nspawn.
+
+What was written to files before the plug was pulled is there afterwards, synced or not: the kernel that has it in its cache goes on
+running.  That what is answered has been synced is what tests/crash/power.py shows.
+"""
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+from ..harness import eventually
+from . import relay
+
+TOOLS = "debootstrap", "systemd-nspawn", "nsenter"
+UP_SECONDS = 90
+OFF_SECONDS = 40
+_CLONE_NEWNS, _CLONE_NEWCGROUP, _CLONE_NEWNET = 0x20000, 0x2000000, 0x40000000
+_PR_SET_PDEATHSIG = 1
+_CONTROL_GROUPS = Path("/sys/fs/cgroup")
+_ENVIRONMENT = ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "LANG=C.UTF-8",
+                f"http_proxy={relay.URL}", f"https_proxy={relay.URL}", "no_proxy=127.0.0.1,localhost"]
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class NoBox(Exception):
+    """Why there cannot be one here, or one did not come up."""
+
+
+def what_is_missing() -> str:
+    """What keeps boxes from being made here; empty: nothing."""
+    if os.geteuid():
+        return "root"
+    return ", ".join(tool for tool in TOOLS if shutil.which(tool) is None)
+
+
+def own_machine() -> None:
+    """From now on this process has mounts, a network and control groups of its own.  To be called before it has threads."""
+    network = os.open("/proc/self/ns/net", os.O_RDONLY)
+    if _libc.unshare(_CLONE_NEWNS | _CLONE_NEWCGROUP | _CLONE_NEWNET):
+        raise NoBox(f"no machine of its own: {os.strerror(ctypes.get_errno())}")
+    _call("mount", "--make-rprivate", "/")
+    _call("umount", "--recursive", str(_CONTROL_GROUPS))       # a mixed machine's would be taken for the first version
+    _call("mount", "-t", "cgroup2", "none", str(_CONTROL_GROUPS))
+    _call("ip", "link", "set", "lo", "up")
+    relay.start(network)
+
+
+def pristine(cache: Path, suite: str) -> Path:
+    """A minimal Debian with systemd, never booted; laid down when there is none in the cache."""
+    folder = cache / f"pristine-{suite}"
+    if not folder.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        begun = cache / f"pristine-{suite}.part"
+        if begun.exists():
+            shutil.rmtree(begun)          # nothing is mounted there: debootstrap's mounts ended with its process's namespace
+        _call("env", *_ENVIRONMENT, "unshare", "--mount", "debootstrap", "--variant=minbase", "--include=systemd,systemd-sysv,dbus", suite,
+              str(begun))
+        # It trusts whom this machine trusts; what is asked for by name is asked for by the proxy.
+        shutil.copytree("/usr/local/share/ca-certificates", begun / "usr/local/share/ca-certificates", dirs_exist_ok=True)
+        begun.rename(folder)
+    return folder
+
+
+def _call(*command: str) -> None:
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        raise NoBox(f"`{' '.join(command)}` ended with status {done.returncode}: {done.stdout[-2000:]}")
+
+
+class Box:
+    """One such machine."""
+
+    def __init__(self, folder: Path, layers: list[Path]):
+        """layers: folders that are its files before it has written any, the upper ones first."""
+        self.folder = folder
+        self.root = folder / "root"
+        self.upper = folder / "upper"
+        for part in (self.root, self.upper, folder / "work"):
+            part.mkdir(parents=True)
+        _call("mount", "-t", "overlay", "overlay", str(self.root), "-o",
+              f"lowerdir={':'.join(map(str, layers))},upperdir={self.upper},workdir={folder / 'work'}")
+        self.layers = [self.upper, *layers]
+        self._control_group = _CONTROL_GROUPS / f"box-{os.getpid()}-{folder.name}"
+        self._process: subprocess.Popen | None = None
+        self.init = 0              # process id of its first process, as seen from here
+
+    def __enter__(self) -> "Box":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Without power, and without files beside what lies in the folder."""
+        if self._process is not None:
+            self.pull_plug()
+        if self.root.is_mount():
+            _call("umount", str(self.root))
+
+    def delete(self) -> None:
+        self.close()
+        shutil.rmtree(self.folder)
+
+    # -- power
+
+    def start(self) -> None:
+        """Power is on."""
+        def settle() -> None:
+            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            (self._control_group / "cgroup.procs").write_text(str(os.getpid()))
+
+        assert self._process is None, "it has power"
+        self._control_group.mkdir(exist_ok=True)
+        with (self.folder / "console").open("ab") as console:
+            self._process = subprocess.Popen(
+                ["systemd-nspawn", "--quiet", f"--directory={self.root}", "--register=no", "--keep-unit", "--resolv-conf=off",
+                 "--timezone=off", "--link-journal=no", "--boot"],
+                stdin=subprocess.DEVNULL, stdout=console, stderr=console, preexec_fn=settle)
+        self.init = eventually(self._first_process, UP_SECONDS, "the box's first process")
+
+    def _first_process(self) -> int:
+        if self._process.poll() is not None:
+            raise NoBox(f"systemd-nspawn ended with status {self._process.returncode}: {self.console()[-2000:]}")
+        pid = self._process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        for child in map(int, children):
+            with suppress(OSError):
+                if Path(f"/proc/{child}/comm").read_text() == "systemd\n":
+                    return child
+        return 0
+
+    def boot(self) -> None:
+        """Everything that starts by itself has been started, or has failed to."""
+        self.start()
+        eventually(self._is_up, UP_SECONDS, f"a box that is up; {self.console()[-2000:]}")
+
+    def _is_up(self) -> bool:
+        return self.run("systemctl", "is-system-running", "--wait", is_checked=False).stdout.strip() in ("running", "degraded")
+
+    def pull_plug(self) -> None:
+        """Every process inside dies at once, without notice."""
+        with suppress(ProcessLookupError):
+            os.kill(self.init, signal.SIGKILL)
+        self._ended()
+
+    def power_off(self) -> None:
+        """As its administrator does it."""
+        self.run("systemctl", "poweroff", is_checked=False)
+        self._ended()
+
+    def _ended(self) -> None:
+        self._process.wait(OFF_SECONDS)
+        self._process, self.init = None, 0
+        for group, _, _ in os.walk(self._control_group, topdown=False):
+            eventually(lambda: _is_removed(Path(group)), OFF_SECONDS, f"an empty {group}")     # noqa: B023 - asked here only
+
+    # -- what runs in it
+
+    def run(self, *command: str, is_checked: bool = True, seconds: float = 120) -> subprocess.CompletedProcess[str]:
+        """A command inside, as root, with / as its folder; what it said is text.  is_checked: AssertionError unless it succeeds."""
+        inside = ["nsenter", f"--target={self.init}", "--mount", "--uts", "--ipc", "--pid", "--net", "--root", "--wd", "--"]
+        done = subprocess.run([*inside, "env", "-i", *_ENVIRONMENT, *command], capture_output=True, text=True, timeout=seconds)
+        if is_checked and done.returncode:
+            raise AssertionError(f"`{' '.join(command)}` in the box ended with status {done.returncode}:\n{done.stdout}{done.stderr}")
+        return done
+
+    def say(self, *command: str, **how) -> str:
+        """What a command inside prints."""
+        return self.run(*command, **how).stdout.strip()
+
+    def show(self, unit: str, name: str) -> str:
+        """A property of a unit."""
+        return self.say("systemctl", "show", "--value", f"--property={name}", unit)
+
+    def path(self, inside: str) -> Path:
+        """A file of the box, as seen from here."""
+        return self.root / inside.lstrip("/")
+
+    def console(self) -> str:
+        return (self.folder / "console").read_text(errors="replace")
+
+
+def _is_removed(group: Path) -> bool:
+    with suppress(OSError):
+        group.rmdir()
+    return not group.exists()

@@ -1,0 +1,58 @@
+"""Boxes in which Geminga is installed, by the one command that users have for it."""
+import argparse
+import shutil
+import sys
+from pathlib import Path
+
+from .box import Box, NoBox, own_machine, pristine, what_is_missing
+
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
+CHECKOUT = "proto", "storage", "supervisor", "systemd", "workers", "pyproject.toml", "README.md", "LICENSE"
+SUITES = "bookworm", "trixie"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--suite", choices=SUITES, default=SUITES[0], help="of Debian (default: %(default)s)")
+    parser.add_argument("--package", type=Path, action="append", default=[],
+                        help="install this .deb, rather than one that is built in the box; may be repeated")
+    parser.add_argument("--cache", type=Path, default=Path("/var/cache/geminga-boxes"),
+                        help="where the Debian of all boxes is kept, and boxes lie while they are there (default: %(default)s)")
+
+
+def begin(options: argparse.Namespace) -> Path:
+    """This process can have boxes; returns the Debian for them.  SystemExit when there can be none here."""
+    if missing := what_is_missing():
+        print(f"boxes need {missing}", file=sys.stderr)
+        raise SystemExit(2)
+    try:
+        own_machine()
+        return pristine(options.cache, options.suite)
+    except NoBox as why:
+        print(why, file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+def bring(box: Box, packages: list[Path]) -> list[str]:
+    """What is to be installed is in the box; returns the command that does it: from packages, or without any from the checkout."""
+    place = box.path("/root/geminga")
+    if packages:
+        place.mkdir()
+        for file in [REPOSITORY / "systemd/install.sh", *packages]:
+            shutil.copy(file, place)
+        return ["sh", "/root/geminga/install.sh", *(f"/root/geminga/{package.name}" for package in packages)]
+    for name in CHECKOUT:
+        source = REPOSITORY / name
+        if source.is_dir():
+            shutil.copytree(source, place / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, place)
+    return ["sh", "/root/geminga/systemd/install.sh"]
+
+
+def installed(folder: Path, debian: Path, packages: list[Path]) -> list[Path]:
+    """The files of a box in which it was installed, and that was switched off."""
+    with Box(folder, [debian]) as box:
+        box.boot()
+        print(box.say(*bring(box, packages), seconds=600), flush=True)
+        box.power_off()
+        return box.layers
