@@ -121,8 +121,8 @@ def prose(text: str | None) -> list[str]:
 
 
 def plain(text: str) -> str:
-    """As it is, for roff: no escape, no request, and hyphens that can be copied."""
-    text = " ".join(text.split()).replace("\\", "\\e").replace("-", "\\-").replace('"', "\\(dq")
+    """As it is, for roff: no escape, no request, hyphens that can be copied, and lists of words that need not fit a line."""
+    text = " ".join(text.split()).replace("\\", "\\e").replace("-", "\\-").replace('"', "\\(dq").replace("|", "|\\:")
     return "\\&" + text if text.startswith((".", "'")) else text
 
 

@@ -39,7 +39,7 @@ CHECKOUT = HERE.parent
 LAYERS = ("proto", "storage", "workers", "supervisor")
 JAVA = {"12": "openjdk-17-jre-headless", "13": "openjdk-21-jre-headless"}      # by release of Debian
 UNITS = (".service", ".timer", ".slice")
-NOT_NEEDED = ("bin", "pyarrow/include", "pyarrow/src", "pyarrow/tests", "numpy/_core/include")      # of dependencies, to build others with
+NOT_NEEDED = ("bin", "**/test", "**/tests", "pyarrow/include", "pyarrow/src", "numpy/_core/include")      # of dependencies, at run time
 INTERPRETER = "usr/lib/geminga/bin/python3"
 LAUNCHER = f"""#!/{INTERPRETER} -I
 import sys
@@ -51,7 +51,7 @@ sys.exit(main())
 CONTROL = """Package: {name}
 Version: {version}
 Architecture: {architecture}
-Maintainer: Geminga <root@localhost>
+Maintainer: Geminga <geminga@localhost>
 Installed-Size: {size_kib}
 {relations}
 Section: net
@@ -127,10 +127,11 @@ def broker(project: dict, release: str, out: Path, version: str | None, site_pac
             text = (HERE / "debian" / script).read_text().replace("@FOLDER_VERSION@", folder_version())
             write(root / "DEBIAN" / script, text, 0o755)
         write(root / "DEBIAN/conffiles", "/etc/geminga/geminga.toml\n")
-        relations = [f"Depends: {python_minor()}, libc6, libgcc-s1, libstdc++6, systemd, init-system-helpers",
+        relations = [f"Depends: {python_minor()}, libc6, libgcc-s1, libstdc++6, systemd",
                      f"Suggests: geminga-nightly (>= {spark_version(project)}~)",
                      f"Breaks: geminga-nightly (<< {spark_version(project)}~)"]
-        description = f"{project['description']}\n Unmodified clients of every language publish and consume; what is answered is on disk."
+        description = ("message broker that Apache Pulsar clients talk to\n"
+                       " An appliance for one host: what it answers is on disk, and every night it gives space back.")
         return finished(root, out, "geminga", f"{version}~deb{release}", relations, description)
 
 
@@ -141,7 +142,8 @@ def spark(project: dict, release: str, out: Path) -> Path:
         compile_bytecode(root)
         lay_documents(root, "geminga-nightly")
         relations = [f"Depends: geminga, {python_minor()}, {JAVA[release]}"]
-        description = "Spark for Geminga's nightly job\n With it a night compacts topics whose keys do not fit into memory."
+        description = ("Spark for Geminga's nightly job\n"
+                       " With it a night compacts topics also when their keys do not fit into memory.")
         return finished(root, out, "geminga-nightly", f"{spark_version(project)}~deb{release}", relations, description)
 
 
@@ -209,7 +211,8 @@ def site_packages_of(root: Path) -> Path:
 def folder_version() -> str:
     """The number of the data folder's format; read, as importing it would take numpy."""
     found = re.search(r"^FOLDER_VERSION\b.*?= (\d+)", (CHECKOUT / "storage/format.py").read_text(), re.M)
-    return found[1] if found else "1"
+    assert found, "storage/format.py has FOLDER_VERSION"
+    return found[1]
 
 
 def pip_install(target: Path, requirements: list[str], *, binary_only: bool) -> None:
@@ -217,8 +220,8 @@ def pip_install(target: Path, requirements: list[str], *, binary_only: bool) -> 
     only = ["--only-binary", ":all:"] if binary_only else []
     subprocess.run(["/usr/bin/python3", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--root-user-action", "ignore",
                     "--no-compile", *only, "--target", target, *requirements], check=True, stdout=sys.stderr)
-    for name in NOT_NEEDED:
-        shutil.rmtree(target / name, ignore_errors=True)
+    for path in [path for pattern in NOT_NEEDED for path in target.glob(pattern)]:
+        shutil.rmtree(path)
 
 
 def compile_bytecode(root: Path) -> None:
@@ -260,15 +263,15 @@ def finished(root: Path, out: Path, name: str, version: str, relations: list[str
 
 def write_changelog(root: Path, name: str, version: str) -> None:
     text = (f"{name} ({version}) unstable; urgency=medium\n\n  * Made from its repository.\n\n"
-            f" -- Geminga <root@localhost>  {formatdate(now())}\n")
+            f" -- Geminga <geminga@localhost>  {formatdate(now())}\n")
     (root / "usr/share/doc" / name / "changelog.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
 def normalise_mode(path: Path) -> None:
-    """Whatever the umask was: nobody but root writes; programs can be started, and libraries cannot."""
+    """Whatever the umask was and wheels say: nobody but root writes, and what is no script is not started."""
     if path.is_symlink():
         return
-    is_program = path.is_dir() or (path.stat().st_mode & stat.S_IXUSR and ".so" not in path.suffixes)
+    is_program = path.is_dir() or (path.stat().st_mode & stat.S_IXUSR and path.read_bytes()[:2] == b"#!")
     path.chmod(0o755 if is_program else 0o644)
 
 
