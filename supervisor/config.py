@@ -178,6 +178,11 @@ RANGES = {
     "authentication.clock_skew_s": (0, 24 * 3600),
 }
 
+# Files that the service manager may hand over: "credential:NAME".
+FILES = {"tls.certificate", "tls.key", "tls.trusted", "authentication.secret_keys", "authentication.public_keys", "authentication.users"}
+CREDENTIAL = "credential:"
+CREDENTIALS = "/run/credentials/geminga.service"      # where systemd has them, for a command that it did not start
+
 _HOST = r"[^\s/,]+"
 _LINE = r"[^\n]*", "one line"
 # What a text, or each of a list of texts, must match, and how an error says so.
@@ -219,11 +224,18 @@ def load(config_path: Path | str | None, environ: Mapping[str, str], overrides: 
     given, notes = _gather(config_path, environ, overrides)
     values = {name: key.default for name, key in KEYS.items()}
     values |= {name: value_of(name, setting) for name, setting in given.items()}
+    for name in FILES & given.keys():
+        values[name] = _located(name, values[name], given[name].origin, environ.get("CREDENTIALS_DIRECTORY", CREDENTIALS))
     notes += _relate(values, given)
     values["http_bind"] = values["http_bind"] or values["network.bind"]
     for name in ("workers", "owners"):
         values[name] = values[name] or core_count()
     return _compose(values), notes
+
+
+def origins(config_path: Path | str | None, environ: Mapping[str, str], overrides: Mapping[str, Any]) -> dict[str, str]:
+    """Where the value of each key that was given comes from.  Raises ConfigError."""
+    return {name: setting.origin for name, setting in _gather(config_path, environ, overrides)[0].items()}
 
 
 def _gather(config_path: Path | str | None, environ: Mapping[str, str], overrides: Mapping[str, Any]) -> tuple[Settings, list[str]]:
@@ -312,6 +324,17 @@ def value_of(name: str, setting: Setting) -> Any:
             if not re.fullmatch(FORMS[name][0], text):
                 raise ConfigError(f"{setting.origin}: {name} must be {FORMS[name][1]}, not {text!r}")
     return value
+
+
+def _located(name: str, value: Any, origin: str, folder: str) -> Any:
+    """Credentials are where the service manager has put them."""
+    if isinstance(value, tuple):
+        return tuple(_located(name, one, origin, folder) for one in value)
+    if not value.startswith(CREDENTIAL):
+        return value
+    if not re.fullmatch(r"(?!\.)[-.\w]+", credential := value.removeprefix(CREDENTIAL)):
+        raise ConfigError(f"{origin}: {name} must be {CREDENTIAL}NAME, with a name that LoadCredential= of the unit gives to one")
+    return type(value)(Path(folder) / credential)
 
 
 def _integer(value: Any) -> int:

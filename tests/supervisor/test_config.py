@@ -418,3 +418,18 @@ def test_a_number_of_processes_that_is_set_is_kept():
     config, _ = load(None, {"GEMINGA_WORKERS": "3"}, {"owners": 1})
     assert (config.workers, config.owners) == (3, 1)
     assert isinstance(config, Config)
+
+
+def test_credentials_are_where_the_service_manager_has_them(written):
+    """For the broker, which is told where; and for whoever looks at the same configuration without having been started by it."""
+    path = written('[tls]\ncertificate = "/c"\nkey = "credential:tls.key"\n[authentication]\nsecret_keys = ["credential:a", "/b", "data:,c"]\n')
+    found, _ = load(path, {"CREDENTIALS_DIRECTORY": "/run/c"}, {})
+    assert found.tls.key == "/run/c/tls.key" and found.authentication.secret_keys == ("/run/c/a", "/b", "data:,c")
+    assert all(isinstance(key, Secret) for key in found.authentication.secret_keys)
+    assert load(path, {}, {})[0].tls.key == "/run/credentials/geminga.service/tls.key"
+
+
+@pytest.mark.parametrize("name", ["", "../token.key", "/etc/token.key", ".", ".."])
+def test_a_credential_has_a_plain_name(written, name):
+    line = refusal(written(f'[authentication]\nusers = "credential:{name}"\n'))
+    assert "authentication.users must be credential:NAME" in line
