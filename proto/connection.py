@@ -78,10 +78,14 @@ class Connection:
     def __init__(self, message_size_max: int):
         self.state = NEW
         self.events: list = []
-        self._total_max = frames.frame_size_max(message_size_max)
+        self.bound(message_size_max)
         self._layout: sends.Layout | None = None
         self._singles = 0                  # frames to read one by one before the next try for a run
         self._back_off = 0
+
+    def bound(self, message_size_max: int) -> None:
+        """Messages may be so large from now on."""
+        self._total_max = frames.frame_size_max(message_size_max)
 
     def receive(self, buffer: NDArray[np.uint8], data: memoryview, at: int, end: int) -> int:
         """Read the frames in bytes at .. end-1 of buffer (and data, the same bytes); returns where those read end.

@@ -3,16 +3,21 @@
     child -> supervisor    {"ready": {...}}                 it serves
                            {"recovering": [what, done, of]} an owner that begins has come further
                            {"pong": true}                   its main loop goes round
+                           {"configured": why not}          its options are in force, or cannot be: the old ones are; "again": it ends
+                                                            for its successor to have them
                            {"tell": {"log": [...]}}         of the admin process: all are to be told that
     supervisor -> child    {"owner": [index, serial]}       an owner is up; a link to it is to be made
                            {"owner_gone": index}            it ended: everything that hung on it is gone
                            {"worker_gone": serial}          a worker ended: so did all its connections
                            {"ping": true}                   answered by whoever looks for messages, see `receive`
                            {"log": [rule, ...]}             what the log is to tell for a while; done by whoever looks, too
+                           {"options": packed}              hold from now on
                            {"stop": true}                   say good-bye and exit
 """
 import json
+import pickle
 import socket
+from typing import Any
 
 from geminga.storage.log import Rule, log
 
@@ -71,6 +76,15 @@ class Control:
                 log.follow(Rule(*rule) for rule in message["log"])
             else:
                 self._kept.append(message)
+
+
+def packed(what: Any) -> str:
+    """Options as they go along in a message, from a process to one that it has forked."""
+    return pickle.dumps(what).hex()
+
+
+def unpacked(text: str) -> Any:
+    return pickle.loads(bytes.fromhex(text))
 
 
 def control_pair() -> tuple[Control, Control]:

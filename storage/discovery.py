@@ -21,7 +21,7 @@ class Discovery:
     """What one owner knows of it."""
 
     def __init__(self, catalogue: Catalogue, grace_ms: int):
-        self._catalogue, self._grace_ms = catalogue, grace_ms
+        self._catalogue, self.grace_ms = catalogue, grace_ms
         self._discoverers: dict[str, set[Connection]] = {}       # by namespace
         self._expected: dict[TopicName, int] = {}                # when topics were looked up to which such clients are new
         self._held: set[Partition] = set()
@@ -59,7 +59,7 @@ class Discovery:
 
     def _is_young(self, partition: Partition, now_ms: int) -> bool:
         created_ms = self._catalogue.created_ms(partition.name.base)
-        return created_ms is not None and now_ms - created_ms < self._grace_ms
+        return created_ms is not None and now_ms - created_ms < self.grace_ms
 
     def tick(self, now_ms: int) -> Iterator[Partition]:
         """Partitions that were held and are not any more."""

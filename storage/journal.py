@@ -63,7 +63,8 @@ class Journal:
 
     def __init__(self, folder: Path, *, segment_bytes: int, segments_max: int, sequence: int, number: int, free: list[Path],
                  full: list[tuple["_Segment", set]]):
-        self.folder, self._segment_bytes, self._segments_max = folder, segment_bytes, segments_max
+        self.folder, self._segment_bytes = folder, segment_bytes
+        self.segments_max = segments_max                  # files there may be; those beyond go when they have been checkpointed
         self._number = number                             # of the last record
         self._synced = number                             # of the last that is surely on disk
         free = free or [_write_zeros(folder / f"{sequence}.journal", segment_bytes)]
@@ -200,7 +201,7 @@ class Journal:
             os.close(fd)
             raise
         self._free.pop(0)
-        if not self._free and self._segments < self._segments_max and self.spare() >= self._segment_bytes:
+        if not self._free and self._segments < self.segments_max and self.spare() >= self._segment_bytes:
             self._segments += 1
             self._free.append(self._threads.submit(_write_zeros, self.folder / f"{sequence}-next.journal", self._segment_bytes))
             self._free[0].add_done_callback(self._grown)
@@ -245,7 +246,8 @@ class Journal:
             oldest.done.result()
             while oldest.segments:
                 segment = oldest.segments.pop(0)
-                is_of_use = os.fstat(segment.fd).st_size == self._segment_bytes
+                is_one_too_many = self._free and self._segments > self.segments_max
+                is_of_use = os.fstat(segment.fd).st_size == self._segment_bytes and not is_one_too_many
                 os.close(segment.fd)
                 if is_of_use:
                     self._free.append(_done(segment.path))

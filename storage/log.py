@@ -85,6 +85,8 @@ class Log:
     def begin(self, options: LogOptions) -> None:
         """Write as this process's stderr and the options demand.  Children that are forked later do likewise."""
         self._has_begun, self._configured = True, LEVELS[options.level]
+        if isinstance(self._write, _Stream):
+            self._write.close()
         if is_journal(2):
             self._write = _Journal()
         else:
@@ -231,6 +233,10 @@ class _Stream:
             # Its flags are those of everybody who has it; opened anew it has its own.  Where that is forbidden, a reader may hold us up.
             with contextlib.suppress(OSError):
                 self._fd = os.open("/proc/self/fd/2", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        if self._fd != 2:
+            os.close(self._fd)
 
     def __call__(self, level: int, text: str, code: str, fields: dict[str, Any]) -> None:
         data = self._render(level, text, code, fields).encode(errors="backslashreplace") + b"\n"

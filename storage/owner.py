@@ -247,6 +247,7 @@ class Owner:
         file = found.file if found is not None else known or StateFile(format.partition_folder(self.data_dir, partition_id), partition_id)
         file.remove()
         self.journal.touched(file)
+        log.info("a topic was deleted", topic=name)
 
     def _forget(self, partition: Partition) -> None:
         partition.is_released = True
@@ -283,11 +284,27 @@ class Owner:
         self.statistics.changed[partition] = None
         self._deal_with_damage(partition)
 
+    def can_be_configured(self, options: StorageOptions) -> bool:
+        """Whether it can go by these; else its successor will: the segments that there are have the size that they have."""
+        return options.journal_segment_bytes == self._configured.journal_segment_bytes
+
+    def configure(self, options: StorageOptions) -> None:
+        """These hold from here on; what was changed of them in the catalogue stays stronger."""
+        self._configured = options
+        self.discovery.grace_ms = options.discovery_grace_s * 1000
+        self.space.configure(options)
+        self.statistics.configure(options.stats_window_s)
+        self.journal.segments_max = options.journal_segments_max
+        self.apply_options()
+
     def apply_options(self) -> None:
         """What is changed of them in the catalogue holds from here on."""
         self.options = self.catalogue.with_changes(self._configured)
         self.rates.configure()
         for partition in [*self.by_name.values(), *self.live.values()]:
+            partition.options = self.options
+            for subscription in partition.subscriptions.values():
+                subscription.options = self.options
             self.apply_policies(partition)
         self.sweep.begin()
 
@@ -595,6 +612,7 @@ class Owner:
         """Go on in a new ledger.  Raises StorageFull."""
         self._add_ledger(partition)
         self._to_trim[partition] = None
+        log.debug("a new ledger was begun", topic=partition.name, ledger=partition.open_ledger.ledger_id)
 
     # -- consuming
 

@@ -13,7 +13,7 @@ import zmq
 from geminga.proto import envelope
 from geminga.storage import channel
 from geminga.storage.catalogue import CatalogueError, open_catalogue
-from geminga.storage.control import Control
+from geminga.storage.control import Control, unpacked
 from geminga.storage.counters import Counters
 from geminga.storage.errors import NotDurable, StorageFull, is_of_disk, text_of
 from geminga.storage.journal import open_journal
@@ -61,8 +61,16 @@ def run(index: int, owners: int, serial: int, run_dir: Path, data_dir: Path, opt
             log.error(f"owner {index} cannot begin, and tries again: {text}", code="G102")
             said = text
         counters.set("is_waiting", 1)
-        if (control.has_kept or select.select([control.fileno()], [], [], _AGAIN_SECONDS)[0]) and (
-                any("stop" in message for message in control.receive()) or not control.is_open):
+        if not control.has_kept:
+            select.select([control.fileno()], [], [], _AGAIN_SECONDS)
+        for message in control.receive():
+            if "stop" in message:
+                return
+            if "options" in message:
+                options, of_log = unpacked(message["options"])
+                log.begin(of_log)
+                control.send(configured="")
+        if not control.is_open:
             return
     counters.set("is_waiting", 0)
     context = zmq.Context()
@@ -74,7 +82,7 @@ def run(index: int, owners: int, serial: int, run_dir: Path, data_dir: Path, opt
     give_back_memory()        # what was replayed has been in memory whole
     control.send(ready={"recovered": entries})
     try:
-        _loop(owner, router, control, options)
+        _loop(owner, router, control)
     except OSError as error:
         if is_of_disk(error):
             raise NotDurable(text_of(error)) from error
@@ -120,7 +128,7 @@ def _teller(control: Control) -> Told:
     return told
 
 
-def _loop(owner: Owner, router: zmq.Socket, control: Control, options: StorageOptions) -> None:
+def _loop(owner: Owner, router: zmq.Socket, control: Control) -> None:
     poller = zmq.Poller()
     poller.register(router, zmq.POLLIN)
     poller.register(control.fileno(), zmq.POLLIN)
@@ -130,11 +138,19 @@ def _loop(owner: Owner, router: zmq.Socket, control: Control, options: StorageOp
         now_ms = _clock_ms()
         owner.begin_pass(now_ms)
         if router in ready:
-            _receive(owner, router, options.pass_bytes_max)
+            _receive(owner, router, owner.options.pass_bytes_max)
         if control.fileno() in ready or control.has_kept:
             for message in control.receive():
                 if "worker_gone" in message:
                     owner.worker_gone(message["worker_gone"])
+                elif "options" in message:
+                    options, of_log = unpacked(message["options"])
+                    log.begin(of_log)
+                    if not owner.can_be_configured(options):
+                        control.send(configured="again")
+                        return
+                    owner.configure(options)
+                    control.send(configured="")
                 elif "stop" in message:
                     return
             if not control.is_open:

@@ -30,13 +30,21 @@ class Space:
     def __init__(self, folder: Path, options: StorageOptions, counters: Counters):
         self._folder, self._counters = folder, counters
         self._reserve_path = folder / "reserve"
-        size = os.statvfs(folder).f_blocks * os.statvfs(folder).f_frsize
-        self._refuse_below = min(options.disk_refuse_below_bytes, size // _REFUSE_PART)
-        self._accept_above = max(min(options.disk_accept_above_bytes, size // _ACCEPT_PART), self._refuse_below)
-        self._reserve = min(options.disk_reserve_bytes, size // _RESERVE_PART)
         self._held = self._reserve_path.stat().st_size if self._reserve_path.exists() else 0
         self._free = 0
         self.is_full = False
+        self.configure(options)
+
+    def configure(self, options: StorageOptions) -> None:
+        """These watermarks hold from now on."""
+        found = os.statvfs(self._folder)
+        size = found.f_blocks * found.f_frsize
+        self._refuse_below = min(options.disk_refuse_below_bytes, size // _REFUSE_PART)
+        self._accept_above = max(min(options.disk_accept_above_bytes, size // _ACCEPT_PART), self._refuse_below)
+        self._reserve = min(options.disk_reserve_bytes, size // _RESERVE_PART)
+        if self._held > self._reserve:
+            os.truncate(self._reserve_path, self._reserve)
+            self._held = self._reserve
         self.look()
 
     @property

@@ -301,18 +301,34 @@ class Statistics:
     """Of all that is open at one owner."""
 
     def __init__(self, owner, window_s: int):
-        self._owner, self._window_s = owner, window_s
+        self._owner = owner
         self.changed: dict[Topic, None] = {}                # since the last tick, or since somebody measured
         self._waiting: dict[Topic, None] = {}               # have changed before, and nobody has measured since
         self._stale: dict[Topic, None] = {}                 # of those somebody measures now
-        # Windows of topics end at different seconds, so that not all are dealt with at once: what has moved, by that, and since when.
-        self._moved: list[dict[Topic, None]] = [{} for _ in range(window_s)]
-        self._since_ms = [owner.now_ms] * window_s
+        self._begin(window_s)
         self._second = owner.now_ms // 1000
         self._known: dict[Topic, _Known] = {}
         self._topics, self._subscriptions = _Table(TOPIC_COLUMNS), _Table(SUBSCRIPTION_COLUMNS)
         self._namespaces: dict[str, int] = {}
         self._shown: set[Topic] = set()                     # had rows of their own in the last answer
+
+    def _begin(self, window_s: int) -> None:
+        """Windows of topics end at different seconds, so that not all are dealt with at once: what has moved, by that, and since when."""
+        self._window_s = window_s
+        self._moved: list[dict[Topic, None]] = [{} for _ in range(window_s)]
+        self._since_ms = [self._owner.now_ms] * window_s
+
+    def configure(self, window_s: int) -> None:
+        """Windows are so long from now on; those that are open end."""
+        if window_s == self._window_s:
+            return
+        self._gather()
+        before, since_ms = self._moved, self._since_ms
+        self._begin(window_s)
+        for moved, began_ms in zip(before, since_ms, strict=True):
+            for topic in moved:
+                if self._is_open(topic) and self._end_window(topic, max(1, self._owner.now_ms - began_ms) / 1000):
+                    self.changed[topic] = None      # so that its rates end with the next
 
     # -- what happens
 

@@ -46,6 +46,8 @@ class Child:
     pulse: Pulse | None = field(default=None, repr=False)
     progress: str = ""                                # how far its recovery is
     killed_for: str = ""                              # why we have killed it
+    leaves_for: str = ""                              # why it ends by itself
+    is_asked: bool = False                            # to take new options, and has not answered
 
     def become(self, state: str) -> None:
         assert state in TRANSITIONS[self.state], (self, state)
@@ -64,7 +66,7 @@ def start(child: Child, serial: int, supervisor_only: list) -> None:
     if pid:
         theirs.close()
         child.pid, child.pulse = pid, Pulse(pid)
-        child.progress = child.killed_for = ""
+        child.progress = child.killed_for = child.leaves_for = ""
         return
     status = 1
     try:

@@ -9,6 +9,7 @@ from geminga.supervisor.cli import credentials
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")     # before numpy is imported: no thread per core and process
 _OF_OPERATORS = ("log",)
+_OF_THE_HOST = "config", "reload"
 _SHELLS = ("bash", "zsh", "fish")
 
 
@@ -22,13 +23,16 @@ class _Command(click.Group):
         if name == "nightly":
             from geminga.supervisor.cli.nightly import nightly
             return nightly
+        if name in _OF_THE_HOST:
+            from geminga.supervisor.cli import configuration
+            return getattr(configuration, name)
         if name in _OF_OPERATORS:
             from geminga.supervisor.cli import operations
             return getattr(operations, name)
         return super().get_command(context, name)
 
     def list_commands(self, context: click.Context) -> list[str]:
-        return sorted([*super().list_commands(context), "admin", "nightly", *_OF_OPERATORS])
+        return sorted([*super().list_commands(context), "admin", "nightly", *_OF_THE_HOST, *_OF_OPERATORS])
 
     def invoke(self, context: click.Context) -> None:
         context.exit(super().invoke(context) or 0)
@@ -67,12 +71,16 @@ def serve(config: str | None, **options: str | None) -> int:
     from geminga.supervisor import config as configuration
     from geminga.supervisor import serve as broker
     given = {"network.bind": options.pop("bind"), "network.port": options.pop("port"), **options}
+
+    def load() -> tuple[configuration.Config, list[str]]:
+        return configuration.load(config, os.environ, given)
+
     try:
-        loaded, notes = configuration.load(config, os.environ, given)
+        loaded, notes = load()
     except configuration.ConfigError as error:
         print(f"geminga: {error}", file=sys.stderr)
         return 2
-    return broker.serve(loaded, notes)
+    return broker.serve(loaded, notes, load)
 
 
 @geminga.command()

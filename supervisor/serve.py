@@ -17,16 +17,19 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from geminga.storage import folder, recovery
 from geminga.storage import process as owner_process
 from geminga.storage.catalogue import CatalogueError, open_catalogue
-from geminga.storage.control import Control
+from geminga.storage.control import Control, packed
 from geminga.storage.counters import make_counters
 from geminga.storage.errors import CorruptFile, NotDurable, text_of
 from geminga.storage.log import Rule, log
-from geminga.supervisor import bootstrap
+from geminga.supervisor import bootstrap, commands, reload
 from geminga.supervisor.children import (
     EXIT_CANNOT_BOOT,
     GONE,
@@ -38,7 +41,7 @@ from geminga.supervisor.children import (
     describe_exit,
     start,
 )
-from geminga.supervisor.config import Config
+from geminga.supervisor.config import Config, ConfigError
 from geminga.supervisor.notify import Notify
 from geminga.supervisor.pulse import BUSY_SECONDS, LOOK_SECONDS, STARTING_SECONDS
 from geminga.workers import worker as worker_process
@@ -56,11 +59,19 @@ class CannotServe(Exception):
     """One line that says why."""
 
 
+class Reload(NamedTuple):
+    """One that is under way."""
+
+    roles: list[tuple[str, ...]]      # of children who are to be told yet, one group after the other
+    changes: list[reload.Change]
+
+
 class Supervisor:
     """Reads no message and touches no data: it starts, watches and stops those who do."""
 
-    def __init__(self, config: Config):
-        self.config = config
+    def __init__(self, config: Config, load: Callable[[], tuple[Config, list[str]]]):
+        """load: the configuration as it is written now.  Raises ConfigError."""
+        self.config, self._load = config, load
         self.began = time.monotonic()
         self.listeners: dict[str, list[socket.socket]] = {"network": [], "tls": []}      # a socket for each worker, where it is listened
         self.http_listeners: dict[str, socket.socket] = {}
@@ -73,6 +84,10 @@ class Supervisor:
         self._wake_read, self._wake_write = socket.socketpair()
         self._notify = Notify(os.environ)
         self._looked = self.began
+        self._callers: list[Control] = []                      # who ask for something by commands.py
+        self._reload_is_due = False
+        self._reload: Reload | None = None                     # under way
+        self._refused = ""                                     # what is wrong with the configuration that was to be loaded last
         # Half of what a watchdog waits: a child that is replaced by then does not cost all the others.
         self._busy_seconds = min(BUSY_SECONDS, self._notify.watchdog_seconds / 2 or BUSY_SECONDS)
 
@@ -101,6 +116,7 @@ class Supervisor:
         self._inside = socket.socket(socket.AF_UNIX)
         self._inside.bind(str(inside_path(self.run_dir)))
         self._inside.listen(128)
+        self._desk = commands.listen(config.data_dir)
         try:
             catalogue = open_catalogue(config.data_dir / "catalogue.sqlite")
             catalogue.forget_live_topics()
@@ -129,6 +145,10 @@ class Supervisor:
         for scheme, key, port in (("http", "http_port", config.http_port), ("https", "tls.http_port", tls.http_port if has_tls else -1)):
             if port >= 0:
                 self.http_listeners[scheme] = _listen(config.http_bind, port, key)
+        self._announce(config)
+
+    def _announce(self, config: Config) -> None:
+        """Where clients are told to go."""
         ports = [found[0].getsockname()[1] if found else -1 for found in self.listeners.values()]
         http = [self._http_url(scheme) for scheme in ("http", "https")]
         self.addresses = addresses(config.worker, *ports, *http)
@@ -181,13 +201,15 @@ class Supervisor:
             self._start_missing()
             self._report_ready()
             for key, _ in self._selector.select(self._patience()):
-                self._wake_read.recv(4096) if key.data is None else self._told(key.data)
+                key.data()
             self._reap()
+            self._go_on_reloading()
             self._look()
             self._notify.status(self._status())
             if self._is_stopping and self._stop_step():
                 break
-        shutil.rmtree(self.run_dir, ignore_errors=True)
+        for place in (self.run_dir, self.config.data_dir / "run"):
+            shutil.rmtree(place, ignore_errors=True)
         if self._failure:
             log.error(self._failure, code="G203")
         return 1 if self._failure else 0
@@ -196,13 +218,18 @@ class Supervisor:
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
         signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
-        self._selector.register(self._wake_read, selectors.EVENT_READ)
+        self._selector.register(self._wake_read, selectors.EVENT_READ, lambda: self._wake_read.recv(4096))
+        self._selector.register(self._desk, selectors.EVENT_READ, self._called)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop_requested)
+        signal.signal(signal.SIGHUP, self._reload_requested)
 
     def _stop_requested(self, *_) -> None:
         self._begin_stop()
+
+    def _reload_requested(self, *_) -> None:
+        self._reload_is_due = True
 
     def _begin_stop(self) -> None:
         if not self._is_stopping:
@@ -221,8 +248,9 @@ class Supervisor:
             if child.state == GONE and time.monotonic() >= child.started and (child.role == "owner" or owners_are_ready):
                 self._serial += 1
                 others = [other.control for other in self.children if other.control is not None and other is not child]
-                start(child, self._serial, [*others, self._selector, self._wake_read, self._wake_write, self._lock, self._notify])
-                self._selector.register(child.control, selectors.EVENT_READ, child)
+                start(child, self._serial, [*others, *self._callers, self._desk, self._selector, self._wake_read, self._wake_write,
+                                            self._lock, self._notify])
+                self._selector.register(child.control, selectors.EVENT_READ, partial(self._told, child))
 
     def _patience(self) -> float:
         """Seconds until something is due although nobody says anything."""
@@ -237,6 +265,8 @@ class Supervisor:
                 child.pulse.answered()
             elif "tell" in message:
                 self._tell_all(message["tell"])
+            elif "configured" in message:
+                self._configured(child, message["configured"])
             elif "recovering" in message:
                 child.progress = "{1} of {2} {0}".format(*message["recovering"])
                 self._notify.extend()
@@ -248,6 +278,104 @@ class Supervisor:
         if not child.control.is_open:
             with contextlib.suppress(KeyError):
                 self._selector.unregister(child.control)
+
+    def _configured(self, child: Child, refused: str) -> None:
+        """It has taken new options, or cannot; whoever takes its place begins with them."""
+        if refused == "again":
+            child.leaves_for = "ends for its successor to have the new configuration"
+            return      # it is asked until it has ended
+        child.is_asked = False
+        if refused:
+            child.killed_for = f"cannot take the new configuration: {refused}; it was killed"
+            os.kill(child.pid, signal.SIGKILL)
+
+    # -- what operators ask for
+
+    def _called(self) -> None:
+        with contextlib.suppress(OSError):
+            caller = Control(self._desk.accept()[0])
+            self._callers.append(caller)
+            self._selector.register(caller, selectors.EVENT_READ, partial(self._asked, caller))
+
+    def _asked(self, caller: Control) -> None:
+        try:
+            asked = caller.receive()
+        except ValueError:
+            asked = [{}]
+        for message in asked:
+            if "reload" in message:
+                self._reload_is_due = True
+            else:
+                caller.is_open = False
+        if not caller.is_open:
+            self._hang_up(caller)
+
+    def _hang_up(self, caller: Control) -> None:
+        self._selector.unregister(caller)
+        self._callers.remove(caller)
+        caller.close()
+
+    def _go_on_reloading(self) -> None:
+        """A reload begins when it is asked for and everybody is there; it ends when what it has changed is in force everywhere."""
+        if self._is_stopping or not self._is_ready:
+            return
+        if self._reload_is_due and self._reload is None:
+            self._reload_is_due = False
+            self._begin_reload()
+        if self._reload is None or any(child.is_asked or child.state != READY for child in self.children):
+            return
+        if self._reload.roles:
+            self._configure(self._reload.roles.pop(0))
+        else:
+            self._end_reload("", self._reload.changes)
+
+    def _begin_reload(self) -> None:
+        self._notify.reloading()
+        try:
+            loaded, notes = self._load()
+            config, changes = reload.merged(self.config, loaded)
+            if self._certificates is not None:
+                Tls(config.tls)
+            Authenticator(config.identity)
+            if self._certificates is not None:
+                self._certificates.configure(config.tls)
+            self._authenticator.configure(config.identity)
+        except (ConfigError, Unusable) as error:
+            return self._end_reload(str(error), [])
+        for note in notes:
+            log.warning(note, code="G331")
+        for change in changes:
+            log.warning(str(change), code="G333") if change.needs else log.info(str(change))
+        # No message may come to an owner that is too large for it.
+        roles = [("owner",), ("worker", "admin")]
+        if config.worker.max_message_size < self.config.worker.max_message_size:
+            roles.reverse()
+        self.config = config
+        self._announce(config)
+        log.begin(config.log)
+        self._reload = Reload(roles, changes)
+
+    def _configure(self, roles: tuple[str, ...]) -> None:
+        """These are told what holds now."""
+        config = self.config
+        given = {"owner": (config.storage, config.log), "admin": (config, self.addresses),
+                 "worker": (config.worker, config.storage, config.identity, self.addresses, config.log)}
+        for child in self.children:
+            if child.role in roles:
+                child.is_asked = True
+                child.control.send(options=packed(given[child.role]))
+
+    def _end_reload(self, refused: str, changes: list[reload.Change]) -> None:
+        self._reload, self._refused = None, refused
+        if refused:
+            log.error(f"{refused}; the configuration before it stays in force", code="G332")
+        else:
+            log.info(f"the configuration was loaded: {sum(not change.needs for change in changes)} keys have changed")
+        for caller in list(self._callers):
+            caller.send(changes=list(map(str, changes)), error=refused)
+            self._hang_up(caller)
+        self._notify.status(self._status())
+        self._notify.ready()
 
     def _tell_all(self, message: dict) -> None:
         """Those who are forked later have it from this process."""
@@ -288,7 +416,8 @@ class Supervisor:
         troubles += [_beginning(child, self.config.owners) for child in missing if self._is_ready or child.role == "owner"]
         if troubles or missing:
             return "; ".join(troubles) or f"starting: {len(missing)} of {len(self.children)} processes are not ready yet"
-        return f"serving {', '.join(filter(None, [*self._shown['clients'], *self._shown['http']]))} with " \
+        refused = f"not reloaded: {self._refused}; " if self._refused else ""
+        return f"{refused}serving {', '.join(filter(None, [*self._shown['clients'], *self._shown['http']]))} with " \
                f"{self.config.workers} workers and {self.config.owners} owners"
 
     def _introduce(self, child: Child) -> None:
@@ -316,7 +445,10 @@ class Supervisor:
 
     def _ended(self, child: Child, status: int) -> None:
         lived = time.monotonic() - child.started
-        if not self._is_stopping:
+        child.is_asked = False
+        if child.leaves_for and not self._is_stopping:
+            log.info(f"{child.name} (pid {child.pid}) {child.leaves_for}")
+        elif not self._is_stopping:
             log.error(f"{child.name} (pid {child.pid}) {child.killed_for or describe_exit(status)}; starting it again",
                       code="G204" if child.killed_for else "G201")
         with contextlib.suppress(KeyError, ValueError):
@@ -400,11 +532,9 @@ def _listen(bind: str, port: int, key: str, *, is_shared: bool = False, is_first
 def _run_dir(data_dir: Path) -> Path:
     """Where owners' sockets lie: in the data folder when its path is short enough for a socket's."""
     place = data_dir.resolve() / "run"
-    if len(str(place)) > _SOCKET_PATH_MAX:
-        return Path(tempfile.mkdtemp(prefix="geminga-"))
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(mode=0o700)
-    return place
+    return place if len(str(place)) <= _SOCKET_PATH_MAX else Path(tempfile.mkdtemp(prefix="geminga-"))
 
 
 def _raise_file_limit() -> None:
@@ -413,14 +543,14 @@ def _raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def serve(config: Config, notes: list[str]) -> int:
-    """Serve; returns the exit status."""
+def serve(config: Config, notes: list[str], load: Callable[[], tuple[Config, list[str]]]) -> int:
+    """Serve; returns the exit status.  load: the configuration as it is written now.  Raises ConfigError."""
     log.begin(config.log)
     for note in notes:
         log.info(note, code="G331")
     if not bootstrap.is_optimised():
         log.info("this Python was built without optimisation and takes 1.5 to 2 times the CPU; the distribution's is faster", code="G320")
-    supervisor = Supervisor(config)
+    supervisor = Supervisor(config, load)
     try:
         supervisor.prepare()
     except (CannotServe, Unusable) as error:

@@ -107,7 +107,8 @@ class Client(asyncio.BufferedProtocol):
         self.client_version = ""                   # its library's name, as it says
         self.supports_partial_producer = self.supports_auth_refresh = False
         self.is_challenged = False                 # to show again who it is
-        self.broker_fields = 0                     # of BrokerEntryMetadata, delivered to this client
+        self.takes_broker_fields = False           # of BrokerEntryMetadata
+        self.broker_fields = 0                     # ... delivered to this client
         self.producers: dict[int, Route] = {}
         self.consumers: dict[int, Route] = {}
         self.by_handle: dict[tuple[OwnerLink, int], Route] = {}     # consumers
@@ -347,8 +348,8 @@ class Client(asyncio.BufferedProtocol):
         self.client_version = request.client_version[:_VERSION_MAX]
         self.supports_partial_producer = request.feature_flags.supports_partial_producer
         self.supports_auth_refresh = request.feature_flags.supports_auth_refresh
-        if self.protocol_version >= 18 and request.feature_flags.supports_broker_entry_metadata:
-            self.broker_fields = self.worker.broker_fields
+        self.takes_broker_fields = self.protocol_version >= 18 and request.feature_flags.supports_broker_entry_metadata
+        self.broker_fields = self.worker.broker_fields if self.takes_broker_fields else 0
         self.write(answers.connected(self.protocol_version, self.worker.options.max_message_size))
         if log.level >= DEBUG:
             log.debug("a connection was opened", client=self.address, version=self.client_version, role=identity.role)
@@ -419,7 +420,7 @@ class Client(asyncio.BufferedProtocol):
                 return self.worker.wait_for_owner(self, topic, command)
         except Refusal as refusal:
             return self.write(answers.error(request.request_id, refusal.code, refusal.message))
-        right = None if self.worker.rights is None else right_of(command.type, request)
+        right = right_of(command.type, request)
         routes.setdefault(object_id, Route(link, object_id, request=(topic, command), right=right))
         self._forward_command(link, command, request)
 
@@ -709,6 +710,17 @@ class Client(asyncio.BufferedProtocol):
             return self.transport.abort()
         self.was_heard = False
         self.write(answers.PING)
+
+    def configured(self) -> None:
+        """The worker has other options.  A client that believes it may send larger messages than it may is told by the end of its
+        connection; the next one begins with the new bound."""
+        self.connection.bound(self.worker.options.max_message_size)
+        self.transport.set_write_buffer_limits(high=self.worker.options.write_buffer_bytes)
+        self.broker_fields = self.worker.broker_fields if self.takes_broker_fields else 0
+        for route in self.consumers.values():
+            route.delivery_to = (-1, -1)      # what follows is written as it is to be now
+        if not self.worker.handshakes.accepts(self):
+            self.transport.abort()
 
     def say_goodbye(self) -> None:
         """The broker stops: tell the client to look its topics up again, and close."""

@@ -3,6 +3,7 @@ import asyncio
 import struct
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -14,6 +15,7 @@ from geminga.proto.sends import SEND
 from geminga.storage import channel
 from geminga.storage.control import Control
 from geminga.storage.process import socket_path, worker_identity
+from geminga.workers.identity.options import Unusable
 
 
 class Follower(Protocol):
@@ -23,8 +25,11 @@ class Follower(Protocol):
     def owner_gone(self, index: int) -> None: ...
 
 
-def follow(control: Control, follower: Follower) -> asyncio.Event:
-    """Have it told of owners as they come and go; the event is set when the supervisor says stop, or is gone."""
+def follow(control: Control, follower: Follower, configure: Callable[[str], None]) -> asyncio.Event:
+    """Have it told of owners as they come and go; the event is set when the supervisor says stop, or is gone.
+
+    configure: takes options that are to hold from now on.  Raises Unusable.
+    """
     stopping = asyncio.Event()
 
     def told() -> None:
@@ -33,6 +38,12 @@ def follow(control: Control, follower: Follower) -> asyncio.Event:
                 follower.owner_up(*message["owner"])
             elif "owner_gone" in message:
                 follower.owner_gone(message["owner_gone"])
+            elif "options" in message:
+                try:
+                    configure(message["options"])
+                    control.send(configured="")
+                except Unusable as error:
+                    control.send(configured=str(error))
             elif "stop" in message:
                 stopping.set()
         if not control.is_open:

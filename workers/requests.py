@@ -22,11 +22,15 @@ class Directory:
     """What this worker knows of the catalogue; forgotten whenever anybody has committed to it."""
 
     def __init__(self, catalogue: Catalogue, addresses: Addresses, storage: StorageOptions):
-        self.catalogue, self.addresses = catalogue, addresses
-        self._configured, self._storage = storage, catalogue.with_changes(storage)
+        self.catalogue = catalogue
+        self.configure(addresses, storage)
         self._counts: dict[TopicName, int | None] = {}
         self._namespaces: dict[str, bool] = {}
         self._topics_version: int | None = None
+
+    def configure(self, addresses: Addresses, storage: StorageOptions) -> None:
+        """These hold from now on."""
+        self.addresses, self._configured, self._storage = addresses, storage, self.catalogue.with_changes(storage)
 
     def _refresh(self) -> None:
         if self.catalogue.changed() or len(self._counts) > _CACHE_MAX:

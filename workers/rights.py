@@ -71,6 +71,14 @@ class Rights:
         self._seen = -1
         self._look()
 
+    def close(self) -> None:
+        """Nobody is looked at any more."""
+        self._again.cancel()
+
+    def configured(self) -> None:
+        """The authorization has other options: everybody is looked at anew."""
+        self._seen = -1
+
     # -- before
 
     def refused(self, client: "Client", command: api.BaseCommand) -> bytes | None:
@@ -125,7 +133,7 @@ class Rights:
         except (StorageFull, sqlite3.OperationalError):
             pass      # whoever has changed something is told that not all have seen it
         finally:
-            self._loop.call_later(again, self._look)
+            self._again = self._loop.call_later(again, self._look)
 
     def _all_kept(self) -> bool:
         """Whether nobody has a producer or consumer that it may not have; watchers end without a word."""

@@ -24,7 +24,7 @@ class SchemaThread:
     """One after the other; neither the thread nor what it imports is there before somebody has a schema."""
 
     def __init__(self, path: Path, options: StorageOptions):
-        self._path, self._options = path, options
+        self._path, self.options = path, options      # which may be replaced by others
         self._thread = ThreadPoolExecutor(1)
         self._catalogue: Catalogue | None = None
 
@@ -36,7 +36,7 @@ class SchemaThread:
         try:
             if self._catalogue is None:
                 self._catalogue = Catalogue(self._path)
-            answer = work(self._catalogue, policies_of(self._catalogue, topic, self._options))
+            answer = work(self._catalogue, policies_of(self._catalogue, topic, self._catalogue.with_changes(self.options)))
             self._catalogue.commit()
             return answer
         except (StorageFull, NotDurable, sqlite3.OperationalError) as error:      # the last when it cannot even be opened

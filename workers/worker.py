@@ -8,6 +8,7 @@ import asyncio
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import uvloop
@@ -21,10 +22,10 @@ from geminga.proto.errors import ProtocolError, Refusal
 from geminga.proto.names import TopicName
 from geminga.storage import channel
 from geminga.storage.catalogue import open_catalogue
-from geminga.storage.control import Control
+from geminga.storage.control import Control, unpacked
 from geminga.storage.counters import Counters
 from geminga.storage.libc import give_back_memory
-from geminga.storage.log import DEBUG, log
+from geminga.storage.log import DEBUG, LogOptions, log
 from geminga.storage.options import StorageOptions
 from geminga.storage.process import owner_of
 from geminga.workers.addresses import Addresses
@@ -33,7 +34,7 @@ from geminga.workers.egress import Ledgers
 from geminga.workers.identity.authentication import Authenticator
 from geminga.workers.identity.authorization import Authorization
 from geminga.workers.identity.handshakes import Handshakes
-from geminga.workers.identity.options import AuthorizationOptions
+from geminga.workers.identity.options import AuthorizationOptions, IdentityOptions
 from geminga.workers.links import OwnerLink, follow
 from geminga.workers.listeners import Listeners
 from geminga.workers.options import WorkerOptions
@@ -50,6 +51,16 @@ _SETTLING_BYTES_MAX = 64 << 20   # of commands whose schemas are being looked at
 _DAMAGED_TOLD_MAX = 100          # messages that clients could not read that lines are printed about
 _PROBE_SECONDS = 2               # silence after a PING that ends a connection somebody else wants to replace
 _GOODBYE_SECONDS = 2             # until what was written to clients must have been sent when the broker stops
+
+
+class Given(NamedTuple):
+    """What a worker is told anew when the configuration has changed."""
+
+    options: WorkerOptions
+    storage: StorageOptions
+    identity: IdentityOptions
+    addresses: Addresses
+    log: LogOptions
 
 
 class Worker:
@@ -77,7 +88,30 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self.watchers = Watchers(self, self._loop)
         self.handshakes = Handshakes(authenticator, counters, self._loop)
+        self._authenticator, self._authorization = authenticator, authorization
         self.rights = Rights(self, authorization, self._loop) if authorization.is_enabled else None
+        self._keep_alive = self._loop.call_later(options.keep_alive_interval_ms / 1000, self.keep_alive)
+
+    def configure(self, given: Given) -> None:
+        """These hold from now on, for all clients.  Raises Unusable: keys or users cannot be read; nothing has changed then."""
+        identity = given.identity
+        self._authenticator.configure(identity)
+        self.options, self.schemas.options, self.broker_fields = given.options, given.storage, _broker_fields(given.options)
+        self.directory.configure(given.addresses, given.storage)
+        self.handshakes.configured()
+        self._authorization.configure(identity.authorization)
+        if self.rights is not None and not self._authorization.is_enabled:
+            self.rights.close()
+            self.rights = None
+        elif self.rights is not None:
+            self.rights.configured()
+        elif self._authorization.is_enabled:
+            self.rights = Rights(self, self._authorization, self._loop)
+        self._keep_alive.cancel()
+        self._keep_alive = self._loop.call_later(self.options.keep_alive_interval_ms / 1000, self.keep_alive)
+        for client in list(self._clients.values()):
+            client.configured()
+        self._resume_when_possible()
 
     # -- clients
 
@@ -140,7 +174,7 @@ class Worker:
         for client in list(self._clients.values()):
             client.keep_alive()
         give_back_memory()        # what many connections have left behind; a tenth of a millisecond when there is nothing
-        self._loop.call_later(self.options.keep_alive_interval_ms / 1000, self.keep_alive)
+        self._keep_alive = self._loop.call_later(self.options.keep_alive_interval_ms / 1000, self.keep_alive)
 
     def clients(self) -> Iterable[Client]:
         return self._clients.values()
@@ -380,11 +414,17 @@ def _begin_counters(counters: Counters) -> None:
 async def _serve(serial: int, owners: int, run_dir: Path, data_dir: Path, options: WorkerOptions, listeners: Listeners,
                  control: Control, counters: Counters, directory: Directory, schemas: SchemaThread, authenticator: Authenticator,
                  authorization: Authorization) -> None:
-    loop = asyncio.get_running_loop()
     worker = Worker(serial, owners, run_dir, data_dir, options, directory, schemas, counters, authenticator, authorization)
-    stopping = follow(control, worker)
+
+    def configure(text: str) -> None:
+        given = Given(*unpacked(text))
+        if listeners.certificates is not None:
+            listeners.certificates.configure(given.identity.tls)
+        worker.configure(given)
+        log.begin(given.log)
+
+    stopping = follow(control, worker, configure)
     servers = await listeners.serve(lambda: Client(worker), lambda: Client(worker, is_inside=True))
-    loop.call_later(options.keep_alive_interval_ms / 1000, worker.keep_alive)
     control.send(ready={})
     await stopping.wait()
     for server in servers:

@@ -67,7 +67,7 @@ class Dispatcher(ABC):
         """
 
     def bounds_changed(self) -> None:      # noqa: B027
-        """Policies of its consumers are new."""
+        """Policies of its consumers, or the options of its subscription, are new."""
 
     def fell_due(self, released: Released) -> None:      # noqa: B027
         """The time of these has come; whoever does not wait for it has given them out long ago."""

@@ -33,6 +33,10 @@ class Failover(Exclusive):
     def detach(self, consumer: Consumer) -> None:
         self._choose()
 
+    def bounds_changed(self) -> None:
+        """Who is active may be chosen in another way now."""
+        self._choose()
+
     def redeliver(self, consumer: Consumer, wanted: dict[int, NDArray[np.int64]]) -> Nacked:
         """Who only stands by has nothing."""
         return super().redeliver(consumer, wanted) if consumer is self._active else []

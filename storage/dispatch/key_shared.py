@@ -64,9 +64,28 @@ class KeyShared(Shared):
             if consumer.ranges is not None:
                 self.ranges = Sticky()
             else:
-                self.ranges = Consistent() if self.subscription.options.key_shared_consistent_hashing else AutoSplit()
+                self.ranges = self._made()()
+        self._follow_options()
         super().attach(consumer)
         self.ranges.add(consumer)
+        self._changed_hands()
+
+    def bounds_changed(self) -> None:
+        super().bounds_changed()
+        self._follow_options()
+
+    def _made(self) -> type[Consistent] | type[AutoSplit]:
+        """How hashes are shared out among consumers that leave it to us."""
+        return Consistent if self.subscription.options.key_shared_consistent_hashing else AutoSplit
+
+    def _follow_options(self) -> None:
+        """They may want hashes shared out in another way than when the first consumer came."""
+        if self.ranges is None or isinstance(self.ranges, (Sticky, self._made())):
+            return
+        self.ranges = self._made()()
+        for consumer in self.subscription.consumers:
+            if consumer.seat:
+                self.ranges.add(consumer)
         self._changed_hands()
 
     def detach(self, consumer: Consumer) -> None:

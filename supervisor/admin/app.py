@@ -13,7 +13,7 @@ from aiohttp import web
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.storage.catalogue import open_catalogue
-from geminga.storage.control import Control
+from geminga.storage.control import Control, unpacked
 from geminga.storage.counters import Counters
 from geminga.storage.errors import NotDurable, StorageFull
 from geminga.storage.log import log
@@ -42,6 +42,7 @@ from geminga.supervisor.config import Config
 from geminga.workers.addresses import Addresses
 from geminga.workers.identity.authentication import Authenticator
 from geminga.workers.identity.authorization import Authorization
+from geminga.workers.identity.certificates import Tls
 from geminga.workers.links import follow
 from geminga.workers.listeners import Listeners, inside_path
 from geminga.workers.schemas import SchemaThread
@@ -96,13 +97,12 @@ def make_app(config: Config, owners: Owners, addresses: Addresses, run_dir: Path
              authenticator: Authenticator) -> web.Application:
     app = web.Application(middlewares=[audit.record, errors_as_json, authentication.identify, authorization.authorize],
                           client_max_size=_BODY_MAX)
-    app[brokers.CONFIG] = config
     catalogue = open_catalogue(config.data_dir / "catalogue.sqlite")
     app[topics.TOPICS] = topics.Topics(catalogue, addresses, config, counters["admin", 0])
     app[OWNERS], app[audit.AUDIT] = owners, audit.Audit(config.data_dir)
     app.on_cleanup.append(audit.close)
     app[authorization.AUTHORIZATION] = Authorization(config.authorization, catalogue)
-    app[authentication.DOOR] = authentication.Door(authenticator, config.authentication.metrics, counters["admin", 0])
+    app[authentication.DOOR] = authentication.Door(authenticator, config.identity, counters["admin", 0])
     app[health.INSIDE], app[health.COUNTERS] = inside_path(run_dir), counters
     app[compaction.COMPACTIONS] = compactions = compaction.Compactions(config, catalogue, owners)
     app.cleanup_ctx.append(compactions.serve)
@@ -113,6 +113,19 @@ def make_app(config: Config, owners: Owners, addresses: Addresses, run_dir: Path
         app.add_routes(part.routes)
     app.add_routes(brokers.LAST)
     return app
+
+
+def configure(app: web.Application, config: Config, addresses: Addresses, certificates: Tls | None) -> None:
+    """These hold from now on.  Raises Unusable: some of it does not."""
+    if certificates is not None:
+        certificates.configure(config.tls)
+    app[authentication.DOOR].configure(config.identity)
+    app[authorization.AUTHORIZATION].configure(config.authorization)
+    app[topics.TOPICS].configure(config, addresses)
+    app[compaction.COMPACTIONS].configure(config)
+    app[metrics.METRICS].configure(config)
+    app[schemas.THREAD].options = config.storage
+    log.begin(config.log)
 
 
 def run(config: Config, serial: int, run_dir: Path, listeners: Listeners, addresses: Addresses,
@@ -127,7 +140,7 @@ def run(config: Config, serial: int, run_dir: Path, listeners: Listeners, addres
 
 
 async def _serve(app: web.Application, owners: Owners, listeners: Listeners, control: Control) -> None:
-    stopping = follow(control, owners)
+    stopping = follow(control, owners, lambda text: configure(app, *unpacked(text), listeners.certificates))
     runner = web.AppRunner(app, access_log=None, keepalive_timeout=_KEEP_ALIVE_SECONDS, max_line_size=_LINE_MAX, max_field_size=_LINE_MAX,
                            shutdown_timeout=0.5)
     await runner.setup()

@@ -18,6 +18,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.counters import EXPIRING_MINUTES, METHODS, RESULTS, Counters, authentication_counter
 from geminga.workers.identity.attempts import Attempts
 from geminga.workers.identity.authentication import NOT_ASKED, Authenticator, Identity, Original
+from geminga.workers.identity.options import IdentityOptions
 from geminga.workers.identity.shown import NotAuthenticated, Shown, certificate_of
 
 IDENTITY = web.RequestKey("identity", Identity)
@@ -31,13 +32,22 @@ _SPOOFED = "Invalid combination of Original principal cannot be empty if the req
 class Door:
     """What the middleware needs."""
 
-    def __init__(self, authenticator: Authenticator, asks_for_metrics: bool, counters: Counters):
+    def __init__(self, authenticator: Authenticator, options: IdentityOptions, counters: Counters):
         self._authenticator, self._counters = authenticator, counters
-        self._open = _OPEN if asks_for_metrics else (*_OPEN, *_METRICS)
         self._threads = ThreadPoolExecutor(1, "hashes")
         self._waiting = 0
-        self._ways = [f'{scheme} realm="geminga"' for scheme in ("Bearer", "Basic") if authenticator.asks_for(_SCHEMES[scheme.lower()])]
         self._attempts: Attempts | None = None      # made when there is a loop
+        self._follow(options)
+
+    def configure(self, options: IdentityOptions) -> None:
+        """These hold from now on.  Raises Unusable, and those before hold on."""
+        self._authenticator.configure(options)
+        self._follow(options)
+
+    def _follow(self, options: IdentityOptions) -> None:
+        self._open = _OPEN if options.authentication.metrics else (*_OPEN, *_METRICS)
+        asks_for = self._authenticator.asks_for
+        self._ways = [f'{scheme} realm="geminga"' for scheme in ("Bearer", "Basic") if asks_for(_SCHEMES[scheme.lower()])]
 
     async def identify(self, request: web.Request) -> Identity:
         """Raises HTTPUnauthorized, HTTPServiceUnavailable."""

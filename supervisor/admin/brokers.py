@@ -9,12 +9,10 @@ from geminga.storage.policy_table import TABLE
 from geminga.supervisor import config as configuration
 from geminga.supervisor.admin.owners import OWNERS
 from geminga.supervisor.admin.topics import BUNDLE, TOPICS, catalogue_of, done, part_of, status
-from geminga.supervisor.config import Config
 from geminga.supervisor.properties import TRANSLATED, ConfigError, Setting
 from geminga.workers.identity.options import Secret
 
 routes = web.RouteTableDef()
-CONFIG = web.AppKey("config", Config)
 _CONFIGURATION = "/admin/v2/brokers/configuration"
 _TEXTS = "/broker"        # scope in the catalogue of what was changed, by Pulsar's names, as it was said
 # Keys that are asked for each time they matter: what holds where no policy says otherwise, and rates of the whole broker.
@@ -58,7 +56,7 @@ async def check_quotas(request: web.Request) -> web.Response:
 
 @routes.get("/admin/v2/brokers/internal-configuration")
 async def internal(request: web.Request) -> web.Response:
-    path = request.app[CONFIG].data_dir.resolve()
+    path = request.app[TOPICS].config.data_dir.resolve()
     return web.json_response({"metadataStoreUrl": f"file:{path}/catalogue.sqlite", "configurationMetadataStoreUrl":
                               f"file:{path}/catalogue.sqlite", "ledgersRootPath": f"{path}/partitions"})
 
@@ -86,7 +84,7 @@ async def changed(request: web.Request) -> web.Response:
 @routes.get(_CONFIGURATION + "/runtime")
 async def runtime(request: web.Request) -> web.Response:
     """What holds, by Pulsar's names; texts all."""
-    config = request.app[CONFIG]
+    config = request.app[TOPICS].config
     sections = {"storage": request.app[TOPICS].storage, "network": config.worker, "authentication": config.authentication,
                 "authorization": config.authorization, "nightly": config.nightly}
     found = {}
@@ -139,7 +137,7 @@ async def _keep(request: web.Request, name: str, text: str | None, value: Any) -
     catalogue.set_policy(_TEXTS, name, text)
     catalogue.set_policy(catalogue.OPTIONS, TRANSLATED[name][0].removeprefix("storage."), value)
     catalogue.commit()
-    topics.storage = catalogue.with_changes(request.app[CONFIG].storage)
+    topics.storage = catalogue.with_changes(topics.config.storage)
     await request.app[OWNERS].tell_all("options")
     return web.Response(status=200)
 

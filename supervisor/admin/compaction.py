@@ -4,8 +4,8 @@ It is done by jobs, which are processes of their own: those that this process st
 the timer's.  All of them talk to the broker over a socket in the data folder, for whoever may write there.  Its lines are JSON, and each
 is answered by one:
 
-    {"ask": question, "topic": ...}     of the topic's owner, {"ask": question, "owner": n} of one: {"answer": ...} or {"refused": why,
-                                        "again": whether it may be asked again soon}
+    {"ask": question, "topic": ...}     of the topic's owner, {"ask": question, "owner": n} of one, "all" of all of them at once, whose
+                                        answers are a list: {"answer": ...} or {"refused": why, "again": whether it may be asked again soon}
     {"began": {partition id: topic}}    these are being compacted, until each is told of or the connection ends
     {"adopted": partition id}           its view is in force
     {"ended": report}                   what became of one: a Report of storage/jobs/nightly.py
@@ -34,14 +34,13 @@ from geminga.storage import compacted, format
 from geminga.storage.catalogue import Catalogue
 from geminga.storage.errors import text_of
 from geminga.storage.log import log
-from geminga.supervisor.admin.brokers import CONFIG
 from geminga.supervisor.admin.owners import Owners
-from geminga.supervisor.admin.topics import TOPIC, ask_each, ask_single, catalogue_of, done, not_allowed, parts_of, topic_of
+from geminga.supervisor.admin.topics import TOPIC, TOPICS, ask_each, ask_single, catalogue_of, done, not_allowed, parts_of, topic_of
 from geminga.supervisor.beside import REPORT, SOCKET, short_path
 from geminga.supervisor.config import Config
 
 routes = web.RouteTableDef()
-QUESTIONS = {"adopt-view", "enforce", "leftovers"}       # that jobs may have for owners
+QUESTIONS = {"adopt-view", "enforce", "leftovers", "backup-begin", "backup-cut"}       # that jobs may have for owners
 _BATCH = 100                 # partitions that one job is given
 _LINE_MAX = 1 << 20
 _RECORDS_MAX = 10_000
@@ -83,13 +82,20 @@ class Compactions:
     """Those that wait, those that are under way, and how they ended."""
 
     def __init__(self, config: Config, catalogue: Catalogue, owners: Owners):
-        self._config, self._catalogue, self._owners = config, catalogue, owners
+        self._catalogue, self._owners = catalogue, owners
+        self._has_changed = asyncio.Event()                          # the configuration
+        self.configure(config)
         self._waiting: dict[int, str] = {}                           # topics by partition id
         self._running: dict[int, tuple[str, object]] = {}            # ... and by whom: a connection, or None for one to come
         self._batch: dict[int, str] = {}                             # those of the job that was started here
         self._records: OrderedDict[int, Record] = OrderedDict()      # those that ended last behind
         self._has_waiting = asyncio.Event()
         self._job: asyncio.subprocess.Process | None = None
+
+    def configure(self, config: Config) -> None:
+        """This holds from now on; a job that runs goes on by what it was started with."""
+        self._config = config
+        self._has_changed.set()
 
     async def serve(self, _app: web.Application) -> AsyncIterator[None]:
         """As long as the app does; jobs find this process when it is ready."""
@@ -198,7 +204,10 @@ class Compactions:
     async def _watch(self) -> None:
         """Which partitions have passed their thresholds?"""
         while True:
-            await asyncio.sleep(self._config.nightly.check_interval_s)
+            self._has_changed.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._has_changed.wait(), self._config.nightly.check_interval_s)
+                continue
             for index in range(self._owners.count):
                 with contextlib.suppress(Refusal):      # another time
                     found = await self._owners.ask_owner(index, "compaction-due")
@@ -251,12 +260,15 @@ class Compactions:
             return await self._asked(**said)
         return {"answer": None}
 
-    async def _asked(self, ask: str, topic: str = "", owner: int = 0, **arguments) -> dict:
+    async def _asked(self, ask: str, topic: str = "", owner: int | str = 0, **arguments) -> dict:
         if ask not in QUESTIONS:
             return {"refused": f"There is no question {ask}", "again": False}
         try:
             if topic:
                 return {"answer": await self._owners.ask(ask, names.parse(topic), **arguments)}
+            if owner == "all":
+                each = (self._owners.ask_owner(index, ask, **arguments) for index in range(self._owners.count))
+                return {"answer": await asyncio.gather(*each)}
             return {"answer": await self._owners.ask_owner(owner, ask, **arguments)}
         except Refusal as refusal:
             return {"refused": refusal.message, "again": refusal.code == api.ServiceNotReady}
@@ -319,6 +331,6 @@ def _stored(request: web.Request, topics: Iterable[TopicName]) -> dict[int, str]
 async def report(request: web.Request) -> web.Response:
     """Of the last night."""
     try:
-        return web.Response(text=(request.app[CONFIG].data_dir / REPORT).read_text("utf-8"), content_type="application/json")
+        return web.Response(text=(request.app[TOPICS].config.data_dir / REPORT).read_text("utf-8"), content_type="application/json")
     except FileNotFoundError:
         raise web.HTTPNotFound(text="There was no nightly run yet") from None

@@ -274,16 +274,21 @@ class Metrics:
     """A collector for prometheus_client, and the rest."""
 
     def __init__(self, config: Config, counters: dict[tuple[str, int], Counters], owners: Owners):
-        self._cluster, self._options, self._counters, self._owners = config.cluster_name, config.metrics, counters, owners
+        self._counters, self._owners = counters, owners
         self._registry = CollectorRegistry()
         self._registry.register(self)
         self._measured: list[Measured | None] = []
-        self._host_name = urlsplit(url("pulsar", config.worker.advertised_address or config.worker.bind, 0)).hostname
+        self.configure(config)
         self._seen: dict[str, deque[tuple[float, NDArray]]] = {name: deque() for name in _SUMMARIES}      # (when, counts), of late
         self._links = _Links()
         self.certificates: Tls | None = None
         self.compactions: Compactions | None = None
         self._data_dir = config.data_dir
+
+    def configure(self, config: Config) -> None:
+        """This holds from now on."""
+        self._cluster, self._options = config.cluster_name, config.metrics
+        self._host_name = urlsplit(url("pulsar", config.worker.advertised_address or config.worker.bind, 0)).hostname
 
     async def text(self) -> bytes:
         most = self._options.topics_max if self._options.topics else 0

@@ -35,9 +35,16 @@ class Topics:
 
     def __init__(self, catalogue: Catalogue, addresses: Addresses, config: Config, counters: Counters):
         """counters: this process's own."""
-        self.catalogue, self.addresses, self.counters = catalogue, addresses, counters
-        self.cluster_name, self.storage, self.max_message_size = config.cluster_name, config.storage, config.worker.max_message_size
+        self.catalogue, self.counters = catalogue, counters
         self.directory = Directory(catalogue, addresses, config.storage)
+        self.configure(config, addresses)
+
+    def configure(self, config: Config, addresses: Addresses) -> None:
+        """These hold from now on."""
+        self.config, self.addresses = config, addresses
+        self.cluster_name, self.max_message_size = config.cluster_name, config.worker.max_message_size
+        self.storage = self.catalogue.with_changes(config.storage)
+        self.directory.configure(addresses, config.storage)
 
 
 TOPICS = web.AppKey("topics", Topics)

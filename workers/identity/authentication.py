@@ -39,10 +39,14 @@ class Authenticator:
 
     def __init__(self, options: IdentityOptions):
         """Raises Unusable: a key or a file of users cannot be read."""
+        self.configure(options)
+
+    def configure(self, options: IdentityOptions) -> None:
+        """These hold from now on.  Raises Unusable, and those before hold on."""
+        self._methods = {name: _MAKERS[name](options.authentication) for name in options.authentication.methods}
         self._options = options.authentication
         self._proxies = frozenset(options.authorization.proxy_roles)
         self._is_authorization_on = options.authorization.enabled
-        self._methods = {name: _MAKERS[name](options.authentication) for name in options.authentication.methods}
 
     @property
     def is_on(self) -> bool:
@@ -102,6 +106,14 @@ class Authenticator:
                 raise NotAuthenticated("INVALID_PRINCIPAL", "a proxy asks on behalf of a proxy", api.AuthorizationError, "Invalid roles.")
             return replace(found, proxy=identity.role)
         return replace(identity, role=principal, proxy=identity.role)
+
+    def accepts(self, identity: Identity) -> bool:
+        """Whether somebody who was admitted by options that held before could be now, by the same way."""
+        if not self.is_on or identity.method == INTERNAL:
+            return True
+        if not identity.method:
+            return bool(identity.role) and identity.role == self._options.anonymous_role
+        return self.asks_for(identity.method) and (not identity.proxy or identity.proxy in self._proxies)
 
     def renew(self, identity: Identity, shown: Shown) -> Identity:
         """The identity with what was shown anew; it must be the same role.  Raises NotAuthenticated."""

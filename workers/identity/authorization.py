@@ -43,14 +43,19 @@ class Authorization:
     """Decides by the catalogue as it was when `version` was last asked: whoever has other means to be up to date need not ask each time."""
 
     def __init__(self, options: AuthorizationOptions, catalogue: Catalogue):
-        self.is_enabled = options.enabled
-        self._supers = frozenset(options.super_user_roles)
-        self._wildcards = options.wildcards
         self._catalogue = catalogue
         self._seen: tuple[int, int] | None = None
         self._rights_version = -1
         self._decided: dict[tuple[str, str, str, Resource, str], Decision] = {}
         self._policies: dict[str, dict[str, Any]] = {}       # of tenants, namespaces and topics, as far as they were needed
+        self.configure(options)
+
+    def configure(self, options: AuthorizationOptions) -> None:
+        """These hold from now on."""
+        self.is_enabled = options.enabled
+        self._supers = frozenset(options.super_user_roles)
+        self._wildcards = options.wildcards
+        self._forget()
 
     def version(self) -> int:
         """Another one whenever somebody's rights have changed."""

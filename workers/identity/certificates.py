@@ -85,6 +85,22 @@ class Tls:
         self._front = self._loaded.context         # handshakes change from it to what is in force
         self._front.sni_callback, self._front.tls = self._greeted, self
 
+    def configure(self, options: TlsOptions) -> None:
+        """Handshakes from now on go by these.  Raises Unusable, and those before hold on."""
+        loaded = load(options)
+        if (options.trusted, options.client_certificates) != (self._options.trusted, self._options.client_certificates):
+            self.trusted_since = time.time()
+        self._options, self._loaded = options, loaded
+        self._files, self._looked, self._is_failing = self._look(), time.monotonic(), False
+        self._trusted = self._files[-1]
+        # What a connection takes from the context that it began with, before it changes to what is in force.
+        new, front = loaded.context, self._front
+        front.minimum_version, front.maximum_version = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3      # in whatever order they change
+        front.minimum_version, front.maximum_version = new.minimum_version, new.maximum_version
+        front.verify_flags, front.verify_mode = new.verify_flags, new.verify_mode
+        defaults = ":".join(found["name"] for found in new.get_ciphers() if not found["name"].startswith("TLS_"))
+        front.set_ciphers(ciphers(options.ciphers) if options.ciphers else defaults)
+
     def listening(self) -> dict[str, Any]:
         """What a loop's create_server has to be told."""
         return {"ssl": self._front, "ssl_handshake_timeout": _HANDSHAKE_SECONDS, "ssl_shutdown_timeout": _GOODBYE_SECONDS}

@@ -33,8 +33,16 @@ class Handshakes:
         self._threads = ThreadPoolExecutor(1, "hashes")       # not begun before it has something to do
         self._waiting = self._delayed = 0
         self._expiring: set = set()                            # clients whose identities do
-        if authenticator.is_on:
-            loop.call_later(authenticator.refresh_interval_s, self._refresh)
+        self._round = loop.call_later(authenticator.refresh_interval_s, self._refresh)
+
+    def configured(self) -> None:
+        """The authenticator has other options."""
+        self._round.cancel()
+        self._round = self._loop.call_later(self._authenticator.refresh_interval_s, self._refresh)
+
+    def accepts(self, client) -> bool:
+        """Whether the client could come now as it did."""
+        return client.identity is None or self._authenticator.accepts(client.identity)
 
     def opened(self, client) -> asyncio.TimerHandle:
         """The connection ends unless its handshake does; the timer is to be cancelled then."""
@@ -129,7 +137,7 @@ class Handshakes:
 
     def _refresh(self) -> None:
         """A round: those whose tokens have expired are asked for others; who was asked in the last one and has not answered is gone."""
-        self._loop.call_later(self._authenticator.refresh_interval_s, self._refresh)
+        self._round = self._loop.call_later(self._authenticator.refresh_interval_s, self._refresh)
         now = time.time()
         for client in [client for client in self._expiring if client.identity.expires_s <= now]:
             if client.is_challenged:

@@ -1,0 +1,442 @@
+"""A configuration that is loaded while the broker runs: every key holds afterwards, or is named as one that needs a restart."""
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from urllib.parse import urlsplit
+
+import pulsar
+import pytest
+
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.supervisor import commands
+from geminga.supervisor.config import KEYS, RANGES, Config
+from geminga.supervisor.reload import NEEDS_RESTART, TLS_SWITCH, merged, shown, value
+from geminga.workers.identity.options import Secret, TlsOptions
+
+from ..clients.test_tls import Authority
+from ..harness import Broker, eventually, request, unique_topic
+from ..proto.client_frames import CONNECT, T, command, entry_of, message_metadata, send
+from ..workers.peer import Closed, Peer
+
+GEMINGA = str(Path(sys.executable).with_name("geminga"))
+CHOICES = {     # of keys whose values are not any number, or any text
+    "storage.sync": "interval", "storage.failover_selection": "join-order", "storage.backlog_quota_policy": "producer_exception",
+    "storage.inactive_topic_mode": "delete_when_subscriptions_caught_up", "storage.subscription_types": ("Shared",),
+    "storage.schema_compatibility_strategy": "BACKWARD", "nightly.engine": "here", "nightly.master": "local[1]",
+    "network.advertised_listeners": ("inside:pulsar://inside:6650",), "network.broker_entry_metadata": ("index",), "log.level": "debug",
+    "log.format": "json", "tls.client_certificates": "none", "tls.versions": ("TLSv1.3",), "authentication.methods": ("basic",),
+    "authentication.public_key_algorithm": "ES256", "tls.certificate": "", "tls.key": ""}
+
+
+def other(key, now):
+    """Another value that the key may have."""
+    if key in CHOICES:
+        return CHOICES[key]
+    if isinstance(now, bool):
+        return not now
+    if isinstance(now, int):
+        return now - 1 if now + 1 > RANGES.get(key, (0, 1 << 62))[1] else now + 1
+    if isinstance(now, tuple):
+        return (Secret("data:,x"),) if "keys" in key else ("x",)
+    return type(now)(f"{now}x")
+
+
+def with_value(config, key, found):
+    section, _, name = key.rpartition(".")
+    part = {"network": "worker"}.get(section, section)
+    return replace(config, **({part: replace(getattr(config, part), **{name: found})} if section else {name: found}))
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_each_key_holds_or_is_named(key):
+    before = replace(Config(), tls=TlsOptions(certificate="c", key="k"))
+    wanted = other(key, value(before, key))
+    after, [change] = merged(before, with_value(before, key, wanted))
+    needs = key in NEEDS_RESTART or key == "tls.certificate"      # which is gone, and so is TLS
+    assert (change.key, change.old, change.new, bool(change.needs)) == (key, value(before, key), wanted, needs)
+    assert value(after, key) == (change.old if needs else wanted)
+
+
+def test_only_listeners_folders_and_numbers_of_processes_need_a_restart():
+    assert set(NEEDS_RESTART) == {"data_dir", "workers", "owners", "network.bind", "network.port", "http_bind", "http_port", "tls.port",
+                                  "tls.http_port"}
+
+
+def test_tls_is_not_switched_on_halfway():
+    """None of its keys holds when there is nobody who listens; each is named."""
+    after, changes = merged(Config(), replace(Config(), tls=TlsOptions(certificate="c", key="k", trusted="t")))
+    assert after == Config()
+    assert {(change.key, change.needs) for change in changes} == {(f"tls.{name}", TLS_SWITCH) for name in ("certificate", "key", "trusted")}
+
+
+def test_secrets_are_shown_to_nobody():
+    assert shown((Secret("data:,s3cret"), Secret("/etc/key"))) == '["***", "***"]'
+
+
+# -- with a broker
+
+class Reloaded:
+    """A broker whose file is written anew."""
+
+    def __init__(self, folder):
+        self.folder, self.file = folder, folder / "geminga.toml"
+        self.authority = Authority(folder)
+        (folder / "other").mkdir()
+        self.tls = f'[tls]\ncertificate = "{folder}/cert"\nkey = "{folder}/key"\ntrusted = "{folder}/trusted"\nport = 0\nhttp_port = 0\n'
+        self.file.write_text(self.tls)
+        self.broker = Broker(folder / "data", "--config", str(self.file), "--workers", "2", "--owners", "2").start()
+
+    def run(self, *arguments):
+        done = subprocess.run([GEMINGA, *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False)
+        return SimpleNamespace(status=done.returncode, printed=done.stdout, said=done.stderr)
+
+    def load(self, text, tls=None):
+        """Have the broker take it."""
+        self.file.write_text(text + "\n" + (self.tls if tls is None else tls))
+        return self.run("reload", "--data-dir", self.broker.data_dir)
+
+    def holds(self, text, tls=None):
+        """What `geminga reload` prints then."""
+        self.file.write_text(text + "\n" + (self.tls if tls is None else tls))
+        [answer] = commands.ask(self.broker.data_dir, reload=True)
+        assert not answer["error"]
+        return "".join(f"{change}\n" for change in answer["changes"])
+
+
+@pytest.fixture(scope="module")
+def reloaded(tmp_path_factory):
+    made = Reloaded(tmp_path_factory.mktemp("reload"))
+    yield made
+    made.broker.close()
+
+
+@pytest.fixture
+def reload(reloaded):
+    yield reloaded
+    reloaded.holds("")
+
+
+def producer_answer(broker, **fields):
+    with Peer(broker.service_url) as peer:
+        return peer.ask(T.PRODUCER, **{"topic": unique_topic(), "producer_id": 1, "request_id": 1} | fields)
+
+
+def test_all_keys_at_once_are_told_and_taken_back(reload):
+    """Every process answers that it goes by them: else the command would not return."""
+    sections, before = {"": []}, replace(Config(), tls=TlsOptions(certificate="c", key="k"))
+    changed = []
+    for key in KEYS:
+        section, _, name = key.rpartition(".")
+        if section in ("tls", "authentication", "authorization") or key in NEEDS_RESTART:
+            continue      # the first two need files that fit each other, and are below
+        wanted = other(key, value(before, key))
+        changed.append(key)
+        sections.setdefault(section, []).append(f"{name} = {json.dumps(wanted)}")
+    text = "\n".join("\n".join([f"[{name}]"] * bool(name) + lines) for name, lines in sections.items())
+    printed = reload.holds(text)
+    assert [line.partition(":")[0] for line in printed.splitlines()] == changed
+    assert "storage.retention_s: 0 -> 1" in printed
+    assert reload.holds(text) == ""
+    assert len(reload.holds("").splitlines()) == len(changed)
+
+
+def test_what_needs_a_restart_stays_and_is_said(reload):
+    printed = reload.holds('http_bind = "0.0.0.0"\nowners = 7\n[storage]\nretention_s = 5\n')
+    assert "owners" not in printed      # which the command line said, and says
+    assert "http_bind: " in printed and "needs a restart" in printed and "stays" in printed
+    assert "storage.retention_s: 0 -> 5" in printed
+    assert reload.broker.service_url and request("GET", reload.broker.http_url + "/status.html")[0] == 200
+    assert "needs a restart" in reload.broker.log()
+
+
+@pytest.mark.parametrize(("text", "key"), [("[storage]\nretention_s = -7", "storage.retention_s"), ("[storage", "geminga.toml"),
+                                           ("[authentication]\nmethods = ['basic']\nusers = '/nowhere'", "authentication.users")])
+def test_a_wrong_one_changes_nothing(reload, text, key):
+    """One line names the key, the same that geminga config check prints; the exit status says so."""
+    reload.holds("[network]\nmax_message_size = 100000\n")
+    done = reload.load(f"[network]\nmax_message_size = 200000\n{text}")
+    assert (done.status, len(done.said.splitlines())) == (2, 1)
+    assert key in done.said and "stays in force" in done.said
+    checked = reload.run("config", "check", "--config", reload.file)
+    assert (checked.status, len(checked.said.splitlines())) == (2, 1)
+    assert key in checked.said
+    with Peer(reload.broker.service_url, b"") as peer:
+        peer.say(CONNECT)
+        assert peer.hear().connected.max_message_size == 100_000
+
+
+def test_a_signal_does_the_same(reload):
+    reload.file.write_text("[storage]\nretention_s = 77\n" + reload.tls)
+    os.kill(reload.broker.pid, signal.SIGHUP)
+    eventually(lambda: "storage.retention_s: 0 -> 77" in reload.broker.log(), 10)
+    eventually(lambda: "the configuration was loaded: 1 keys" in reload.broker.log(), 10)
+
+
+def test_whoever_is_started_later_has_it_too(reload):
+    reload.holds("[storage]\nauto_create_topics = false\n[network]\nmax_message_size = 50000\n")
+    for role in ("owner", "worker"):
+        for index in range(2):
+            reload.broker.wait_replaced(role, index, reload.broker.kill(role, index), 10)
+    eventually(lambda: producer_answer(reload.broker).type == T.ERROR, 10)
+
+
+def test_nobody_is_disturbed(reload):
+    """Producers and consumers go on over a reload, on the connections that they have."""
+    client = pulsar.Client(reload.broker.service_url, logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull))
+    topic = unique_topic()
+    consumer, producer = client.subscribe(topic, "s"), client.create_producer(topic)
+    before = connections(reload)
+    for number in range(3):
+        reload.holds(f"[storage]\nretention_s = {number + 1}\nroll_over_bytes = {(10 + number) << 20}\n")
+        producer.send(b"%d" % number)
+        assert consumer.receive(5_000).data() == b"%d" % number
+    assert connections(reload) == before
+    client.close()
+
+
+def connections(reload):
+    """That clients have made so far."""
+    lines = request("GET", reload.broker.http_url + "/metrics")[1].splitlines()
+    return [line for line in lines if line.startswith("pulsar_broker_connection_created_total_count")]
+
+
+# -- one by one: what holds
+
+def test_topics_are_made_or_not(reload):
+    assert producer_answer(reload.broker).type == T.PRODUCER_SUCCESS
+    reload.holds("[storage]\nauto_create_topics = false\n")
+    assert producer_answer(reload.broker).error.error == api.TopicNotFound
+    reload.holds("[storage]\nauto_create_partitions = 3\n")
+    topic = unique_topic()
+    with Peer(reload.broker.service_url) as peer:
+        assert peer.ask(T.PARTITIONED_METADATA, topic=topic, request_id=1).partitionMetadataResponse.partitions == 3
+
+
+def test_topics_that_keep_nothing_may_be_used_or_not(reload):
+    topic = unique_topic().replace("persistent", "non-persistent")
+    assert producer_answer(reload.broker, topic=topic).type == T.PRODUCER_SUCCESS
+    reload.holds("[storage]\nnon_persistent_topics = false\n")
+    assert producer_answer(reload.broker, topic=topic + "2").error.error == api.NotAllowedError
+
+
+def test_types_of_subscriptions(reload):
+    reload.holds('[storage]\nsubscription_types = ["Shared"]\n')
+    with Peer(reload.broker.service_url) as peer:
+        assert peer.ask(T.SUBSCRIBE, topic=unique_topic(), subscription="s", subType=api.CommandSubscribe.Exclusive, consumer_id=1,
+                        request_id=1).type == T.ERROR
+
+
+def test_the_size_of_messages_also_on_connections_that_are_there(reload):
+    """One that was told another bound before is told by its end."""
+    topic = unique_topic()
+    with Peer(reload.broker.service_url) as before:
+        before.open_producer(topic)
+        reload.holds("[network]\nmax_message_size = 10000\n")
+        before.say(send(entry_of(message_metadata(), b"x" * 100_000)))
+        with pytest.raises(Closed):
+            before.hear()
+    reload.holds("[network]\nmax_message_size = 20000000\n")
+    with Peer(reload.broker.service_url) as after:
+        after.open_producer(topic)
+        after.say(send(entry_of(message_metadata(), b"x" * 19_000_000)))
+        assert after.hear().type == T.SEND_RECEIPT
+
+
+def test_the_time_between_pings(reload):
+    with Peer(reload.broker.service_url) as peer:
+        peer.answers_pings = False
+        reload.holds("[network]\nkeep_alive_interval_ms = 200\n")
+        assert peer.until_closed() == []
+
+
+def test_where_clients_are_sent(reload):
+    def lookup(**fields):
+        with Peer(reload.broker.service_url) as peer:
+            return peer.ask(T.LOOKUP, topic=unique_topic(), request_id=1, **fields).lookupTopicResponse.brokerServiceUrl
+
+    assert lookup() == reload.broker.service_url
+    reload.holds('[network]\nadvertised_address = "elsewhere"\n')
+    assert urlsplit(lookup()).hostname == "elsewhere"
+    reload.holds('[network]\nadvertised_listeners = ["inside:pulsar://within:1234"]\n')
+    assert lookup(advertised_listener_name="inside") == "pulsar://within:1234"
+    _, text = request("GET", f"{reload.broker.http_url}/lookup/v2/topic/persistent/public/default/t?listenerName=inside")
+    assert json.loads(text)["brokerUrl"] == "pulsar://within:1234"
+
+
+def test_what_brokers_add_to_entries(reload):
+    """For a consumer that is there already."""
+    topic = unique_topic()
+    with Peer(reload.broker.service_url, b"") as peer:
+        peer.say(command(T.CONNECT, client_version="t", protocol_version=21, feature_flags={"supports_broker_entry_metadata": True}))
+        peer.hear()
+        peer.open_producer(topic)
+        peer.subscribe(topic)
+        peer.say(command(T.FLOW, consumer_id=1, messagePermits=10))
+        sizes = []
+        for number, text in enumerate(("", "[network]\nexpose_broker_entry_metadata = true\nbroker_entry_metadata = ['index']\n")):
+            reload.holds(text)
+            peer.say(send(entry_of(message_metadata()), sequence_id=number))
+            heard = dict((said.type, entry) for said, entry in (peer.hear_frame(), peer.hear_frame()))
+            sizes.append(heard[T.MESSAGE][:2])
+    assert sizes == [b"\x0e\x01", b"\x0e\x02"]      # the entry's own magic; a broker's part before it
+
+
+def test_the_name_of_the_cluster_and_what_metrics_show(reload):
+    topic = unique_topic()
+    with Peer(reload.broker.service_url) as peer:
+        peer.open_producer(topic)
+        eventually(lambda: topic in request("GET", reload.broker.http_url + "/metrics")[1], 10)
+        reload.holds('cluster_name = "renamed"\n[metrics]\ntopics = false\n')
+        text = request("GET", reload.broker.http_url + "/metrics")[1]
+        assert topic not in text and 'cluster="renamed"' in text and 'cluster="standalone"' not in text
+
+
+def test_policies_that_hold_where_nothing_is_set(reload):
+    """A topic that is open has them, too; what was set over REST for it, or for the broker, is stronger."""
+    topic = unique_topic()
+    path = f"{reload.broker.http_url}/admin/v2/{topic.replace('://', '/')}"
+    with Peer(reload.broker.service_url) as peer:
+        peer.open_producer(topic)
+        reload.holds("[storage]\nmax_producers_per_topic = 1\n")
+        assert producer_answer(reload.broker, topic=topic, producer_name="two").error.error == api.ProducerBusy
+        configuration = f"{reload.broker.http_url}/admin/v2/brokers/configuration/maxProducersPerTopic"
+        assert request("POST", configuration + "/5")[0] == 200
+        reload.holds("[storage]\nmax_producers_per_topic = 1\nretention_s = 9\n")
+        assert producer_answer(reload.broker, topic=topic, producer_name="two").type == T.PRODUCER_SUCCESS
+        assert request("DELETE", configuration)[0] == 200
+        assert producer_answer(reload.broker, topic=topic, producer_name="three").error.error == api.ProducerBusy
+        assert request("POST", path + "/maxProducers", b"7")[0] < 300
+        assert producer_answer(reload.broker, topic=topic, producer_name="four").type == T.PRODUCER_SUCCESS
+
+
+def test_rates(reload):
+    """Of a producer that publishes already."""
+    topic = unique_topic()
+    client = pulsar.Client(reload.broker.service_url, logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull))
+    producer = client.create_producer(topic, batching_enabled=False)
+    producer.send(b"x")
+    reload.holds("[storage]\npublish_messages_per_topic = 10\n")
+    began = time.monotonic()
+    for _ in range(30):
+        producer.send(b"x")
+    assert time.monotonic() - began > 1
+    client.close()
+
+
+def test_the_certificate_and_who_must_show_one(reload):
+    """Handshakes from then on; connections that are there go on."""
+    folder = reload.folder / "other"
+    second = Authority(folder)
+
+    def serial(authority, *, shows=False):
+        context = ssl.create_default_context(cafile=authority.trusted)
+        context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2      # in which a refusal comes with the handshake
+        if shows:
+            context.load_cert_chain(f"{authority.folder}/joe", f"{authority.folder}/joe-key")
+        with connected(context, reload.broker.tls_url) as link:
+            return link.getpeercert()["serialNumber"]
+
+    def connected(context, url):
+        where = urlsplit(url)
+        return context.wrap_socket(socket.create_connection((where.hostname, where.port), 10), server_hostname="localhost")
+
+    first = serial(reload.authority)
+    tls = reload.tls.replace(f"{reload.folder}/", f"{folder}/")
+    reload.holds("", tls)
+    assert serial(second) != first
+    with pytest.raises(ssl.SSLError):
+        serial(reload.authority)
+    reload.holds("", tls + 'client_certificates = "required"\n')
+    with pytest.raises(OSError, match="handshake|certificate|closed|reset|EOF"):
+        serial(second)
+    assert serial(second, shows=True)
+    reload.holds("", tls + 'versions = ["TLSv1.3"]\n')
+    with pytest.raises(OSError, match="version|handshake|alert|closed|reset|EOF"):
+        serial(second)
+    reload.holds("", tls + 'versions = ["TLSv1.2"]\nciphers = "ECDHE-RSA-AES256-GCM-SHA384:ECDHE-ECDSA-AES256-GCM-SHA384"\n')
+    context = ssl.create_default_context(cafile=second.trusted)
+    with connected(context, reload.broker.tls_url) as link:
+        assert (link.version(), "AES256-GCM" in link.cipher()[0]) == ("TLSv1.2", True)
+    with connected(context, reload.broker.https_url) as link:
+        assert link.version() == "TLSv1.2"
+
+
+def test_who_is_asked_and_what_they_may_do(reload):
+    """Somebody who was not asked before does not stay; users that are not there any more do not come in."""
+    from passlib.hash import bcrypt
+    users = reload.folder / "users"
+    users.write_text(f"joe:{bcrypt.using(rounds=4).hash('one')}\n")
+    identity = f'[authentication]\nmethods = ["basic"]\nusers = "{users}"\n'
+
+    def connect(said, **fields):
+        with Peer(reload.broker.service_url, b"") as peer:
+            peer.say(command(T.CONNECT, client_version="t", protocol_version=21, auth_method_name="basic", auth_data=said, **fields))
+            answer = peer.hear()
+            if answer.type != T.CONNECTED:
+                return answer.type
+            return peer.ask(T.PRODUCER, topic=unique_topic(), producer_id=1, request_id=1).type
+
+    with Peer(reload.broker.service_url) as stranger:
+        stranger.open_producer(unique_topic())
+        reload.holds(identity)
+        with pytest.raises(Closed):
+            stranger.hear()
+    assert (connect(b"joe:one"), connect(b"joe:two")) == (T.PRODUCER_SUCCESS, T.ERROR)
+    assert request("GET", reload.broker.http_url + "/admin/v2/clusters")[0] == 401
+    assert request("GET", reload.broker.http_url + "/metrics")[0] == 200
+    reload.holds(identity + "metrics = true\n[authorization]\nenabled = true\n")
+    assert request("GET", reload.broker.http_url + "/metrics")[0] == 401
+    assert connect(b"joe:one") == T.ERROR
+    reload.holds(identity + '[authorization]\nenabled = true\nsuper_user_roles = ["joe"]\n')
+    assert connect(b"joe:one") == T.PRODUCER_SUCCESS
+    with Peer(reload.broker.service_url, b"") as joe:
+        joe.say(command(T.CONNECT, client_version="t", protocol_version=21, auth_method_name="basic", auth_data=b"joe:one"))
+        joe.hear()
+        joe.open_producer(unique_topic())
+        reload.holds(identity + '[authorization]\nenabled = true\nsuper_user_roles = ["jim"]\n')
+        assert joe.hear().type == T.CLOSE_PRODUCER      # it may not any more
+    (reload.folder / "users2").write_text(f"jim:{bcrypt.using(rounds=4).hash('two')}\n")
+    reload.holds(identity.replace("/users", "/users2"))
+    assert (connect(b"joe:one"), connect(b"jim:two")) == (T.ERROR, T.PRODUCER_SUCCESS)
+    reload.holds("")
+    assert producer_answer(reload.broker).type == T.PRODUCER_SUCCESS
+
+
+def test_how_much_is_told_and_how(reload):
+    reload.holds('[log]\nlevel = "debug"\nformat = "json"\n')
+    before = len(reload.broker.log())
+    producer_answer(reload.broker)
+    eventually(lambda: '"level": "debug"' in reload.broker.log()[before:], 10)
+
+
+# -- the command
+
+def test_show_says_where_each_value_comes_from(tmp_path, monkeypatch):
+    monkeypatch.setenv("GEMINGA_STORAGE_SYNC", "interval")
+    (tmp_path / "key").write_bytes(b"a secret key of thirty-two bytes")
+    (tmp_path / "c.toml").write_text(f'[authentication]\nmethods = ["token"]\nsecret_keys = ["{tmp_path}/key"]\n')
+    done = subprocess.run([GEMINGA, "config", "show", "--config", tmp_path / "c.toml"], capture_output=True, text=True, check=True)
+    assert 'storage.sync = "interval"    # GEMINGA_STORAGE_SYNC' in done.stdout
+    assert f'authentication.secret_keys = ["***"]    # {tmp_path}/c.toml:3' in done.stdout
+    assert f"{tmp_path}/key" not in done.stdout
+    assert "network.port = 6650    # default" in done.stdout
+    assert len(done.stdout.splitlines()) == len(KEYS)
+
+
+def test_check_prints_what_is_not_as_by_default(tmp_path):
+    (tmp_path / "c.toml").write_text("[storage]\nretention_s = 5\nsync = 'group'\n")
+    done = subprocess.run([GEMINGA, "config", "check", "--config", tmp_path / "c.toml"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"storage.retention_s = 5    # {tmp_path}/c.toml:2\n"
+
+
+def test_reload_of_a_folder_that_nobody_serves(tmp_path):
+    done = subprocess.run([GEMINGA, "reload", "--data-dir", tmp_path], capture_output=True, text=True, check=False)
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
