@@ -5,7 +5,7 @@
 
     hold       so many messages over 30 days, on one topic: what the broker's memory grows by, bytes of index on disk for each, how long it
                takes from the start after a SIGKILL to the first message that was due meanwhile, and to list what waits
-    publish    the rate of delayed messages and that of ordinary ones, in turns
+    publish    the rates of ordinary messages, of delayed ones and of such whose topic has a fixed delay, in turns
     together   many that are due within one second, from when all are, beside as many ordinary ones that wait for a consumer, on a
                Shared subscription
     late       how late messages come that are due at random moments, while others are published
@@ -209,14 +209,25 @@ def lists(broker: Ours, topic: str) -> None:
 # -- publish
 
 def publishing(broker, seconds: float, rounds: int) -> None:
-    rates: dict[bool, list[float]] = {False: [], True: []}
+    kinds = {"ordinary": None, "delayed": (HOUR_S, MONTH_S), "fixed delay": None}
+    topics, rates = dict(zip(kinds, topic_names(len(kinds)), strict=True)), {kind: [] for kind in kinds}
+    publish(load_of(broker, topics=[topics["fixed delay"]]), broker.pid, 1)
+    fix_delay(broker, topics["fixed delay"])
     for _ in range(rounds):
-        for is_delayed, found in rates.items():
-            load = load_of(broker, consumers=0, delay_s=(HOUR_S, MONTH_S) if is_delayed else None)
-            found.append(measure(load, pid=broker.pid, warmup_s=2, seconds=seconds).published_rate)
-    ordinary, delayed = (statistics.median(found) for found in rates.values())
-    print(f"publish   {delayed:,.0f} delayed messages a second, {ordinary:,.0f} ordinary ones: {delayed / ordinary:.2f} of their rate "
-          f"(target: 0.9 at least); rounds {[[round(rate) for rate in found] for found in rates.values()]}", flush=True)
+        for kind, delay_s in kinds.items():
+            load = load_of(broker, topics=[topics[kind]], consumers=0, delay_s=delay_s)
+            rates[kind].append(measure(load, pid=broker.pid, warmup_s=2, seconds=seconds).published_rate)
+    ordinary, *others = (statistics.median(found) for found in rates.values())
+    told = ", ".join(f"{kind} {one:,.0f}: {one / ordinary:.2f} of it" for kind, one in zip([*kinds][1:], others, strict=True))
+    print(f"publish   {ordinary:,.0f} ordinary messages a second; {told} (target: 0.9 at least); "
+          f"rounds {[[round(rate) for rate in found] for found in rates.values()]}", flush=True)
+
+
+def fix_delay(broker, topic: str) -> None:
+    """An hour, of all that is published there."""
+    policy = {"active": True, "tickTime": TICK_MS, "fixedDeliveryDelayInMillis": HOUR_S * 1_000}
+    address = f"{broker.http_url}/admin/v2/{topic.replace('://', '/')}/delayedDelivery"
+    urllib.request.urlopen(urllib.request.Request(address, json.dumps(policy).encode(), {"Content-Type": "application/json"})).close()
 
 
 # -- together
