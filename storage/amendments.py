@@ -35,12 +35,23 @@ class Amendments:
         """(ledger id, entry id, time)"""
         return ((ledger_id, entry_id, at_ms) for ledger_id, entries in self.times.items() for entry_id, at_ms in entries.items())
 
+    @property
+    def size(self) -> int:
+        """Bytes of the file that count.  Raises OSError."""
+        return self._path.stat().st_size // _ROW.size * _ROW.size if self.times else 0
+
     def knows(self, ledger_id: int) -> bool:
         return ledger_id in self.times
 
     def entries(self, ledger_id: int) -> NDArray[np.int64]:
         """The ledger's that have one."""
         return np.fromiter(self.times.get(ledger_id, ()), np.int64)
+
+    def cancelled(self) -> dict[int, list[int]]:
+        """Entries that are never to be given out, by ledger."""
+        found = {ledger_id: [entry_id for entry_id, at_ms in entries.items() if at_ms == NEVER_MS]
+                 for ledger_id, entries in self.times.items()}
+        return {ledger_id: entries for ledger_id, entries in found.items() if entries}
 
     def apply(self, ledger_id: int, ids: NDArray[np.int64], times: NDArray[np.int64]) -> None:
         """Put them in the place of what the ledger's entries (n,) say, in `times` (n,)."""

@@ -3,6 +3,7 @@
     <data>/lock                                   held by the supervisor that serves this folder
     <data>/format                                 FOLDER_VERSION in digits, of the newest program that has served it (folder.py)
     <data>/catalogue.sqlite                       see catalogue.py
+    <data>/backup/                                of a backup that is being made (backup.py)
     <data>/journal/<owner>/<n>.journal            SEGMENT_HEADER, then records: RECORD_HEADER, groups, rows, sources, ops, entries
     <data>/partitions/<id>/<ledger>.ledger        LEDGER_HEADER, then entries as they came, without gaps
     <data>/partitions/<id>/<ledger>.index         INDEX_HEADER, then an INDEX_ROW per entry, row n = entry n
@@ -248,6 +249,16 @@ def state_path(folder: Path) -> Path:
 def delayed_folder(folder: Path) -> Path:
     """Of the schedule of the partition that has this folder."""
     return folder / "delayed"
+
+
+def amended_path(folder: Path) -> Path:
+    """What operators have changed of it."""
+    return delayed_folder(folder) / "amended"
+
+
+def linked_folder(data_dir: Path) -> Path:
+    """Where a backup that is being made has second names of files, by partition."""
+    return data_dir / "backup" / "linked"
 
 
 def compacted_folder(folder: Path) -> Path:

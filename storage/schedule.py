@@ -40,7 +40,7 @@ _STRETCH = 1 << 16               # entries put into the index in one go
 _FEW = 64                        # of these it mostly shows already that times do not ascend
 _FRESH_MIN = 1 << 16             # rows that are gathered before they go into files, ...
 _FRESH_EACH = 512                # ... and for each file that they go to
-_SAVED, _AMENDED = "schedule", "amended"
+_SAVED = "schedule"
 Released = list[tuple[Ledger, NDArray[np.int64]]]      # entries ascending
 
 
@@ -111,7 +111,7 @@ class Schedule:
         self._last_ms = 0                         # of what is sorted the last time
         self._head_ms = NEVER_MS                  # ... and the first
         self._bits = Waiting()
-        self._amended = Amendments(self.folder / _AMENDED)
+        self._amended = Amendments(format.amended_path(partition.folder))
         self._wheel = _Wheel()
         self._fresh, self._moved = _Fresh(), _Fresh()  # the latter are amended ones
         self._flush: Flush | None = None

@@ -22,6 +22,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.frames import CHECKSUM_END, SIZE
 from geminga.proto.sends import IS_BATCH, IS_CHUNK, KEPT_CHECKSUM, with_checksum
 from geminga.storage import compacted, format
+from geminga.storage.amendments import Amendments
 from geminga.storage.compacted import CompactedLedger, Part, PartWriter
 from geminga.storage.cursor import Position
 from geminga.storage.errors import CorruptFile, text_of
@@ -67,6 +68,7 @@ class Job:
     sources: tuple[Source, ...]      # by ledger id, ascending
     token: str                       # differs from every other job's
     first_ledger: int = 0            # the number, in the run, of the first of these
+    cancelled: dict[int, list[int]] = field(default_factory=dict)      # ledger id -> delayed entries that are for nobody any more
     # Messages in chunks: {place of the last: places of the others}, and places of those whose last one may yet come.
     chunks: dict[int, list[int]] = field(default_factory=dict)
     unfinished: tuple[int, ...] = ()
@@ -123,7 +125,10 @@ def prepare(data_dir: Path, partition_id: int, view: int, horizon: Position, *, 
                 sources.append(found)
     except (CorruptFile, FileNotFoundError) as error:
         raise CannotCompact(_text(error)) from error
-    job = Job(data_dir, partition_id, view, horizon, retains_keyless, tuple(sources), secrets.token_hex(8), first_ledger)
+    amended = Amendments(format.amended_path(folder))
+    amended.read()                   # of what is damaged its owner tells
+    job = Job(data_dir, partition_id, view, horizon, retains_keyless, tuple(sources), secrets.token_hex(8), first_ledger,
+              amended.cancelled())
     chunks, unfinished = _chunks(job)
     return replace(job, chunks=chunks, unfinished=tuple(unfinished))
 
@@ -269,6 +274,8 @@ def look(job: Job, stretch: Stretch) -> Iterator[Looked]:
 
     try:
         for batch in reading.batches(job.data_dir, stretch, _COLUMNS, report):
+            if cancelled := job.cancelled.get(source.ledger_id):
+                batch = batch.filter(pc.invert(pc.is_in(batch["entry_id"], pa.array(cancelled, batch["entry_id"].type))))
             keys, indexes, sizes, nulls, encrypted, entry_ids = batch.columns
             firsts = indexes.to_numpy() - source.first_message
             places = (number << LEDGER_BIT) + (firsts << MESSAGE_BIT)

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage import compacted, format
+from geminga.storage.amendments import Amendments
 from geminga.storage.jobs import compaction, engines, nightly
+from geminga.storage.pending import NEVER_MS
 
 from .topics import CODECS, Message, Topic, adopt_here, metadata_of, sealed, single
 
@@ -92,6 +94,23 @@ def test_encrypted_batches_stay_whole_and_encrypted_messages_count_by_their_keys
     topic.compact()
     assert set(topic.contents()) == {(*batch_at, None), (*huge_at, None), (*position, None), (10, 4, None)}
     assert topic.view().find(10).cut == {}
+
+
+def test_what_was_cancelled_is_for_nobody(tmp_path):
+    """The message of its key before it is the newest then; also where an earlier view has what was cancelled since."""
+    topic = Topic(tmp_path)
+    for payload in (b"1", b"2", b"3"):
+        topic.publish(Message("a", payload))
+        topic.publish(Message("b", payload))
+    amended = Amendments(format.amended_path(topic.folder))
+    amended.add(10, 4, NEVER_MS)
+    amended.add(10, 2, 1_000)       # which only comes at another time
+    topic.compact()
+    assert topic.contents() == {(10, 2, None): ("a", b"2"), (10, 5, None): ("b", b"3")}
+    amended.add(10, 5, NEVER_MS)
+    topic.publish(Message("c", b"1"))
+    topic.compact()
+    assert topic.contents() == {(10, 2, None): ("a", b"2"), (10, 6, None): ("c", b"1")}
 
 
 def test_markers_are_left_out(tmp_path):
