@@ -16,7 +16,7 @@ from geminga.proto import names
 from geminga.storage import compacted, folder, format
 from geminga.storage.errors import text_of
 from geminga.storage.jobs import confirmed, nightly
-from geminga.storage.jobs.engines import Here, NoSpark, Spark
+from geminga.storage.jobs.engines import Here, NoSpark, NotInstalled, Spark
 from geminga.storage.jobs.nightly import Night, Planned, Progress, Target
 from geminga.storage.ledger import write_anew
 from geminga.storage.policies import policies_of
@@ -65,7 +65,8 @@ def planned(config: Config, found: list[Target]) -> list[Planned]:
 # -- where it is computed
 
 class Engines:
-    """This process, and Spark when it is needed, once.  With engine = "auto" a night is Spark's; on demand what is little is done here."""
+    """This process, and Spark when it is needed, once.  With engine = "auto" a night is Spark's, where it is installed; on demand what is
+    little is done here."""
 
     def __init__(self, config: Config, *, is_night: bool):
         self._config, self._options, self._is_night = config, config.nightly, is_night
@@ -93,7 +94,7 @@ class Engines:
                 scratch = self._config.data_dir / "nightly" / f"scratch-{os.getpid()}"
                 self._spark = Spark(scratch, master, f"{options.memory_bytes >> 20}m")
             except NoSpark as error:
-                if may_be_here:
+                if may_be_here or (options.engine == "auto" and isinstance(error, NotInstalled)):
                     return Here()
                 raise CannotRun(f"{error}; --engine here does it in one process, whatever its size") from None
         return self._spark

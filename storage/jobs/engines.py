@@ -39,6 +39,10 @@ class NoSpark(Exception):
     """Spark cannot be used here; the text says what is missing."""
 
 
+class NotInstalled(NoSpark):
+    """Nobody has wanted it on this host."""
+
+
 @dataclass(slots=True)
 class Done:
     """What became of one job."""
@@ -290,14 +294,14 @@ def _told(tell: Tell, total: int, looked, written) -> Iterator[None]:
 
 def _start(scratch: Path, master: str, memory: str):
     """A SparkSession.  Raises NoSpark."""
-    check_java()
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
             from pyspark.errors import PySparkException
             from pyspark.sql import SparkSession
     except ImportError:
-        raise NoSpark("Spark is not installed: pip install 'geminga[nightly]'") from None
+        raise NotInstalled("Spark is not installed: that is the package geminga-nightly, or pip install 'geminga[nightly]'") from None
+    check_java()
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     quiet = scratch / "log4j2.properties"
@@ -313,6 +317,7 @@ def _start(scratch: Path, master: str, memory: str):
         "spark.sql.session.timeZone": "UTC"}
     if master.startswith("local"):      # nobody else has to reach it
         settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")      # else it looks its host's name up, which need not be found
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)      # of its workers
     builder = SparkSession.builder.master(master).appName("geminga nightly")
     for name, value in settings.items():

@@ -193,6 +193,18 @@ def test_without_java_one_line_says_what_is_missing(own, client, nightly, monkey
     assert nightly("--topic", topic)[0] == 0 and views(own, topic) == [1]
 
 
+def test_where_spark_is_not_installed_a_night_is_of_one_process(own, client, nightly, monkeypatch):
+    """Unless it was told to be Spark's."""
+    topic = unique_topic("no-spark")
+    fill(client, topic)
+    monkeypatch.setitem(sys.modules, "pyspark.errors", None)
+    status, _, complaint = nightly("--topic", topic, "--engine", "spark")
+    assert status == 3 and "Spark is not installed" in complaint and complaint.count("\n") == 1
+    status, printed, _ = nightly("--topic", topic, "--engine", "auto")
+    assert status == 0 and "Compacted 1 of 1 partitions (this process)" in printed
+    assert compacted_values(client, topic) == LATEST
+
+
 # -- without a broker, and with Spark
 
 def test_a_night_without_a_broker(own, client, nightly):
