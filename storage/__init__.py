@@ -59,6 +59,8 @@
     verify.py       finds it, in all of a data folder
     verify_ledger.py, verify_compacted.py, verify_catalogue.py      in one ledger, in compacted views, in the catalogue
     repair.py       puts damaged bytes aside
+    snapshot.py     what an owner tells a backup, between two passes
+    backup.py       makes one; restore.py puts one in place
     libc.py         what Python has no word for
     log.py          lines for operators, and where they go
     codes.py        what warnings and errors are, each with its page in systemd/runbook/

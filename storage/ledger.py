@@ -186,6 +186,11 @@ class Ledger:
         return self._allocated[0]
 
     @property
+    def is_shared(self) -> bool:
+        """Whether the ledger's file is a backup's too: what lies there stays.  Raises OSError."""
+        return self.ledger_path.stat().st_nlink > 1
+
+    @property
     def descriptor(self) -> int:
         """Of the ledger's file, to write to it."""
         return self._open()[0]

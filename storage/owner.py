@@ -53,6 +53,7 @@ from geminga.storage.replay import Record
 from geminga.storage.retention import Retention, disposable
 from geminga.storage.schedule import Schedule
 from geminga.storage.schedules import Schedules
+from geminga.storage.snapshot import Snapshots
 from geminga.storage.space import Space
 from geminga.storage.state import StateFile
 from geminga.storage.statistics import Statistics
@@ -105,6 +106,7 @@ class Owner:
         self.live_producers: dict[int, Producer] = {}             # theirs, by handle
         self.expiry, self.quotas, self.retention, self.puncher = Expiry(self), Quotas(self), Retention(self), Puncher(self)
         self.inactive, self.views, self.schedules = Inactive(self), Views(self), Schedules(self)
+        self.snapshots = Snapshots(self, recovery)                # what backups are told
         self.sweep = Sweep(self, is_mine)                         # of partitions that are not open
         self.space = Space(journal.folder, options, counters)
         journal.spare = self.space.spare
@@ -219,6 +221,7 @@ class Owner:
         """Give up a partition that nobody uses; what is not in its files yet is written.  Raises StorageFull, NotDurable."""
         self.commit()
         self._put_on_disk({partition, partition.open_ledger})
+        self.snapshots.released(partition)
         self._forget(partition)
 
     def delete(self, name: TopicName) -> None:
@@ -279,6 +282,7 @@ class Owner:
         self._next_slot += 1
         partition.slot = self._next_slot
         self.by_name[partition.name] = partition
+        self.snapshots.opened(partition)
         self.apply_policies(partition)
         self.counters.add("partitions_open")
         self.statistics.changed[partition] = None
@@ -599,6 +603,7 @@ class Owner:
         """Raises StorageFull."""
         self.space.look()
         partition.add_ledger(self.catalogue.next_ledger_id(), self.now_ms)
+        self.snapshots.ledger_added(partition)
         self._note_opened(partition)
 
     def _note_opened(self, partition: Partition) -> None:

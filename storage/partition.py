@@ -274,9 +274,13 @@ class Partition:
         """(files to be synced, snapshots to be written)"""
         if self.is_released:
             return [], []
+        return [], [self.file.take(self.state())]
+
+    def state(self) -> State:
+        """All else that is durable about it, as it is now."""
         cursors = {s.cursor.subscription_id: s.cursor for s in self.subscriptions.values() if s.is_durable}
         delays = format.NONE_DELAYED if self.schedule is None else format.SCHEDULED
-        return [], [self.file.take(State({NOBODY: self.gone, **cursors}, self.sequences, delays=delays))]
+        return State({NOBODY: self.gone, **cursors}, self.sequences, delays=delays)
 
 
 def _ledger_id(found: Ledger) -> int:

@@ -42,7 +42,9 @@ class Puncher:
         partitions, self.acknowledged = self.acknowledged, {}
         if not self._is_possible:
             return
-        holes, self._left = [hole for hole in self._left if not hole[0].is_unlinked], []
+        left = [hole for hole in self._left if not hole[0].is_unlinked]
+        holes = [hole for hole in left if not hole[0].is_shared]
+        self._left = [hole for hole in left if hole[0].is_shared]
         for partition in partitions:
             if not (partition.policies.retains or partition.compacts or self._owner.discovery.holds(partition, now_ms)):
                 found = self._plan(partition)
@@ -73,7 +75,7 @@ class Puncher:
             return []
         settled = np.logical_and.reduce([cursor.acknowledged(ledger.ledger_id, first, end) for cursor in cursors])
         fresh = settled & ~partition.gone.acknowledged(ledger.ledger_id, first, end)
-        if not (fresh & (ledger.column("size")[first:end] > 0)).any():
+        if not (fresh & (ledger.column("size")[first:end] > 0)).any() or ledger.is_shared:
             return []
         edges = np.flatnonzero(np.diff(settled, prepend=False, append=False))
         firsts, ends = edges[0::2], edges[1::2]
@@ -109,7 +111,7 @@ class Puncher:
                     self._is_possible = False
                 elif is_full(error):      # some file systems need room to note that there is a hole
                     self._owner.space.give_up()
-                    self._left = holes[number:]
+                    self._left += holes[number:]
                 else:
                     raise
                 return

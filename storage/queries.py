@@ -10,7 +10,7 @@ from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
-from geminga.storage import commands, delayed, format, housekeeping, positions, rates, topic_stats, views
+from geminga.storage import commands, delayed, format, housekeeping, positions, rates, snapshot, topic_stats, views
 from geminga.storage.cursor import REASONS
 from geminga.storage.errors import CorruptFile, StorageFull, text_of
 from geminga.storage.live import LiveTopic
@@ -239,4 +239,4 @@ QUESTIONS = {
     "trim": _trim, "subscriptions": _subscriptions, "subscribe": _subscribe, "unsubscribe": _unsubscribe, "properties": _properties,
     "replicated": _replicated,
     "why": _why, "release": _release, "policies": _policies, "options": _options, **positions.QUESTIONS, **topic_stats.QUESTIONS,
-    **housekeeping.QUESTIONS, **views.QUESTIONS, **delayed.QUESTIONS}
+    **housekeeping.QUESTIONS, **views.QUESTIONS, **delayed.QUESTIONS, **snapshot.QUESTIONS}

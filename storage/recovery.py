@@ -10,6 +10,7 @@ A record for a file that is corrupt, or of a newer version, ends the recovery wi
 retired, and its owner does not start, because what only the journal has would be lost.  Corrupt files that no record needs are
 not looked at here; whoever opens their partition is told.
 """
+import contextlib
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -53,6 +54,13 @@ class _Stretch:
             end = source + size
         return [*found, self.data[start:end]]
 
+    def write_but(self, gone: Cursor, found: Ledger) -> None:
+        """Put those of them that are not gone where they belong."""
+        is_gone = gone.acknowledged(found.ledger_id, self.first_entry, self.first_entry + len(self.rows))
+        for at in np.flatnonzero(~is_gone).tolist():
+            source, row = int(self.sources[at]), self.rows[at]
+            found.write([self.data[source:source + int(row["size"])]], int(row["offset"]))
+
 
 class Recovery:
     """The files that records being replayed belong to, opened when first needed."""
@@ -84,7 +92,7 @@ class Recovery:
         for number, (key, stretches) in enumerate(self._stretches.items()):
             told("ledgers", number, len(self._stretches))
             if (found := self._ledger(*key)) is not None:
-                self.entries += _put(found, stretches)
+                self.entries += _put(found, stretches, self._gone(found) if found.is_shared else None)
         self._stretches.clear()
         for found in self._ledgers.values():
             if found is not None:
@@ -108,6 +116,11 @@ class Recovery:
         """What is known of the partition, and not in its file yet; None when the file has it, or the partition was opened."""
         return (self._states[partition_id], self._files[partition_id]) if partition_id in self._states else None
 
+    @property
+    def unopened(self) -> dict[int, State]:
+        """By partition id what is known of those that nobody has opened."""
+        return self._states
+
     def opened(self, partition: Partition) -> None:
         """The partition knows from now on what has become of it."""
         if self._states.pop(partition.partition_id, None) is not None:
@@ -120,6 +133,12 @@ class Recovery:
         for key in [key for key in self._ledgers if key[0] == partition_id]:
             self._ledgers[key] = None
         return self._files.get(partition_id) or StateFile(self._folder(partition_id), partition_id)
+
+    def _gone(self, found: Ledger) -> Cursor | None:
+        """What of a ledger that is a backup's too is there for nobody any more: where it lay there may be a hole, which stays."""
+        with contextlib.suppress(CorruptFile):
+            return self._state(found.partition_id).gone
+        return None
 
     def _folder(self, partition_id: int) -> Path:
         return format.partition_folder(self.data_dir, partition_id)
@@ -213,8 +232,8 @@ def _entries(ops: NDArray) -> NDArray[np.int64]:
     return np.unique(entries_of(np.stack((ops["entry_id"], ops["entry_id"] + ops["value"] + 1), 1)))
 
 
-def _put(found: Ledger, stretches: list[_Stretch]) -> int:
-    """Write entries and their rows, whether or not they were there before; returns how many."""
+def _put(found: Ledger, stretches: list[_Stretch], gone: Cursor | None) -> int:
+    """Write entries, but for those that are gone, and their rows, whether or not they were there before; returns how many."""
     known, known_size, at = found.entries, found.size, 0
     _check_beginning(found, stretches[0])
     while at < len(stretches):
@@ -225,7 +244,11 @@ def _put(found: Ledger, stretches: list[_Stretch]) -> int:
         rows = np.frombuffer(b"".join([stretch.rows for stretch in stretches[first:at]]), format.INDEX_ROW)
         found.entries, found.size = stretches[first].first_entry, int(rows["offset"][0])
         found.reserve(len(rows), int(rows["size"].sum(dtype=np.int64)))
-        found.write([piece for stretch in stretches[first:at] for piece in stretch.pieces()], found.size)
+        if gone is None:
+            found.write([piece for stretch in stretches[first:at] for piece in stretch.pieces()], found.size)
+        else:
+            for stretch in stretches[first:at]:
+                stretch.write_but(gone, found)
         found.append(rows, int(rows["offset"][-1]) + int(rows["size"][-1]))
     if known > found.entries:
         found.entries, found.size = known, known_size

@@ -99,6 +99,7 @@ class Views:
 
     def _take_over(self, partition: Partition, view: View) -> None:
         partition.take_over(view)
+        self._owner.snapshots.view_taken(partition, view)
         self._watched[partition] = None
         self._look(partition)
         self._owner.statistics.changed[partition] = None

@@ -23,6 +23,9 @@ class _Command(click.Group):
         if name == "nightly":
             from geminga.supervisor.cli.nightly import nightly
             return nightly
+        if name in ("backup", "restore"):
+            from geminga.supervisor.cli import backup
+            return getattr(backup, name)
         if name in _OF_THE_HOST:
             from geminga.supervisor.cli import configuration
             return getattr(configuration, name)
@@ -32,7 +35,7 @@ class _Command(click.Group):
         return super().get_command(context, name)
 
     def list_commands(self, context: click.Context) -> list[str]:
-        return sorted([*super().list_commands(context), "admin", "nightly", *_OF_THE_HOST, *_OF_OPERATORS])
+        return sorted([*super().list_commands(context), "admin", "backup", "nightly", "restore", *_OF_THE_HOST, *_OF_OPERATORS])
 
     def invoke(self, context: click.Context) -> None:
         context.exit(super().invoke(context) or 0)
@@ -179,7 +182,7 @@ def verify(data_dir: str, repair: bool, is_json: bool) -> int:
         if is_served:
             print(f"geminga: {folder} is served by a broker: it can be looked at, and not repaired", file=sys.stderr)
             return findings.Severity.UNREADABLE
-        return _report_damage(folder, is_json=is_json, repairs=repair)
+        return report_damage(folder, is_json=is_json, repairs=repair)
 
 
 @geminga.command(epilog="\b\nExample:\n  geminga completion bash > /etc/bash_completion.d/geminga")
@@ -190,7 +193,8 @@ def completion(shell: str) -> None:
     print(get_completion_class(shell)(geminga, {}, "geminga", "_GEMINGA_COMPLETE").source())
 
 
-def _report_damage(data_dir, *, is_json: bool, repairs: bool) -> int:
+def report_damage(data_dir, *, is_json: bool, repairs: bool) -> int:
+    """Print what is damaged in the folder; returns the exit status."""
     import json
     import time
     from collections import Counter

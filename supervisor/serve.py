@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from geminga.storage import folder, recovery
+from geminga.storage import backup, folder, recovery
 from geminga.storage import process as owner_process
 from geminga.storage.catalogue import CatalogueError, open_catalogue
 from geminga.storage.control import Control, packed
@@ -106,6 +106,7 @@ class Supervisor:
             raise CannotServe(f"data_dir: {config.data_dir} is in use by another geminga") from None
         try:
             folder.claim(config.data_dir)
+            backup.remove_leftovers(config.data_dir)
         except folder.CannotUse as error:
             raise CannotServe(f"data_dir: {error}") from None
         except OSError as error:

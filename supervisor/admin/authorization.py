@@ -127,6 +127,7 @@ _ROWS: tuple[tuple[Demand | None, str, tuple[str, ...]], ...] = (
     (TOPIC_POLICY, "DELETE PATCH", ("/ops/v1/delayed" + _OPS + "/{message}",)),
     (TOPIC_POLICY, "GET", ("/ops/v1/can-i" + _OPS,)),
     (SUPER, "GET", ("/ops/v1/compaction/report", "/ops/v1/downgrade-check")),
+    (SUPER, "POST", ("/ops/v1/backup",)),
     (SUPER, "GET PUT DELETE", ("/ops/v1/log-level",)),
 )
 DEMANDS = {(method, path): demand for demand, methods, paths in _ROWS for path in paths for method in methods.split()}

@@ -57,7 +57,7 @@ def nightly(what: str, config: str | None, topics: tuple[str, ...], pattern: str
     `failed` is for the service manager, which says in MONITOR_SERVICE_RESULT how a run ended: it is told, and stands in the report.
     """
     if partitions is not None:
-        _die_with(parent)
+        die_with(parent)
     from geminga.supervisor import config as configuration
     given = {"data_dir": options["data_dir"], "nightly.engine": options["engine"], "nightly.master": options["master"],
              "nightly.cores": options["cores"], "nightly.memory_bytes": options["memory"]}
@@ -70,7 +70,8 @@ def nightly(what: str, config: str | None, topics: tuple[str, ...], pattern: str
     return _run(what, loaded, topics, pattern, is_json=is_json, partitions=partitions)
 
 
-def _die_with(parent: int | None) -> None:
+def die_with(parent: int | None) -> None:
+    """This process does not outlive that one."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)      # the broker's processes ignore them
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -9,7 +9,7 @@ from geminga.storage.punching import NOTHING
 from geminga.storage.subscription import SubType
 
 from .files import read_mapped
-from .rig import payload_of
+from .rig import Rig, copy_of, payload_of
 
 SECOND = 1_000
 
@@ -152,3 +152,32 @@ def test_whatever_is_not_acknowledged_is_whole(rigs, seed):
     for name, positions in left.items():
         assert positions == {position for position, _ in rig.receive(rig.consumer("t", name, subType=SubType.Shared), 100_000)}
     assert all(is_whole(rig, position, numbers[position], size) for position in left["one"] | left["two"])
+
+
+def test_what_a_backup_has_too_stays_as_it_is_also_over_a_crash(rigs, tmp_path):
+    """Neither is it given back, nor does what the journal has come back where there was a hole before.  Later it is given back."""
+    rig, _, consumer, positions = filled(rigs, 1_000)
+    rig.run(rig.acks(consumer, *positions[1:300]))
+    rig.run(after_ms=SECOND)
+    [ledger] = rig.partition("t").ledgers
+    before, backup = used(rig), tmp_path / "backup"
+    assert before < ledger.size * 0.8
+    backup.hardlink_to(ledger.ledger_path)
+    content = backup.read_bytes()
+    rig.run(rig.acks(consumer, *positions[301:900]))
+    rig.run(after_ms=SECOND)
+    assert used(rig) == before and backup.read_bytes() == content
+    rig.settle()
+    folder = copy_of(rig.data_dir, tmp_path / "data")      # as a kill leaves it
+    backup.unlink()
+    backup.hardlink_to(folder / ledger.ledger_path.relative_to(rig.data_dir))
+    again = Rig(folder, now_ms=rig.now_ms, **rig.settings)
+    assert again.recovered and backup.read_bytes() == content
+    consumer = again.consumer("t", subType=SubType.Shared)
+    assert [position for position, _ in again.receive(consumer, 10_000)] == [positions[0], positions[300], *positions[900:]]
+    before = used(again)
+    backup.unlink()
+    again.run(again.acks(consumer, *positions[900:910]))
+    again.run(after_ms=SECOND)
+    assert used(again) < before * 0.5
+    again.close()

@@ -1,0 +1,37 @@
+"""A backup of a data folder that a broker serves, or none."""
+import contextlib
+import os
+from pathlib import Path
+
+from geminga.storage import backup, folder, locks, recovery
+from geminga.storage.backup import Report
+from geminga.storage.errors import CorruptFile
+from geminga.supervisor.beside import CannotRun, Refused, Side
+
+
+def make(data_dir: Path, parent: Path, keep: int = 0) -> Report:
+    """In a new folder of parent; keep: of how many the oldest go then.  Raises CannotRun, OSError; nothing is left of it then."""
+    try:
+        folder.check(data_dir)
+        if data_dir.stat().st_uid != os.geteuid():
+            raise CannotRun(f"{data_dir} is another user's: a backup is made by that one")
+        with contextlib.closing(Side(data_dir)) as side:
+            if side.is_served():
+                return backup.make(data_dir, parent, lambda: side.ask("backup-begin", owner="all"),
+                                   lambda: side.ask("backup-cut", owner="all"), keep=keep)
+        with locks.lock(data_dir / locks.LOCK) as is_ours:
+            if not is_ours:
+                raise CannotRun(f"{data_dir}: a broker has just been started on it; try again")
+            _put_in_place(data_dir)
+            return backup.make(data_dir, parent, lambda: None, list, keep=keep)
+    except (folder.CannotUse, backup.CannotBackUp, CorruptFile) as error:
+        raise CannotRun(str(error)) from None
+    except Refused as error:
+        raise CannotRun(f"the broker refuses: {error}") from None
+
+
+def _put_in_place(data_dir: Path) -> None:
+    """What a broker that was killed has in its journals only is where it belongs, as after its next start.  Raises CorruptFile."""
+    for journal in (data_dir / "journal").glob("*"):
+        if journal.name.isdigit():
+            recovery.recover(data_dir, journal, is_put_on_disk=True)

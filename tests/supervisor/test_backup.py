@@ -1,0 +1,448 @@
+"""`geminga backup` and `geminga restore`: what was answered before a backup began is there when it has been put in place.
+
+Backups of one broker, which goes on meanwhile: what a backup has must not change with that.
+"""
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+from pathlib import Path
+
+import pulsar
+import pytest
+
+from geminga.storage import backup, format, locks
+from geminga.supervisor import beside
+
+from ..harness import Broker, eventually, request, unique_topic
+from .test_compaction import ended, fill, url_of
+from .test_delayed import ask, ids, now_ms
+from .test_serve import GEMINGA, run
+
+OPTIONS = """
+[network]
+max_message_size = 100_000
+[storage]
+roll_over_bytes = 1_048_576
+journal_segment_bytes = 6_000_000
+discovery_grace_s = 0
+"""
+BLOCK = b"x" * 8_000
+FAR_MS = 3_600_000
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("backup")
+    (folder / "geminga.toml").write_text(OPTIONS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def start(place):
+    """start(folder): a broker on it."""
+    started = []
+
+    def start(folder):
+        started.append(Broker(folder, "--config", str(place / "geminga.toml"), "--owners", "2"))
+        return started[-1].start()
+    yield start
+    for broker in started:
+        broker.close()
+
+
+@pytest.fixture(scope="module")
+def broker(start, place):
+    return start(place / "data")
+
+
+@contextlib.contextmanager
+def client_of(broker):
+    client = pulsar.Client(broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+@pytest.fixture(scope="module")
+def client(broker):
+    with client_of(broker) as client:
+        yield client
+
+
+def make(broker, folder, *more):
+    """The new backup."""
+    status, printed, complaints = run("backup", "--data-dir", broker.data_dir, "--json", *more, folder)
+    assert (status, complaints) == (0, [])
+    report = json.loads(printed)
+    assert report["longest_pause_ms"] < 1_000
+    return report
+
+
+def put(made, folder):
+    status, printed, complaints = run("restore", made, folder)
+    assert (status, complaints) == (0, []), printed
+    return folder
+
+
+def take_all(consumer, timeout_ms=300, acknowledge=False):
+    """[(id, data, redeliveries)] of what comes."""
+    found = []
+    with contextlib.suppress(pulsar.Timeout):
+        while True:
+            message = consumer.receive(found and timeout_ms or 10_000)
+            found.append((str(message.message_id()), message.data(), message.redelivery_count()))
+            if acknowledge:
+                consumer.acknowledge(message)
+    return found
+
+
+def left(client, topic, subscription="s", **options):
+    consumer = client.subscribe(topic, subscription, consumer_type=pulsar.ConsumerType.Shared, **options)
+    try:
+        return take_all(consumer)
+    finally:
+        consumer.close()
+
+
+def admin(broker, method, path, body=None):
+    status, text = request(method, f"{broker.http_url}/admin/v2/{path}", None if body is None else json.dumps(body).encode())
+    assert status < 300, (path, status, text)
+    return json.loads(text) if text else None
+
+
+def path_of(topic):
+    return topic.replace("://", "/")
+
+
+def stats(broker, topic):
+    found = admin(broker, "GET", f"{path_of(topic)}/internalStats")
+    return {name: found[name] for name in ("lastConfirmedEntry", "totalSize", "currentLedgerEntries")} | {
+        "ledgers": [one["ledgerId"] for one in found["ledgers"]],
+        "cursors": {name: cursor["markDeletePosition"] for name, cursor in found["cursors"].items()}}
+
+
+class Load:
+    """Publishes to some topics and acknowledges half, and knows what was answered."""
+
+    def __init__(self, client, topics=4):
+        self.topics = [unique_topic("load") for _ in range(topics)]
+        self.published = {topic: [] for topic in self.topics}
+        self.acknowledged = {topic: set() for topic in self.topics}
+        self._client, self._is_over = client, threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self):
+        consumers = [self._client.subscribe(topic, "s", consumer_type=pulsar.ConsumerType.Shared) for topic in self.topics]
+        producers = [self._client.create_producer(topic) for topic in self.topics]
+        number = 0
+        while not self._is_over.is_set():
+            for topic, producer, consumer in zip(self.topics, producers, consumers, strict=True):
+                data = b"%d" % number
+                producer.send(data + BLOCK)
+                self.published[topic].append(data)
+                message = consumer.receive(10_000)
+                if number % 2:
+                    consumer.acknowledge(message)
+                    self.acknowledged[topic].add(message.data()[:-len(BLOCK)])
+            number += 1
+        for one in consumers + producers:
+            one.close()
+
+    def answered(self):
+        """(what was published, what was acknowledged) by now."""
+        return ({topic: list(found) for topic, found in self.published.items()},
+                {topic: set(found) for topic, found in self.acknowledged.items()})
+
+    def stop(self):
+        self._is_over.set()
+        self._thread.join()
+
+
+def test_all_that_was_answered_before_is_there_again_and_a_backup_does_not_change_with_its_source(broker, client, start, place):
+    """Entries, acknowledgements, redeliveries, sequence ids, schedules, policies, schemas, views, ids; whatever becomes of them later."""
+    load = Load(client)
+
+    acked = unique_topic("acked")        # each second one acknowledged, one of them given back; several ledgers
+    consumer = client.subscribe(acked, "s", consumer_type=pulsar.ConsumerType.Shared, negative_ack_redelivery_delay_ms=100)
+    producer = client.create_producer(acked, properties={"made": "by a test"})
+    for number in range(400):
+        producer.send_async(b"%d" % number + BLOCK, lambda *_: None)
+    producer.flush()
+    messages = [consumer.receive(10_000) for _ in range(400)]
+    for message in messages[1::2]:
+        consumer.acknowledge(message)
+    consumer.negative_acknowledge(messages[0])
+    assert consumer.receive(10_000).redelivery_count() == 1
+    consumer.close()
+    expected = left(client, acked)
+    assert len(expected) == 200 and expected[0][2] >= 1
+
+    admin(broker, "PUT", "namespaces/public/exact")
+    admin(broker, "POST", "namespaces/public/exact/deduplication", True)
+    exact = unique_topic("exact").replace("default", "exact")
+    client.subscribe(exact, "s").close()
+    producer = client.create_producer(exact, "the-producer", initial_sequence_id=1)
+    for number in range(10, 20):
+        producer.send(b"%d" % number, sequence_id=number)
+    producer.close()
+
+    delayed = unique_topic("delayed")
+    consumer = client.subscribe(delayed, "s", consumer_type=pulsar.ConsumerType.Shared)
+    producer, soon = client.create_producer(delayed), now_ms()
+    for number in range(20):
+        producer.send(b"%d" % number, deliver_at=soon + FAR_MS + number * 400_000)
+    consumer.close()
+    assert ask(broker, "DELETE", delayed, "/" + ids(broker, delayed)[0])[0] < 300
+    waiting = ids(broker, delayed)
+    assert len(waiting) == 19
+
+    typed = unique_topic("typed")
+    schema = {"type": "JSON", "schema": json.dumps({"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}]}),
+              "properties": {"who": "me"}}
+    admin(broker, "PUT", path_of(typed))
+    admin(broker, "POST", f"schemas/{path_of(typed).partition('/')[2]}/schema", schema)
+    admin(broker, "POST", f"{path_of(typed)}/retention", {"retentionTimeInMinutes": 7, "retentionSizeInMB": 8})
+    admin(broker, "PUT", f"{path_of(typed)}/properties", {"colour": "red"})
+
+    keyed = unique_topic("keyed")
+    client.subscribe(keyed, "s").close()
+    fill(client, keyed)
+    assert request("PUT", url_of(broker, keyed))[0] == 204
+    assert ended(broker, keyed) == ("SUCCESS", "")
+
+    parted = unique_topic("parted")
+    admin(broker, "PUT", f"{path_of(parted)}/partitions", 3)
+    client.subscribe(parted, "s").close()
+    producer = client.create_producer(parted)
+    for number in range(30):
+        producer.send(b"%d" % number)
+    quiet = [acked, exact, delayed, keyed]
+    admin(broker, "PUT", f"{path_of(exact)}/unload")      # not open: as its files say
+    before = {topic: stats(broker, topic) for topic in quiet if topic != exact}
+    eventually(lambda: all(len(found) > 40 for found in load.published.values()), 60, "load")
+
+    published, acknowledged = load.answered()
+    made = make(broker, place / "backups")
+    folder = place / "backups" / os.path.basename(made["folder"])
+    later = make(broker, place / "backups")               # which shares with the first what has not changed
+    assert later["shared_bytes"] > 1_000_000
+    archive = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.suffix != ".ledger"}
+
+    # What happens afterwards
+    consumer = client.subscribe(acked, "s", consumer_type=pulsar.ConsumerType.Shared)
+    take_all(consumer, acknowledge=True)
+    consumer.close()
+    admin(broker, "DELETE", f"{path_of(keyed)}?force=true")
+    admin(broker, "DELETE", f"{path_of(typed)}?force=true")
+    assert ask(broker, "DELETE", delayed, "/" + waiting[-1])[0] < 300
+    published_later = load.answered()[0][load.topics[0]]
+    eventually(lambda: len(load.published[load.topics[0]]) > len(published_later) + 100, 60, "journals that are used again")
+    load.stop()
+    eventually(lambda: len(list((broker.data_dir / "partitions").glob(f"{_partition(folder, acked)}/*.ledger"))) < 3, 30, "ledgers gone")
+    assert archive == {path: path.read_bytes() for path in archive}
+
+    elsewhere = start(put(folder, place / "elsewhere"))
+    assert not (elsewhere.data_dir / "backup").exists()
+    with client_of(elsewhere) as again:
+        assert {topic: stats(elsewhere, topic) for topic in before} == before
+        assert sorted(left(again, acked)) == sorted(expected)
+        assert ids(elsewhere, delayed) == waiting
+        assert [data for _, data, _ in left(again, exact)] == [b"%d" % number for number in range(10, 20)]
+        producer = again.create_producer(exact, "the-producer")
+        assert producer.last_sequence_id() == 19
+        producer.send(b"again", sequence_id=15)
+        producer.send(b"next", sequence_id=20)
+        assert left(again, exact)[-1][1] == b"next" and len(left(again, exact)) == 11
+        assert admin(elsewhere, "GET", "namespaces/public/exact/deduplication") is True
+        assert admin(elsewhere, "GET", f"{path_of(typed)}/retention") == {"retentionTimeInMinutes": 7, "retentionSizeInMB": 8}
+        assert admin(elsewhere, "GET", f"{path_of(typed)}/properties") == {"colour": "red"}
+        found = admin(elsewhere, "GET", f"schemas/{path_of(typed).partition('/')[2]}/schema")
+        assert (found["type"], json.loads(found["data"])) == ("JSON", json.loads(schema["schema"]))
+        reader = again.create_reader(keyed, pulsar.MessageId.earliest, is_read_compacted=True)
+        assert [int(reader.read_next(10_000).data()) for _ in range(5)] == list(range(45, 50))
+        assert not reader.has_message_available()
+        assert sorted(int(data) for _, data, _ in left(again, parted)) == list(range(30))
+        for topic in load.topics:
+            came = [data[:-len(BLOCK)] for _, data, _ in sorted(left(again, topic), key=lambda one: _place(one[0]))]
+            assert not acknowledged[topic] & set(came)
+            assert {data for data in published[topic] if not int(data) % 2} <= set(came)
+            assert len(came) == len(set(came)) and [int(data) for data in came] == sorted(map(int, came))
+
+    # ... and ids that are given out later are others
+        old, new = [int(stats(one, unique)["ledgers"][-1]) for one, unique in ((broker, _used(client)), (elsewhere, _used(again)))]
+        assert new > old
+    elsewhere.close()
+
+
+def _used(client):
+    topic = unique_topic("fresh")
+    client.create_producer(topic).send(b"1")
+    return topic
+
+
+def _place(message_id):
+    return tuple(map(int, message_id.strip("()").split(",")))[:2]
+
+
+def _partition(folder, topic):
+    import sqlite3
+    with contextlib.closing(sqlite3.connect(folder / "catalogue.sqlite")) as db:
+        return db.execute("SELECT id FROM partitions WHERE name = ?", (topic,)).fetchone()[0]
+
+
+# -- what can go wrong
+
+@pytest.fixture(scope="module")
+def one(broker, client, place):
+    """A backup, and what of a topic is left in it."""
+    topic = unique_topic("one")
+    client.subscribe(topic, "s").close()
+    producer = client.create_producer(topic)
+    for number in range(50):
+        producer.send(b"%d" % number + BLOCK)
+    producer.close()
+    return place / "one" / os.path.basename(make(broker, place / "one")["folder"]), topic, left(client, topic)
+
+
+def complete(folder):
+    return [path for path in folder.iterdir() if path.name != "lock"] == backup.backups(folder)
+
+
+def test_a_backup_that_is_killed_leaves_nothing_that_counts_and_the_next_removes_it(broker, place, one):
+    folder = place / "killed"
+    killed = subprocess.Popen([GEMINGA, "backup", "--data-dir", broker.data_dir, folder], stdout=subprocess.DEVNULL)
+    eventually(lambda: any(folder.glob("*.new/partitions/*/*.ledger")) or killed.poll() is not None, 30, "one that is being made")
+    killed.kill()
+    killed.wait()
+    make(broker, folder)
+    assert complete(folder) and not format.linked_folder(broker.data_dir).exists()
+
+
+def test_a_start_removes_what_a_killed_backup_has_kept_in_the_data_folder(start, place):
+    broker = start(place / "leftover")
+    assert broker.stop() == 0
+    format.linked_folder(broker.data_dir).mkdir(parents=True)
+    (format.linked_folder(broker.data_dir) / "1.ledger").write_bytes(b"x")
+    broker.start()
+    assert not format.linked_folder(broker.data_dir).exists()
+    broker.close()
+
+
+def test_an_owner_that_is_killed_meanwhile_fails_the_backup_and_nothing_is_left_of_it(broker, place, one):
+    def kill_and_cut():
+        broker.wait_replaced("owner", 1, broker.kill("owner", 1), 20)
+        return side.ask("backup-cut", owner="all")
+
+    with contextlib.closing(beside.Side(broker.data_dir)) as side, pytest.raises(beside.Refused, match="started again"):
+        backup.make(broker.data_dir, place / "owners", lambda: side.ask("backup-begin", owner="all"), kill_and_cut)
+    assert complete(place / "owners") and not format.linked_folder(broker.data_dir).exists()
+    make(broker, place / "owners")
+
+
+def test_another_backup_meanwhile_is_refused_in_one_line(broker, place, one):
+    with locks.lock(format.linked_folder(broker.data_dir).with_name(locks.LOCK)) as is_ours:
+        assert is_ours
+        status, printed, [complaint] = run("backup", "--data-dir", broker.data_dir, place / "second")
+    assert (status, printed) == (1, "") and "another backup is being made" in complaint
+
+
+@pytest.mark.parametrize("suffix", [".ledger", ".index", "state", "catalogue.sqlite", "manifest"])
+def test_a_wrong_byte_in_a_backup_is_found_and_its_file_named(one, tmp_path, suffix):
+    copy = tmp_path / "copy"
+    shutil.copytree(one[0], copy)
+    path = max((path for path in copy.rglob(f"*{suffix}")), key=lambda path: path.stat().st_size)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 3] ^= 16
+    path.write_bytes(data)
+    status, printed, [complaint] = run("restore", copy, tmp_path / "data")
+    assert (status, printed) == (1, "") and str(path) in complaint
+    assert not any((tmp_path / "data").glob("*"))
+
+
+def test_what_cannot_be_restored_is_refused_in_one_line(one, tmp_path):
+    status, _, [complaint] = run("restore", tmp_path, tmp_path / "data")
+    assert status == 1 and "no backup" in complaint
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "file").write_bytes(b"mine")
+    status, _, [complaint] = run("restore", one[0], tmp_path / "used")
+    assert status == 1 and "not empty" in complaint and (tmp_path / "used" / "file").read_bytes() == b"mine"
+    copy = tmp_path / "copy"
+    shutil.copytree(one[0], copy)
+    manifest = backup.read_manifest(copy)
+    next(copy.rglob("*.ledger")).unlink()
+    status, _, [complaint] = run("restore", copy, tmp_path / "data")
+    assert status == 1 and "missing" in complaint
+    manifest.folder_version += 1
+    (copy / "manifest").write_bytes(manifest.encode())
+    status, _, [complaint] = run("restore", copy, tmp_path / "data")
+    assert status == 1 and "newer program" in complaint
+    manifest.folder_version -= 1
+    manifest.items[0].path = "../elsewhere"
+    (copy / "manifest").write_bytes(manifest.encode())
+    status, _, [complaint] = run("restore", copy, tmp_path / "data")
+    assert status == 1 and "not in a data folder" in complaint
+
+
+# -- where, how many, and by whom
+
+@pytest.fixture
+def memory():
+    """A folder on another file system."""
+    folder = Path(tempfile.mkdtemp(dir="/dev/shm"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_on_another_file_system_a_backup_is_a_copy_and_the_next_shares_with_it(broker, client, start, one, memory, place):
+    """... and both can be put in place there, and elsewhere."""
+    if memory.stat().st_dev == broker.data_dir.stat().st_dev:
+        pytest.skip("there is one file system")
+    first, second = make(broker, memory), make(broker, memory)
+    assert first["shared_bytes"] == 0 < second["shared_bytes"]
+    shutil.rmtree(first["folder"])
+    again = start(put(second["folder"], memory / "data"))
+    with client_of(again) as there:
+        assert left(there, one[1]) == one[2]
+    again.close()
+
+
+def test_of_those_that_are_complete_the_oldest_go(broker, one, place):
+    made = [make(broker, place / "kept", "--keep", "2")["folder"] for _ in range(3)]
+    assert [str(path) for path in backup.backups(place / "kept")] == made[1:]
+    assert complete(place / "kept")
+
+
+def test_a_broker_that_was_killed_is_backed_up_with_what_only_its_journals_have(start, place, tmp_path):
+    broker, topic = start(place / "down"), unique_topic("down")
+    with client_of(broker) as client:
+        client.subscribe(topic, "s").close()
+        producer = client.create_producer(topic)
+        for number in range(20):
+            producer.send(b"%d" % number)
+        expected = left(client, topic)
+        broker.kill_supervisor()
+    made = make(broker, place / "of-down")
+    broker.start()      # goes on where it was
+    for one in (broker, start(put(made["folder"], tmp_path / "data"))):
+        with client_of(one) as client:
+            assert left(client, topic) == expected
+        one.close()
+
+
+def test_it_can_be_asked_for_over_http(broker, place, one):
+    ask_for = f"{broker.http_url}/ops/v1/backup"
+    status, text = request("POST", ask_for, json.dumps({"folder": str(place / "http")}).encode())
+    assert status == 200, text
+    assert complete(place / "http") and json.loads(text)["folder"] == str(backup.backups(place / "http")[0])
+    status, printed, _ = run("backup", "--admin-url", broker.http_url, "--keep", 1, place / "http")
+    assert status == 0 and "partitions" in printed and len(backup.backups(place / "http")) == 1
+    for body in ({"folder": "relative"}, {}, [], {"folder": "/x", "keep": -1}, {"folder": "/x", "keep": True}, {"folder": 1}):
+        assert request("POST", ask_for, json.dumps(body).encode())[0] == 400
+    status, text = request("POST", ask_for, json.dumps({"folder": str(broker.data_dir / "inside")}).encode())
+    assert status == 409 and "is in the data folder" in text
