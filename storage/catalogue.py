@@ -268,6 +268,10 @@ class Catalogue:
         """(id, topic epoch) of a stored partition, None when nothing was stored under the name yet."""
         return self._db.execute("SELECT id, topic_epoch FROM partitions WHERE name = ?", (str(name),)).fetchone()
 
+    def partition_total(self) -> int:
+        """How many there are."""
+        return self._one("SELECT count(*) FROM partitions")
+
     def partition_names(self) -> list[str]:
         return self._column("SELECT name FROM partitions")
 

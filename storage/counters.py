@@ -24,6 +24,8 @@ NAMES = (
     "bytes_out", "lookups", "handshakes", "handshakes_refused",
     "lookups_waiting", "commands_waiting", "connections_throttled", "schemas_compatible", "schemas_incompatible",
     "commands_refused", "rights_seen",
+    "memory_refuses", "started_1_ms", "started_2_ms", "started_3_ms", "starts", "damage_seen", "syncs_seen",
+    "clock_offset_ms", "clock_looked_ms", "clock_jumps_forward", "clock_jumps_back", "clock_jumps_seen", "clock_jumped_ms", "clock_jump_ms",
     "tls_connections", "tls_handshakes", "tls_handshakes_failed", "tls_reloads", "tls_reloads_failed",
 )
 METHODS = "token", "basic", "tls", "other"        # of authentication, and what becomes of it
@@ -53,6 +55,15 @@ class Counters:
 
     def set(self, name: str, value: int) -> None:
         self._cells[self._columns[name]] = value
+
+    def process_began(self, pid: int) -> None:
+        """The row has a new process; when the last three did is kept, by a clock that nobody puts."""
+        before = self.read()
+        self.set("pid", pid)
+        self.add("starts")
+        self.set("started_3_ms", before["started_2_ms"])
+        self.set("started_2_ms", before["started_1_ms"])
+        self.set("started_1_ms", round(time.clock_gettime(time.CLOCK_BOOTTIME) * 1000))
 
     def observe(self, name: str, seconds: float, count: int = 1) -> None:
         """It took so long, so many times."""

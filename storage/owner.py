@@ -39,6 +39,7 @@ from geminga.storage.journal import Journal, put_on_disk, to_put
 from geminga.storage.ledger import Ledger
 from geminga.storage.live import LiveTopic
 from geminga.storage.log import log
+from geminga.storage.memory import Memory
 from geminga.storage.options import StorageOptions
 from geminga.storage.outbox import Outbox
 from geminga.storage.partition import Partition, op, open_partition
@@ -110,7 +111,8 @@ class Owner:
         self.sweep = Sweep(self, is_mine)                         # of partitions that are not open
         self.space = Space(journal.folder, options, counters)
         journal.spare = self.space.spare
-        self.gate = Gate(self, self.space, self.quotas)           # what keeps producers out
+        self.memory = Memory(counters)
+        self.gate = Gate(self, self.space, self.memory, self.quotas)     # what keeps producers out
         self.delays = Delays(self)                                # what they may ask for
         self.rates = Rates(self)                                  # what slows them, and consumers, down
         self.statistics = Statistics(self, options.stats_window_s)
@@ -830,6 +832,7 @@ class Owner:
         """An idle partition whose open ledger is drained gives up its disk space; producers that stay away are forgotten."""
         self._next_tick_ms = self.now_ms + TICK_MS
         self.space.look()
+        self.memory.look()
         self.journal.check()
         for watcher in (self.sweep, self.schedules, self.expiry, self.quotas, self.retention, self.puncher, self.inactive, self.views,
                         self.rates, self.statistics):

@@ -26,6 +26,7 @@ from geminga.storage.policy_table import (
     WINDOW_MS_MAX,
     WINDOW_MS_MIN,
 )
+from geminga.supervisor import host
 from geminga.supervisor.properties import ConfigError, Setting, from_environment, nearest, parse, translate
 from geminga.workers.identity.options import AuthenticationOptions, AuthorizationOptions, IdentityOptions, Secret, TlsOptions
 from geminga.workers.options import WorkerOptions
@@ -46,6 +47,14 @@ class MetricsOptions:
     topics_max: int = 500                         # at most so many; others are summed up by namespace
     consumers: bool = False                       # consumers of those topics, each by itself
     producers: bool = False                       # likewise producers
+
+
+@dataclass(frozen=True, slots=True)
+class AlarmOptions:
+    """From when on memory is an alarm."""
+
+    memory_percent: int = 85                      # of the control group's limit, or the host's memory: used above this is one
+    memory_refuse_percent: int = 95               # ... and above this nobody may publish until it is less; 0: everybody may
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +86,7 @@ class Config:
     metrics: MetricsOptions = field(default_factory=MetricsOptions)
     nightly: NightlyOptions = field(default_factory=NightlyOptions)
     log: LogOptions = field(default_factory=LogOptions)
+    alarms: AlarmOptions = field(default_factory=AlarmOptions)
     tls: TlsOptions = field(default_factory=TlsOptions)
     authentication: AuthenticationOptions = field(default_factory=AuthenticationOptions)
     authorization: AuthorizationOptions = field(default_factory=AuthorizationOptions)
@@ -88,7 +98,8 @@ class Config:
 
 # Section: (field of Config, dataclass).  A key is "name" or "section.name".
 SECTIONS = {"storage": ("storage", StorageOptions), "network": ("worker", WorkerOptions), "metrics": ("metrics", MetricsOptions),
-            "nightly": ("nightly", NightlyOptions), "log": ("log", LogOptions), "tls": ("tls", TlsOptions),
+            "nightly": ("nightly", NightlyOptions), "log": ("log", LogOptions), "alarms": ("alarms", AlarmOptions),
+            "tls": ("tls", TlsOptions),
             "authentication": ("authentication", AuthenticationOptions),
             "authorization": ("authorization", AuthorizationOptions)}
 # Told to both sides, so that they cannot disagree: an owner takes over what [network] says.
@@ -162,6 +173,8 @@ RANGES = {
     "storage.subscribes_per_consumer": (-1, (1 << 31) - 1),
     "storage.subscribe_period_s": (1, 24 * 3600),
     "metrics.topics_max": (0, 1_000_000),
+    "alarms.memory_percent": (1, 100),
+    "alarms.memory_refuse_percent": (0, 100),
     "nightly.in_process_bytes": (0, 1 << 40),
     "nightly.cores": (0, 1_024),
     "nightly.memory_bytes": (256 << 20, 1 << 44),
@@ -466,16 +479,6 @@ def core_count(root: Path = Path("/")) -> int:
 def _quotas(root: Path) -> list[tuple[int, int]]:
     """(µs, of so many µs) for each control group that this process is in and that has a limit."""
     groups = root / "sys/fs/cgroup"
-    own = next((line[3:] for line in _words(root / "proc/self/cgroup") if line.startswith("0::")), "/")
-    own_group = groups / own.strip("/")
-    levels = [level for level in (own_group, *own_group.parents) if level.is_relative_to(groups)]
-    limits = [_words(level / "cpu.max") for level in levels]
-    limits.append(_words(groups / "cpu/cpu.cfs_quota_us") + _words(groups / "cpu/cpu.cfs_period_us"))    # version 1: -1 is no limit
+    limits = [host.words(level / "cpu.max") for level in host.control_groups(root)]
+    limits.append(host.words(groups / "cpu/cpu.cfs_quota_us") + host.words(groups / "cpu/cpu.cfs_period_us"))    # version 1: -1 is no limit
     return [(int(limit[0]), int(limit[1])) for limit in limits if len(limit) == 2 and limit[0].isdigit()]
-
-
-def _words(path: Path) -> list[str]:
-    try:
-        return path.read_text().split()
-    except OSError:
-        return []

@@ -18,6 +18,7 @@ from geminga.storage.counters import Counters
 from geminga.storage.errors import NotDurable, StorageFull
 from geminga.storage.log import log
 from geminga.supervisor.admin import (
+    alarms,
     audit,
     authentication,
     authorization,
@@ -109,6 +110,8 @@ def make_app(config: Config, owners: Owners, addresses: Addresses, run_dir: Path
     app.cleanup_ctx.append(compactions.serve)
     app[metrics.METRICS] = metrics.Metrics(config, counters, owners)
     app[metrics.METRICS].compactions = compactions
+    app[alarms.ALARMS_OF] = app[metrics.METRICS].alarms = alarms.Alarms(config, counters)
+    app.cleanup_ctx.append(app[alarms.ALARMS_OF].serve)
     app[schemas.THREAD] = SchemaThread(catalogue.path, config.storage)
     for part in PARTS:
         app.add_routes(part.routes)
@@ -125,6 +128,7 @@ def configure(app: web.Application, config: Config, addresses: Addresses, certif
     app[topics.TOPICS].configure(config, addresses)
     app[compaction.COMPACTIONS].configure(config)
     app[metrics.METRICS].configure(config)
+    app[alarms.ALARMS_OF].configure(config)
     app[schemas.THREAD].options = config.storage
     log.begin(config.log)
 
@@ -136,7 +140,8 @@ def run(config: Config, serial: int, run_dir: Path, listeners: Listeners, addres
         listeners.certificates.counters = counters["admin", 0]
     owners = Owners(serial, config.owners, run_dir)
     app = make_app(config, owners, addresses, run_dir, counters, authenticator)
-    app[metrics.METRICS].certificates, app[operations.CONTROL] = listeners.certificates, control
+    app[metrics.METRICS].certificates = app[alarms.ALARMS_OF].certificates = listeners.certificates
+    app[operations.CONTROL] = control
     uvloop.run(_serve(app, owners, listeners, control))
 
 
@@ -145,8 +150,6 @@ async def _serve(app: web.Application, owners: Owners, listeners: Listeners, con
     runner = web.AppRunner(app, access_log=None, keepalive_timeout=_KEEP_ALIVE_SECONDS, max_line_size=_LINE_MAX, max_field_size=_LINE_MAX,
                            shutdown_timeout=0.5)
     await runner.setup()
-    if listeners.certificates is not None:
-        listeners.certificates.watch()
     servers = await listeners.serve(lambda: _accepted(runner.server))
     os.nice(_NICENESS)
     control.send(ready={})

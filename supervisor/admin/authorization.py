@@ -129,6 +129,8 @@ _ROWS: tuple[tuple[Demand | None, str, tuple[str, ...]], ...] = (
     (SUPER, "GET", ("/ops/v1/compaction/report", "/ops/v1/downgrade-check")),
     (SUPER, "POST", ("/ops/v1/backup",)),
     (SUPER, "GET PUT DELETE", ("/ops/v1/log-level",)),
+    (SUPER, "GET", ("/ops/v1/status",)),
+    (SUPER, "POST", ("/ops/v1/alarms/{alarm}/seen",)),
 )
 DEMANDS = {(method, path): demand for demand, methods, paths in _ROWS for path in paths for method in methods.split()}
 for _policy in TABLE.values():

@@ -7,6 +7,7 @@ from aiohttp import web
 
 from geminga.proto.commands import SERVER_VERSION
 from geminga.supervisor import client
+from geminga.supervisor.admin.alarms import ALARMS_OF
 from geminga.supervisor.admin.owners import OWNERS
 
 routes = web.RouteTableDef()
@@ -25,12 +26,13 @@ async def status(request: web.Request) -> web.Response:
 @routes.get("/admin/v2/brokers/ready")
 async def ready(request: web.Request) -> web.Response:
     """200 `ok` while everything is served; 503 with what is not, and why.  No message is published for it."""
-    if wrong := _obstacles(request.app):
+    if wrong := obstacles(request.app):
         raise web.HTTPServiceUnavailable(text="; ".join(wrong))
     return web.Response(text="ok")
 
 
-def _obstacles(app: web.Application) -> list[str]:
+def obstacles(app: web.Application) -> list[str]:
+    """Why the broker is not ready."""
     found = []
     for (role, index), counters in app[COUNTERS].items():
         if role != "owner":
@@ -42,7 +44,7 @@ def _obstacles(app: web.Application) -> list[str]:
             found.append(f"owner {index} is being started")
         elif row["publishing_refused"]:
             found.append(f"owner {index} refuses what is published: {row['disk_free_bytes']} bytes are free on its disk")
-    return found
+    return found + list(app[ALARMS_OF].obstacles())
 
 
 @routes.get("/admin/v2/brokers/version")

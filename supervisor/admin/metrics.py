@@ -23,6 +23,7 @@ from geminga.proto.commands import SERVER_VERSION
 from geminga.storage.counters import BOUNDS_S, Counters
 from geminga.storage.statistics import SUBSCRIPTION_COLUMNS, TOPIC_COLUMNS
 from geminga.supervisor.admin import authentication
+from geminga.supervisor.admin.alarms import ALARMS, Alarms
 from geminga.supervisor.admin.compaction import Compactions, Record
 from geminga.supervisor.admin.owners import Owners
 from geminga.supervisor.admin.stats import Measured, measure, namespace_of, processes
@@ -63,6 +64,7 @@ _OWN = {
     "entries_duplicate": "Entries that had come before and were not stored again",
     "deduplication_names_evicted": "Producers forgotten by deduplication because there were too many, not because they stayed away",
     "entries_in": "Entries published", "entries_out": "Entries handed to consumers", "syncs": "Journal syncs",
+    "starts": "Processes that were started in this place: all but the first because one before it ended",
     "syncs_failed": "Times that an owner ended because its disk failed",
     "passes": "Passes of the owner's loop", "commands": "Commands that are not SEND, ACK or FLOW",
     "tls_connections": "Connections to a port where TLS is spoken",
@@ -283,6 +285,7 @@ class Metrics:
         self._links = _Links()
         self.certificates: Tls | None = None
         self.compactions: Compactions | None = None
+        self.alarms: Alarms | None = None
         self._data_dir = config.data_dir
 
     def configure(self, config: Config) -> None:
@@ -336,6 +339,7 @@ class Metrics:
                 its = {process: row[name] for process, (role, _, row) in rows.items() if role == whose}
                 yield _by_process(GaugeMetricFamily, name, text, its)
         yield self._certificate_expiry()
+        yield from self._alarms(self.alarms) if self.alarms else ()
         yield from self._nightly()
         yield from authentication.families(self._cluster, next(iter(self._counters.values())).total)
         for name, text in _OWN.items():
@@ -354,6 +358,21 @@ class Metrics:
         for key, expires in self.certificates.expiries().items() if self.certificates else ():
             family.add_metric([key], expires - time.time())
         return family
+
+    def _alarms(self, alarms: Alarms) -> Iterator[Metric]:
+        """1 while one is raised, and what they are about that stands nowhere else."""
+        family = GaugeMetricFamily("geminga_alarm", "1 while it is raised; geminga status says why", labels=["alarm"])
+        for name in ALARMS:
+            family.add_metric([name], int(name in alarms.raised))
+        yield family
+        memory, jumped = alarms.memory, alarms.clock_jumps()
+        for name, text, value in (("used", "Memory that is used and cannot be taken back", memory.used),
+                                  ("limit", "What there is of it, of a control group or the host", memory.limit)):
+            yield GaugeMetricFamily(f"geminga_memory_{name}_bytes", text, value)
+        jumps = CounterMetricFamily("geminga_clock_jumps", "Times that the clock was put forward or back", labels=["direction"])
+        for direction in ("forward", "back"):
+            jumps.add_metric([direction], jumped[direction])
+        yield jumps
 
     def _nightly(self) -> Iterator[Metric]:
         """Compactions under way, and the last night, if there was one."""

@@ -1,18 +1,30 @@
 """What operators ask of the broker as a whole, and set for a while."""
+import os
 import time
 from typing import Any
 
+import psutil
 from aiohttp import web
 
 from geminga.proto import names
+from geminga.proto.commands import SERVER_VERSION
 from geminga.storage.control import Control
 from geminga.storage.log import LEVELS, NAMES, Rule, log
-from geminga.supervisor.admin.topics import body_of
+from geminga.supervisor.admin.alarms import ALARMS_OF
+from geminga.supervisor.admin.health import COUNTERS, obstacles
+from geminga.supervisor.admin.owners import OWNERS
+from geminga.supervisor.admin.stats import measure
+from geminga.supervisor.admin.topics import TOPICS, body_of, catalogue_of, done, part_of
+from geminga.supervisor.beside import last_report
 
 routes = web.RouteTableDef()
 CONTROL = web.AppKey("control", Control)
 _LEVEL_SECONDS, _LEVEL_SECONDS_MAX = 300, 7 * 24 * 3600
 _RULES_MAX = 100
+_MEASURE_SECONDS = 1.0       # an owner that has not answered by then is left out
+_COUNTED = {"subscriptions": "subscriptions", "producers": "producers", "consumers": "consumers", "backlog_entries": "backlog",
+            "stored_bytes": "storage_bytes"}
+_RATES = {"messages_in": "rate_in", "messages_out": "rate_out", "bytes_in": "throughput_in", "bytes_out": "throughput_out"}
 
 
 # -- the log
@@ -59,3 +71,58 @@ def _follow(request: web.Request, rules: list[Rule]) -> None:
     """Here at once, in all other processes in a moment."""
     log.follow(rules)
     request.app[CONTROL].send(tell={"log": rules})
+
+
+# -- how the broker is
+
+@routes.get("/ops/v1/status")
+async def status(request: web.Request) -> web.Response:
+    """All that its operator looks at first."""
+    app, owners = request.app, request.app[OWNERS]
+    rows = {who: counters.read() for who, counters in app[COUNTERS].items()}
+    measured = await measure(owners, 0, seconds=_MEASURE_SECONDS)
+    found, alarms = [one for one in measured if one is not None], app[ALARMS_OF]
+    began, disk, memory = psutil.Process(os.getppid()).create_time(), os.statvfs(app[TOPICS].config.data_dir), alarms.memory
+    wrong = obstacles(app)
+    return web.json_response({
+        "version": SERVER_VERSION.split()[2], "data_dir": str(app[TOPICS].config.data_dir.resolve()),
+        "uptime_seconds": round(time.time() - began), "ready": not wrong, "obstacles": wrong,
+        "alarms": alarms.told(),
+        "processes": [_process("supervisor", psutil.Process(os.getppid()), 1), *(
+            _process(role if role == "admin" else f"{role}-{index}", row["pid"], row["starts"]) for (role, index), row in rows.items())],
+        "connections": sum(row["connections_opened"] - row["connections_closed"] for row in rows.values()),
+        "topics": {"stored": catalogue_of(request).partition_total(), "loaded": sum(sum(one.head["loaded"]) for one in found)},
+        "loaded": {name: int(sum(one.total(column) for one in found)) for name, column in _COUNTED.items()},
+        "rates": {name: round(sum(one.total(column) for one in found), 1) for name, column in _RATES.items()},
+        "not_measured": [index for index, one in enumerate(measured) if one is None],
+        "disk": {"free_bytes": disk.f_bavail * disk.f_frsize, "bytes": disk.f_blocks * disk.f_frsize},
+        "memory": {"used_bytes": memory.used, "limit_bytes": memory.limit, "of": memory.of},
+        "night": _night(request), "log": _level()})
+
+
+def _process(name: str, process: psutil.Process | int, starts: int) -> dict[str, Any]:
+    told = {"process": name, "pid": process if isinstance(process, int) else process.pid, "started_again": max(0, starts - 1)}
+    try:
+        process = psutil.Process(process) if isinstance(process, int) else process
+        with process.oneshot():
+            return told | {"state": process.status(), "uptime_seconds": round(time.time() - process.create_time()),
+                           "memory_bytes": process.memory_info().rss}
+    except (psutil.NoSuchProcess, ValueError):
+        return told | {"state": "gone", "uptime_seconds": 0, "memory_bytes": 0}
+
+
+def _night(request: web.Request) -> dict[str, Any] | None:
+    """The last one; None when there was none."""
+    report = last_report(request.app[TOPICS].config.data_dir)
+    if not report:
+        return None
+    return {name: report[name] for name in ("status", "error", "ended_ms", "seconds", "last_success_ms")} | {
+        name: report["totals"][name] for name in ("compacted", "given_back")}
+
+
+@routes.post("/ops/v1/alarms/{alarm}/seen")
+async def seen(request: web.Request) -> web.Response:
+    """An operator has seen to what an alarm is about that stays until then."""
+    if not request.app[ALARMS_OF].seen_to(part_of(request, "alarm")):
+        raise web.HTTPNotFound(text="There is no such alarm, or it is over by itself")
+    return done()

@@ -188,11 +188,12 @@ def namespace_of(topic: str) -> str:
     return "/".join(topic.partition("://")[2].split("/", 2)[:2])
 
 
-async def measure(owners: Owners, most: int, *, consumers: bool = False, producers: bool = False) -> list[Measured | None]:
+async def measure(owners: Owners, most: int, *, consumers: bool = False, producers: bool = False,
+                  seconds: float = _MEASURE_SECONDS) -> list[Measured | None]:
     """What all owners have open, None of those that do not answer now; at most so many topics by themselves."""
     async def ask(index: int) -> Measured | None:
         try:
-            async with asyncio.timeout(_MEASURE_SECONDS):
+            async with asyncio.timeout(seconds):
                 while not isinstance(found := await owners.ask_owner(index, "measure", most=-(-most // owners.count), consumers=consumers,
                                                                      producers=producers), bytes):
                     pass      # it makes rows anew, some in each of its passes

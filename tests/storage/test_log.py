@@ -2,6 +2,7 @@
 import ast
 import json
 import os
+import re
 import socket
 import struct
 import subprocess
@@ -16,6 +17,7 @@ from geminga.storage.codes import CODES
 from geminga.storage.log import DEBUG, Log, LogOptions, Rule
 
 ROOT = Path(__file__).resolve().parents[2]
+RUNBOOK = ROOT / "systemd" / "runbook"
 LAYERS = "storage", "workers", "supervisor"
 
 
@@ -46,16 +48,28 @@ def calls():
                     yield path.relative_to(ROOT), node.lineno, node.func.attr, codes[0] if codes else None
 
 
-def test_every_warning_and_error_has_a_code_and_every_code_is_used():
-    used = set()
+def test_every_warning_and_error_has_a_code_of_the_table():
     for path, line, method, code in calls():
         if method in ("warning", "error", "complain") and path.name != "log.py" and not isinstance(code, ast.Name):
             assert code is not None, f"{path}:{line}: a line without a code"
         if code is not None and not isinstance(code, ast.Name):
             found = [part.value for part in ((code.body, code.orelse) if isinstance(code, ast.IfExp) else (code,))]
             assert set(found) <= set(CODES), f"{path}:{line}: {found} are not all in the table"
-            used.update(found)
+
+
+def test_every_code_of_the_table_is_used():
+    used = {code for layer in LAYERS for path in (ROOT / layer).rglob("*.py") if path.name != "codes.py"
+            for code in re.findall(r'"(G\d{3})"', path.read_text())}
     assert used == set(CODES)
+
+
+def test_every_code_and_every_alarm_has_a_page_that_names_it():
+    pages = {path.stem: path.read_text() for path in RUNBOOK.glob("*.md")}
+    rows = dict(re.findall(r"^\| (G\d{3}) \| \[\w+\]\((\w+)\.md\) \|", pages.pop("README"), re.MULTILINE))
+    assert rows == {code: page for code, (page, _) in CODES.items()}
+    assert {page for page, _ in CODES.values()} <= set(pages)
+    for code, (page, _) in CODES.items():
+        assert code in pages[page] or page == "limits", f"{page}.md does not name {code}"
 
 
 def test_no_code_stands_twice_in_the_table():

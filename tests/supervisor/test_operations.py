@@ -1,11 +1,16 @@
 """What operators look at and set: the log's level, alarms, status."""
 import json
+import re
+import socket
+import subprocess
+import time
+from pathlib import Path
 
 import pytest
 
 from geminga.supervisor import main
 
-from ..harness import Broker, eventually, request, unique_topic
+from ..harness import COMMAND, Broker, eventually, request, unique_topic
 
 LEVEL = "/ops/v1/log-level"
 
@@ -78,3 +83,84 @@ def test_what_is_changed_by_administration_is_told_with_its_topic(own):
     topic = unique_topic()
     assert request("PUT", f"{own.http_url}/admin/v2/{topic.replace('://', '/')}")[0] == 204
     assert lines(own, "administration: PUT /admin/v2/persistent/", topic.rpartition("/")[2], "client=127.0.0.1")
+
+
+# -- status and alarms ------------------------------------------------------------------------------------------------------------
+
+def metric(broker, name):
+    found = [line.rpartition(" ")[2] for line in request("GET", broker.http_url + "/metrics")[1].splitlines() if line.startswith(name)]
+    return float(found[0]) if found else None
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory):
+    """One that nobody has done harm to, with a topic of three messages; its folder has a flipped bit when it is started."""
+    broker = Broker(tmp_path_factory.mktemp("status") / "data", "--workers", "1", "--owners", "1")
+    broker.start()
+    assert main.main(["publish", "--url", broker.service_url, "kept", "1", "2", "3"]) == 0
+    yield broker
+    broker.close()
+
+
+def test_status_of_a_broker_that_is_well_is_a_few_lines_and_exit_status_zero(fresh, capsys):
+    assert main.main(["status", "--http-url", fresh.http_url]) == 0
+    said = capsys.readouterr().out
+    assert re.match(r"Geminga \S+, up \d+ s, ready\n", said) and "ALARM" not in said
+    for process, pid in {"supervisor": fresh.pid, "worker-0": fresh.child("worker"), "owner-0": fresh.child("owner"),
+                         "admin": fresh.child("admin")}.items():
+        assert re.search(rf"^  {process} +pid {pid} +(sleeping|running) +\d[\d.]* MiB  up ", said, re.MULTILINE), (process, said)
+    assert "  topics      1, of which 1 are loaded, with 0 subscriptions\n" in said and str(fresh.data_dir) in said
+    assert main.main(["status", "--json", "--http-url", fresh.http_url]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["alarms"], found["ready"], found["topics"], found["night"]) == ([], True, {"stored": 1, "loaded": 1}, None)
+    assert found["memory"]["limit_bytes"] > found["memory"]["used_bytes"] > 0 < found["disk"]["free_bytes"] < found["disk"]["bytes"]
+
+
+def test_status_of_a_broker_that_is_not_there_is_exit_status_three(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        assert main.main(["status", "--http-url", f"http://127.0.0.1:{free.getsockname()[1]}"]) == 3
+
+
+def test_damage_is_an_alarm_in_status_metrics_and_log_until_it_was_seen_to(fresh, capsys):
+    fresh.stop()
+    state = next((fresh.data_dir / "partitions").glob("*/state"))
+    data = bytearray(state.read_bytes())
+    data[20] ^= 1
+    state.write_bytes(data)
+    fresh.start()
+    assert metric(fresh, 'geminga_alarm{alarm="damage"}') == 0
+    assert main.main(["read", "--url", fresh.service_url, "kept"]) == 0
+    eventually(lambda: metric(fresh, 'geminga_alarm{alarm="damage"}') == 1, 10)
+    capsys.readouterr()
+    assert main.main(["status", "--http-url", fresh.http_url]) == 1
+    said = capsys.readouterr().out
+    assert ", ready\n" in said and "ALARM damage since " in said and "geminga status --seen damage" in said
+    assert Path(re.search(r"what to do: (\S+);", said)[1]).read_text().startswith("# ")
+    assert lines(fresh, "alarm damage: ") and not lines(fresh, "alarm damage is over")
+    assert main.main(["status", "--seen", "damage", "--http-url", fresh.http_url]) == 0
+    assert lines(fresh, "alarm damage is over") and metric(fresh, 'geminga_alarm{alarm="damage"}') == 0
+
+
+def test_only_alarms_that_stay_can_be_seen_to(fresh, capsys):
+    assert main.main(["status", "--seen", "disk", "--http-url", fresh.http_url]) == 2
+    assert "over by itself" in capsys.readouterr().err
+
+
+def test_a_process_that_has_to_be_started_again_and_again_is_an_alarm(fresh, capsys):
+    for _ in range(2):
+        fresh.wait_replaced("worker", 0, fresh.kill("worker"), 10)
+    eventually(lambda: metric(fresh, 'geminga_alarm{alarm="processes"}') == 1, 10)
+    assert main.main(["status", "--http-url", fresh.http_url]) == 1
+    assert re.search(r"worker-0 .* started again 2 times\n", capsys.readouterr().out)
+    assert metric(fresh, 'geminga_starts_total{process="worker-0"}') == 3
+
+
+def test_status_takes_less_than_a_blink(fresh):
+    """The whole command, as it is typed; the best of some, as other tests run beside it."""
+    took = []
+    for _ in range(5):
+        began = time.perf_counter()
+        subprocess.run([COMMAND[0], "status", "--http-url", fresh.http_url], stdout=subprocess.DEVNULL, check=False)
+        took.append(time.perf_counter() - began)
+    assert min(took) < 0.3      # 0.15 is promised of an idle machine

@@ -3,7 +3,6 @@
 A handshake looks at the files, once a second at most, and takes what they hold now; connections keep what they began with.  What cannot be
 used is told, and what was in force stays.
 """
-import asyncio
 import re
 import ssl
 import time
@@ -19,7 +18,6 @@ _HANDSHAKE_SECONDS = 10.0      # that a client may take
 _GOODBYE_SECONDS = 2.0         # that it may take to answer ours
 WARN_DAYS = 30, 7, 1, 0        # before a certificate expires
 _LOOK_SECONDS = 1.0            # between looks at the files
-_WATCH_SECONDS = 3600.0        # between looks at what expires
 _EPISODE_SECONDS = 60.0        # handshakes that fail within so long of each other are told of once
 _DAY = 24 * 3600
 _VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
@@ -80,7 +78,6 @@ class Tls:
         self._trusted = self._files[-1]
         self.trusted_since = 0.0           # sessions from before prove nothing: others were trusted
         self._failed = float("-inf")       # when the last handshake did
-        self._warned: dict[str, tuple[float, int]] = {}
         self.counters: Counters | None = None      # the process's own
         self._front = self._loaded.context         # handshakes change from it to what is in force
         self._front.sni_callback, self._front.tls = self._greeted, self
@@ -109,15 +106,6 @@ class Tls:
         """By key of the configuration: when the first of its certificates expires, Unix time."""
         self.refresh()
         return self._loaded.expires
-
-    def watch(self) -> None:
-        """Tell of certificates that expire soon, now and each hour: of each once for each of WARN_DAYS."""
-        for key, expires in self.expiries().items():
-            days, text = warning(key, expires, time.time())
-            if text and self._warned.get(key) != (expires, days):
-                self._warned[key] = expires, days
-                log.warning(text, code="G401")
-        asyncio.get_running_loop().call_later(_WATCH_SECONDS, self.watch)
 
     def _greeted(self, handshake: ssl.SSLObject, name: str | None, front: Front) -> None:
         """A client has said hello, with a name of ours or without."""

@@ -1,0 +1,259 @@
+"""Alarms: what an operator has to know of now.  One process looks for all of them, once a second.
+
+    alarm         raised while                                                                       what else happens
+    disk          an owner refuses what is published, or cannot read or write its files              (storage/space.py)
+    memory        less than a part of the limit, or of the host's memory, is left                    near the end nobody may publish
+    certificate   one expires within 30 days, and told again 7 days and a day before
+    clock         in the last hour it was put forward or back, not merely made to go faster or slower
+    nightly       the last night failed, or none has succeeded for two days
+    damage        damage was found, or clients could not read messages, until that is seen to
+    sync          a sync failed, until that is seen to
+    processes     a process was started three times within ten minutes
+
+Each is a number for Prometheus, a line in the log when it is raised and when it is over, a line of `geminga status`, and a page of its
+name in the runbook.  What has to outlive this process (when the clock was put forward, what was seen to) is in the counters that all share.
+"""
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from aiohttp import web
+
+from geminga.storage.counters import Counters
+from geminga.storage.log import log
+from geminga.supervisor import host
+from geminga.supervisor.beside import REPORT, last_report
+from geminga.supervisor.config import Config
+from geminga.workers.identity.certificates import Tls, warning
+
+_LOOK_SECONDS = 1.0
+_JUMP_SECONDS, _SLEW = 2.0, 0.1      # a clock that goes that much faster or slower, at most, is being corrected, not put
+_JUMPED_SECONDS = 3600.0             # so long a jump is an alarm
+_MEMORY_REST = 0.05                  # of memory: so much has to be free again before an alarm is over
+_LATE_SECONDS = 2 * 24 * 3600.0      # since a night has succeeded
+_STARTS_SECONDS = 600.0              # in which a process is started three times
+_TIMER = Path("/etc/systemd/system/timers.target.wants/geminga-nightly.timer")      # is there while it is enabled
+_PAGES = Path(__file__).resolve().parents[2] / "systemd" / "runbook", Path("/usr/share/doc/geminga/runbook")
+
+
+class Found(NamedTuple):
+    """Why an alarm is raised."""
+
+    key: Any          # the log has a line whenever this is another
+    text: str
+
+
+class Raised(NamedTuple):
+    found: Found
+    since: float      # Unix time
+
+
+# Name: the code of its lines; that of an alarm whose lines others write has none here.
+ALARMS = {"disk": "", "memory": "G310", "certificate": "G401", "clock": "G311", "nightly": "G510", "damage": "G125", "sync": "G111",
+          "processes": "G206"}
+Rows = dict[tuple[str, int], dict[str, int]]
+
+
+class Alarms:
+    """All of one broker."""
+
+    def __init__(self, config: Config, counters: dict[tuple[str, int], Counters], root: Path = Path("/"),
+                 wall: Callable[[], float] = time.time, steady: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)):
+        """steady: seconds that go on evenly, also while the host sleeps."""
+        self._counters, self._root, self._wall, self._steady = counters, root, wall, steady
+        self._own = counters["admin", 0]
+        self.raised: dict[str, Raised] = {}
+        self.memory = host.memory(root)
+        self.certificates: Tls | None = None
+        self._night: tuple[tuple[int, int] | None, dict[str, Any]] = None, {}
+        self.configure(config)
+
+    def configure(self, config: Config) -> None:
+        """This holds from now on."""
+        self._options, self._data_dir = config.alarms, config.data_dir
+
+    async def serve(self, app: web.Application):
+        """Look while the process lives."""
+        task = asyncio.create_task(self._watch())
+        yield
+        task.cancel()
+
+    async def _watch(self) -> None:
+        while True:
+            self.look()
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def look(self) -> None:
+        """What is so now, and what follows from it."""
+        self._look_at_memory()
+        self._look_at_clock()
+        rows = self._rows()
+        for name, code in ALARMS.items():
+            found, before = getattr(self, f"_{name}")(rows), self.raised.get(name)
+            if found is not None and (before is None or before.found.key != found.key) and code:
+                log.error(f"alarm {name}: {found.text}", code=code)
+            if found is not None:
+                self.raised[name] = Raised(found, before.since if before else self._wall())
+            elif before is not None:
+                del self.raised[name]
+                if code:
+                    log.info(f"alarm {name} is over", code=code)
+
+    def _rows(self) -> Rows:
+        return {who: counters.read() for who, counters in self._counters.items()}
+
+    def seen_to(self, name: str) -> bool:
+        """An operator has; whether it is an alarm that stays until then."""
+        if name not in _SEEN_TO:
+            return False
+        column, count = _SEEN_TO[name]
+        self._own.set(column, count(self._rows()))
+        self.look()
+        return True
+
+    # -- one by one: Found while it is an alarm
+
+    def _disk(self, rows: Rows) -> Found | None:
+        owners = {index: row for (role, index), row in rows.items() if role == "owner"}
+        waiting = [index for index, row in owners.items() if row["is_waiting"]]
+        refusing = [row for row in owners.values() if row["publishing_refused"]]
+        if waiting:
+            return Found("waiting", f"owner {', '.join(map(str, waiting))} cannot read or write its files, and tries again")
+        if refusing:
+            return Found("refusing", f"{refusing[0]['disk_free_bytes'] / (1 << 20):.0f} MiB are free: nobody may publish")
+        return None
+
+    def _look_at_memory(self) -> None:
+        self.memory = host.memory(self._root)
+        refuse = self._options.memory_refuse_percent / 100
+        is_refused = bool(self._own.read()["memory_refuses"])
+        bound = refuse - _MEMORY_REST * is_refused
+        self._own.set("memory_refuses", int(bool(refuse) and self.memory.part >= bound))
+
+    def _memory(self, rows: Rows) -> Found | None:
+        is_refused = bool(rows["admin", 0]["memory_refuses"])
+        bound = self._options.memory_percent / 100 - _MEMORY_REST * ("memory" in self.raised)
+        if self.memory.part < bound and not is_refused:
+            return None
+        whose = "the host's memory" if self.memory.of == "host" else f"what the control group {self.memory.of} may have"
+        text = f"{self.memory.used >> 20} of {self.memory.limit >> 20} MiB of {whose} are used"
+        return Found(is_refused, text + (": nobody may publish" if is_refused else ""))
+
+    def _certificate(self, rows: Rows) -> Found | None:
+        expiries = self.certificates.expiries() if self.certificates else {}
+        found = [(days, key, text) for key, expires in expiries.items() for days, text in [warning(key, expires, self._wall())] if text]
+        return Found([(days, key) for days, key, _ in found], "; ".join(text for *_, text in found)) if found else None
+
+    def _look_at_clock(self) -> None:
+        """Notice that it was put."""
+        wall, steady, row = self._wall(), self._steady(), self._own.read()
+        offset_ms, passed = round((wall - steady) * 1000), steady - row["clock_looked_ms"] / 1000
+        jump = (offset_ms - row["clock_offset_ms"]) / 1000
+        self._own.set("clock_offset_ms", offset_ms)
+        self._own.set("clock_looked_ms", round(steady * 1000))
+        if row["clock_looked_ms"] and abs(jump) > _JUMP_SECONDS + _SLEW * passed:
+            self._own.add("clock_jumps_forward" if jump > 0 else "clock_jumps_back")
+            self._own.set("clock_jumped_ms", round(steady * 1000))
+            self._own.set("clock_jump_ms", round(jump * 1000))
+
+    def _clock(self, rows: Rows) -> Found | None:
+        row, jumps = rows["admin", 0], _jumps(rows)
+        if jumps <= row["clock_jumps_seen"] or self._steady() - row["clock_jumped_ms"] / 1000 > _JUMPED_SECONDS:
+            return None
+        jump = row["clock_jump_ms"] / 1000
+        when = _moment(self._wall() - self._steady() + row["clock_jumped_ms"] / 1000)
+        return Found(jumps, f"the clock was put {'forward' if jump > 0 else 'back'} by {abs(jump):.1f} s at {when}")
+
+    def _nightly(self, rows: Rows) -> Found | None:
+        report, enabled = self._report(), _changed(_TIMER)
+        if report and report["status"] != "success":
+            return Found(report["ended_ms"], f"the last night failed at {_moment(report['ended_ms'] / 1000)}: "
+                                             f"{report['error'] or 'some of it could not be done'}")
+        if not report and not enabled:
+            return None      # nobody wants nights
+        since = max(report["last_success_ms"] / 1000 if report else 0.0, enabled)
+        if self._wall() - since > _LATE_SECONDS:
+            return Found("late", f"no night has succeeded since {_moment(since)}")
+        return None
+
+    def _report(self) -> dict[str, Any]:
+        """Of the last night; read when it is another."""
+        try:
+            found = (self._data_dir / REPORT).stat()
+            stamp = found.st_mtime_ns, found.st_ino
+        except OSError:
+            stamp = None
+        if stamp != self._night[0]:
+            self._night = stamp, last_report(self._data_dir)
+        return self._night[1]
+
+    def _damage(self, rows: Rows) -> Found | None:
+        if (count := _damages(rows)) <= rows["admin", 0]["damage_seen"]:
+            return None
+        return Found(count, f"damage was found {count} times since the broker began; the log says where, geminga verify what it costs")
+
+    def _sync(self, rows: Rows) -> Found | None:
+        if (count := _sync_failures(rows)) <= rows["admin", 0]["syncs_seen"]:
+            return None
+        return Found(count, f"{count} syncs failed since the broker began: look at the disk")
+
+    def _processes(self, rows: Rows) -> Found | None:
+        now_ms = self._steady() * 1000
+        found = [f"{role} {index}" for (role, index), row in rows.items()
+                 if row["started_3_ms"] and now_ms - row["started_3_ms"] < _STARTS_SECONDS * 1000]
+        return Found(found, f"{', '.join(found)} had to be started again and again in the last ten minutes") if found else None
+
+    # -- what others tell of it
+
+    def told(self) -> list[dict[str, Any]]:
+        return [{"alarm": name, "since": _moment(one.since), "text": one.found.text, "page": page(name), "can_be_seen_to": name in _SEEN_TO}
+                for name, one in self.raised.items()]
+
+    def clock_jumps(self) -> dict[str, int]:
+        row = self._own.read()
+        return {direction: row[f"clock_jumps_{direction}"] for direction in ("forward", "back")}
+
+    def obstacles(self) -> Iterator[str]:
+        """Those that are why the broker is not ready."""
+        if "memory" in self.raised and self._own.read()["memory_refuses"]:
+            yield self.raised["memory"].found.text
+
+
+def _damages(rows: Rows) -> int:
+    return sum(row["damage_found"] + row["acks_of_damaged"] for row in rows.values())
+
+
+def _sync_failures(rows: Rows) -> int:
+    return sum(row["syncs_failed"] for row in rows.values())
+
+
+def _jumps(rows: Rows) -> int:
+    return sum(row["clock_jumps_forward"] + row["clock_jumps_back"] for row in rows.values())
+
+
+# Alarm: (counter of what was seen to, how many there were) of those that an operator can see to.
+_SEEN_TO = {"damage": ("damage_seen", _damages), "sync": ("syncs_seen", _sync_failures), "clock": ("clock_jumps_seen", _jumps)}
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(sep=" ", timespec="seconds").replace("+00:00", " UTC")
+
+
+def _changed(path: Path) -> float:
+    """When, Unix time; 0 when it is not there."""
+    try:
+        return path.lstat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def page(name: str) -> str:
+    """Where it lies on this host."""
+    found = [folder / f"{name}.md" for folder in _PAGES]
+    return str(next((path for path in found if path.exists()), found[-1]))
+
+
+ALARMS_OF = web.AppKey("alarms", Alarms)

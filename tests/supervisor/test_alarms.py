@@ -1,0 +1,290 @@
+"""Alarms: when each is raised, when it is over, and where it is told."""
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from geminga.storage.counters import make_counters
+from geminga.storage.log import log
+from geminga.supervisor.admin import alarms
+from geminga.supervisor.admin.alarms import ALARMS, Alarms
+from geminga.supervisor.config import AlarmOptions, Config
+
+MIB = 1 << 20
+DAY = 24 * 3600.0
+
+
+class Host:
+    """One owner and the admin process on a host whose memory and clocks are the test's."""
+
+    def __init__(self, folder, monkeypatch):
+        self.root, self.data_dir, self.said = folder / "root", folder / "data", []
+        self.data_dir.mkdir()
+        monkeypatch.setattr(alarms, "_TIMER", folder / "timer")
+        monkeypatch.setattr(log, "_write", lambda level, text, code, fields: self.said.append((code, text)))
+        self.wall, self.steady = 1_800_000_000.0, 1000.0
+        self.memory(1000, 900)
+        self.owner, self.worker, self.admin = make_counters(3)
+        self.config = Config(data_dir=self.data_dir, alarms=AlarmOptions(85, 95))
+        self.start()
+
+    def start(self):
+        """Of a process that has the alarms, perhaps after another."""
+        rows = {("owner", 0): self.owner, ("worker", 0): self.worker, ("admin", 0): self.admin}
+        self.alarms = Alarms(self.config, rows, self.root, lambda: self.wall, lambda: self.steady)
+
+    def memory(self, total_mib, available_mib, limit_mib=None, stat=""):
+        group = self.root / "sys/fs/cgroup/system.slice/geminga.service"
+        group.mkdir(parents=True, exist_ok=True)
+        (self.root / "proc/self").mkdir(parents=True, exist_ok=True)
+        (self.root / "proc/meminfo").write_text(f"MemTotal: {total_mib << 10} kB\nMemFree: 1 kB\nMemAvailable: {available_mib << 10} kB\n")
+        (self.root / "proc/self/cgroup").write_text("0::/system.slice/geminga.service\n")
+        (group / "memory.max").write_text("max\n" if limit_mib is None else f"{limit_mib << 20}\n")
+        (group / "memory.stat").write_text(stat)
+
+    def passes(self, seconds=1.0, put=0.0):
+        self.steady += seconds
+        self.wall += seconds + put
+        self.alarms.look()
+
+    def night(self, status="success", error=None, ended=None, succeeded=None):
+        (self.data_dir / "nightly").mkdir(exist_ok=True)
+        ended = self.wall if ended is None else ended
+        succeeded = ended if succeeded is None else succeeded
+        report = {"status": status, "error": error, "ended_ms": ended * 1000, "last_success_ms": succeeded * 1000}
+        path = self.data_dir / "nightly" / "new"
+        path.write_text(json.dumps(report))
+        path.replace(self.data_dir / "nightly" / "report.json")
+
+    def raised(self):
+        return {name: one.found.text for name, one in self.alarms.raised.items()}
+
+
+@pytest.fixture
+def host(tmp_path, monkeypatch):
+    return Host(tmp_path, monkeypatch)
+
+
+def test_all_is_quiet_on_a_host_where_all_is_well(host):
+    for _ in range(5):
+        host.passes()
+    assert host.raised() == {} and host.said == []
+
+
+def test_every_alarm_is_looked_for():
+    assert all(callable(getattr(Alarms, f"_{name}")) for name in ALARMS)
+
+
+# -- disk -------------------------------------------------------------------------------------------------------------------------
+
+def test_an_owner_that_refuses_what_is_published_or_cannot_begin_is_an_alarm_whose_lines_it_writes_itself(host):
+    host.owner.set("publishing_refused", 1)
+    host.owner.set("disk_free_bytes", 100 * MIB)
+    host.passes()
+    assert host.raised() == {"disk": "100 MiB are free: nobody may publish"}
+    host.owner.set("is_waiting", 1)
+    host.passes()
+    assert "owner 0 cannot read or write" in host.raised()["disk"]
+    host.owner.set("is_waiting", 0)
+    host.owner.set("publishing_refused", 0)
+    host.passes()
+    assert host.raised() == {} and host.said == []
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------------------
+
+def test_memory_of_the_host_is_an_alarm_and_near_its_end_nobody_may_publish_until_some_is_free_again(host):
+    host.memory(1000, 140)
+    host.passes()
+    assert host.raised() == {"memory": "860 of 1000 MiB of the host's memory are used"} and not host.admin.total("memory_refuses")
+    host.memory(1000, 40)
+    host.passes()
+    assert host.raised()["memory"].endswith("nobody may publish") and host.owner.total("memory_refuses") == 1
+    assert list(host.alarms.obstacles()) == [host.raised()["memory"]]
+    host.memory(1000, 90)
+    host.passes()
+    assert host.owner.total("memory_refuses") == 1      # a little room is filled at once
+    host.memory(1000, 110)
+    host.passes()
+    assert host.owner.total("memory_refuses") == 0 and "memory" in host.raised() and not list(host.alarms.obstacles())
+    host.memory(1000, 190)
+    host.passes()
+    assert "memory" in host.raised()
+    host.memory(1000, 210)
+    host.passes()
+    assert host.raised() == {}
+    assert [code for code, _ in host.said] == ["G310"] * 4 and host.said[-1][1] == "alarm memory is over"
+
+
+def test_pages_of_files_are_no_use_of_a_control_groups_memory(host):
+    host.memory(64_000, 60_000, 1000, f"anon {500 * MIB}\nfile {480 * MIB}\nshmem {100 * MIB}\nslab_reclaimable {200 * MIB}\n")
+    host.passes()
+    assert host.raised() == {} and host.alarms.memory[:2] == (600 * MIB, 1000 * MIB)
+    host.memory(64_000, 60_000, 1000, f"anon {700 * MIB}\nfile {10 * MIB}\nshmem {100 * MIB}\nsock {60 * MIB}\n")
+    host.passes()
+    assert host.raised() == {"memory": "860 of 1000 MiB of what the control group geminga.service may have are used"}
+
+
+def test_what_is_refused_stays_so_when_this_process_is_replaced(host):
+    host.memory(1000, 40)
+    host.passes()
+    host.start()
+    host.passes()
+    assert host.owner.total("memory_refuses") == 1 and "memory" in host.raised()
+
+
+def test_zero_percent_refuses_nobody(host):
+    host.alarms.configure(Config(data_dir=host.data_dir, alarms=AlarmOptions(85, 0)))
+    host.memory(1000, 0)
+    host.passes()
+    assert "memory" in host.raised() and not host.owner.total("memory_refuses")
+
+
+# -- certificates -----------------------------------------------------------------------------------------------------------------
+
+class Certificates:
+    def __init__(self, **expires):
+        self.expires = expires
+
+    def expiries(self):
+        return self.expires
+
+
+def test_a_certificate_that_expires_is_told_of_at_thirty_and_seven_days_and_one_and_when_it_has(host):
+    host.alarms.certificates = Certificates(certificate=host.wall + 40 * DAY, trusted=host.wall + 400 * DAY)
+    for day in range(42):
+        assert ("certificate" in host.raised()) == (day >= 10)
+        host.passes(DAY)
+    assert [code for code, _ in host.said] == ["G401"] * 4
+    assert "has expired" in host.said[-1][1] and all("certificate" in text for _, text in host.said)
+    host.alarms.certificates = Certificates(certificate=host.wall + 90 * DAY)
+    host.passes()
+    assert host.said[-1][1] == "alarm certificate is over" and host.raised() == {}
+
+
+# -- clock ------------------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize(("put", "said"), [(3.0, "forward by 3.0 s"), (-3600.0, "back by 3600.0 s")])
+def test_a_clock_that_is_put_is_an_alarm_for_an_hour(host, put, said):
+    host.passes()
+    host.passes(put=put)
+    assert said in host.raised()["clock"]
+    assert [code for code, _ in host.said] == ["G311"]
+    host.passes(3500)
+    assert "clock" in host.raised()
+    host.passes(200)
+    assert host.raised() == {}
+
+
+def test_a_clock_that_is_made_to_go_faster_or_slower_and_a_host_that_sleeps_are_none(host):
+    for put in (0.0005, 0.05, -0.05, 0.083):
+        for _ in range(100):
+            host.passes(put=put)
+    host.passes(8 * 3600.0)
+    assert host.raised() == {} and not host.said
+
+
+def test_a_jump_is_noticed_also_while_this_process_is_replaced_and_can_be_seen_to(host):
+    host.passes()
+    host.wall += 60
+    host.start()
+    host.passes()
+    assert "forward by 60.0 s" in host.raised()["clock"]
+    assert host.alarms.seen_to("clock") and host.raised() == {}
+
+
+# -- nights -----------------------------------------------------------------------------------------------------------------------
+
+def test_a_night_that_failed_is_an_alarm_until_one_succeeds(host):
+    host.night()
+    host.passes()
+    assert host.raised() == {}
+    host.night("failed", "the disk is full", succeeded=host.wall - DAY)
+    host.passes()
+    assert "the disk is full" in host.raised()["nightly"]
+    host.night()
+    host.passes()
+    assert host.raised() == {} and [code for code, _ in host.said] == ["G510", "G510"]
+
+
+def test_nights_that_are_wanted_and_do_not_succeed_for_two_days_are_an_alarm(host):
+    host.night()
+    host.passes(1.9 * DAY)
+    assert host.raised() == {}
+    host.passes(0.2 * DAY)
+    assert "no night has succeeded since 2027-01-15 08:00:00 UTC" in host.raised()["nightly"]
+
+
+def test_where_nobody_wants_nights_none_are_missed_and_a_timer_wants_them(host):
+    host.passes(10 * DAY)
+    assert host.raised() == {}
+    (alarms._TIMER).symlink_to("/nowhere")
+    host.wall = alarms._TIMER.lstat().st_mtime + 1.9 * DAY
+    host.start()
+    host.passes()
+    assert "nightly" not in host.raised()
+    host.passes(0.2 * DAY)
+    assert "no night has succeeded since" in host.raised()["nightly"]
+
+
+# -- damage, syncs, processes -----------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize(("alarm", "counter", "code"), [("damage", "damage_found", "G125"), ("damage", "acks_of_damaged", "G125"),
+                                                        ("sync", "syncs_failed", "G111")])
+def test_what_was_found_stays_an_alarm_until_somebody_has_seen_to_it(host, alarm, counter, code):
+    host.owner.add(counter)
+    host.passes()
+    host.passes(DAY * 30)
+    assert list(host.raised()) == [alarm]
+    host.owner.add(counter, 2)
+    host.passes()
+    host.start()
+    host.passes()
+    assert list(host.raised()) == [alarm]
+    assert host.alarms.seen_to(alarm) and host.raised() == {}
+    host.start()
+    host.passes()
+    assert host.raised() == {}
+    host.owner.add(counter)
+    host.passes()
+    assert list(host.raised()) == [alarm] and {said for said, _ in host.said} == {code}
+
+
+def test_others_are_over_when_they_are(host):
+    assert not host.alarms.seen_to("memory") and not host.alarms.seen_to("nonsense")
+
+
+def test_a_process_that_is_started_three_times_within_ten_minutes_is_an_alarm(host, monkeypatch):
+    monkeypatch.setattr("geminga.storage.counters.time.clock_gettime", lambda _: host.steady)
+    for _ in range(10):
+        host.owner.process_began(17)
+        host.passes(400)
+    assert host.raised() == {}
+    for _ in range(3):
+        host.owner.process_began(17)
+        host.passes(10)
+    assert host.raised() == {"processes": "owner 0 had to be started again and again in the last ten minutes"}
+    host.passes(600)
+    assert host.raised() == {} and [code for code, _ in host.said] == ["G206", "G206"]
+
+
+# -- what is written of them ------------------------------------------------------------------------------------------------------
+
+SHIPPED = Path(__file__).parents[2] / "systemd"
+
+
+def test_every_alarm_has_a_page_and_a_rule_that_names_it():
+    rules = (SHIPPED / "prometheus" / "geminga.rules.yml").read_text()
+    for name in ALARMS:
+        page = (SHIPPED / "runbook" / f"{name}.md").read_text()
+        assert f"**Alarm** `{name}`" in page
+        assert f'geminga_alarm{{alarm="{name}"}} == 1' in rules and f"runbook: {name}.md" in rules
+
+
+def test_every_rule_names_a_page_of_the_runbook_that_there_is():
+    rules = (SHIPPED / "prometheus" / "geminga.rules.yml").read_text()
+    alerts = rules.split("- alert: ")[1:]
+    for alert in alerts:
+        page = re.search(r"runbook: ([\w-]+\.md)", alert)
+        assert page and (SHIPPED / "runbook" / page[1]).exists(), alert
