@@ -104,8 +104,8 @@ def options(context: click.Context) -> list[str]:
     lines = []
     for parameter in context.command.get_params(context):
         record = parameter.get_help_record(context)
-        if record and record[1] and "--help" not in parameter.opts:      # arguments stand in the usage
-            lines += [".TP", f".B {plain(record[0])}", plain(record[1])]
+        if record and isinstance(parameter, click.Option) and "--help" not in parameter.opts:      # arguments stand in the usage
+            lines += [".TP", f".B {plain(record[0])}", plain(record[1]) or "\\&"]
     return [*lines, ".PP"] if lines else []
 
 

@@ -248,14 +248,14 @@ def finished(root: Path, out: Path, name: str, version: str, relations: list[str
     architecture = subprocess.run(["dpkg", "--print-architecture"], check=True, capture_output=True, text=True).stdout.strip()
     write_changelog(root, name, version)
     files = sorted(path for path in root.rglob("*") if not path.is_relative_to(root / "DEBIAN"))
-    for path in [root, *files]:
-        normalise_mode(path)
     regular = [path for path in files if path.is_file() and not path.is_symlink()]
     sums = "".join(f"{hashlib.md5(path.read_bytes()).hexdigest()}  {path.relative_to(root)}\n" for path in regular)
     write(root / "DEBIAN/md5sums", sums)
     size_kib = sum(-(-path.lstat().st_size // 1024) if path in regular else 1 for path in files)
     write(root / "DEBIAN/control", CONTROL.format(name=name, version=version, architecture=architecture, size_kib=size_kib,
                                                   relations="\n".join(relations), description=description))
+    for path in [root, *root.rglob("*")]:
+        normalise_mode(path)
     package = out / f"{name}_{version}_{architecture}.deb"
     subprocess.run(["dpkg-deb", "--root-owner-group", "-Zzstd", "-z3", "--build", root, package], check=True, stdout=subprocess.DEVNULL)
     return package.resolve()

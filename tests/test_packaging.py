@@ -1,15 +1,27 @@
-"""What a wheel holds is what the checkout holds, and what a fresh machine installs is what was tested."""
+"""What a wheel and a Debian package hold is what the checkout holds, and what a fresh machine installs is what was tested."""
+import gzip
+import hashlib
 import json
 import os
+import platform
 import re
+import shutil
+import subprocess
 import sys
+import sysconfig
+import tarfile
 import tomllib
+import zipfile
+from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
 
+import click
 import pytest
 
-from geminga.supervisor import bootstrap
+from geminga.storage import format
+from geminga.supervisor import bootstrap, config
+from geminga.supervisor.main import geminga
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -177,3 +189,192 @@ def test_an_environment_of_somebody_else_is_never_removed(environment):
     with pytest.raises(bootstrap.SetUpError, match="remove it"):
         bootstrap.can_be_kept(environment, bootstrap.read_stamp(environment))
     assert (environment / "bin" / "pytest").exists()
+
+
+# -- the wheel
+
+def test_a_wheel_has_every_file_of_the_four_layers(tmp_path):
+    """Built as on any other machine, from a copy, as setuptools leaves folders behind."""
+    for name in (*LAYERS, "pyproject.toml", "README.md", "LICENSE"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, tmp_path / name)
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path)]
+    subprocess.run([*pip, str(tmp_path)], check=True, cwd=tmp_path)
+    [wheel] = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        held = {name for name in archive.namelist() if ".dist-info/" not in name}
+        [scripts] = [archive.read(name).decode() for name in archive.namelist() if name.endswith("/entry_points.txt")]
+        assert "geminga = geminga.supervisor.main:main" in scripts.splitlines()
+    assert held == {f"geminga/{path}" for path in shipped()}
+
+
+def shipped():
+    return {path.relative_to(ROOT).as_posix() for layer in LAYERS for path in (ROOT / layer).rglob("*")
+            if path.is_file() and "__pycache__" not in path.parts}
+
+
+# -- the Debian package
+
+DEBIAN = platform.freedesktop_os_release().get("VERSION_ID") if os.path.exists("/etc/debian_version") else None
+DEBIAN_PYTHON = Path("/usr/bin/python3").resolve().name
+on_debian = pytest.mark.skipif(DEBIAN not in ("12", "13") or f"python3.{sys.version_info.minor}" != DEBIAN_PYTHON,
+                               reason="needs Debian 12 or 13, and its interpreter")
+SCRIPTS = ("preinst", "postinst", "prerm", "postrm")
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    """One that was made with few dependencies: what its manual and its completion are made with."""
+    folder = tmp_path_factory.mktemp("package")
+    (folder / "site").mkdir()
+    for name in ("click", "jwt", "cryptography", "cffi", "_cffi_backend*", "google"):
+        for path in Path(sysconfig.get_path("platlib")).glob(name):
+            (folder / "site" / path.name).symlink_to(path)
+    made = subprocess.run(["/usr/bin/python3", ROOT / "systemd/package.py", "--site-packages", folder / "site", "--out", folder / "out",
+                           "--version", "1.2.3"], check=True, stdout=subprocess.PIPE, text=True, umask=0o007).stdout
+    assert made == f"{folder}/out/geminga_1.2.3~deb{DEBIAN}_{architecture()}.deb\n"
+    return Path(made.strip())
+
+
+def architecture():
+    return subprocess.run(["dpkg", "--print-architecture"], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def unpacked(package, tmp_path_factory):
+    """Its files; DEBIAN has what it tells dpkg."""
+    folder = tmp_path_factory.mktemp("unpacked")
+    subprocess.run(["dpkg-deb", "--raw-extract", package, folder], check=True)
+    return folder
+
+
+@on_debian
+def test_a_package_puts_everything_where_debian_has_it(unpacked):
+    site = f"usr/lib/geminga/lib/{DEBIAN_PYTHON}/site-packages"
+    held = {path.relative_to(unpacked).as_posix() for path in unpacked.rglob("*") if not path.is_dir()}
+    assert {f"{site}/geminga/{path}" for path in shipped()} <= held
+    cached = {path for path in held if path.endswith(".pyc")}
+    assert {Path(path).name.partition(".")[0] for path in cached} >= {path.stem for path in (ROOT / "storage").rglob("*.py")}
+    units = {path.name for path in (ROOT / "systemd").iterdir() if path.suffix in (".service", ".timer", ".slice")}
+    assert {path for path in held - cached if not path.startswith((site, "DEBIAN", "usr/share/doc/"))} == {
+        "usr/bin/geminga", "usr/lib/geminga/bin/python3", "usr/lib/geminga/pyvenv.cfg", "etc/geminga/geminga.toml",
+        "usr/lib/sysusers.d/geminga.conf", "usr/lib/tmpfiles.d/geminga.conf", *(f"usr/lib/systemd/system/{unit}" for unit in units),
+        "usr/share/man/man1/geminga.1.gz", "usr/share/man/man1/geminga-admin.1.gz", "usr/share/bash-completion/completions/geminga",
+        "usr/share/zsh/vendor-completions/_geminga", "usr/share/fish/vendor_completions.d/geminga.fish"}
+    documents = unpacked / "usr/share/doc/geminga"
+    assert (documents / "README.md").read_text() == (ROOT / "README.md").read_text()
+    assert {path.name for path in documents.iterdir()} >= {"README.md", "copyright", "changelog.gz", "prometheus"}
+
+
+@on_debian
+def test_nobody_but_root_may_change_what_a_package_brings(package, tmp_path):
+    """Although it was made by somebody whose umask shuts others out: whoever runs the command can read it."""
+    archive = tmp_path / "data.tar"
+    with archive.open("wb") as file:
+        subprocess.run(["dpkg-deb", "--fsys-tarfile", package], check=True, stdout=file)
+    with tarfile.open(archive) as held:
+        members = held.getmembers()
+    assert {(member.uname, member.gname, member.uid, member.gid) for member in members} == {("root", "root", 0, 0)}
+    for member in members:
+        is_program = member.isdir() or member.name == "./usr/bin/geminga"
+        assert member.issym() or member.mode == (0o755 if is_program else 0o644), member.name
+
+
+@on_debian
+def test_a_package_tells_the_sums_of_its_files(unpacked):
+    sums = dict(reversed(line.split("  ")) for line in (unpacked / "DEBIAN/md5sums").read_text().splitlines())
+    files = [path for path in unpacked.rglob("*") if path.is_file() and not path.is_symlink() and "DEBIAN" not in path.parts]
+    assert sums == {str(path.relative_to(unpacked)): hashlib.md5(path.read_bytes()).hexdigest() for path in files}
+
+
+@on_debian
+def test_a_packages_configuration_is_the_defaults_with_the_data_folder_of_its_units(unpacked):
+    packaged, _ = config.load(unpacked / "etc/geminga/geminga.toml", {}, {})
+    defaults, _ = config.load(None, {}, {})
+    assert packaged == replace(defaults, data_dir=Path("/var/lib/geminga"))
+    assert (unpacked / "DEBIAN/conffiles").read_text() == "/etc/geminga/geminga.toml\n"
+    for unit in ("geminga.service", "geminga-nightly.service"):
+        [command] = re.findall(r"^ExecStart=(.*)", (unpacked / "usr/lib/systemd/system" / unit).read_text(), re.M)
+        assert "--config /etc/geminga/geminga.toml --data-dir /var/lib/geminga" in command
+
+
+@on_debian
+def test_the_packaged_command_sees_no_modules_but_its_own(unpacked, tmp_path):
+    """Neither the caller's folder nor an environment nor a home can put others in their place."""
+    home = tmp_path / ".local/lib" / DEBIAN_PYTHON / "site-packages"
+    for folder in (tmp_path, home):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "click.py").write_text("raise SystemExit('not this one')")
+    program = [unpacked / "usr/lib/geminga/bin/python3", *(unpacked / "usr/bin/geminga").read_text().partition("\n")[0].split()[1:]]
+    assert (unpacked / "usr/bin/geminga").read_text().startswith("#!/usr/lib/geminga/bin/python3 -I\n")
+    command = [*program, unpacked / "usr/bin/geminga", "admin", "topics", "stats", "--help"]
+    said = subprocess.run(command, check=True, stdout=subprocess.PIPE,
+                          text=True, cwd=tmp_path, env={"HOME": str(tmp_path), "PYTHONPATH": str(tmp_path)}).stdout
+    assert said.startswith("Usage: geminga admin topics stats")
+
+
+def commands(context):
+    """Each command that people are shown, but groups of others."""
+    if not isinstance(context.command, click.Group):
+        yield context
+        return
+    for name in context.command.list_commands(context):
+        below = context.command.get_command(context, name)
+        if not below.hidden:
+            yield from commands(click.Context(below, info_name=name, parent=context))
+
+
+@on_debian
+def test_the_manual_tells_of_every_command_and_each_of_its_options(unpacked):
+    pages = "".join(gzip.decompress((unpacked / f"usr/share/man/man1/{name}.1.gz").read_bytes()).decode() for name in
+                    ("geminga", "geminga-admin")).replace("\\-", "-")
+    sections = dict(re.findall(r'^\.SS "([^"\n]*)"\n(.*?)(?=^\.S[SH] )', pages, re.M | re.S))
+    told = list(commands(click.Context(geminga, info_name="geminga")))
+    assert len(told) > 300
+    for context in told:
+        options = [one for one in context.command.get_params(context) if isinstance(one, click.Option) and not one.hidden]
+        missing = {name for one in options for name in one.opts if name not in sections[context.command_path]}
+        assert missing <= {"--help", "-h"}, context.command_path
+
+
+@on_debian
+@pytest.mark.parametrize("shell, place", [("bash", "bash-completion/completions/geminga"), ("zsh", "zsh/vendor-completions/_geminga"),
+                                          ("fish", "fish/vendor_completions.d/geminga.fish")])
+def test_completion_is_what_the_command_prints_for_a_shell(unpacked, shell, place):
+    command = [Path(sys.executable).with_name("geminga"), "completion", shell]
+    said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    assert (unpacked / "usr/share" / place).read_text() == said.removesuffix("\n")
+
+
+@on_debian
+def test_a_package_is_for_one_release_of_debian_and_its_python(unpacked):
+    control = (unpacked / "DEBIAN/control").read_text()
+    fields = dict(re.findall(r"^([A-Z][\w-]*): (.*)$", control, re.M))
+    assert fields["Version"] == f"1.2.3~deb{DEBIAN}" and fields["Architecture"] == architecture()
+    assert fields["Depends"].split(", ")[0] == DEBIAN_PYTHON
+    assert int(fields["Installed-Size"]) > 1000
+    assert {name: (unpacked / "DEBIAN" / name).stat().st_mode & 0o777 for name in SCRIPTS} == dict.fromkeys(SCRIPTS, 0o755)
+    for name in SCRIPTS:
+        subprocess.run(["sh", "-n", unpacked / "DEBIAN" / name], check=True)
+
+
+@on_debian
+@pytest.mark.parametrize("there, is_taken", [(None, True), (0, True), (1, False), ("1\n", False)])
+def test_a_package_leaves_a_folder_of_a_newer_format_alone(unpacked, tmp_path, there, is_taken):
+    """Before anything of the program that serves it is replaced."""
+    if there is not None:
+        (tmp_path / "format").write_text(str(format.FOLDER_VERSION + int(there)) + ("\n" if isinstance(there, str) else ""))
+    preinst = (unpacked / "DEBIAN/preinst").read_text()
+    assert "/var/lib/geminga" in preinst
+    command = ["sh", "-c", preinst.replace("/var/lib/geminga", str(tmp_path)), "preinst", "upgrade", "1.2.2"]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode == 0) == is_taken
+    assert is_taken or f"reads formats up to {format.FOLDER_VERSION}: it is not installed" in done.stderr
+
+
+def test_the_installer_refuses_what_it_does_not_know():
+    for argument, said in (("--sprak", "--sprak is no option"), ("no.deb", "no.deb is no file"), ("--purge", "--purge goes with --remove")):
+        done = subprocess.run(["sh", ROOT / "systemd/install.sh", argument], stderr=subprocess.PIPE, text=True)
+        assert (done.returncode, done.stderr) == (2, f"install: {said}; --help shows how\n")
+    shown = subprocess.run(["sh", ROOT / "systemd/install.sh", "--help"], check=True, stdout=subprocess.PIPE, text=True).stdout
+    assert shown.startswith("usage: ") and {"--spark", "--remove", "--purge"} <= set(shown.split())
