@@ -639,18 +639,18 @@ def _redeliver(owner, session, command: api.BaseCommand) -> None:
     if request.HasField("consumer_epoch") and subscription.kind in (SubType.Exclusive, SubType.Failover):
         consumer.epoch = request.consumer_epoch
         _tell_epoch(owner, consumer)
-    held = _held(consumer)
+    held = held_messages(consumer)
     nacked = subscription.dispatcher.redeliver(consumer, {
         ledger_id: np.array([entry for entry in sorted(entries) if entry < subscription.find(ledger_id).entries], np.int64)
         for ledger_id, entries in wanted.items()})
     for ledger_id, entries in nacked:
         acknowledgements.note_counts(owner, subscription, format.REDELIVERED, ledger_id, entries,
                                      subscription.cursor.redeliveries.add(ledger_id, entries))
-    consumer.redelivered += held - _held(consumer)
+    consumer.redelivered += held - held_messages(consumer)
     owner.wake(found)
 
 
-def _held(consumer: Consumer) -> int:
+def held_messages(consumer: Consumer) -> int:
     """Messages it has been given, and has neither acknowledged nor given back."""
     subscription = consumer.subscription
     return sum(int(subscription.messages(subscription.find(ledger_id), entries).sum())
@@ -723,7 +723,7 @@ def _statistics(consumer: Consumer, now_ms: int) -> dict:
     """Rates are a second's share of all since the consumer came."""
     subscription = consumer.subscription
     found, seconds = subscription.partition, max(1.0, (now_ms - consumer.connected_ms) / 1000)
-    held = _held(consumer)
+    held = held_messages(consumer)
     return {
         "msgRateOut": consumer.messages_out / seconds, "msgThroughputOut": consumer.bytes_out / seconds,
         "msgRateRedeliver": consumer.redelivered / seconds,

@@ -3,6 +3,7 @@
     child -> supervisor    {"ready": {...}}                 it serves
                            {"recovering": [what, done, of]} an owner that begins has come further
                            {"pong": true}                   its main loop goes round
+                           {"drained": true}                what was published is answered, and nothing more is given out
                            {"configured": why not}          its options are in force, or cannot be: the old ones are; "again": it ends
                                                             for its successor to have them
                            {"tell": {"log": [...]}}         of the admin process: all are to be told that
@@ -12,6 +13,7 @@
                            {"ping": true}                   answered by whoever looks for messages, see `receive`
                            {"log": [rule, ...]}             what the log is to tell for a while; done by whoever looks, too
                            {"options": packed}              hold from now on
+                           {"drain": true}                  nobody may publish or be given anything; answered "drained" when that is so
                            {"stop": true}                   say good-bye and exit
 """
 import json

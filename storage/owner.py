@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from geminga.storage.recovery import Recovery
 
 TICK_MS = 1_000             # how often ages are looked at
+_OUTSTANDING_MS = 100       # between counts of what is out, while it is being drained
 ACK_SYNC_MS = 10            # an acknowledgement that nobody waits for is synced with the next answer, or after this
 _NO_ROOM_SECONDS = 0.1      # between attempts to write what has to be, when the reserve is used up
 _READER_MS = 60_000         # what a reader that never comes back after a seek leaves is kept so long
@@ -139,6 +140,7 @@ class Owner:
         self._unsynced_since: int | None = None
         self._next_tick_ms = now_ms + TICK_MS
         self._complaints: set[str] = set()                        # about files, said once
+        self._outstanding_due_ms: int | None = None               # when what is out is counted again, while it is being drained
 
     # -- what commands.py works with
 
@@ -375,6 +377,9 @@ class Owner:
             self.schedules.work(self.now_ms)
         for partition in self._wakes.take(self.now_ms):
             self._to_dispatch[partition] = None
+        if self._outstanding_due_ms is not None:
+            self._to_dispatch = {}
+            self._count_outstanding()
         if self._to_dispatch:
             began = time.perf_counter()
             for partition in self.rates.in_turn(self._to_dispatch):
@@ -389,10 +394,25 @@ class Owner:
     def next_deadline_ms(self) -> int:
         """When the next pass is due although nothing came."""
         due_ms = self.now_ms if self.schedules.is_busy else min(self._next_tick_ms, self._wakes.next_ms, self.rates.due_ms)
+        if self._outstanding_due_ms is not None:
+            due_ms = min(due_ms, self._outstanding_due_ms)
         if self._unsynced_since is not None:
             wait = ACK_SYNC_MS if self.options.sync == "group" else self.options.sync_interval_ms
             return min(due_ms, self._unsynced_since + wait)
         return due_ms
+
+    def drain(self) -> None:
+        """Nothing is given out any more; acknowledgements are taken, and it is counted how much is out."""
+        self._outstanding_due_ms = self.now_ms
+        self._count_outstanding()
+
+    def _count_outstanding(self) -> None:
+        """Messages that consumers of durable subscriptions have, and may still acknowledge."""
+        if self.now_ms >= self._outstanding_due_ms:
+            self._outstanding_due_ms = self.now_ms + _OUTSTANDING_MS
+            self.counters.set("outstanding", sum(
+                commands.held_messages(consumer) for partition in self.by_name.values() for subscription in partition.attached
+                if subscription.is_durable for consumer in subscription.consumers))
 
     def worker_gone(self, worker: int) -> None:
         """The worker's process ended: all its connections did."""

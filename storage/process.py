@@ -151,6 +151,9 @@ def _loop(owner: Owner, router: zmq.Socket, control: Control) -> None:
                         return
                     owner.configure(options)
                     control.send(configured="")
+                elif "drain" in message:
+                    owner.drain()
+                    control.send(drained=True)
                 elif "stop" in message:
                     return
             if not control.is_open:

@@ -48,6 +48,7 @@ class Child:
     killed_for: str = ""                              # why we have killed it
     leaves_for: str = ""                              # why it ends by itself
     is_asked: bool = False                            # to take new options, and has not answered
+    is_drained: bool = False
 
     def become(self, state: str) -> None:
         assert state in TRANSITIONS[self.state], (self, state)
@@ -67,6 +68,7 @@ def start(child: Child, serial: int, supervisor_only: list) -> None:
         theirs.close()
         child.pid, child.pulse = pid, Pulse(pid)
         child.progress = child.killed_for = child.leaves_for = ""
+        child.is_drained = False
         return
     status = 1
     try:

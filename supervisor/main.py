@@ -9,7 +9,7 @@ from geminga.supervisor.cli import credentials
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")     # before numpy is imported: no thread per core and process
 _OF_OPERATORS = ("log", "status")
-_OF_THE_HOST = "config", "reload"
+_OF_THE_HOST = "config", "drain", "reload"
 _SHELLS = ("bash", "zsh", "fish")
 
 

@@ -52,6 +52,7 @@ from geminga.workers.identity.options import Unusable
 from geminga.workers.listeners import Listeners, inside_path
 
 STOP_SECONDS = {"worker": 2.5, "admin": 2.5, "owner": 4.0}     # from the beginning of the stop until those that are still there are killed
+_DRAIN_LOOK_SECONDS = 0.1     # between looks at what is outstanding
 _SOCKET_PATH_MAX = 80         # a Unix socket's path takes 107 bytes; this leaves room for its name
 
 
@@ -85,8 +86,10 @@ class Supervisor:
         self._notify = Notify(os.environ)
         self._looked = self.began
         self._callers: list[Control] = []                      # who ask for something by commands.py
+        self._reloaders: list[Control] = []                    # those of them who wait for a reload
         self._reload_is_due = False
         self._reload: Reload | None = None                     # under way
+        self._drained_by: float | None = None                  # when it stops although not everything was acknowledged
         self._refused = ""                                     # what is wrong with the configuration that was to be loaded last
         # Half of what a watchdog waits: a child that is replaced by then does not cost all the others.
         self._busy_seconds = min(BUSY_SECONDS, self._notify.watchdog_seconds / 2 or BUSY_SECONDS)
@@ -205,6 +208,7 @@ class Supervisor:
                 key.data()
             self._reap()
             self._go_on_reloading()
+            self._go_on_draining()
             self._look()
             self._notify.status(self._status())
             if self._is_stopping and self._stop_step():
@@ -257,6 +261,8 @@ class Supervisor:
         """Seconds until something is due although nobody says anything."""
         if self._is_stopping:
             return 0.05
+        if self._drained_by is not None:
+            return _DRAIN_LOOK_SECONDS
         waiting = [child.started for child in self.children if child.state == GONE]
         return max(0.0, min([self._looked + LOOK_SECONDS, *waiting]) - time.monotonic())
 
@@ -266,6 +272,8 @@ class Supervisor:
                 child.pulse.answered()
             elif "tell" in message:
                 self._tell_all(message["tell"])
+            elif "drained" in message:
+                child.is_drained = True
             elif "configured" in message:
                 self._configured(child, message["configured"])
             elif "recovering" in message:
@@ -276,6 +284,8 @@ class Supervisor:
                 if recovered := message["ready"].get("recovered"):
                     log.info(f"{child.name} has put {recovered} entries of its journal in place")
                 self._introduce(child)
+                if self._drained_by is not None:
+                    child.control.send(drain=True)
         if not child.control.is_open:
             with contextlib.suppress(KeyError):
                 self._selector.unregister(child.control)
@@ -306,6 +316,9 @@ class Supervisor:
         for message in asked:
             if "reload" in message:
                 self._reload_is_due = True
+                self._reloaders.append(caller)
+            elif isinstance(seconds := message.get("drain"), int | float):
+                self._begin_draining(seconds)
             else:
                 caller.is_open = False
         if not caller.is_open:
@@ -314,11 +327,38 @@ class Supervisor:
     def _hang_up(self, caller: Control) -> None:
         self._selector.unregister(caller)
         self._callers.remove(caller)
+        if caller in self._reloaders:
+            self._reloaders.remove(caller)
         caller.close()
+
+    def _begin_draining(self, seconds: float) -> None:
+        """Nobody may publish or consume any more; it stops when everything that is out was acknowledged, or by then."""
+        if not self._is_ready or self._is_stopping:
+            return self._begin_stop()
+        if self._drained_by is None:
+            log.info(f"the broker is drained for up to {seconds:g} s before it stops")
+            for child in self.children:
+                if child.control is not None:
+                    child.control.send(drain=True)
+        self._drained_by = time.monotonic() + seconds
+
+    def _outstanding(self) -> int:
+        """Messages that consumers may acknowledge yet."""
+        return self.counters["admin", 0].total("outstanding")
+
+    def _go_on_draining(self) -> None:
+        if self._drained_by is None or self._is_stopping:
+            return
+        outstanding, is_done = self._outstanding(), all(child.is_drained for child in self.children)
+        for caller in list(self._callers):
+            caller.send(outstanding=outstanding)
+        if is_done and not outstanding or time.monotonic() >= self._drained_by:
+            log.info(f"the broker was drained: {outstanding} messages are out that nobody has acknowledged")
+            self._begin_stop()
 
     def _go_on_reloading(self) -> None:
         """A reload begins when it is asked for and everybody is there; it ends when what it has changed is in force everywhere."""
-        if self._is_stopping or not self._is_ready:
+        if self._is_stopping or not self._is_ready or self._drained_by is not None:
             return
         if self._reload_is_due and self._reload is None:
             self._reload_is_due = False
@@ -372,7 +412,7 @@ class Supervisor:
             log.error(f"{refused}; the configuration before it stays in force", code="G332")
         else:
             log.info(f"the configuration was loaded: {sum(not change.needs for change in changes)} keys have changed")
-        for caller in list(self._callers):
+        for caller in list(self._reloaders):
             caller.send(changes=list(map(str, changes)), error=refused)
             self._hang_up(caller)
         self._notify.status(self._status())
@@ -411,6 +451,8 @@ class Supervisor:
         """What `systemctl status` shows."""
         if self._is_stopping:
             return f"stopping: {sum(child.state != GONE for child in self.children)} processes are left"
+        if self._drained_by is not None:
+            return f"draining: {self._outstanding()} messages are to be acknowledged yet"
         alive = [child for child in self.children if child.state in (STARTING, READY)]
         troubles = [f"{child.name} {child.pulse.trouble}" for child in alive if child.pulse.trouble]
         missing = [child for child in self.children if child.state != READY]

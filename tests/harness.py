@@ -200,10 +200,15 @@ class Broker:
     def _end(self, how: signal.Signals, seconds: float) -> int:
         assert self._process is not None, "not started"
         self._process.send_signal(how)
+        return self.ended(seconds)
+
+    def ended(self, seconds: float) -> int:
+        """Its exit status, when it has ended by itself, or because somebody else has asked for it."""
+        assert self._process is not None, "not started"
         try:
             status = self._process.wait(seconds)
         except subprocess.TimeoutExpired as late:
-            raise TimeoutError(f"still there {seconds} s after {how.name}; it said:\n{self.log()}") from late
+            raise TimeoutError(f"still there after {seconds} s; it said:\n{self.log()}") from late
         self._process = None
         self._join_reader()
         return status

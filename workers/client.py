@@ -412,6 +412,8 @@ class Client(asyncio.BufferedProtocol):
         is_settled: its schema has been looked at.
         """
         try:
+            if self.worker.is_draining:
+                raise Refusal(api.ServiceNotReady, "The broker is being stopped; try again")
             topic = names.parse(request.topic)
             if not is_settled and not schemas.is_settled(self.worker.directory.catalogue, topic, request):
                 return self.worker.settle(self, command, topic, schemas.settle(request, topic, self.worker.counters))
@@ -721,6 +723,14 @@ class Client(asyncio.BufferedProtocol):
             route.delivery_to = (-1, -1)      # what follows is written as it is to be now
         if not self.worker.handshakes.accepts(self):
             self.transport.abort()
+
+    def close_producers(self) -> None:
+        """What they have published is answered; what they publish from now on is ignored, and their client sends it again elsewhere."""
+        for producer_id in [producer_id for producer_id, route in self.producers.items() if route.handle]:
+            del self.producers[producer_id]
+            self._closed_producers.add(producer_id)
+            self.write(answers.close_producer(producer_id))
+        self.resume_reading()
 
     def say_goodbye(self) -> None:
         """The broker stops: tell the client to look its topics up again, and close."""

@@ -3,9 +3,9 @@ import asyncio
 import struct
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import zmq
 from numpy.typing import NDArray
@@ -25,12 +25,18 @@ class Follower(Protocol):
     def owner_gone(self, index: int) -> None: ...
 
 
-def follow(control: Control, follower: Follower, configure: Callable[[str], None]) -> asyncio.Event:
+def follow(control: Control, follower: Follower, configure: Callable[[str], None],
+           drain: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Event:
     """Have it told of owners as they come and go; the event is set when the supervisor says stop, or is gone.
 
-    configure: takes options that are to hold from now on.  Raises Unusable.
+    configure: takes options that are to hold from now on.  Raises Unusable.  drain: is done when nobody can publish any more.
     """
     stopping = asyncio.Event()
+    draining: list[asyncio.Task] = []
+
+    async def drained() -> None:
+        await drain()
+        control.send(drained=True)
 
     def told() -> None:
         for message in control.receive():
@@ -44,6 +50,8 @@ def follow(control: Control, follower: Follower, configure: Callable[[str], None
                     control.send(configured="")
                 except Unusable as error:
                     control.send(configured=str(error))
+            elif "drain" in message:
+                draining.append(asyncio.create_task(drained()))
             elif "stop" in message:
                 stopping.set()
         if not control.is_open:

@@ -84,6 +84,7 @@ class Worker:
         self._connections = 0
         self._flush_is_due = False
         self._ack_timer: asyncio.TimerHandle | None = None
+        self.is_draining = False                  # nobody may produce or subscribe any more
         self.is_paused = False                    # owners have not answered for so much that no producer is read from
         self._loop = asyncio.get_running_loop()
         self.watchers = Watchers(self, self._loop)
@@ -297,7 +298,7 @@ class Worker:
 
     def _resume_when_possible(self) -> None:
         limit = self.options.in_flight_bytes // 2
-        if self.is_paused and all(link is None or link.in_flight <= limit for link in self._links):
+        if self.is_paused and not self.is_draining and all(link is None or link.in_flight <= limit for link in self._links):
             self.is_paused = False
             for client in self._clients.values():
                 client.resume_reading()
@@ -366,6 +367,19 @@ class Worker:
 
     # -- the end
 
+    async def drain(self) -> None:
+        """Nobody may produce or subscribe any more; what was published is answered, and its producers are closed when this is done."""
+        self.is_draining = self.is_paused = True
+        for client in self._clients.values():
+            if client.producers:
+                client.pause_reading()
+        while producing := [client for client in self._clients.values() if client.producers]:
+            if not any(link is not None and link.in_flight for link in self._links):
+                for client in producing:
+                    if not client.is_held:
+                        client.close_producers()
+            await asyncio.sleep(0.005)
+
     async def stop(self) -> None:
         """Everybody is told, and what they have been told is sent."""
         for client in list(self._clients.values()):
@@ -423,7 +437,7 @@ async def _serve(serial: int, owners: int, run_dir: Path, data_dir: Path, option
         worker.configure(given)
         log.begin(given.log)
 
-    stopping = follow(control, worker, configure)
+    stopping = follow(control, worker, configure, worker.drain)
     servers = await listeners.serve(lambda: Client(worker), lambda: Client(worker, is_inside=True))
     control.send(ready={})
     await stopping.wait()

@@ -5,6 +5,7 @@ Answers have Pulsar's status codes and shapes: 204 without a body for what was d
 import asyncio
 import os
 import traceback
+from functools import partial
 from pathlib import Path
 
 import uvloop
@@ -146,7 +147,8 @@ def run(config: Config, serial: int, run_dir: Path, listeners: Listeners, addres
 
 
 async def _serve(app: web.Application, owners: Owners, listeners: Listeners, control: Control) -> None:
-    stopping = follow(control, owners, lambda text: configure(app, *unpacked(text), listeners.certificates))
+    stopping = follow(control, owners, lambda text: configure(app, *unpacked(text), listeners.certificates),
+                      partial(health.drain, app))
     runner = web.AppRunner(app, access_log=None, keepalive_timeout=_KEEP_ALIVE_SECONDS, max_line_size=_LINE_MAX, max_field_size=_LINE_MAX,
                            shutdown_timeout=0.5)
     await runner.setup()

@@ -31,9 +31,17 @@ async def ready(request: web.Request) -> web.Response:
     return web.Response(text="ok")
 
 
+async def drain(app: web.Application) -> None:
+    """The broker is about to stop: whoever shares out clients is to send no more."""
+    app[COUNTERS]["admin", 0].set("is_draining", 1)
+
+
 def obstacles(app: web.Application) -> list[str]:
     """Why the broker is not ready."""
     found = []
+    if app[COUNTERS]["admin", 0].read()["is_draining"]:
+        outstanding = app[COUNTERS]["admin", 0].total("outstanding")
+        found.append(f"the broker is being drained: {outstanding} messages are to be acknowledged yet")
     for (role, index), counters in app[COUNTERS].items():
         if role != "owner":
             continue

@@ -1,4 +1,5 @@
-"""geminga config: what a configuration says, before a broker has to live with it; geminga reload: have a running one take it."""
+"""geminga config: what a configuration says, before a broker has to live with it; geminga reload: have a running one take it; geminga
+drain: have it stop when its consumers have acknowledged what they have."""
 import os
 import sys
 from pathlib import Path
@@ -79,3 +80,25 @@ def reload(data_dir: str) -> int:
         return 1
     print(f"geminga: {data_dir}: the broker ended", file=sys.stderr)
     return 1
+
+
+@click.command(epilog="Exit status: 0 it has stopped; 1 no broker serves the folder.")
+@click.option("--data-dir", metavar="DIR", default="data", show_default=True, help="of the broker")
+@click.option("--seconds", type=click.FloatRange(0, 24 * 3600), default=10, show_default=True, help="that consumers have for it at most")
+def drain(data_dir: str, seconds: float) -> int:
+    """Have the broker of a data folder stop once consumers have acknowledged what they have.
+
+    From now on nobody may publish, subscribe or get anything; what was published is answered.
+    """
+    from geminga.supervisor import commands
+    left = None
+    try:
+        for answer in commands.ask(Path(data_dir), drain=seconds):
+            if answer["outstanding"] != left:
+                left = answer["outstanding"]
+                print(f"{left} messages are to be acknowledged yet", flush=True)
+    except commands.NotServed as error:
+        print(f"geminga: {error}", file=sys.stderr)
+        return 1
+    print(f"stopped; {left} messages will be given out again" if left else "stopped; nothing is outstanding")
+    return 0

@@ -1,0 +1,172 @@
+"""A stop that waits for its consumers: nobody may publish or get anything any more, and whoever has something may acknowledge it."""
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pulsar
+import pytest
+
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.supervisor import commands
+
+from ..harness import Broker, eventually, request, unique_topic
+from ..proto.client_frames import T, command, entry_of, message_metadata, send
+from ..workers.peer import Peer
+
+GEMINGA = str(Path(sys.executable).with_name("geminga"))
+
+
+def drain(broker, seconds):
+    """Its answers, as they come."""
+    return commands.ask(broker.data_dir, drain=seconds)
+
+
+def run(*arguments):
+    return subprocess.run([GEMINGA, *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False)
+
+
+class Reader(threading.Thread):
+    """Reads the answers of a drain."""
+
+    def __init__(self, broker, seconds):
+        super().__init__(daemon=True)
+        self.said, self._answers = [], drain(broker, seconds)
+        self.start()
+
+    def run(self):
+        for answer in self._answers:
+            self.said.append(answer["outstanding"])
+
+
+def given_out(peer, topic, count):
+    """The ids of so many messages that the peer has been given, and has not acknowledged."""
+    peer.open_producer(topic)
+    peer.subscribe(topic)
+    peer.say(command(T.FLOW, consumer_id=1, messagePermits=1_000))
+    peer.say(b"".join(send(entry_of(message_metadata(sequence_id=number)), sequence_id=number) for number in range(count)))
+    ids, receipts = [], 0
+    while len(ids) < count or receipts < count:
+        heard = peer.hear()
+        if heard.type == T.MESSAGE:
+            ids.append(heard.message.message_id)
+        else:
+            receipts += heard.type == T.SEND_RECEIPT
+    return ids
+
+
+def acknowledge(peer, ids):
+    peer.say(command(T.ACK, consumer_id=1, ack_type=api.CommandAck.Individual, message_id=ids))
+
+
+def test_it_waits_for_what_is_out_and_takes_nothing_new(fresh_broker):
+    """Producers are closed, readiness says why not, new ones are to try again; consumers are closed last."""
+    topic = unique_topic()
+    with Peer(fresh_broker.service_url) as peer, Peer(fresh_broker.service_url) as other:
+        ids = given_out(peer, topic, 20)
+        reader = Reader(fresh_broker, 60)
+        assert peer.hear().type == T.CLOSE_PRODUCER
+        eventually(lambda: 20 in reader.said, 10)
+        peer.say(send(entry_of(message_metadata(sequence_id=99)), sequence_id=99))      # is ignored: it is not answered, nor given out
+        refused = other.ask(T.PRODUCER, topic=topic, producer_id=1, request_id=1)
+        assert refused.error.error == api.ServiceNotReady
+        refused = other.ask(T.SUBSCRIBE, topic=topic, subscription="new", subType=0, consumer_id=1, request_id=2)
+        assert refused.error.error == api.ServiceNotReady
+        status, why = request("GET", fresh_broker.http_url + "/ready")
+        assert status == 503 and "20 messages" in why
+        acknowledge(peer, ids[:15])
+        eventually(lambda: 5 in reader.said, 10)
+        acknowledge(peer, ids[15:])
+        assert [heard.type for heard in peer.until_closed()] == [T.CLOSE_CONSUMER]
+        assert fresh_broker.ended(5) == 0
+    reader.join(5)
+    assert reader.said[-1] == 0
+    fresh_broker.start()
+    with Peer(fresh_broker.service_url) as peer:
+        assert [found.entryId for found in given_out(peer, topic, 1)] == [20]      # nothing is given out again, nor was number 99 kept
+
+
+def test_it_waits_no_longer_than_it_may(fresh_broker):
+    """What is not acknowledged by then is given out again after the next start."""
+    topic = unique_topic()
+    with Peer(fresh_broker.service_url) as peer:
+        ids = given_out(peer, topic, 5)
+        acknowledge(peer, ids[:2])
+        done = run("drain", "--data-dir", fresh_broker.data_dir, "--seconds", "0.5")
+        assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "stopped; 3 messages will be given out again")
+        assert fresh_broker.ended(5) == 0
+    fresh_broker.start()
+    with Peer(fresh_broker.service_url) as peer:
+        peer.subscribe(topic)
+        peer.say(command(T.FLOW, consumer_id=1, messagePermits=10))
+        assert [peer.hear().message.message_id.entryId for _ in range(3)] == [found.entryId for found in ids[2:]]
+
+
+@pytest.mark.parametrize("kind", [pulsar.ConsumerType.Shared, pulsar.ConsumerType.Failover, pulsar.ConsumerType.KeyShared])
+def test_real_clients_lose_nothing_and_get_nothing_twice(fresh_broker, kind):
+    """While they publish and consume: they find the broker again when it is back."""
+    topic, ended, published = unique_topic(), threading.Event(), threading.Event()
+    client = pulsar.Client(fresh_broker.service_url, logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull))
+    consumers = [client.subscribe(topic, "s", kind) for _ in range(2)]
+    producer = client.create_producer(topic, send_timeout_millis=60_000, max_pending_messages=1_000, block_if_queue_full=True)
+    sent, got = [], []
+
+    def publish():
+        number = 0
+        while not ended.is_set():
+            producer.send_async(b"%d" % number, lambda result, _, number=number: result == pulsar.Result.Ok and sent.append(number),
+                                partition_key=str(number % 7))
+            number += 1
+            ended.wait(0.0005)
+        producer.flush()
+        published.set()
+
+    def consume(consumer):
+        while not published.is_set() or len(got) < len(sent):
+            try:
+                message = consumer.receive(200)
+            except pulsar.Timeout:
+                continue
+            got.append(int(message.data()))
+            consumer.acknowledge(message)
+
+    threads = [threading.Thread(target=publish), *(threading.Thread(target=consume, args=(consumer,)) for consumer in consumers)]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: len(got) > 500, 20)
+    assert list(drain(fresh_broker, 30))[-1] == {"outstanding": 0}
+    assert fresh_broker.ended(5) == 0
+    fresh_broker.start()
+    before = len(got)
+    eventually(lambda: len(got) > before + 200, 30)
+    ended.set()
+    for thread in threads:
+        thread.join(30)
+    client.close()
+    assert sorted(got) == sorted(sent)
+
+
+def test_a_child_that_is_started_meanwhile_is_drained_too(fresh_broker):
+    with Peer(fresh_broker.service_url) as peer:
+        given_out(peer, unique_topic(), 3)
+        Reader(fresh_broker, 60)
+        assert peer.hear().type == T.CLOSE_PRODUCER
+        for role in ("owner", "worker"):
+            for index in range(2):
+                fresh_broker.wait_replaced(role, index, fresh_broker.kill(role, index), 10)
+    assert fresh_broker.ended(20) == 0      # nobody has anything any more
+
+
+def test_of_a_folder_that_nobody_serves(tmp_path):
+    done = run("drain", "--data-dir", tmp_path)
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+
+
+def test_one_that_nobody_uses_is_gone_at_once(tmp_path):
+    broker = Broker(tmp_path / "data").start()
+    try:
+        assert run("drain", "--data-dir", broker.data_dir, "--seconds", 30).returncode == 0
+        assert broker.ended(5) == 0
+    finally:
+        broker.close()
