@@ -58,7 +58,7 @@ install() {
     fi
     say "installing$(for package in $packages; do printf ' %s' "$(basename "$package")"; done)"
     # shellcheck disable=SC2086      # several
-    apt_get install --no-install-recommends --allow-downgrades --reinstall $packages
+    apt_get install --no-install-recommends --allow-downgrades $packages
     wait_until_ready
 }
 

@@ -136,6 +136,10 @@ def broker(project: dict, release: str, out: Path, version: str | None, site_pac
 
 
 def spark(project: dict, release: str, out: Path) -> Path:
+    """The same version has the same in it: one that lies there already is it."""
+    version = f"{spark_version(project)}~deb{release}"
+    if (package := package_path(out, "geminga-nightly", version)).exists():
+        return package
     with tempfile.TemporaryDirectory(prefix="geminga-package-") as folder:
         root = Path(folder)
         pip_install(site_packages_of(root), project["optional-dependencies"]["nightly"], binary_only=False)
@@ -144,7 +148,7 @@ def spark(project: dict, release: str, out: Path) -> Path:
         relations = [f"Depends: geminga, {python_minor()}, {JAVA[release]}"]
         description = ("Spark for Geminga's nightly job\n"
                        " With it a night compacts topics also when their keys do not fit into memory.")
-        return finished(root, out, "geminga-nightly", f"{spark_version(project)}~deb{release}", relations, description)
+        return finished(root, out, "geminga-nightly", version, relations, description)
 
 
 # -- what goes in
@@ -243,22 +247,30 @@ def now() -> float:
     return float(os.environ.get("SOURCE_DATE_EPOCH") or time.time())
 
 
+def architecture() -> str:
+    return subprocess.run(["dpkg", "--print-architecture"], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def package_path(out: Path, name: str, version: str) -> Path:
+    return out.resolve() / f"{name}_{version}_{architecture()}.deb"
+
+
 def finished(root: Path, out: Path, name: str, version: str, relations: list[str], description: str) -> Path:
     """The package, in `out`."""
-    architecture = subprocess.run(["dpkg", "--print-architecture"], check=True, capture_output=True, text=True).stdout.strip()
     write_changelog(root, name, version)
     files = sorted(path for path in root.rglob("*") if not path.is_relative_to(root / "DEBIAN"))
     regular = [path for path in files if path.is_file() and not path.is_symlink()]
     sums = "".join(f"{hashlib.md5(path.read_bytes()).hexdigest()}  {path.relative_to(root)}\n" for path in regular)
     write(root / "DEBIAN/md5sums", sums)
     size_kib = sum(-(-path.lstat().st_size // 1024) if path in regular else 1 for path in files)
-    write(root / "DEBIAN/control", CONTROL.format(name=name, version=version, architecture=architecture, size_kib=size_kib,
+    write(root / "DEBIAN/control", CONTROL.format(name=name, version=version, architecture=architecture(), size_kib=size_kib,
                                                   relations="\n".join(relations), description=description))
     for path in [root, *root.rglob("*")]:
         normalise_mode(path)
-    package = out / f"{name}_{version}_{architecture}.deb"
-    subprocess.run(["dpkg-deb", "--root-owner-group", "-Zzstd", "-z3", "--build", root, package], check=True, stdout=subprocess.DEVNULL)
-    return package.resolve()
+    package = package_path(out, name, version)
+    part = package.with_suffix(".part")
+    subprocess.run(["dpkg-deb", "--root-owner-group", "-Zzstd", "-z3", "--build", root, part], check=True, stdout=subprocess.DEVNULL)
+    return part.rename(package)
 
 
 def write_changelog(root: Path, name: str, version: str) -> None:
