@@ -27,6 +27,7 @@ CODES = {
     "G310": ("memory", "alarm: memory is nearly used up"),
     "G311": ("clock", "alarm: the clock was put forward or back"),
     "G320": ("limits", "the interpreter is slow: it was built without optimisation"),
+    "G321": ("limits", "the host gives the broker less than it needs"),
     "G330": ("configuration", "the broker cannot serve with this configuration, or in this place"),
     "G331": ("configuration", "keys that mean nothing here, or are taken for something else than they may look"),
     "G332": ("configuration", "a configuration that was to be taken anew is refused: the one before it stays in force"),

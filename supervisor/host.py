@@ -40,6 +40,10 @@ def memory(root: Path = Path("/")) -> Memory:
     return max(found, key=lambda one: one.part)
 
 
+def memory_total(root: Path = Path("/")) -> int:
+    return _of_host(root).limit
+
+
 def _of_host(root: Path) -> Memory:
     table = {name.rstrip(":"): value << 10 for name, value in _table(root / "proc/meminfo").items()}
     total = table.get("MemTotal", 0)

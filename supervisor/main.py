@@ -8,7 +8,7 @@ import click
 from geminga.supervisor.cli import credentials
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")     # before numpy is imported: no thread per core and process
-_OF_OPERATORS = ("log", "status")
+_OF_OPERATORS = ("log", "status", "tune")
 _OF_THE_HOST = "config", "drain", "reload"
 _SHELLS = ("bash", "zsh", "fish")
 

@@ -29,7 +29,7 @@ from geminga.storage.control import Control, packed
 from geminga.storage.counters import make_counters
 from geminga.storage.errors import CorruptFile, NotDurable, text_of
 from geminga.storage.log import Rule, log
-from geminga.supervisor import bootstrap, commands, reload
+from geminga.supervisor import bootstrap, commands, reload, tune
 from geminga.supervisor.children import (
     EXIT_CANNOT_BOOT,
     GONE,
@@ -599,4 +599,6 @@ def serve(config: Config, notes: list[str], load: Callable[[], tuple[Config, lis
     except (CannotServe, Unusable) as error:
         log.error(str(error), code="G330")
         return 2 if isinstance(error, Unusable) else 1
+    for look in tune.at_start(config):
+        log.warning(look.text, code="G321")
     return supervisor.run()

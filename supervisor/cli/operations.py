@@ -112,3 +112,36 @@ def _size(size: float) -> str:
             break
         size /= 1024
     return f"{size:.0f} {unit}" if size >= 100 or unit == "B" else f"{size:.1f} {unit}"
+
+
+@click.command(epilog="Exit status: 0 nothing matters, or --check was not asked for; 1 something matters; 2 wrong usage.")
+@click.option("--check", is_flag=True, help="print only what makes the broker fail, lose data, or slow by a multiple")
+@click.option("--config", metavar="FILE", help="the broker's: TOML, or Pulsar's broker.conf")
+@click.option("--data-dir", metavar="DIR", help="the broker's (default: ./data)")
+@click.option("--pid", type=int, help="look at the limits of this process, as that of systemctl show -P MainPID geminga (default: at those "
+              "of this shell)")
+@click.option("--json", "is_json", is_flag=True, help="print an object a line")
+def tune(check: bool, config: str | None, data_dir: str | None, pid: int | None, is_json: bool) -> int:
+    """Look at what of this host bounds a broker, or makes it slow."""
+    import json
+    import os
+
+    from geminga.supervisor import config as configuration
+    from geminga.supervisor import tune as host
+    try:
+        loaded, _ = configuration.load(config, os.environ, {"data_dir": data_dir})
+        limits = None if pid is None else host.limits_of(pid)
+    except (configuration.ConfigError, OSError) as error:
+        print(f"geminga: {error}", file=sys.stderr)
+        return 2
+    wrong = 0
+    for look in host.looks(loaded, limits=limits):
+        is_wrong = look.matters and not look.is_fine
+        wrong += is_wrong
+        if is_json and (is_wrong or not check):
+            print(json.dumps(look._asdict()))
+        elif is_wrong or not check:
+            print(f"{'fine   ' if look.is_fine else 'MATTERS' if is_wrong else 'better '} {look.name}: {look.found}")
+            if not look.is_fine:
+                print(f"          wanted   {look.wanted}\n          because  {look.why}\n          command  {look.command}")
+    return int(check and wrong > 0)

@@ -3,10 +3,12 @@ import json
 import re
 from pathlib import Path
 
+import click
 import pytest
 
 from geminga.storage.counters import make_counters
 from geminga.storage.log import log
+from geminga.supervisor import main
 from geminga.supervisor.admin import alarms
 from geminga.supervisor.admin.alarms import ALARMS, Alarms
 from geminga.supervisor.config import AlarmOptions, Config
@@ -288,3 +290,23 @@ def test_every_rule_names_a_page_of_the_runbook_that_there_is():
     for alert in alerts:
         page = re.search(r"runbook: ([\w-]+\.md)", alert)
         assert page and (SHIPPED / "runbook" / page[1]).exists(), alert
+
+
+def commands():
+    """(page, words) of what pages tell operators to type."""
+    for path in sorted((SHIPPED / "runbook").glob("*.md")):
+        text = path.read_text()
+        for found in re.findall(r"^    (geminga [^#|\n]+)|`(geminga [^`]+)`", text, re.MULTILINE):
+            yield pytest.param("".join(found).split(), id=f"{path.stem}: {''.join(found).strip()}")
+
+
+@pytest.mark.parametrize("words", list(commands()))
+def test_what_pages_tell_to_type_are_commands_with_such_options(words):
+    command, context = main.geminga, click.Context(main.geminga)
+    words = words[1:]
+    while isinstance(command, click.Group) and words:
+        command = command.get_command(context, words.pop(0))
+        assert command is not None
+        context = click.Context(command, parent=context)
+    known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    assert {word for word in words if word.startswith("-")} <= known | {"--help"}
