@@ -142,8 +142,7 @@ def spark(project: dict, release: str, out: Path) -> Path:
         return package
     with tempfile.TemporaryDirectory(prefix="geminga-package-") as folder:
         root = Path(folder)
-        pip_install(site_packages_of(root), project["optional-dependencies"]["nightly"], binary_only=False)
-        compile_bytecode(root)
+        lay_spark(root, project)
         lay_documents(root, "geminga-nightly")
         relations = [f"Depends: geminga, {python_minor()}, {JAVA[release]}"]
         description = ("Spark for Geminga's nightly job\n"
@@ -166,6 +165,21 @@ def lay_program(root: Path, project: dict, site_packages: Path | None) -> None:
         shutil.copytree(CHECKOUT / layer, target / "geminga" / layer, ignore=shutil.ignore_patterns("__pycache__"))
     compile_bytecode(root)
     write(root / "usr/bin/geminga", LAUNCHER, 0o755)
+
+
+def lay_spark(root: Path, project: dict) -> None:
+    """What it needs and the broker has is not there twice; pip is told of both, so that it is the same."""
+    target = site_packages_of(root)
+    pip_install(target, project["dependencies"] + project["optional-dependencies"]["nightly"], binary_only=False)
+    with tempfile.TemporaryDirectory(prefix="geminga-package-") as folder:
+        pip_install(Path(folder), project["dependencies"], binary_only=True)
+        for path in Path(folder).rglob("*"):
+            if not path.is_dir():
+                (target / path.relative_to(folder)).unlink(missing_ok=True)
+    for folder in sorted((path for path in target.rglob("*") if path.is_dir()), reverse=True):      # the innermost first
+        if not any(folder.iterdir()):
+            folder.rmdir()
+    compile_bytecode(root)
 
 
 def lay_system(root: Path) -> None:

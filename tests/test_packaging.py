@@ -1,6 +1,7 @@
 """What a wheel and a Debian package hold is what the checkout holds, and what a fresh machine installs is what was tested."""
 import gzip
 import hashlib
+import importlib.metadata
 import json
 import os
 import platform
@@ -96,6 +97,13 @@ def test_the_bootstrap_installs_extras_and_starts_programs_that_exist():
     assert {wanted for _, wanted in bootstrap.PROGRAMS.values()} == set(bootstrap.EXTRAS) == {"", *extras}
     assert set(extras["nightly"]) < set(extras["dev"])
     assert bootstrap.PROGRAMS["serve"][0] == bootstrap.PROGRAMS["nightly"][0] in PROJECT["project"]["scripts"]
+
+
+def test_the_extra_for_spark_brings_what_spark_asks_for():
+    """It asks when a query runs, not when it is installed; and here everything is there, for the tests."""
+    asked = [text for text in importlib.metadata.requires("pyspark") if 'extra == "sql"' in text]
+    pins = PROJECT["project"]["dependencies"] + PROJECT["project"]["optional-dependencies"]["nightly"]
+    assert asked and {re.split(r"[^\w-]", text)[0] for text in asked} <= {pin.partition("==")[0] for pin in pins}
 
 
 def java(folder, said):
