@@ -57,10 +57,15 @@ class Counters:
     def set(self, name: str, value: int) -> None:
         self._cells[self._columns[name]] = value
 
-    def process_began(self, pid: int) -> None:
-        """The row has a new process; when the last three did is kept, by a clock that nobody puts."""
-        before = self.read()
+    def process_began(self, pid: int, *, is_wanted: bool) -> None:
+        """The row has a new process; when the last three did is kept, by a clock that nobody puts.
+
+        is_wanted: the one before it was to make room for it.
+        """
         self.set("pid", pid)
+        if is_wanted:
+            return
+        before = self.read()
         self.add("starts")
         self.set("started_3_ms", before["started_2_ms"])
         self.set("started_2_ms", before["started_1_ms"])

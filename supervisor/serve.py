@@ -166,7 +166,7 @@ class Supervisor:
     # -- what children do
 
     def _be_owner(self, child: Child, control: Control) -> None:
-        self.counters["owner", child.index].process_began(os.getpid())
+        self.counters["owner", child.index].process_began(os.getpid(), is_wanted=bool(child.leaves_for))
         try:
             owner_process.run(child.index, self.config.owners, child.serial, self.run_dir, self.config.data_dir, self.config.storage,
                               control, self.counters["owner", child.index], has_moved=self._has_moved)
@@ -182,14 +182,14 @@ class Supervisor:
             sys.exit(1)
 
     def _be_worker(self, child: Child, control: Control) -> None:
-        self.counters["worker", child.index].process_began(os.getpid())
+        self.counters["worker", child.index].process_began(os.getpid(), is_wanted=bool(child.leaves_for))
         plain, tls = (found[child.index] if found else None for found in self.listeners.values())
         worker_process.run(child.serial, self.config.owners, self.run_dir, self.config.data_dir, self.config.worker,
                            Listeners(plain, tls, self._certificates, self._inside), self.addresses, control,
                            self.counters["worker", child.index], self.config.storage, self._authenticator, self.config.authorization)
 
     def _be_admin(self, child: Child, control: Control) -> None:
-        self.counters["admin", 0].process_began(os.getpid())
+        self.counters["admin", 0].process_began(os.getpid(), is_wanted=bool(child.leaves_for))
         from geminga.supervisor.admin import app  # only this process needs an HTTP server
         listeners = Listeners(self.http_listeners.get("http"), self.http_listeners.get("https"), self._certificates)
         app.run(self.config, child.serial, self.run_dir, listeners, self.addresses, self.counters, control, self._authenticator)

@@ -260,11 +260,13 @@ def test_others_are_over_when_they_are(host):
 def test_a_process_that_is_started_three_times_within_ten_minutes_is_an_alarm(host, monkeypatch):
     monkeypatch.setattr("geminga.storage.counters.time.clock_gettime", lambda _: host.steady)
     for _ in range(10):
-        host.owner.process_began(17)
+        host.owner.process_began(17, is_wanted=False)
         host.passes(400)
-    assert host.raised() == {}
+        host.owner.process_began(17, is_wanted=True)
+        host.owner.process_began(17, is_wanted=True)
+    assert host.raised() == {} and host.owner.read()["starts"] == 10
     for _ in range(3):
-        host.owner.process_began(17)
+        host.owner.process_began(17, is_wanted=False)
         host.passes(10)
     assert host.raised() == {"processes": "owner 0 had to be started again and again in the last ten minutes"}
     host.passes(600)
