@@ -29,7 +29,6 @@ _DIRTY_BYTES = 1 << 30
 _UNSYNCHRONISED = 0x40                   # STA_UNSYNC of adjtimex(2)
 _SLOW_CLOCKS = "hpet", "acpi_pm", "jiffies", "refined-jiffies"
 _LOCAL = "ext4", "xfs", "btrfs", "ext3", "f2fs", "zfs", "bcachefs"
-_AT_START = "descriptors", "mappings", "memory", "processes", "file system", "overcommit"
 
 
 class Look(NamedTuple):
@@ -50,16 +49,21 @@ class Look(NamedTuple):
 
 def looks(config: Config, root: Path = Path("/"), limits: tuple[int, int] | None = None) -> Iterator[Look]:
     """At everything.  root: where /proc and /sys are; limits: of descriptors, soft and hard, if not this process's."""
-    for look in (_descriptors(limits or resource.getrlimit(resource.RLIMIT_NOFILE)), _mappings(root), _memory(config, root),
-                 _processes(config, root), _file_system(config, root), _scheduler(config, root), _overcommit(root), _swap(root),
-                 _huge_pages(root), _dirty(root), _backlog(root), _clock_source(root), _synchronised(), _interpreter()):
-        if look is not None:
-            yield look
+    yield from _needed(config, root, limits or resource.getrlimit(resource.RLIMIT_NOFILE))
+    yield from filter(None, (_scheduler(config, root), _swap(root), _huge_pages(root), _dirty(root), _backlog(root), _clock_source(root),
+                             _synchronised(), _interpreter()))
 
 
-def at_start(config: Config) -> Iterator[Look]:
-    """What `serve` tells."""
-    return (look for look in looks(config) if not look.is_fine and look.matters and look.name in _AT_START)
+def _needed(config: Config, root: Path, limits: tuple[int, int]) -> Iterator[Look]:
+    """At what makes the broker fail, or lose data."""
+    return filter(None, (_descriptors(limits), _mappings(root), _memory(config, root), _processes(config, root),
+                         _file_system(config, root), _overcommit(root)))
+
+
+def at_start(config: Config) -> list[Look]:
+    """What `serve` tells; as a service it may look at nothing else."""
+    found = _needed(config, Path("/"), resource.getrlimit(resource.RLIMIT_NOFILE))
+    return [look for look in found if look.matters and not look.is_fine]
 
 
 def limits_of(pid: int, root: Path = Path("/")) -> tuple[int, int]:
