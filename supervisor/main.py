@@ -26,6 +26,9 @@ class _Command(click.Group):
         if name in ("backup", "restore"):
             from geminga.supervisor.cli import backup
             return getattr(backup, name)
+        if name == "definitions":
+            from geminga.supervisor.cli.definitions import definitions
+            return definitions
         if name in _OF_THE_HOST:
             from geminga.supervisor.cli import configuration
             return getattr(configuration, name)
@@ -35,7 +38,7 @@ class _Command(click.Group):
         return super().get_command(context, name)
 
     def list_commands(self, context: click.Context) -> list[str]:
-        return sorted([*super().list_commands(context), "admin", "backup", "nightly", "restore", *_OF_THE_HOST, *_OF_OPERATORS])
+        return sorted([*super().list_commands(context), "admin", "backup", "definitions", "nightly", "restore", *_OF_THE_HOST, *_OF_OPERATORS])
 
     def invoke(self, context: click.Context) -> None:
         context.exit(super().invoke(context) or 0)

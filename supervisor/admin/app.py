@@ -27,6 +27,7 @@ from geminga.supervisor.admin import (
     brokers,
     clusters,
     compaction,
+    definitions,
     delayed,
     health,
     messages,
@@ -60,7 +61,7 @@ _KEEP_ALIVE_SECONDS = 75     # from an answer to the next request
 _NICENESS = 5                # messages go first: what is asked here for long, as a scrape of many topics, takes no core from them
 _OLD = "/admin/", "/admin/v2/", "/admin/v3/"
 PARTS = (topics, namespaces, policies, permissions, subscriptions, messages, delayed, schemas, compaction, clusters, brokers, stats, health,
-         backups, metrics, operations, authorization)
+         backups, definitions, metrics, operations, authorization)
 
 
 @web.middleware

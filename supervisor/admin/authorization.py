@@ -128,6 +128,7 @@ _ROWS: tuple[tuple[Demand | None, str, tuple[str, ...]], ...] = (
     (TOPIC_POLICY, "GET", ("/ops/v1/can-i" + _OPS,)),
     (SUPER, "GET", ("/ops/v1/compaction/report", "/ops/v1/downgrade-check")),
     (SUPER, "POST", ("/ops/v1/backup",)),
+    (SUPER, "GET POST", ("/ops/v1/definitions",)),
     (SUPER, "GET PUT DELETE", ("/ops/v1/log-level",)),
     (SUPER, "GET", ("/ops/v1/status",)),
     (SUPER, "POST", ("/ops/v1/alarms/{alarm}/seen",)),

@@ -5,6 +5,7 @@ from typing import Any
 
 from aiohttp import web
 
+from geminga.storage.catalogue import Catalogue
 from geminga.storage.policy_table import TABLE
 from geminga.supervisor import config as configuration
 from geminga.supervisor.admin.owners import OWNERS
@@ -14,7 +15,7 @@ from geminga.workers.identity.options import Secret
 
 routes = web.RouteTableDef()
 _CONFIGURATION = "/admin/v2/brokers/configuration"
-_TEXTS = "/broker"        # scope in the catalogue of what was changed, by Pulsar's names, as it was said
+TEXTS = "/broker"         # scope in the catalogue of what was changed, by Pulsar's names, as it was said
 # Keys that are asked for each time they matter: what holds where no policy says otherwise, and rates of the whole broker.
 _LIVE = {f"storage.{part.key}" for policy in TABLE.values() for part in policy.parts if part.key} | {"storage.key_shared_enabled"} | {
     key for key in configuration.KEYS if key.startswith(("storage.dispatch_", "storage.publish_", "storage.subscribe"))}
@@ -78,7 +79,7 @@ async def dynamic(request: web.Request) -> web.Response:
 
 @routes.get(_CONFIGURATION + "/values")
 async def changed(request: web.Request) -> web.Response:
-    return web.json_response(catalogue_of(request).policies(_TEXTS))
+    return web.json_response(catalogue_of(request).policies(TEXTS))
 
 
 @routes.get(_CONFIGURATION + "/runtime")
@@ -93,7 +94,7 @@ async def runtime(request: web.Request) -> web.Response:
         value = getattr(sections.get(section, config), field, None)
         if value is not None:
             found[name] = _said(name, value)
-    return web.json_response(found | catalogue_of(request).policies(_TEXTS))
+    return web.json_response(found | catalogue_of(request).policies(TEXTS))
 
 
 def _said(name: str, value: Any) -> str:
@@ -111,16 +112,25 @@ def _said(name: str, value: Any) -> str:
 @routes.post(_CONFIGURATION + "/{name:[^/]+}/{value:[^/]+}")
 async def change(request: web.Request) -> web.Response:
     name, text = part_of(request, "name"), part_of(request, "value")
+    return await _keep(request, name, text, read_text(name, text))
+
+
+def read_text(name: str, text: str) -> Any:
+    """What one of Pulsar's names is to be.  Raises 412."""
     if name not in _DYNAMIC:
         raise web.HTTPPreconditionFailed(text="Can't update non-dynamic configuration")
     key, convert = TRANSLATED[name]
     if configuration.KEYS[key].type is bool and text.strip().lower() not in ("true", "false"):
-        return await _keep(request, name, text, None)      # a switch takes any text, as Pulsar's do: it stays as it was configured
+        return None      # a switch takes any text, as Pulsar's do: it stays as it was configured
     try:
-        value = configuration.value_of(key, Setting(convert(text), name))
+        return configuration.value_of(key, Setting(convert(text), name))
     except (ConfigError, ValueError) as error:
         raise web.HTTPPreconditionFailed(text=f"Invalid dynamic-config value: {error}") from None
-    return await _keep(request, name, text, value)
+
+
+def keep_text(catalogue: Catalogue, name: str, text: str | None, value: Any) -> None:
+    catalogue.set_policy(TEXTS, name, text)
+    catalogue.set_policy(catalogue.OPTIONS, TRANSLATED[name][0].removeprefix("storage."), value)
 
 
 @routes.delete(_CONFIGURATION + "/{name:[^/]+}")
@@ -134,8 +144,7 @@ async def reset(request: web.Request) -> web.Response:
 async def _keep(request: web.Request, name: str, text: str | None, value: Any) -> web.Response:
     """It holds for every owner when this is answered."""
     topics, catalogue = request.app[TOPICS], catalogue_of(request)
-    catalogue.set_policy(_TEXTS, name, text)
-    catalogue.set_policy(catalogue.OPTIONS, TRANSLATED[name][0].removeprefix("storage."), value)
+    keep_text(catalogue, name, text, value)
     catalogue.commit()
     topics.storage = catalogue.with_changes(topics.config.storage)
     await request.app[OWNERS].tell_all("options")

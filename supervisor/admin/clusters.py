@@ -9,7 +9,7 @@ from geminga.supervisor.admin.topics import TOPICS, body_of, catalogue_of, done,
 
 routes = web.RouteTableDef()
 _CLUSTER = "/admin/v2/clusters/{cluster}"
-_SCOPE, _PEERS, _DOMAINS = "/clusters", "/clusters/peers", "/clusters/domains"      # of policies in the catalogue; no name begins with /
+SCOPE, PEERS, DOMAINS = "/clusters", "/clusters/peers", "/clusters/domains"      # of policies in the catalogue; no name begins with /
 _URLS = {"serviceUrl": ("http://",), "serviceUrlTls": ("https://",), "brokerServiceUrl": ("pulsar://",),
          "brokerServiceUrlTls": ("pulsar+ssl://",)}
 _ALWAYS = {"brokerClientTlsEnabled": False, "tlsAllowInsecureConnection": False, "brokerClientTlsEnabledWithKeyStore": False}
@@ -19,7 +19,7 @@ def all_of(request: web.Request) -> dict[str, dict[str, Any]]:
     """{name: what is said of it}; this one's own addresses, unless somebody said others."""
     topics = request.app[TOPICS]
     own = topics.addresses.said(http="serviceUrl", http_tls="serviceUrlTls", service="brokerServiceUrl", service_tls="brokerServiceUrlTls")
-    return {topics.cluster_name: own} | topics.catalogue.policies(_SCOPE)
+    return {topics.cluster_name: own} | topics.catalogue.policies(SCOPE)
 
 
 def _cluster(request: web.Request) -> str:
@@ -54,14 +54,14 @@ async def create(request: web.Request) -> web.Response:
         raise web.HTTPPreconditionFailed(text="Cluster name is not valid") from None
     if name in all_of(request):
         raise web.HTTPConflict(text="Cluster already exists")
-    _keep(request, _SCOPE, name, data)
+    _keep(request, SCOPE, name, data)
     return web.Response(status=200)
 
 
 @routes.post(_CLUSTER)
 async def update(request: web.Request) -> web.Response:
     name, data = _cluster(request), await _data(request)
-    _keep(request, _SCOPE, name, data)
+    _keep(request, SCOPE, name, data)
     return web.Response(status=200)
 
 
@@ -70,7 +70,7 @@ async def delete(request: web.Request) -> web.Response:
     name = _cluster(request)
     if name == request.app[TOPICS].cluster_name:
         raise web.HTTPPreconditionFailed(text="Cluster not empty: it is this broker's own")
-    for scope in (_SCOPE, _PEERS, _DOMAINS):
+    for scope in (SCOPE, PEERS, DOMAINS):
         _keep(request, scope, name, None)
     return done()
 
@@ -99,7 +99,7 @@ def _parts(url: Any) -> list[str]:
 
 @routes.get(_CLUSTER + "/peers")
 async def peers(request: web.Request) -> web.Response:
-    return web.json_response(catalogue_of(request).policies(_PEERS).get(_cluster(request), []))
+    return web.json_response(catalogue_of(request).policies(PEERS).get(_cluster(request), []))
 
 
 @routes.post(_CLUSTER + "/peers")
@@ -112,12 +112,12 @@ async def set_peers(request: web.Request) -> web.Response:
             raise web.HTTPPreconditionFailed(text=f"{name} itself can't be part of peer-list")
         if one not in all_of(request):
             raise web.HTTPPreconditionFailed(text=f"Peer cluster {one} does not exist")
-    _keep(request, _PEERS, name, found or None)
+    _keep(request, PEERS, name, found or None)
     return done()
 
 
 def _domains(request: web.Request) -> dict[str, Any]:
-    return catalogue_of(request).policies(_DOMAINS).get(_cluster(request), {})
+    return catalogue_of(request).policies(DOMAINS).get(_cluster(request), {})
 
 
 @routes.get(_CLUSTER + "/failureDomains")
@@ -139,7 +139,7 @@ async def set_domain(request: web.Request) -> web.Response:
     if not isinstance(body, dict) or not isinstance(body.get("brokers") or [], list) or \
             not all(isinstance(one, str) for one in body.get("brokers") or []):
         raise web.HTTPBadRequest(text="The body is an object: brokers is a list of names")
-    _keep(request, _DOMAINS, _cluster(request), found | {name: {"brokers": body.get("brokers") or []}})
+    _keep(request, DOMAINS, _cluster(request), found | {name: {"brokers": body.get("brokers") or []}})
     return done()
 
 
@@ -149,7 +149,7 @@ async def delete_domain(request: web.Request) -> web.Response:
     if name not in found:
         raise web.HTTPNotFound(text=f"Domain-name {name} or cluster {_cluster(request)} does not exist")
     del found[name]
-    _keep(request, _DOMAINS, _cluster(request), found or None)
+    _keep(request, DOMAINS, _cluster(request), found or None)
     return web.Response(status=200)
 
 

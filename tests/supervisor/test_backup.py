@@ -311,7 +311,7 @@ def one(broker, client, place):
 
 
 def complete(folder):
-    return [path for path in folder.iterdir() if path.name != "lock"] == backup.backups(folder)
+    return sorted(path for path in folder.iterdir() if path.name != "lock") == backup.backups(folder)
 
 
 def test_a_backup_that_is_killed_leaves_nothing_that_counts_and_the_next_removes_it(broker, place, one):

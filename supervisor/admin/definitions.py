@@ -1,0 +1,319 @@
+"""Everything but messages as one JSON object: told, and brought about elsewhere.
+
+    {"version": 1,
+     "configuration": {name: text}                    what was changed while the broker ran, by Pulsar's names
+     "clusters": {name: {"data", "peers", "failureDomains"}}
+     "tenants": {name: {"adminRoles", "allowedClusters"}}
+     "namespaces": {tenant/namespace: {"policies", "properties"}}
+     "topics": {topic: {"partitions", "policies", "properties", "schemas", "subscriptions": {name: {"properties", "replicated"}}}}
+     "grants": {topic or partition that there is none of: {"permissions"}}}
+
+Policies are as storage/policy_table.py has them, and who may do what.  What an import names has, of each member that is there, what that
+says; of schemas, subscriptions and partitions more come, and none goes.  What it does not name stays as it is.
+"""
+import asyncio
+import base64
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from aiohttp import web
+
+from geminga.proto import names
+from geminga.proto.errors import Refusal
+from geminga.storage import schemas
+from geminga.storage.catalogue import ADMIN_ROLES, PERMISSIONS, SUBSCRIPTION_PERMISSIONS, Catalogue
+from geminga.storage.partition import LATEST
+from geminga.storage.policy_table import TABLE, Invalid, read
+from geminga.supervisor.admin.brokers import TEXTS, keep_text, read_text
+from geminga.supervisor.admin.clusters import DOMAINS, PEERS, SCOPE
+from geminga.supervisor.admin.owners import OWNERS
+from geminga.supervisor.admin.topics import TOPICS, as_properties, body_of, catalogue_of
+from geminga.workers.identity.authorization import GRANTED
+
+routes = web.RouteTableDef()
+VERSION = 1
+_CLUSTERS = "allowedClusters"
+_OF_CLUSTERS = {"data": SCOPE, "peers": PEERS, "failureDomains": DOMAINS}
+_SECTIONS = "version", "configuration", "clusters", "tenants", "namespaces", "topics", "grants"
+_OF_TOPICS = "partitions", "policies", "properties", "schemas", "subscriptions"
+_BODY_MAX = 256 << 20
+_AT_ONCE = 50                # changes in one transaction
+
+
+# -- what there is
+
+def exported(catalogue: Catalogue) -> dict[str, Any]:
+    topics = [topic for topic in catalogue.all_topics() if topic.startswith("persistent:") or catalogue.partition_count(names.parse(topic))]
+    clusters: dict[str, dict] = {}
+    for member, scope in _OF_CLUSTERS.items():
+        for name, value in catalogue.policies(scope).items():
+            clusters.setdefault(name, {})[member] = value
+    namespaces = [namespace for tenant in catalogue.tenants() for namespace in catalogue.namespaces(tenant)]
+    return {
+        "version": VERSION, "configuration": catalogue.policies(TEXTS), "clusters": clusters,
+        "tenants": {tenant: catalogue.policies(tenant) for tenant in catalogue.tenants()},
+        "namespaces": {name: {"policies": catalogue.policies(name), "properties": catalogue.properties(name)} for name in namespaces},
+        "topics": {topic: _topic(catalogue, topic) for topic in topics},
+        "grants": {scope: {PERMISSIONS: value} for namespace in namespaces
+                   for scope, value in catalogue.topics_policies(namespace, PERMISSIONS).items() if scope not in topics}}
+
+
+def _topic(catalogue: Catalogue, text: str) -> dict[str, Any]:
+    topic, subscriptions = names.parse(text), {}
+    partitions = catalogue.partition_count(topic)
+    for part in _parts(text, partitions):
+        if (stored := catalogue.partition(names.parse(part))) is None:
+            continue
+        properties, replicated = catalogue.subscriptions_properties(stored[0]), catalogue.replicated_subscriptions(stored[0])
+        for name, subscription_id in catalogue.subscriptions(stored[0]).items():
+            subscriptions.setdefault(name, {"properties": properties.get(subscription_id, {}), "replicated": subscription_id in replicated})
+    return {"partitions": partitions, "policies": catalogue.policies(text), "properties": catalogue.properties(text),
+            "schemas": [_schema(catalogue, topic, version) for version, _, _ in catalogue.schema_versions(topic)],
+            "subscriptions": dict(sorted(subscriptions.items()))}
+
+
+def _parts(topic: str, partitions: int) -> list[str]:
+    return [f"{topic}-partition-{number}" for number in range(partitions)] or [topic]
+
+
+def _schema(catalogue: Catalogue, topic: names.TopicName, version: int) -> dict[str, Any]:
+    kind, _, properties, data = catalogue.schema(topic, version)
+    if kind is None:
+        return {"version": version, "type": None}      # those before were deleted
+    said = {"version": version, "type": schemas.TYPES[kind], "properties": properties}
+    try:
+        return said | {"schema": data.decode()}
+    except UnicodeDecodeError:
+        return said | {"base64": base64.b64encode(data).decode()}
+
+
+# -- what there is to do
+
+class Change(NamedTuple):
+    """One, and how it is made."""
+
+    text: str
+    make: Callable[[], Any]                  # in the catalogue; what it returns is awaited when that is committed
+    scope: str = ""                          # whose policies owners are told of
+
+
+class _Import:
+    """What is wanted, against what there is."""
+
+    def __init__(self, request: web.Request, wanted: Any):
+        self._request, self._catalogue = request, catalogue_of(request)
+        self._wanted = _object(wanted, "the definitions", _SECTIONS)
+        if self._wanted.get("version") != VERSION:
+            raise web.HTTPBadRequest(text=f"version: expected {VERSION}, found {self._wanted.get('version')!r}")
+        self._there = exported(self._catalogue)
+
+    def changes(self) -> list[Change]:
+        """In the order in which they can be made.  Raises 400 before any is."""
+        found = []
+        for section, of in (("configuration", self._configuration), ("clusters", self._cluster), ("tenants", self._tenant),
+                            ("namespaces", self._namespace), ("topics", self._topic), ("grants", self._grants)):
+            for name, value in _object(self._wanted.get(section, {}), section).items():
+                try:
+                    found += of(name, value, f"{section}/{name}")
+                except (Refusal, Invalid) as error:
+                    raise web.HTTPBadRequest(text=f"{section}/{name}: {getattr(error, 'message', error)}") from None
+        return found
+
+    def _configuration(self, name: str, text: Any, where: str) -> Iterator[Change]:
+        if self._there["configuration"].get(name) != text:
+            if not isinstance(text, str):
+                raise Invalid("expected a text")
+            value = read_text(name, text)
+
+            def make() -> None:
+                keep_text(self._catalogue, name, text, value)
+            yield Change(f"{where}: {text}", make)
+
+    def _cluster(self, name: str, value: Any, where: str) -> Iterator[Change]:
+        names.namespace(f"{name}/x")
+        for member, kept in _object(value, where, tuple(_OF_CLUSTERS)).items():
+            if not isinstance(kept, list if member == "peers" else dict):
+                raise Invalid(f"{member}: expected {'a list' if member == 'peers' else 'an object'}")
+            found = self._there["clusters"].get(name, {}).get(member)
+            yield from self._policy(_OF_CLUSTERS[member], name, kept, found, f"{where}/{member}")
+
+    def _tenant(self, name: str, value: Any, where: str) -> Iterator[Change]:
+        names.namespace(f"{name}/x")
+        if name not in self._there["tenants"]:
+            yield Change(f"{where}: made", lambda: self._catalogue.create_tenant(name))
+        for member, roles in _object(value, where, (ADMIN_ROLES, _CLUSTERS)).items():
+            _texts(roles, member)
+            yield from self._policy(name, member, roles, self._there["tenants"].get(name, {}).get(member), f"{where}/{member}")
+
+    def _namespace(self, name: str, value: Any, where: str) -> Iterator[Change]:
+        names.namespace(name)
+        tenant = name.partition("/")[0]
+        if tenant not in self._there["tenants"] and tenant not in self._wanted.get("tenants", {}):
+            raise Invalid(f"there is no tenant {tenant}, nor is there to be one")
+        _object(value, where, ("policies", "properties"))
+        if name not in self._there["namespaces"]:
+            yield Change(f"{where}: made", lambda: self._catalogue.create_namespace(name))
+        yield from self._scope(name, value, self._there["namespaces"].get(name, {}), where, is_topic=False)
+
+    def _topic(self, name: str, value: Any, where: str) -> Iterator[Change]:
+        topic = names.parse(name)
+        if str(topic) != name or topic.partition >= 0:
+            raise Invalid("expected the complete name of a topic, and not of a partition")
+        self._in_a_namespace(topic)
+        _object(value, where, _OF_TOPICS)
+        there, partitions = self._there["topics"].get(name), value.get("partitions", 0)
+        if isinstance(partitions, bool) or not isinstance(partitions, int) or partitions < 0:
+            raise Invalid("partitions: expected a number")
+        if there is None:
+            yield Change(f"{where}: made, with {partitions} partitions" if partitions else f"{where}: made",
+                         lambda: self._catalogue.create_topic(topic, partitions))
+        elif bool(partitions) != bool(there["partitions"]) or partitions < there["partitions"]:
+            raise Invalid(f"partitions: there are {there['partitions']}, which cannot become {partitions}")
+        elif partitions > there["partitions"]:
+            yield Change(f"{where}: {partitions} partitions instead of {there['partitions']}",
+                         lambda: self._catalogue.set_partition_count(topic, partitions))
+        there = there or {"partitions": 0, "schemas": [], "subscriptions": {}}
+        yield from self._scope(name, value, there, where, is_topic=True)
+        yield from self._schemas(topic, value.get("schemas", []), there["schemas"], where)
+        for subscription, said in _object(value.get("subscriptions", {}), f"{where}/subscriptions").items():
+            yield from self._subscription(name, partitions, subscription, said, there, where)
+
+    def _in_a_namespace(self, topic: names.TopicName) -> None:
+        if topic.namespace not in self._there["namespaces"] and topic.namespace not in self._wanted.get("namespaces", {}):
+            raise Invalid(f"there is no namespace {topic.namespace}, nor is there to be one")
+
+    def _schemas(self, topic: names.TopicName, wanted: Any, there: list[dict], where: str) -> Iterator[Change]:
+        known = {one["version"]: one for one in there}
+        if not isinstance(wanted, list):
+            raise Invalid("schemas: expected a list")
+        for one in wanted:
+            _object(one, f"{where}/schemas", ("version", "type", "properties", "schema", "base64"))
+            version, data = one.get("version"), one.get("schema", "")
+            if isinstance(version, bool) or not isinstance(version, int) or version < 0 or not isinstance(data, str):
+                raise Invalid("schemas: a version is a number, a schema a text")
+            kind = None if one.get("type") is None else schemas.kind_of(one["type"])
+            raw = base64.b64decode(one["base64"], validate=True) if "base64" in one else data.encode()
+            properties = as_properties(one.get("properties"))
+            if version in known:
+                if known[version] != one:
+                    raise Invalid(f"schemas: version {version} is another one here")
+                continue
+            if kind is not None:
+                schemas.validate(schemas.Definition(kind, raw, properties))
+            yield self._new_schema(topic, version, kind, properties, raw, where)
+
+    def _new_schema(self, topic: names.TopicName, version: int, kind: int | None, properties: dict, data: bytes, where: str) -> Change:
+        return Change(f"{where}: version {version} of its schema",
+                      lambda: self._catalogue.add_schema(topic, version, kind, schemas.NOT_HASHED, properties, data))
+
+    def _subscription(self, topic: str, partitions: int, name: str, said: Any, there: dict, where: str) -> Iterator[Change]:
+        _object(said, f"{where}/subscriptions/{name}", ("properties", "replicated"))
+        properties, is_replicated = as_properties(said.get("properties")), said.get("replicated", False)
+        if not isinstance(is_replicated, bool):
+            raise Invalid(f"subscriptions/{name}: replicated: expected true or false")
+        if topic.startswith("non-"):
+            raise Invalid(f"subscriptions/{name}: the topic keeps none")
+        wanted, found = {"properties": properties, "replicated": is_replicated}, there["subscriptions"].get(name)
+        if found == wanted and partitions == there["partitions"]:
+            return
+
+        async def make() -> None:
+            for part in map(names.parse, _parts(topic, partitions)):
+                ask = self._request.app[OWNERS].ask
+                made = {"position": list(LATEST), "properties": properties}
+                if not await ask("subscribe", part, subscription=name, may_create=True, new=True, **made):
+                    await ask("properties", part, subscription=name, properties=properties)
+                await ask("replicated", part, subscription=name, replicated=is_replicated)
+        yield Change(f"{where}: subscription {name}" + (" changed" if found else ""), make)
+
+    def _grants(self, name: str, value: Any, where: str) -> Iterator[Change]:
+        topic = names.parse(name)
+        self._in_a_namespace(topic)
+        for policy, grants in _object(value, where, (PERMISSIONS,)).items():
+            yield from self._policy(str(topic), policy, _rights(policy, grants),
+                                    self._there["grants"].get(name, {}).get(PERMISSIONS), f"{where}/{policy}")
+
+    # -- of namespaces and topics
+
+    def _scope(self, scope: str, value: dict, there: dict, where: str, *, is_topic: bool) -> Iterator[Change]:
+        """Its policies and properties."""
+        if "policies" in value:
+            wanted, found = _object(value["policies"], f"{where}/policies"), there.get("policies", {})
+            for name in {**found, **wanted}:
+                kept = self._read(name, wanted[name], is_topic=is_topic) if name in wanted else None
+                yield from self._policy(scope, name, kept, found.get(name), f"{where}/{name}")
+        if "properties" in value and (properties := as_properties(value["properties"])) != there.get("properties", {}):
+            yield Change(f"{where}: its properties", lambda: self._catalogue.set_properties(scope, properties))
+
+    def _read(self, name: str, value: Any, *, is_topic: bool) -> Any:
+        if name in (PERMISSIONS, SUBSCRIPTION_PERMISSIONS):
+            return _rights(name, value)
+        policy = TABLE.get(name)
+        level = policy and (policy.topic if is_topic else policy.namespace)
+        if level is None:
+            raise Invalid(f"unknown key {name!r} of policies")
+        try:
+            return read(policy, level, value)
+        except Invalid as error:
+            raise Invalid(f"{name}: {error}") from None
+
+    def _policy(self, scope: str, name: str, wanted: Any, found: Any, where: str) -> Iterator[Change]:
+        """None: it is not to be set."""
+        if wanted != found:
+            text = f"{where}: {wanted}" if wanted is not None else f"{where}: not set any more"
+            yield Change(text, lambda: self._catalogue.set_policy(scope, name, wanted), "" if scope.startswith("/") else scope)
+
+
+def _object(value: Any, where: str, known: tuple[str, ...] = ()) -> dict:
+    """Raises 400."""
+    if not isinstance(value, dict):
+        raise web.HTTPBadRequest(text=f"{where}: expected an object")
+    if known and (unknown := [name for name in value if name not in known]):
+        raise web.HTTPBadRequest(text=f"{where}: unknown key {unknown[0]!r}; there are {', '.join(known)}")
+    return value
+
+
+def _texts(value: Any, what: str, allowed: tuple[str, ...] = ()) -> None:
+    if not isinstance(value, list) or not all(isinstance(one, str) and (not allowed or one in allowed) for one in value):
+        raise Invalid(f"{what}: expected a list of {', '.join(allowed) or 'texts'}")
+
+
+def _rights(name: str, value: Any) -> dict[str, list[str]]:
+    if not isinstance(value, dict):
+        raise Invalid(f"{name}: expected an object")
+    for of, some in value.items():
+        _texts(some, f"{name} of {of}", GRANTED if name == PERMISSIONS else ())
+    return value
+
+
+# -- over HTTP
+
+@routes.get("/ops/v1/definitions")
+async def told(request: web.Request) -> web.Response:
+    return web.json_response(exported(catalogue_of(request)))
+
+
+@routes.post("/ops/v1/definitions")
+async def bring_about(request: web.Request) -> web.Response:
+    """-> {"changes": [text]}; with ?dry-run=true none is made."""
+    wanted = await body_of(request.clone(client_max_size=_BODY_MAX))
+    changes = _Import(request, wanted).changes()
+    if request.query.get("dry-run", "").lower() != "true":
+        for at in range(0, len(changes), _AT_ONCE):
+            await _make(request, changes[at:at + _AT_ONCE])
+    return web.json_response({"changes": [change.text for change in changes]})
+
+
+async def _make(request: web.Request, changes: list[Change]) -> None:
+    """They are in force when this returns."""
+    catalogue = catalogue_of(request)
+    asked = [found for change in changes if (found := change.make()) is not None and asyncio.iscoroutine(found)]
+    catalogue.commit()
+    request.app[TOPICS].storage = catalogue.with_changes(request.app[TOPICS].config.storage)
+    owners = request.app[OWNERS]
+    if any(change.text.startswith("configuration/") for change in changes):
+        await owners.tell_all("options")
+    for scope in dict.fromkeys(change.scope for change in changes if change.scope):
+        await owners.tell_all("policies", scope=scope)
+    for one in asked:
+        await one
