@@ -6,6 +6,8 @@
     properties.py   Pulsar's own key=value files -> the same
     serve.py        a broker's life: sockets, children, signals, the end
     children.py     fork, watch, restart
+    reload.py       what changes when the configuration is loaded anew, and what needs a restart
+    commands.py     what operators on the host ask of a running broker
     pulse.py        whether a child answers, and when it is given up
     notify.py       what systemd is told
     documents.py    README's tables of policies

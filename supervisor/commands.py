@@ -33,7 +33,7 @@ def listen(data_dir: Path) -> socket.socket:
 def ask(data_dir: Path, patience: float | None = None, **message: Any) -> Iterator[dict[str, Any]]:
     """The answers, until the broker ends the connection or itself.  Raises NotServed.
 
-    patience: seconds that each may take; TimeoutError.
+    patience: seconds that each may take.
     """
     with socket.socket(socket.AF_UNIX) as link:
         link.settimeout(_CONNECT_SECONDS)
@@ -47,5 +47,7 @@ def ask(data_dir: Path, patience: float | None = None, **message: Any) -> Iterat
         try:
             with link.makefile("rb") as lines:
                 yield from map(json.loads, lines)
+        except TimeoutError:
+            raise NotServed(f"{data_dir}: the broker has not answered for {patience:g} s") from None
         except ConnectionError:
             return

@@ -6,12 +6,10 @@ from pathlib import Path
 
 import click
 
-
-def _options(command):
-    """Those of serve that say where values come from."""
-    for names, what in ((("--data-dir",), "where everything is kept"), (("--config",), "TOML, or Pulsar's broker.conf or standalone.conf")):
-        command = click.option(*names, metavar="FILE" if names[0] == "--config" else "DIR", help=what)(command)
-    return command
+_RELOAD_SECONDS = 120.0      # that a reload may take; an owner may have to be started again for it
+_SILENT_SECONDS = 10.0       # from one word of a broker that is being drained to the next, or to its end
+_FILE = click.option("--config", metavar="FILE", help="TOML, or Pulsar's broker.conf or standalone.conf")
+_DATA_DIR = click.option("--data-dir", metavar="DIR", help="where everything is kept")
 
 
 @click.group()
@@ -20,14 +18,16 @@ def config() -> None:
 
 
 @config.command(epilog="Exit status: 0 a broker can be started, or reloaded, with it; 2 it cannot, and a line says why.")
-@_options
+@_FILE
+@_DATA_DIR
 def check(config: str | None, data_dir: str | None) -> int:
     """Tell whether a broker can use it, its keys and certificates included, and what differs from the defaults."""
     return _look(config, data_dir, is_all=False)
 
 
 @config.command()
-@_options
+@_FILE
+@_DATA_DIR
 def show(config: str | None, data_dir: str | None) -> int:
     """Print every key, what holds, and where that comes from; stars for secrets."""
     return _look(config, data_dir, is_all=True)
@@ -68,7 +68,7 @@ def reload(data_dir: str) -> int:
     """Have the broker of a data folder take its configuration anew, as SIGHUP does, and wait until it holds in every process."""
     from geminga.supervisor import commands
     try:
-        for answer in commands.ask(Path(data_dir), reload=True):
+        for answer in commands.ask(Path(data_dir), _RELOAD_SECONDS, reload=True):
             for change in answer["changes"]:
                 print(change)
             if answer["error"]:
@@ -93,7 +93,7 @@ def drain(data_dir: str, seconds: float) -> int:
     from geminga.supervisor import commands
     left = None
     try:
-        for answer in commands.ask(Path(data_dir), drain=seconds):
+        for answer in commands.ask(Path(data_dir), _SILENT_SECONDS, drain=seconds):
             if answer["outstanding"] != left:
                 left = answer["outstanding"]
                 print(f"{left} messages are to be acknowledged yet", flush=True)
