@@ -17,13 +17,17 @@ Exit status: 0 done; 1 it could not be done, a line says why; 2 wrong usage.
 END
 }
 
+# Names of packages may have blanks.
+IFS='
+'
 here=$(cd "$(dirname "$0")" && pwd)
 began=$(date +%s)
+READY_SECONDS=120
 export DEBIAN_FRONTEND=noninteractive
 
-say() { echo "install: $(($(date +%s) - began)) s: $*"; }
-fail() { echo "install: $*" >&2; exit 1; }
-wrong() { echo "install: $*; --help shows how" >&2; exit 2; }
+say() { echo "install: $(($(date +%s) - began)) s: $1"; }
+fail() { echo "install: $1" >&2; exit 1; }
+wrong() { echo "install: $1; --help shows how" >&2; exit 2; }
 
 main() {
     action=install purge='' spark='' packages=''
@@ -34,7 +38,7 @@ main() {
         --purge) purge=yes ;;
         --spark) spark=yes ;;
         -*) wrong "$argument is no option" ;;
-        *.deb) [ -f "$argument" ] || wrong "$argument is no file"; packages="$packages $(realpath "$argument")" ;;
+        *.deb) [ -f "$argument" ] || wrong "$argument is no file"; packages=$packages$IFS$(realpath "$argument") ;;
         *) wrong "$argument is no package" ;;
         esac
     done
@@ -46,38 +50,32 @@ main() {
 install() {
     release=$(. /etc/os-release && echo "${ID-} ${VERSION_ID-}")
     case $release in 'debian 12'|'debian 13') ;; *) fail "needs Debian 12 or 13, and this is $release" ;; esac
-    if [ -n "$packages" ]; then
-        apt_get update
-    elif [ -f "$here/../pyproject.toml" ]; then
-        build
-    else
-        apt_get update
-        packages=$(newest geminga)
-        [ -n "$packages" ] || fail "no package was named, none lies beside this file, and this is no checkout"
-        [ -z "$spark" ] || packages="$packages $(newest geminga-nightly)"
-    fi
+    dpkg --configure -a >/dev/null 2>&1 || true      # what a power cut has left of an installation
+    say "fetching what Debian has"
+    apt-get -qq update >/dev/null 2>&1 || say "its lists of packages could not be fetched; going on with those that are here"
+    [ -n "$packages" ] || find_packages
     say "installing$(for package in $packages; do printf ' %s' "$(basename "$package")"; done)"
-    # shellcheck disable=SC2086      # several
     apt_get install --no-install-recommends --allow-downgrades $packages
     wait_until_ready
 }
 
-build() {
-    is_installed geminga-nightly && spark=yes
-    say "fetching what Debian has"
-    apt_get update
-    apt_get install --no-install-recommends python3 python3-pip
-    say "building the package"
-    packages=$(/usr/bin/python3 "$here/package.py" --out "$here/../dist" ${spark:+--spark}) || fail "the package could not be built"
+# Those of the checkout, made now; or the newest beside this file, for this release.
+find_packages() {
+    if [ -f "$here/../pyproject.toml" ]; then
+        [ "$(dpkg-query -W -f '${db:Status-Status}' geminga-nightly 2>/dev/null)" != installed ] || spark=yes
+        apt_get install --no-install-recommends python3 python3-pip
+        say "building the package"
+        packages=$(/usr/bin/python3 "$here/package.py" --out "$here/../dist" ${spark:+--spark}) || fail "the package could not be built"
+        return
+    fi
+    packages=$(newest geminga)
+    [ -n "$packages" ] || fail "no package was named, none lies beside this file, and this is no checkout"
+    [ -z "$spark" ] || packages=$packages$IFS$(newest geminga-nightly)
 }
 
-# The newest package of that name beside this file, for this release.
 newest() {
-    # shellcheck disable=SC2012      # names of packages have no blanks
     ls -t "$here/$1"_*~deb"${release#debian }"_*.deb 2>/dev/null | head -n 1
 }
-
-is_installed() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
 
 # Its output is shown when it failed.
 apt_get() {
@@ -87,11 +85,19 @@ apt_get() {
 }
 
 wait_until_ready() {
-    [ -d /run/systemd/system ] || { say "installed; this host is not run by systemd: geminga serve --config /etc/geminga/geminga.toml"; return; }
-    systemctl is-enabled --quiet geminga.service || { say "installed; geminga.service is switched off here: systemctl enable --now geminga"; return; }
-    if ! systemctl start geminga.service; then
+    if ! [ -d /run/systemd/system ]; then
+        say "installed; systemd does not run this host: runuser -u geminga -- geminga serve --config /etc/geminga/geminga.toml"
+        return
+    elif ! systemctl is-enabled --quiet geminga.service; then
+        say "installed; geminga.service is switched off here: systemctl enable --now geminga"
+        return
+    fi
+    status=0
+    timeout $READY_SECONDS systemctl start geminga.service || status=$?
+    if [ $status != 0 ]; then
         journalctl --unit geminga.service --lines 20 --no-pager --output cat >&2
-        fail "geminga.service did not start; journalctl -u geminga tells more"
+        [ $status != 124 ] || fail "installed, and not ready within $READY_SECONDS s: systemctl status geminga tells how far it is"
+        fail "installed, and geminga.service did not start; journalctl -u geminga tells more"
     fi
     say "ready.  Publish a first message, and read it:
   geminga publish my-topic 'Hello'
@@ -103,11 +109,9 @@ remove() {
     dpkg-query -W geminga-nightly >/dev/null 2>&1 || nightly=''
     dpkg-query -W geminga >/dev/null 2>&1 || fail "geminga is not installed"
     if [ -n "$purge" ]; then
-        # shellcheck disable=SC2086      # it may be none
         apt_get purge geminga $nightly
         say "removed, with configuration and data"
     else
-        # shellcheck disable=SC2086
         apt_get remove geminga $nightly
         say "removed; /etc/geminga and /var/lib/geminga are kept"
     fi

@@ -343,7 +343,7 @@ appender.stderr.layout.pattern = spark: %p %c{1}: %m%n
 def check_java() -> None:
     home = os.environ.get("JAVA_HOME")
     java = f"{home}/bin/java" if home else shutil.which("java")
-    missing = f"Spark needs a Java runtime, {_JAVA_MIN} or newer: apt-get install openjdk-{_JAVA_MIN}-jre-headless"
+    missing = f"Spark needs a Java runtime, {_JAVA_MIN} or newer: apt-get install default-jre-headless"
     try:
         told = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60).stderr if java else ""
     except (OSError, subprocess.TimeoutExpired):
