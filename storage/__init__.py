@@ -64,6 +64,7 @@
     libc.py         what Python has no word for
     log.py          lines for operators, and where they go
     codes.py        what warnings and errors are, each with its page in systemd/runbook/
+    memory.py       nobody publishes while memory is short
     counters.py     numbers that every process shows, in shared memory
     statistics.py   what is counted of topics and who uses them
     topic_stats.py  what is told of one of them

@@ -10,6 +10,8 @@
     commands.py     what operators on the host ask of a running broker
     pulse.py        whether a child answers, and when it is given up
     notify.py       what systemd is told
+    host.py         memory and control groups: what the host gives
+    tune.py         what of the host bounds the broker, or makes it slow
     documents.py    README's tables of policies
     beside.py       where jobs beside the broker meet it
     nights.py       a night: compaction, then what need not be kept; its report

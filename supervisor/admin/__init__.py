@@ -17,6 +17,8 @@
     compaction.py     compactions on demand, and the jobs that do them
     owners.py         questions to the owners
     health.py         /admin/v2/brokers/health and its kin
+    alarms.py         what an operator has to know of now
+    operations.py     the log's level, status
     stats.py          stats of topics and of the broker
     metrics.py        /metrics
 """

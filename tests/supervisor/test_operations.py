@@ -1,6 +1,8 @@
 """What operators look at and set: the log's level, alarms, status."""
 import json
+import os
 import re
+import signal
 import socket
 import subprocess
 import time
@@ -8,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from geminga.supervisor import main
+from geminga.supervisor import host, main
 
 from ..harness import COMMAND, Broker, eventually, request, unique_topic
 
@@ -164,3 +166,29 @@ def test_status_takes_less_than_a_blink(fresh):
         subprocess.run([COMMAND[0], "status", "--http-url", fresh.http_url], stdout=subprocess.DEVNULL, check=False)
         took.append(time.perf_counter() - began)
     assert min(took) < 0.3      # 0.15 is promised of an idle machine
+
+
+def test_short_memory_is_an_alarm_and_not_ready_and_what_is_refused_follows_the_configuration(tmp_path, capsys):
+    """Of this host nearly nothing may be used; then, without a start, all of it."""
+    if host.memory().part < 0.011:
+        pytest.skip("less than one percent of this host's memory is used")
+    config = tmp_path / "geminga.toml"
+    config.write_text("[alarms]\nmemory_percent = 1\nmemory_refuse_percent = 1\n")
+    broker = Broker(tmp_path / "data", "--workers", "1", "--owners", "1", "--config", str(config))
+    broker.start()
+    try:
+        eventually(lambda: request("GET", broker.http_url + "/ready")[0] == 503, 10)
+        assert "MiB of" in request("GET", broker.http_url + "/ready")[1] and request("GET", broker.http_url + "/status.html")[0] == 200
+        assert main.main(["status", "--http-url", broker.http_url]) == 1
+        said = capsys.readouterr().out
+        assert ", not ready\n" in said and "ALARM memory since " in said and "nobody may publish" in said
+        assert metric(broker, 'geminga_alarm{alarm="memory"}') == 1
+        eventually(lambda: main.main(["publish", "--url", broker.service_url, "full", "1"]) == 1, 10)
+        assert "memory is nearly used up" in capsys.readouterr().err
+        config.write_text("[alarms]\nmemory_percent = 100\nmemory_refuse_percent = 0\n")
+        os.kill(broker.pid, signal.SIGHUP)
+        eventually(lambda: request("GET", broker.http_url + "/ready")[0] == 200, 10)
+        eventually(lambda: main.main(["publish", "--url", broker.service_url, "full", "1"]) == 0, 10)
+        eventually(lambda: lines(broker, "alarm memory is over"), 10)
+    finally:
+        broker.close()
