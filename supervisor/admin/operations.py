@@ -21,6 +21,7 @@ routes = web.RouteTableDef()
 CONTROL = web.AppKey("control", Control)
 _LEVEL_SECONDS, _LEVEL_SECONDS_MAX = 300, 7 * 24 * 3600
 _RULES_MAX = 100
+_VERSION = SERVER_VERSION.rpartition(" ")[2].rstrip(")")
 _MEASURE_SECONDS = 1.0       # an owner that has not answered by then is left out
 _COUNTED = {"subscriptions": "subscriptions", "producers": "producers", "consumers": "consumers", "backlog_entries": "backlog",
             "stored_bytes": "storage_bytes"}
@@ -85,7 +86,7 @@ async def status(request: web.Request) -> web.Response:
     began, disk, memory = psutil.Process(os.getppid()).create_time(), os.statvfs(app[TOPICS].config.data_dir), alarms.memory
     wrong = obstacles(app)
     return web.json_response({
-        "version": SERVER_VERSION.split()[2], "data_dir": str(app[TOPICS].config.data_dir.resolve()),
+        "version": _VERSION, "data_dir": str(app[TOPICS].config.data_dir.resolve()),
         "uptime_seconds": round(time.time() - began), "ready": not wrong, "obstacles": wrong,
         "alarms": alarms.told(),
         "processes": [_process("supervisor", psutil.Process(os.getppid()), 1), *(

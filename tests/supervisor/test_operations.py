@@ -107,7 +107,7 @@ def fresh(tmp_path_factory):
 def test_status_of_a_broker_that_is_well_is_a_few_lines_and_exit_status_zero(fresh, capsys):
     assert main.main(["status", "--http-url", fresh.http_url]) == 0
     said = capsys.readouterr().out
-    assert re.match(r"Geminga \S+, up \d+ s, ready\n", said) and "ALARM" not in said
+    assert re.match(r"Geminga 0\.1\.0, up \d+ s, ready\n", said) and "ALARM" not in said
     for process, pid in {"supervisor": fresh.pid, "worker-0": fresh.child("worker"), "owner-0": fresh.child("owner"),
                          "admin": fresh.child("admin")}.items():
         assert re.search(rf"^  {process} +pid {pid} +(sleeping|running) +\d[\d.]* MiB  up ", said, re.MULTILINE), (process, said)
