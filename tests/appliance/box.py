@@ -129,7 +129,8 @@ class Box:
         with (self.folder / "console").open("ab") as console:
             self._process = subprocess.Popen(
                 ["systemd-nspawn", "--quiet", f"--directory={self.root}", "--register=no", "--keep-unit", "--resolv-conf=off",
-                 "--timezone=off", "--link-journal=no", "--boot"],
+                 "--timezone=off", "--link-journal=no", "--capability=CAP_NET_ADMIN",      # for services with a network of their own
+                 "--boot"],
                 stdin=subprocess.DEVNULL, stdout=console, stderr=console, preexec_fn=settle)
         self.init = eventually(self._first_process, UP_SECONDS, "the box's first process")
 
@@ -186,6 +187,10 @@ class Box:
     def show(self, unit: str, name: str) -> str:
         """A property of a unit."""
         return self.say("systemctl", "show", "--value", f"--property={name}", unit)
+
+    def processes(self) -> list[int]:
+        """Of all that run in it, their ids as seen from here."""
+        return [int(pid) for group in self._control_group.rglob("cgroup.procs") for pid in group.read_text().split() if int(pid)]
 
     def path(self, inside: str) -> Path:
         """A file of the box, as seen from here."""

@@ -8,6 +8,7 @@ from .box import Box, NoBox, own_machine, pristine, what_is_missing
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 CHECKOUT = "proto", "storage", "supervisor", "systemd", "workers", "pyproject.toml", "README.md", "LICENSE"
+INSTALL = "sh", "/root/install.sh"       # without a checkout: from packages that are named
 SUITES = "bookworm", "trixie"
 
 
@@ -35,11 +36,12 @@ def begin(options: argparse.Namespace) -> Path:
 def bring(box: Box, packages: list[Path]) -> list[str]:
     """What is to be installed is in the box; returns the command that does it: from packages, or without any from the checkout."""
     place = box.path("/root/geminga")
+    place.mkdir()
+    shutil.copy(REPOSITORY / "systemd/install.sh", box.path(INSTALL[1]))
     if packages:
-        place.mkdir()
-        for file in [REPOSITORY / "systemd/install.sh", *packages]:
-            shutil.copy(file, place)
-        return ["sh", "/root/geminga/install.sh", *(f"/root/geminga/{package.name}" for package in packages)]
+        for package in packages:
+            shutil.copy(package, place)
+        return [*INSTALL, *(f"/root/geminga/{package.name}" for package in packages)]
     for name in CHECKOUT:
         source = REPOSITORY / name
         if source.is_dir():

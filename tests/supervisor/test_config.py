@@ -422,7 +422,8 @@ def test_a_number_of_processes_that_is_set_is_kept():
 
 def test_credentials_are_where_the_service_manager_has_them(written):
     """For the broker, which is told where; and for whoever looks at the same configuration without having been started by it."""
-    path = written('[tls]\ncertificate = "/c"\nkey = "credential:tls.key"\n[authentication]\nsecret_keys = ["credential:a", "/b", "data:,c"]\n')
+    path = written('tls = {certificate = "/c", key = "credential:tls.key"}\n'
+                   'authentication = {secret_keys = ["credential:a", "/b", "data:,c"]}\n')
     found, _ = load(path, {"CREDENTIALS_DIRECTORY": "/run/c"}, {})
     assert found.tls.key == "/run/c/tls.key" and found.authentication.secret_keys == ("/run/c/a", "/b", "data:,c")
     assert all(isinstance(key, Secret) for key in found.authentication.secret_keys)
