@@ -1,0 +1,126 @@
+"""An owner is given other options while it works: each holds from there on, for topics that are open too."""
+import os
+from dataclasses import fields, replace
+
+import pytest
+
+from geminga.storage.options import StorageOptions
+from geminga.storage.subscription import SubType
+
+from .rig import Rig, T
+
+OTHERS = {"sync": "interval", "failover_selection": "join-order", "subscription_types": ("Shared",),
+          "backlog_quota_policy": "producer_exception", "inactive_topic_mode": "delete_when_subscriptions_caught_up", "schema_compatibility_strategy": "BACKWARD"}
+
+REFUSE = "backlog_quota_bytes", "max_producers_per_topic", "encryption_required"      # which keep another producer out, as they should
+
+
+def other(name, now):
+    return OTHERS[name] if name in OTHERS else not now if isinstance(now, bool) else now + 1
+
+
+@pytest.fixture(scope="module")
+def used(tmp_path_factory):
+    """An owner with topics of both kinds, and subscriptions that are used."""
+    rig = Rig(tmp_path_factory.mktemp("reconfigured") / "data")
+    rig.producer("a")
+    rig.consumer("a")
+    rig.producer("non-persistent://public/default/live")
+    rig.consumer("non-persistent://public/default/live", "live")
+    yield rig
+    rig.close()
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(StorageOptions)])
+def test_each_option_is_everywhere(used, name):
+    """Where an owner keeps what follows from one, that follows from the new one."""
+    owner = used.owner
+    wanted = replace(used.options, **{name: other(name, getattr(used.options, name))})
+    if not owner.can_be_configured(wanted):
+        assert name == "journal_segment_bytes"      # for which it is started again
+        return
+    owner.configure(wanted)
+    assert owner.options == wanted
+    for topic in [*owner.by_name.values(), *owner.live.values()]:
+        assert topic.options == wanted
+        assert topic.subscriptions
+        assert all(subscription.options == wanted for subscription in topic.subscriptions.values())
+    assert owner.journal.segments_max == wanted.journal_segments_max
+    assert owner.discovery.grace_ms == wanted.discovery_grace_s * 1000
+    assert len(owner.statistics._moved) == wanted.stats_window_s
+    if name not in REFUSE:
+        assert used.run(used.sends((used.producer("a"), b"x"))).receipts      # and it works
+    owner.configure(used.options)
+
+
+def test_what_was_changed_over_rest_is_stronger(rig):
+    catalogue = rig.owner.catalogue
+    catalogue.set_policy(catalogue.OPTIONS, "retention_s", 7)
+    catalogue.commit()
+    rig.owner.configure(replace(rig.options, retention_s=9, retention_bytes=11))
+    assert (rig.owner.options.retention_s, rig.owner.options.retention_bytes) == (7, 11)
+
+
+def test_the_active_consumer_is_chosen_anew(rigs):
+    rig = rigs(failover_selection="join-order")
+    crowd = {name: rig.consumer("a", subType=SubType.Failover, consumer_name=name) for name in ("z", "a")}
+    assert rig.owner.by_name[rig.topic("a")].subscriptions["sub", True].dispatcher.active.name == "z"
+    rig.owner.configure(replace(rig.options, failover_selection="name"))
+    told = {(command.active_consumer_change.consumer_id, command.active_consumer_change.is_active)
+            for command in rig.run().commands(T.ACTIVE_CONSUMER_CHANGE)}
+    assert (crowd["a"].object_id, True) in told and (crowd["z"].object_id, False) in told
+
+
+def test_keys_are_shared_out_anew_and_stay_in_order(rigs):
+    """What is out stays where it is; what follows it waits for that."""
+    rig = rigs()
+    first, second = (rig.consumer("a", subType=SubType.Key_Shared, consumer_name=name) for name in ("one", "two"))
+    producer, keys = rig.producer("a"), [f"k{number}" for number in range(40)]
+    rig.run(rig.flow(first, 1_000), rig.flow(second, 1_000))
+    before = rig.run(rig.sends(*[(producer, key.encode(), {"partition_key": key}) for key in keys]))
+    held = {consumer.number: {position[1] for position, *_ in rig.given(before, consumer)} for consumer in (first, second)}
+    rig.owner.configure(replace(rig.options, key_shared_consistent_hashing=False))
+    after = rig.run(rig.sends(*[(producer, key.encode() + b"'", {"partition_key": key}) for key in keys]))
+    for consumer in (first, second):
+        for (_, entry_id), *_ in rig.given(after, consumer):
+            assert entry_id - len(keys) in held[consumer.number]      # who has the key's first gets its second before that is acknowledged
+    dispatcher = rig.owner.by_name[rig.topic("a")].subscriptions["sub", True].dispatcher
+    assert type(dispatcher.ranges).__name__ == "AutoSplit"
+    assert dispatcher.draining      # the others
+
+
+def test_segments_beyond_a_lower_bound_go(rigs):
+    """One stays free in any case: the journal goes on."""
+    rig = rigs(journal_segment_bytes=64 << 10, journal_segments_max=8)
+    producer = rig.producer("a")
+    for _ in range(40):
+        rig.run(rig.sends((producer, os.urandom(30_000))))
+    rig.settle()
+    assert len(list(rig.journal.folder.glob("*.journal"))) > 3
+    rig.owner.configure(replace(rig.options, journal_segments_max=3))
+    for _ in range(40):
+        assert rig.run(rig.sends((producer, os.urandom(30_000)))).receipts
+        rig.settle()
+    assert len(list(rig.journal.folder.glob("*.journal"))) <= 3
+
+
+def test_the_reserve_of_disk_follows(rigs):
+    rig = rigs(disk_reserve_bytes=1 << 20)
+    reserve = rig.journal.folder / "reserve"
+    assert reserve.stat().st_size == 1 << 20
+    for size in (256 << 10, 2 << 20):
+        rig.owner.configure(replace(rig.options, disk_reserve_bytes=size))
+        assert reserve.stat().st_size == size
+
+
+def test_windows_of_rates_end_when_others_begin(rig):
+    """Each rate is of as many seconds as its window had, before and after."""
+    producer = rig.producer("a")
+    topic = rig.owner.by_name[rig.topic("a")]
+    for _ in range(10):
+        rig.run(rig.sends((producer, b"x")), after_ms=1_000)
+    rig.owner.configure(replace(rig.options, stats_window_s=5))
+    assert 0.9 < topic.rates[0] <= 1.2
+    for _ in range(12):
+        rig.run(rig.sends((producer, b"x"), (producer, b"y")), after_ms=1_000)
+    assert 1.7 < topic.rates[0] <= 2.2
