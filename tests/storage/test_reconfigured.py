@@ -10,7 +10,8 @@ from geminga.storage.subscription import SubType
 from .rig import Rig, T
 
 OTHERS = {"sync": "interval", "failover_selection": "join-order", "subscription_types": ("Shared",),
-          "backlog_quota_policy": "producer_exception", "inactive_topic_mode": "delete_when_subscriptions_caught_up", "schema_compatibility_strategy": "BACKWARD"}
+          "backlog_quota_policy": "producer_exception", "inactive_topic_mode": "delete_when_subscriptions_caught_up",
+          "schema_compatibility_strategy": "BACKWARD"}
 
 REFUSE = "backlog_quota_bytes", "max_producers_per_topic", "encryption_required"      # which keep another producer out, as they should
 
