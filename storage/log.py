@@ -85,7 +85,7 @@ class Log:
     def begin(self, options: LogOptions) -> None:
         """Write as this process's stderr and the options demand.  Children that are forked later do likewise."""
         self._has_begun, self._configured = True, LEVELS[options.level]
-        if isinstance(self._write, _Stream):
+        if isinstance(self._write, _Stream | _Journal):
             self._write.close()
         if is_journal(2):
             self._write = _Journal()
@@ -227,6 +227,7 @@ class _Stream:
 
     def __init__(self, render: Callable[[int, str, str, dict[str, Any]], str]):
         self._render, self._fd = render, 2
+        self._end = b""      # of a line that was not written to its end
         found = os.fstat(2).st_mode
         self._is_socket = stat.S_ISSOCK(found)
         if stat.S_ISFIFO(found) or stat.S_ISCHR(found):
@@ -239,12 +240,13 @@ class _Stream:
             os.close(self._fd)
 
     def __call__(self, level: int, text: str, code: str, fields: dict[str, Any]) -> None:
-        data = self._render(level, text, code, fields).encode(errors="backslashreplace") + b"\n"
+        data = self._end + self._render(level, text, code, fields).encode(errors="backslashreplace") + b"\n"
         if self._is_socket:
             with socket.socket(fileno=os.dup(2)) as stream:
-                stream.send(data, socket.MSG_DONTWAIT)
+                written = stream.send(data, socket.MSG_DONTWAIT)
         else:
-            os.write(self._fd, data)
+            written = os.write(self._fd, data)
+        self._end = b"" if written == len(data) else b"\n"
 
 
 class _Journal:
@@ -253,6 +255,9 @@ class _Journal:
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
+
+    def close(self) -> None:
+        self._socket.close()
 
     def __call__(self, level: int, text: str, code: str, fields: dict[str, Any]) -> None:
         known = {"MESSAGE": f"{text} [{code}]" if code else text, "PRIORITY": level, "SYSLOG_IDENTIFIER": "geminga"}

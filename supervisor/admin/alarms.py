@@ -54,6 +54,7 @@ class Raised(NamedTuple):
 # Name: the code of its lines; that of an alarm whose lines others write has none here.
 ALARMS = {"disk": "", "memory": "G310", "certificate": "G401", "clock": "G311", "nightly": "G510", "damage": "G125", "sync": "G111",
           "processes": "G206"}
+_COSTLY = "memory", "damage", "sync", "processes"      # what others are about can wait for the morning
 Rows = dict[tuple[str, int], dict[str, int]]
 
 
@@ -94,7 +95,7 @@ class Alarms:
         for name, code in ALARMS.items():
             found, before = getattr(self, f"_{name}")(rows), self.raised.get(name)
             if found is not None and (before is None or before.found.key != found.key) and code:
-                log.error(f"alarm {name}: {found.text}", code=code)
+                (log.error if name in _COSTLY else log.warning)(f"alarm {name}: {found.text}", code=code)
             if found is not None:
                 self.raised[name] = Raised(found, before.since if before else self._wall())
             elif before is not None:

@@ -202,7 +202,7 @@ def journal(tmp_path, monkeypatch):
 def tell(*line):
     journal = logs._Journal()
     journal(*line)
-    journal._socket.close()
+    journal.close()
 
 
 def test_the_journal_gets_fields(journal):
@@ -275,3 +275,16 @@ def test_nobody_waits_for_a_reader_that_does_not_read(kind):
 
 def test_options_choose_among_four_levels():
     assert list(logs.LEVELS) == ["error", "warning", "info", "debug"] and LogOptions().level in logs.LEVELS
+
+
+def test_a_line_that_was_cut_by_a_full_pipe_does_not_swallow_the_next(monkeypatch):
+    read, write = os.pipe()
+    monkeypatch.setattr(logs.os, "write", lambda fd, data, real=os.write: real(fd, data[:20]))
+    stream = logs._Stream(logs._as_text)
+    stream._fd = write
+    stream(logs.INFO, "one that is too long", "", {})
+    monkeypatch.undo()
+    stream(logs.INFO, "two", "", {})
+    assert os.read(read, 1000) == b"geminga: one that is\ngeminga: two\n"
+    os.close(read)
+    os.close(write)
