@@ -137,11 +137,11 @@ class Log:
             found = [rule.level for rule in self._rules if rule.matches(fields)]
             if level > (max(found) if found else self._configured):
                 return
+        fields = {name: value for name, value in fields.items() if value != ""}
         left_out = self._left_out(level, code or text)
         if left_out is None:
             return
-        text += "".join(f" {name}={_word(value)}" for name, value in fields.items()
-                        if value != "" and not _names(text, str(value)))
+        text += "".join(f" {name}={_word(value)}" for name, value in fields.items() if not _names(text, str(value)))
         if left_out:
             text += f" ({left_out} more like it were left out)"
         if self._lost:

@@ -589,6 +589,7 @@ def _raise_file_limit() -> None:
 def serve(config: Config, notes: list[str], load: Callable[[], tuple[Config, list[str]]]) -> int:
     """Serve; returns the exit status.  load: the configuration as it is written now.  Raises ConfigError."""
     log.begin(config.log)
+    log.bind(process="supervisor")
     for note in notes:
         log.info(note, code="G331")
     if not bootstrap.is_optimised():
