@@ -8,6 +8,7 @@ import click
 from geminga.supervisor.cli import credentials
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")     # before numpy is imported: no thread per core and process
+_BY_THEMSELVES = "admin", "backup", "debug", "definitions", "nightly", "restore"
 _OF_OPERATORS = ("log", "status", "tune")
 _OF_THE_HOST = "config", "drain", "reload"
 _SHELLS = ("bash", "zsh", "fish")
@@ -26,6 +27,9 @@ class _Command(click.Group):
         if name in ("backup", "restore"):
             from geminga.supervisor.cli import backup
             return getattr(backup, name)
+        if name == "debug":
+            from geminga.supervisor.cli.debug import debug
+            return debug
         if name == "definitions":
             from geminga.supervisor.cli.definitions import definitions
             return definitions
@@ -38,7 +42,7 @@ class _Command(click.Group):
         return super().get_command(context, name)
 
     def list_commands(self, context: click.Context) -> list[str]:
-        return sorted([*super().list_commands(context), "admin", "backup", "definitions", "nightly", "restore", *_OF_THE_HOST, *_OF_OPERATORS])
+        return sorted([*super().list_commands(context), *_BY_THEMSELVES, *_OF_THE_HOST, *_OF_OPERATORS])
 
     def invoke(self, context: click.Context) -> None:
         context.exit(super().invoke(context) or 0)

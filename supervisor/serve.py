@@ -44,6 +44,7 @@ from geminga.supervisor.children import (
 from geminga.supervisor.config import Config, ConfigError
 from geminga.supervisor.notify import Notify
 from geminga.supervisor.pulse import BUSY_SECONDS, LOOK_SECONDS, STARTING_SECONDS
+from geminga.supervisor.stacks import listen
 from geminga.workers import worker as worker_process
 from geminga.workers.addresses import addresses, url
 from geminga.workers.identity.authentication import Authenticator
@@ -110,6 +111,7 @@ class Supervisor:
         try:
             folder.claim(config.data_dir)
             backup.remove_leftovers(config.data_dir)
+            self._stacks = listen(config.data_dir)      # its children as well
         except folder.CannotUse as error:
             raise CannotServe(f"data_dir: {error}") from None
         except OSError as error:

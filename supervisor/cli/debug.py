@@ -1,0 +1,47 @@
+"""`geminga debug bundle`: what whoever looks into a problem asks for first."""
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from geminga.supervisor.cli import credentials
+
+
+@click.group()
+def debug() -> None:
+    """Find out what is wrong with a broker."""
+
+
+@debug.command(epilog="Exit status: 0 it is made; 1 it cannot be written; 2 wrong usage.")
+@click.argument("file", required=False)
+@click.option("--config", metavar="FILE", help="the broker's: TOML, or Pulsar's broker.conf")
+@click.option("--data-dir", metavar="DIR", help="the broker's (default: ./data)")
+@click.option("--admin-url", "--http-url", metavar="URL", default="http://127.0.0.1:8080", show_default=True)
+@credentials.options
+def bundle(file: str | None, config: str | None, data_dir: str | None, admin_url: str, **who: Any) -> int:
+    """Gather what tells how a broker is, in FILE (default: geminga-debug-TIME.tar.gz), in half a minute, also when it hangs or is down.
+
+    Versions, configuration, metrics, stats of the busiest topics, where every process is, queues, limits, log, disk, catalogue.  Keys,
+    passwords, their hashes and tokens are not in it; names of topics, roles and hosts are.  Run it on the broker's host, as its user.
+    """
+    from geminga.supervisor import bundle as bundles
+    from geminga.supervisor import config as configuration
+    try:
+        loaded, _ = configuration.load(config, os.environ, {"data_dir": data_dir})
+    except configuration.ConfigError as error:
+        print(f"geminga: {error}", file=sys.stderr)
+        return 2
+    options = [word for name, value in (("--config", config), ("--data-dir", data_dir)) if value for word in (name, value)]
+    target = Path(file or time.strftime("geminga-debug-%Y%m%d-%H%M%S.tar.gz"))
+    try:
+        missing = bundles.write(target, loaded, admin_url, credentials.of(**who), options, os.environ)
+    except OSError as error:
+        print(f"geminga: {error}", file=sys.stderr)
+        return 1
+    for line in missing:
+        print(f"not in it: {line}", file=sys.stderr)
+    print(target)
+    return 0
