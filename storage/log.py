@@ -189,7 +189,7 @@ def _take_over_logging() -> None:
 
     class Bridge(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            log.error(f"{record.name}: {self.format(record)}", code="G290")
+            (log.error if record.levelno >= logging.ERROR else log.warning)(f"{record.name}: {self.format(record)}", code="G290")
 
     logging.basicConfig(handlers=[Bridge()], level=logging.WARNING, force=True)
 

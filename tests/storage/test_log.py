@@ -288,3 +288,11 @@ def test_a_line_that_was_cut_by_a_full_pipe_does_not_swallow_the_next(monkeypatc
     assert os.read(read, 1000) == b"geminga: one that is\ngeminga: two\n"
     os.close(read)
     os.close(write)
+
+
+def test_what_libraries_log_goes_the_same_way():
+    code = "import logging\nfrom geminga.storage.log import log, LogOptions\nlog.begin(LogOptions(format='json'))\n" \
+           "logging.getLogger('asyncio').error('it %s', 'fails')\nlogging.getLogger('other').warning('late')\nlogging.info('not told')"
+    said = [json.loads(line) for line in run(code, stderr=subprocess.PIPE).stderr.splitlines()]
+    assert [(one["level"], one["message"], one["code"]) for one in said] == [
+        ("error", "asyncio: it fails", "G290"), ("warning", "other: late", "G290")]
