@@ -189,9 +189,9 @@ def _take_over_logging() -> None:
 
     class Bridge(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            (log.error if record.levelno >= logging.ERROR else log.warning)(f"{record.name}: {self.format(record)}", code="G290")
+            (log.error if record.levelno >= logging.ERROR else log.warning)(self.format(record), code="G290")
 
-    logging.basicConfig(handlers=[Bridge()], level=logging.WARNING, force=True)
+    logging.basicConfig(handlers=[Bridge()], format="%(name)s: %(message)s", level=logging.WARNING, force=True)
 
 
 # -- where lines go
