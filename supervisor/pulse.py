@@ -20,19 +20,24 @@ _SHOWN_SECONDS = 3.0           # without an answer until an operator is shown it
 
 
 class State(NamedTuple):
-    """What the kernel says of a process's main thread."""
+    """What the kernel says of a process's threads."""
 
-    letter: str        # R runs or waits for a core, S sleeps, D sleeps and cannot be woken, T is stopped, t is traced
-    switches: int      # how often it has got and left a core
+    letter: str        # T: it is stopped, t: traced; else D: one sleeps and cannot be woken, R: one runs or waits for a core, S: all sleep
+    switches: int      # how often they have got and left a core
 
 
-def state_of(pid: int, proc: Path = Path("/proc")) -> State:
-    try:
-        lines = dict(line.split(":", 1) for line in (proc / str(pid) / "status").read_text().splitlines() if ":" in line)
-    except OSError:
-        return State("Z", 0)
-    switches = sum(int(lines.get(f"{kind}_ctxt_switches", "0")) for kind in ("voluntary", "nonvoluntary"))
-    return State(lines["State"].strip()[:1], switches)
+def state_of(pid: int) -> State:
+    """All but ZeroMQ's, which only hand over what comes: the main thread may wait for another that waits for the disk."""
+    letters, switches = set(), 0
+    for path in Path(f"/proc/{pid}/task").glob("*/status"):
+        try:
+            lines = dict(line.split(":", 1) for line in path.read_text().splitlines() if ":" in line)
+        except OSError:      # it has just ended
+            continue
+        if not lines["Name"].strip().startswith("ZMQbg"):
+            letters.add(lines["State"].strip()[:1])
+            switches += sum(int(lines.get(f"{kind}_ctxt_switches", "0")) for kind in ("voluntary", "nonvoluntary"))
+    return State(next((letter for letter in "TtDRS" if letter in letters), "Z"), switches)
 
 
 class Pulse:

@@ -2,6 +2,7 @@
 import os
 import signal
 import subprocess
+import sys
 
 import pytest
 
@@ -67,6 +68,28 @@ def test_an_answer_makes_up_for_everything():
     assert pulse.is_fine and not pulse.trouble
     assert pulse.look(LOOK_SECONDS, BUSY_SECONDS) == ""
     assert pulse.look(LOOK_SECONDS, BUSY_SECONDS) == "ask"
+
+
+WAITS_FOR_A_THREAD = """
+import ctypes, threading, time
+def uninterruptible():
+    if ctypes.PyDLL(None).vfork() == 0:      # its parent sleeps so until it ends
+        ctypes.CDLL(None).sleep(60)
+        ctypes.CDLL(None)._exit(0)
+thread = threading.Thread(target=uninterruptible)
+thread.start()
+thread.join()
+"""
+
+
+def test_who_waits_for_a_thread_that_waits_in_the_kernel_does_so_too():
+    """As an owner for a checkpoint, on a disk that hangs."""
+    waiter = subprocess.Popen([sys.executable, "-c", WAITS_FOR_A_THREAD], start_new_session=True)
+    try:
+        eventually(lambda: state_of(waiter.pid).letter == "D", 10)
+    finally:
+        os.killpg(waiter.pid, signal.SIGKILL)
+        waiter.wait()
 
 
 def test_the_kernel_tells_who_is_stopped():
