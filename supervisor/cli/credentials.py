@@ -58,7 +58,8 @@ NOBODY = Credentials()
 _CONF = {"authPlugin": "auth_plugin", "authParams": "auth_params", "tlsTrustCertsFilePath": "tls_trust_cert_path",
          "tlsAllowInsecureConnection": "tls_allow_insecure"}       # Pulsar's settings -> parameters of all commands
 _URLS = {"publish": ("brokerServiceUrl", "url"), "read": ("brokerServiceUrl", "url"), "why": ("webServiceUrl", "http_url"),
-         "admin": ("webServiceUrl", "url")}                        # likewise of each
+         "admin": ("webServiceUrl", "url"), "status": ("webServiceUrl", "http_url"),
+         "level": ("webServiceUrl", "http_url")}                   # likewise of each
 _OPTIONS = (
     (["--auth-plugin"], {"envvar": "GEMINGA_AUTH_PLUGIN", "metavar": "NAME",
                          "help": "AuthenticationToken, AuthenticationBasic or AuthenticationTls."}),
@@ -97,7 +98,8 @@ def defaults(path: str) -> dict[str, dict[str, str]]:
     except OSError as error:
         raise NoDefaults(f"PULSAR_CLIENT_CONF: {path}: {error.strerror}") from None
     common = {ours: said[theirs] for theirs, ours in _CONF.items() if theirs in said}
-    return {command: common | ({ours: said[theirs]} if theirs in said else {}) for command, (theirs, ours) in _URLS.items()}
+    found = {command: common | ({ours: said[theirs]} if theirs in said else {}) for command, (theirs, ours) in _URLS.items()}
+    return found | {"log": {"level": found.pop("level")}}
 
 
 def of(auth_plugin: str | None = None, auth_params: str | None = None, tls_trust_cert_path: str | None = None,

@@ -254,6 +254,8 @@ def test_a_broker_may_speak_nothing_but_tls(authority, tmp_path):
         conf = str(tmp_path / "client.conf")
         assert run("read", topic, PULSAR_CLIENT_CONF=conf).stdout == "yes\n"
         assert topic in run("admin", "topics", "list", "public/default", PULSAR_CLIENT_CONF=conf).stdout
+        assert ", ready\n" in run("status", PULSAR_CLIENT_CONF=conf).stdout
+        assert run("log", "level", PULSAR_CLIENT_CONF=conf).stdout == "info is configured\n"
         assert "certificate" in run("admin", "--admin-url", own.https_url, "topics", "list", "public/default").stderr
     finally:
         own.close()
