@@ -95,7 +95,7 @@ wait_until_ready() {
     status=0
     timeout $READY_SECONDS systemctl start geminga.service || status=$?
     if [ $status != 0 ]; then
-        journalctl --unit geminga.service --lines 20 --no-pager --output cat >&2
+        journalctl --unit geminga.service --lines 10 --no-pager --output cat >&2
         [ $status != 124 ] || fail "installed, and not ready within $READY_SECONDS s: systemctl status geminga tells how far it is"
         fail "installed, and geminga.service did not start; journalctl -u geminga tells more"
     fi
