@@ -190,6 +190,7 @@ def test_whoever_is_started_later_has_it_too(reload):
 
 def test_nobody_is_disturbed(reload):
     """Producers and consumers go on over a reload, on the connections that they have."""
+    reload.holds("")
     client = pulsar.Client(reload.broker.service_url, logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull))
     topic = unique_topic()
     consumer, producer = client.subscribe(topic, "s"), client.create_producer(topic)
