@@ -1,6 +1,7 @@
 """Boxes in which Geminga is installed, by the one command that users have for it."""
 import argparse
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -25,6 +26,7 @@ def begin(options: argparse.Namespace) -> Path:
     if missing := what_is_missing():
         print(f"boxes need {missing}", file=sys.stderr)
         raise SystemExit(2)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))       # by way of everything that closes boxes
     try:
         own_machine()
         return pristine(options.cache, options.suite)
