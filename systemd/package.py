@@ -205,8 +205,7 @@ def lay_documents(root: Path, name: str) -> None:
     if name == "geminga":
         write(documents / "README.md", (CHECKOUT / "README.md").read_text())
         for folder in ("prometheus", "runbook"):
-            if (HERE / folder).is_dir():
-                shutil.copytree(HERE / folder, documents / folder)
+            shutil.copytree(HERE / folder, documents / folder)
     write(documents / "copyright", COPYRIGHT + "".join(licences(site_packages_of(root))))
 
 
