@@ -138,7 +138,7 @@ class Log:
             if level > (max(found) if found else self._configured):
                 return
         fields = {name: value for name, value in fields.items() if value != ""}
-        left_out = self._left_out(level, code or text)
+        left_out = self._left_out(level, code or text.partition(":")[0])
         if left_out is None:
             return
         text += "".join(f" {name}={_word(value)}" for name, value in fields.items() if not _names(text, str(value)))
