@@ -54,6 +54,7 @@ from geminga.workers.listeners import Listeners, inside_path
 
 STOP_SECONDS = {"worker": 2.5, "admin": 2.5, "owner": 4.0}     # from the beginning of the stop until those that are still there are killed
 _DRAIN_LOOK_SECONDS = 0.1     # between looks at what is outstanding
+_DRAIN_SECONDS_MAX = 24 * 3600
 _SOCKET_PATH_MAX = 80         # a Unix socket's path takes 107 bytes; this leaves room for its name
 
 
@@ -87,7 +88,8 @@ class Supervisor:
         self._notify = Notify(os.environ)
         self._looked = self.began
         self._callers: list[Control] = []                      # who ask for something by commands.py
-        self._reloaders: list[Control] = []                    # those of them who wait for a reload
+        self._reloaders: list[Control] = []                    # those of them who wait for a reload, ...
+        self._drainers: list[Control] = []                     # ... or a drain
         self._reload_is_due = False
         self._reload: Reload | None = None                     # under way
         self._drained_by: float | None = None                  # when it stops although not everything was acknowledged
@@ -312,25 +314,26 @@ class Supervisor:
 
     def _asked(self, caller: Control) -> None:
         try:
-            asked = caller.receive()
-        except ValueError:
-            asked = [{}]
-        for message in asked:
-            if "reload" in message:
-                self._reload_is_due = True
-                self._reloaders.append(caller)
-            elif isinstance(seconds := message.get("drain"), int | float):
-                self._begin_draining(seconds)
-            else:
-                caller.is_open = False
+            for message in caller.receive():
+                if 0 <= message.get("drain", -1) <= _DRAIN_SECONDS_MAX:
+                    self._drainers.append(caller)
+                    self._begin_draining(message["drain"])
+                elif message.get("reload"):
+                    self._reload_is_due = True
+                    self._reloaders.append(caller)
+                else:
+                    caller.is_open = False
+        except (ValueError, TypeError, AttributeError):      # whatever that is, it is none of our commands
+            caller.is_open = False
         if not caller.is_open:
             self._hang_up(caller)
 
     def _hang_up(self, caller: Control) -> None:
         self._selector.unregister(caller)
         self._callers.remove(caller)
-        if caller in self._reloaders:
-            self._reloaders.remove(caller)
+        for waiting in (self._reloaders, self._drainers):
+            if caller in waiting:
+                waiting.remove(caller)
         caller.close()
 
     def _begin_draining(self, seconds: float) -> None:
@@ -352,7 +355,7 @@ class Supervisor:
         if self._drained_by is None or self._is_stopping:
             return
         outstanding, is_done = self._outstanding(), all(child.is_drained for child in self.children)
-        for caller in list(self._callers):
+        for caller in self._drainers:
             caller.send(outstanding=outstanding)
         if is_done and not outstanding or time.monotonic() >= self._drained_by:
             log.info(f"the broker was drained: {outstanding} messages are out that nobody has acknowledged")

@@ -1,5 +1,6 @@
 """A stop that waits for its consumers: nobody may publish or get anything any more, and whoever has something may acknowledge it."""
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -10,6 +11,7 @@ import pytest
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.supervisor import commands
+from geminga.supervisor.beside import short_path
 
 from ..harness import Broker, eventually, request, unique_topic
 from ..proto.client_frames import T, command, entry_of, message_metadata, send
@@ -170,3 +172,15 @@ def test_one_that_nobody_uses_is_gone_at_once(tmp_path):
         assert broker.ended(5) == 0
     finally:
         broker.close()
+
+
+@pytest.mark.parametrize("said", [b"{}", b"nothing", b"5", b'["reload"]', b'{"drain": "soon"}', b'{"drain": -1}', b'{"drain": NaN}',
+                                  b'{"stop": 1}'])
+def test_what_is_no_command_is_hung_up_on(own, said):
+    """And the broker goes on."""
+    with socket.socket(socket.AF_UNIX) as link, short_path(own.data_dir / commands.SOCKET) as path:
+        link.settimeout(10)
+        link.connect(path)
+        link.sendall(said + b"\n")
+        assert link.recv(100) == b""
+    assert request("GET", own.http_url + "/ready") == (200, "ok")

@@ -1,0 +1,41 @@
+"""The line between the supervisor and its children: whoever looks at it answers that it is alive, and loses nothing that came too."""
+import pytest
+
+from geminga.storage.control import control_pair, packed, unpacked
+from geminga.storage.options import StorageOptions
+from geminga.workers.identity.options import Secret
+
+
+@pytest.fixture
+def ends():
+    both = control_pair()
+    yield both
+    for end in both:
+        end.close()
+
+
+def test_a_question_is_answered_by_looking(ends):
+    ours, theirs = ends
+    ours.send(ping=True)
+    assert ours.receive() == []      # nobody has looked
+    assert theirs.receive() == []
+    assert ours.receive() == [{"pong": True}]
+
+
+def test_in_the_middle_of_something_long_only_that_is_dealt_with(ends):
+    ours, theirs = ends
+    ours.send(owner=[1, 2])
+    ours.send(ping=True)
+    ours.send(stop=True)
+    theirs.answer()
+    assert ours.receive() == [{"pong": True}]
+    assert theirs.has_kept
+    assert theirs.receive() == [{"owner": [1, 2]}, {"stop": True}]
+    assert not theirs.has_kept
+
+
+def test_options_come_as_they_were():
+    """Secrets among them: they are shown no more than before."""
+    found, secret = unpacked(packed((StorageOptions(sync="none"), Secret("s"))))
+    assert found == StorageOptions(sync="none")
+    assert isinstance(secret, Secret) and repr(secret) == "'***'"
