@@ -82,6 +82,7 @@ def main() -> int:
         release = debian_release()
         project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
         given.out.mkdir(parents=True, exist_ok=True)
+        os.environ["TMPDIR"] = tempfile.tempdir = str(given.out.resolve())      # pip's too: /tmp may be in memory, and Spark is large
         print(broker(project, release, given.out, given.version, given.site_packages), flush=True)
         if given.spark:
             print(spark(project, release, given.out), flush=True)
@@ -117,7 +118,7 @@ def spark_version(project: dict) -> str:
 # -- the two packages
 
 def broker(project: dict, release: str, out: Path, version: str | None, site_packages: Path | None) -> Path:
-    version = version or f"{project['version']}+{time.strftime('%Y%m%d%H%M%S', time.gmtime(now()))}"
+    version = version or f"{project['version']}+{time.strftime('%Y%m%d%H%M%S', time.gmtime())}"
     with tempfile.TemporaryDirectory(prefix="geminga-package-") as folder:
         root = Path(folder)
         lay_program(root, project, site_packages)
@@ -129,7 +130,8 @@ def broker(project: dict, release: str, out: Path, version: str | None, site_pac
         write(root / "DEBIAN/conffiles", "/etc/geminga/geminga.toml\n")
         relations = [f"Depends: {python_minor()}, libc6, libgcc-s1, libstdc++6, systemd",
                      f"Suggests: geminga-nightly (>= {spark_version(project)}~)",
-                     f"Breaks: geminga-nightly (<< {spark_version(project)}~)"]
+                     f"Breaks: geminga-nightly (<< {spark_version(project)}~)",
+                     "Replaces: geminga-nightly"]      # a dependency of Spark's may become one of the broker's
         description = ("message broker that Apache Pulsar clients talk to\n"
                        " An appliance for one host: what it answers is on disk, and every night it gives space back.")
         return finished(root, out, "geminga", f"{version}~deb{release}", relations, description)
@@ -255,11 +257,6 @@ def write(path: Path, text: str, mode: int = 0o644) -> None:
 
 # -- the archive
 
-def now() -> float:
-    """Seconds; SOURCE_DATE_EPOCH of builds that are to be repeated."""
-    return float(os.environ.get("SOURCE_DATE_EPOCH") or time.time())
-
-
 def architecture() -> str:
     return subprocess.run(["dpkg", "--print-architecture"], check=True, capture_output=True, text=True).stdout.strip()
 
@@ -288,7 +285,7 @@ def finished(root: Path, out: Path, name: str, version: str, relations: list[str
 
 def write_changelog(root: Path, name: str, version: str) -> None:
     text = (f"{name} ({version}) unstable; urgency=medium\n\n  * Made from its repository.\n\n"
-            f" -- Geminga <geminga@localhost>  {formatdate(now())}\n")
+            f" -- Geminga <geminga@localhost>  {formatdate()}\n")
     (root / "usr/share/doc" / name / "changelog.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
