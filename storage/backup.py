@@ -28,6 +28,7 @@ import numpy as np
 from crc32c import crc32c
 
 from geminga.storage import compacted, format, locks
+from geminga.storage.catalogue import open_catalogue, open_to_read
 from geminga.storage.errors import CorruptFile
 from geminga.storage.ledger import Ledger, sync, write_anew
 from geminga.storage.snapshot import link
@@ -164,6 +165,7 @@ class _Making:
 
     def run(self, begin: Callable[[], None], cut: Callable[[], list[dict]]) -> Report:
         begin()
+        newest = self._newest_partition()
         for folder in (self._data_dir / PARTITIONS).glob("*"):
             if folder.name.isdigit():
                 self._rows[int(folder.name)] = self._link(folder, int(folder.name))
@@ -172,7 +174,7 @@ class _Making:
             self._linked.rename(self._made / PARTITIONS)
             self._linked, self._stays = self._made / PARTITIONS, True
         created_ms = time.time_ns() // 1_000_000
-        stored = self._copy_catalogue()
+        stored = self._copy_catalogue(newest)
         for partition_id, data in states.items():
             if partition_id in stored:
                 self._write_state(partition_id, data)
@@ -251,14 +253,22 @@ class _Making:
                 items.append(Item(str(named / _AMENDED), row["amended"]))
         self._rows[partition_id] = [*items, Item(str(named / STATE), row["state"])]
 
-    def _copy_catalogue(self) -> set[int]:
-        """After the cuts: whoever is in it has been cut, or is younger.  The ids of the partitions there are."""
+    def _newest_partition(self) -> int:
+        with contextlib.closing(open_to_read(self._data_dir / CATALOGUE)) as catalogue:
+            return catalogue.newest_partition()
+
+    def _copy_catalogue(self, newest: int) -> set[int]:
+        """After the cuts; partitions that were made behind them, newer than that, are taken out.  The ids of those there are."""
         with contextlib.closing(sqlite3.connect(f"{(self._data_dir / CATALOGUE).absolute().as_uri()}?mode=ro", uri=True)) as source, \
                 contextlib.closing(sqlite3.connect(self._made / CATALOGUE)) as copy:
             source.backup(copy)
-            found = {partition_id for partition_id, in copy.execute("SELECT id FROM partitions")}
-        (self._made / f"{CATALOGUE}-wal").unlink(missing_ok=True)
-        return found
+        with contextlib.closing(open_catalogue(self._made / CATALOGUE)) as catalogue:
+            stored = {partition_id for partition_id, _ in catalogue.partitions()}
+            later = {partition_id for partition_id in stored - self._rows.keys() if partition_id > newest}
+            for partition_id in later:
+                catalogue.delete_partition(partition_id)
+            catalogue.commit()
+        return stored - later
 
     def _write_state(self, partition_id: int, data: bytes) -> None:
         path = self._linked / str(partition_id) / STATE

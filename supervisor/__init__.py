@@ -15,6 +15,9 @@
     documents.py    README's tables of policies
     beside.py       where jobs beside the broker meet it
     nights.py       a night: compaction, then what need not be kept; its report
+    backups.py      a backup, with a broker or without
+    bundle.py       what somebody needs who looks into a problem; no secrets
+    stacks.py       where in the program every process is, when it is asked
     client.py       a small client of the binary protocol: the health check's, and the command line's
     admin/          HTTP: administration, lookup, metrics, health
 """

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from geminga.storage import backup, folder, locks, recovery
 from geminga.storage.backup import Report
-from geminga.storage.errors import CorruptFile
+from geminga.storage.catalogue import CatalogueError
+from geminga.storage.errors import CorruptFile, NotDurable, StorageFull
 from geminga.supervisor.beside import CannotRun, Refused, Side
 
 
@@ -24,7 +25,7 @@ def make(data_dir: Path, parent: Path, keep: int = 0) -> Report:
                 raise CannotRun(f"{data_dir}: a broker has just been started on it; try again")
             _put_in_place(data_dir)
             return backup.make(data_dir, parent, lambda: None, list, keep=keep)
-    except (folder.CannotUse, backup.CannotBackUp, CorruptFile) as error:
+    except (folder.CannotUse, backup.CannotBackUp, CatalogueError, CorruptFile, StorageFull, NotDurable) as error:
         raise CannotRun(str(error)) from None
     except Refused as error:
         raise CannotRun(f"the broker refuses: {error}") from None

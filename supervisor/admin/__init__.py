@@ -15,6 +15,8 @@
     permissions.py    who is granted what
     subscriptions.py  what is done to topics and their subscriptions
     compaction.py     compactions on demand, and the jobs that do them
+    backups.py        a backup that is asked for over HTTP
+    definitions.py    everything but messages, told and brought about
     owners.py         questions to the owners
     health.py         /admin/v2/brokers/health and its kin
     alarms.py         what an operator has to know of now

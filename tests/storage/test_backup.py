@@ -1,0 +1,166 @@
+"""What of a backup is cut when: whatever becomes of partitions between its beginning, the cut, and the reading of files."""
+import pytest
+
+from geminga.proto import names
+from geminga.storage import backup, format, restore
+from geminga.storage.findings import Severity
+from geminga.storage.subscription import SubType
+from geminga.storage.verify import walk
+
+from .rig import Rig
+
+BLOCK = b"x" * 900
+
+
+@pytest.fixture
+def taken(rigs, tmp_path):
+    """taken(rig, before_cut, after_cut): the next process, on a backup that was made while these happened."""
+    made = []
+
+    def taken(rig, before_cut=lambda: None, after_cut=lambda: None):
+        def cut():
+            before_cut()
+            rig.run()
+            found = [ask(rig, "backup-cut")]
+            after_cut()
+            return found
+
+        report = backup.make(rig.data_dir, tmp_path / "backups", lambda: ask(rig, "backup-begin"), cut)
+        folder = tmp_path / f"restored-{len(made)}"
+        restore.restore(backup.backups(tmp_path / "backups")[-1], folder)
+        assert [str(found) for found in walk(folder) if found.severity > Severity.NOTE] == [] and report.bytes > 0
+        made.append(Rig(folder, now_ms=rig.now_ms, **rig.settings))
+        assert made[-1].recovered == 0
+        return made[-1]
+    yield taken
+    for rig in made:
+        rig.close()
+
+
+def ask(rig, question):
+    [answer] = rig.run(rig.tell(question)).answered
+    return answer["answer"]
+
+
+def name_of(topic):
+    return names.parse(f"persistent://public/default/{topic}")
+
+
+def filled(rigs, topics=("t",), **options):
+    rig = rigs(**options)
+    return rig, {topic: (rig.consumer(topic, subType=SubType.Shared), rig.producer(topic)) for topic in topics}
+
+
+def left(rig, topic):
+    return rig.receive(rig.consumer(topic, subType=SubType.Shared), 1_000)
+
+
+def test_what_comes_before_the_cut_is_in_it_and_what_comes_behind_is_not(rigs, taken):
+    rig, of = filled(rigs)
+    consumer, producer = of["t"]
+    first = rig.publish(producer, b"a", b"b", b"c")
+
+    def before():
+        rig.publish(producer, b"d")
+        rig.run(rig.acks(consumer, first[0]))
+
+    def after():
+        rig.publish(producer, b"e")
+        rig.run(rig.acks(consumer, first[1]))
+
+    assert [payload for _, payload in left(taken(rig, before, after), "t")] == [b"b", b"c", b"d"]
+
+
+def test_ledgers_that_come_go_or_are_sealed_meanwhile(rigs, taken):
+    rig, of = filled(rigs)
+    consumer, producer = of["t"]
+    first = rig.publish(producer, *[BLOCK] * 10)
+
+    def before():
+        rig.owner.roll(rig.partition("t"))
+        rig.publish(producer, b"second")
+        rig.run(rig.acks(consumer, *first))      # the first ledger goes
+        rig.run(after_ms=1_000)
+        rig.owner.roll(rig.partition("t"))
+        rig.publish(producer, b"third")
+
+    def after():
+        rig.owner.roll(rig.partition("t"))
+        rig.publish(producer, b"fourth")
+        rig.owner.truncate(rig.partition("t"))
+
+    before_ids = [ledger.ledger_id for ledger in rig.partition("t").ledgers]
+    again = taken(rig, before, after)
+    assert [payload for _, payload in left(again, "t")] == [b"second", b"third"]
+    assert before_ids[0] not in [ledger.ledger_id for ledger in again.partition("t").ledgers]
+
+
+def test_partitions_that_are_made_opened_given_up_or_deleted_meanwhile(rigs, taken):
+    topics = ("open", "closed", "closes", "opens", "goes", "went")
+    rig, of = filled(rigs, topics)
+    for topic, (_, producer) in of.items():
+        rig.publish(producer, topic.encode())
+
+    def unload(topic):
+        rig.asked("unload", topic)
+
+    def publish(topic, payload):
+        rig.publish(rig.producer(topic), payload)
+
+    unload("closed")
+    unload("opens")
+
+    def before():
+        publish("opens", b"more")
+        publish("closes", b"more")
+        unload("closes")
+        rig.asked("delete", "went", force=True)
+        rig.consumer("new")
+        publish("new", b"new")
+
+    def after():
+        publish("closed", b"too late")
+        publish("closes", b"too late")
+        rig.asked("delete", "goes", force=True)
+        rig.consumer("later")
+        publish("later", b"too late")
+        rig.consumer("open", "later")
+
+    again = taken(rig, before, after)
+    found = {topic: [payload for _, payload in left(again, topic)] for topic in ("open", "closed", "closes", "opens", "new")}
+    assert found == {"open": [b"open"], "closed": [b"closed"], "closes": [b"closes", b"more"], "opens": [b"opens", b"more"],
+                     "new": [b"new"]}
+    assert again.asked("subscriptions", str(name_of("open"))) == ["sub"] and again.owner.catalogue.partition(name_of("later")) is None
+    assert again.owner.catalogue.partition(name_of("went")) is again.owner.catalogue.partition(name_of("goes")) is None
+    assert not any(format.partition_folder(again.data_dir, 1 + topics.index(topic)).exists() for topic in ("went", "goes"))
+
+
+def test_what_only_a_recovery_knows_is_in_it(rigs, taken):
+    """A partition that nobody has opened since its owner was killed."""
+    rig, of = filled(rigs)
+    consumer, producer = of["t"]
+    positions = rig.publish(producer, b"a", b"b", b"c")
+    rig.run(rig.acks(consumer, positions[1]))
+    killed = rigs.crash(rig)
+    assert not killed.owner.by_name
+    assert [payload for _, payload in left(taken(killed), "t")] == [b"a", b"c"]
+
+
+def test_a_cut_without_a_beginning_is_refused(rigs):
+    rig, _ = filled(rigs)
+    [answer] = rig.run(rig.tell("backup-cut")).answered
+    assert "started again" in answer["text"]
+
+
+def test_what_fails_leaves_nothing_behind(rigs, taken, tmp_path):
+    rig, of = filled(rigs)
+    rig.publish(of["t"][1], b"a")
+
+    def fail():
+        raise OSError("no")
+    with pytest.raises(OSError, match="no"):
+        backup.make(rig.data_dir, tmp_path / "failed", lambda: ask(rig, "backup-begin"), fail)
+    assert [path.name for path in (tmp_path / "failed").iterdir()] == ["lock"]
+    rig.owner.roll(rig.partition("t"))      # nothing comes of what is not asked for any more
+    assert not format.linked_folder(rig.data_dir).exists()
+    assert [payload for _, payload in left(taken(rig), "t")] == [b"a"]
