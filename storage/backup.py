@@ -8,9 +8,10 @@
     <data>/backup/lock                                ... of this folder
     <data>/backup/linked/<id>/...                     everything that may count, under a second name, until it is moved or copied
 
-Everything is linked first, then owners say where it ends (snapshot.py), then it is synced and read, for its checksum.  On the same file
-system a ledger's file stays linked: it is only appended to, and nothing is given back within a file that has two names.  All else is
-copied, unless the backup before has the same.  Where a header is written in place, the manifest has it as it was.
+Everything is linked first, then owners say where it ends (snapshot.py), then it is synced and read, for its checksum.  Where the file
+system can, files that are only appended to share their blocks with the backup's; else, on the same one, a ledger's file stays linked, and
+nothing is given back within a file that has two names.  All else is copied, unless the backup before has the same.  Where a header is
+written in place, the manifest has it as it was.
 There is no journal in a backup: what a state and an index say is complete.
 """
 import contextlib
@@ -27,7 +28,7 @@ from pathlib import Path
 import numpy as np
 from crc32c import crc32c
 
-from geminga.storage import compacted, format, locks
+from geminga.storage import compacted, format, libc, locks
 from geminga.storage.catalogue import open_catalogue, open_to_read
 from geminga.storage.errors import CorruptFile
 from geminga.storage.ledger import Ledger, sync, write_anew
@@ -161,6 +162,7 @@ class _Making:
         self._stays = False                          # whether what is linked is the backup's already
         self._linked = format.linked_folder(data_dir)
         self._linked.mkdir()
+        self._clones = True                          # whether files may share blocks without being one
         self._report = Report("")
 
     def run(self, begin: Callable[[], None], cut: Callable[[], list[dict]]) -> Report:
@@ -280,29 +282,48 @@ class _Making:
     def _settle(self, item: Item) -> None:
         """Synced, in the backup, with its checksum."""
         path = self._made / item.path
-        linked = path if self._stays or item.path == CATALOGUE else self._linked / Path(item.path).relative_to(PARTITIONS)
-        known = self._known.get(item.path)
+        self._report.bytes += item.size
+        if item.path == CATALOGUE:
+            return self._sum_up(path, item)
+        linked = path if self._stays else self._linked / Path(item.path).relative_to(PARTITIONS)
         with open(linked, "rb") as file:
             os.fdatasync(file.fileno())
             found = os.fstat(file.fileno())
-            item.source = [found.st_ino, found.st_mtime_ns]
-            is_same = known is not None and (known.size, known.header, known.source) == (item.size, item.header, item.source)
-            is_written = path.suffix == ".index" and path.parents[1].name != "compacted" or path.name == _AMENDED.name
-            self._report.bytes += item.size
-            if is_same:
-                item.crc32c = known.crc32c
-            if linked == path and not is_written:
-                self._report.shared_bytes += item.size if found.st_nlink > 1 else 0
-                if not is_same:
-                    item.crc32c = checksum(file, item)
-                return
+        item.source = [found.st_ino, found.st_mtime_ns]
         path.parent.mkdir(parents=True, exist_ok=True)
+        known = self._known.get(item.path)
+        is_same = known is not None and (known.size, known.header, known.source) == (item.size, item.header, item.source)
         if is_same and _link_again(self._before / item.path, path):
             self._report.shared_bytes += item.size
-            return
+            item.crc32c = known.crc32c
+            return None
+        is_written = path.suffix == ".index" and path.parents[1].name != "compacted" or path.name == _AMENDED.name
         fresh = path.with_suffix(_UNFINISHED)
-        item.crc32c = copy_item(linked, fresh, item)
-        fresh.replace(path)
+        if not is_written and self._clone(linked, fresh):
+            fresh.replace(path)
+            self._report.shared_bytes += item.size
+        elif is_written or linked != path:
+            item.crc32c = copy_item(linked, fresh, item)
+            return fresh.replace(path)
+        else:
+            self._report.shared_bytes += item.size if found.st_nlink > 1 else 0
+        return self._sum_up(path, item)
+
+    def _sum_up(self, path: Path, item: Item) -> None:
+        with open(path, "rb") as file:
+            os.fdatasync(file.fileno())
+            item.crc32c = sum_up(item, _chunks(file, item))
+
+    def _clone(self, source: Path, target: Path) -> bool:
+        """Whether the target has the blocks of the source now, until either is written to: not all file systems can."""
+        if self._clones:
+            with open(source, "rb") as file, open(target, "wb") as copy:
+                try:
+                    libc.clone(file.fileno(), copy.fileno())
+                except OSError:
+                    self._clones = False
+                    target.unlink()
+        return self._clones
 
     def _remove_others(self, wanted: set[str]) -> None:
         """What was linked and does not count."""
@@ -347,11 +368,6 @@ def _link_again(path: Path, name: Path) -> bool:
 
 
 # -- reading one
-
-def checksum(file, item: Item) -> int:
-    """Of what the file has of the item.  Raises CorruptFile when that is less."""
-    return sum_up(item, _chunks(file, item))
-
 
 def sum_up(item: Item, chunks: Iterator[tuple[int, bytes]]) -> int:
     found = crc32c(bytes.fromhex(item.header))

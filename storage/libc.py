@@ -1,9 +1,11 @@
 """What the C library can do and Python has no word for."""
 import ctypes
+import fcntl
 import os
 from pathlib import Path
 
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
+_CLONE = 0x40049409          # FICLONE
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
@@ -23,6 +25,11 @@ def punch(descriptor: int, begin: int, end: int, path: Path) -> None:
     """The blocks of these bytes of the file go back to its file system, and read as zeros.  Raises OSError."""
     if _libc.fallocate(descriptor, _KEEP_SIZE | _PUNCH_HOLE, begin, end - begin):
         raise _error(path)
+
+
+def clone(source: int, target: int) -> None:
+    """The file of the second descriptor has the blocks of the first's, until one of them is written to.  Raises OSError."""
+    fcntl.ioctl(target, _CLONE, source)
 
 
 def give_back_memory() -> None:

@@ -10,6 +10,7 @@
     messages.py   entries with their metadata -> messages
     show.py       answers for people
 
-`geminga nightly` is nightly.py, backup and restore are backup.py, definitions and debug their own; status, log and tune are operations.py.  Nothing here imports what a broker needs (numpy, protobuf,
-aiohttp) before it is needed, and each command only what it needs itself: most of what a command costs is imports.
+`geminga nightly` is nightly.py, backup and restore are backup.py, status, log and tune operations.py; definitions and debug have their own.
+Nothing here imports what a broker needs (numpy, protobuf, aiohttp) before it is needed, and each command only what it needs itself: most of
+what a command costs is imports.
 """

@@ -2,7 +2,7 @@
 import pytest
 
 from geminga.proto import names
-from geminga.storage import backup, format, restore
+from geminga.storage import backup, format, libc, restore
 from geminga.storage.findings import Severity
 from geminga.storage.subscription import SubType
 from geminga.storage.verify import walk
@@ -164,3 +164,26 @@ def test_what_fails_leaves_nothing_behind(rigs, taken, tmp_path):
     rig.owner.roll(rig.partition("t"))      # nothing comes of what is not asked for any more
     assert not format.linked_folder(rig.data_dir).exists()
     assert [payload for _, payload in left(taken(rig), "t")] == [b"a"]
+
+
+def test_where_files_can_share_blocks_space_is_given_back_within_those_that_a_backup_has(rigs, taken, tmp_path):
+    (tmp_path / "source").write_bytes(bytes(8_192))
+    with open(tmp_path / "source", "rb") as source, open(tmp_path / "target", "wb") as target:
+        try:
+            libc.clone(source.fileno(), target.fileno())
+        except OSError:
+            pytest.skip("this file system cannot")
+    rig, of = filled(rigs)
+    consumer, producer = of["t"]
+    positions = rig.publish(producer, *[b"%03d" % number + 20 * BLOCK for number in range(40)])
+    again = taken(rig)
+    [ledger] = rig.partition("t").ledgers
+    before = ledger.ledger_path.stat().st_blocks
+    assert not ledger.is_shared
+    rig.run(rig.acks(consumer, *positions[:39]))
+    rig.run(after_ms=1_000)
+    assert ledger.ledger_path.stat().st_blocks < before
+    assert len(left(taken(rig), "t")) == 1 and len(left(again, "t")) == 40
+    [first, _] = backup.backups(tmp_path / "backups")
+    restore.restore(first, tmp_path / "first")
+    assert [str(found) for found in walk(tmp_path / "first")] == []
