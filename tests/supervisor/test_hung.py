@@ -10,6 +10,7 @@ import pulsar
 import pytest
 
 from geminga.storage.process import owner_of
+from geminga.supervisor import commands
 
 from ..harness import Broker, eventually, request, unique_topic
 
@@ -46,7 +47,10 @@ def hung_broker(tmp_path_factory, manager):
     place = {"NOTIFY_SOCKET": f"@geminga-test-{os.getpid()}", "WATCHDOG_USEC": "60000000"}
     os.environ.update(place)
     try:
-        broker = Broker(tmp_path_factory.mktemp("hung") / "data", "--workers", "2", "--owners", "2").start()
+        folder = tmp_path_factory.mktemp("hung")
+        (folder / "geminga.toml").write_text("")
+        options = "--workers", "2", "--owners", "2", "--config", str(folder / "geminga.toml")
+        broker = Broker(folder / "data", *options).start()
     finally:
         for name in place:
             del os.environ[name]
@@ -117,6 +121,8 @@ def test_whoever_hangs_is_replaced_and_others_go_on(hung_broker, manager):
     assert "it is stopped by a signal; it was killed; starting it again" in broker.log()
     assert "out of memory" not in broker.log()
     assert any("geminga-o0 has not answered" in line for line in manager.said("STATUS"))
+    assert any("recovering: owner 1 of 2, " in line for line in manager.said("STATUS"))      # how far it is
+    assert manager.said("EXTEND_TIMEOUT_USEC=")
     assert fed <= len(manager.said("WATCHDOG"))
     other.close()
     hit.close()
@@ -137,6 +143,21 @@ def test_a_supervisor_that_was_stopped_kills_nobody(hung_broker):
         producer.send(b"x")
     client.close()
     assert broker.children() == before
+
+
+def test_a_reload_is_told_and_what_is_wrong_with_it(hung_broker, manager):
+    """It ends with READY=1 whatever becomes of it, and STATUS says what is wrong until one is taken."""
+    file = hung_broker.data_dir.with_name("geminga.toml")
+    for text, error in (("[storage]\nretention_s = -7\n", "storage.retention_s"), ("[storage]\nretention_s = 7\n", "")):
+        file.write_text(text)
+        before = len(manager.lines)
+        [answer] = commands.ask(hung_broker.data_dir, reload=True)
+        assert error in answer["error"]
+        eventually(lambda before=before: any(line == "READY=1" for _, line in manager.lines[before:]), 10)
+        told = [line for _, line in manager.lines[before:] if not line.startswith("WATCHDOG")]
+        assert (told[0], told[1].partition("=")[0]) == ("RELOADING=1", "MONOTONIC_USEC")
+        assert told[-1] == "READY=1"
+        assert ("not reloaded: " in manager.said("STATUS")[-1]) == bool(error)
 
 
 def test_the_end_is_told(hung_broker, manager):
