@@ -235,8 +235,8 @@ def folder_version() -> str:
 
 
 def pip_install(target: Path, requirements: list[str], *, binary_only: bool) -> None:
-    """Just these and what they need; nothing is compiled here that comes ready made."""
-    only = ["--only-binary", ":all:"] if binary_only else []
+    """Just these and what they need; nothing is compiled here that comes ready made.  Spark comes as a source, of files that are as they are."""
+    only = ["--only-binary", ":all:"] if binary_only else ["--use-pep517"]
     subprocess.run(["/usr/bin/python3", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--root-user-action", "ignore",
                     "--no-compile", *only, "--target", target, *requirements], check=True, stdout=sys.stderr)
     for path in [path for pattern in NOT_NEEDED for path in target.glob(pattern)]:
