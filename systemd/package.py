@@ -235,7 +235,7 @@ def folder_version() -> str:
 
 
 def pip_install(target: Path, requirements: list[str], *, binary_only: bool) -> None:
-    """Just these and what they need; nothing is compiled here that comes ready made.  Spark comes as a source, of files that are as they are."""
+    """Just these and what they need; nothing is compiled here that comes ready made; Spark comes as what a wheel is made of."""
     only = ["--only-binary", ":all:"] if binary_only else ["--use-pep517"]
     subprocess.run(["/usr/bin/python3", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--root-user-action", "ignore",
                     "--no-compile", *only, "--target", target, *requirements], check=True, stdout=sys.stderr)
