@@ -135,6 +135,26 @@ def test_partitions_that_are_made_opened_given_up_or_deleted_meanwhile(rigs, tak
     assert not any(format.partition_folder(again.data_dir, 1 + topics.index(topic)).exists() for topic in ("went", "goes"))
 
 
+def test_views_that_come_and_go_meanwhile(rigs, taken):
+    rig, of = filled(rigs, compaction_threshold_bytes=1 << 40)
+    producer = of["t"][1]
+    found = rig.partition("t")
+
+    def replace(payload):
+        """All that was published is gone by a new view, and this comes behind it."""
+        rig.publish(producer, payload)
+        rig.asked("truncate", "t")
+        rig.publish(producer, payload)
+        return found.horizon
+
+    replace(b"first")
+    horizons = []
+    again = taken(rig, lambda: horizons.append(replace(b"second")), lambda: replace(b"third"))
+    there = again.owner.partition(name_of("t"))
+    assert (there.view_number, there.horizon) == (2, horizons[0])
+    assert [payload for _, payload in left(again, "t")] == [b"second"]
+
+
 def test_what_only_a_recovery_knows_is_in_it(rigs, taken):
     """A partition that nobody has opened since its owner was killed."""
     rig, of = filled(rigs)
