@@ -295,12 +295,12 @@ class Supervisor:
                 self._selector.unregister(child.control)
 
     def _configured(self, child: Child, refused: str) -> None:
-        """It has taken new options, or cannot; whoever takes its place begins with them."""
-        if refused == "again":
+        """It has taken new options, or cannot: then it is asked until it has ended, and whoever takes its place begins with them."""
+        if not refused:
+            child.is_asked = False
+        elif refused == "again":
             child.leaves_for = "ends for its successor to have the new configuration"
-            return      # it is asked until it has ended
-        child.is_asked = False
-        if refused:
+        else:
             child.killed_for = f"cannot take the new configuration: {refused}; it was killed"
             os.kill(child.pid, signal.SIGKILL)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import urlsplit
 
+import jwt
 import pulsar
 import pytest
 
@@ -409,6 +410,21 @@ def test_who_is_asked_and_what_they_may_do(reload):
     assert (connect(b"joe:one"), connect(b"jim:two")) == (T.ERROR, T.PRODUCER_SUCCESS)
     reload.holds("")
     assert producer_answer(reload.broker).type == T.PRODUCER_SUCCESS
+
+
+def test_a_process_that_cannot_take_it_is_replaced_by_one_that_does(reload):
+    """A file that only the supervisor can read, as if it went away in between: whoever is forked from it has what it read."""
+    broker = reload.broker
+    key = f"/proc/self/task/{broker.pid}/cmdline"
+    before = broker.children()
+    reload.holds(f'[authentication]\nmethods = ["token"]\nsecret_keys = ["{key}"]\n')
+    assert "cannot take the new configuration: authentication.secret_keys" in broker.log()
+    assert {name for name, pid in broker.children().items() if before[name] != pid} == {"geminga-w0", "geminga-w1", "geminga-admin"}
+    shown = jwt.encode({"sub": "joe"}, Path(key.replace("self", str(broker.pid))).read_bytes(), "HS256")
+    for said, kind in ((shown, T.CONNECTED), ("x", T.ERROR)):
+        with Peer(broker.service_url, b"") as peer:
+            peer.say(command(T.CONNECT, client_version="t", protocol_version=21, auth_method_name="token", auth_data=said.encode()))
+            assert peer.hear().type == kind
 
 
 def test_how_much_is_told_and_how(reload):
