@@ -109,10 +109,10 @@ def python_minor() -> str:
     return Path("/usr/bin/python3").resolve(strict=True).name
 
 
-def spark_version(project: dict) -> str:
-    """Of geminga-nightly, without Debian's release: what is pinned in it."""
+def spark_version(project: dict, release: str) -> str:
+    """Of geminga-nightly: what is pinned in it, and for which Debian."""
     pins = dict(pin.split("==") for pin in project["optional-dependencies"]["nightly"])
-    return "+".join([pins.pop("pyspark"), *(f"{name}{version}" for name, version in pins.items())])
+    return "+".join([pins.pop("pyspark"), *(f"{name}{version}" for name, version in pins.items())]) + f"~deb{release}"
 
 
 # -- the two packages
@@ -128,9 +128,10 @@ def broker(project: dict, release: str, out: Path, version: str | None, site_pac
             text = (HERE / "debian" / script).read_text().replace("@FOLDER_VERSION@", folder_version())
             write(root / "DEBIAN" / script, text, 0o755)
         write(root / "DEBIAN/conffiles", "/etc/geminga/geminga.toml\n")
+        with_spark = spark_version(project, release)
         relations = [f"Depends: {python_minor()}, libc6, libgcc-s1, libstdc++6, systemd",
-                     f"Suggests: geminga-nightly (>= {spark_version(project)}~)",
-                     f"Breaks: geminga-nightly (<< {spark_version(project)}~)",
+                     f"Suggests: geminga-nightly (>= {with_spark})",
+                     f"Breaks: geminga-nightly (<< {with_spark})",
                      "Replaces: geminga-nightly"]      # a dependency of Spark's may become one of the broker's
         description = ("message broker that Apache Pulsar clients talk to\n"
                        " An appliance for one host: what it answers is on disk, and every night it gives space back.")
@@ -139,7 +140,7 @@ def broker(project: dict, release: str, out: Path, version: str | None, site_pac
 
 def spark(project: dict, release: str, out: Path) -> Path:
     """The same version has the same in it: one that lies there already is it."""
-    version = f"{spark_version(project)}~deb{release}"
+    version = spark_version(project, release)
     if (package := package_path(out, "geminga-nightly", version)).exists():
         return package
     with tempfile.TemporaryDirectory(prefix="geminga-package-") as folder:
