@@ -27,6 +27,7 @@ from ..harness import eventually
 from . import relay
 
 TOOLS = "debootstrap", "systemd-nspawn", "nsenter"
+TRUSTED = Path("/usr/local/share/ca-certificates")
 UP_SECONDS = 90
 OFF_SECONDS = 40
 _CLONE_NEWNS, _CLONE_NEWCGROUP, _CLONE_NEWNET = 0x20000, 0x2000000, 0x40000000
@@ -70,8 +71,11 @@ def pristine(cache: Path, suite: str) -> Path:
             shutil.rmtree(begun)          # nothing is mounted there: debootstrap's mounts ended with its process's namespace
         _call("env", *_ENVIRONMENT, "unshare", "--mount", "debootstrap", "--variant=minbase", "--include=systemd,systemd-sysv,dbus", suite,
               str(begun))
+        # What Debian's installer writes, and debootstrap does not.
+        (begun / "etc/hosts").write_text(f"127.0.0.1\tlocalhost\n::1\tlocalhost\n127.0.1.1\t{(begun / 'etc/hostname').read_text()}")
         # It trusts whom this machine trusts; what is asked for by name is asked for by the proxy.
-        shutil.copytree("/usr/local/share/ca-certificates", begun / "usr/local/share/ca-certificates", dirs_exist_ok=True)
+        if TRUSTED.is_dir():
+            shutil.copytree(TRUSTED, begun / TRUSTED.relative_to("/"), dirs_exist_ok=True)
         begun.rename(folder)
     return folder
 
