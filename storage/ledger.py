@@ -187,8 +187,11 @@ class Ledger:
 
     @property
     def is_shared(self) -> bool:
-        """Whether the ledger's file is a backup's too: what lies there stays.  Raises OSError."""
-        return self.ledger_path.stat().st_nlink > 1
+        """Whether the ledger's file is a backup's too: what lies there stays."""
+        try:
+            return self.ledger_path.stat().st_nlink > 1
+        except FileNotFoundError:
+            return False
 
     @property
     def descriptor(self) -> int:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from geminga.storage import backup, folder, locks, recovery
 from geminga.storage.backup import Report
-from geminga.storage.catalogue import CatalogueError
+from geminga.storage.catalogue import CatalogueError, open_catalogue
 from geminga.storage.errors import CorruptFile, NotDurable, StorageFull
 from geminga.supervisor.beside import CannotRun, Refused, Side
 
@@ -32,7 +32,12 @@ def make(data_dir: Path, parent: Path, keep: int = 0) -> Report:
 
 
 def _put_in_place(data_dir: Path) -> None:
-    """What a broker that was killed has in its journals only is where it belongs, as after its next start.  Raises CorruptFile."""
+    """The folder is as after this program's next start on it: what a kill has left in journals only is where it belongs.
+
+    Raises CorruptFile, CatalogueError.
+    """
+    folder.claim(data_dir)
+    open_catalogue(data_dir / backup.CATALOGUE).close()
     for journal in (data_dir / "journal").glob("*"):
         if journal.name.isdigit():
             recovery.recover(data_dir, journal, is_put_on_disk=True)
