@@ -4,6 +4,7 @@
     <data>/format                                 FOLDER_VERSION in digits, of the newest program that has served it (folder.py)
     <data>/catalogue.sqlite                       see catalogue.py
     <data>/backup/                                of a backup that is being made (backup.py)
+    <data>/stacks                                 where processes were when they were asked, text (supervisor/stacks.py)
     <data>/journal/<owner>/<n>.journal            SEGMENT_HEADER, then records: RECORD_HEADER, groups, rows, sources, ops, entries
     <data>/partitions/<id>/<ledger>.ledger        LEDGER_HEADER, then entries as they came, without gaps
     <data>/partitions/<id>/<ledger>.index         INDEX_HEADER, then an INDEX_ROW per entry, row n = entry n
