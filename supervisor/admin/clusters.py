@@ -13,6 +13,7 @@ SCOPE, PEERS, DOMAINS = "/clusters", "/clusters/peers", "/clusters/domains"     
 _URLS = {"serviceUrl": ("http://",), "serviceUrlTls": ("https://",), "brokerServiceUrl": ("pulsar://",),
          "brokerServiceUrlTls": ("pulsar+ssl://",)}
 _ALWAYS = {"brokerClientTlsEnabled": False, "tlsAllowInsecureConnection": False, "brokerClientTlsEnabledWithKeyStore": False}
+DATA = (*_URLS, *_ALWAYS)            # what may be said of a cluster
 
 
 def all_of(request: web.Request) -> dict[str, dict[str, Any]]:

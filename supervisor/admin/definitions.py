@@ -23,10 +23,11 @@ from geminga.proto.errors import Refusal
 from geminga.storage import schemas
 from geminga.storage.catalogue import ADMIN_ROLES, PERMISSIONS, SUBSCRIPTION_PERMISSIONS, Catalogue
 from geminga.storage.partition import LATEST
-from geminga.storage.policy_table import TABLE, Invalid, read
+from geminga.storage.policy_table import TABLE, Invalid
 from geminga.supervisor.admin.brokers import TEXTS, keep_text, read_text
-from geminga.supervisor.admin.clusters import DOMAINS, PEERS, SCOPE
+from geminga.supervisor.admin.clusters import DATA, DOMAINS, PEERS, SCOPE, all_of
 from geminga.supervisor.admin.owners import OWNERS
+from geminga.supervisor.admin.policies import read_value
 from geminga.supervisor.admin.topics import TOPICS, as_properties, body_of, catalogue_of
 from geminga.workers.identity.authorization import GRANTED
 
@@ -134,6 +135,8 @@ class _Import:
         for member, kept in _object(value, where, tuple(_OF_CLUSTERS)).items():
             if not isinstance(kept, list if member == "peers" else dict):
                 raise Invalid(f"{member}: expected {'a list' if member == 'peers' else 'an object'}")
+            if member == "data":
+                _object(kept, f"{where}/data", DATA)
             found = self._there["clusters"].get(name, {}).get(member)
             yield from self._policy(_OF_CLUSTERS[member], name, kept, found, f"{where}/{member}")
 
@@ -143,6 +146,8 @@ class _Import:
             yield Change(f"{where}: made", lambda: self._catalogue.create_tenant(name))
         for member, roles in _object(value, where, (ADMIN_ROLES, _CLUSTERS)).items():
             _texts(roles, member)
+            if member == _CLUSTERS and (unknown := set(roles) - set(all_of(self._request)) - set(self._wanted.get("clusters", {}))):
+                raise Invalid(f"{member}: there is no cluster {min(unknown)}, nor is there to be one")
             yield from self._policy(name, member, roles, self._there["tenants"].get(name, {}).get(member), f"{where}/{member}")
 
     def _namespace(self, name: str, value: Any, where: str) -> Iterator[Change]:
@@ -253,9 +258,9 @@ class _Import:
         if level is None:
             raise Invalid(f"unknown key {name!r} of policies")
         try:
-            return read(policy, level, value)
-        except Invalid as error:
-            raise Invalid(f"{name}: {error}") from None
+            return read_value(policy, level, value, self._request.app[TOPICS].cluster_name)
+        except web.HTTPException as error:
+            raise Invalid(f"{name}: {error.text}") from None
 
     def _policy(self, scope: str, name: str, wanted: Any, found: Any, where: str) -> Iterator[Change]:
         """None: it is not to be set."""

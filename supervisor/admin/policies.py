@@ -38,7 +38,7 @@ def _scope(request: web.Request) -> str:
 
 # -- values
 
-def _read(policy: Policy, level: Level, sent: Any, cluster_name: str) -> Any:
+def read_value(policy: Policy, level: Level, sent: Any, cluster_name: str) -> Any:
     """As it is kept.  Raises the right status."""
     try:
         value = read(policy, level, sent)
@@ -87,7 +87,7 @@ def read_members(body: dict[str, Any], cluster_name: str) -> dict[str, Any]:
                 raise web.HTTPBadRequest(text=f"{level.member}: expected an object")
             found = None if found is None else found.get(name)
         if found is not None and found != _unset(level, cluster_name) and (found or policy.name not in _CLUSTERS):
-            kept[policy.name] = _read(policy, level, found, cluster_name)
+            kept[policy.name] = read_value(policy, level, found, cluster_name)
     _refuse_clash(kept, "retention", "namespace")
     return kept
 
@@ -138,7 +138,7 @@ async def _set(request: web.Request, policy: Policy, level: Level, sent: Any) ->
         if not level.nullable:
             raise web.HTTPBadRequest(text="The request entity cannot be empty")
         return await _keep(request, scope, policy.name, None)
-    value = _read(policy, level, sent, request.app[TOPICS].cluster_name)
+    value = read_value(policy, level, sent, request.app[TOPICS].cluster_name)
     if policy.name == "maxMessageSize":
         _refuse_size(request, value)
     what = "topic" if "topic" in request.match_info else "namespace"
@@ -243,7 +243,7 @@ async def get_dispatch_rate(request: web.Request) -> web.Response:
 @routes.post(_ONE)
 async def set_dispatch_rate(request: web.Request) -> web.Response:
     scope, sent = _scope(request), await body_of(request)
-    value = None if sent is None else _read(_EACH, _EACH.topic, sent, request.app[TOPICS].cluster_name)
+    value = None if sent is None else read_value(_EACH, _EACH.topic, sent, request.app[TOPICS].cluster_name)
     return await _keep(request, scope, _dispatch_rate_of(request), value)
 
 

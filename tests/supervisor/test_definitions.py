@@ -98,6 +98,8 @@ def test_what_is_named_becomes_what_is_said_and_nothing_else_changes(full, tmp_p
     ({"topics": {"persistent://acme/nowhere/x": {}}}, "no namespace"), ({"namespaces": {"nobody/x": {}}}, "no tenant"),
     ({"namespaces": {"acme/orders": {"policies": {"permissions": {"shop": ["fly"]}}}}}, "permissions"),
     ({"tenants": {"acme": {"adminRoles": "boss"}}}, "adminRoles"), ({"clusters": {"far": {"addresses": {}}}}, "unknown key"),
+    ({"clusters": {"far": {"data": {"url": "x"}}}}, "unknown key 'url'"), ({"tenants": {"acme": {"allowedClusters": ["moon"]}}}, "moon"),
+    ({"namespaces": {"acme/orders": {"policies": {"replicationClusters": ["far"]}}}}, "replicationClusters"),
     ({"configuration": {"brokerName": "x"}}, "non-dynamic"), ({"configuration": {"ttlDurationDefaultInSeconds": "soon"}}, "dynamic-config"),
     ({"topics": {"persistent://acme/orders/plain": {"schemas": [{"version": 1, "type": "STRING"}]}}}, "another one"),
     ({"topics": {"persistent://acme/orders/plain": {"schemas": [{"version": 9, "type": "JSON", "schema": "no"}]}}}, "schema"),
