@@ -244,7 +244,7 @@ def _put(found: Ledger, stretches: list[_Stretch], gone: Cursor | None) -> int:
         rows = np.frombuffer(b"".join([stretch.rows for stretch in stretches[first:at]]), format.INDEX_ROW)
         found.entries, found.size = stretches[first].first_entry, int(rows["offset"][0])
         found.reserve(len(rows), int(rows["size"].sum(dtype=np.int64)))
-        if gone is None:
+        if gone is None or not gone.acknowledged(found.ledger_id, stretches[first].first_entry, end).any():
             found.write([piece for stretch in stretches[first:at] for piece in stretch.pieces()], found.size)
         else:
             for stretch in stretches[first:at]:
