@@ -59,6 +59,7 @@
     verify.py       finds it, in all of a data folder
     verify_ledger.py, verify_compacted.py, verify_catalogue.py      in one ledger, in compacted views, in the catalogue
     repair.py       puts damaged bytes aside
+    dump.py         what one file says, line by line
     snapshot.py     what an owner tells a backup, between two passes
     backup.py       makes one; restore.py puts one in place
     libc.py         what Python has no word for

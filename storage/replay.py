@@ -79,12 +79,32 @@ def replay(folder: Path, told: Callable[[str, int, int], None] = lambda what, do
         if newer is not None and sequence != newer - 1:
             break
         records, end, wrong = _records(raw, sequence, first, following)
-        chain.append(records)
+        chain.append([record for *_, record in records])
         paths.add(path)
         damage += [f"{path}: {text}" for text in wrong]
         last = max(last, end - 1)
         following, newer = first, sequence
     return Replay([record for records in reversed(chain) for record in records], damage, paths, last)
+
+
+def read_segment(path: Path) -> tuple[NDArray | None, list[tuple[int, int, Record]], list[str]]:
+    """(SEGMENT_HEADER, or None of a file that was never begun; (number, offset, record) of those in it; what is damaged) of one segment.
+
+    Raises OSError, CorruptFile for one of a newer version.
+    """
+    raw, damage = _read(path)
+    head, is_whole = _segment_header(path, raw)
+    if head is None:
+        return None, [], damage
+    if not is_whole:
+        damage.append("at byte 0: the header of the segment has a bit that is wrong, and was made good")
+    first = int(head["first_record"])
+    if head["is_retired"]:      # its header does not say any more with which it began
+        if len(raw) < 2 * format.HEADER_SIZE:
+            return head, [], damage
+        first = int(np.frombuffer(raw, format.RECORD_HEADER, 1, format.HEADER_SIZE)["number"][0])
+    records, _, wrong = _records(raw, int(head["sequence"]), first, None)
+    return head, records, damage + wrong
 
 
 def rescue(folder: Path) -> None:
@@ -161,23 +181,23 @@ def _with_one_bit_less_wrong(head: NDArray) -> NDArray | None:
     return None
 
 
-def _records(raw: memoryview, sequence: int, number: int, following: int | None) -> tuple[list[Record], int, list[str]]:
-    """(the records of a segment, numbered from `number` on, the number behind the last of them, what is damaged).
+def _records(raw: memoryview, sequence: int, number: int, following: int | None) -> tuple[list[tuple[int, int, Record]], int, list[str]]:
+    """((number, offset, record) of those of a segment, numbered from `number` on, the number behind the last, what is damaged).
 
     following: number of the first record of the next segment, None when this is the newest.
     """
-    found: list[Record] = []
+    found: list[tuple[int, int, Record]] = []
     damage: list[str] = []
     at = format.HEADER_SIZE
     while True:
         record, end, is_whole = _read_record(raw, at, sequence, number)
         if is_whole:
-            found.append(record)
+            found.append((number, at, record))
             at, number = end, number + 1
             continue
         if (mended := _mended(raw, at, sequence, number)) is not None:
             damage.append(f"at byte {at}: record {number} has a bit that is wrong, and was made good")
-            found.append(mended[0])
+            found.append((number, at, mended[0]))
             at, number = at + mended[1], number + 1
             continue
         wrong = _wrong_entries(record) if record is not None else []
@@ -186,7 +206,7 @@ def _records(raw: memoryview, sequence: int, number: int, following: int | None)
         was_synced = later is not None or following == number + 1
         if record is not None and (was_synced or is_written):
             damage.append(f"at byte {at}: record {number} is damaged, entries {wrong} of its {len(record.rows)}")
-            found.append(record)
+            found.append((number, at, record))
             at, number = end, number + 1
         elif later is not None:
             damage.append(f"at byte {at}: records {number} to {later[1] - 1} are damaged, and what was decided in them is lost")

@@ -133,7 +133,7 @@ class Windows:
     def load(self, window: Window) -> Rows:
         """What is in it; it is in memory from now on.  Raises CorruptFile."""
         start, _ = window
-        rows = list(self._blocks(window))
+        rows = list(self.blocks(window))
         self.loaded.add(window)
         if not rows:
             return NO_ROWS
@@ -148,7 +148,8 @@ class Windows:
             self.loaded.discard(window)
         return found
 
-    def _blocks(self, window: Window) -> Iterator[NDArray]:
+    def blocks(self, window: Window) -> Iterator[NDArray]:
+        """WINDOW_ROWs, as they were added to it.  Raises CorruptFile."""
         path, size, at = self.path(window), self.files[window].size, 0
         try:
             with open(path, "rb") as file:

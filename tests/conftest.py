@@ -6,6 +6,7 @@ it, and those that need a broker to kill are skipped: so they can be tried on an
 
 import importlib
 import os
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,3 +111,11 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator:
     engine.session.conf.set("spark.sql.shuffle.partitions", "4")
     yield engine.session
     engine.close()
+
+
+@pytest.fixture
+def seed():
+    """Printed with a failure; GEMINGA_TEST_SEED replays it."""
+    found = int(os.environ.get("GEMINGA_TEST_SEED") or random.SystemRandom().randrange(1 << 32))
+    print(f"GEMINGA_TEST_SEED={found}")
+    return found
