@@ -6,7 +6,8 @@
     properties.py   Pulsar's own key=value files -> the same
     serve.py        a broker's life: sockets, children, signals, the end
     children.py     fork, watch, restart
-    reload.py       what changes when the configuration is loaded anew, and what needs a restart
+    reload.py       the configuration is loaded anew: what changes, and what needs a restart
+    drain.py        what goes before a stop: consumers acknowledge what they have
     commands.py     what operators on the host ask of a running broker
     pulse.py        whether a child answers, and when it is given up
     notify.py       what systemd is told
@@ -19,5 +20,6 @@
     bundle.py       what somebody needs who looks into a problem; no secrets
     stacks.py       where in the program every process is, when it is asked
     client.py       a small client of the binary protocol: the health check's, and the command line's
+    moving.py       topics are copied from one cluster to another
     admin/          HTTP: administration, lookup, metrics, health
 """

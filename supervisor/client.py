@@ -1,33 +1,134 @@
 """A small client of the binary protocol: what the health check and the command line need, and no more.
 
-One request at a time, one message per frame; real applications use a Pulsar client library.
+One request at a time; entries come and go as they are stored, so a batch is one.  Real applications use a Pulsar client library.
 """
 import asyncio
 import itertools
 import ssl
 import time
+from collections import deque
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from crc32c import crc32c
+from google.protobuf.message import DecodeError
 
-from geminga.proto import frames
+from geminga.proto import frames, sends
 from geminga.proto import pulsar_api_pb2 as api
 
 T = api.BaseCommand.Type
-_PERMITS = 1_000
+_PERMITS = 5_000
+_CONNECT_S = 10
+_SILENCE_S = 60
+_FRAME_MAX = 1 << 30        # bytes; what announces more is no broker: "HTTP" is such a number
+_HELD_MAX = 16 << 20        # bytes that came and were not asked for yet
+_HOPS_MAX = 10
+_ENDS = {T.CLOSE_PRODUCER: "the producer", T.CLOSE_CONSUMER: "the consumer"}
+_ANSWERS = {T.LOOKUP_RESPONSE: ("lookupTopicResponse", "error", "message"),
+            T.PARTITIONED_METADATA_RESPONSE: ("partitionMetadataResponse", "error", "message"),
+            T.GET_SCHEMA_RESPONSE: ("getSchemaResponse", "error_code", "error_message"),
+            T.SEND_ERROR: ("send_error", "error", "message"), T.ERROR: ("error", "error", "message")}    # fields: code, text
 
 
 class ClientError(Exception):
     """The broker said no, or something that was not expected."""
 
+    def __init__(self, text: str, code: int | None = None) -> None:
+        super().__init__(text)
+        self.code = code           # the protocol's, if it said no
 
-class Session:
+
+class Silence(ClientError):
+    """Nothing came for a minute."""
+
+
+class Entry(NamedTuple):
+    """What a SEND brought, with its checksum, and where it is."""
+
+    ledger_id: int
+    entry_id: int
+    metadata: api.MessageMetadata
+    data: bytes
+
+    @property
+    def payload(self) -> bytes:
+        size = frames.SIZE.unpack_from(self.data, frames.CHECKSUM_END)[0]
+        return self.data[frames.CHECKSUM_END + 4 + size:]
+
+    @property
+    def messages(self) -> int:
+        return max(1, self.metadata.num_messages_in_batch)
+
+
+class Session(asyncio.Protocol):
     """A connection with its handshake done."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
-        self._reader, self._writer = reader, writer
-        self._request_ids = itertools.count(1)
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._rest = bytearray()
+        self._came: deque[tuple[api.BaseCommand, bytes]] = deque()
+        self._held = 0                                       # bytes of entries in it
+        self._is_paused = False
+        self._waiter: asyncio.Future | None = None
+        self._can_write = asyncio.Event()
+        self._can_write.set()
+        self._end = ""                                       # why nothing more will come
+        self._request_ids, self._consumer_ids = itertools.count(1), itertools.count(1)
+
+    # -- called by the loop
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        rest, at = self._rest, 0
+        rest += data
+        while len(rest) - at >= frames.SIZES.size:
+            total, size = frames.SIZES.unpack_from(rest, at)
+            if total > _FRAME_MAX:
+                return self._finish("what answers there does not speak Pulsar's protocol")
+            end = at + 4 + total
+            if end > len(rest):
+                break
+            try:
+                command = api.BaseCommand.FromString(bytes(rest[at + 8:at + 8 + size]))
+            except DecodeError:
+                return self._finish("what answers there does not speak Pulsar's protocol")
+            if command.type == T.PING:
+                self.send(api.BaseCommand(type=T.PONG, pong=api.CommandPong()))
+            else:
+                self._came.append((command, bytes(rest[at + 8 + size:end])))
+                self._held += end - at - 8 - size
+            at = end
+        del rest[:at]
+        if self._held > _HELD_MAX and not self._is_paused:
+            self._is_paused = True
+            self._transport.pause_reading()
+        if self._came:
+            self._wake()
+
+    def pause_writing(self) -> None:
+        self._can_write.clear()
+
+    def resume_writing(self) -> None:
+        self._can_write.set()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._finish("the broker closed the connection")
+
+    def _finish(self, why: str) -> None:
+        self._end = self._end or why
+        self._can_write.set()
+        self._transport.close()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # -- commands
 
     async def call(self, command: api.BaseCommand, expected: int) -> api.BaseCommand:
         """Send the command and return its answer.  Raises ClientError."""
@@ -37,89 +138,248 @@ class Session:
 
     def send(self, command: api.BaseCommand, entry: bytes = b"") -> None:
         body = command.SerializeToString()
-        self._writer.write(frames.SIZES.pack(4 + len(body) + len(entry), len(body)) + body + entry)
+        self._transport.write(frames.SIZES.pack(4 + len(body) + len(entry), len(body)) + body + entry)
 
     async def receive(self, expected: int) -> tuple[api.BaseCommand, bytes]:
-        """The next frame of that kind: (command, entry)."""
+        """The next frame of that kind: (command, entry).  Raises ClientError."""
         while True:
-            try:
-                total, size = frames.SIZES.unpack(await self._reader.readexactly(8))
-                command = api.BaseCommand.FromString(await self._reader.readexactly(size))
-                entry = await self._reader.readexactly(total - 4 - size)
-            except asyncio.IncompleteReadError:
-                raise ClientError("the broker closed the connection") from None
-            if command.type == T.PING:
-                self.send(api.BaseCommand(type=T.PONG, pong=api.CommandPong()))
-            elif command.type == T.ERROR:
-                raise ClientError(f"{api.ServerError.Name(command.error.error)}: {command.error.message}")
-            elif command.type == T.LOOKUP_RESPONSE and command.lookupTopicResponse.HasField("error"):
-                raise ClientError(command.lookupTopicResponse.message)
-            elif command.type == T.SEND_ERROR:
-                raise ClientError(command.send_error.message)
-            elif command.type == expected:
+            while not self._came:
+                await self._more()
+            command, entry = self._came.popleft()
+            self._held -= len(entry)
+            if self._is_paused and self._held < _HELD_MAX // 2:
+                self._is_paused = False
+                self._transport.resume_reading()
+            _check(command)
+            if command.type == expected:
                 return command, entry
+
+    async def _more(self) -> None:
+        if self._end:
+            raise ClientError(self._end)
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await asyncio.wait_for(self._waiter, _SILENCE_S)
+        except TimeoutError:
+            raise Silence(f"nothing came for {_SILENCE_S} s") from None
 
     def request_id(self) -> int:
         return next(self._request_ids)
 
+    # -- publishing
+
+    async def producer(self, topic: str, name: str = "", schema: api.Schema | None = None) -> api.CommandProducerSuccess:
+        """There is producer 1 of the topic."""
+        request = api.CommandProducer(topic=topic, producer_id=1, request_id=self.request_id(), schema=schema)
+        if name:
+            request.producer_name = name
+        answer = await self.call(api.BaseCommand(type=T.PRODUCER, producer=request), T.PRODUCER_SUCCESS)
+        return answer.producer_success
+
+    async def close_producer(self) -> None:
+        close = api.CommandCloseProducer(producer_id=1, request_id=self.request_id())
+        await self.call(api.BaseCommand(type=T.CLOSE_PRODUCER, close_producer=close), T.SUCCESS)
+
     async def publish(self, topic: str, payloads: list[bytes]) -> list[tuple[int, int]]:
         """Publish each payload as a message; returns their (ledger, entry)."""
-        request = api.CommandProducer(topic=topic, producer_id=1, request_id=self.request_id())
-        answer = await self.call(api.BaseCommand(type=T.PRODUCER, producer=request), T.PRODUCER_SUCCESS)
+        made = await self.producer(topic)
         found = []
         for number, payload in enumerate(payloads):
             send = api.CommandSend(producer_id=1, sequence_id=number)
-            self.send(api.BaseCommand(type=T.SEND, send=send), _entry(answer.producer_success.producer_name, number, payload))
-            receipt, _ = await self.receive(T.SEND_RECEIPT)
-            found.append((receipt.send_receipt.message_id.ledgerId, receipt.send_receipt.message_id.entryId))
-        close = api.CommandCloseProducer(producer_id=1, request_id=self.request_id())
-        await self.call(api.BaseCommand(type=T.CLOSE_PRODUCER, close_producer=close), T.SUCCESS)
+            self.send(api.BaseCommand(type=T.SEND, send=send), _entry(made.producer_name, number, payload))
+            found.append(await self.receipt())
+        await self.close_producer()
         return found
+
+    async def send_entries(self, entries: list[Entry], sequence_id: int) -> None:
+        """Publish them as they are, with sequence ids from that one on; their receipts come later."""
+        written = []
+        for number, entry in enumerate(entries, sequence_id):
+            send = api.CommandSend(producer_id=1, sequence_id=number, num_messages=entry.messages)
+            if entry.metadata.num_chunks_from_msg > 1:
+                send.is_chunk = True
+            body = api.BaseCommand(type=T.SEND, send=send).SerializeToString()
+            written += frames.SIZES.pack(4 + len(body) + len(entry.data), len(body)), body, entry.data
+        await self._can_write.wait()
+        self._transport.write(b"".join(written))
+
+    async def receipt(self) -> tuple[int, int]:
+        """(ledger, entry) of the next one."""
+        receipt, _ = await self.receive(T.SEND_RECEIPT)
+        return receipt.send_receipt.message_id.ledgerId, receipt.send_receipt.message_id.entryId
+
+    # -- reading
+
+    async def subscribe(self, topic: str, subscription: str = "", first: tuple[int, int] | None = None, since_s: int = 0,
+                        makes_topic: bool = True) -> int:
+        """The number of a new consumer at first, or so long ago, or the beginning; without a subscription it reads, and leaves no trace."""
+        request = api.CommandSubscribe(topic=topic, subscription=subscription or f"geminga-reader-{time.time_ns()}",
+                                       subType=api.CommandSubscribe.Shared if subscription else api.CommandSubscribe.Exclusive,
+                                       consumer_id=next(self._consumer_ids), request_id=self.request_id(), durable=bool(subscription),
+                                       initialPosition=api.CommandSubscribe.Earliest, force_topic_creation=makes_topic)
+        if first is not None:
+            request.start_message_id.ledgerId, request.start_message_id.entryId = first
+        if since_s:
+            request.start_message_rollback_duration_sec = since_s
+        await self.call(api.BaseCommand(type=T.SUBSCRIBE, subscribe=request), T.SUCCESS)
+        return request.consumer_id
+
+    async def close_consumer(self, consumer: int) -> None:
+        close = api.CommandCloseConsumer(consumer_id=consumer, request_id=self.request_id())
+        self.send(api.BaseCommand(type=T.CLOSE_CONSUMER, close_consumer=close))
+        await self.receive(T.SUCCESS)
+
+    async def last(self, consumer: int) -> tuple[int, int] | None:
+        """(ledger, entry) of the last one of its topic."""
+        ask = api.CommandGetLastMessageId(consumer_id=consumer, request_id=self.request_id())
+        answer = await self.call(api.BaseCommand(type=T.GET_LAST_MESSAGE_ID, getLastMessageId=ask), T.GET_LAST_MESSAGE_ID_RESPONSE)
+        found = answer.getLastMessageIdResponse.last_message_id
+        return None if found.ledgerId >> 63 or found.entryId >> 63 else (found.ledgerId, found.entryId)      # -1: there is none
+
+    async def entries(self, consumer: int, last: tuple[int, int] | None) -> AsyncIterator[list[Entry]]:
+        """What the consumer is given until that one has come, in runs of what came at a time; nothing if there is none."""
+        if last is None:
+            return
+        permits, used, run = _PERMITS, _PERMITS, []
+        while True:
+            if used * 2 >= permits:
+                self.send(api.BaseCommand(type=T.FLOW, flow=api.CommandFlow(consumer_id=consumer, messagePermits=used)))
+                used = 0
+            command, data = await self.receive(T.MESSAGE)
+            if command.message.consumer_id != consumer:
+                continue
+            data, place = sends.with_checksum(data), command.message.message_id
+            size = frames.SIZE.unpack_from(data, frames.CHECKSUM_END)[0]
+            metadata = api.MessageMetadata.FromString(data[frames.CHECKSUM_END + 4:frames.CHECKSUM_END + 4 + size])
+            run.append(Entry(place.ledgerId, place.entryId, metadata, data))
+            used += run[-1].messages
+            is_end = run[-1][:2] >= last
+            if is_end or not self._came or used * 2 >= permits:
+                yield run
+                run = []
+            if is_end:
+                return
 
     async def read(self, topic: str, first: tuple[int, int] | None = None) -> list[bytes]:
         """Payloads from first (or the beginning) to the end, as they are stored: a batch is one."""
-        name = f"geminga-reader-{time.time_ns()}"
-        request = api.CommandSubscribe(topic=topic, subscription=name, subType=api.CommandSubscribe.Exclusive, consumer_id=1,
-                                       request_id=self.request_id(), durable=False,
-                                       initialPosition=api.CommandSubscribe.Earliest)
-        if first is not None:
-            request.start_message_id.ledgerId, request.start_message_id.entryId = first
-        await self.call(api.BaseCommand(type=T.SUBSCRIBE, subscribe=request), T.SUCCESS)
-        ask = api.CommandGetLastMessageId(consumer_id=1, request_id=self.request_id())
-        answer = await self.call(api.BaseCommand(type=T.GET_LAST_MESSAGE_ID, getLastMessageId=ask), T.GET_LAST_MESSAGE_ID_RESPONSE)
-        last = answer.getLastMessageIdResponse.last_message_id
-        found: list[bytes] = []
-        if last.ledgerId >> 63:      # -1: there is none
-            return found
-        while True:
-            self.send(api.BaseCommand(type=T.FLOW, flow=api.CommandFlow(consumer_id=1, messagePermits=_PERMITS)))
-            for _ in range(_PERMITS):
-                command, entry = await self.receive(T.MESSAGE)
-                found.append(_payload(entry))
-                if command.message.message_id.ledgerId == last.ledgerId and command.message.message_id.entryId == last.entryId:
-                    return found
+        consumer = await self.subscribe(topic, first=first)
+        last = await self.last(consumer)
+        return [entry.payload async for run in self.entries(consumer, last) for entry in run]
+
+    # -- what there is
+
+    async def partitions(self, topic: str) -> int | None:
+        """0: it is not partitioned; None: there is no such topic (or the broker does not tell)."""
+        request = api.CommandPartitionedTopicMetadata(topic=topic, request_id=self.request_id(), metadata_auto_creation_enabled=False)
+        command = api.BaseCommand(type=T.PARTITIONED_METADATA, partitionMetadata=request)
+        try:
+            answer = await self.call(command, T.PARTITIONED_METADATA_RESPONSE)
+        except ClientError as error:
+            if error.code == api.TopicNotFound:
+                return None
+            raise
+        return answer.partitionMetadataResponse.partitions
+
+    async def topics(self, namespace: str) -> list[str]:
+        """Names of its persistent topics, each partition by itself."""
+        request = api.CommandGetTopicsOfNamespace(namespace=namespace, request_id=self.request_id(),
+                                                  mode=api.CommandGetTopicsOfNamespace.PERSISTENT)
+        answer = await self.call(api.BaseCommand(type=T.GET_TOPICS_OF_NAMESPACE, getTopicsOfNamespace=request),
+                                 T.GET_TOPICS_OF_NAMESPACE_RESPONSE)
+        return list(answer.getTopicsOfNamespaceResponse.topics)
+
+    async def schemas(self, topic: str) -> dict[int, api.Schema]:
+        """By version, in order."""
+        newest = await self._schema(topic, b"")
+        if newest is None:
+            return {}
+        found = {}
+        for version in range(int.from_bytes(newest.schema_version)):
+            older = await self._schema(topic, version.to_bytes(8))
+            if older is not None:
+                found[version] = older.schema
+        return found | {int.from_bytes(newest.schema_version): newest.schema}
+
+    async def _schema(self, topic: str, version: bytes) -> api.CommandGetSchemaResponse | None:
+        request = api.CommandGetSchema(topic=topic, request_id=self.request_id())
+        if version:
+            request.schema_version = version
+        try:
+            answer = await self.call(api.BaseCommand(type=T.GET_SCHEMA, getSchema=request), T.GET_SCHEMA_RESPONSE)
+        except ClientError as error:
+            if error.code == api.TopicNotFound:
+                return None
+            raise
+        return answer.getSchemaResponse
+
+    async def lookup(self, topic: str, *, is_authoritative: bool) -> api.CommandLookupTopicResponse:
+        request = api.CommandLookupTopic(topic=topic, request_id=self.request_id(), authoritative=is_authoritative)
+        answer = await self.call(api.BaseCommand(type=T.LOOKUP, lookupTopic=request), T.LOOKUP_RESPONSE)
+        return answer.lookupTopicResponse
 
     def close(self) -> None:
-        self._writer.close()
+        self._transport.close()
 
 
-async def connect(url: str, method: str = "", data: str = "", tls: ssl.SSLContext | None = None) -> Session:
+def _check(command: api.BaseCommand) -> None:
+    """Raises ClientError when it says no."""
+    if command.type in _ENDS:
+        raise ClientError(f"the broker closed {_ENDS[command.type]}")
+    if command.type in _ANSWERS:
+        name, code, text = _ANSWERS[command.type]
+        answer = getattr(command, name)
+        if answer.HasField(code):
+            number = getattr(answer, code)
+            raise ClientError(f"{api.ServerError.Name(number)}: {getattr(answer, text)}", number)
+
+
+async def connect(url: str, method: str = "", data: str = "", tls: ssl.SSLContext | None = None, beyond: str = "") -> Session:
     """A session with the broker at pulsar://host:port, or pulsar+ssl:// with tls, for who shows that by this method.
 
-    Raises OSError, ClientError.
+    Where a proxy listens, beyond is the host:port of a broker behind it.  Raises OSError, ClientError.
     """
     address = urlsplit(url)
-    where = address.hostname, address.port or (6651 if tls else 6650)
-    return await _introduced(Session(*await asyncio.open_connection(*where, ssl=tls)), method, data)
+    try:
+        async with asyncio.timeout(_CONNECT_S):
+            _, session = await asyncio.get_running_loop().create_connection(
+                Session, address.hostname, address.port or (6651 if tls else 6650), ssl=tls)
+            return await _introduced(session, method, data, beyond)
+    except TimeoutError:
+        raise ClientError(f"no answer within {_CONNECT_S} s") from None
+
+
+async def connect_to_topic(url: str, topic: str, method: str = "", data: str = "", tls: ssl.SSLContext | None = None) -> Session:
+    """Likewise, with the broker of that cluster that serves the topic."""
+    at, beyond, is_authoritative = url, "", False
+    for _ in range(_HOPS_MAX):
+        session = await connect(at, method, data, tls, beyond)
+        try:
+            answer = await session.lookup(topic, is_authoritative=is_authoritative)
+        except BaseException:
+            session.close()
+            raise
+        found = answer.brokerServiceUrlTls if tls else answer.brokerServiceUrl
+        place = (url, urlsplit(found).netloc) if answer.proxy_through_service_url else (found, "")
+        is_there = place == (at, beyond)
+        if is_there and answer.response == answer.Connect:
+            return session
+        session.close()
+        if answer.response == answer.Connect:
+            return await connect(place[0], method, data, tls, place[1])
+        (at, beyond), is_authoritative = place, answer.authoritative
+    raise ClientError(f"{topic} has no broker: each names another one")
 
 
 async def connect_inside(path: Path) -> Session:
     """Likewise, for the broker's own processes."""
-    return await _introduced(Session(*await asyncio.open_unix_connection(path)))
+    _, session = await asyncio.get_running_loop().create_unix_connection(Session, str(path))
+    return await _introduced(session)
 
 
-async def _introduced(session: Session, method: str = "", data: str = "") -> Session:
+async def _introduced(session: Session, method: str = "", data: str = "", beyond: str = "") -> Session:
     request = api.CommandConnect(client_version="Geminga", protocol_version=19, auth_method_name=method, auth_data=data.encode())
+    if beyond:
+        request.proxy_to_broker_url = beyond
     try:
         await session.call(api.BaseCommand(type=T.CONNECT, connect=request), T.CONNECTED)
     except BaseException:
@@ -150,8 +410,3 @@ def _entry(producer_name: str, sequence_id: int, payload: bytes) -> bytes:
                                    publish_time=time.time_ns() // 1_000_000).SerializeToString()
     body = frames.SIZE.pack(len(metadata)) + metadata + payload
     return frames.MAGIC.to_bytes(2, "big") + frames.SIZE.pack(crc32c(body)) + body
-
-
-def _payload(entry: bytes) -> bytes:
-    size = frames.SIZE.unpack_from(entry, frames.CHECKSUM_END)[0]
-    return entry[frames.CHECKSUM_END + 4 + size:]

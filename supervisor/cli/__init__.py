@@ -10,7 +10,8 @@
     messages.py   entries with their metadata -> messages
     show.py       answers for people
 
-`geminga nightly` is nightly.py, backup and restore are backup.py, status, log and tune operations.py; definitions and debug have their own.
+`geminga nightly` is nightly.py, backup and restore are backup.py, status, log and tune operations.py, import and export
+moving.py; definitions and debug have their own.
 Nothing here imports what a broker needs (numpy, protobuf, aiohttp) before it is needed, and each command only what it needs itself: most of
 what a command costs is imports.
 """

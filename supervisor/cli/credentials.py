@@ -57,7 +57,8 @@ class Credentials(NamedTuple):
 NOBODY = Credentials()
 _CONF = {"authPlugin": "auth_plugin", "authParams": "auth_params", "tlsTrustCertsFilePath": "tls_trust_cert_path",
          "tlsAllowInsecureConnection": "tls_allow_insecure"}       # Pulsar's settings -> parameters of all commands
-_URLS = {"publish": ("brokerServiceUrl", "url"), "read": ("brokerServiceUrl", "url"), "why": ("webServiceUrl", "http_url"),
+_URLS = {"publish": ("brokerServiceUrl", "url"), "read": ("brokerServiceUrl", "url"),
+         "import": ("brokerServiceUrl", "url"), "export": ("brokerServiceUrl", "url"), "why": ("webServiceUrl", "http_url"),
          "admin": ("webServiceUrl", "url"), "status": ("webServiceUrl", "http_url"),
          "level": ("webServiceUrl", "http_url")}                   # likewise of each
 _OPTIONS = (

@@ -1,0 +1,185 @@
+"""`geminga import` and `geminga export`: topics, from a running Pulsar and to one."""
+import asyncio
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from geminga.proto import names
+from geminga.proto.errors import Refusal
+from geminga.supervisor import moving
+from geminga.supervisor.cli import credentials
+from geminga.supervisor.cli.rest import NOT_REACHABLE, REFUSED, WRONG_USAGE, Broker, Refused, topic_path
+from geminga.supervisor.client import ClientError
+
+_TOLD_S = 2
+_EPILOG = ("Either can be repeated, also after an interruption: what is there is not copied again.  Exit status: 0 all is there; 1 not "
+           "all, with a line for each topic; 2 wrong usage; 3 not reachable.")
+_subscriptions = click.option("--subscription", "-s", "subscriptions", multiple=True, metavar="NAME",
+                              help="make it there, before the first message; may be repeated")
+
+
+def _other_side(side: str) -> Callable:
+    """Options of the cluster that is not ours."""
+    def add(function: Callable) -> Callable:
+        function = click.option(f"--{side}", "url_there", required=True, metavar="URL", help="its address: pulsar://HOST:PORT")(function)
+        for option in credentials.parameters():
+            names_there = [f"--{side}-{name.removeprefix('--')}" for name in option.opts if name.islower()]
+            function = click.option(*names_there, f"{option.name}_there", is_flag=option.is_flag, metavar=option.metavar,
+                                    envvar=option.envvar and option.envvar.replace("GEMINGA_", f"GEMINGA_{side.upper()}_"),
+                                    help=f"as --{names_there[0].removeprefix(f'--{side}-')}, for the other side")(function)
+        return function
+    return add
+
+
+_url = click.option("--url", default="pulsar://127.0.0.1:6650", show_default=True)
+
+
+@click.command("import", epilog=_EPILOG)
+@click.argument("topics", nargs=-1, required=True)
+@_other_side("from")
+@_url
+@click.option("--admin-url", "--http-url", default="http://127.0.0.1:8080", show_default=True, help="where partitioned topics are made")
+@_subscriptions
+@credentials.options
+def bring(topics: tuple[str, ...], url_there: str, url: str, admin_url: str, subscriptions: tuple[str, ...], **who: Any) -> int:
+    """Copy what topics of a running Pulsar hold into this broker; TOPICS are names, or namespaces for all of theirs."""
+    theirs, ours = _credentials(who)
+    return _move(_cluster(url_there, theirs), _cluster(url, ours), topics, subscriptions, lambda: Broker(admin_url, credentials=ours))
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("topics", nargs=-1, required=True)
+@_other_side("to")
+@click.option("--to-admin-url", metavar="URL", help="http://HOST:PORT of the other side, where partitioned topics are made")
+@_url
+@_subscriptions
+@credentials.options
+def export(topics: tuple[str, ...], url_there: str, to_admin_url: str | None, url: str, subscriptions: tuple[str, ...], **who: Any) -> int:
+    """Copy what topics of this broker hold into a running Pulsar; TOPICS are names, or namespaces for all of theirs."""
+    theirs, ours = _credentials(who)
+
+    def admin() -> Broker:
+        if to_admin_url is None:
+            raise click.UsageError("--to-admin-url is needed, to make partitioned topics there")
+        return Broker(to_admin_url, credentials=theirs)
+
+    return _move(_cluster(url, ours), _cluster(url_there, theirs), topics, subscriptions, admin)
+
+
+def _credentials(who: dict[str, Any]) -> tuple[credentials.Credentials, credentials.Credentials]:
+    """(theirs, ours)"""
+    theirs = {name.removesuffix("_there"): value for name, value in who.items() if name.endswith("_there")}
+    return credentials.of(**theirs), credentials.of(**{name: value for name, value in who.items() if not name.endswith("_there")})
+
+
+def _cluster(url: str, shown: credentials.Credentials) -> moving.Cluster:
+    scheme, _, rest = url.partition("://")
+    if scheme not in ("pulsar", "pulsar+ssl") or not rest:
+        raise click.UsageError(f"{url!r} is no address such as pulsar://127.0.0.1:6650")
+    try:
+        return moving.Cluster(url, shown.method, shown.data, shown.context_for(url))
+    except OSError as error:
+        raise click.UsageError(f"{url}: {error}") from None
+
+
+def _move(source: moving.Cluster, target: moving.Cluster, wanted: tuple[str, ...], subscriptions: tuple[str, ...],
+          admin: Callable[[], Broker]) -> int:
+    try:
+        asked = [_asked(text) for text in wanted]
+    except Refusal as error:
+        print(f"geminga: {error}", file=sys.stderr)
+        return WRONG_USAGE
+    return asyncio.run(_move_all(source, target, asked, subscriptions, admin))
+
+
+def _asked(text: str) -> names.TopicName | str:
+    """A topic, or a namespace; raises Refusal."""
+    if "://" not in text and text.count("/") == 1:
+        return names.namespace(text)
+    found = names.parse(text)
+    if not found.is_persistent:
+        raise Refusal(names.api.InvalidTopicName, f"{text} is not persistent: it holds nothing")
+    return found
+
+
+async def _move_all(source: moving.Cluster, target: moving.Cluster, asked: list[names.TopicName | str], subscriptions: tuple[str, ...],
+                    admin: Callable[[], Broker]) -> int:
+    """The exit status."""
+    failed = 0
+    for cluster in (source, target):
+        try:
+            (await cluster.session()).close()
+        except OSError as error:
+            print(f"geminga: {cluster.url}: {error}", file=sys.stderr)
+            return NOT_REACHABLE
+        except ClientError as error:
+            print(f"geminga: {cluster.url}: {error}", file=sys.stderr)
+            return REFUSED
+    topics = []
+    for one in asked:
+        try:
+            topics += await _topics_of(source, one) if isinstance(one, str) else [one]
+        except (ClientError, OSError) as error:
+            failed += 1
+            print(f"geminga: {one}: {error}", file=sys.stderr)
+    for topic in topics:
+        try:
+            for part in await _parts(source, target, topic, admin):
+                began, progress = time.monotonic(), _Progress(str(part))
+                copied = await moving.copy_topic(source, target, str(part), subscriptions, progress)
+                print(f"{part}: {copied.messages} messages in {copied.entries} entries, {copied.bytes} bytes, copied in "
+                      f"{time.monotonic() - began:.1f} s", flush=True)
+        except (ClientError, Refused, OSError) as error:
+            failed += 1
+            print(f"geminga: {topic}: {error}", file=sys.stderr)
+    return REFUSED if failed else 0
+
+
+async def _topics_of(source: moving.Cluster, namespace: str) -> list[names.TopicName]:
+    """Those that are not the broker's own, partitioned ones as one."""
+    session = await source.session()
+    try:
+        found = {names.parse(text).base for text in await session.topics(namespace)}
+    finally:
+        session.close()
+    topics = sorted((topic for topic in found if not topic.local_name.startswith("__")), key=str)
+    if not topics:
+        raise ClientError("there are no topics in it")
+    return topics
+
+
+async def _parts(source: moving.Cluster, target: moving.Cluster, topic: names.TopicName,
+                 admin: Callable[[], Broker]) -> list[names.TopicName]:
+    """Its partitions, which are on the other side too, or the topic itself."""
+    count = await _partitions(source, topic)
+    if count is None:
+        raise ClientError("there is no such topic")
+    if not count:
+        return [topic]
+    there = await _partitions(target, topic)
+    if there != count:
+        admin().ask("POST" if there else "PUT", f"/admin/v2/{topic_path(str(topic))}/partitions", body=count)
+    return [topic.partition_name(number) for number in range(count)]
+
+
+async def _partitions(cluster: moving.Cluster, topic: names.TopicName) -> int | None:
+    session = await cluster.session()
+    try:
+        return await session.partitions(str(topic))
+    finally:
+        session.close()
+
+
+class _Progress:
+    """Tells every two seconds how far it is."""
+
+    def __init__(self, topic: str) -> None:
+        self._topic, self._next = topic, time.monotonic() + _TOLD_S
+
+    def __call__(self, copied: moving.Copied) -> None:
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + _TOLD_S
+            print(f"{self._topic}: {copied.messages} messages, {copied.bytes} bytes so far", file=sys.stderr, flush=True)
