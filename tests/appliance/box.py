@@ -116,10 +116,6 @@ class Box:
         if self.root.is_mount():
             _call("umount", str(self.root))
 
-    def delete(self) -> None:
-        self.close()
-        shutil.rmtree(self.folder)
-
     # -- power
 
     def start(self) -> None:
@@ -144,9 +140,8 @@ class Box:
         pid = self._process.pid
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         for child in map(int, children):
-            with suppress(OSError):
-                if Path(f"/proc/{child}/comm").read_text() == "systemd\n":
-                    return child
+            if comm(child) == "systemd":
+                return child
         return 0
 
     def boot(self) -> None:
@@ -160,7 +155,7 @@ class Box:
     def pull_plug(self) -> None:
         """Every process inside dies at once, without notice."""
         with suppress(ProcessLookupError):
-            os.kill(self.init, signal.SIGKILL)
+            os.kill(self.init or self._process.pid, signal.SIGKILL)      # it may not have got so far
         self._ended()
 
     def power_off(self) -> None:
@@ -202,6 +197,13 @@ class Box:
 
     def console(self) -> str:
         return (self.folder / "console").read_text(errors="replace")
+
+
+def comm(pid: int) -> str:
+    """A process's name as the kernel has it; empty when it is gone."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
 
 
 def _is_removed(group: Path) -> bool:

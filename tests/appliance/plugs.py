@@ -64,13 +64,6 @@ class Appliance:
         self.box.close()
 
 
-def comm(pid: int) -> str:
-    """A process's name as the kernel has it; empty when it is gone."""
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    return ""
-
-
 class Seen:
     """What a topic holds, as far as it was read."""
 

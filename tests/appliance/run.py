@@ -24,7 +24,7 @@ from ..harness import eventually, request, unique_topic
 from ..proto.client_frames import T, entry_of, message_metadata, send
 from ..workers.peer import Peer
 from . import plugs
-from .box import Box
+from .box import Box, comm
 from .installed import INSTALL, add_options, begin, bring
 
 SERVICE, HTTP = plugs.Appliance.service_url, plugs.Appliance.http_url
@@ -79,7 +79,7 @@ def main_pid(box: Box) -> str:
 
 def child(box: Box, name: str) -> int:
     """Process id, as seen from here, of the process of that name."""
-    return eventually(lambda: next((pid for pid in box.processes() if plugs.comm(pid) == name), 0), 10, f"a process {name}")
+    return eventually(lambda: next((pid for pid in box.processes() if comm(pid) == name), 0), 10, f"a process {name}")
 
 
 def publish(topic: str, data: bytes = b"hello") -> tuple[int, int]:
@@ -133,6 +133,7 @@ def it_starts_by_itself_and_a_start_returns_when_it_serves(box: Box) -> None:
 def its_status_tells_how_far_a_recovery_is(box: Box) -> str:
     with Publisher(SERVICE, unique_topic("recovered"), batch=10) as publisher:
         publisher.wait_for_more(20_000)
+        before = main_pid(box)
         box.run("systemctl", "kill", "--signal=KILL", "geminga")
     texts = []
 
@@ -140,7 +141,7 @@ def its_status_tells_how_far_a_recovery_is(box: Box) -> str:
         text = box.show("geminga", "StatusText")
         if text not in texts[-1:]:
             texts.append(text)
-        return "serving" in text and box.show("geminga", "SubState") == "running"
+        return "serving" in text and main_pid(box) not in (before, "0") and box.show("geminga", "ActiveState") == "active"
     eventually(is_back, MINUTE, f"a recovery; its status was {texts}")
     assert any("recovering" in text for text in texts), texts
     return " | ".join(filter(None, texts))
@@ -166,13 +167,13 @@ def a_reload_takes_what_has_changed(box: Box) -> str:
 def a_reload_of_a_bad_configuration_fails_and_changes_nothing(box: Box) -> str:
     configure(box, "[storage]\nmax_producers_per_topic = 1\n")
     box.run("systemctl", "reload", "geminga")
-    before = main_pid(box), {plugs.comm(pid): pid for pid in box.processes() if plugs.comm(pid).startswith("geminga")}
+    before = main_pid(box), {comm(pid): pid for pid in box.processes() if comm(pid).startswith("geminga")}
     configure(box, '[storage]\nmax_producers_per_topic = 7\nmax_consumers_per_topic = "many"\n')
     since = from_now(box)
     refused = box.run("systemctl", "reload", "geminga", is_checked=False)
     assert refused.returncode, refused
     said = eventually(lambda: (text := since("--unit=geminga")) and "max_consumers_per_topic" in text and text, 10, "what is wrong")
-    assert (main_pid(box), {plugs.comm(pid): pid for pid in box.processes() if plugs.comm(pid).startswith("geminga")}) == before
+    assert (main_pid(box), {comm(pid): pid for pid in box.processes() if comm(pid).startswith("geminga")}) == before
     topic = unique_topic("not-reloaded")
     with Peer(SERVICE) as one, Peer(SERVICE) as other:
         one.open_producer(topic)
