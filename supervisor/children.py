@@ -49,6 +49,7 @@ class Child:
     leaves_for: str = ""                              # why it ends by itself
     is_asked: bool = False                            # to take new options, and has not answered
     is_drained: bool = False
+    core: int | None = None                           # that it keeps to
 
     def become(self, state: str) -> None:
         assert state in TRANSITIONS[self.state], (self, state)
@@ -74,6 +75,7 @@ def start(child: Child, serial: int, supervisor_only: list) -> None:
     try:
         _settle(parent, child)
         log.bind(process=child.name, **({child.role: child.index} if child.role != "admin" else {}))
+        keep_to_core(child)
         for held in supervisor_only:
             held.close()
         child.body(child, theirs)
@@ -104,6 +106,23 @@ def _settle(parent: int, child: Child) -> None:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     child.control.close()
+
+
+def spread(children: list[Child]) -> None:
+    """Each worker and owner has a core of those that this process may use, in turn: as many of either on one as on another, or one more."""
+    cores = sorted(os.sched_getaffinity(0))
+    for child in children:
+        child.core = cores[child.index % len(cores)] if child.role in ("worker", "owner") else None
+
+
+def keep_to_core(child: Child) -> None:
+    """This process runs on the child's core only, as will its threads; where the core is none of ours any more, on all that are."""
+    if child.core is None:
+        return
+    try:
+        os.sched_setaffinity(0, {child.core})
+    except OSError as error:
+        log.warning(f"{child.name} cannot keep to core {child.core}: {error.strerror}", code="G321")
 
 
 def describe_exit(status: int) -> str:

@@ -81,6 +81,7 @@ class Config:
     http_bind: str = ""                           # address for these; empty: the same as network.bind
     workers: int = 0                              # processes that serve connections; 0: one per core
     owners: int = 0                               # processes that keep partitions; 0: one per core
+    affinity: str = "none"                        # "spread": each worker and owner keeps to a core, in turn; "none": the kernel chooses
     storage: StorageOptions = field(default_factory=StorageOptions)
     worker: WorkerOptions = field(default_factory=WorkerOptions)
     metrics: MetricsOptions = field(default_factory=MetricsOptions)
@@ -200,6 +201,7 @@ _HOST = r"[^\s/,]+"
 _LINE = r"[^\n]*", "one line"
 # What a text, or each of a list of texts, must match, and how an error says so.
 FORMS = {
+    "affinity": ("none|spread", "none or spread"),
     "cluster_name": (r"[-=:.\w]+", "letters, digits and -=:._"),
     "http_bind": (rf"({_HOST})?", "an address"),
     "storage.backlog_quota_policy": ("|".join(QUOTA_ACTIONS), ", ".join(QUOTA_ACTIONS)),

@@ -13,6 +13,7 @@ NEEDS_RESTART = {
     "data_dir": "everything that is open lies there",
     "workers": "each has its place in what was shared out at the start",
     "owners": "partitions are shared out among them, and their journals",
+    "affinity": "a process keeps to its core from its beginning on",
     "network.bind": _LISTENERS, "network.port": _LISTENERS, "http_bind": _LISTENERS, "http_port": _LISTENERS,
     "tls.port": _LISTENERS, "tls.http_port": _LISTENERS,
 }

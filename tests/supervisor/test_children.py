@@ -1,9 +1,10 @@
 """A child's life is a table, and its end is told in an operator's words."""
+import os
 import signal
 
 import pytest
 
-from geminga.supervisor.children import GONE, READY, STARTING, STOPPING, TRANSITIONS, Child, describe_exit
+from geminga.supervisor.children import GONE, READY, STARTING, STOPPING, TRANSITIONS, Child, describe_exit, keep_to_core, spread
 
 STATES = (STARTING, READY, STOPPING, GONE)
 LEGAL = {(STARTING, READY), (STARTING, STOPPING), (STARTING, GONE), (READY, STOPPING), (READY, GONE), (STOPPING, GONE), (GONE, STARTING)}
@@ -27,3 +28,17 @@ def test_a_child_changes_as_the_table_says(before, after):
     (signal.SIGKILL, "killed by SIGKILL (perhaps out of memory)"), (signal.SIGSEGV | 0x80, "killed by SIGSEGV")])
 def test_an_end_is_told_in_words(status, text):
     assert describe_exit(status) == text
+
+
+def test_workers_and_owners_are_spread_over_the_cores_that_the_broker_may_use(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {7, 2, 5})
+    children = [Child(role, n, "", lambda *_: None) for role, count in (("owner", 4), ("worker", 3), ("admin", 1)) for n in range(count)]
+    spread(children)
+    assert [child.core for child in children] == [2, 5, 7, 2, 2, 5, 7, None]
+
+
+def test_a_core_that_is_none_of_ours_any_more_costs_a_line(capsys):
+    allowed = os.sched_getaffinity(0)
+    keep_to_core(Child("worker", 0, "geminga-w0", lambda *_: None, core=1_000_000))
+    assert os.sched_getaffinity(0) == allowed
+    assert "geminga-w0 cannot keep to core 1000000" in capsys.readouterr().err

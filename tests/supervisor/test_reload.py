@@ -67,8 +67,8 @@ def test_each_key_holds_or_is_named(key):
 
 
 def test_only_listeners_folders_and_numbers_of_processes_need_a_restart():
-    assert set(NEEDS_RESTART) == {"data_dir", "workers", "owners", "network.bind", "network.port", "http_bind", "http_port", "tls.port",
-                                  "tls.http_port"}
+    assert set(NEEDS_RESTART) == {"data_dir", "workers", "owners", "affinity", "network.bind", "network.port", "http_bind", "http_port",
+                                  "tls.port", "tls.http_port"}
 
 
 def test_tls_is_not_switched_on_halfway():
