@@ -20,16 +20,15 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from geminga.storage import backup, folder, recovery
 from geminga.storage import process as owner_process
 from geminga.storage.catalogue import CatalogueError, open_catalogue
-from geminga.storage.control import Control, packed
+from geminga.storage.control import Control
 from geminga.storage.counters import make_counters
 from geminga.storage.errors import CorruptFile, NotDurable, text_of
 from geminga.storage.log import Rule, log
-from geminga.supervisor import bootstrap, commands, reload, tune
+from geminga.supervisor import bootstrap, tune
 from geminga.supervisor.children import (
     EXIT_CANNOT_BOOT,
     GONE,
@@ -42,9 +41,12 @@ from geminga.supervisor.children import (
     spread,
     start,
 )
-from geminga.supervisor.config import Config, ConfigError
+from geminga.supervisor.commands import Desk
+from geminga.supervisor.config import Config
+from geminga.supervisor.drain import DRAIN_LOOK_SECONDS, Drain
 from geminga.supervisor.notify import Notify
 from geminga.supervisor.pulse import BUSY_SECONDS, LOOK_SECONDS, STARTING_SECONDS
+from geminga.supervisor.reload import Reload
 from geminga.supervisor.stacks import listen
 from geminga.workers import worker as worker_process
 from geminga.workers.addresses import addresses, url
@@ -54,8 +56,6 @@ from geminga.workers.identity.options import Unusable
 from geminga.workers.listeners import Listeners, inside_path
 
 STOP_SECONDS = {"worker": 2.5, "admin": 2.5, "owner": 4.0}     # from the beginning of the stop until those that are still there are killed
-_DRAIN_LOOK_SECONDS = 0.1     # between looks at what is outstanding
-_DRAIN_SECONDS_MAX = 24 * 3600
 _SOCKET_PATH_MAX = 80         # a Unix socket's path takes 107 bytes; this leaves room for its name
 
 
@@ -63,48 +63,35 @@ class CannotServe(Exception):
     """One line that says why."""
 
 
-class Reload(NamedTuple):
-    """One that is under way."""
-
-    roles: list[tuple[str, ...]]      # of children who are to be told yet, one group after the other
-    changes: list[reload.Change]
-
-
 class Supervisor:
     """Reads no message and touches no data: it starts, watches and stops those who do."""
 
     def __init__(self, config: Config, load: Callable[[], tuple[Config, list[str]]]):
         """load: the configuration as it is written now.  Raises ConfigError."""
-        self.config, self._load = config, load
+        self.config = config
         self.began = time.monotonic()
         self.listeners: dict[str, list[socket.socket]] = {"network": [], "tls": []}      # a socket for each worker, where it is listened
         self.http_listeners: dict[str, socket.socket] = {}
         self.children: list[Child] = []
         self._serial = 0
-        self._is_stopping = False
-        self._is_ready = False
+        self.is_stopping = False
+        self.is_ready = False
         self._failure = ""
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = socket.socketpair()
-        self._notify = Notify(os.environ)
+        self.notify = Notify(os.environ)
         self._looked = self.began
-        self._callers: list[Control] = []                      # who ask for something by commands.py
-        self._reloaders: list[Control] = []                    # those of them who wait for a reload, ...
-        self._drainers: list[Control] = []                     # ... or a drain
-        self._reload_is_due = False
-        self._reload: Reload | None = None                     # under way
-        self._drained_by: float | None = None                  # when it stops although not everything was acknowledged
-        self._refused = ""                                     # what is wrong with the configuration that was to be loaded last
+        self._reload, self._drain = Reload(self, load), Drain(self)
         # Half of what a watchdog waits: a child that is replaced by then does not cost all the others.
-        self._busy_seconds = min(BUSY_SECONDS, self._notify.watchdog_seconds / 2 or BUSY_SECONDS)
+        self._busy_seconds = min(BUSY_SECONDS, self.notify.watchdog_seconds / 2 or BUSY_SECONDS)
 
     # -- before anything is forked
 
     def prepare(self) -> None:
         """Take the data folder and the ports.  Raises CannotServe; Unusable before anything is made."""
         config = self.config
-        self._certificates = Tls(config.tls) if config.tls.certificate else None
-        self._authenticator = Authenticator(config.identity)
+        self.certificates = Tls(config.tls) if config.tls.certificate else None
+        self.authenticator = Authenticator(config.identity)
         config.data_dir.mkdir(parents=True, exist_ok=True)
         self._lock = open(config.data_dir / "lock", "a")  # noqa: SIM115 - held as long as the supervisor lives
         try:
@@ -125,7 +112,7 @@ class Supervisor:
         self._inside = socket.socket(socket.AF_UNIX)
         self._inside.bind(str(inside_path(self.run_dir)))
         self._inside.listen(128)
-        self._desk = commands.listen(config.data_dir)
+        self._desk = Desk(config.data_dir, self._selector, {"reload": self._reload.asked, "drain": self._drain.asked})
         try:
             catalogue = open_catalogue(config.data_dir / "catalogue.sqlite")
             catalogue.forget_live_topics()
@@ -156,9 +143,9 @@ class Supervisor:
         for scheme, key, port in (("http", "http_port", config.http_port), ("https", "tls.http_port", tls.http_port if has_tls else -1)):
             if port >= 0:
                 self.http_listeners[scheme] = _listen(config.http_bind, port, key)
-        self._announce(config)
+        self.announce(config)
 
-    def _announce(self, config: Config) -> None:
+    def announce(self, config: Config) -> None:
         """Where clients are told to go."""
         ports = [found[0].getsockname()[1] if found else -1 for found in self.listeners.values()]
         http = [self._http_url(scheme) for scheme in ("http", "https")]
@@ -192,14 +179,14 @@ class Supervisor:
         self.counters["worker", child.index].process_began(os.getpid(), is_wanted=bool(child.leaves_for))
         plain, tls = (found[child.index] if found else None for found in self.listeners.values())
         worker_process.run(child.serial, self.config.owners, self.run_dir, self.config.data_dir, self.config.worker,
-                           Listeners(plain, tls, self._certificates, self._inside), self.addresses, control,
-                           self.counters["worker", child.index], self.config.storage, self._authenticator, self.config.authorization)
+                           Listeners(plain, tls, self.certificates, self._inside), self.addresses, control,
+                           self.counters["worker", child.index], self.config.storage, self.authenticator, self.config.authorization)
 
     def _be_admin(self, child: Child, control: Control) -> None:
         self.counters["admin", 0].process_began(os.getpid(), is_wanted=bool(child.leaves_for))
         from geminga.supervisor.admin import app  # only this process needs an HTTP server
-        listeners = Listeners(self.http_listeners.get("http"), self.http_listeners.get("https"), self._certificates)
-        app.run(self.config, child.serial, self.run_dir, listeners, self.addresses, self.counters, control, self._authenticator)
+        listeners = Listeners(self.http_listeners.get("http"), self.http_listeners.get("https"), self.certificates)
+        app.run(self.config, child.serial, self.run_dir, listeners, self.addresses, self.counters, control, self.authenticator)
 
     # -- the loop
 
@@ -214,11 +201,11 @@ class Supervisor:
             for key, _ in self._selector.select(self._patience()):
                 key.data()
             self._reap()
-            self._go_on_reloading()
-            self._go_on_draining()
+            self._reload.go_on()
+            self._drain.go_on()
             self._look()
-            self._notify.status(self._status())
-            if self._is_stopping and self._stop_step():
+            self.tell_status()
+            if self.is_stopping and self._stop_step():
                 break
         for place in (self.run_dir, self.config.data_dir / "run"):
             shutil.rmtree(place, ignore_errors=True)
@@ -231,45 +218,49 @@ class Supervisor:
         self._wake_write.setblocking(False)
         signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
         self._selector.register(self._wake_read, selectors.EVENT_READ, lambda: self._wake_read.recv(4096))
-        self._selector.register(self._desk, selectors.EVENT_READ, self._called)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop_requested)
-        signal.signal(signal.SIGHUP, self._reload_requested)
+        signal.signal(signal.SIGHUP, self._reload.requested)
 
     def _stop_requested(self, *_) -> None:
-        self._begin_stop()
+        self.begin_stop()
 
-    def _reload_requested(self, *_) -> None:
-        self._reload_is_due = True
+    @property
+    def is_draining(self) -> bool:
+        return self._drain.is_under_way
 
-    def _begin_stop(self) -> None:
-        if not self._is_stopping:
-            self._is_stopping = True
+    def hang_up(self, caller: Control) -> None:
+        """One who asked for something by the socket was answered."""
+        self._desk.hang_up(caller)
+
+    def begin_stop(self) -> None:
+        if not self.is_stopping:
+            self.is_stopping = True
             self._stop_began = time.monotonic()
-            self._notify.stopping()
+            self.notify.stopping()
 
     def _of(self, role: str) -> list[Child]:
         return [child for child in self.children if child.role == role]
 
     def _start_missing(self) -> None:
-        if self._is_stopping:
+        if self.is_stopping:
             return
-        owners_are_ready = self._is_ready or all(child.state == READY for child in self._of("owner"))
+        owners_are_ready = self.is_ready or all(child.state == READY for child in self._of("owner"))
         for child in self.children:
             if child.state == GONE and time.monotonic() >= child.started and (child.role == "owner" or owners_are_ready):
                 self._serial += 1
                 others = [other.control for other in self.children if other.control is not None and other is not child]
-                start(child, self._serial, [*others, *self._callers, self._desk, self._selector, self._wake_read, self._wake_write,
-                                            self._lock, self._notify])
+                start(child, self._serial, [*others, *self._desk.held, self._selector, self._wake_read, self._wake_write,
+                                            self._lock, self.notify])
                 self._selector.register(child.control, selectors.EVENT_READ, partial(self._told, child))
 
     def _patience(self) -> float:
         """Seconds until something is due although nobody says anything."""
-        if self._is_stopping:
+        if self.is_stopping:
             return 0.05
-        if self._drained_by is not None:
-            return _DRAIN_LOOK_SECONDS
+        if self.is_draining:
+            return DRAIN_LOOK_SECONDS
         waiting = [child.started for child in self.children if child.state == GONE]
         return max(0.0, min([self._looked + LOOK_SECONDS, *waiting]) - time.monotonic())
 
@@ -282,149 +273,20 @@ class Supervisor:
             elif "drained" in message:
                 child.is_drained = True
             elif "configured" in message:
-                self._configured(child, message["configured"])
+                self._reload.answered(child, message["configured"])
             elif "recovering" in message:
                 child.progress = "{1} of {2} {0}".format(*message["recovering"])
-                self._notify.extend()
+                self.notify.extend()
             elif "ready" in message and child.state == STARTING:
                 child.become(READY)
                 if recovered := message["ready"].get("recovered"):
                     log.info(f"{child.name} has put {recovered} entries of its journal in place")
                 self._introduce(child)
-                if self._drained_by is not None:
+                if self.is_draining:
                     child.control.send(drain=True)
         if not child.control.is_open:
             with contextlib.suppress(KeyError):
                 self._selector.unregister(child.control)
-
-    def _configured(self, child: Child, refused: str) -> None:
-        """It has taken new options, or cannot: then it is asked until it has ended, and whoever takes its place begins with them."""
-        if not refused:
-            child.is_asked = False
-        elif refused == "again":
-            child.leaves_for = "ends for its successor to have the new configuration"
-        else:
-            child.killed_for = f"cannot take the new configuration: {refused}; it was killed"
-            os.kill(child.pid, signal.SIGKILL)
-
-    # -- what operators ask for
-
-    def _called(self) -> None:
-        with contextlib.suppress(OSError):
-            caller = Control(self._desk.accept()[0])
-            self._callers.append(caller)
-            self._selector.register(caller, selectors.EVENT_READ, partial(self._asked, caller))
-
-    def _asked(self, caller: Control) -> None:
-        try:
-            for message in caller.receive():
-                if 0 <= message.get("drain", -1) <= _DRAIN_SECONDS_MAX:
-                    self._drainers.append(caller)
-                    self._begin_draining(message["drain"])
-                elif message.get("reload"):
-                    self._reload_is_due = True
-                    self._reloaders.append(caller)
-                else:
-                    caller.is_open = False
-        except (ValueError, TypeError, AttributeError):      # whatever that is, it is none of our commands
-            caller.is_open = False
-        if not caller.is_open:
-            self._hang_up(caller)
-
-    def _hang_up(self, caller: Control) -> None:
-        self._selector.unregister(caller)
-        self._callers.remove(caller)
-        for waiting in (self._reloaders, self._drainers):
-            if caller in waiting:
-                waiting.remove(caller)
-        caller.close()
-
-    def _begin_draining(self, seconds: float) -> None:
-        """Nobody may publish or consume any more; it stops when everything that is out was acknowledged, or by then."""
-        if not self._is_ready or self._is_stopping:
-            return self._begin_stop()
-        if self._drained_by is None:
-            log.info(f"the broker is drained for up to {seconds:g} s before it stops")
-            for child in self.children:
-                if child.control is not None:
-                    child.control.send(drain=True)
-        self._drained_by = time.monotonic() + seconds
-
-    def _outstanding(self) -> int:
-        """Messages that consumers may acknowledge yet."""
-        return self.counters["admin", 0].total("outstanding")
-
-    def _go_on_draining(self) -> None:
-        if self._drained_by is None or self._is_stopping:
-            return
-        outstanding, is_done = self._outstanding(), all(child.is_drained for child in self.children)
-        for caller in self._drainers:
-            caller.send(outstanding=outstanding)
-        if is_done and not outstanding or time.monotonic() >= self._drained_by:
-            log.info(f"the broker was drained: {outstanding} messages are out that nobody has acknowledged")
-            self._begin_stop()
-
-    def _go_on_reloading(self) -> None:
-        """A reload begins when it is asked for and everybody is there; it ends when what it has changed is in force everywhere."""
-        if self._is_stopping or not self._is_ready or self._drained_by is not None:
-            return
-        if self._reload_is_due and self._reload is None:
-            self._reload_is_due = False
-            self._begin_reload()
-        if self._reload is None or any(child.is_asked or child.state != READY for child in self.children):
-            return
-        if self._reload.roles:
-            self._configure(self._reload.roles.pop(0))
-        else:
-            self._end_reload("", self._reload.changes)
-
-    def _begin_reload(self) -> None:
-        self._notify.reloading()
-        try:
-            loaded, notes = self._load()
-            config, changes = reload.merged(self.config, loaded)
-            if self._certificates is not None:
-                Tls(config.tls)
-            Authenticator(config.identity)
-            if self._certificates is not None:
-                self._certificates.configure(config.tls)
-            self._authenticator.configure(config.identity)
-        except (ConfigError, Unusable) as error:
-            return self._end_reload(str(error), [])
-        for note in notes:
-            log.warning(note, code="G331")
-        for change in changes:
-            log.warning(str(change), code="G333") if change.needs else log.info(str(change))
-        # No message may come to an owner that is too large for it.
-        roles = [("owner",), ("worker", "admin")]
-        if config.worker.max_message_size < self.config.worker.max_message_size:
-            roles.reverse()
-        self.config = config
-        self._announce(config)
-        log.begin(config.log)
-        self._reload = Reload(roles, changes)
-
-    def _configure(self, roles: tuple[str, ...]) -> None:
-        """These are told what holds now."""
-        config = self.config
-        given = {"owner": (config.storage, config.log), "admin": (config, self.addresses),
-                 "worker": (config.worker, config.storage, config.identity, self.addresses, config.log)}
-        for child in self.children:
-            if child.role in roles:
-                child.is_asked = True
-                child.control.send(options=packed(given[child.role]))
-
-    def _end_reload(self, refused: str, changes: list[reload.Change]) -> None:
-        self._reload, self._refused = None, refused
-        if refused:
-            log.error(f"{refused}; the configuration before it stays in force", code="G332")
-        else:
-            log.info(f"the configuration was loaded: {sum(not change.needs for change in changes)} keys have changed")
-        for caller in list(self._reloaders):
-            caller.send(changes=list(map(str, changes)), error=refused)
-            self._hang_up(caller)
-        self._notify.status(self._status())
-        self._notify.ready()
 
     def _tell_all(self, message: dict) -> None:
         """Those who are forked later have it from this process."""
@@ -437,7 +299,7 @@ class Supervisor:
     def _look(self) -> None:
         """Every child is asked whether it answers; one that does not is killed, and the service manager is told that all do."""
         passed = time.monotonic() - self._looked
-        if passed < LOOK_SECONDS or self._is_stopping:
+        if passed < LOOK_SECONDS or self.is_stopping:
             return
         self._looked += passed
         alive = [child for child in self.children if child.state in (STARTING, READY)]
@@ -453,21 +315,24 @@ class Supervisor:
                 pulse.is_told = True
                 log.warning(f"{child.name} (pid {child.pid}) {pulse.trouble}; it goes on when the disk does", code="G205")
         if all(child.pulse.is_fine for child in alive):
-            self._notify.alive()
+            self.notify.alive()
+
+    def tell_status(self) -> None:
+        self.notify.status(self._status())
 
     def _status(self) -> str:
         """What `systemctl status` shows."""
-        if self._is_stopping:
+        if self.is_stopping:
             return f"stopping: {sum(child.state != GONE for child in self.children)} processes are left"
-        if self._drained_by is not None:
-            return f"draining: {self._outstanding()} messages are to be acknowledged yet"
+        if self.is_draining:
+            return f"draining: {self._drain.outstanding} messages are to be acknowledged yet"
         alive = [child for child in self.children if child.state in (STARTING, READY)]
         troubles = [f"{child.name} {child.pulse.trouble}" for child in alive if child.pulse.trouble]
         missing = [child for child in self.children if child.state != READY]
-        troubles += [_beginning(child, self.config.owners) for child in missing if self._is_ready or child.role == "owner"]
+        troubles += [_beginning(child, self.config.owners) for child in missing if self.is_ready or child.role == "owner"]
         if troubles or missing:
             return "; ".join(troubles) or f"starting: {len(missing)} of {len(self.children)} processes are not ready yet"
-        refused = f"not reloaded: {self._refused}; " if self._refused else ""
+        refused = f"not reloaded: {self._reload.refused}; " if self._reload.refused else ""
         return f"{refused}serving {', '.join(filter(None, [*self._shown['clients'], *self._shown['http']]))} with " \
                f"{self.config.workers} workers and {self.config.owners} owners"
 
@@ -497,9 +362,9 @@ class Supervisor:
     def _ended(self, child: Child, status: int) -> None:
         lived = time.monotonic() - child.started
         child.is_asked = False
-        if child.leaves_for and not self._is_stopping:
+        if child.leaves_for and not self.is_stopping:
             log.info(f"{child.name} (pid {child.pid}) {child.leaves_for}")
-        elif not self._is_stopping:
+        elif not self.is_stopping:
             log.error(f"{child.name} (pid {child.pid}) {child.killed_for or describe_exit(status)}; starting it again",
                       code="G204" if child.killed_for else "G201")
         with contextlib.suppress(KeyError, ValueError):
@@ -508,9 +373,9 @@ class Supervisor:
         child.control, child.pid = None, 0
         child.become(GONE)
         child.started = time.monotonic() + (RESTART_MIN_SECONDS if lived < RESTART_MIN_SECONDS else 0.0)   # when it is due again
-        if os.WIFEXITED(status) and os.WEXITSTATUS(status) == EXIT_CANNOT_BOOT and not self._is_stopping:
+        if os.WIFEXITED(status) and os.WEXITSTATUS(status) == EXIT_CANNOT_BOOT and not self.is_stopping:
             self._failure = f"{child.name} cannot start"
-            self._begin_stop()
+            self.begin_stop()
         gone = {"owner": {"owner_gone": child.index}, "worker": {"worker_gone": child.serial},
                 "admin": {"worker_gone": child.serial}}[child.role]
         for other in self._of("worker") + self._of("admin") if child.role == "owner" else self._of("owner"):
@@ -518,13 +383,13 @@ class Supervisor:
                 other.control.send(**gone)
 
     def _report_ready(self) -> None:
-        if self._is_ready or self._is_stopping or not all(child.state == READY for child in self.children):
+        if self.is_ready or self.is_stopping or not all(child.state == READY for child in self.children):
             return
-        self._is_ready = True
+        self.is_ready = True
         self._has_moved = False
         recovery.settle(self.config.data_dir, self.config.owners)
-        self._notify.status(self._status())
-        self._notify.ready()
+        self.tell_status()
+        self.notify.ready()
         print(f"Geminga is ready after {time.monotonic() - self.began:.2f} s: {self.config.workers} workers, {self.config.owners} owners\n"
               + "".join(f"  {name:<9} {url}\n" for name, urls in self._shown.items() for url in filter(None, urls)) +
               f"  data      {self.config.data_dir.resolve()}\n"
