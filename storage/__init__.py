@@ -60,6 +60,7 @@
     verify_ledger.py, verify_compacted.py, verify_catalogue.py      in one ledger, in compacted views, in the catalogue
     repair.py       puts damaged bytes aside
     dump.py         what one file says, line by line
+    upgrade.py      which formats a folder has, and what a start would make of it
     snapshot.py     what an owner tells a backup, between two passes
     backup.py       makes one; restore.py puts one in place
     libc.py         what Python has no word for

@@ -34,7 +34,7 @@ each version added.
 
 FOLDER_VERSION is of the folder as a whole, and keeps older programs away from it: raise it whenever one that is out there must not write
 to what this one writes, be it a VERSION here, the catalogue's or compacted.py's, or a file that it would have to know of.  Put a folder of
-the version before into tests/storage/formats, and write down here what it added.
+the new version into tests/storage/formats (make.py), and write down here what it added.
     Version 1: the first that there is a number of; folders without one are older, and are taken over.
 """
 import struct

@@ -32,7 +32,20 @@ class Names:
 
 
 def read_names(data_dir: Path, *, is_served: bool) -> Names:
-    """A broker's catalogue is read beside it; that of no broker as a copy, since SQLite would write beside it."""
+    path = data_dir / "catalogue.sqlite"
+    try:
+        with looked_at(data_dir, is_served=is_served) as db:
+            names = _read(path, db)
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:      # the latter when SQLite quotes what it found
+        names = Names(findings=[Finding(path, 0, 0, f"SQLite cannot read it: {error}", "no broker starts on it", Severity.UNREADABLE)])
+    if not is_served:
+        names.findings += _check_log(Path(f"{path}-wal"))
+    return names
+
+
+@contextlib.contextmanager
+def looked_at(data_dir: Path, *, is_served: bool) -> Iterator[sqlite3.Connection]:
+    """A broker's catalogue is read beside it; that of no broker as a copy, since SQLite would write beside it.  Raises DatabaseError."""
     path = data_dir / "catalogue.sqlite"
     with contextlib.ExitStack() as stack:
         if is_served:
@@ -42,14 +55,7 @@ def read_names(data_dir: Path, *, is_served: bool) -> Names:
             for suffix in ("", "-wal"):
                 with contextlib.suppress(FileNotFoundError):
                     shutil.copy(f"{path}{suffix}", f"{place}{suffix}")
-        try:
-            db = stack.enter_context(contextlib.closing(sqlite3.connect(place, uri=is_served, timeout=30)))
-            names = _read(path, db)
-        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:      # the latter when SQLite quotes what it found
-            names = Names(findings=[Finding(path, 0, 0, f"SQLite cannot read it: {error}", "no broker starts on it", Severity.UNREADABLE)])
-        if not is_served:
-            names.findings += _check_log(Path(f"{path}-wal"))
-    return names
+        yield stack.enter_context(contextlib.closing(sqlite3.connect(place, uri=is_served, timeout=30)))
 
 
 def _read(path: Path, db: sqlite3.Connection) -> Names:

@@ -8,7 +8,7 @@ import click
 from geminga.supervisor.cli import credentials
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")     # before numpy is imported: no thread per core and process
-_BY_THEMSELVES = "admin", "backup", "debug", "definitions", "ledger", "nightly", "restore"
+_BY_THEMSELVES = "admin", "backup", "debug", "definitions", "ledger", "nightly", "restore", "upgrade"
 _OF_OPERATORS = ("log", "status", "tune")
 _OF_THE_HOST = "config", "drain", "reload"
 _SHELLS = ("bash", "zsh", "fish")
@@ -33,6 +33,9 @@ class _Command(click.Group):
         if name == "definitions":
             from geminga.supervisor.cli.definitions import definitions
             return definitions
+        if name == "upgrade":
+            from geminga.supervisor.cli.upgrade import upgrade
+            return upgrade
         if name == "ledger":
             from geminga.supervisor.cli.ledger import ledger
             return ledger

@@ -1,31 +1,42 @@
-"""Folders that brokers of every format version left behind are read by this one, to the message."""
+"""Folders that brokers of every format left behind are read by this one, to the message, and said beforehand what becomes of them."""
+import json
 import tarfile
 from pathlib import Path
 
 import pytest
 
-from geminga.storage import backup, format, restore
-from geminga.supervisor import backups
+from geminga.storage import catalogue, folder, format
+from geminga.supervisor.main import main
 
-from .formats.content import OPTIONS, check, check_2
+from .formats.content import OPTIONS, check, check_2, check_3
 from .rig import Rig
 
-FOLDERS = sorted((Path(__file__).parent / "formats").glob("version-*.tar.xz"))
+ARCHIVES = Path(__file__).parent / "formats"
+FOLDERS = sorted(ARCHIVES.glob("*.tar.xz"))
+EACH = pytest.mark.parametrize("archive", FOLDERS, ids=lambda path: path.name.partition(".")[0])
 
 
-def test_there_is_a_folder_of_each_version():
-    assert [path.name for path in FOLDERS] == [f"version-{version}.tar.xz" for version in range(1, format.VERSION + 1)]
-
-
-@pytest.mark.parametrize("archive", FOLDERS, ids=lambda path: path.name.partition(".")[0])
-def test_a_folder_of_that_version_is_read(archive, tmp_path):
+def unpacked(archive, folder):
     with tarfile.open(archive) as found:
         found.extraction_filter = getattr(tarfile, "data_filter", None)
-        found.extractall(tmp_path)
-    rig = Rig(tmp_path / "data", **OPTIONS)
+        found.extractall(folder)
+    return folder / "data"
+
+
+def test_there_is_a_folder_of_each_version_and_of_what_is_written_today():
+    assert {path.name for path in FOLDERS} == {
+        *(f"version-{version}.tar.xz" for version in range(1, format.VERSION + 1)),
+        *(f"folder-{version}.tar.xz" for version in range(1, format.FOLDER_VERSION + 1))}
+
+
+@EACH
+def test_a_folder_of_that_version_is_read(archive, tmp_path):
+    rig = Rig(unpacked(archive, tmp_path), **OPTIONS)
     check(rig)
     if archive.name != "version-1.tar.xz":
         check_2(rig)
+    if archive.name.startswith("folder"):
+        check_3(rig)
     rig.close()
     again = Rig(tmp_path / "data", **OPTIONS)
     assert again.recovered == 0
@@ -33,17 +44,30 @@ def test_a_folder_of_that_version_is_read(archive, tmp_path):
     again.close()
 
 
-@pytest.mark.parametrize("archive", FOLDERS, ids=lambda path: path.name.partition(".")[0])
-def test_a_backup_of_a_folder_of_that_version_has_all_of_it(archive, tmp_path):
-    """Also where nobody has opened its partitions since."""
-    with tarfile.open(archive) as found:
-        found.extraction_filter = getattr(tarfile, "data_filter", None)
-        found.extractall(tmp_path)
-    backups.make(tmp_path / "data", tmp_path / "backups")
-    [made] = backup.backups(tmp_path / "backups")
-    restore.restore(made, tmp_path / "restored")
-    rig = Rig(tmp_path / "restored", **OPTIONS)
-    check(rig)
-    if archive.name != "version-1.tar.xz":
-        check_2(rig)
+@EACH
+def test_what_a_start_makes_of_it_is_told_before_and_so_after_it(archive, tmp_path, capsys):
+    data_dir = unpacked(archive, tmp_path)
+    before = {path: path.read_bytes() for path in data_dir.rglob("*") if path.is_file()}
+    is_todays = archive.name == f"folder-{format.FOLDER_VERSION}.tar.xz"
+    assert main(["upgrade", "check", "--json", str(data_dir)]) == (0 if is_todays else 3)
+    said = json.loads(capsys.readouterr().out)
+    assert (said["folder"], said["writes"]["folder"]) == (format.FOLDER_VERSION if is_todays else 0, format.FOLDER_VERSION)
+    assert said["has_way_back"] == (not said["rewrites"]) == is_todays
+    assert any("version 1" in what for what in said["rewrites"]) == (archive.name == "version-1.tar.xz")
+    assert {path: path.read_bytes() for path in data_dir.rglob("*") if path.is_file()} == before
+    rig = Rig(data_dir, **OPTIONS)
+    folder.claim(data_dir)
+    for topic in ("many", "ended", "late"):
+        rig.everything(topic)
     rig.close()
+    assert main(["upgrade", "check", str(data_dir)]) == 0
+    assert f"format {format.FOLDER_VERSION}, catalogue {catalogue.VERSION}" in capsys.readouterr().out
+
+
+def test_what_a_newer_program_wrote_cannot_be_used(tmp_path, capsys):
+    data_dir = unpacked(ARCHIVES / f"folder-{format.FOLDER_VERSION}.tar.xz", tmp_path)
+    format.format_path(data_dir).write_text(f"{format.FOLDER_VERSION + 1}\n")
+    assert main(["upgrade", "check", str(data_dir)]) == 5
+    assert "a newer one wrote it" in capsys.readouterr().err
+    assert main(["upgrade", "check", str(tmp_path)]) == 5
+    assert "this is no data folder" in capsys.readouterr().err

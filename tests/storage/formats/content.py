@@ -7,6 +7,8 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.commands import QUARANTINE
 from geminga.storage.subscription import SubType
 
+from ..rig import START_MS
+from ..test_compacted import Topic
 from ..test_deduplication import Message, send
 
 OPTIONS = {"journal_segment_bytes": 64 << 10, "journal_segments_max": 2, "roll_over_entries": 50}
@@ -99,3 +101,37 @@ def check_2(rig):
     assert rig.receive(rig.consumer("deadly", "sub", metadata=[api.KeyValue(key=QUARANTINE, value="2")])) == []
     expected = [b"%04d" % n * 2_000 for n in (*range(5), *range(35, 40))]
     assert [payload for _, payload in rig.everything("large")] == expected
+
+
+# -- since format 1 of the folder
+
+HOUR_MS = 3_600_000
+
+
+def fill_3(rig):
+    """A compacted view; messages that wait, in an index that was saved, of which one was cancelled and one moved."""
+    topic = Topic(rig)
+    topic.publish(*[(f"k{n % 4}", b"v%d" % n) for n in range(8)], [("a", b"1"), ("b", b"2")])
+    topic.compact()
+    topic.publish(("a", b"3"))
+    rig.consumer("wait", "sub", subType=SubType.Shared)
+    producer = rig.producer("wait")
+    hours = (2_000, 901, 900, 902, 901)
+    waiting = rig.run(rig.sends(*[(producer, b"%d" % n, {"deliver_at_time": START_MS + n * HOUR_MS}) for n in hours])).positions
+    assert rig.asked("cancel", "wait", position=waiting[2])
+    rig.run(after_ms=20_000)
+    rig.settle()
+    rig.run(after_ms=20_000)
+    assert rig.asked("reschedule", "wait", position=waiting[1], deliver_at_ms=START_MS + 903 * HOUR_MS)
+
+
+def check_3(rig):
+    reading = rig.consumer("t", "reading", durable=False, read_compacted=True, initialPosition=api.CommandSubscribe.Earliest)
+    given = [payload for _, payload in rig.delivered(rig.run(rig.flow(reading, 100)), reading)]
+    assert [payload for payload in given if payload[:1] == b"v"] == [b"v4", b"v5", b"v6", b"v7"]
+    assert given[-1] == b"3"
+    consumer = rig.consumer("wait", "sub", subType=SubType.Shared)
+    assert rig.delivered(rig.run(rig.flow(consumer, 100)), consumer) == []
+    for hour, expected in ((900, []), (901, [b"901"]), (902, [b"902"]), (903, [b"901"])):
+        answers = rig.run(after_ms=START_MS + hour * HOUR_MS - rig.now_ms)
+        assert [payload for _, payload in rig.delivered(answers, consumer)] == expected, hour

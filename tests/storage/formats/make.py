@@ -1,6 +1,6 @@
-"""Writes what a broker of this format version left when it was killed: version-N.tar.xz, beside this file.
+"""Writes what a broker of these formats left when it was killed: version-N.tar.xz and folder-N.tar.xz, beside this file.
 
-    python -m pytest tests/storage/formats/make.py      makes the one of the current version, where there is none yet
+    pytest tests/storage/formats/make.py      makes those of the current versions, of files and of the folder, where there are none yet
 
 Each is made once, by the program that wrote that version, and kept: test_formats.py reads all of them.
 """
@@ -10,21 +10,24 @@ from pathlib import Path
 
 import pytest
 
-from geminga.storage import format
+from geminga.storage import folder, format
 
 from ..rig import Rig
-from .content import OPTIONS, fill, fill_2
+from .content import OPTIONS, fill, fill_2, fill_3
 
 FOLDER = Path(__file__).parent
 
 
-def test_make(tmp_path):
-    target = FOLDER / f"version-{format.VERSION}.tar.xz"
+@pytest.mark.parametrize("name", [f"version-{format.VERSION}", f"folder-{format.FOLDER_VERSION}"])
+def test_make(tmp_path, name):
+    target = FOLDER / f"{name}.tar.xz"
     if target.exists():
         pytest.skip(f"{target.name} is there already")
     rig = Rig(tmp_path / "data", **OPTIONS)
+    folder.claim(rig.data_dir)
     fill(rig)
     fill_2(rig)
+    fill_3(rig)
     shutil.copytree(rig.data_dir, tmp_path / "copy")      # as a SIGKILL leaves it
     rig.close()
     with tarfile.open(target, "w:xz") as archive:
