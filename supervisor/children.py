@@ -108,19 +108,31 @@ def _settle(parent: int, child: Child) -> None:
     child.control.close()
 
 
-def spread(children: list[Child]) -> None:
-    """Each worker and owner has a core of those that this process may use, in turn: as many of either on one as on another, or one more."""
+def spread(children: list[Child], is_wanted: bool) -> None:
+    """Each worker and owner has a core of those that this process may use, in turn: as many of either on one as on another, or one more.
+
+    Those that run are moved.  Without `is_wanted` the kernel chooses.
+    """
     cores = sorted(os.sched_getaffinity(0))
     for child in children:
-        child.core = cores[child.index % len(cores)] if child.role in ("worker", "owner") else None
+        child.core = cores[child.index % len(cores)] if is_wanted and child.role in ("worker", "owner") else None
+        if child.pid:
+            for thread in os.listdir(f"/proc/{child.pid}/task"):
+                _keep(child, int(thread), cores if child.core is None else [child.core])
 
 
 def keep_to_core(child: Child) -> None:
-    """This process runs on the child's core only, as will its threads; where the core is none of ours any more, on all that are."""
-    if child.core is None:
-        return
+    """This process runs on the child's core only, as will its threads."""
+    if child.core is not None:
+        _keep(child, 0, [child.core])
+
+
+def _keep(child: Child, thread: int, cores: list[int]) -> None:
+    """Where a core is none of ours any more, on all that are."""
     try:
-        os.sched_setaffinity(0, {child.core})
+        os.sched_setaffinity(thread, cores)
+    except ProcessLookupError:      # it has just ended
+        pass
     except OSError as error:
         log.warning(f"{child.name} cannot keep to core {child.core}: {error.strerror}", code="G321")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from geminga.storage.control import Control, packed
 from geminga.storage.log import log
-from geminga.supervisor.children import READY, Child
+from geminga.supervisor.children import READY, Child, spread
 from geminga.supervisor.config import KEYS, SECTIONS, Config, ConfigError
 from geminga.workers.identity.authentication import Authenticator
 from geminga.workers.identity.certificates import Tls
@@ -24,7 +24,6 @@ NEEDS_RESTART = {
     "data_dir": "everything that is open lies there",
     "workers": "each has its place in what was shared out at the start",
     "owners": "partitions are shared out among them, and their journals",
-    "affinity": "a process keeps to its core from its beginning on",
     "network.bind": _LISTENERS, "network.port": _LISTENERS, "http_bind": _LISTENERS, "http_port": _LISTENERS,
     "tls.port": _LISTENERS, "tls.http_port": _LISTENERS,
 }
@@ -149,6 +148,8 @@ class Reload:
             self._roles.reverse()
         supervisor.config = config
         supervisor.announce(config)
+        if "affinity" in {change.key for change in changes}:
+            spread(supervisor.children, config.affinity == "spread")
         log.begin(config.log)
 
     def _configure(self, roles: tuple[str, ...]) -> None:

@@ -128,8 +128,7 @@ class Supervisor:
         self.children = [Child("owner", n, f"geminga-o{n}", self._be_owner) for n in range(config.owners)]
         self.children += [Child("worker", n, f"geminga-w{n}", self._be_worker) for n in range(config.workers)]
         self.children.append(Child("admin", 0, "geminga-admin", self._be_admin))
-        if config.affinity == "spread":
-            spread(self.children)
+        spread(self.children, config.affinity == "spread")
 
     def _bind(self) -> None:
         """A listening socket for each worker, kept here as well: connections wait in it while a worker is started again."""

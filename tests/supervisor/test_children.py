@@ -33,7 +33,7 @@ def test_an_end_is_told_in_words(status, text):
 def test_workers_and_owners_are_spread_over_the_cores_that_the_broker_may_use(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {7, 2, 5})
     children = [Child(role, n, "", lambda *_: None) for role, count in (("owner", 4), ("worker", 3), ("admin", 1)) for n in range(count)]
-    spread(children)
+    spread(children, True)
     assert [child.core for child in children] == [2, 5, 7, 2, 2, 5, 7, None]
 
 

@@ -29,6 +29,7 @@ from ..workers.peer import Closed, Peer
 
 GEMINGA = str(Path(sys.executable).with_name("geminga"))
 CHOICES = {     # of keys whose values are not any number, or any text
+    "affinity": "spread",
     "storage.sync": "interval", "storage.failover_selection": "join-order", "storage.backlog_quota_policy": "producer_exception",
     "storage.inactive_topic_mode": "delete_when_subscriptions_caught_up", "storage.subscription_types": ("Shared",),
     "storage.schema_compatibility_strategy": "BACKWARD", "nightly.engine": "here", "nightly.master": "local[1]",
@@ -67,8 +68,8 @@ def test_each_key_holds_or_is_named(key):
 
 
 def test_only_listeners_folders_and_numbers_of_processes_need_a_restart():
-    assert set(NEEDS_RESTART) == {"data_dir", "workers", "owners", "affinity", "network.bind", "network.port", "http_bind", "http_port",
-                                  "tls.port", "tls.http_port"}
+    assert set(NEEDS_RESTART) == {"data_dir", "workers", "owners", "network.bind", "network.port", "http_bind", "http_port", "tls.port",
+                                  "tls.http_port"}
 
 
 def test_tls_is_not_switched_on_halfway():
@@ -410,6 +411,16 @@ def test_who_is_asked_and_what_they_may_do(reload):
     assert (connect(b"joe:one"), connect(b"jim:two")) == (T.ERROR, T.PRODUCER_SUCCESS)
     reload.holds("")
     assert producer_answer(reload.broker).type == T.PRODUCER_SUCCESS
+
+
+def test_processes_keep_to_a_core_or_do_not(reload):
+    """All threads of those that run are moved."""
+    cores = sorted(os.sched_getaffinity(0))
+    for text, is_spread in (('affinity = "spread"\n', True), ("", False)):
+        reload.holds(text)
+        for name, pid in reload.broker.children().items():
+            on = {cores[int(name[-1]) % len(cores)]} if is_spread and name != "geminga-admin" else set(cores)
+            assert all(os.sched_getaffinity(int(thread)) == on for thread in os.listdir(f"/proc/{pid}/task")), name
 
 
 def test_a_process_that_cannot_take_it_is_replaced_by_one_that_does(reload):
