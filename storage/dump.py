@@ -74,9 +74,10 @@ def _ledger(folder: Path, ledger_id: int, first: int, end: int, payload: bool) -
         line["damaged"] = "the header of the index is damaged, of another ledger, or was never written"
     else:
         counted = int(head["entries"][0])
-        line |= {"state": "sealed" if head["state"][0] == format.SEALED else "open", "entries": counted, "size": int(head["size"][0]),
-                 "first_message": int(head["first_message"][0]), "created_ms": int(head["created_ms"][0]),
-                 "format": int(head["version"][0])}
+        is_sealed = bool(head["state"][0] == format.SEALED)
+        line |= {"state": "sealed" if is_sealed else "open", "entries" if is_sealed else "entries_at_least": counted,
+                 "size" if is_sealed else "size_at_least": int(head["size"][0]), "first_message": int(head["first_message"][0]),
+                 "created_ms": int(head["created_ms"][0]), "format": int(head["version"][0])}
     if found.ledger_path.exists() and not found.has_its_header():
         line.setdefault("damaged", "the header of the ledger is damaged")
     yield line
@@ -85,15 +86,15 @@ def _ledger(folder: Path, ledger_id: int, first: int, end: int, payload: bool) -
     written = rows.view(np.uint64).reshape(len(rows), 8).any(axis=1)
     if head is None:
         count = int(np.flatnonzero(written)[-1]) + 1 if written.any() else 0
-    else:      # the journal may have had more of an open one, which its owner writes behind the header's count
-        behind = valid[counted:] if line["state"] == "open" else valid[:0]
-        count = counted + (len(behind) if behind.all() else int((~behind).argmax()))
+    else:      # of an open one there may be more than its header counts; what is not whole behind the last row that is, is being written
+        behind = np.flatnonzero(valid[counted:]) if line["state"] == "open" else ()
+        count = counted + (int(behind[-1]) + 1 if len(behind) else 0)
     gone = _gone(folder, partition_id)
-    given_back = acknowledged(gone, ledger_id, count) if count <= len(rows) else np.zeros(count, bool)
+    given_back = acknowledged(gone, ledger_id, min(count, len(rows)))
     with _Entries(found.ledger_path) as entries:
-        for entry_id in range(max(first, 0), min(count, end)):
+        for entry_id in range(max(first, 0), min(count, len(rows), end)):
             place = {"entry": f"{ledger_id}:{entry_id}"}
-            if entry_id >= len(rows) or not written[entry_id]:
+            if not written[entry_id]:
                 yield place | {"damaged": "the index has no row of it"}
             elif not valid[entry_id]:
                 yield place | {"damaged": "its row in the index"}
@@ -101,6 +102,8 @@ def _ledger(folder: Path, ledger_id: int, first: int, end: int, payload: bool) -
                 yield place | _of_row(rows[entry_id]) | {"checksum": "not looked at: it is there for nobody any more"}
             else:
                 yield place | _of_row(rows[entry_id]) | entries.read(rows[entry_id], payload)
+    if len(rows) < min(count, end):
+        yield {"damaged": f"the index ends before entry {ledger_id}:{len(rows)}"}
 
 
 def _compacted_ledger(folder: Path, ledger_id: int, first: int, end: int, payload: bool) -> Iterator[Line]:
@@ -217,7 +220,11 @@ def _named(said: dict[str, Any]) -> Line:
 def _journal(path: Path, first: int, end: int, payload: bool) -> Iterator[Line]:
     head, records, damage = replay.read_segment(path)
     if head is None:
-        yield {"segment": path.name, "damaged": "it has no header, or was never begun"} | ({"found": damage} if damage else {})
+        with open(path, "rb") as file:
+            is_begun = any(file.read(format.HEADER_SIZE))
+        yield {"segment": path.name} | ({"damaged": "its header"} if is_begun else {"state": "to be used next"})
+        for text in damage:
+            yield {"damaged": text}
         return
     yield {"segment": path.name, "sequence": int(head["sequence"]), "first_record": int(head["first_record"]),
            "state": "retired" if head["is_retired"] else "to be replayed", "format": int(head["version"])}

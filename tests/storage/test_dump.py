@@ -12,7 +12,7 @@ from geminga.storage.errors import CorruptFile
 from geminga.storage.subscription import SubType
 from geminga.supervisor.main import main
 
-from .files import copy_of, flip
+from .files import copy_of, cut, flip
 from .rig import START_MS, Rig
 from .test_compacted import Topic
 
@@ -61,7 +61,7 @@ def files(*folders):
 @pytest.mark.parametrize("suffix", [".ledger", ".index"])
 def test_each_entry_of_a_ledger_is_a_line(folder, suffix):
     head, *entries = lines(ledger_of(folder).with_suffix(suffix), payload=True)
-    assert (head["entries"], head["state"], "damaged" in head) == (8, "open", False)
+    assert (head["entries_at_least"], head["state"], "damaged" in head) == (8, "open", False)
     assert [found["entry"] for found in entries] == [f"{head['ledger']}:{n}" for n in range(8)]
     assert [found["payloads"][0]["payload"] for found in entries] == [b"%d" % n for n in range(8)]
     assert {(found["producer"], found["checksum"], found["publish_ms"]) for found in entries} == {(b"p", "whole", 1)}
@@ -87,7 +87,8 @@ def test_a_state_says_what_was_acknowledged_and_given_back_and_what_producers_se
 
 def test_a_segment_says_what_was_decided(folder):
     found = [line for path in sorted((folder["killed"] / "journal").rglob("*.journal")) for line in lines(path, payload=True)]
-    assert [line for line in found if "damaged" in line and not line["damaged"].startswith("it has no header")] == []
+    assert [line for line in found if "damaged" in line] == []
+    assert [line["state"] for line in found if "segment" in line].count("to be replayed") >= 1
     payloads = [line["payloads"][0]["payload"] for line in found if "payloads" in line]
     assert payloads[-8:] == [b"%d" % n for n in range(8)]
     assert {"ledger opened", "acknowledged", "redelivered", "produced", "delayed"} <= {line["op"] for line in found if "op" in line}
@@ -112,14 +113,28 @@ def test_a_view_says_what_is_left(folder):
     assert [one["payload"] for line in entries for one in line["payloads"]] == [b"v4", b"v5", b"v6", b"v7", b"1", b"2"]
 
 
-def test_a_row_that_is_damaged_is_shown_as_such_and_so_is_an_entry(folder, tmp_path):
-    data_dir = copy_of(folder["stopped"], tmp_path / "damaged")
+@pytest.mark.parametrize("state", ["stopped", "killed"])
+def test_a_row_that_is_damaged_is_shown_as_such_and_so_is_an_entry(folder, tmp_path, state):
+    data_dir = copy_of(folder[state], tmp_path / "damaged")
     path = ledger_of({**folder, "stopped": data_dir})
     flip(path.with_suffix(".index"), format.HEADER_SIZE * 4 + 9)
     entry = lines(path)[6]
     flip(path, entry["at"] + entry["size"] - 1)
     assert [(n, line["damaged"]) for n, line in enumerate(lines(path)[1:]) if "damaged" in line] == [
         (3, "its row in the index"), (5, "its checksum is wrong")]
+
+
+def test_an_index_that_is_cut_and_a_header_that_is_lost_cost_no_line_of_what_is_left(folder, tmp_path):
+    data_dir = copy_of(folder["stopped"], tmp_path / "damaged")
+    path = ledger_of({**folder, "stopped": data_dir})
+    flip(path.with_suffix(".index"), 20)
+    head, *entries = lines(path)
+    assert head["damaged"].startswith("the header of the index")
+    assert [line["checksum"] for line in entries] == ["whole"] * 8
+    flip(path.with_suffix(".index"), 20)
+    cut(path.with_suffix(".index"), format.HEADER_SIZE * 5 + 7)
+    _, *entries, last = lines(path)
+    assert (len(entries), last["damaged"]) == (4, f"the index ends before entry {path.stem}:4")
 
 
 def test_a_copy_of_a_state_that_is_damaged_is_shown_and_the_other_read(folder, tmp_path):
@@ -160,7 +175,7 @@ def test_any_bit_of_a_ledger_that_means_something_is_seen(folder, tmp_path, seed
     data_dir = copy_of(folder["stopped"], tmp_path / "flipped")
     path = ledger_of({**folder, "stopped": data_dir})
     head = lines(path)[0]
-    for target, size in ((path, head["size"] - format.HEADER_SIZE), (path.with_suffix(".index"), 8 * format.HEADER_SIZE)):
+    for target, size in ((path, head["size_at_least"] - format.HEADER_SIZE), (path.with_suffix(".index"), 8 * format.HEADER_SIZE)):
         for _ in range(40):
             at, bit = format.HEADER_SIZE + chance.randrange(size), chance.randrange(8)
             flip(target, at, bit)
