@@ -60,6 +60,16 @@ def close_producer(producer_id: int) -> bytes:
     return frame(api.BaseCommand(type=Type.CLOSE_PRODUCER, close_producer=answer))
 
 
+def topic_migrated(kind: int, object_id: int, url: str, url_tls: str) -> bytes:
+    """Its producer or consumer is to go to another cluster, once it is closed."""
+    answer = api.CommandTopicMigrated(resource_type=kind, resource_id=object_id)
+    if url:
+        answer.brokerServiceUrl = url
+    if url_tls:
+        answer.brokerServiceUrlTls = url_tls
+    return frame(api.BaseCommand(type=Type.TOPIC_MIGRATED, topicMigrated=answer))
+
+
 def close_consumer(consumer_id: int) -> bytes:
     answer = api.CommandCloseConsumer(consumer_id=consumer_id, request_id=NO_REQUEST)
     return frame(api.BaseCommand(type=Type.CLOSE_CONSUMER, close_consumer=answer))

@@ -185,7 +185,7 @@ def move(owner, subscription: Subscription, acks: Acks, reason: int) -> None:
             if len(found.ledgers) > 1:
                 owner.wake_trimming(found)
     owner.puncher.acknowledged[found] = None
-    if found.is_terminated or (subscription.dispatcher is not None and subscription.dispatcher.is_woken_by_acknowledgements):
+    if found.is_closed or (subscription.dispatcher is not None and subscription.dispatcher.is_woken_by_acknowledgements):
         owner.wake(found)
 
 

@@ -172,6 +172,10 @@ def _producer(owner, session, command: api.BaseCommand, *, probed: bool = False)
         raise Refusal(api.TopicTerminatedError, "Topic was already terminated")
     if found.policies.encryption_required and not request.encrypted:
         raise Refusal(api.MetadataError, f"Encryption is required in {found.name}")
+    if found.is_persistent and found.policies.migrated_to:
+        return owner.outbox(session.worker).reply(
+            session.connection, _farewell_to_producer(found, request.producer_id), request_id=request.request_id,
+            action=envelope.PRODUCER_GONE, object_id=request.producer_id)
     if found.is_persistent and not owner.gate.enter(session, command, found):
         return
     schema_version = schemas.admit_producer(owner, found, request.schema if request.HasField("schema") else None)
@@ -271,10 +275,16 @@ def expel_producer(owner, producer: Producer) -> None:
     if log.level >= DEBUG:
         _log(session, "a producer was told to go", producer.partition, producer=producer.name)
     _take_right(owner, producer)
-    data = answers.close_producer(producer.producer_id)
-    if not producer.is_ready:
+    data = _farewell_to_producer(producer.partition, producer.producer_id)
+    if not producer.is_ready and not (producer.partition.is_persistent and producer.partition.policies.migrated_to):
         data = answers.error(producer.request_id, api.ProducerFenced, "Fenced by a producer with ExclusiveWithFencing")
     owner.outbox(producer.worker).reply(producer.connection, data, action=envelope.PRODUCER_GONE, object_id=producer.producer_id)
+
+
+def _farewell_to_producer(found: Partition | LiveTopic, producer_id: int) -> bytes:
+    """What closes it at its client; which is told before where to go, if that is another cluster."""
+    close, to = answers.close_producer(producer_id), found.policies.migrated_to if found.is_persistent else ()
+    return answers.topic_migrated(api.CommandTopicMigrated.Producer, producer_id, *to) + close if to else close
 
 
 def _dismiss(owner, producer: Producer) -> None:
@@ -569,8 +579,11 @@ def expel_consumers(owner, subscription: Subscription) -> None:
             _log_consumer(session, "a consumer was told to go", consumer)
         owner.consumers.pop(consumer.handle, None)
         owner.counters.add("consumers", -1)
-        owner.outbox(consumer.worker).reply(consumer.connection, answers.close_consumer(consumer.consumer_id),
-                                            action=envelope.CONSUMER_GONE, object_id=consumer.consumer_id)
+        data = answers.close_consumer(consumer.consumer_id)
+        if subscription.has_moved:
+            to = subscription.partition.policies.migrated_to
+            data = answers.topic_migrated(api.CommandTopicMigrated.Consumer, consumer.consumer_id, *to) + data
+        owner.outbox(consumer.worker).reply(consumer.connection, data, action=envelope.CONSUMER_GONE, object_id=consumer.consumer_id)
     subscription.vacate()
     subscription.partition.attached.pop(subscription, None)
 

@@ -340,6 +340,15 @@ class Owner:
             watcher.watch(partition)
         self.delays.watch(partition)
         partition.deduplicates = partition.policies.deduplication
+        if policies.migrated_to:
+            self._migrate(partition)
+
+    def _migrate(self, partition: Partition) -> None:
+        """Its producers have gone to the other cluster; consumers follow when they have acknowledged what there is."""
+        self.publish_held(partition)
+        for producer in partition.producers.expel_all():
+            commands.expel_producer(self, producer)
+        self.wake(partition)
 
     # -- a pass
 
@@ -673,6 +682,7 @@ class Owner:
         schedule, has_rates = partition.schedule, partition.rate_limits is not None
         if schedule is not None:
             self.schedules.advance(partition, self.now_ms)
+        moves, moved = bool(partition.policies.migrated_to), []
         for subscription in rates.in_turn(partition) if has_rates else partition.attached:
             for consumer, is_active in subscription.dispatcher.news():
                 self._tell_active(consumer, is_active)
@@ -685,8 +695,12 @@ class Owner:
                 self._deliver(subscription, consumer, ledger, entries)
             if view is not None:
                 acknowledgements.pass_over(self, subscription, began)
-            if partition.is_terminated and subscription.cursor.mark_delete >= partition.last_confirmed:
+            if moves and subscription.has_moved:
+                moved.append(subscription)
+            elif partition.is_terminated and subscription.cursor.mark_delete >= partition.last_confirmed:
                 self._tell_end(subscription)
+        for subscription in moved:
+            commands.expel_consumers(self, subscription)
         if partition.damage or partition.losses:
             self._deal_with_damage(partition)
         is_awaited = schedule is not None and any(subscription.is_spread for subscription in partition.attached)

@@ -209,6 +209,11 @@ class Partition:
         return gone
 
     @property
+    def is_closed(self) -> bool:
+        """Nothing more will come."""
+        return self.is_terminated or bool(self.policies.migrated_to)
+
+    @property
     def is_drained(self) -> bool:
         """Whether every durable subscription has acknowledged everything."""
         return all(s.cursor.mark_delete >= self.last_confirmed for s in self.subscriptions.values() if s.is_durable)

@@ -9,12 +9,13 @@ from typing import Any
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
-from geminga.proto.names import TopicName
+from geminga.proto.names import TopicName, is_system
 from geminga.storage.catalogue import Catalogue
 from geminga.storage.options import StorageOptions
 from geminga.storage.policy_table import DELETE_MODES, EVICTION, HOLD, MIB, SUBSCRIPTION_TYPES, TABLE, Policy, default, fields
 
 NO_LIMIT = -1
+MIGRATION, MIGRATED = "/migration", "migrated"      # a scope: what is said of this cluster's; a namespace's policy: that it takes part
 DISPATCH_RATE_OF = "dispatchRate/"      # and a subscription's name: a topic's policy that is about it alone
 BYTES_QUOTA, AGE_QUOTA = "backlogQuota/destination_storage", "backlogQuota/message_age"
 
@@ -71,6 +72,7 @@ class Policies:
     subscribe_count: int = 0           # that a consumer may subscribe ...
     subscribe_period_s: int = 30       # ... in so many seconds
     dispatch_rates_of: tuple[tuple[str, tuple[int, int, int, bool]], ...] = ()     # of subscriptions with one of their own, by name
+    migrated_to: tuple[str, str] = ()  # the cluster to which producers and consumers are sent: its address, and that with TLS
 
     @property
     def new_topics_partitions(self) -> int:
@@ -124,9 +126,19 @@ def policies_of(catalogue: Catalogue, topic: TopicName, options: StorageOptions)
         for policy in TABLE.values() if kept else ():       # in their order: of two that set the same the later is stronger
             if policy.name in kept:
                 found = replace(found, **fields(policy, kept[policy.name]))
+    if to := migrated_to(catalogue, topic):
+        found = replace(found, migrated_to=to)
     return replace(found, dispatch_rates_of=tuple(      # a topic's, as kept is of the last scope
         (name.removeprefix(DISPATCH_RATE_OF), replace(found, **fields(TABLE["subscriptionDispatchRate"], value)).subscription_dispatch_rate)
         for name, value in kept.items() if name.startswith(DISPATCH_RATE_OF))) if kept else found
+
+
+def migrated_to(catalogue: Catalogue, topic: TopicName) -> tuple[str, str] | tuple[()]:
+    """Where its producers and consumers are sent; () while they stay, as the broker's own always do."""
+    said = catalogue.policies(MIGRATION)
+    if not (said.get("to") and (said.get(MIGRATED) or catalogue.policies(topic.namespace).get(MIGRATED))) or is_system(str(topic)):
+        return ()
+    return said["to"].get("brokerServiceUrl") or "", said["to"].get("brokerServiceUrlTls") or ""
 
 
 def _scopes(topic: TopicName) -> tuple[str, str]:

@@ -116,6 +116,12 @@ class Subscription:
     is_replicated: bool = False                                # is to be known in other clusters; there are none
 
     @property
+    def has_moved(self) -> bool:
+        """Everything here is acknowledged, and what comes is in another cluster."""
+        return bool(self.partition.policies.migrated_to) and self.partition.is_persistent and \
+            self.cursor.mark_delete >= self.partition.last_confirmed
+
+    @property
     def is_durable(self) -> bool:
         return self.cursor.is_durable
 

@@ -64,7 +64,8 @@ _ROWS: tuple[tuple[Demand | None, str, tuple[str, ...]], ...] = (
     (SUPER, "GET", (f"{_CLUSTER}/failureDomains", f"{_CLUSTER}/namespaceIsolationPolicies",
                     f"{_CLUSTER}/namespaceIsolationPolicies/brokers/{{broker}}")),
     (SUPER, "GET POST DELETE", (f"{_CLUSTER}/failureDomains/{{domain}}",)),
-    (SUPER, "POST", (f"{_CLUSTER}/migrate",)),
+    (SUPER, "GET POST", (f"{_CLUSTER}/migrate",)),
+    (SUPER, "POST", (f"{_N}/migration",)),
     # Tenants and namespaces
     (SUPER, "GET", ("/admin/v2/tenants",)),
     (TENANTS, "GET PUT POST DELETE", ("/admin/v2/tenants/{tenant}",)),

@@ -5,6 +5,8 @@ from aiohttp import web
 
 from geminga.proto import names
 from geminga.proto.errors import Refusal
+from geminga.storage.policies import MIGRATED, MIGRATION
+from geminga.supervisor.admin.owners import OWNERS
 from geminga.supervisor.admin.topics import TOPICS, body_of, catalogue_of, done, part_of
 
 routes = web.RouteTableDef()
@@ -96,6 +98,30 @@ def _parts(url: Any) -> list[str]:
     return url.split(",") if isinstance(url, str) else [""]
 
 
+# -- migration: where producers and consumers of this cluster are sent
+
+@routes.get(_CLUSTER + "/migrate")
+async def migration(request: web.Request) -> web.Response:
+    said = catalogue_of(request).policies(MIGRATION)
+    if _cluster(request) != request.app[TOPICS].cluster_name or not said:
+        raise web.HTTPNotFound(text="Nothing was said of its migration")
+    return web.json_response({"migrated": bool(said.get(MIGRATED)), "migratedClusterUrl": said.get("to")})
+
+
+@routes.post(_CLUSTER + "/migrate")
+async def migrate(request: web.Request) -> web.Response:
+    """All of it, with migrated=true; else namespaces that are marked."""
+    if _cluster(request) != request.app[TOPICS].cluster_name:
+        raise web.HTTPMethodNotAllowed(request.method, [], text="Only topics of this cluster are here")
+    to = {name: url for name, url in (await _data(request)).items() if name in _URLS}
+    if not to.get("brokerServiceUrl") and not to.get("brokerServiceUrlTls"):
+        raise web.HTTPBadRequest(text="brokerServiceUrl or brokerServiceUrlTls is needed: the address to which clients are sent")
+    catalogue_of(request).set_policy(MIGRATION, "to", to)
+    _keep(request, MIGRATION, MIGRATED, request.query.get("migrated", "").lower() == "true")
+    await request.app[OWNERS].tell_all("options")
+    return web.Response(status=200)
+
+
 # -- peers and failure domains
 
 @routes.get(_CLUSTER + "/peers")
@@ -162,7 +188,6 @@ async def isolation(request: web.Request) -> web.Response:
 
 
 @routes.post(_CLUSTER + "/namespaceIsolationPolicies/{policy}")
-@routes.post(_CLUSTER + "/migrate")
 async def not_here(request: web.Request) -> web.Response:
     _cluster(request)
     raise web.HTTPMethodNotAllowed(request.method, [], text="There is one broker, which has all namespaces")

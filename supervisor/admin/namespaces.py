@@ -7,6 +7,7 @@ from geminga.proto import names
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
 from geminga.storage.catalogue import ADMIN_ROLES, Catalogue
+from geminga.storage.policies import MIGRATED
 from geminga.supervisor.admin import clusters, permissions, policies
 from geminga.supervisor.admin.authorization import AUTHORIZATION
 from geminga.supervisor.admin.owners import OWNERS
@@ -175,7 +176,7 @@ async def namespace(request: web.Request) -> web.Response:
     kept = catalogue_of(request).policies(namespace_of(request))
     cluster_name = request.app[TOPICS].cluster_name
     found = {"auth_policies": permissions.member(catalogue_of(request), namespace_of(request)), "bundles": _BUNDLES,
-             "latency_stats_sample_rate": {}, "migrated": False, "deleted": False}
+             "latency_stats_sample_rate": {}, "migrated": bool(kept.get(MIGRATED)), "deleted": False}
     return web.json_response(found | policies.members(kept, cluster_name))
 
 
@@ -214,6 +215,18 @@ async def topics(request: web.Request) -> web.Response:
     if mode not in _MODES:
         raise web.HTTPBadRequest(text=f"mode is one of {', '.join(_MODES)}")
     return web.json_response(listed(request, catalogue_of(request).topics(namespace_of(request)), _MODES[mode]))
+
+
+@routes.post(_NAMESPACE + "/migration")
+async def set_migrated(request: web.Request) -> web.Response:
+    """Whether its producers and consumers are sent to the cluster that was named to this one's."""
+    name, is_migrated = namespace_of(request), await body_of(request)
+    if not isinstance(is_migrated, bool):
+        raise web.HTTPBadRequest(text="The body is true or false")
+    catalogue_of(request).set_policy(name, MIGRATED, is_migrated or None)
+    catalogue_of(request).commit()
+    await request.app[OWNERS].tell_all("policies", scope=name)
+    return done()
 
 
 @routes.get(_NAMESPACE + "/bundles")

@@ -26,7 +26,7 @@ WRONG = (b"[[[]]]", b'"\\ud800"', b"1" * 400, b"-0.5", b"true")
 # Routes that do something whatever their body says, as they read none, or a text without quotes.
 NO_BODY = re.compile(r"/(unload|split|terminate|terminate/partitions|trim|compaction|offload|createMissedPartitions|skip_all|"
                      r"skip/\{\w+\}|expireMessages/\{\w+\}|resetcursor/\{\w+\}|clearBacklog|clearBacklog/\{\w+\}|unsubscribe/\{\w+\}|shutdown|"
-                     r"namespaceIsolationPolicies/\{\w+\}|migrate|property/\{\w+\}/\{\w+\}|configuration/\{\w+\}/\{\w+\}|"
+                     r"namespaceIsolationPolicies/\{\w+\}|migration|property/\{\w+\}/\{\w+\}|configuration/\{\w+\}/\{\w+\}|"
                      r"dispatcherPauseOnAckStatePersistent|antiAffinity|\{topic\}/messageTTL)$|^/ops/|\{rest\}")
 SHUTDOWN = "/admin/v2/brokers/shutdown"
 
