@@ -71,3 +71,11 @@ def test_what_a_newer_program_wrote_cannot_be_used(tmp_path, capsys):
     assert "a newer one wrote it" in capsys.readouterr().err
     assert main(["upgrade", "check", str(tmp_path)]) == 5
     assert "this is no data folder" in capsys.readouterr().err
+
+
+def test_a_catalogue_that_cannot_be_read_is_one_line(tmp_path, capsys):
+    data_dir = unpacked(ARCHIVES / f"folder-{format.FOLDER_VERSION}.tar.xz", tmp_path)
+    (data_dir / "catalogue.sqlite-wal").unlink()
+    (data_dir / "catalogue.sqlite").write_bytes(b"of another time" * 1_000)
+    assert main(["upgrade", "check", str(data_dir)]) == 5
+    assert capsys.readouterr().err == f"geminga: {data_dir}: file is not a database\n"
