@@ -2,6 +2,7 @@
 import signal
 import subprocess
 
+import jwt
 import pulsar
 import pytest
 
@@ -195,6 +196,30 @@ def test_what_is_not_there_is_said_and_not_made(there, bring, other):
     assert status == 1 and "no such topic" in complaint.lower() and topic not in request(
         "GET", f"{other.http_url}/admin/v2/persistent/public/default")[1]
     assert bring("public/nowhere")[0] == 1
+
+
+def test_who_may_not_read_there_is_told_so_and_who_shows_a_token_may(own, client, bring, start_broker, tmp_path):
+    key = b"a secret key of thirty-two bytes"
+    (tmp_path / "key").write_bytes(key)
+    (tmp_path / "geminga.toml").write_text(f"""
+[authentication]
+methods = ["token"]
+secret_keys = ["{tmp_path / "key"}"]
+[authorization]
+enabled = true
+super_user_roles = ["admin"]
+""")
+    guarded, topic = start_broker("--config", str(tmp_path / "geminga.toml")), unique_topic()
+    tokens = {role: jwt.encode({"sub": role}, key, "HS256") for role in ("admin", "nobody")}
+    producer = pulsar.Client(guarded.service_url, pulsar.AuthenticationToken(tokens["admin"]), logger=QUIET).create_producer(topic)
+    producer.send(b"secret")
+    status, _, complaint = bring(topic, source=guarded.service_url)
+    assert status == 1 and "AuthenticationError" in complaint and len(complaint.splitlines()) == 1
+    shown = {role: ("--from-auth-plugin", "AuthenticationToken", "--from-auth-params", f"token:{token}") for role, token in tokens.items()}
+    status, _, complaint = bring(*shown["nobody"], topic, source=guarded.service_url)
+    assert status == 1 and "AuthorizationError" in complaint and len(complaint.splitlines()) == 1
+    assert bring(*shown["admin"], topic, source=guarded.service_url)[0] == 0
+    assert [one[0] for one in all_of(client, topic)] == [b"secret"]
 
 
 def test_who_is_not_reachable_is_named(bring, own, tmp_path):
