@@ -38,7 +38,7 @@ VERSION = 1
 MANIFEST, CATALOGUE, PARTITIONS, STATE = "manifest", "catalogue.sqlite", "partitions", "state"
 _UNFINISHED = ".new"
 _NAME = re.compile(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d-\d{3}Z")
-_AMENDED = Path("delayed", "amended")
+_AMENDED = format.amended_path(Path())
 _CHUNK = 1 << 20
 
 

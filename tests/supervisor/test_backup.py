@@ -17,19 +17,12 @@ import pytest
 from geminga.storage import backup, format, locks
 from geminga.supervisor import beside
 
+from ..crash.backups import CONFIGURATION
 from ..harness import Broker, eventually, request, unique_topic
 from .test_compaction import ended, fill, url_of
 from .test_delayed import ask, ids, now_ms
 from .test_serve import GEMINGA, run
 
-OPTIONS = """
-[network]
-max_message_size = 100_000
-[storage]
-roll_over_bytes = 1_048_576
-journal_segment_bytes = 6_000_000
-discovery_grace_s = 0
-"""
 BLOCK = b"x" * 8_000
 FAR_MS = 3_600_000
 
@@ -37,7 +30,7 @@ FAR_MS = 3_600_000
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("backup")
-    (folder / "geminga.toml").write_text(OPTIONS)
+    (folder / "geminga.toml").write_text(CONFIGURATION)
     return folder
 
 
