@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _STRETCH = 1 << 16               # entries put into the index in one go
 _FEW = 64                        # of these it mostly shows already that times do not ascend
 _FRESH_MIN = 1 << 16             # rows that are gathered before they go into files, ...
-_FRESH_EACH = 512                # ... and for each file that they go to
+_FRESH_EACH = 320                # ... and for each file that they go to
 _SAVED = "schedule"
 Released = list[tuple[Ledger, NDArray[np.int64]]]      # entries ascending
 

@@ -45,7 +45,7 @@ def joined(parts: list[Rows]) -> Rows:
 
 def rows_of(times: ArrayLike, ledger_id: int, entries: ArrayLike) -> Rows:
     """Of one ledger; times and entries (n,)."""
-    return np.asarray(times, np.int64), np.full(len(entries), ledger_id, np.int64), np.asarray(entries, np.int64)
+    return np.asarray(times, np.int64), np.broadcast_to(np.int64(ledger_id), len(entries)), np.asarray(entries, np.int64)
 
 
 @dataclass(slots=True)
