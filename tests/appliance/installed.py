@@ -21,18 +21,24 @@ def add_options(parser: argparse.ArgumentParser) -> None:
                         help="where the Debian of all boxes is kept, and boxes lie while they are there (default: %(default)s)")
 
 
+NOT_HERE = 77      # exit status of what cannot be tried on this machine, as automake has it
+
+
 def begin(options: argparse.Namespace) -> Path:
-    """This process can have boxes; returns the Debian for them.  SystemExit when there can be none here."""
+    """This process can have boxes; returns the Debian for them.  SystemExit NOT_HERE when there can be none here."""
     if missing := what_is_missing():
-        print(f"boxes need {missing}", file=sys.stderr)
-        raise SystemExit(2)
+        raise not_here(f"boxes need {missing}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))       # by way of everything that closes boxes
     try:
         own_machine()
         return pristine(options.cache, options.suite)
     except NoBox as why:
-        print(why, file=sys.stderr)
-        raise SystemExit(1) from None
+        raise not_here(why) from None
+
+
+def not_here(why: object) -> SystemExit:
+    print(f"nothing can be tried here: {why}", file=sys.stderr)
+    return SystemExit(NOT_HERE)
 
 
 def bring(box: Box, packages: list[Path]) -> list[str]:

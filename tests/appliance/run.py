@@ -4,7 +4,8 @@
     python -m tests.appliance.run --suite trixie --package FILE --package FILE
     python -m tests.appliance.run --only watchdog              only what has this word in its name, and the installation
 
-Each thing that is shown is a line with the seconds that it took; exit status 1 says that one of them is not so.
+Each thing that is shown is a line with the seconds that it took; exit status 1 says that one of them is not so, 77 that nothing can be
+tried on this machine.
 """
 import argparse
 import json
@@ -24,8 +25,8 @@ from ..harness import eventually, request, unique_topic
 from ..proto.client_frames import T, entry_of, message_metadata, send
 from ..workers.peer import Peer
 from . import plugs
-from .box import Box, comm
-from .installed import INSTALL, add_options, begin, bring
+from .box import Box, NoBox, comm
+from .installed import INSTALL, add_options, begin, bring, not_here
 
 SERVICE, HTTP = plugs.Appliance.service_url, plugs.Appliance.http_url
 CONFIGURATION = "/etc/geminga/geminga.toml"
@@ -463,10 +464,15 @@ def main() -> int:
     options = parser.parse_args()
     debian, begun, results = begin(options), time.monotonic(), []
     with tempfile.TemporaryDirectory(dir=options.cache, prefix="run-") as folder:
-        with Box(Path(folder) / "installed", [debian]) as box:
-            box.boot()
-            results.append(tell("it is installed by one command", lambda: from_nothing(box, options.package)))
-            box.power_off()
+        try:
+            with Box(Path(folder) / "installed", [debian]) as box:
+                box.boot()
+                if not options.package and box.run("apt-get", "update", is_checked=False).returncode:
+                    raise NoBox("Debian's packages are not to be had")
+                results.append(tell("it is installed by one command", lambda: from_nothing(box, options.package)))
+                box.power_off()
+        except (NoBox, TimeoutError, subprocess.TimeoutExpired) as why:
+            raise not_here(why) from None
         layers = box.layers
         with Box(Path(folder) / "box", layers) as box:
             configure(box, "")
