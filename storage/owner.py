@@ -468,6 +468,8 @@ class Owner:
         if self.delays.watched:
             sends = self.delays.enforce(sends)
         planned = append.plan(sends, self._producer_of, self._room, self.now_ms)
+        if planned.refused:
+            self._refuse(planned.refused)
         self.counters.add("entries_duplicate", planned.duplicates)
         if planned.groups:
             self._store(planned)
@@ -479,9 +481,6 @@ class Owner:
                 self.outbox(worker).receipts(rows)
         for worker, left in errors.items():
             self.outbox(worker).receipts_and_errors(b"", left)
-        # A producer that is told to go before its receipts sends again what was stored.
-        if planned.refused:
-            self._refuse(planned.refused)
 
     def _store(self, planned: append.Plan) -> None:
         stale = [group.partition for group in planned.groups if not group.partition.deduplicates and group.partition.sequences]
