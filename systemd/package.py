@@ -11,7 +11,7 @@ runtime; it is versioned by what is in it, so that the broker is upgraded withou
     /usr/lib/{systemd,sysusers.d,tmpfiles.d}
     /etc/geminga/geminga.toml           geminga.toml.example, with the data folder of the units; dpkg keeps what was changed in it
     /usr/share/{man,bash-completion,zsh,fish}     made by the command from itself (manual.py)
-    /usr/share/doc/geminga              README.md, runbook, Prometheus' rules, dashboards, licences
+    /usr/share/doc/geminga              README.md, docs, runbook, Prometheus' rules, dashboards, licences
 
 Only the standard library is used, and of Debian python3, pip (not with --site-packages) and dpkg-deb.  The path of a finished package goes
 to standard output.  Rejected: debhelper, which brings half a gigabyte to a machine that only wants to install a broker; xz,
@@ -207,6 +207,7 @@ def lay_documents(root: Path, name: str) -> None:
     documents = root / "usr/share/doc" / name
     if name == "geminga":
         write(documents / "README.md", (CHECKOUT / "README.md").read_text())
+        shutil.copytree(CHECKOUT / "docs", documents / "docs")
         for folder in ("prometheus", "runbook"):
             shutil.copytree(HERE / folder, documents / folder)
     write(documents / "copyright", COPYRIGHT + "".join(licences(site_packages_of(root))))

@@ -271,7 +271,8 @@ def test_a_package_puts_everything_where_debian_has_it(unpacked):
         "usr/share/zsh/vendor-completions/_geminga", "usr/share/fish/vendor_completions.d/geminga.fish"}
     documents = unpacked / "usr/share/doc/geminga"
     assert (documents / "README.md").read_text() == (ROOT / "README.md").read_text()
-    assert {path.name for path in documents.iterdir()} == {"README.md", "copyright", "changelog.gz", "prometheus", "runbook"}
+    assert {path.name for path in documents.iterdir()} == {"README.md", "copyright", "changelog.gz", "docs", "prometheus", "runbook"}
+    assert {path.name for path in (documents / "docs").iterdir()} == {path.name for path in (ROOT / "docs").iterdir()}
     for folder in ("prometheus", "runbook"):
         assert {path.name for path in (documents / folder).iterdir()} == {path.name for path in (ROOT / "systemd" / folder).iterdir()}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from .box import Box, NoBox, own_machine, pristine, what_is_missing
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
-CHECKOUT = "proto", "storage", "supervisor", "systemd", "workers", "pyproject.toml", "README.md", "LICENSE"
+CHECKOUT = "docs", "proto", "storage", "supervisor", "systemd", "workers", "pyproject.toml", "README.md", "LICENSE"
 INSTALL = "sh", "/root/install.sh"       # without a checkout: from packages that are named
 SUITES = "bookworm", "trixie"
 
