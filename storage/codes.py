@@ -38,6 +38,7 @@ CODES = {
     "G404": ("identity", "clients fail to authenticate"),
     "G405": ("identity", "a file of keys or passwords that was changed cannot be used"),
     "G406": ("identity", "the audit log cannot be written"),
+    "G407": ("identity", "requests over HTTP for a name that is not the broker's are refused"),
     "G501": ("rates", "a rate keeps producers or consumers waiting"),
     "G510": ("nightly", "alarm: the last night failed, or none has succeeded for two days"),
     "G511": ("nightly", "compaction cannot be started"),

@@ -40,6 +40,14 @@ Settings = dict[str, Setting]
 
 
 @dataclass(frozen=True, slots=True)
+class HttpOptions:
+    """Who may ask over HTTP, beside what [authentication] and [authorization] say."""
+
+    hosts: tuple[str, ...] = ()                   # names that the broker is asked by, beside those it knows
+    backup_folders: tuple[str, ...] = ()          # where backups over HTTP may be made; none: by authorized or local callers anywhere
+
+
+@dataclass(frozen=True, slots=True)
 class MetricsOptions:
     """What /metrics has series of."""
 
@@ -84,6 +92,7 @@ class Config:
     affinity: str = "none"                        # "spread": each worker and owner keeps to a core, in turn; "none": the kernel chooses
     storage: StorageOptions = field(default_factory=StorageOptions)
     worker: WorkerOptions = field(default_factory=WorkerOptions)
+    http: HttpOptions = field(default_factory=HttpOptions)
     metrics: MetricsOptions = field(default_factory=MetricsOptions)
     nightly: NightlyOptions = field(default_factory=NightlyOptions)
     log: LogOptions = field(default_factory=LogOptions)
@@ -98,7 +107,8 @@ class Config:
 
 
 # Section: (field of Config, dataclass).  A key is "name" or "section.name".
-SECTIONS = {"storage": ("storage", StorageOptions), "network": ("worker", WorkerOptions), "metrics": ("metrics", MetricsOptions),
+SECTIONS = {"storage": ("storage", StorageOptions), "network": ("worker", WorkerOptions),
+            "http": ("http", HttpOptions), "metrics": ("metrics", MetricsOptions),
             "nightly": ("nightly", NightlyOptions), "log": ("log", LogOptions), "alarms": ("alarms", AlarmOptions),
             "tls": ("tls", TlsOptions),
             "authentication": ("authentication", AuthenticationOptions),
@@ -212,6 +222,8 @@ FORMS = {
     "storage.sync": (r"group|interval|none", "group, interval or none"),
     "nightly.engine": ("auto|here|spark", "auto, here or spark"),
     "nightly.master": (r"(local\[(\*|\d+)\]|(spark|k8s)://\S+|yarn)?", "local[N], spark://HOST:PORT or another master of Spark"),
+    "http.hosts": (r"[-.\w]+|\[?[0-9A-Fa-f:.]+\]?", "a host name or address, without scheme and port"),
+    "http.backup_folders": (r"[^\0\n]+", "a path"),
     "network.bind": (_HOST, "an address"),
     "network.advertised_address": (rf"({_HOST})?", "a host name or address, without scheme"),
     "network.advertised_listeners": (r"[-.\w]+:pulsar(\+ssl)?://(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):\d{1,5}",

@@ -1,6 +1,7 @@
 """HTTP: what an operator and a Pulsar client ask for over it.
 
     app.py            the process: routes, errors, the server
+    origins.py        whether a web page of another site asks
     authentication.py who asks
     authorization.py  who may ask for what: what every route demands
     audit.py          who has changed what

@@ -34,6 +34,7 @@ from geminga.supervisor.admin import (
     metrics,
     namespaces,
     operations,
+    origins,
     permissions,
     policies,
     schemas,
@@ -99,10 +100,11 @@ def _reason(status: int, text: str, headers: list[tuple[str, str]]) -> web.Respo
 
 def make_app(config: Config, owners: Owners, addresses: Addresses, run_dir: Path, counters: dict[tuple[str, int], Counters],
              authenticator: Authenticator) -> web.Application:
-    app = web.Application(middlewares=[audit.record, errors_as_json, authentication.identify, authorization.authorize],
+    app = web.Application(middlewares=[audit.record, errors_as_json, origins.guard, authentication.identify, authorization.authorize],
                           client_max_size=_BODY_MAX)
     catalogue = open_catalogue(config.data_dir / "catalogue.sqlite")
     app[topics.TOPICS] = topics.Topics(catalogue, addresses, config, counters["admin", 0])
+    app[origins.GUARD] = origins.Guard(config, addresses)
     app[OWNERS], app[audit.AUDIT] = owners, audit.Audit(config.data_dir)
     app.on_cleanup.append(audit.close)
     app[authorization.AUTHORIZATION] = Authorization(config.authorization, catalogue)
@@ -125,6 +127,7 @@ def configure(app: web.Application, config: Config, addresses: Addresses, certif
     """These hold from now on.  Raises Unusable: some of it does not."""
     if certificates is not None:
         certificates.configure(config.tls)
+    app[origins.GUARD].configure(config, addresses)
     app[authentication.DOOR].configure(config.identity)
     app[authorization.AUTHORIZATION].configure(config.authorization)
     app[topics.TOPICS].configure(config, addresses)

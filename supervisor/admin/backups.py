@@ -2,10 +2,13 @@
 import asyncio
 import os
 import sys
+from pathlib import Path
 
 from aiohttp import web
 
-from geminga.supervisor.admin.topics import body_of, catalogue_of
+from geminga.supervisor.admin.authentication import IDENTITY
+from geminga.supervisor.admin.topics import TOPICS, body_of, catalogue_of
+from geminga.workers.identity.authentication import NOT_ASKED
 
 routes = web.RouteTableDef()
 
@@ -18,6 +21,7 @@ async def make(request: web.Request) -> web.Response:
         raise web.HTTPBadRequest(text="folder is the absolute path of a folder on the broker's host")
     if not isinstance(keep := asked.get("keep", 0), int) or isinstance(keep, bool) or keep < 0:
         raise web.HTTPBadRequest(text="keep is how many backups are left there; 0: all")
+    _refuse_elsewhere(request, folder)
     data_dir = catalogue_of(request).path.resolve().parent
     command = [sys.executable, "-P", "-m", "geminga.supervisor.main", "backup", "--data-dir", str(data_dir), "--keep", str(keep), "--json",
                "--parent", str(os.getpid()), "--", folder]
@@ -32,3 +36,20 @@ async def make(request: web.Request) -> web.Response:
     if job.returncode:
         raise web.HTTPConflict(text=said.decode(errors="replace").strip().removeprefix("geminga: ") or "The backup's job was killed")
     return web.Response(body=printed, content_type="application/json")
+
+
+def _refuse_elsewhere(request: web.Request, folder: str) -> None:
+    """The caller may not have the broker write there, nor delete what is beside it.  Raises 403."""
+    allowed = request.app[TOPICS].config.http.backup_folders
+    if allowed:
+        if not any(Path(folder).resolve().is_relative_to(Path(one).resolve()) for one in allowed):
+            raise web.HTTPForbidden(text=f"Backups over HTTP go to {', '.join(allowed)}: backup_folders of [http] in the configuration")
+    elif request[IDENTITY] is NOT_ASKED and not _is_on_this_host(request):
+        raise web.HTTPForbidden(text="Backups over HTTP are for callers on the broker's host, for super users where clients authenticate, "
+                                     "and for folders that backup_folders of [http] in the configuration names")
+
+
+def _is_on_this_host(request: web.Request) -> bool:
+    """Both ends of the connection have one address, which is so for the host's own callers only."""
+    peer, own = (request.get_extra_info(name) for name in ("peername", "sockname"))
+    return bool(peer) and peer[0] == own[0]

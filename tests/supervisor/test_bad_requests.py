@@ -163,7 +163,7 @@ def served(tmp_path, monkeypatch, talk):
         return uvloop.run(serve(made))
 
 
-@pytest.mark.parametrize("beginning", [b"", b"GET /metr", b"GET /status.html HTTP/1.1\r\nHost: a\r\n"])
+@pytest.mark.parametrize("beginning", [b"", b"GET /metr", b"GET /status.html HTTP/1.1\r\nHost: localhost\r\n"])
 def test_a_client_that_never_sends_a_whole_request_is_cut_off(tmp_path, monkeypatch, beginning):
     async def talk(reader, writer):
         writer.write(beginning)
@@ -175,7 +175,7 @@ def test_a_client_that_never_sends_a_whole_request_is_cut_off(tmp_path, monkeypa
 
 def test_a_body_that_never_comes_is_answered_in_time(tmp_path, monkeypatch):
     async def talk(reader, writer):
-        writer.write(b"PUT /admin/v2/clusters/c HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n{")
+        writer.write(b"PUT /admin/v2/clusters/c HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{")
         return await reader.readline()
 
     assert b" 408 " in served(tmp_path, monkeypatch, talk)
@@ -185,7 +185,7 @@ def test_a_client_that_has_asked_may_ask_again(tmp_path, monkeypatch):
     """Later than a first question may come."""
     async def talk(reader, writer):
         for _ in range(2):
-            writer.write(b"GET /status.html HTTP/1.1\r\nHost: a\r\n\r\n")
+            writer.write(b"GET /status.html HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
             assert await reader.readexactly(2) == b"OK"
             await asyncio.sleep(0.1)

@@ -1,0 +1,129 @@
+"""Whether a web page of another site has made a request: such a request is refused before anything is looked at.
+
+A browser sends what any page asks it to, from inside the network and with the passwords that it remembers.  Three headers tell on it:
+
+    Sec-Fetch-Site, Origin      which site the page is of: only pages of the broker itself may change anything
+    Content-Type                a form's body needs no permission of the broker to be sent, a body of JSON does
+    Host                        the name that the page knows the broker by: a page whose own name was pointed at the broker (DNS
+                                rebinding) counts as the broker's own in all else, so a foreign name is refused for reads as well
+
+Addresses are never foreign: a name can be pointed elsewhere, an address cannot.  Tools send none of the first two, and a Host that is the
+name or address they were given.
+"""
+import asyncio
+import ipaddress
+import socket
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from geminga.storage.log import log
+from geminga.supervisor.config import Config
+from geminga.workers.addresses import Addresses
+
+_PROBES = "/status.html", "/ready", "/admin/v2/brokers/ready"      # load balancers ask by names of their own; these tell nothing else
+_LOOKS = "GET", "HEAD", "OPTIONS"
+_HEALTH = "/admin/v2/brokers/health"                               # a GET of it publishes a message
+_OWN_SITES = "same-origin", "none"                                 # none: the user's own doing, as a bookmark
+_JSON = "application/json", "text/json"
+_FORMS = "application/x-www-form-urlencoded", "multipart/form-data", "text/plain"
+_TOLD_MAX = 100                                                    # foreign names that the log tells of
+
+
+class Guard:
+    """Which names are the broker's."""
+
+    def __init__(self, config: Config, addresses: Addresses):
+        self._full_name: asyncio.Task[str] | None = None
+        self.configure(config, addresses)
+
+    def configure(self, config: Config, addresses: Addresses) -> None:
+        """These hold from now on."""
+        urls = [*addresses[:4], *(url for pair in addresses.listeners.values() for url in pair)]
+        known = ["localhost", socket.gethostname(), config.http_bind, config.worker.bind, config.worker.advertised_address]
+        self._names = {_plain(name) for name in (*known, *config.http.hosts, *(urlsplit(url).hostname or "" for url in urls))} - {""}
+        self._told: set[str] = set()
+
+    async def check(self, request: web.Request) -> None:
+        """Raises 403, 415."""
+        if request.path not in _PROBES:
+            for host in request.headers.getall("Host", ()):
+                if not await self._is_own(host):
+                    self._tell(host)
+                    raise web.HTTPForbidden(text=f"{host[:255]!r} is not a name of this broker; hosts of [http] in its configuration names "
+                                                 "those that are, beside its addresses")
+        if _may_change(request):
+            _refuse_other_sites(request)
+            _refuse_forms(request)
+
+    async def _is_own(self, host: str) -> bool:
+        name = _name_of(host)
+        return name in self._names or _is_address(name) or name == await self._looked_up()
+
+    async def _looked_up(self) -> str:
+        """The host's full name: asked for once, when somebody uses a name that is not known, since DNS may be slow."""
+        if self._full_name is None:
+            self._full_name = asyncio.create_task(asyncio.to_thread(socket.getfqdn))
+        return _plain(await asyncio.shield(self._full_name))
+
+    def _tell(self, host: str) -> None:
+        if host not in self._told and len(self._told) < _TOLD_MAX:
+            self._told.add(host)
+            log.warning(f"requests over HTTP for {host[:255]!r} are refused: hosts of [http] does not name it", code="G407")
+
+
+GUARD = web.AppKey("guard", Guard)
+
+
+@web.middleware
+async def guard(request: web.Request, handler) -> web.StreamResponse:
+    await request.app[GUARD].check(request)
+    return await handler(request)
+
+
+def _may_change(request: web.Request) -> bool:
+    if request.method in _LOOKS:
+        return request.path == _HEALTH or "checkAllowAutoCreation" in request.query
+    return True
+
+
+def _refuse_other_sites(request: web.Request) -> None:
+    """Raises 403."""
+    if any(site.strip().lower() not in _OWN_SITES for site in request.headers.getall("Sec-Fetch-Site", ())):
+        raise web.HTTPForbidden(text="Pages of other sites may not change anything here: Sec-Fetch-Site names one")
+    for origin in request.headers.getall("Origin", ()):
+        if origin.partition("://")[2].lower() != (host := request.headers.get("Host", "")).lower():
+            raise web.HTTPForbidden(text=f"Pages of {origin[:255]!r} may not change anything here: the request is for {host[:255]!r}, a "
+                                         "Host that a proxy between them has to pass on as it is")
+
+
+def _refuse_forms(request: web.Request) -> None:
+    """Raises 403, 415."""
+    resource = request.match_info.route.resource
+    if "Content-Type" not in request.headers or resource is not None and resource.canonical.endswith("{rest}"):
+        return      # the latter are refused whatever comes, in words that say why
+    kind = request.content_type
+    if kind in _FORMS:
+        raise web.HTTPForbidden(text=f"A body of {kind} may come from a form of any web page: bodies are application/json")
+    if request.can_read_body and kind not in _JSON and not kind.endswith("+json"):
+        raise web.HTTPUnsupportedMediaType(text=f"Bodies are application/json, not {kind}")
+
+
+# -- names
+
+def _name_of(host: str) -> str:
+    """A Host without its port."""
+    name, _, port = host.rpartition(":")
+    return _plain(name if name and port.isdigit() and (":" not in name or name.endswith("]")) else host)
+
+
+def _plain(name: str) -> str:
+    return name.strip().lower().removesuffix(".").removeprefix("[").removesuffix("]")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
