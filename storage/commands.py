@@ -516,7 +516,7 @@ def delete_subscription(owner, subscription: Subscription) -> None:
         owner.journal.touched(found)
         owner.wake_trimming(found)
         log.info("a subscription was deleted", topic=found.name, subscription=subscription.name)
-    elif subscription.key in found.subscriptions:      # its consumers were closed
+    else:      # with the last of its consumers it may have gone already
         found.remove_subscription(subscription)
 
 

@@ -880,7 +880,7 @@ class Owner:
                 del self.expected_readers[subscription]
             elif self.now_ms - since_ms > _READER_MS:
                 del self.expected_readers[subscription]
-                subscription.partition.subscriptions.pop(subscription.key, None)
+                subscription.partition.remove_subscription(subscription)
         for partition in list(self._recent):
             last = partition.open_ledger
             idle = not last.entries or self.now_ms - int(last.index[last.last_entry]["broker_time"]) >= TICK_MS

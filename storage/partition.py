@@ -270,8 +270,10 @@ class Partition:
             cursor.advance(self.ledgers_from(position[0]))
 
     def remove_subscription(self, subscription: Subscription) -> None:
-        self.gone_out = tuple(map(sum, zip(self.gone_out, subscription.gone_out, strict=False)))
-        del self.subscriptions[subscription.key]
+        """This one; another that has its name by now stays."""
+        if self.subscriptions.get(subscription.key) is subscription:
+            self.gone_out = tuple(map(sum, zip(self.gone_out, subscription.gone_out, strict=False)))
+            del self.subscriptions[subscription.key]
 
     # -- checkpoints
 

@@ -292,3 +292,17 @@ def test_a_reader_that_seeks_and_never_comes_back_is_forgotten(rig):
     assert [position for position, _ in rig.receive(reader)] == positions[1:]
     rig.run(after_ms=61_000)
     assert list(rig.partition("t").subscriptions) == [("back", False)]
+
+
+def test_a_reader_with_the_name_of_one_that_sought_is_not_forgotten_for_it(rig):
+    """The first comes back behind its seek and closes, another takes its name: that one is there a minute later, and can close."""
+    producer, first = rig.producer("a"), rig.consumer("a", durable=False)
+    rig.run(rig.command("seek", consumer_id=first.object_id, request_id=9, message_id=api.MessageIdData(ledgerId=0, entryId=0)))
+    rig.close_consumer(rig.consumer("a", durable=False))
+    other = rig.consumer("a", durable=False)
+    rig.run(after_ms=61_000)
+    assert [found.name for found in rig.partition("a").subscriptions.values()] == ["sub"]
+    [position] = rig.publish(producer, b"x")
+    assert rig.receive(other) == [(position, b"x")]
+    assert rig.close_consumer(other).commands(T.SUCCESS)
+    assert not rig.partition("a").subscriptions
