@@ -1,0 +1,113 @@
+"""Bugs, put in one by one: who of them gets past the tests?
+
+    python -m tests.mutants [--only TEXT ...] [--jobs N] [--list] [--no-baseline]
+
+A bug is put into a throwaway copy of this checkout, and the tests that concern it run there.  It is caught when they fail, or take several
+times as long as without it.  First they have to pass without any bug.  By hand and for nights: all of it takes hours of a core.
+Exit status: 0 when at least 90 % are caught, 1 when not, 2 when tests fail without a bug.  Those whose list says why no test can tell them
+from the right code are left out.
+"""
+import argparse
+import queue
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from .bugs import Bug, all_bugs
+from .checkout import LATE, SURVIVED, Checkout
+
+CAUGHT_MIN = 0.9
+SECONDS_MIN, TIMES_AS_LONG = 60, 4       # of what the tests take without a bug
+SECONDS_MAX = 900                        # without one
+
+
+class Fails(Exception):
+    """Tests fail although there is no bug."""
+
+
+class Runs:
+    """The copies, each for one bug at a time, and how long tests take without one."""
+
+    def __init__(self, folder: Path, jobs: int):
+        self._free: queue.SimpleQueue[Checkout] = queue.SimpleQueue()
+        for number in range(jobs):
+            self._free.put(Checkout(folder / str(number)))
+        self._took: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def outcome(self, bug: Bug, is_known_good: bool) -> str:
+        checkout = self._free.get()
+        try:
+            seconds = SECONDS_MAX if is_known_good else sum(self._without(checkout, test) for test in bug.tests)
+            right = checkout.text(bug.file)
+            checkout.write(bug.file, bug.put_in(right))
+            try:
+                return checkout.run(bug.tests, max(SECONDS_MIN, TIMES_AS_LONG * seconds))[0]
+            finally:
+                checkout.write(bug.file, right)
+        finally:
+            self._free.put(checkout)
+
+    def _without(self, checkout: Checkout, test: str) -> float:
+        with self._lock:
+            known = self._took.get(test)
+        if known is not None:
+            return known
+        begun = time.monotonic()
+        outcome, said = checkout.run((test,), SECONDS_MAX)
+        if outcome != SURVIVED:
+            raise Fails(f"{test} does not pass without a bug ({outcome}):\n{said[-3000:]}")
+        with self._lock:
+            self._took[test] = time.monotonic() - begun
+        return self._took[test]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT", help="bugs whose file, words or tests contain one of these")
+    parser.add_argument("--jobs", type=int, default=1, help="copies that run beside each other")
+    parser.add_argument("--list", action="store_true", help="print the bugs, and put none in")
+    parser.add_argument("--no-baseline", action="store_true", help="take it on trust that the tests pass without a bug")
+    options = parser.parse_args()
+    bugs = [bug for bug in all_bugs() if any(text in f"{bug} {' '.join(bug.tests)}" for text in options.only)]
+    if options.list:
+        print("\n".join(f"{bug}{f' [harmless: {bug.harmless}]' if bug.harmless else ''}" for bug in bugs))
+        return 0
+    count: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory(prefix="bugs-") as folder, ThreadPoolExecutor(options.jobs) as pool:
+        runs = Runs(Path(folder), options.jobs)
+
+        def tell(bug: Bug) -> tuple[Bug, str, float]:
+            begun = time.monotonic()
+            try:
+                outcome = runs.outcome(bug, options.no_baseline)
+            except Fails as error:
+                print(error, file=sys.stderr, flush=True)
+                outcome = "not tried"
+            return bug, outcome, time.monotonic() - begun
+
+        for number, (bug, outcome, seconds) in enumerate(pool.map(tell, bugs), 1):
+            if bug.harmless and outcome == SURVIVED:
+                outcome = "harmless"
+            count[outcome] += 1
+            print(f"{number:4} {outcome:9} {seconds:6.1f} s  {bug}{f' ({bug.harmless})' if outcome == 'harmless' else ''}", flush=True)
+    return _sum_up(count)
+
+
+def _sum_up(count: Counter[str]) -> int:
+    caught = count["caught"] + count[LATE]
+    judged = caught + count[SURVIVED]
+    share = caught / judged if judged else 0.0
+    print(f"{caught} of {judged} caught ({share:.1%}), {count[LATE]} of them by a timeout; {count[SURVIVED]} survived; "
+          f"{count['harmless']} are harmless; {count['not tried']} not tried, as their tests fail without a bug")
+    if count["not tried"]:
+        return 2
+    return 0 if share >= CAUGHT_MIN else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

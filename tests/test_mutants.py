@@ -1,0 +1,62 @@
+"""The list of bugs fits the sources as they are: each can be put in, and has tests that concern it."""
+import ast
+from collections import Counter
+from functools import cache
+
+import pytest
+
+from .mutants.bugs import ROOT, all_bugs
+from .mutants.checkout import CAUGHT, LATE, SURVIVED, Checkout
+
+BUGS = all_bugs()
+FILES = sorted({bug.file for bug in BUGS})
+
+
+@cache
+def functions_of(file):
+    """Names of the test functions of a file."""
+    found = ast.walk(ast.parse((ROOT / file).read_text()))
+    return {node.name for node in found if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")}
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_each_bug_can_be_put_in(file):
+    """Its text stands there once, and what takes its place is Python."""
+    source = (ROOT / file).read_text()
+    wrong = []
+    for bug in [bug for bug in BUGS if bug.file == file]:
+        try:
+            ast.parse(bug.put_in(source))
+        except (ValueError, SyntaxError) as error:
+            wrong.append(f"{bug}: {error}")
+    assert wrong == []
+
+
+def test_each_bug_has_tests_that_there_are():
+    assert [str(bug) for bug in BUGS if not bug.tests] == []
+    named = {test for bug in BUGS for test in bug.tests}
+    missing = []
+    for test in sorted(named):
+        file, _, function = test.partition("::")
+        if not (ROOT / file).is_file() or (function and function.partition("[")[0] not in functions_of(file)):
+            missing.append(test)
+    assert missing == []
+
+
+def test_no_bug_is_there_twice():
+    assert [again for again, count in Counter((bug.file, bug.old, bug.new) for bug in BUGS).items() if count > 1] == []
+
+
+def test_a_copy_is_tested_for_what_it_is(tmp_path):
+    """Its tests import geminga from it: a bug there is caught, and those that it had before leave no trace."""
+    checkout, tests = Checkout(tmp_path), ("tests/proto/test_varints.py",)
+    right = checkout.text("proto/varints.py")
+    assert right == (ROOT / "proto" / "varints.py").read_text()
+    wrong = right.replace("if byte == size - 1", "if byte == size - 2")
+    assert len(wrong) == len(right) and wrong != right
+    assert checkout.run(tests, 120)[0] == SURVIVED
+    checkout.write("proto/varints.py", wrong)
+    assert checkout.run(tests, 120)[0] == CAUGHT
+    checkout.write("proto/varints.py", right)
+    assert checkout.run(tests, 120)[0] == SURVIVED
+    assert checkout.run(tests, 0.01)[0] == LATE
