@@ -22,7 +22,7 @@ NAMES = (
     "limited_messages_in", "limited_bytes_in", "limited_messages_out", "limited_bytes_out",      # as far as the broker has a rate
     "syncs_failed", "publishing_refused", "disk_free_bytes", "is_waiting", "pid", "in_flight_bytes",
     "is_draining", "outstanding",
-    "bytes_out", "lookups", "handshakes", "handshakes_refused",
+    "bytes_out", "lookups", "lookups_failed", "handshakes", "handshakes_refused",
     "lookups_waiting", "commands_waiting", "connections_throttled", "schemas_compatible", "schemas_incompatible",
     "commands_refused", "rights_seen",
     "memory_refuses", "started_1_ms", "started_2_ms", "started_3_ms", "starts", "damage_seen", "syncs_seen",

@@ -380,7 +380,12 @@ class Client(asyncio.BufferedProtocol):
     def _lookup(self, command: api.BaseCommand) -> None:
         self.worker.counters.add("commands")
         began = time.perf_counter()
-        answer = requests.lookup(self.worker.directory, command)
+        try:
+            answer = requests.lookup(self.worker.directory, command)
+        except Refusal as refusal:
+            self.write(answers.lookup_failed(command.lookupTopic.request_id, refusal.code, refusal.message))
+            self.worker.counters.add("lookups_failed")
+            return
         if self.discoveries:
             answer = self.worker.watchers.looked_up(self, command, answer)
         if answer:

@@ -123,11 +123,9 @@ def partition_metadata(directory: Directory, command: api.BaseCommand) -> bytes:
 
 
 def lookup(directory: Directory, command: api.BaseCommand) -> bytes:
+    """Where the topic is served.  Raises Refusal, which the caller answers and counts."""
     request = command.lookupTopic
-    try:
-        return answers.lookup(request.request_id, *directory.urls(request.topic, request.advertised_listener_name))
-    except Refusal as refusal:
-        return answers.lookup_failed(request.request_id, refusal.code, refusal.message)
+    return answers.lookup(request.request_id, *directory.urls(request.topic, request.advertised_listener_name))
 
 
 def get_schema(directory: Directory, command: api.BaseCommand) -> bytes:

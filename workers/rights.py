@@ -91,6 +91,7 @@ class Rights:
         if decision is None or decision.is_allowed:
             return None
         self._worker.counters.add("commands_refused")
+        self._worker.counters.add("lookups_failed", command.type == T.LOOKUP)
         return demand.answer(request.request_id, api.AuthorizationError, decision.told or demand.text)
 
     def _decide(self, client: "Client", kind: int, request) -> Decision | None:

@@ -40,6 +40,7 @@ _BROKER = {
     "bytes_in": ("pulsar_broker_in_bytes", "Bytes of entries published", True),
     "bytes_out": ("pulsar_broker_out_bytes", "Bytes of entries given to consumers", True),
     "lookups": ("pulsar_broker_lookup_answers", "Lookups answered", True),
+    "lookups_failed": ("pulsar_broker_lookup_failures", "Lookups refused: the namespace, the listener or the right is missing", True),
     "lookups_waiting": ("pulsar_broker_lookup_pending_requests", "Lookups that wait for an owner", False),
     "commands_waiting": ("pulsar_broker_topic_load_pending_requests", "What waits for an owner to be started", False),
     "connections_throttled": ("pulsar_broker_throttled_connections", "Connections not read from because of a publish rate", False),
@@ -263,8 +264,7 @@ _SUMS = {
     "ml_cache_hits_rate": "read_rate"}
 # Of the broker as a whole, always 0.
 _NEVER = {"ml_cache_misses_rate": "reads are from mapped files"}
-_NEVER_COUNTED = {"broker_lookup_redirects": "there is one broker",
-                  "broker_lookup_failures": "who cannot be told where a topic is is told why"}
+_NEVER_COUNTED = {"broker_lookup_redirects": "there is one broker"}
 _QUANTILES = 0.0, 0.5, 0.75, 0.95, 0.99, 0.999, 0.9999, 1.0
 _QUANTILE_SECONDS = 60       # that quantiles are about
 _CONSUMER_GAUGES = ("msg_rate_out", "msg_throughput_out", "msg_rate_redeliver", "msg_ack_rate", "unacked_messages",

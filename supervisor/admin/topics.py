@@ -403,8 +403,12 @@ async def lookup(request: web.Request) -> web.Response:
     """Where the topic is served; all URLs are always strings, which the C++ client insists on."""
     topics = request.app[TOPICS]
     listener = request.query.get("listenerName") or request.headers.get("X-Pulsar-ListenerName", "")
-    with topics.counters.timed("lookup"):
-        url, url_tls = topics.directory.urls(str(topic_of(request)), listener)
+    try:
+        with topics.counters.timed("lookup"):
+            url, url_tls = topics.directory.urls(str(topic_of(request)), listener)
+    except Refusal:
+        topics.counters.add("lookups_failed")
+        raise
     topics.counters.add("lookups")
     return web.json_response({"brokerUrl": url, "brokerUrlTls": url_tls, "httpUrl": topics.addresses.http,
                               "httpUrlTls": topics.addresses.http_tls, "nativeUrl": url, "brokerUrlSsl": ""})

@@ -23,6 +23,7 @@ from geminga.workers.worker import _begin_counters
 
 from ..harness import eventually, request, unique_topic
 from ..storage.rig import Rig
+from ..workers.peer import Peer, T
 
 WAIT_S = 60
 SHIPPED = Path(__file__).parents[2] / "systemd" / "prometheus"
@@ -121,6 +122,17 @@ def test_lookups_and_topics_that_are_loaded_are_counted_with_how_long_they_took(
         assert value(after, name, quantile="0.5") <= value(after, name, quantile="0.99")
         assert value(after, f"{name}_sum") > 0
     assert value(after, "pulsar_broker_lookup_pending_requests") == value(after, "pulsar_broker_topic_load_pending_requests") == 0
+
+
+def test_lookups_that_fail_are_counted_and_are_no_answers(broker):
+    before = scrape(broker)
+    with Peer(broker.service_url) as peer:
+        answer = peer.ask(T.LOOKUP, topic="persistent://nobody/nowhere/t", request_id=1)
+        assert answer.lookupTopicResponse.response == api.CommandLookupTopicResponse.Failed
+    assert request("GET", f"{broker.http_url}/lookup/v2/topic/persistent/nobody/nowhere/t")[0] == 404
+    after = scrape(broker)
+    assert risen(before, after, "pulsar_broker_lookup_failures_total") == 2
+    assert risen(before, after, "pulsar_broker_lookup_answers_total") == 0 == risen(before, after, "pulsar_broker_lookup_count")
 
 
 def test_connections_that_a_rate_keeps_waiting_are_counted_while_they_wait(broker):
