@@ -39,6 +39,7 @@
     delays.py       for how long messages may, or have to, be delayed
     rates.py        how much may be published and given out in a time
     throttling.py   what the log says of that
+    crowding.py     how much consumers of all shared subscriptions may have unacknowledged
     compacted.py    of each key the newest message: views of a partition, made by jobs/
     locks.py        who has a data folder, a night, a partition's views to himself
     views.py        which view holds, who reads which, and when one that was replaced goes

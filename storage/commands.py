@@ -3,7 +3,7 @@
 Each takes (owner, session, command), changes the owner's tables, notes what the journal has to keep, and puts answers into
 the outbox; none of them leaves before the pass is durable.  A Refusal raised here becomes the command's error answer.
 """
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 
 import numpy as np
@@ -13,7 +13,7 @@ from geminga.proto import envelope, names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.connection import object_asked
 from geminga.proto.errors import Refusal
-from geminga.proto.names import TopicName
+from geminga.proto.names import TopicName, is_system
 from geminga.storage import acknowledgements, format, partition, schemas
 from geminga.storage.cursor import SKIPPED, Cursor, Position
 from geminga.storage.dispatch import DISPATCHERS, ranges
@@ -193,6 +193,8 @@ def _producer(owner, session, command: api.BaseCommand, *, probed: bool = False)
     limit = found.policies.max_producers
     if limit and len(found.producers.live) >= limit:
         raise Refusal(api.ProducerBusy, f"Topic '{found.name}' reached max producers limit")
+    if _is_full_for(owner, session, found, owner.options.max_same_address_producers_per_topic, found.producers.live.values()):
+        raise Refusal(api.ProducerBusy, f"Topic '{found.name}' reached max same address producers limit")
     initial = request.initial_subscription_name
     if initial and found.is_persistent and (initial, True) not in found.subscriptions:
         if not found.policies.auto_create_subscriptions:
@@ -339,7 +341,7 @@ def _subscribe(owner, session, command: api.BaseCommand, *, probed: bool = False
         return _consumer_ready(owner, existing, request.request_id)
     _check_subscribe(owner, request)
     found = find_or_create(owner, names.parse(request.topic), may_create=request.force_topic_creation)
-    _refuse_consumer(found, request)
+    _refuse_consumer(owner, session, found, request)
     if request.HasField("schema"):
         schemas.admit_consumer(owner, found, request.schema)
     subscribed = found.rate_limits.subscribed if found.rate_limits is not None else None
@@ -434,13 +436,25 @@ def _check_subscribe(owner, request: api.CommandSubscribe) -> None:
         ranges.check(wanted)
 
 
-def _refuse_consumer(found: Partition | LiveTopic, request: api.CommandSubscribe) -> None:
+def _is_full_for(owner, session, found: Partition | LiveTopic, limit: int, there: Iterable[Producer | Consumer]) -> bool:
+    """Whether clients at the session's address have as many of these as one address may."""
+    if not limit or is_system(str(found.name)):
+        return False
+    host = session.address.rpartition(":")[0]
+    others = (owner.sessions.get((one.worker, one.connection)) for one in there)
+    return sum(other is not None and other.address.rpartition(":")[0] == host for other in others) >= limit
+
+
+def _refuse_consumer(owner, session, found: Partition | LiveTopic, request: api.CommandSubscribe) -> None:
     """One of a type that is not wanted, or one more than there may be."""
     policies, kind = found.policies, SubType.Name(request.subType)
     if kind not in policies.subscription_types:
         raise Refusal(api.NotAllowedError, f"Topic[{{{found.name}}}] doesn't support {kind} sub type!")
     if policies.max_consumers and sum(len(one.consumers) for one in found.attached) >= policies.max_consumers:
         raise Refusal(api.ConsumerBusy, "Topic reached max consumers limit")
+    consumers = (consumer for one in found.attached for consumer in one.consumers)
+    if _is_full_for(owner, session, found, owner.options.max_same_address_consumers_per_topic, consumers):
+        raise Refusal(api.ConsumerBusy, "Topic reached max same address consumers limit")
     subscription = found.subscriptions.get((request.subscription, request.durable and found.is_persistent))
     limit = policies.max_consumers_per_subscription
     if limit and subscription is not None and len(subscription.consumers) >= limit:

@@ -27,6 +27,9 @@ class StorageOptions:
     auto_create_subscriptions: bool = True    # a subscription comes to be when it is first used
     max_unacked_messages_per_consumer: int = 50_000          # of a shared subscription; above, a consumer gets no more; 0: no bound
     max_unacked_messages_per_subscription: int = 200_000     # of all its consumers together; 0: no bound
+    max_unacked_messages_per_broker: int = 0  # of all shared subscriptions together; 0: no bound
+    max_unacked_percent_when_blocked: int = 16       # of that bound: a subscription with more gets nothing while the bound is reached
+    max_live_messages_per_connection: int = 0        # under way to non-persistent topics; what is above is dropped; 0: no bound
     batch_index_acknowledgement: bool = True  # messages of a batch are acknowledged one by one; else it counts when all of it is
     failover_selection: str = "name"          # who is active on a topic that is not partitioned: by "name", "join-order" or "hashring"
     delayed_delivery_strict: bool = True      # never early, late by at most a tick; else early by at most a tick
@@ -44,6 +47,8 @@ class StorageOptions:
     max_consumers_per_subscription: int = 0
     max_subscriptions_per_topic: int = 0
     max_topics_per_namespace: int = 0         # each partition counts
+    max_same_address_producers_per_topic: int = 0     # of a topic or partition at a time, from one address; 0: no bound
+    max_same_address_consumers_per_topic: int = 0
     delete_inactive_topics: bool = False      # topics that nobody uses are deleted
     inactive_topic_s: int = 60                # ... after so long
     inactive_topic_mode: str = "delete_when_no_subscriptions"    # ... or "delete_when_subscriptions_caught_up"

@@ -29,6 +29,7 @@ from geminga.proto.sends import IS_CHUNK, is_encrypted
 from geminga.storage import acknowledgements, append, commands, cursor, format, queries, rates
 from geminga.storage.catalogue import Catalogue
 from geminga.storage.counters import Counters
+from geminga.storage.crowding import Crowding
 from geminga.storage.delays import Delays
 from geminga.storage.discovery import Discovery
 from geminga.storage.errors import CorruptFile, NotDurable, StorageFull, is_full, text_of
@@ -54,6 +55,7 @@ from geminga.storage.replay import Record
 from geminga.storage.retention import Retention, disposable
 from geminga.storage.schedule import Schedule
 from geminga.storage.schedules import Schedules
+from geminga.storage.sequences import NOWHERE
 from geminga.storage.snapshot import Snapshots
 from geminga.storage.space import Space
 from geminga.storage.state import StateFile
@@ -116,6 +118,7 @@ class Owner:
         self.gate = Gate(self, self.space, self.memory, self.quotas)     # what keeps producers out
         self.delays = Delays(self)                                # what they may ask for
         self.rates = Rates(self)                                  # what slows them, and consumers, down
+        self.crowding = Crowding(self)                            # ... as long as the broker's consumers have too much
         self.statistics = Statistics(self, options.stats_window_s)
         self.parked: dict[tuple[int, int], list[tuple]] = {}      # commands that wait until a connection is known to be alive or dead
         self.ops: list[tuple] = []                                # of this pass, not yet in the journal
@@ -569,12 +572,19 @@ class Owner:
     def _pass_on(self, worker: int, rows: NDArray, data: memoryview) -> tuple[int, NDArray, memoryview]:
         """Deal with what was published to topics that keep nothing; returns the rest."""
         is_live = np.isin(rows["producer"], np.fromiter(self.live_producers, np.uint64))
+        is_above = self._above_connection_bound(rows, is_live)
         for handle in np.unique(rows["producer"][is_live]).tolist():
-            mine = rows[rows["producer"] == handle]
+            is_mine = rows["producer"] == handle
+            mine = rows[is_mine & ~is_above]
             producer = self.live_producers[handle]
             if not producer.is_ready:
                 continue
             topic = producer.partition
+            self.statistics.changed[topic] = None
+            above = rows[is_mine & is_above]
+            if not len(mine):
+                self._drop(worker, producer, above)
+                continue
             entries = np.zeros(len(mine), envelope.ENTRY)
             entries["entry_id"] = np.arange(topic.published, topic.published + len(mine))
             entries["size"], entries["messages"] = mine["size"], mine["messages"]
@@ -587,7 +597,7 @@ class Owner:
             for counted in (producer, topic):
                 counted.messages_in += messages
                 counted.bytes_in += size
-            self.statistics.changed[topic] = None
+            self._drop(worker, producer, above)
             before = topic.dropped
             topic.now_ms = self.now_ms
             for consumer, _, chosen in topic.pass_on(mine, rates.next_batches):
@@ -600,6 +610,26 @@ class Owner:
             self.counters.add("messages_in", messages)
             self.counters.add("bytes_in", size)
         return worker, rows[~is_live], data
+
+    def _above_connection_bound(self, rows: NDArray, is_live: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Rows to drop, because their connection has more under way than it may."""
+        is_above, most = np.zeros(len(rows), bool), self.options.max_live_messages_per_connection
+        for connection in np.unique(rows["connection"][is_live]).tolist() if most else ():
+            is_above[np.flatnonzero(is_live & (rows["connection"] == connection))[most:]] = True
+        return is_above
+
+    def _drop(self, worker: int, producer: Producer, rows: NDArray) -> None:
+        """Answer SENDs that go to nobody: their receipts have no place."""
+        if not len(rows):
+            return
+        receipts = np.zeros(len(rows), RECEIPT_ROW)
+        for name in ("connection", "producer_id", "sequence_id", "highest_sequence_id"):
+            receipts[name] = rows[name]
+        receipts["worker"] = worker
+        receipts["ledger_id"] = receipts["entry_id"] = NOWHERE
+        self.outbox(worker).receipts(receipts)
+        producer.dropped += int(rows["messages"].sum())
+        self.counters.add("entries_dropped", len(rows))
 
     def _count(self, groups: list[append.Group]) -> None:
         self.counters.add("entries_in", sum(group.count for group in groups))
@@ -869,7 +899,7 @@ class Owner:
         self.memory.look()
         self.journal.check()
         for watcher in (self.sweep, self.schedules, self.expiry, self.quotas, self.retention, self.puncher, self.inactive, self.views,
-                        self.rates, self.statistics):
+                        self.rates, self.crowding, self.statistics):
             watcher.tick(self.now_ms)
         self._forget_producers()
         for partition in self.discovery.tick(self.now_ms):

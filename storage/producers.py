@@ -40,6 +40,7 @@ class Producer:
     messages_in: int = 0            # published
     bytes_in: int = 0
     chunks_in: int = 0              # of large messages
+    dropped: int = 0                # messages of a non-persistent topic that exceeded the bound of their connection
     counted: tuple = ()              # see statistics.py
     rates: tuple = ()
     identity: bytes = field(init=False, repr=False)      # for sequences.py

@@ -82,8 +82,8 @@ def consumer_counts(consumer: Consumer) -> tuple:
 
 
 def producer_counts(producer: Producer) -> tuple:
-    """(messages, bytes, chunks) in."""
-    return producer.messages_in, producer.bytes_in, producer.chunks_in
+    """(messages, bytes, chunks) in, messages dropped."""
+    return producer.messages_in, producer.bytes_in, producer.chunks_in, producer.dropped
 
 
 def rates_of(found, nothing: int) -> tuple:
@@ -550,7 +550,7 @@ def _consumer_line(number: int, consumer: Consumer) -> tuple:
 
 
 def _producer_line(number: int, producer: Producer) -> tuple:
-    rates = rates_of(producer, 3)
+    rates = rates_of(producer, 4)
     return number, producer.name, producer.producer_id, rates[0], rates[1], rates[1] / rates[0] if rates[0] else 0.0
 
 

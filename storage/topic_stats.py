@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.proto.names import TopicName
+from geminga.proto.names import TopicName, is_system
 from geminga.storage import format
 from geminga.storage.compacted import View
 from geminga.storage.cursor import EXPIRED, REASONS, Cursor
@@ -59,8 +59,9 @@ def topic(owner, found: Topic, *, earliest: bool, publishers: bool, consumers: b
     times = [one["earliestMsgPublishTimeInBacklog"] for one in subscriptions.values() if one["earliestMsgPublishTimeInBacklog"]]
     told = {
         "msgRateIn": rates[0], "msgThroughputIn": rates[1], "msgRateOut": rates[3], "msgThroughputOut": rates[4],
-        "bytesInCounter": counts[1], "msgInCounter": counts[0], "systemTopicBytesInCounter": 0, "bytesOutCounter": counts[4],
-        "msgOutCounter": counts[3], "bytesOutInternalCounter": 0, "averageMsgSize": rates[1] / rates[0] if rates[0] else 0.0,
+        "bytesInCounter": counts[1], "msgInCounter": counts[0],
+        "systemTopicBytesInCounter": counts[1] if is_system(str(found.name)) else 0, "bytesOutCounter": counts[4],
+        "msgOutCounter": counts[3], "averageMsgSize": rates[1] / rates[0] if rates[0] else 0.0,
         "msgChunkPublished": found.chunks_in > 0, "storageSize": storage_bytes(found) if stored else 0,
         "backlogSize": max((one["backlogSize"] for one in subscriptions.values() if one["isDurable"]), default=0),
         "backlogQuotaLimitSize": found.policies.quota_bytes if stored else -1,
@@ -85,7 +86,8 @@ def topic(owner, found: Topic, *, earliest: bool, publishers: bool, consumers: b
     if found.producers.topic_epoch is not None:
         told["topicEpoch"] = found.producers.topic_epoch
     if not stored:
-        told["msgDropRate"] = sum(one["msgDropRate"] for one in subscriptions.values())
+        told["msgDropRate"] = sum(one["msgDropRate"] for one in subscriptions.values()) + sum(
+            rates_of(one, 4)[3] for one in found.producers.live.values())
     return told
 
 
@@ -190,7 +192,7 @@ def _of_consumer(owner, consumer: Consumer) -> dict:
 
 
 def _of_producer(owner, producer: Producer) -> dict:
-    rates, session = rates_of(producer, 3), _session_of(owner, producer)
+    rates, session = rates_of(producer, 4), _session_of(owner, producer)
     told = {
         "accessMode": api.ProducerAccessMode.Name(producer.access_mode), "msgRateIn": rates[0], "msgThroughputIn": rates[1],
         "averageMsgSize": rates[1] / rates[0] if rates[0] else 0.0, "chunkedMessageRate": rates[2], "producerId": producer.producer_id,
@@ -199,7 +201,7 @@ def _of_producer(owner, producer: Producer) -> dict:
         "clientVersion": session.client_version if session else "", "metadata": producer.metadata,
     }
     if not producer.partition.is_persistent:
-        told["msgDropRate"] = 0.0
+        told["msgDropRate"] = rates[3]
     return told
 
 
@@ -225,11 +227,11 @@ def internal(found: Topic) -> dict:
     return told | {
         "currentLedgerEntries": last.entries, "currentLedgerSize": last.size - format.HEADER_SIZE,
         "lastLedgerCreatedTimestamp": iso(last.created_ms), "waitingCursorsCount": sum(map(_is_waiting, subscriptions)),
-        "pendingAddEntriesCount": 0, "lastConfirmedEntry": "{}:{}".format(*found.last_confirmed),
+        "lastConfirmedEntry": "{}:{}".format(*found.last_confirmed),
         "state": "Terminated" if found.is_terminated else "LedgerOpened",
         "ledgers": [{"ledgerId": one.ledger_id, "entries": one.entries, "size": one.size - format.HEADER_SIZE, "offloaded": False,
                      "underReplicated": False} for one in found.ledgers],
-        "cursors": {one.name: _of_cursor(one) for one in subscriptions if is_named(found, one)}, "schemaLedgers": [],
+        "cursors": {one.name: _of_cursor(one) for one in subscriptions if is_named(found, one)},
         "compactedLedger": {**_compacted_ledger(found.view), "offloaded": False, "underReplicated": False},
     }
 

@@ -121,6 +121,14 @@ def _bounded(factor: int) -> Callable[[str], int]:
     return lambda text: number * factor if (number := _whole(text)) > 0 else number
 
 
+def _percent(text: str) -> int:
+    """A part of one, such as 0.16."""
+    try:
+        return round(float(text) * 100)
+    except (ValueError, OverflowError):
+        raise ValueError(f"must be a number, not {text!r}") from None
+
+
 def _age_s(text: str) -> int:
     minutes = _whole(text)
     return minutes * 60 if minutes > 0 else NEVER_S
@@ -199,16 +207,21 @@ TRANSLATED: dict[str, tuple[str, Callable[[str], Any]]] = {
     "managedLedgerMaxEntriesPerLedger": ("storage.roll_over_entries", str),
     "managedLedgerMaxLedgerRolloverTimeMinutes": ("storage.roll_over_age_s", _age_s),
     "managedLedgerMaxSizePerLedgerMbytes": ("storage.roll_over_bytes", _scaled(1 << 20)),
+    "maxConcurrentNonPersistentMessagePerConnection": ("storage.max_live_messages_per_connection", str),
     "maxConsumersPerSubscription": ("storage.max_consumers_per_subscription", str),
     "maxConsumersPerTopic": ("storage.max_consumers_per_topic", str),
     "maxMessageSize": ("network.max_message_size", str),
     "maxProducersPerTopic": ("storage.max_producers_per_topic", str),
     "maxPublishRatePerTopicInBytes": ("storage.publish_bytes_per_topic", str),
     "maxPublishRatePerTopicInMessages": ("storage.publish_messages_per_topic", str),
+    "maxSameAddressConsumersPerTopic": ("storage.max_same_address_consumers_per_topic", str),
+    "maxSameAddressProducersPerTopic": ("storage.max_same_address_producers_per_topic", str),
     "maxSubscriptionsPerTopic": ("storage.max_subscriptions_per_topic", str),
     "maxTopicsPerNamespace": ("storage.max_topics_per_namespace", str),
+    "maxUnackedMessagesPerBroker": ("storage.max_unacked_messages_per_broker", str),
     "maxUnackedMessagesPerConsumer": ("storage.max_unacked_messages_per_consumer", str),
     "maxUnackedMessagesPerSubscription": ("storage.max_unacked_messages_per_subscription", str),
+    "maxUnackedMessagesPerSubscriptionOnBrokerBlocked": ("storage.max_unacked_percent_when_blocked", _percent),
     "proxyRoles": ("authorization.proxy_roles", str),
     "schemaCompatibilityStrategy": ("storage.schema_compatibility_strategy", str),
     "statsUpdateFrequencyInSecs": ("storage.stats_window_s", str),

@@ -24,6 +24,7 @@ class Shared(Dispatcher):
         self.pending = Pending()
         self.unacknowledged = 0                                  # messages at all seats
         self.is_blocked = False                                  # by too many of them
+        self.broker_bound = 0                                    # how many there may be as long as the broker has too many; 0: any number
         self._seats: list[Consumer | None] = [None]              # seat -> consumer; nobody sits at 0
         self._last_served = 0                                    # seat
 
@@ -45,11 +46,16 @@ class Shared(Dispatcher):
 
     def _count_unacknowledged(self, consumer: Consumer, messages: int) -> None:
         """A consumer, or all of them, that have too many get no more until they have half as many."""
-        policies = self.subscription.partition.policies
+        limit = self.subscription.partition.policies.max_unacked_messages_per_consumer
         consumer.unacknowledged += messages
         self.unacknowledged += messages
-        consumer.is_blocked = _is_blocked(consumer.is_blocked, consumer.unacknowledged, policies.max_unacked_messages_per_consumer)
-        self.is_blocked = _is_blocked(self.is_blocked, self.unacknowledged, policies.max_unacked_messages_per_subscription)
+        consumer.is_blocked = _is_blocked(consumer.is_blocked, consumer.unacknowledged, limit)
+        self.is_blocked = _is_blocked(self.is_blocked, self.unacknowledged, self._limit())
+
+    def _limit(self) -> int:
+        """Messages that all consumers together may have unacknowledged; 0: any number."""
+        limit, bound = self.subscription.partition.policies.max_unacked_messages_per_subscription, self.broker_bound
+        return min(limit, bound) if limit and bound else limit or bound
 
     def bounds_changed(self) -> None:
         """Who had too many messages by the old bounds is judged anew, and nothing waits for its time where that is off."""
@@ -68,8 +74,8 @@ class Shared(Dispatcher):
         policies, room = self.subscription.partition.policies, consumer.permits
         if policies.max_unacked_messages_per_consumer:
             room = min(room, policies.max_unacked_messages_per_consumer - consumer.unacknowledged)
-        if policies.max_unacked_messages_per_subscription:
-            room = min(room, policies.max_unacked_messages_per_subscription - self.unacknowledged)
+        if limit := self._limit():
+            room = min(room, limit - self.unacknowledged)
         if self.subscription.allowance is not None:
             room = min(room, self.subscription.allowance.room)
         return room
@@ -78,8 +84,8 @@ class Shared(Dispatcher):
         policies = self.subscription.partition.policies
         found = []
         if self.is_blocked:
-            found.append({"cause": "unacknowledged messages of the subscription", "messages": self.unacknowledged,
-                          "limit": policies.max_unacked_messages_per_subscription})
+            whose = "broker" if self._limit() != policies.max_unacked_messages_per_subscription else "subscription"
+            found.append({"cause": f"unacknowledged messages of the {whose}", "messages": self.unacknowledged, "limit": self._limit()})
         for consumer in self.subscription.consumers:
             if consumer.is_blocked:
                 found.append({"cause": "unacknowledged messages of a consumer", "consumer": consumer.name,

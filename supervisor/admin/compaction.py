@@ -64,6 +64,7 @@ class Record:
     bytes_in: int = 0
     bytes_out: int = 0
     entries_out: int = 0
+    bytes_read: int = 0          # by all that succeeded
 
     def add(self, report: dict) -> None:
         self.error, self.ended = report["error"], time.monotonic()
@@ -76,6 +77,7 @@ class Record:
             self.removed += report["messages_in"] - report["messages_out"]
             self.seconds, self.bytes_in, self.bytes_out = report["seconds"], report["bytes_in"], report["bytes_out"]
             self.entries_out = report["entries_out"]
+            self.bytes_read += self.bytes_in
 
 
 class Compactions:
@@ -118,10 +120,9 @@ class Compactions:
         has_view = compacted.numbers(format.partition_folder(self._config.data_dir, partition_id))
         return _SUCCESS if has_view else _NOT_RUN, ""
 
-    def failed_ms(self, partition_id: int) -> int:
-        """When the last one failed that did; 0: none since this process began."""
-        record = self._records.get(partition_id)
-        return record.failed_ms if record is not None else 0
+    def record(self, partition_id: int) -> Record | None:
+        """None: none has ended since this process began."""
+        return self._records.get(partition_id)
 
     def is_under_way(self, partition_id: int) -> bool:
         return partition_id in self._waiting or partition_id in self._running

@@ -49,9 +49,9 @@ def _wanted(request: web.Request) -> dict[str, bool]:
 def _told(request: web.Request, topic: TopicName, found: dict[str, Any]) -> dict[str, Any]:
     """With what owners do not know."""
     stored = catalogue_of(request).partition(topic)
-    failed_ms = request.app[COMPACTIONS].failed_ms(stored[0]) if stored is not None else 0
-    return found | {"ownerBroker": request.app[TOPICS].addresses.broker,
-                    "compaction": found["compaction"] | {"lastCompactionFailedTimestamp": failed_ms}}
+    record = request.app[COMPACTIONS].record(stored[0]) if stored is not None else None
+    return found | {"ownerBroker": request.app[TOPICS].addresses.broker, "bytesOutInternalCounter": record.bytes_read if record else 0,
+                    "compaction": found["compaction"] | {"lastCompactionFailedTimestamp": record.failed_ms if record else 0}}
 
 
 def _refuse_unknown_namespace(request: web.Request) -> None:
@@ -235,7 +235,7 @@ def _loaded_topic(row: dict[str, float]) -> dict[str, Any]:
         "msgRateIn": row["rate_in"], "msgRateOut": row["rate_out"], "msgInCount": int(row["messages_in"]),
         "bytesInCount": int(row["bytes_in"]), "msgOutCount": int(row["messages_out"]), "bytesOutCount": int(row["bytes_out"]),
         "msgThroughputIn": row["throughput_in"], "msgThroughputOut": row["throughput_out"], "storageSize": int(row["storage_bytes"]),
-        "backlogSize": int(row["backlog_bytes"]), "pendingAddEntriesCount": 0, "filteredEntriesCount": 0}
+        "backlogSize": int(row["backlog_bytes"])}
 
 
 def _loaded_subscription(row: dict[str, float]) -> dict[str, Any]:

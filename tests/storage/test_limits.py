@@ -1,4 +1,6 @@
 """What policies forbid, and what they have deleted: at which level it was set makes no difference here."""
+import json
+
 import pytest
 
 from geminga.proto import envelope
@@ -27,8 +29,8 @@ def error_of(answers):
     return found.error.error, found.error.message
 
 
-def ask_producer(rig, topic, number, **fields):
-    return rig.run(rig.command("producer", topic=topic, producer_id=number, request_id=number, **fields))
+def ask_producer(rig, topic, number, *, connection=1, **fields):
+    return rig.run(rig.command("producer", connection=connection, topic=topic, producer_id=number, request_id=number, **fields))
 
 
 def ask_consumer(rig, topic, subscription, **fields):
@@ -67,6 +69,36 @@ def test_a_topic_has_so_many_consumers_whatever_their_subscriptions(rigs, topic)
     rig.close_consumer(first)
     rig.consumer(topic, "b", subType=SHARED)
     assert ("c", True) not in rig.owner.by_name.get(rig.topic(topic), rig.owner.live.get(rig.topic(topic))).subscriptions
+
+
+def introduced(rig, connection, address):
+    """The client on this connection comes from there."""
+    rig.run(rig.happened(envelope.INTRODUCED, connection=connection, data=json.dumps(
+        {"address": address, "version": "", "partial": False}).encode()))
+
+
+@both
+def test_a_topic_has_so_many_producers_and_consumers_of_one_address(rigs, topic):
+    rig = rigs(max_same_address_producers_per_topic=1, max_same_address_consumers_per_topic=2)
+    for connection, address in ((1, "/10.0.0.1:1000"), (2, "/10.0.0.1:1001"), (3, "/10.0.0.2:1000")):
+        introduced(rig, connection, address)
+    first = rig.producer(topic)
+    for connection in (1, 2):
+        refused = ask_producer(rig, topic, 77, connection=connection)
+        assert error_of(refused) == (api.ProducerBusy, f"Topic '{topic}' reached max same address producers limit")
+    rig.producer(topic, connection=3)
+    rig.run(rig.command("close_producer", producer_id=first.object_id, request_id=9))
+    rig.producer(topic, connection=2)
+    rig.consumer(topic, "a", connection=1)
+    rig.consumer(topic, "b", connection=2)
+    assert error_of(ask_consumer(rig, topic, "c")) == (api.ConsumerBusy, "Topic reached max same address consumers limit")
+    rig.consumer(topic, "c", connection=3)
+
+
+def test_system_topics_have_as_many_of_one_address_as_want(rigs):
+    rig = rigs(max_same_address_producers_per_topic=1)
+    for _ in range(2):
+        rig.producer("persistent://pulsar/system/healthcheck")
 
 
 def test_a_subscription_has_so_many_consumers(rigs):
@@ -197,6 +229,36 @@ def test_the_bound_of_unacknowledged_messages_changes_at_once(rigs):
     answers = set_policy(rig, "maxUnackedMessagesPerSubscription", None)
     assert len(rig.delivered(answers, consumer)) == 4
     assert len(rig.delivered(set_policy(rig, "maxUnackedMessagesPerConsumer", 0), consumer)) == 8
+
+
+def test_subscriptions_with_most_wait_while_the_broker_has_too_many_unacknowledged_messages(rigs):
+    """A bound of 20: from then on no subscription gets more than 5, until fewer than 10 are left."""
+    rig = rigs(max_unacked_messages_per_broker=20, max_unacked_percent_when_blocked=25)
+    producer = rig.producer(TOPIC)
+    large, small = (rig.consumer(TOPIC, name, subType=SHARED) for name in ("large", "small"))
+    exclusive = rig.consumer(TOPIC, "exclusive")
+    positions = rig.publish(producer, *[b"%d" % number for number in range(60)])
+    assert len(rig.receive(large, 20)) == 20 and len(rig.receive(small, 3)) == 3
+    tick(rig, 1)
+    assert rig.receive(large, 30) == [] and len(rig.receive(small, 30)) == 2 and len(rig.receive(exclusive, 60)) == 60
+    [cause] = rig.asked("why", TOPIC, subscription="large")["causes"]
+    assert (cause["cause"], cause["messages"], cause["limit"]) == ("unacknowledged messages of the broker", 20, 5)
+    answers = rig.run(rig.acks(large, *positions[:15]))
+    assert rig.delivered(answers, large) == []
+    tick(rig, 1)      # 10 are left, half of the bound
+    assert rig.delivered(rig.run(), large) == []
+    rig.run(rig.acks(large, positions[15]))
+    answers = rig.run(after_ms=1_000)
+    assert len(rig.delivered(answers, large)) > 0 < len(rig.delivered(answers, small))
+
+
+def test_a_broker_without_that_bound_holds_nobody_up(rigs):
+    rig = rigs(max_unacked_percent_when_blocked=1)
+    producer, consumer = rig.producer(TOPIC), rig.consumer(TOPIC, subType=SHARED)
+    rig.publish(producer, *[b"x"] * 50)
+    assert len(rig.receive(consumer, 20)) == 20
+    tick(rig, 1)
+    assert len(rig.receive(consumer, 100)) == 30
 
 
 def test_messages_wait_for_their_time_only_where_that_is_on(rigs):

@@ -136,6 +136,35 @@ def test_a_topic_that_keeps_nothing_counts_too(rig):
     assert hungry.number
 
 
+def test_a_connection_has_so_many_live_messages_under_way_and_its_publisher_tells_what_was_dropped(rigs):
+    rig = rigs(max_live_messages_per_connection=3)
+    topic, stored = "non-persistent://public/default/live", rig.producer("t")
+    producer, other = rig.producer(topic), rig.producer(topic, connection=2)
+    consumer = rig.consumer(topic)
+    rig.run(rig.flow(consumer, 100))
+    answers = rig.run(rig.sends(*[(producer, b"%d" % number, {"batch": 2}) for number in range(5)], (stored, b"x"), (other, b"y")))
+    assert [payload for *_, payload in answers.passed] == [b"0", b"1", b"2", b"y"]
+    nowhere = (1 << 64) - 1, (1 << 64) - 1
+    its = [(sequence_id, place) for _, _, producer_id, sequence_id, place in answers.receipts if producer_id == producer.object_id]
+    assert [place == nowhere for _, place in its] == [False, False, False, True, True] and its == sorted(its)
+    assert nowhere not in [place for _, _, producer_id, _, place in answers.receipts if producer_id != producer.object_id]
+    end_window(rig)
+    found = stats(rig, topic)
+    rates = {one["producerId"]: (one["msgDropRate"], one["msgRateIn"]) for one in found["publishers"]}
+    assert rates == {producer.object_id: (4 / 60, 6 / 60), other.object_id: (0, 1 / 60)}
+    assert (found["msgDropRate"], found["msgInCounter"]) == (4 / 60, 7)
+    assert stats(rig, topic, publishers=False)["msgDropRate"] == 4 / 60
+    assert rig.counters.read()["entries_dropped"] == 2
+
+
+def test_what_is_published_to_system_topics_is_told_apart(rig):
+    system = "persistent://pulsar/system/healthcheck"
+    for topic in (system, "t"):
+        rig.publish(rig.producer(topic), b"x")
+    assert stats(rig, system)["systemTopicBytesInCounter"] == stats(rig, system)["bytesInCounter"] > 0
+    assert stats(rig, "t")["systemTopicBytesInCounter"] == 0 < stats(rig, "t")["bytesInCounter"]
+
+
 # -- rates
 
 def test_rates_are_those_of_the_last_complete_window(rig):

@@ -179,10 +179,25 @@ def test_while_a_job_is_at_it_nobody_else_may_and_its_error_is_told(own, client)
     assert told["lastCompactionFailedTimestamp"] == failed_ms <= told["lastCompactionSucceedTimestamp"]
 
 
-def compaction_stats(broker, topic):
+def stats_of(broker, topic):
     status, text = request("GET", f"{broker.http_url}/admin/v2/{topic.replace('://', '/')}/stats")
     assert status == 200
-    return json.loads(text)["compaction"]
+    return json.loads(text)
+
+
+def compaction_stats(broker, topic):
+    return stats_of(broker, topic)["compaction"]
+
+
+def test_what_compactions_have_read_is_told_apart_from_what_consumers_got(own, client):
+    topic = unique_topic("read")
+    fill(client, topic)
+    assert stats_of(own, topic)["bytesOutInternalCounter"] == 0
+    assert request("PUT", url_of(own, topic)) == (204, "")
+    assert ended(own, topic) == ("SUCCESS", "")
+    eventually(lambda: stats_of(own, topic)["bytesOutInternalCounter"] > 0, WAIT_S, "the end of its job")
+    found = stats_of(own, topic)
+    assert (found["bytesOutInternalCounter"], found["bytesOutCounter"]) == (found["bytesInCounter"], 0)
 
 
 def test_of_all_partitions_the_last_compaction_is_told(own, client):
