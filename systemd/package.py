@@ -36,6 +36,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 CHECKOUT = HERE.parent
+OWN = "geminga"
 LAYERS = ("proto", "storage", "workers", "supervisor")
 JAVA = {"12": "openjdk-17-jre-headless", "13": "openjdk-21-jre-headless"}      # by release of Debian
 UNITS = (".service", ".timer", ".slice")
@@ -121,7 +122,7 @@ def broker(project: dict, release: str, out: Path, version: str | None, site_pac
     version = version or f"{project['version']}+{time.strftime('%Y%m%d%H%M%S', time.gmtime())}"
     with tempfile.TemporaryDirectory(prefix="geminga-package-") as folder:
         root = Path(folder)
-        lay_program(root, project, site_packages)
+        lay_program(root, project, site_packages, version)
         lay_system(root)
         lay_documents(root, "geminga")
         for script in ("preinst", "postinst", "prerm", "postrm"):
@@ -155,7 +156,7 @@ def spark(project: dict, release: str, out: Path) -> Path:
 
 # -- what goes in
 
-def lay_program(root: Path, project: dict, site_packages: Path | None) -> None:
+def lay_program(root: Path, project: dict, site_packages: Path | None, version: str) -> None:
     program, target = root / "usr/lib/geminga", site_packages_of(root)
     (program / "bin").mkdir(parents=True)
     (root / INTERPRETER).symlink_to(f"/usr/bin/{python_minor()}")
@@ -166,6 +167,8 @@ def lay_program(root: Path, project: dict, site_packages: Path | None) -> None:
         shutil.copytree(site_packages, target)
     for layer in LAYERS:
         shutil.copytree(CHECKOUT / layer, target / "geminga" / layer, ignore=shutil.ignore_patterns("__pycache__"))
+    # As pip leaves it: the program asks for its version there.
+    write(target / f"geminga-{project['version']}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {OWN}\nVersion: {version}\n")
     compile_bytecode(root)
     write(root / "usr/bin/geminga", LAUNCHER, 0o755)
 
@@ -218,6 +221,8 @@ def licences(site_packages: Path) -> list[str]:
     paragraphs = []
     for metadata in sorted(site_packages.glob("*.dist-info/METADATA")):
         about = HeaderParser().parsestr(metadata.read_text("utf-8"))
+        if about["Name"] == OWN:
+            continue
         licence = about["License-Expression"] or (about["License"] or "").partition("\n")[0] or "as its files say"
         who = (about["Author"] or about["Author-email"] or "its authors").partition("\n")[0]
         paragraphs.append(f"\nFiles: *\nComment: {about['Name']} {about['Version']}, the files in {metadata.parent.name}/RECORD\n"

@@ -324,6 +324,17 @@ def test_the_packaged_command_sees_no_modules_but_its_own(unpacked, tmp_path):
     assert said.startswith("Usage: geminga admin topics stats")
 
 
+@on_debian
+def test_the_packaged_program_knows_its_version(unpacked):
+    """A bundle for whoever looks into a problem begins with it."""
+    script = (f"import site; site.addsitedir({sysconfig.get_path('platlib')!r})\n"      # dependencies that this package was made without
+              "from pathlib import Path\nfrom geminga.supervisor import bundle\nprint(bundle._versions(Path('/none')))")
+    program = [unpacked / "usr/lib/geminga/bin/python3", "-I"]
+    said = subprocess.run([*program, "-c", script], check=True, stdout=subprocess.PIPE, text=True).stdout
+    assert said.startswith("geminga 1.2.3\n") and "click " in said
+    assert "geminga 1.2.3" not in (unpacked / "usr/share/doc/geminga/copyright").read_text()      # of others' licences
+
+
 def commands(context):
     """Each command that people are shown, but groups of others."""
     if not isinstance(context.command, click.Group):
