@@ -4,6 +4,7 @@
     errors.py       how the world can fail
     format.py       every byte on disk
     folder.py       which data folders this program may write to
+    regular.py      files that somebody else may have put there
     ledger.py       entries and their index, mapped
     journal.py      what a pass decided, synced once; replayed after a crash
     cursor.py       what a subscription has acknowledged

@@ -73,7 +73,7 @@ class Amendments:
 
     def _write(self, row: bytes) -> None:
         self._path.parent.mkdir(exist_ok=True)
-        fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             size = os.fstat(fd).st_size
             whole = size - size % len(row)             # what a kill left of one counts as not written

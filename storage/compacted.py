@@ -327,7 +327,7 @@ class PartWriter:
         self._rows: list[NDArray] = []
         self._fds: list[int] = []        # of ledger and index
         for path in (format.ledger_path(folder, ledger_id), format.index_path(folder, ledger_id)):
-            self._fds.append(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640))
+            self._fds.append(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600))
         self._path = format.ledger_path(folder, ledger_id)
         _write_all(self._fds[1], bytes(format.HEADER_SIZE))
 

@@ -3,6 +3,8 @@ import errno
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _OF_DISK = (*_FULL, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE)
+_OF_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOENT, errno.ELOOP,
+             errno.ENAMETOOLONG)
 
 
 class StorageFull(Exception):
@@ -28,6 +30,11 @@ def is_full(error: BaseException) -> bool:
 def is_of_disk(error: OSError) -> bool:
     """Whether the disk failed, or descriptors are used up: nothing that this program could do better."""
     return error.errno in _OF_DISK
+
+
+def is_of_place(error: OSError) -> bool:
+    """Whether another place has to be named, or its rights be changed: trying again does not help."""
+    return error.errno in _OF_PLACE
 
 
 def text_of(error: OSError) -> str:

@@ -2,24 +2,55 @@
 
 Whoever is about to write looks at it first: what a newer program has written there, this one might take for damage.
 """
+import contextlib
+import errno
 import os
 from pathlib import Path
 
-from geminga.storage import format
+from geminga.storage import format, regular
 from geminga.storage.ledger import sync, write_anew
 
 _UNFINISHED = b"unfinished\n"
+_NUMBER_MAX = 64            # bytes that are looked at
 
 
 class CannotUse(Exception):
     """The folder is not for this program: one line that says why."""
 
 
+def make(data_dir: Path) -> None:
+    """There is a folder; a new one is for its user alone.  Raises OSError."""
+    with contextlib.suppress(FileExistsError):
+        data_dir.mkdir(mode=0o700, parents=True)
+    if not data_dir.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(data_dir))
+
+
+def look(data_dir: Path) -> None:
+    """Raises OSError unless this user could make the folder, or write to it and to what lies in it.  Changes nothing."""
+    place = data_dir.absolute()
+    while not _is_there(place):
+        place = place.parent
+    if not place.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(place))
+    for path in (place, *(place.iterdir() if place == data_dir.absolute() else ())):
+        if not os.access(path, os.R_OK | os.W_OK | (os.X_OK if path.is_dir() else 0)):
+            raise PermissionError(errno.EACCES, "it cannot be written to", str(path))
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def check(data_dir: Path) -> int:
     """The folder's number; 0 when nobody has written one.  Raises CannotUse, OSError."""
     path = format.format_path(data_dir)
     try:
-        said = path.read_bytes()
+        said = regular.read(path, _NUMBER_MAX)
     except FileNotFoundError:
         return 0
     if said == _UNFINISHED:

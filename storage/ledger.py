@@ -37,7 +37,7 @@ def allocate(path: Path, size: int) -> None:
     """Make the file at least `size` bytes long and what is new of it writable; raises StorageFull, and leaves it as it was then."""
     is_there = path.exists()
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise StorageFull(text_of(error)) from error
     try:

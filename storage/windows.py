@@ -111,7 +111,7 @@ class Windows:
             heapq.heappush(self._ahead, window)
         data = rows.tobytes()
         block = _BLOCK.pack(format.WINDOW_MAGIC, len(rows), crc32c(data), 0) + data
-        fd = os.open(f"{self._prefix}{window[0]}-{window[1]}.window", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        fd = os.open(f"{self._prefix}{window[0]}-{window[1]}.window", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             written = 0
             if os.fstat(fd).st_size != file.size:      # what was written before a crash, and does not count

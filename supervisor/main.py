@@ -59,6 +59,7 @@ class _Command(click.Group):
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns the exit status (2: bad configuration or arguments)."""
+    umask = os.umask(0o077)      # what a command makes is its user's alone, whoever starts it
     try:
         file = os.environ.get("PULSAR_CLIENT_CONF")
         geminga.main(arguments, prog_name="geminga", default_map=credentials.defaults(file) if file else None)
@@ -66,10 +67,15 @@ def main(arguments: list[str] | None = None) -> int:
         return end.code
     except Exception as error:
         status = getattr(error, "exit_status", None)      # of what went wrong at a broker's HTTP port
+        if status is None and isinstance(error, OSError) and error.errno:      # a file, or the disk: nothing that this program could do
+            from geminga.storage.errors import text_of
+            error, status = text_of(error), 1
         if status is None:
             raise
         print(f"geminga: {error}", file=sys.stderr)
         return status
+    finally:
+        os.umask(umask)
 
 
 @click.group(cls=_Command)
@@ -188,11 +194,12 @@ def verify(data_dir: str, repair: bool, is_json: bool) -> int:
 
     from geminga.storage import findings, locks
     from geminga.storage import folder as data_folder
+    from geminga.storage.errors import text_of
     folder = Path(data_dir)
     try:
         data_folder.check(folder)
-    except data_folder.CannotUse as error:
-        print(f"geminga: {error}", file=sys.stderr)
+    except (data_folder.CannotUse, OSError) as error:
+        print(f"geminga: {text_of(error) if isinstance(error, OSError) else error}", file=sys.stderr)
         return findings.Severity.UNREADABLE
     with locks.hold(folder) if repair else contextlib.nullcontext(False) as is_served:
         if is_served:

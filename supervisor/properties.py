@@ -34,6 +34,8 @@ INTERCEPTORS = {"AppendIndexMetadataInterceptor": "index", "AppendBrokerTimestam
 class ConfigError(ValueError):
     """What is wrong with the configuration: always one line, and it names the key."""
 
+    exit_status = 2
+
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.split()))
 

@@ -26,7 +26,7 @@ from geminga.storage import process as owner_process
 from geminga.storage.catalogue import CatalogueError, open_catalogue
 from geminga.storage.control import Control
 from geminga.storage.counters import make_counters
-from geminga.storage.errors import CorruptFile, NotDurable, text_of
+from geminga.storage.errors import CorruptFile, NotDurable, StorageFull, is_of_place, text_of
 from geminga.storage.log import Rule, log
 from geminga.supervisor import bootstrap, tune
 from geminga.supervisor.children import (
@@ -88,11 +88,11 @@ class Supervisor:
     # -- before anything is forked
 
     def prepare(self) -> None:
-        """Take the data folder and the ports.  Raises CannotServe; Unusable before anything is made."""
+        """Take the data folder and the ports.  Raises CannotServe, OSError of the folder; Unusable before anything is made."""
         config = self.config
         self.certificates = Tls(config.tls) if config.tls.certificate else None
         self.authenticator = Authenticator(config.identity)
-        config.data_dir.mkdir(parents=True, exist_ok=True)
+        folder.make(config.data_dir)
         self._lock = open(config.data_dir / "lock", "a")  # noqa: SIM115 - held as long as the supervisor lives
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -104,8 +104,6 @@ class Supervisor:
             self._stacks = listen(config.data_dir)      # its children as well
         except folder.CannotUse as error:
             raise CannotServe(f"data_dir: {error}") from None
-        except OSError as error:
-            raise CannotServe(f"data_dir: {text_of(error)}") from None
         _raise_file_limit()
         self._bind()
         self.run_dir = _run_dir(config.data_dir)
@@ -118,7 +116,7 @@ class Supervisor:
             catalogue.forget_live_topics()
             catalogue.commit()
             catalogue.close()
-        except CatalogueError as error:
+        except (CatalogueError, StorageFull, NotDurable) as error:
             raise CannotServe(str(error)) from None
         self._has_moved = recovery.has_moved(config.data_dir, config.owners)
         counters = make_counters(config.workers + config.owners + 1)
@@ -472,6 +470,9 @@ def serve(config: Config, notes: list[str], load: Callable[[], tuple[Config, lis
     except (CannotServe, Unusable) as error:
         log.error(str(error), code="G330")
         return 2 if isinstance(error, Unusable) else 1
+    except OSError as error:
+        log.error(f"data_dir: {text_of(error)}", code="G330")
+        return 2 if is_of_place(error) else 1
     for look in tune.at_start(config):
         log.warning(look.text, code="G321")
     return supervisor.run()

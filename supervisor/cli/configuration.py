@@ -1,15 +1,20 @@
 """geminga config: what a configuration says, before a broker has to live with it; geminga reload: have a running one take it; geminga
 drain: have it stop when its consumers have acknowledged what they have."""
 import os
+import pwd
 import sys
+import traceback
 from pathlib import Path
 
 import click
+
+from geminga.supervisor.cli import installed
 
 _RELOAD_SECONDS = 120.0      # that a reload may take; an owner may have to be started again for it
 _SILENT_SECONDS = 10.0       # from one word of a broker that is being drained to the next, or to its end
 _FILE = click.option("--config", metavar="FILE", help="TOML, or Pulsar's broker.conf or standalone.conf")
 _DATA_DIR = click.option("--data-dir", metavar="DIR", help="where everything is kept")
+_OF = click.option("--data-dir", metavar="DIR", help="of the broker (default: ./data, or the installed broker's)")
 
 
 @click.group()
@@ -20,9 +25,43 @@ def config() -> None:
 @config.command(epilog="Exit status: 0 a broker can be started, or reloaded, with it; 2 it cannot, and a line says why.")
 @_FILE
 @_DATA_DIR
-def check(config: str | None, data_dir: str | None) -> int:
-    """Tell whether a broker can use it, its keys and certificates included, and what differs from the defaults."""
-    return _look(config, data_dir, is_all=False)
+@click.option("--user", metavar="NAME", help="that the broker runs as, for root (default: geminga, where the package is installed)")
+def check(config: str | None, data_dir: str | None, user: str | None) -> int:
+    """Tell whether a broker can use it, its keys, certificates and data folder included, and what differs from the defaults.
+
+    Files are looked at as the broker's user, who may read less than root.
+    """
+    if (name := user or installed.user()) is None:
+        return _look(config, data_dir, is_all=False)
+    try:
+        found = pwd.getpwnam(name)
+    except KeyError:
+        raise click.BadParameter(f"there is no user {name}", param_hint="--user") from None
+    return _look_as(found, config, data_dir)
+
+
+def _look_as(user: pwd.struct_passwd, config: str | None, data_dir: str | None) -> int:
+    """In a process of that user's rights.  Where nobody becomes another user, a usage error says so."""
+    from geminga.supervisor import serve  # noqa: F401 - all that is needed is read before the rights go
+    sys.stdout.flush()
+    if pid := os.fork():
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    status = 1
+    try:
+        if os.geteuid() != user.pw_uid:
+            os.initgroups(user.pw_name, user.pw_gid)
+            os.setgid(user.pw_gid)
+            os.setuid(user.pw_uid)
+        status = _look(config, data_dir, is_all=False, whose=f"as user {user.pw_name}: ")
+    except PermissionError as error:
+        print(f"geminga: only root can look as user {user.pw_name}: {error.strerror}", file=sys.stderr)
+        status = 2
+    except Exception:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 @config.command()
@@ -33,21 +72,29 @@ def show(config: str | None, data_dir: str | None) -> int:
     return _look(config, data_dir, is_all=True)
 
 
-def _look(file: str | None, data_dir: str | None, *, is_all: bool) -> int:
+def _look(file: str | None, data_dir: str | None, *, is_all: bool, whose: str = "") -> int:
+    """whose: rights; for complaints."""
+    from geminga.storage import folder
+    from geminga.storage.errors import text_of
     from geminga.supervisor import config as configuration
     from geminga.supervisor.reload import shown, value
     from geminga.workers.identity.authentication import Authenticator
     from geminga.workers.identity.certificates import Tls
     from geminga.workers.identity.options import Unusable
-    given = {"data_dir": data_dir}
+    file, given = installed.configuration(file, data_dir), {"data_dir": data_dir}
     try:
         found, notes = configuration.load(file, os.environ, given)
         origins = configuration.origins(file, os.environ, given)
         if found.tls.certificate:
             Tls(found.tls)
         Authenticator(found.identity)
+        if not is_all:
+            folder.look(found.data_dir)
     except (configuration.ConfigError, Unusable) as error:
-        print(f"geminga: {error}", file=sys.stderr)
+        print(f"geminga: {whose}{error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"geminga: {whose}data_dir: {text_of(error)}", file=sys.stderr)
         return 2
     for note in notes:
         print(f"geminga: {note}", file=sys.stderr)
@@ -63,12 +110,13 @@ def _as_text(found: object) -> object:
 
 
 @click.command(epilog="Exit status: 0 what is written holds; 1 no broker serves the folder; 2 it cannot be used: what held before goes on.")
-@click.option("--data-dir", metavar="DIR", default="data", show_default=True, help="of the broker")
-def reload(data_dir: str) -> int:
+@_OF
+def reload(data_dir: str | None) -> int:
     """Have the broker of a data folder take its configuration anew, as SIGHUP does, and wait until it holds in every process."""
     from geminga.supervisor import commands
+    place = _place(data_dir)
     try:
-        for answer in commands.ask(Path(data_dir), _RELOAD_SECONDS, reload=True):
+        for answer in commands.ask(place, _RELOAD_SECONDS, reload=True):
             for change in answer["changes"]:
                 print(change)
             if answer["error"]:
@@ -78,14 +126,22 @@ def reload(data_dir: str) -> int:
     except commands.NotServed as error:
         print(f"geminga: {error}", file=sys.stderr)
         return 1
-    print(f"geminga: {data_dir}: the broker ended", file=sys.stderr)
+    print(f"geminga: {place}: the broker ended", file=sys.stderr)
     return 1
 
 
+def _place(data_dir: str | None) -> Path:
+    """The data folder that is meant.  Raises ConfigError."""
+    if data_dir is not None:
+        return Path(data_dir)
+    from geminga.supervisor import config as configuration
+    return configuration.load(installed.configuration(None, data_dir), os.environ, {})[0].data_dir
+
+
 @click.command(epilog="Exit status: 0 it has stopped; 1 no broker serves the folder.")
-@click.option("--data-dir", metavar="DIR", default="data", show_default=True, help="of the broker")
+@_OF
 @click.option("--seconds", type=click.FloatRange(0, 24 * 3600), default=10, show_default=True, help="that consumers have for it at most")
-def drain(data_dir: str, seconds: float) -> int:
+def drain(data_dir: str | None, seconds: float) -> int:
     """Have the broker of a data folder stop once consumers have acknowledged what they have.
 
     From now on nobody may publish, subscribe or get anything; what was published is answered.
@@ -93,7 +149,7 @@ def drain(data_dir: str, seconds: float) -> int:
     from geminga.supervisor import commands
     left = None
     try:
-        for answer in commands.ask(Path(data_dir), _SILENT_SECONDS, drain=seconds):
+        for answer in commands.ask(_place(data_dir), _SILENT_SECONDS, drain=seconds):
             if answer["outstanding"] != left:
                 left = answer["outstanding"]
                 print(f"{left} messages are to be acknowledged yet", flush=True)

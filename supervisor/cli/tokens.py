@@ -3,6 +3,7 @@ import base64
 import json
 import os
 import secrets
+import stat
 import sys
 import time
 from pathlib import Path
@@ -77,6 +78,8 @@ def _write(path: str | None, data: bytes, mode: int) -> None:
         return
     try:
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                os.fchmod(file.fileno(), mode)      # also of a file that was there before, and whatever the umask
             file.write(data)
     except OSError as error:
         raise click.ClickException(f"{path}: {error.strerror}") from None
