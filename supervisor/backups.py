@@ -1,12 +1,12 @@
 """A backup of a data folder that a broker serves, or none."""
 import contextlib
-import os
 from pathlib import Path
 
 from geminga.storage import backup, folder, locks, recovery
 from geminga.storage.backup import Report
 from geminga.storage.catalogue import CatalogueError, open_catalogue
 from geminga.storage.errors import CorruptFile, NotDurable, StorageFull
+from geminga.supervisor import beside
 from geminga.supervisor.beside import CannotRun, Refused, Side
 
 
@@ -14,8 +14,7 @@ def make(data_dir: Path, parent: Path, keep: int = 0) -> Report:
     """In a new folder of parent; keep: of how many the oldest go then.  Raises CannotRun, OSError; nothing is left of it then."""
     try:
         folder.check(data_dir)
-        if data_dir.stat().st_uid != os.geteuid():
-            raise CannotRun(f"{data_dir} is another user's: a backup is made by that one")
+        beside.check_user(data_dir)
         with contextlib.closing(Side(data_dir)) as side:
             if side.is_served():
                 return backup.make(data_dir, parent, lambda: side.ask("backup-begin", owner="all"),

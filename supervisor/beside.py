@@ -7,6 +7,7 @@ meanwhile finds nothing in its way.  Nothing here imports Arrow or Spark.
 import contextlib
 import json
 import os
+import pwd
 import socket
 import time
 from collections.abc import Iterator, Mapping
@@ -32,6 +33,17 @@ class Refused(Exception):
 
 class Gone(Refused):
     """No broker serves the data folder any more."""
+
+
+def check_user(data_dir: Path) -> None:
+    """Raises CannotRun where the folder is another user's, whose broker could not read what this process would write; OSError."""
+    owner = data_dir.stat().st_uid
+    if owner != os.geteuid():
+        try:
+            name = pwd.getpwuid(owner).pw_name
+        except KeyError:
+            name = f"#{owner}"
+        raise CannotRun(f"{data_dir} is user {name}'s, who has to run this: runuser -u {name} -- geminga ...")
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from geminga.storage.jobs.engines import Here, NoSpark, NotInstalled, Spark
 from geminga.storage.jobs.nightly import Night, Planned, Progress, Target
 from geminga.storage.ledger import write_anew
 from geminga.storage.policies import policies_of
-from geminga.supervisor.beside import REPORT, CannotRun, Gone, Refused, Side, last_report
+from geminga.supervisor.beside import REPORT, CannotRun, Gone, Refused, Side, check_user, last_report
 from geminga.supervisor.config import Config, core_count
 
 SUCCESS, FAILED = "success", "failed"
@@ -179,8 +179,7 @@ def check(config: Config) -> None:
 def run(config: Config, found: list[Target], progress: Callable[[Progress], None], tell: Tell) -> dict[str, Any]:
     """A night, as its report tells of it.  Raises CannotRun."""
     began, started_ms = time.monotonic(), time.time_ns() // 1_000_000
-    if config.data_dir.stat().st_uid != os.geteuid():
-        raise CannotRun(f"{config.data_dir} is another user's, whose broker could not deal with what this would write there")
+    check_user(config.data_dir)
     with contextlib.closing(Side(config.data_dir)) as side:
         due = planned(config, found)
         night = compact(side, config, due, progress)

@@ -11,7 +11,8 @@
     show.py       answers for people
 
 `geminga nightly` is nightly.py, backup and restore are backup.py, status, log and tune operations.py, import and export
-moving.py; definitions and debug have their own.
+moving.py; definitions and debug have their own; installed.py
+finds the broker of a package.
 Nothing here imports what a broker needs (numpy, protobuf, aiohttp) before it is needed, and each command only what it needs itself: most of
 what a command costs is imports.
 """

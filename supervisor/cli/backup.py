@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from geminga.supervisor.cli import credentials
+from geminga.supervisor.cli import credentials, installed
 from geminga.supervisor.cli.nightly import die_with
 
 DONE, FAILED, WRONG_USAGE = range(3)      # exit statuses
@@ -17,7 +17,7 @@ _SECONDS = 24 * 3600                      # that a broker may take for one
 @click.command(epilog="Exit status: 0 it is made; 1 it is not, and nothing is left of it; 2 wrong usage; 3 no broker at --admin-url.")
 @click.argument("folder", metavar="FOLDER")
 @click.option("--config", metavar="FILE", help="the broker's: TOML, or Pulsar's broker.conf")
-@click.option("--data-dir", metavar="DIR", help="the broker's (default: ./data)")
+@click.option("--data-dir", metavar="DIR", help="the broker's (default: ./data, or the installed broker's)")
 @click.option("--admin-url", metavar="URL", help="have the broker there make it, in a folder of its host; for super users")
 @click.option("--keep", type=click.IntRange(0), default=0, metavar="N", help="then remove the oldest ones in FOLDER, all but N")
 @click.option("--json", "is_json", is_flag=True, help="print JSON")
@@ -42,7 +42,7 @@ def backup(folder: str, config: str | None, data_dir: str | None, admin_url: str
         from geminga.supervisor import backups, beside, nights
         from geminga.supervisor import config as configuration
         try:
-            loaded, _ = configuration.load(config, os.environ, {"data_dir": data_dir})
+            loaded, _ = configuration.load(installed.configuration(config, data_dir), os.environ, {"data_dir": data_dir})
         except configuration.ConfigError as error:
             return _wrong(WRONG_USAGE, error)
         if not (loaded.data_dir / "catalogue.sqlite").is_file():

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from geminga.supervisor.cli import credentials
+from geminga.supervisor.cli import credentials, installed
 
 
 @click.group()
@@ -18,7 +18,7 @@ def debug() -> None:
 @debug.command(epilog="Exit status: 0 it is made; 1 it cannot be written; 2 wrong usage.")
 @click.argument("file", required=False)
 @click.option("--config", metavar="FILE", help="the broker's: TOML, or Pulsar's broker.conf")
-@click.option("--data-dir", metavar="DIR", help="the broker's (default: ./data)")
+@click.option("--data-dir", metavar="DIR", help="the broker's (default: ./data, or the installed broker's)")
 @click.option("--admin-url", "--http-url", metavar="URL", default="http://127.0.0.1:8080", show_default=True)
 @credentials.options
 def bundle(file: str | None, config: str | None, data_dir: str | None, admin_url: str, **who: Any) -> int:
@@ -29,6 +29,7 @@ def bundle(file: str | None, config: str | None, data_dir: str | None, admin_url
     """
     from geminga.supervisor import bundle as bundles
     from geminga.supervisor import config as configuration
+    config = installed.configuration(config, data_dir)
     try:
         loaded, _ = configuration.load(config, os.environ, {"data_dir": data_dir})
     except configuration.ConfigError as error:

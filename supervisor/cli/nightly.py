@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from geminga.supervisor.cli import show, units
+from geminga.supervisor.cli import installed, show, units
 
 DONE, FAILED, WRONG_USAGE, REFUSED = range(4)      # exit statuses
 _PR_SET_PDEATHSIG = 1
@@ -36,7 +36,7 @@ class _Size(click.ParamType):
                       "broker does not answer, or Spark is wanted and something of it is missing.")
 @click.argument("what", type=click.Choice(["run", "plan", "report", "failed"]), default="run")
 @click.option("--config", metavar="FILE", help="the broker's: TOML, or Pulsar's broker.conf")
-@click.option("--data-dir", metavar="DIR", help="the broker's (default: ./data)")
+@click.option("--data-dir", metavar="DIR", help="the broker's (default: ./data, or the installed broker's)")
 @click.option("--topic", "topics", metavar="NAME", multiple=True, help="compact only this topic, whatever its threshold; may be repeated")
 @click.option("--pattern", metavar="REGEX", default="", help="compact only topics whose whole names match")
 @click.option("--engine", type=click.Choice(["auto", "here", "spark"]), help="where it is computed (default: auto)")
@@ -62,7 +62,7 @@ def nightly(what: str, config: str | None, topics: tuple[str, ...], pattern: str
     given = {"data_dir": options["data_dir"], "nightly.engine": options["engine"], "nightly.master": options["master"],
              "nightly.cores": options["cores"], "nightly.memory_bytes": options["memory"]}
     try:
-        loaded, _ = configuration.load(config, os.environ, given)
+        loaded, _ = configuration.load(installed.configuration(config, options["data_dir"]), os.environ, given)
     except configuration.ConfigError as error:
         return _wrong(WRONG_USAGE, error)
     if not (loaded.data_dir / "catalogue.sqlite").is_file():

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from geminga.supervisor.cli import credentials
+from geminga.supervisor.cli import credentials, installed
 from geminga.supervisor.cli.rest import Broker, Refused, quoted
 from geminga.supervisor.cli.show import plain
 from geminga.supervisor.cli.units import instant, millis
@@ -117,7 +117,7 @@ def _size(size: float) -> str:
 @click.command(epilog="Exit status: 0 nothing matters, or --check was not asked for; 1 something matters; 2 wrong usage.")
 @click.option("--check", is_flag=True, help="print only what makes the broker fail, lose data, or slow by a multiple")
 @click.option("--config", metavar="FILE", help="the broker's: TOML, or Pulsar's broker.conf")
-@click.option("--data-dir", metavar="DIR", help="the broker's (default: ./data)")
+@click.option("--data-dir", metavar="DIR", help="the broker's (default: ./data, or the installed broker's)")
 @click.option("--pid", type=int, help="look at the limits of this process, as that of systemctl show -P MainPID geminga (default: at those "
               "of this shell)")
 @click.option("--json", "is_json", is_flag=True, help="print an object a line")
@@ -129,7 +129,7 @@ def tune(check: bool, config: str | None, data_dir: str | None, pid: int | None,
     from geminga.supervisor import config as configuration
     from geminga.supervisor import tune as host
     try:
-        loaded, _ = configuration.load(config, os.environ, {"data_dir": data_dir})
+        loaded, _ = configuration.load(installed.configuration(config, data_dir), os.environ, {"data_dir": data_dir})
         limits = None if pid is None else host.limits_of(pid)
     except (configuration.ConfigError, OSError) as error:
         print(f"geminga: {error}", file=sys.stderr)

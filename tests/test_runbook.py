@@ -1,0 +1,169 @@
+"""Command lines that operators are told to type, in the runbook, the README and the units: the command knows each, on an installed host."""
+import os
+import re
+import shlex
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import click
+import pytest
+
+from geminga.supervisor.main import geminga
+
+from .harness import Broker
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted((ROOT / "systemd/runbook").glob("*.md"))
+UNITS = sorted((ROOT / "systemd").glob("*.service"))
+PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
+FINDS = ("backup", "config check", "config show", "debug bundle", "drain", "nightly", "reload", "tune")      # what an installed broker has
+
+
+def lines_of(page):
+    """Words behind `geminga` of each line to be typed as it stands."""
+    for line in page.read_text().splitlines():
+        if found := re.match(r" {4,7}(?:runuser -u geminga -- )?geminga ((?!\[).*)", line):
+            yield shlex.split(found[1], comments=True)
+
+
+def inline_of(page):
+    """Likewise of what stands within sentences."""
+    for code in re.findall(r"[`;] ?(geminga [^`;]+|runuser [^`;]+)", page.read_text()):
+        if found := re.match(r"(?:runuser -u geminga -- )?geminga ([a-z].*)", code, re.DOTALL):
+            yield [word for word in found[1].replace("|", " ").split() if word != "..."]
+
+
+def found(words):
+    """(the command's context, the words behind its name).  Raises UsageError."""
+    context, words = click.Context(geminga, info_name="geminga"), list(words)
+    while isinstance(context.command, click.Group) and words and not words[0].startswith("-"):
+        name = words.pop(0)
+        if (command := context.command.get_command(context, name)) is None:
+            raise click.UsageError(f"there is no {name}", context)
+        context = click.Context(command, info_name=name, parent=context)
+    return context, words
+
+
+def parsed(words):
+    """Whether the command takes them as they are.  Raises UsageError."""
+    context, rest = found(words)
+    files = [one for one in context.command.params if isinstance(one.type, click.Path | click.File)]
+    for one in files:
+        one.type = click.STRING      # FILE is not there
+    context.command.make_context(context.info_name, rest, parent=context.parent)
+
+
+@pytest.mark.parametrize(("page", "words"), [(page.name, words) for page in PAGES for words in lines_of(page)],
+                         ids=lambda value: value if isinstance(value, str) else " ".join(value))
+def test_every_line_of_the_runbook_is_one_that_the_command_takes(page, words):
+    parsed(words)
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.name)
+def test_every_command_and_option_that_a_page_names_is_there(page):
+    for words in inline_of(page):
+        context, rest = found(words)
+        known = {name for one in context.command.get_params(context) for name in one.opts}
+        assert {word.partition("=")[0] for word in rest if word.startswith("--")} <= known, words
+        assert not isinstance(context.command, click.Group) or not rest, words
+
+
+def test_every_line_of_readmes_synopsis_names_a_command_and_options_that_are_there():
+    synopsis = re.findall(r"^    geminga (.*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert len(synopsis) > 20
+    for line in synopsis:
+        *group, last = re.match(r"[a-z ]+(\|[a-z|]+)?", line)[0].split()
+        options = set()
+        for name in last.split("|"):
+            context, rest = found([*group, name])
+            options |= {name for one in context.command.get_params(context) for name in one.opts}
+            assert not rest or not isinstance(context.command, click.Group), line
+        assert set(re.findall(r"--[a-z-]+", line)) <= options, line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_writes_into_the_data_folder_is_started_as_its_user(page):
+    """Root would be refused, or leave files there that the broker cannot write to."""
+    for user, command in re.findall(r"(runuser -u geminga -- )?(geminga (?:backup|nightly|verify)\b[^`\n]*)", page.read_text()):
+        only_reads = "nightly report" in command or "nightly plan" in command or "verify" in command and "--repair" not in command
+        assert user or only_reads, command
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_every_line_of_a_unit_is_one_that_the_command_takes(unit):
+    lines = re.findall(r"^#? *Exec\w+=-?/usr/bin/geminga (.*)$", unit.read_text(), re.MULTILINE)
+    assert lines or "Exec" not in unit.read_text()
+    for line in lines:
+        parsed(shlex.split(line))
+
+
+# -- on an installed host
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """installed(words...): the command of a package that was put below a folder, whose configuration names a data folder."""
+    root = tmp_path_factory.mktemp("installed")
+    program, site = root / "usr/lib/geminga", root / f"usr/lib/geminga/lib/{PYTHON}/site-packages"
+    (program / "bin").mkdir(parents=True)
+    (program / "bin/python3").symlink_to(os.path.realpath(sys.executable))
+    (program / "pyvenv.cfg").write_text(f"home = {os.path.dirname(os.path.realpath(sys.executable))}\n")
+    site.mkdir(parents=True)
+    (site / "all.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
+    (root / "etc/geminga").mkdir(parents=True)
+    (root / "etc/geminga/geminga.toml").write_text(f'data_dir = "{root}/var"\n')
+    launcher = "import sys; from geminga.supervisor.main import main; sys.exit(main())"
+
+    def run(*words, cwd=root):
+        done = subprocess.run([program / "bin/python3", "-I", "-c", launcher, *map(str, words)], cwd=cwd, capture_output=True, text=True,
+                              timeout=30, check=False)
+        return done.returncode, done.stdout, done.stderr
+    run.root = root
+    return run
+
+
+def takes_a_folder(context):
+    """Each command with --data-dir."""
+    if isinstance(context.command, click.Group):
+        for name in context.command.list_commands(context):
+            yield from takes_a_folder(click.Context(context.command.get_command(context, name), info_name=name, parent=context))
+    elif any("--data-dir" in one.opts for one in context.command.params):
+        yield context.command_path.partition(" ")[2]
+
+
+def test_every_command_that_is_about_a_data_folder_finds_the_installed_one(installed, tmp_path):
+    """But serve, which makes one."""
+    assert set(takes_a_folder(click.Context(geminga, info_name="geminga"))) == {*FINDS, "serve"}
+    broker = Broker(installed.root / "var")
+    (tmp_path / "data").mkdir()      # not this one, where it is run
+    try:
+        broker.start()
+        for line in ("config check", "config show", "tune", f"backup {tmp_path}/backups", "nightly --engine here", "nightly report",
+                     "nightly plan", f"debug bundle {tmp_path}/bundle --admin-url {broker.http_url}", "drain --seconds 1"):
+            status, printed, complaints = installed(*line.split(), cwd=tmp_path)
+            assert status == 0, (line, printed, complaints)
+        assert broker.ended(5) == 0
+    finally:
+        broker.close()
+    status, _, complaints = installed("reload", cwd=tmp_path)
+    assert status == 1 and f"{installed.root}/var" in complaints
+    assert list((tmp_path / "data").iterdir()) == []
+
+
+def test_what_is_named_is_stronger_than_what_is_installed(installed, tmp_path):
+    (tmp_path / "geminga.toml").write_text(f'data_dir = "{tmp_path}/named"\n')
+    for options, place in ((("--data-dir", tmp_path / "other"), "other"), (("--config", tmp_path / "geminga.toml"), "named")):
+        status, printed, _ = installed("config", "show", *options)
+        assert status == 0 and f'data_dir = "{tmp_path}/{place}"' in printed
+
+
+def test_a_configuration_that_is_installed_and_cannot_be_read_is_one_line(installed, tmp_path):
+    place = installed.root / "etc/geminga/geminga.toml"
+    kept = place.rename(tmp_path / "kept")
+    try:
+        for line in ("config check", "tune", "backup x", "nightly", "debug bundle x", "reload", "drain"):
+            status, printed, complaints = installed(*line.split(), cwd=tmp_path)
+            assert (status, printed, complaints) == (2, "", f"geminga: {place}: No such file or directory\n")
+    finally:
+        kept.rename(place)
