@@ -313,6 +313,9 @@ class Catalogue:
         return dict(self._db.execute("SELECT name, id FROM subscriptions WHERE partition_id = ?", (partition_id,)))
 
     def create_subscription(self, partition_id: int, name: str) -> int:
+        """In place of one whose owner was killed before its journal knew of it: that was never answered."""
+        if (before := self._one("SELECT id FROM subscriptions WHERE partition_id = ? AND name = ?", (partition_id, name))) is not None:
+            self.delete_subscription(before)
         return self._write("INSERT INTO subscriptions (partition_id, name) VALUES (?, ?)", (partition_id, name)).lastrowid
 
     def delete_subscription(self, subscription_id: int) -> None:

@@ -116,6 +116,7 @@ def find_or_create(owner, name: TopicName, *, may_create: bool = True) -> Partit
     found = owner.partition(name) if name.is_persistent else owner.live.get(name)
     if found is not None:
         return found
+    owner.refuse_foreign(name)
     catalogue, base = owner.catalogue, name.base
     if not catalogue.has_namespace(name.namespace):
         raise Refusal(api.TopicNotFound, f"Namespace {name.namespace} does not exist")

@@ -111,6 +111,7 @@ class Owner:
         self.expiry, self.quotas, self.retention, self.puncher = Expiry(self), Quotas(self), Retention(self), Puncher(self)
         self.inactive, self.views, self.schedules = Inactive(self), Views(self), Schedules(self)
         self.snapshots = Snapshots(self, recovery)                # what backups are told
+        self._is_mine = is_mine
         self.sweep = Sweep(self, is_mine)                         # of partitions that are not open
         self.space = Space(journal.folder, options, counters)
         journal.spare = self.space.spare
@@ -190,12 +191,19 @@ class Owner:
         self._to_trim[partition] = None
 
     def partition(self, name: TopicName) -> Partition | None:
-        """The partition of that name, opened when it is stored; None when nothing is.  Raises CorruptFile, StorageFull."""
+        """The partition of that name, opened when it is stored; None when nothing is.  Raises CorruptFile, StorageFull, Refusal."""
         found = self.by_name.get(name)
+        if found is None:
+            self.refuse_foreign(name)
         if found is None and (stored := self.catalogue.partition(name)) is not None:
             with self.counters.timed("load"):
                 return self._load(name, *stored)
         return found
+
+    def refuse_foreign(self, name: TopicName) -> None:
+        """Two owners that write one partition overwrite what the other has stored.  Raises Refusal for a topic of another owner."""
+        if not self._is_mine(str(name)):
+            raise Refusal(api.ServiceNotReady, f"Topic {name} is not served here; look it up again")
 
     def _load(self, name: TopicName, partition_id: int, topic_epoch: int | None) -> Partition:
         names = self.catalogue.subscriptions(partition_id)
@@ -205,9 +213,6 @@ class Owner:
             self._recovery.opened(found)
         found.sequences.begin(self.now_ms)
         found.is_terminated = self.catalogue.is_terminated(partition_id)
-        for text, subscription_id in names.items():
-            if (text, True) not in found.subscriptions:
-                self.catalogue.delete_subscription(subscription_id)
         properties = self.catalogue.subscriptions_properties(partition_id)
         for subscription in found.subscriptions.values() if properties else ():
             subscription.properties = properties.get(subscription.cursor.subscription_id, {})
@@ -218,7 +223,8 @@ class Owner:
         return found
 
     def create_partition(self, name: TopicName) -> Partition:
-        """A new, empty partition.  Raises StorageFull."""
+        """A new, empty partition.  Raises StorageFull, Refusal."""
+        self.refuse_foreign(name)
         with self.counters.timed("load"):
             found = open_partition(self.data_dir, self.catalogue.create_partition(name), name, None, {}, self.options)
             self._adopt(found)

@@ -324,7 +324,7 @@ def open_partition(data_dir: Path, partition_id: int, name: TopicName, topic_epo
         partition.schedule = Schedule(partition, is_strict=options.delayed_delivery_strict)
         partition.schedule.open()
     for text, subscription_id in names.items():
-        if subscription_id in stored.cursors:     # else its creation was never answered, and did not happen
+        if subscription_id in stored.cursors:     # else its creation was never answered; whoever asks again has it made anew
             cursor = stored.cursors[subscription_id]
             for found in partition.ledgers:
                 if found.ledger_id in stored.gone.bitmaps:

@@ -25,8 +25,11 @@ def answer(owner, question: bytes) -> bytes:
     """{"ask": ..., "topic": ..., ...} -> {"answer": ...}, or {"refused": error code, "text": ...}; some are about no one topic."""
     asked = json.loads(question)
     try:
-        ask, topic = asked.pop("ask"), asked.pop("topic", None)
-        found = QUESTIONS[ask](owner, topic and names.parse(topic), asked)
+        ask, text = asked.pop("ask"), asked.pop("topic", None)
+        topic = text and names.parse(text)
+        if topic:
+            owner.refuse_foreign(topic)
+        found = QUESTIONS[ask](owner, topic, asked)
         return found if isinstance(found, bytes) else json.dumps({"answer": found}).encode()      # what is no JSON says so by itself
     except Refusal as refusal:
         code, text = refusal.code, refusal.message

@@ -248,7 +248,7 @@ class _Walk:
         for number, text in subscriptions.items():
             if number not in known.cursors:
                 findings.append(Finding(format.state_path(folder), 0, 0, f"subscription {text} has no position",
-                                        "it is removed, as its creation was never answered", Severity.NOTE))
+                                        "it is made anew when it is asked for, as its creation was never answered", Severity.NOTE))
         for text, cursor in cursors.items():
             findings += _positions(folder, text, cursor, ledgers, views.horizon)
             if not known.is_uncounted and not any(found.lost for found in ledgers) and not any(one.severity for one in findings):

@@ -87,7 +87,8 @@ def payload_of(entry):
 class Rig:
     """Invariant: between passes the owner has nothing to answer."""
 
-    def __init__(self, data_dir: Path, *, now_ms=START_MS, **options):
+    def __init__(self, data_dir: Path, *, now_ms=START_MS, is_mine=lambda name: True, **options):
+        """is_mine: which partitions are this owner's."""
         self.data_dir, self.now_ms = data_dir, now_ms
         self.settings = {"journal_segment_bytes": 1 << 20, "journal_segments_max": 4, "disk_reserve_bytes": 0} | options
         self.options = StorageOptions(**self.settings)
@@ -99,7 +100,7 @@ class Rig:
                                     segments_max=self.options.journal_segments_max, kept=recovered.kept, changed=recovered.recovery)
         self.counters = make_counters(1)[0]
         catalogue = open_catalogue(data_dir / "catalogue.sqlite", lambda: 0)
-        self.owner = Owner(data_dir, self.options, catalogue, self.journal, self.counters, now_ms, recovered.recovery)
+        self.owner = Owner(data_dir, self.options, catalogue, self.journal, self.counters, now_ms, recovered.recovery, is_mine)
         self.is_open = True
 
     def close(self):
