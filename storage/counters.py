@@ -25,6 +25,7 @@ NAMES = (
     "bytes_out", "lookups", "lookups_failed", "handshakes", "handshakes_refused",
     "lookups_waiting", "commands_waiting", "connections_throttled", "schemas_compatible", "schemas_incompatible",
     "commands_refused", "rights_seen",
+    "loads_failed", "system_bytes_in", "health",
     "memory_refuses", "started_1_ms", "started_2_ms", "started_3_ms", "starts", "damage_seen", "syncs_seen",
     "clock_offset_ms", "clock_looked_ms", "clock_jumps_forward", "clock_jumps_back", "clock_jumps_seen", "clock_jumped_ms", "clock_jump_ms",
     "tls_connections", "tls_handshakes", "tls_handshakes_failed", "tls_reloads", "tls_reloads_failed",

@@ -138,6 +138,7 @@ class Owner:
         self._to_dispatch: dict[Partition, None] = {}
         self._to_trim: dict[Partition, None] = {}
         self.expected_readers: dict[Subscription, int] = {}       # since when those that sought are to come back
+        self._system: set[Partition] = set()                      # topics that brokers use among themselves
         self._recent: set[Partition] = set()                      # written to since they were last found idle
         self._wakes = Wakes()                                     # when something is to be given out although nothing comes
         self._must_sync = False
@@ -196,8 +197,12 @@ class Owner:
         if found is None:
             self.refuse_foreign(name)
         if found is None and (stored := self.catalogue.partition(name)) is not None:
-            with self.counters.timed("load"):
-                return self._load(name, *stored)
+            try:
+                with self.counters.timed("load"):
+                    return self._load(name, *stored)
+            except (CorruptFile, StorageFull, OSError):
+                self.counters.add("loads_failed")
+                raise
         return found
 
     def refuse_foreign(self, name: TopicName) -> None:
@@ -268,6 +273,7 @@ class Owner:
     def _forget(self, partition: Partition) -> None:
         partition.is_released = True
         del self.by_name[partition.name]
+        self._system.discard(partition)
         for watcher in (self.expiry, self.quotas, self.retention, self.puncher, self.inactive, self.views, self.schedules, self.rates,
                         self.gate, self.statistics):
             watcher.release(partition)
@@ -295,6 +301,8 @@ class Owner:
         self._next_slot += 1
         partition.slot = self._next_slot
         self.by_name[partition.name] = partition
+        if names.is_system(str(partition.name)):
+            self._system.add(partition)
         self.snapshots.opened(partition)
         self.apply_policies(partition)
         self.counters.add("partitions_open")
@@ -641,6 +649,8 @@ class Owner:
         self.counters.add("entries_in", sum(group.count for group in groups))
         self.counters.add("messages_in", sum(group.next_message - group.partition.next_message for group in groups))
         self.counters.add("bytes_in", sum(group.size - group.ledger.size for group in groups))
+        if self._system:
+            self.counters.add("system_bytes_in", sum(group.size - group.ledger.size for group in groups if group.partition in self._system))
 
     def _count_out(self, consumer: Consumer, entries: int, size: int) -> None:
         self.counters.add("entries_out", entries)

@@ -98,8 +98,9 @@ _SIZE_NAMES = ("le_128", "le_512", "le_1_kb", "le_2_kb", "le_4_kb", "le_16_kb", 
 # How often a rate kept a subscription's consumers waiting, as rates.py counts and Pulsar's REST has it.
 THROTTLED = tuple(f"dispatchThrottled{what}EventsBy{level}Limit"
                   for level in ("Subscription", "Topic", "Broker") for what in ("Msg", "Bytes"))
-# Of entries that wait for their time, and of their index: those in memory, bytes of memory, bytes on disk, files.
-DELAYED = "waiting", "delayed_loaded", "delayed_memory", "delayed_disk", "delayed_windows"
+# Of entries that wait for their time, and of their index: those in memory, bytes of memory, bytes on disk, files; what was done to files.
+DELAYED = ("waiting", "delayed_loaded", "delayed_memory", "delayed_disk", "delayed_windows",
+           "windows_created", "windows_read", "windows_unreadable", "windows_removed")
 TOPIC_COLUMNS = (
     "messages_in", "bytes_in", "messages_out", "bytes_out",
     "rate_in", "throughput_in", "write_rate", "rate_out", "throughput_out", "read_rate",
@@ -213,9 +214,9 @@ def delayed_index(topic: Topic) -> tuple[int, ...]:
     """As DELAYED."""
     if not topic.is_persistent or topic.schedule is None:
         return (0,) * len(DELAYED)
-    schedule = topic.schedule
+    schedule, files = topic.schedule, topic.schedule.files
     return (schedule.waiting if topic.policies.delayed_delivery else 0, schedule.loaded, schedule.memory_bytes, schedule.index_bytes,
-            schedule.windows)
+            schedule.windows, files.created, files.read, files.unreadable, files.removed)
 
 
 def delayed_memory(subscription: Subscription, later: int) -> int:

@@ -85,6 +85,7 @@ class Windows:
         self.loaded: set[Window] = set()       # what is in them is in memory too
         self.done: set[Window] = set()         # all that is in them is out of date: to be removed when what is saved knows that
         self._ahead: list[Window] = []         # a heap of those that are not; some may be gone
+        self.created = self.read = self.unreadable = self.removed = 0      # files, since the partition was opened
 
     def next_ms(self) -> int:
         """When the next window begins that is not in memory; NEVER_MS when there is none."""
@@ -108,6 +109,7 @@ class Windows:
             self.folder.mkdir(exist_ok=True)
         if (file := self.files.get(window)) is None:
             file = self.files[window] = File()
+            self.created += 1
             heapq.heappush(self._ahead, window)
         data = rows.tobytes()
         block = _BLOCK.pack(format.WINDOW_MAGIC, len(rows), crc32c(data), 0) + data
@@ -132,21 +134,23 @@ class Windows:
 
     def load(self, window: Window) -> Rows:
         """What is in it; it is in memory from now on.  Raises CorruptFile."""
+        try:
+            found = self.peek(window)
+        except CorruptFile:
+            self.unreadable += 1
+            raise
+        self.read += 1
+        self.loaded.add(window)
+        return found
+
+    def peek(self, window: Window) -> Rows:
+        """What is in it.  Raises CorruptFile."""
         start, _ = window
         rows = list(self.blocks(window))
-        self.loaded.add(window)
         if not rows:
             return NO_ROWS
         found = np.concatenate(rows)
         return start + found["after_ms"].astype(np.int64), found["ledger_id"].astype(np.int64), found["entry_id"].astype(np.int64)
-
-    def peek(self, window: Window) -> Rows:
-        """What is in it.  Raises CorruptFile."""
-        was_loaded = window in self.loaded
-        found = self.load(window)
-        if not was_loaded:
-            self.loaded.discard(window)
-        return found
 
     def blocks(self, window: Window) -> Iterator[NDArray]:
         """WINDOW_ROWs, as they were added to it.  Raises CorruptFile."""
@@ -193,7 +197,7 @@ class Windows:
         return {(int(start), int(width)) for start, _, width in names}
 
     def remove(self, window: Window) -> None:
-        self.files.pop(window, None)
+        self.removed += self.files.pop(window, None) is not None
         self.loaded.discard(window)
         self.done.discard(window)
         self.path(window).unlink(missing_ok=True)

@@ -11,6 +11,7 @@ is answered by one:
     {"ended": report}                   what became of one: a Report of storage/jobs/nightly.py
 """
 import asyncio
+import bisect
 import contextlib
 import json
 import os
@@ -20,7 +21,7 @@ import sys
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 
@@ -34,6 +35,7 @@ from geminga.storage import compacted, format
 from geminga.storage.catalogue import Catalogue
 from geminga.storage.errors import text_of
 from geminga.storage.log import log
+from geminga.storage.statistics import LATENCIES_MS
 from geminga.supervisor.admin.owners import Owners
 from geminga.supervisor.admin.topics import TOPIC, TOPICS, ask_each, ask_single, catalogue_of, done, not_allowed, parts_of, topic_of
 from geminga.supervisor.beside import REPORT, SOCKET, short_path
@@ -65,6 +67,8 @@ class Record:
     bytes_out: int = 0
     entries_out: int = 0
     bytes_read: int = 0          # by all that succeeded
+    seconds_sum: float = 0.0     # likewise
+    durations: list[int] = field(default_factory=lambda: [0] * (len(LATENCIES_MS) + 1))      # ... in buckets of these
 
     def add(self, report: dict) -> None:
         self.error, self.ended = report["error"], time.monotonic()
@@ -78,6 +82,8 @@ class Record:
             self.seconds, self.bytes_in, self.bytes_out = report["seconds"], report["bytes_in"], report["bytes_out"]
             self.entries_out = report["entries_out"]
             self.bytes_read += self.bytes_in
+            self.durations[bisect.bisect_left(LATENCIES_MS, self.seconds * 1000)] += 1
+            self.seconds_sum += self.seconds
 
 
 class Compactions:
@@ -91,6 +97,7 @@ class Compactions:
         self._running: dict[int, tuple[str, object]] = {}            # ... and by whom: a connection, or None for one to come
         self._batch: dict[int, str] = {}                             # those of the job that was started here
         self._records: OrderedDict[int, Record] = OrderedDict()      # those that ended last behind
+        self.bytes_read = 0                                          # by all that have ended
         self._has_waiting = asyncio.Event()
         self._job: asyncio.subprocess.Process | None = None
 
@@ -196,7 +203,9 @@ class Compactions:
 
     def _ended(self, report: dict) -> None:
         record = self._records.pop(report["partition_id"], None) or Record(report["topic"])
+        before = record.bytes_read
         record.add(report)
+        self.bytes_read += record.bytes_read - before
         self._records[report["partition_id"]] = record
         if len(self._records) > _RECORDS_MAX:
             self._records.popitem(last=False)

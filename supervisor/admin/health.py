@@ -15,6 +15,7 @@ INSIDE = web.AppKey("inside", Path)
 COUNTERS = web.AppKey("counters", dict)
 TOPIC = "persistent://pulsar/system/healthcheck"
 _SECONDS = 10
+_PASSED, _FAILED = 1, 2      # counter `health`: how the last round trip ended; 0: there was none
 
 
 @routes.get("/status.html")
@@ -67,7 +68,9 @@ async def health(request: web.Request) -> web.Response:
         async with asyncio.timeout(_SECONDS):
             await _round_trip(request.app[INSIDE])
     except (OSError, client.ClientError, TimeoutError) as error:
+        request.app[COUNTERS]["admin", 0].set("health", _FAILED)
         raise web.HTTPServiceUnavailable(text=f"The round trip failed: {error or 'it took too long'}") from None
+    request.app[COUNTERS]["admin", 0].set("health", _PASSED)
     return web.Response(text="ok")
 
 

@@ -37,11 +37,10 @@ routes = web.RouteTableDef()
 # Counter of ours -> (Pulsar's name, what it says, whether it only grows).  Summed over all processes.
 _BROKER = {
     "messages_in": ("pulsar_broker_in_messages", "Messages published", True),
-    "bytes_in": ("pulsar_broker_in_bytes", "Bytes of entries published", True),
-    "bytes_out": ("pulsar_broker_out_bytes", "Bytes of entries given to consumers", True),
     "lookups": ("pulsar_broker_lookup_answers", "Lookups answered", True),
     "lookups_failed": ("pulsar_broker_lookup_failures", "Lookups refused: the namespace, the listener or the right is missing", True),
     "lookups_waiting": ("pulsar_broker_lookup_pending_requests", "Lookups that wait for an owner", False),
+    "loads_failed": ("topic_load_failed", "Topics that could not be opened", True),
     "commands_waiting": ("pulsar_broker_topic_load_pending_requests", "What waits for an owner to be started", False),
     "connections_throttled": ("pulsar_broker_throttled_connections", "Connections not read from because of a publish rate", False),
     "schemas_compatible": ("pulsar_schema_compatible", "Schemas found compatible with those before them", True),
@@ -54,6 +53,7 @@ _CONNECTIONS = {
     "connections_opened": ("pulsar_connection_created_total_count", "Connections accepted"),
     "connections_closed": ("pulsar_connection_closed_total_count", "Connections ended"),
 }
+_HEALTH = {0: -1, 1: 1, 2: 0}      # of the counter: what Pulsar says of it
 _OWN = {
     "entries_dropped": "Entries of non-persistent topics that a subscription had no permits for",
     "deliveries_dropped": "Entries of non-persistent topics that a client did not read in time",
@@ -111,7 +111,6 @@ class Family(NamedTuple):
     type: str = "gauge"
     sums: bool = True             # whether what is rolled up is summed up; else there is nothing of it
     labels: str = ""              # more of them; families of one name follow each other
-    shows_zeros: bool = True
     prefix: str = ""              # of the names of labels
 
 
@@ -126,6 +125,10 @@ def _age_s(columns: dict[str, NDArray], now_ms: float) -> NDArray:
 
 def _nothing(columns: dict[str, NDArray], now_ms: float) -> NDArray:
     return np.zeros(len(next(iter(columns.values()))))
+
+
+def _sum(*names: str) -> Values:
+    return lambda columns, now_ms: sum(columns[name] for name in names)
 
 
 def _less(whole: str, part: str) -> Values:
@@ -177,6 +180,13 @@ TOPIC_FAMILIES = [
     Family("pulsar_delayed_message_index_loaded", "Those of them that are in memory: they came lately, or fall due soon", "delayed_loaded"),
     Family("pulsar_delayed_message_index_bucket_total", "Files of their index: one for each window of time", "delayed_windows"),
     Family("pulsar_delayed_message_index_bucket_snapshot_size_bytes", "Bytes of these files", "delayed_disk"),
+    *(Family("pulsar_delayed_message_index_bucket_op_count", "What was done to these files since the topic was opened", column,
+             labels=f',state="{state}",type="{type_}"')
+      for type_, state, column in (
+          ("create", "all", "windows_created"), ("create", "succeed", "windows_created"),
+          ("load", "all", _sum("windows_read", "windows_unreadable")), ("load", "succeed", "windows_read"),
+          ("load", "failed", "windows_unreadable"),
+          ("delete", "all", "windows_removed"), ("delete", "succeed", "windows_removed"))),
     Family("pulsar_broker_topic_messages_delayed_rejected_total", "Messages that were to be delivered later than the maximum allows",
            "delays_refused", "counter", prefix="pulsar_"),
     Family("pulsar_broker_topic_messages_fixed_delay_overridden_total", "Messages that a fixed delay gave another time than they came with",
@@ -187,6 +197,10 @@ TOPIC_FAMILIES = [
     *_buckets("pulsar_add_entry_latency", "latency", "The same as pulsar_storage_write_latency", _LATENCIES, "latency_sum"),
     *_buckets("pulsar_entry_size", "size", "Entries by their bytes", _SIZES, "size_sum"),
     Family("pulsar_entry_size_overflow", "The same as pulsar_entry_size_le_overflow", "size_le_overflow"),
+    Family("pulsar_storage_read_cache_misses_rate", "Always 0: reads are from mapped files", _nothing),
+    Family("pulsar_storage_offloaded_size", "Always 0: nothing is offloaded", _nothing),
+    *(Family(f"pulsar_txn_tb_{what}_total", "Always 0: there are no transactions", _nothing, "counter")
+      for what in ("active", "aborted", "committed")),
 ]
 SUBSCRIPTION_FAMILIES = [
     Family("pulsar_subscription_back_log", "Entries that are not acknowledged", "backlog"),
@@ -215,21 +229,13 @@ SUBSCRIPTION_FAMILIES = [
     Family("pulsar_out_messages_total", "Messages given to consumers", "messages_out", "counter"),
     Family("pulsar_out_bytes_total", "Bytes given to consumers", "bytes_out", "counter"),
     *(Family(f"pulsar_subscription_dispatch_throttled_{what}_events", "How often a rate kept consumers waiting",
-             f"dispatchThrottled{theirs}EventsBy{level}Limit", "counter", labels=f',reason="{level.lower()}"', shows_zeros=False)
+             f"dispatchThrottled{theirs}EventsBy{level}Limit", labels=f',reason="{level.lower()}"')
       for what, theirs in (("msg", "Msg"), ("bytes", "Bytes")) for level in ("Subscription", "Topic", "Broker")),
+    *(Family(f"pulsar_subscription_filter_{what}_msg_count", "Always 0: there are no entry filters", _nothing)
+      for what in ("processed", "accepted", "rejected", "rescheduled")),
     Family("geminga_subscription_backlog_messages", "Messages that are not acknowledged: published since the subscription began, less "
            "acknowledged, expired, skipped and evicted ones", "backlog_messages"),
 ]
-# What cannot be anything else here is told once for each namespace, so that panels find it.
-_NOTHING = {
-    "reads are from mapped files": ("storage_read_cache_misses_rate",),
-    "nothing is offloaded": ("storage_offloaded_size",),
-    "there are no transactions": tuple(f"txn_tb_{what}_total" for what in ("active", "aborted", "committed")),
-    "there are no entry filters": tuple(f"subscription_filter_{what}_msg_count" for what in (
-        "processed", "accepted", "rejected", "rescheduled")),
-}
-NOTHING_FAMILIES = [Family(f"pulsar_{name}", f"Always 0: {why}", _nothing, "counter" if name.endswith("_total") else "gauge")
-                    for why, names in _NOTHING.items() for name in names]
 # Of a topic's compactions since the broker began: what is behind pulsar_compaction_ -> (what it says, its value).
 _COMPACTION: dict[str, tuple[str, Callable[[Record], float]]] = {
     "removed_event_count": ("Messages that compaction has left out", lambda one: one.removed),
@@ -240,6 +246,10 @@ _COMPACTION: dict[str, tuple[str, Callable[[Record], float]]] = {
     "write_throughput": ("Bytes a second that the last one wrote", lambda one: round(one.bytes_out / max(one.seconds, 1e-3), 3)),
     "compacted_entries_count": ("Entries that the last one has left", lambda one: one.entries_out),
     "compacted_entries_size": ("Bytes of these", lambda one: one.bytes_out),
+    **{f"latency_{name}": ("Compactions by the milliseconds that they took", lambda one, at=at: one.durations[at])
+       for at, name in enumerate(_LATENCIES)},
+    "latency_count": ("Compactions that succeeded and had something to do", lambda one: sum(one.durations)),
+    "latency_sum": ("Milliseconds that they took", lambda one: round(one.seconds_sum * 1000)),
 }
 # Of the last night: what is behind geminga_nightly_ -> (what it says, its value by what the report has).
 _NIGHT: dict[str, tuple[str, Callable[[dict], float]]] = {
@@ -263,10 +273,12 @@ _SUMS = {
     "broker_storage_logical_size": "storage_bytes", "broker_storage_write_rate": "write_rate", "broker_storage_read_rate": "read_rate",
     "ml_cache_hits_rate": "read_rate"}
 # Of the broker as a whole, always 0.
-_NEVER = {"ml_cache_misses_rate": "reads are from mapped files"}
+_NEVER = {"ml_cache_misses_rate": "reads are from mapped files", "broker_storage_read_cache_misses_rate": "reads are from mapped files"}
 _NEVER_COUNTED = {"broker_lookup_redirects": "there is one broker"}
 _QUANTILES = 0.0, 0.5, 0.75, 0.95, 0.99, 0.999, 0.9999, 1.0
 _QUANTILE_SECONDS = 60       # that quantiles are about
+_LOAD_QUANTILES = {"time_median_ms": 0.5, "time_75percentile_ms": 0.75, "time_95percentile_ms": 0.95, "time_99_percentile_ms": 0.99,
+                   "time_99_9_percentile_ms": 0.999, "time_99_99_percentile_ms": 0.9999}
 _CONSUMER_GAUGES = ("msg_rate_out", "msg_throughput_out", "msg_rate_redeliver", "msg_ack_rate", "unacked_messages",
                     "blocked_on_unacked_messages", "available_permits")
 _PRODUCER_GAUGES = ("msg_rate_in", "msg_throughput_in", "msg_average_Size")
@@ -281,7 +293,7 @@ class Metrics:
         self._registry.register(self)
         self._measured: list[Measured | None] = []
         self.configure(config)
-        self._seen: dict[str, deque[tuple[float, NDArray]]] = {name: deque() for name in _SUMMARIES}      # (when, counts), of late
+        self._seen: dict[str, deque[tuple[float, NDArray, float]]] = {name: deque() for name in _SUMMARIES}      # (when, counts, sum)
         self._links = _Links()
         self.certificates: Tls | None = None
         self.compactions: Compactions | None = None
@@ -315,6 +327,11 @@ class Metrics:
             yield family
         for name, (theirs, text) in _CONNECTIONS.items():
             yield self._of_broker(theirs, text, "broker_connection", sum(row[name] for _, _, row in rows.values()))
+        yield from self._bytes(lambda name: sum(row[name] for _, _, row in rows.values()))
+        health = _HEALTH[sum(row["health"] for _, _, row in rows.values())]
+        text = "1: the last request for the broker's health succeeded, 0: it failed, -1: there was none"
+        yield self._of_broker("pulsar_health", text, "broker_health", health)
+        yield from self._loads(sum(row["loads_failed"] for _, _, row in rows.values()))
         yield self._of_broker("pulsar_active_connections", "Connections open", "broker_connection",
                               sum(row["connections_opened"] - row["connections_closed"] for _, _, row in rows.values()))
         for kind, names in ((GaugeMetricFamily, _NEVER), (CounterMetricFamily, _NEVER_COUNTED)):
@@ -391,6 +408,11 @@ class Metrics:
             family = GaugeMetricFamily(f"pulsar_{name}", "Of all topics that are loaded", labels=["cluster"])
             family.add_metric([self._cluster], sum(one.total(column) for one in found))
             yield family
+        evictions = CounterMetricFamily("pulsar_broker_storage_backlog_quota_exceeded_evictions",
+                                        "How often a quota made subscriptions lose messages", labels=["cluster", "quota_type"])
+        for kind, column in (("size", "evicted_by_size"), ("time", "evicted_by_age")):
+            evictions.add_metric([self._cluster, kind], sum(one.total(column) for one in found))
+        yield evictions
         topics = GaugeMetricFamily("pulsar_broker_topics_count", "Topics and partitions that are loaded", labels=["cluster"])
         topics.add_metric([self._cluster], sum(sum(one.head["loaded"]) for one in found))
         yield topics
@@ -410,19 +432,47 @@ class Metrics:
         family.add_metric(list(labels.values()), value)
         return family
 
-    def _summary(self, name: str, theirs: str, text: str) -> Metric:
-        """Quantiles are of the last minute, or as long as somebody has asked."""
+    def _lately(self, name: str) -> tuple[float, NDArray, float]:
+        """(seconds, how often in each bucket in this time, the sum in seconds): of the last minute, or as long as somebody has asked."""
         now, seen = time.monotonic(), self._seen[name]
-        counts, seconds = self._histogram(name)
+        counts, spent = self._histogram(name)
         while len(seen) > 1 and now - seen[1][0] >= _QUANTILE_SECONDS:
             seen.popleft()
-        seen.append((now, counts))
+        seen.append((now, counts, spent))
+        return now - seen[0][0], counts - seen[0][1], spent - seen[0][2]
+
+    def _summary(self, name: str, theirs: str, text: str) -> Metric:
+        """Quantiles are of the last minute, or as long as somebody has asked."""
+        _, lately, _ = self._lately(name)
+        counts, seconds = self._histogram(name)
         family, labels = Metric(theirs, f"{text}; quantiles are of the last minute", "summary"), {"cluster": self._cluster}
-        for quantile, ms in zip(_QUANTILES, _quantiles_ms(counts - seen[0][1]), strict=True):
+        for quantile, ms in zip(_QUANTILES, _quantiles_ms(lately, _QUANTILES), strict=True):
             family.add_sample(theirs, labels | {"quantile": f"{quantile:g}"}, ms)
         family.add_sample(f"{theirs}_count", labels, int(counts.sum()))
         family.add_sample(f"{theirs}_sum", labels, seconds * 1000)
         return family
+
+    def _bytes(self, total: Callable[[str], int]) -> Iterator[Metric]:
+        """What came and went, told apart by whether the broker itself wanted it."""
+        of_system = total("system_bytes_in")
+        for way, text, label, values in (
+                ("in", "Bytes of entries published", "system_topic", (total("bytes_in") - of_system, of_system)),
+                ("out", "Bytes of entries given to consumers, and read by compactions", "system_subscription",
+                 (total("bytes_out"), self.compactions.bytes_read if self.compactions else 0))):
+            family = CounterMetricFamily(f"pulsar_broker_{way}_bytes", text, labels=["cluster", label])
+            for whose, value in zip(("false", "true"), values, strict=True):
+                family.add_metric([self._cluster, whose], value)
+            yield family
+
+    def _loads(self, failed: int) -> Iterator[Metric]:
+        """How topics were opened in the last minute, as Pulsar has it beside the summary."""
+        seconds, counts, spent = self._lately("load")
+        values = dict(zip(_LOAD_QUANTILES, _quantiles_ms(counts, _LOAD_QUANTILES.values()), strict=True))
+        many = int(counts.sum())
+        values |= {"time_mean_ms": spent * 1000 / max(1, many), "rate_s": many / max(1.0, seconds), "failed_count": failed}
+        for name, value in values.items():
+            yield self._of_broker(f"pulsar_topic_load_{name}", "Topics opened: how long it took, how many a second, how many failed",
+                                  "pulsar_topic_load_times", value)
 
     def _quota_check(self) -> Metric:
         counts, seconds = self._histogram("quota_check")
@@ -467,12 +517,13 @@ def _buckets_of(counts: Iterable[int]) -> list[tuple[str, int]]:
     return list(zip([*(f"{bound:g}" for bound in BOUNDS_S), "+Inf"], np.cumsum(counts).tolist(), strict=True))
 
 
-def _quantiles_ms(counts: NDArray) -> list[float]:
+def _quantiles_ms(counts: NDArray, quantiles: Iterable[float] = _QUANTILES) -> list[float]:
     """Of values in the buckets of BOUNDS_S, as if they lay evenly in each; 0 when there are none."""
+    quantiles = list(quantiles)
     edges, reach = np.array([0.0, *BOUNDS_S, BOUNDS_S[-1]]), np.cumsum(counts)
     if not reach[-1]:
-        return [0.0] * len(_QUANTILES)
-    wanted = np.maximum(np.array(_QUANTILES) * reach[-1], 1e-9)
+        return [0.0] * len(quantiles)
+    wanted = np.maximum(np.array(quantiles) * reach[-1], 1e-9)
     at = np.searchsorted(reach, wanted)      # a bucket that has some
     return ((edges[at] + (wanted - reach[at] + counts[at]) / counts[at] * (edges[at + 1] - edges[at])) * 1000).tolist()
 
@@ -560,8 +611,6 @@ class Lines:
             yield self._family(family, self._topics, self._topic_columns, of_topics)
         for family in SUBSCRIPTION_FAMILIES:
             yield self._family(family, self._subscriptions, self._subscription_columns, of_subscriptions)
-        for family in NOTHING_FAMILIES:
-            yield self._family(family, [], self._topic_columns, of_topics)
         for what, names, found in (("consumer", _CONSUMER_GAUGES, self._consumers), ("producer", _PRODUCER_GAUGES, self._producers)):
             for at, name in enumerate(names) if found else ():
                 yield f"# HELP pulsar_{what}_{name} Of one {what}\n# TYPE pulsar_{what}_{name} gauge\n"
@@ -575,9 +624,9 @@ class Lines:
         if family.prefix:
             labels, spaces = ([_LABEL.sub(rf"\1{family.prefix}", label, count=3) for label in found] for found in (labels, spaces))
         if values is None:
-            lines = [f"{name}{label}{end}0\n" for label in labels] if family.shows_zeros else []
+            lines = [f"{name}{label}{end}0\n" for label in labels]
         else:
-            lines = [f"{name}{label}{end}{value}\n" for label, value in zip(labels, values, strict=True) if value or family.shows_zeros]
+            lines = [f"{name}{label}{end}{value}\n" for label, value in zip(labels, values, strict=True)]
         if family.sums and (self._is_rolled_up or not labels):
             end = f'{family.labels},remote_cluster="local"}} ' if name == "pulsar_msg_backlog" else end
             values = self._values(family, others) or [0] * len(spaces)
