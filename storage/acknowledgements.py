@@ -2,6 +2,7 @@
 
 A few rows cost least one by one, many as arrays (proto/rows.py says why).
 """
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,7 +15,7 @@ from geminga.storage.compacted import CompactedLedger
 from geminga.storage.cursor import ACKNOWLEDGED, EXPIRED, NOWHERE, SKIPPED, Position
 from geminga.storage.ledger import Ledger
 from geminga.storage.partition import Partition, op
-from geminga.storage.parts import words
+from geminga.storage.parts import bits_of, words
 from geminga.storage.subscription import Consumer, Subscription
 
 _FEW_ROWS = 64      # acknowledgements of a pass that are cheaper one by one than as arrays
@@ -105,6 +106,26 @@ def acknowledge_part(owner, consumer: Consumer, position: Position, left: int) -
     owner.count(subscription, ACKNOWLEDGED, before.bit_count() - remains.bit_count())
     owner.statistics.changed[found] = None
     subscription.dispatcher.part_acknowledged(ledger, entry_id, before.bit_count() - remains.bit_count())
+    _note_part(owner, subscription, position, remains, messages)
+
+
+def begin_within(owner, subscription: Subscription, position: Position, words: Sequence[int]) -> None:
+    """The subscription begins with the batch at position, of which only messages with a bit in the words are to be delivered.
+
+    Words without any such bit, or about an entry that is not there, say nothing.
+    """
+    (ledger_id, entry_id), cursor = position, subscription.cursor
+    ledger = subscription.find(ledger_id)
+    if ledger is None or not 0 <= entry_id < ledger.entries or cursor.is_acknowledged(ledger_id, entry_id):
+        return
+    messages = ledger.bits_of(entry_id).bit_length() if ledger.view else int(ledger.messages[entry_id])
+    remains = bits_of(words, messages)
+    skipped = messages - remains.bit_count()
+    if not remains or not skipped:
+        return
+    cursor.acknowledge_part(ledger, entry_id, messages, remains)
+    if not ledger.view:
+        owner.count(subscription, SKIPPED, skipped)
     _note_part(owner, subscription, position, remains, messages)
 
 

@@ -352,6 +352,9 @@ def _subscribe(owner, session, command: api.BaseCommand, *, probed: bool = False
     subscription = found.subscriptions.get((request.subscription, request.durable and found.is_persistent))
     if subscription is None:
         subscription = _new_subscription(owner, found, request)
+    elif request.start_message_rollback_duration_sec and found.is_persistent and not subscription.consumers \
+            and subscription not in owner.expected_readers:      # one that sought begins where it wanted to
+        reset(owner, subscription, _rolled_back(owner, found, request))
     consumer = _new_consumer(owner, session, request, subscription)
     deaths_max = _deaths_max(request)
     if (obstacle := _obstacle(subscription, request.subType, consumer)) is not None:
@@ -393,9 +396,12 @@ def _new_consumer(owner, session, request: api.CommandSubscribe, subscription: S
 
 
 def _ranges(request: api.CommandSubscribe) -> list[tuple[int, int]] | None:
-    """Of hashes, that a sticky consumer brings."""
+    """Of hashes, that a sticky consumer brings, or a reader that is to be given some keys only."""
     shared = request.keySharedMeta
-    is_sticky = request.subType == SubType.Key_Shared and shared.keySharedMode == api.STICKY
+    if request.subType == SubType.Exclusive:
+        is_sticky = bool(shared.hashRanges) and names.parse(request.topic).is_persistent
+    else:
+        is_sticky = request.subType == SubType.Key_Shared and shared.keySharedMode == api.STICKY
     return [(one.start, one.end) for one in shared.hashRanges] if is_sticky else None
 
 
@@ -435,6 +441,8 @@ def _check_subscribe(owner, request: api.CommandSubscribe) -> None:
         raise Refusal(api.NotAllowedError, f"Consumer name longer than {_NAME_MAX} characters")
     if (wanted := _ranges(request)) is not None:
         ranges.check(wanted)
+        if request.read_compacted:      # a compacted view does not have the keys' hashes
+            raise Refusal(api.NotAllowedError, "read_compacted is not for consumers with ranges of key hashes")
 
 
 def _is_full_for(owner, session, found: Partition | LiveTopic, limit: int, there: Iterable[Producer | Consumer]) -> bool:
@@ -470,18 +478,31 @@ def _new_subscription(owner, found: Partition, request: api.CommandSubscribe) ->
         raise Refusal(api.SubscriptionNotFound, "Subscription does not exist")
     if not request.durable:
         _refuse_subscriptions(found)
-    view = found.view if request.read_compacted else None
-    if request.HasField("start_message_id"):
-        position = found.before(_position(request.start_message_id), view)
-    elif request.start_message_rollback_duration_sec:
-        position = found.before_time(owner.now_ms - request.start_message_rollback_duration_sec * 1000, view)
-    elif request.initialPosition == api.CommandSubscribe.Earliest or owner.discovery.is_expected(found, owner.now_ms):
-        position = found.before(partition.EARLIEST, view)
-    else:
-        position = found.last_confirmed
+    position = _beginning(owner, found, request)
     if request.durable:
         return create_subscription(owner, found, request.subscription, position)
     return found.add_subscription(request.subscription, found.new_cursor(0, position, is_durable=False))
+
+
+def _beginning(owner, found: Partition, request: api.CommandSubscribe) -> Position:
+    """The mark-delete position of a new subscription.  A time goes before all else; a message id is for readers, and one that lies
+    behind the last message leaves it to the initial position."""
+    view, is_earliest = found.view if request.read_compacted else None, request.initialPosition == api.CommandSubscribe.Earliest
+    if request.start_message_rollback_duration_sec:
+        return _rolled_back(owner, found, request)
+    if request.HasField("start_message_id") and not request.durable:
+        position = _position(request.start_message_id)
+        if (position[0], position[1] - 1) <= found.last_confirmed:
+            return found.before(position, view)
+    elif owner.discovery.is_expected(found, owner.now_ms):
+        is_earliest = True
+    return found.before(partition.EARLIEST, view) if is_earliest else found.last_confirmed
+
+
+def _rolled_back(owner, found: Partition, request: api.CommandSubscribe) -> Position:
+    """As far as the request says that its consumer goes back in time."""
+    view = found.view if request.read_compacted else None
+    return found.before_time(owner.now_ms - request.start_message_rollback_duration_sec * 1000, view)
 
 
 def _refuse_subscriptions(found: Partition) -> None:
@@ -702,14 +723,18 @@ def _seek(owner, session, command: api.BaseCommand) -> None:
     subscription = _consumer(session, request.consumer_id).subscription
     found = _stored(subscription, "SEEK")
     view = found.view if subscription.reads_compacted else None
+    start = None
     if request.HasField("message_id"):
-        position = found.before(_position(request.message_id), view)
+        start = _position(request.message_id)
+        position = found.before(start, view)
     elif request.HasField("message_publish_time"):
         position = found.before_time(min(request.message_publish_time, (1 << 63) - 1), view)
     else:
         raise Refusal(api.MetadataError, "SEEK names neither a message id nor a time")
     expel_consumers(owner, subscription)
     reset(owner, subscription, position)
+    if start is not None:
+        acknowledgements.begin_within(owner, subscription, start, request.message_id.ack_set)
     if not subscription.is_durable:
         owner.expected_readers[subscription] = owner.now_ms
     _success(owner, session, request.request_id)

@@ -15,6 +15,7 @@ from geminga.storage.acknowledgements import Acks
 from geminga.storage.cursor import EXPIRED, SKIPPED, Cursor, Position
 from geminga.storage.named import has_subscription, stored, subscription_of
 from geminga.storage.partition import EARLIEST, Partition
+from geminga.storage.parts import signed_words
 from geminga.storage.subscription import Subscription
 
 _BATCH = 2      # flag of an index row
@@ -60,13 +61,28 @@ def _reset(owner, topic: TopicName, arguments: dict) -> None:
     """The subscription starts anew, at a time or at (behind: behind) a message; its consumers are told to subscribe again."""
     found = stored(owner, topic)
     subscription = subscription_of(found, arguments["subscription"])
-    if "time_ms" in arguments:
-        position = found.before_time(arguments["time_ms"])
-    else:
-        position = before(found, arguments["position"], behind=arguments["behind"])
     commands.expel_consumers(owner, subscription)
-    commands.reset(owner, subscription, position)
+    if "time_ms" in arguments:
+        commands.reset(owner, subscription, found.before_time(arguments["time_ms"]))
+    else:
+        position, words = start_of(found, arguments)
+        commands.reset(owner, subscription, found.before(position))
+        acknowledgements.begin_within(owner, subscription, position, words)
     owner.answer_needs_sync()
+
+
+def start_of(found: Partition, arguments: dict) -> tuple[Position, list[int]]:
+    """(entry with which a cursor begins, words for the messages of it that are to be delivered, if not all are).
+
+    arguments: a position, whether it is the one behind that (behind), and which message of a batch is meant (batch_index).
+    """
+    position, is_behind, index = tuple(arguments["position"]), arguments.get("behind", False), arguments.get("batch_index", -1)
+    ledger = found.find(position[0])
+    if index >= 0 and ledger is not None and 0 <= position[1] < ledger.entries:
+        messages, first = int(ledger.messages[position[1]]), index + is_behind
+        if first < messages:
+            return position, signed_words((1 << messages) - (1 << first), messages)
+    return (position[0], position[1] + 1) if is_behind and position != EARLIEST else position, []
 
 
 def before(found: Partition, position: list[int], *, behind: bool) -> Position:
@@ -75,9 +91,12 @@ def before(found: Partition, position: list[int], *, behind: bool) -> Position:
     return found.before((ledger_id, entry_id + 1 if behind and (ledger_id, entry_id) != EARLIEST else entry_id))
 
 
-def _expire(owner, topic: TopicName, arguments: dict) -> int:
-    """Of one subscription, or of all, what is older than so many seconds, or lies before a position; how many entries have expired."""
+def _expire(owner, topic: TopicName, arguments: dict) -> int | None:
+    """Of one subscription, or of all, what is older than so many seconds, or lies up to the entry with which a cursor would begin: how many
+    entries have expired.  None: there is no such entry yet."""
     found = stored(owner, topic)
+    if "position" in arguments and start_of(found, arguments)[0] > found.last_confirmed:
+        return None
     name = arguments.get("subscription")
     subscriptions = [subscription_of(found, name)] if name else list(found.subscriptions.values())
     count = sum(_expire_of(owner, subscription, arguments) for subscription in subscriptions)
@@ -88,7 +107,8 @@ def _expire(owner, topic: TopicName, arguments: dict) -> int:
 def _expire_of(owner, subscription: Subscription, arguments: dict) -> int:
     found, before_ = subscription.partition, subscription.cursor.backlog(subscription.partition.ledgers)
     if "position" in arguments:
-        skip_to(owner, subscription, before(found, arguments["position"], behind=not arguments["behind"]), EXPIRED)
+        position, _ = start_of(found, arguments)
+        skip_to(owner, subscription, found.before((position[0], position[1] + 1)), EXPIRED)
     else:
         came_ms = owner.now_ms - arguments["seconds"] * 1000
         for ledger in found.ledgers_from(subscription.cursor.mark_delete[0]):

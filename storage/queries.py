@@ -10,7 +10,7 @@ from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
-from geminga.storage import commands, delayed, format, housekeeping, positions, rates, snapshot, topic_stats, views
+from geminga.storage import acknowledgements, commands, delayed, format, housekeeping, positions, rates, snapshot, topic_stats, views
 from geminga.storage.cursor import REASONS
 from geminga.storage.errors import CorruptFile, StorageFull, text_of
 from geminga.storage.live import LiveTopic
@@ -141,8 +141,9 @@ def _subscribe(owner, topic: TopicName, arguments: dict) -> bool:
     if (name, True) in found.subscriptions:
         return False
     commands.check_name(name)
-    position = positions.before(found, arguments.get("position", EARLIEST), behind=arguments.get("behind", False))
-    made = commands.create_subscription(owner, found, name, position, arguments.get("properties"))
+    position, words = positions.start_of(found, {"position": EARLIEST} | arguments)
+    made = commands.create_subscription(owner, found, name, found.before(position), arguments.get("properties"))
+    acknowledgements.begin_within(owner, made, position, words)
     if arguments.get("replicated"):
         commands.set_replicated(owner, made, True)
     return True

@@ -219,6 +219,7 @@ class Session(asyncio.Protocol):
                                        initialPosition=api.CommandSubscribe.Earliest, force_topic_creation=makes_topic)
         if first is not None:
             request.start_message_id.ledgerId, request.start_message_id.entryId = first
+            request.initialPosition = api.CommandSubscribe.Latest      # where it begins when there is no such message any more
         if since_s:
             request.start_message_rollback_duration_sec = since_s
         await self.call(api.BaseCommand(type=T.SUBSCRIBE, subscribe=request), T.SUCCESS)

@@ -1,11 +1,17 @@
-"""One consumer gets everything, in order."""
+"""One consumer gets everything, in order; or, if it brings ranges of hashes, the entries with such keys."""
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
 from geminga.storage.cursor import Position
 from geminga.storage.dispatch.base import Batch, Dispatcher, Nacked, Obstacle, busy, has_unread, within_permits
+from geminga.storage.dispatch.ranges import HASHES, hashes_of
 from geminga.storage.ledger import Ledger
+from geminga.storage.pending import Entries
 from geminga.storage.subscription import Consumer
+
+_STRETCH = 4_096      # entries of which the keys' hashes are looked at together
 
 
 class Exclusive(Dispatcher):
@@ -64,7 +70,7 @@ class Exclusive(Dispatcher):
             if ledger.ledger_id <= subscription.read[0]:
                 first = before.entries if before is not None and before.ledger_id == ledger.ledger_id else 0      # behind a view's horizon
                 end = subscription.read[1] if ledger.ledger_id == subscription.read[0] else ledger.entries
-                runs = [np.asarray(entries) for entries in subscription.deliverable(ledger, first, end)]
+                runs = [np.asarray(entries) for entries in self._deliverable(consumer, ledger, first, end)]
                 found += [(ledger.ledger_id, np.concatenate(runs))] if runs else []
             before = ledger
         return found
@@ -76,7 +82,7 @@ class Exclusive(Dispatcher):
         allowance = subscription.allowance
         for ledger in ledgers:
             first = subscription.read[1] if subscription.read[0] == ledger.ledger_id else 0
-            for entries in subscription.deliverable(ledger, first, ledger.entries):
+            for entries in self._deliverable(consumer, ledger, first, ledger.entries):
                 if consumer.permits <= 0 or (allowance is not None and allowance.room <= 0):
                     return batches
                 asked = entries[:consumer.permits]
@@ -93,5 +99,23 @@ class Exclusive(Dispatcher):
             subscription.read = ledger.ledger_id, ledger.entries
         return batches
 
+    def _deliverable(self, consumer: Consumer, ledger: Ledger, first: int, end: int) -> Iterator[Entries]:
+        """What of the entries in [first, end) is the consumer's."""
+        found = self.subscription.deliverable(ledger, first, end)
+        return found if consumer.ranges is None else _within(consumer.ranges, ledger, found)
+
     def is_hungry(self, ledgers: list[Ledger]) -> bool:
         return self.active is not None and self.active.permits > 0 and has_unread(self.subscription, ledgers)
+
+
+def _within(wanted: list[tuple[int, int]], ledger: Ledger, found: Iterator[Entries]) -> Iterator[Entries]:
+    """Those of the entries whose keys' hashes lie in one of the ranges."""
+    is_wanted = np.zeros(HASHES, bool)
+    for first, last in wanted:
+        is_wanted[first:last + 1] = True
+    for entries in found:
+        for at in range(0, len(entries), _STRETCH):
+            some = np.asarray(entries[at:at + _STRETCH])
+            some = some[is_wanted[hashes_of(ledger, some)]]
+            if len(some):
+                yield some

@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
-from geminga.proto.sends import HAS_KEY
 from geminga.storage.cursor import Position
 from geminga.storage.dispatch.base import Batch, Nacked, Obstacle, busy
-from geminga.storage.dispatch.ranges import HASHES, AutoSplit, Consistent, Sticky
+from geminga.storage.dispatch.ranges import AutoSplit, Consistent, Sticky, hashes_of
 from geminga.storage.dispatch.shared import Shared
 from geminga.storage.ledger import Ledger
 from geminga.storage.pending import AGAIN, NOBODY, Entries
@@ -25,7 +24,6 @@ _LOOK_AHEAD_MAX = 20_000        # entries withheld by one subscription
 _LOOK_AHEAD_EACH = 2_000        # for each of its consumers
 _LOOK_AHEAD_MIN = 1_000         # entries looked at although fewer are asked for: whose they are shows only then
 _CAUSES_MAX = 100               # draining keys told of at a time
-_SPREAD = 0x9E3779B1            # odd: keyless entries in a row get hashes far apart
 
 
 @dataclass(slots=True)
@@ -197,13 +195,4 @@ class KeyShared(Shared):
             self.pending.withhold(ledger.ledger_id, ids[is_left])
         return len(ids)
 
-    @staticmethod
-    def _hashes(ledger: Ledger, entries: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Of the keys, 1 .. 65535 as Apache Pulsar has them; entries without a key are spread by their place."""
-        index = ledger.index
-        hashes = index["key_hash"][entries].astype(np.int64)
-        keyless = (index["flags"][entries] & HAS_KEY) == 0
-        hashes[keyless] = entries[keyless] * _SPREAD >> 8
-        hashes &= HASHES - 1
-        hashes[hashes == 0] = 1
-        return hashes
+    _hashes = staticmethod(hashes_of)

@@ -12,10 +12,24 @@ from numpy.typing import NDArray
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
+from geminga.proto.sends import HAS_KEY
+from geminga.storage.ledger import Ledger
 from geminga.storage.subscription import Consumer
 
 HASHES = 1 << 16
 _RING_POINTS = 100      # of each consumer
+_SPREAD = 0x9E3779B1    # odd: keyless entries in a row get hashes far apart
+
+
+def hashes_of(ledger: Ledger, entries: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Of the entries' keys, 1 .. 65535 as Apache Pulsar has them; entries without a key are spread by their place."""
+    index = ledger.index
+    hashes = index["key_hash"][entries].astype(np.int64)
+    keyless = (index["flags"][entries] & HAS_KEY) == 0
+    hashes[keyless] = entries[keyless] * _SPREAD >> 8
+    hashes &= HASHES - 1
+    hashes[hashes == 0] = 1
+    return hashes
 
 
 class Range(NamedTuple):

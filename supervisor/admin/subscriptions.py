@@ -91,7 +91,7 @@ async def subscriptions(request: web.Request) -> web.Response:
 async def create(request: web.Request) -> web.Response:
     """At the end, or where the body says.  A topic that is not there is made, when such topics may be."""
     topic, body = topic_of(request), await body_of(request)
-    where = position_of(body) if body is not None else {"position": list(LATEST), "behind": False}
+    where = position_of(body) if body is not None else {"position": list(LATEST)}
     properties = as_properties(body.get("properties")) if isinstance(body, dict) else {}
     if not topic.is_persistent:
         raise web.HTTPBadRequest(text="Create subscription on non-persistent topic can only be done through client")
@@ -165,8 +165,9 @@ def position_of(body: Any) -> dict[str, Any]:
     if isinstance(body, dict):
         with contextlib.suppress(ValueError):
             position = [_integer(body.get(name, 0)) for name in ("ledgerId", "entryId")]
-            if body.get("isExcluded") in (None, False, True):
-                return {"position": position, "behind": bool(body.get("isExcluded"))}
+            is_excluded = body.get("excluded", body.get("isExcluded"))      # as Java's admin writes it, and as Pulsar's pages have it
+            if is_excluded in (None, False, True):
+                return {"position": position, "behind": bool(is_excluded), "batch_index": _integer(body.get("batchIndex", -1))}
     raise web.HTTPBadRequest(text='The body is a message id: an object with ledgerId and entryId, "earliest" or "latest"')
 
 
@@ -198,7 +199,8 @@ async def reset_to_time(request: web.Request) -> web.Response:
 
 @routes.post(_SUBSCRIPTION + "/resetcursor")
 async def reset_to_message(request: web.Request) -> web.Response:
-    return await _ask_at(request, "Reset-cursor at position is not allowed for partitioned-topic", "reset")
+    await _ask_at(request, "Reset-cursor at position is not allowed for partitioned-topic", "reset")
+    return done()
 
 
 @routes.post(_SUBSCRIPTION + "/expireMessages/{seconds}")
@@ -209,14 +211,15 @@ async def expire(request: web.Request) -> web.Response:
 
 @routes.post(_SUBSCRIPTION + "/expireMessages")
 async def expire_to_message(request: web.Request) -> web.Response:
-    return await _ask_at(request, "Expire message at position is not supported for partitioned-topic", "expire")
+    if await _ask_at(request, "Expire message at position is not supported for partitioned-topic", "expire") is None:
+        raise web.HTTPConflict(text="Expire message by position is issued on a subscription due to invalid message position")
+    return done()
 
 
-async def _ask_at(request: web.Request, refused: str, question: str) -> web.Response:
+async def _ask_at(request: web.Request, refused: str, question: str) -> Any:
     """About the message that the body names."""
     where = position_of(await body_of(request))
-    await ask_single(request, refused, question, subscription=part_of(request, "subscription"), **where)
-    return done()
+    return await ask_single(request, refused, question, subscription=part_of(request, "subscription"), **where)
 
 
 @routes.post(TOPIC + "/all_subscription/expireMessages/{seconds}")

@@ -440,7 +440,7 @@ GROUPS: dict[str, tuple[str, tuple[Verb, ...]]] = {
             flag("--exclude-reset-position -e", "", "behind that message")), "-s billing -t 10m", run=_reset_cursor),
         Verb("expire-messages", "POST", "{topic}/subscription/{subscription}/expireMessages", "Skip old messages of a subscription.", (
             _SUBSCRIPTION, Option("--expireTime -t", "", "older than this: 10m, 3h, 2d", SECONDS),
-            Option("--position -p", "", "up to a message: LEDGER:ENTRY"), flag("--exclude-reset-position -e", "", "not that message")),
+            Option("--position -p", "", "up to a message: LEDGER:ENTRY"), flag("--exclude-reset-position -e", "", "and the one behind it")),
             "-s billing -t 10m", run=_expire),
         Verb("expire-messages-all-subscriptions", "POST", "{topic}/all_subscription/expireMessages/{expireTime}",
              "Skip old messages of all subscriptions.", (need("--expireTime -t", "", "older than this: 10m, 3h, 2d", SECONDS),), "-t 10m"),

@@ -449,6 +449,32 @@ def test_a_consumer_can_go_back_into_a_batch(client):
     assert_silent(consumer)
 
 
+@pytest.mark.parametrize("kind", [pulsar.ConsumerType.Exclusive, pulsar.ConsumerType.Shared])
+def test_what_lies_before_the_message_of_a_batch_that_a_cursor_was_reset_to_does_not_come_again(broker, client, kind):
+    """F201: all behind it is acknowledged, and the next consumer is given nothing."""
+    topic = unique_topic("seek")
+    options = {"consumer_type": kind, "batch_index_ack_enabled": True, "start_message_id_inclusive": True}
+    consumer = client.subscribe(topic, "sub", **options)
+    ids = publish(client.create_producer(topic, batching_enabled=True, batching_max_publish_delay_ms=60_000), bodies_of(10))
+    for message in receive(consumer, 10):
+        consumer.acknowledge(message)
+    url = f"{broker.http_url}/admin/v2/{topic.replace('://', '/')}/subscription/sub/resetcursor"
+    where = {"ledgerId": ids[5].ledger_id(), "entryId": ids[5].entry_id(), "partitionIndex": -1, "batchIndex": ids[5].batch_index()}
+    for is_excluded in (False, True):
+        expected = bodies_of(10)[5 + is_excluded:]
+        assert request("POST", url, json.dumps(where | {"excluded": is_excluded}).encode())[0] == 204
+        found = receive(consumer, len(expected))
+        assert data_of(found) == expected
+        for left in (found[:1], []):
+            for message in found[len(left):]:
+                consumer.acknowledge(message)
+            consumer.close()
+            consumer = client.subscribe(topic, "sub", **options)
+            found = receive(consumer, len(left))
+            assert data_of(found) == expected[:len(left)]
+        assert_silent(consumer)
+
+
 def test_a_consumer_can_go_back_to_a_time(client):
     """What was published at that time or later comes again, acknowledged or not."""
     topic = unique_topic("seek")

@@ -127,6 +127,27 @@ def test_what_is_said_of_a_subscription_s_replication_is_kept(broker, client):
     assert request("GET", volatile + "s" + status)[0] == request("POST", volatile + "s" + status, b"true")[0] == 405
 
 
+@pytest.mark.parametrize("name", ["excluded", "isExcluded"])
+def test_a_message_can_be_excluded_as_java_and_as_the_pages_write_it(broker, client, name):
+    """Resetting and making begin with the next; expiry goes as far as that; and not behind what there is."""
+    topic = unique_topic("excluded")
+    producer = client.create_producer(topic)
+    ids = [producer.send(body) for body in bodies_of(4)]
+    base = topic_url(broker, topic, "subscription/")
+    third = {"ledgerId": ids[2].ledger_id(), "entryId": ids[2].entry_id(), "partitionIndex": -1, "batchIndex": -1}
+    left = lambda: json.loads(request("POST", base + "sub/analyzeBacklog")[1])["messages"]      # noqa: E731
+    assert put(base + "sub", third | {name: True, "batchIndex": 0}) == 204
+    assert left() == 1
+    for is_excluded, messages in ((False, 2), (True, 1)):
+        assert request("POST", base + "sub/resetcursor", json.dumps(third | {name: is_excluded}).encode())[0] == 204
+        assert left() == messages
+    assert request("POST", base + "sub/expireMessages", json.dumps(LATEST).encode())[0] == 409
+    assert left() == 1
+    assert request("POST", base + "sub/expireMessages", json.dumps(third | {name: True}).encode())[0] == 204
+    assert left() == 0
+    assert request("POST", base + "sub/resetcursor", json.dumps(third | {"batchIndex": "x"}).encode())[0] == 400
+
+
 def test_a_subscription_is_made_where_the_operator_says(broker, client):
     topic = unique_topic("made")
     bodies = bodies_of(4)

@@ -126,6 +126,7 @@ class Reading:
     durable: bool = True
     compacted: bool = True
     start: api.MessageIdData | None = None
+    initial: int = api.CommandSubscribe.Earliest
     values: dict = field(default_factory=dict)
     got: list = field(default_factory=list)           # (position, batch index, key, value)
     positions: list = field(default_factory=list)     # of entries
@@ -139,7 +140,8 @@ class Reading:
     def attach(self, **fields):
         if self.start is not None:
             fields["start_message_id"] = self.start
-        self.consumer = self.topic.rig.consumer("t", self.name, durable=self.durable, read_compacted=self.compacted, **fields)
+        self.consumer = self.topic.rig.consumer("t", self.name, durable=self.durable, read_compacted=self.compacted,
+                                                initialPosition=self.initial, **fields)
         if self not in self.topic.readings:
             self.topic.readings.append(self)
 
@@ -257,7 +259,7 @@ def test_where_a_reader_begins_in_a_view(rigs):
         reader = topic.reader(start=api.MessageIdData(ledgerId=position[0], entryId=position[1]))
         assert [position for position, *_ in reader.read()] == first[max(number, 7):]
         reader.close()
-    latest = topic.reader(start=api.MessageIdData(ledgerId=(1 << 63) - 1, entryId=(1 << 63) - 1))
+    latest = topic.reader(start=api.MessageIdData(ledgerId=(1 << 63) - 1, entryId=(1 << 63) - 1), initial=api.CommandSubscribe.Latest)
     assert latest.read() == []
     answers = topic.run(topic.rig.command("seek", consumer_id=latest.consumer.object_id, request_id=77,
                                           message_id=api.MessageIdData(ledgerId=first[9][0], entryId=first[9][1])))

@@ -193,6 +193,179 @@ def test_seek_by_time_begins_with_the_first_entry_published_then_or_later(rigs):
         assert found == expected, time_ms
 
 
+def remaining(rig, consumer, permits=1_000):
+    """[(position, words)] of all that one grant of permits brings."""
+    return [(position, words) for position, _, words in rig.given(rig.run(rig.flow(consumer, permits)), consumer)]
+
+
+@pytest.fixture
+def batches(rigs):
+    """(rig, positions of an entry, a batch of 70 messages, and an entry)"""
+    rig = rigs()
+    producer = rig.producer("a")
+    rig.consumer("a", "keeps everything")
+    return rig, rig.run(rig.sends((producer, b"0"), (producer, b"1", {"batch": 70}), (producer, b"2"))).positions
+
+
+WORDS = [((1 << 64) - 1) & ~0b11111, 0b111111]      # of 70 messages, from the sixth on
+
+
+@pytest.mark.parametrize("kind", ["Exclusive", "Shared", "Failover", "Key_Shared"])
+@pytest.mark.parametrize("durable", [True, False])
+def test_seek_into_a_batch_begins_with_that_message(batches, rigs, kind, durable):
+    """F201: messages of the batch that lie before it count as skipped, and as acknowledged also after a crash."""
+    rig, positions = batches
+    fields = {"subType": api.CommandSubscribe.SubType.Value(kind), "durable": durable}
+    consumer = rig.consumer("a", **fields)
+    rig.receive(consumer)
+    rig.run(rig.acks(consumer, *positions))
+    signed = [word - (1 << 64) if word >> 63 else word for word in WORDS]
+    where = id_of(positions[1])
+    where.ack_set.extend(signed)
+    rig.run(rig.command("seek", consumer_id=consumer.object_id, request_id=77, message_id=where))
+    again = rig.consumer("a", **fields)
+    assert remaining(rig, again) == [(positions[1], WORDS), (positions[2], [])]
+    told = rig.asked("why", "a", subscription="sub")["messages"]
+    assert (told["published"], told["skipped"], told["backlog"]) == (71, 5, 66)
+    for words in ([WORDS[0] - 32, WORDS[1]], [0, 3], [0, 1]):
+        rig.run(rig.ack_part(again, positions[1], *words))
+    rig.run(rig.acks(again, positions[2]))
+    rig.close_consumer(again)
+    if durable:
+        for found in (rigs.crash(rig), rig):
+            assert remaining(found, found.consumer("a", **fields)) == [(positions[1], [0, 1])]
+
+
+@pytest.mark.parametrize("words", [[], [0], [0, 0], [-1, 63], [-1, -1], [-1] * 10_000], ids=str)
+def test_words_that_leave_out_none_or_all_messages_seek_to_the_batch(batches, words):
+    rig, positions = batches
+    consumer = rig.consumer("a")
+    where = id_of(positions[1])
+    where.ack_set.extend(words)
+    rig.run(rig.command("seek", consumer_id=consumer.object_id, request_id=77, message_id=where))
+    assert remaining(rig, rig.consumer("a")) == [(positions[1], []), (positions[2], [])]
+
+
+def test_words_about_an_entry_that_is_not_there_say_nothing(batches):
+    rig, positions = batches
+    for ledger_id, entry_id in ((-1, -1), (positions[0][0], 7), (positions[0][0] + 9, 0), (positions[0][0] - 1, 0), positions[0]):
+        consumer = rig.consumer("a")
+        where = id_of((ledger_id, entry_id))
+        where.ack_set.append(6)
+        rig.run(rig.command("seek", consumer_id=consumer.object_id, request_id=77, message_id=where))
+        again = rig.consumer("a")
+        assert all(not words for _, words in remaining(rig, again)), (ledger_id, entry_id)
+        rig.close_consumer(again)
+
+
+@pytest.mark.parametrize(("initial", "expected"), [(0, b"ab"), (1, b"0123456789ab")], ids=["latest", "earliest"])
+def test_a_reader_that_starts_behind_the_end_begins_at_its_initial_position(ten, initial, expected):
+    """F078: it leaves that to the initial position; one that starts with the very next message waits for that."""
+    rig, producer, positions = ten
+    ledger_id, entry_id = positions[-1]
+    beyond = [(1 << 62, 1 << 62), (ledger_id, entry_id + 2), (ledger_id + 1, -1)]
+    readers = [rig.consumer("a", f"reader {n}", durable=False, start_message_id=id_of(where), initialPosition=initial)
+               for n, where in enumerate(beyond)]
+    next_ = rig.consumer("a", "next", durable=False, start_message_id=id_of((ledger_id, entry_id + 1)), initialPosition=initial)
+    rig.publish(producer, b"a", b"b")
+    for reader in readers:
+        assert payloads(rig.receive(reader)) == expected
+    assert payloads(rig.receive(next_)) == b"ab"
+
+
+@pytest.mark.parametrize(("initial", "expected"), [(0, b"ab"), (1, b"0123456789ab")], ids=["latest", "earliest"])
+def test_a_durable_subscription_begins_at_its_initial_position_whatever_message_is_named(ten, initial, expected):
+    """F078: that is for readers."""
+    rig, producer, positions = ten
+    consumers = [rig.consumer("a", f"sub {n}", start_message_id=id_of(where), initialPosition=initial)
+                 for n, where in enumerate((positions[4], (-1, -1), (1 << 62, 1 << 62)))]
+    rig.publish(producer, b"a", b"b")
+    for consumer in consumers:
+        assert payloads(rig.receive(consumer)) == expected
+
+
+@pytest.mark.parametrize("durable", [True, False])
+@pytest.mark.parametrize("start", [None, (-1, -1), (1 << 62, 1 << 62)], ids=["nowhere", "earliest", "latest"])
+def test_who_goes_back_in_time_begins_there_whatever_message_is_named(rigs, durable, start):
+    """F078: Java's startMessageFromRollbackDuration names the earliest message beside it."""
+    rig = rigs()
+    producer = rig.producer("a")
+    rig.consumer("a", "keeps everything")
+    for number in range(10):
+        rig.run(rig.sends((producer, b"%d" % number, {"publish_time": START_MS - 10_000 * (10 - number)})))
+    fields = {} if start is None else {"start_message_id": id_of(start)}
+    for seconds, expected in ((25, b"89"), (31, b"789"), (1, b""), (101, b"0123456789"), ((1 << 64) - 1, b"0123456789")):
+        found = rig.consumer("a", f"back {seconds}", durable=durable, start_message_rollback_duration_sec=seconds, **fields)
+        assert payloads(rig.receive(found)) == expected, seconds
+
+
+def test_a_subscription_that_nobody_uses_goes_back_in_time_again(rigs):
+    """As often as its consumer asks for it; but not because a second consumer joins the first, nor for a reader that sought."""
+    rig = rigs()
+    producer = rig.producer("a")
+    for number in range(10):
+        rig.run(rig.sends((producer, b"%d" % number, {"publish_time": START_MS - 10_000 * (10 - number)})))
+    back = {"start_message_rollback_duration_sec": 25, "subType": api.CommandSubscribe.Shared}
+    consumer = rig.consumer("a", **back)
+    found = rig.receive(consumer)
+    rig.run(rig.acks(consumer, *[position for position, _ in found]))
+    second = rig.consumer("a", **back)
+    assert (payloads(found), rig.receive(second)) == (b"89", [])
+    rig.close_consumer(consumer)
+    rig.close_consumer(second)
+    assert payloads(rig.receive(rig.consumer("a", **back))) == b"89"
+    reader = rig.consumer("a", "reader", durable=False, start_message_rollback_duration_sec=25)
+    rig.run(rig.command("seek", consumer_id=reader.object_id, request_id=77, message_publish_time=0))
+    again = rig.consumer("a", "reader", durable=False, start_message_rollback_duration_sec=25)
+    assert payloads(rig.receive(again)) == b"0123456789"
+
+
+def keyed(rig, count):
+    """{key: position} of so many entries, each with another key; and one entry without."""
+    producer, keys, sent = rig.producer("a"), [f"key-{number}" for number in range(count)], []
+    for first in range(0, count, 2_000):
+        sent += rig.run(rig.sends(*[(producer, key.encode(), {"partition_key": key}) for key in keys[first:first + 2_000]])).positions
+    return dict(zip([*keys, ""], sent + rig.publish(producer, b"none"), strict=True))
+
+
+def of_ranges(*found, **fields):
+    meta = api.KeySharedMeta(keySharedMode=api.STICKY, hashRanges=[api.IntRange(start=first, end=last) for first, last in found])
+    return {"keySharedMeta": meta, "subType": api.CommandSubscribe.Exclusive} | fields
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_readers_with_ranges_of_hashes_share_the_keys_out(rig, durable):
+    """F078, keyHashRange: each message is one of theirs, in order, also where permits are few; and nobody waits for the others'."""
+    positions = list(keyed(rig, 10_000).values())
+    parts = [((0, 9_999), (60_000, 65_535)), ((10_000, 40_000),), ((40_001, 59_999),)]
+    readers = [rig.consumer("a", f"reader {n}", **of_ranges(*part, durable=durable)) for n, part in enumerate(parts)]
+    found = [[position for _ in range(3) for position, _ in rig.receive(reader, 500)] for reader in readers]
+    for reader, its in zip(readers, found, strict=True):
+        assert len(its) == 1_500
+        its += [position for position, _ in rig.receive(reader, 50_000)]
+        assert its == sorted(its)
+    assert sorted(position for its in found for position in its) == positions
+    again = rig.delivered(rig.run(rig.redeliver(readers[0])), readers[0])
+    assert [position for position, _ in again] == found[0]
+
+
+@pytest.mark.parametrize("kind", [api.CommandSubscribe.Failover, api.CommandSubscribe.Shared])
+def test_ranges_of_hashes_mean_nothing_to_consumers_of_other_types(rig, kind):
+    positions = list(keyed(rig, 20).values())
+    consumer = rig.consumer("a", **of_ranges((0, 1), subType=kind))
+    assert [position for position, _ in rig.receive(consumer)] == positions
+
+
+@pytest.mark.parametrize(("ranges", "fields"), [
+    ([(0, 100), (50, 200)], {}), ([(100, 50)], {}), ([(0, 65_536)], {}), ([(0, 100)], {"read_compacted": True})],
+    ids=["overlap", "reversed", "too large", "compacted"])
+def test_ranges_that_are_none_are_refused(rig, ranges, fields):
+    keyed(rig, 1)
+    section, _ = rig.subscribe("a", "sub", **of_ranges(*ranges, **fields))
+    [error] = rig.run(section).commands(T.ERROR)
+    assert error.error.error == (api.NotAllowedError if fields else api.ConsumerAssignError)
+
+
 def test_a_reader_starts_where_it_asks_and_leaves_nothing(ten):
     """Not durable: what it acknowledges keeps and frees nothing, and with its last consumer it is gone."""
     rig, _, positions = ten

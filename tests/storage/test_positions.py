@@ -85,12 +85,55 @@ def test_what_is_older_than_that_expires_from_one_subscription_or_from_all(rig, 
     assert rig.asked("analyze", "t", subscription="other")["messages"] == 1
 
 
-@pytest.mark.parametrize(("behind", "left"), [(False, 3), (True, 4)])
+@pytest.mark.parametrize(("behind", "left"), [(False, 4), (True, 3)])
 def test_what_lies_before_a_message_expires(rig, topic, behind, left):
-    """With the message itself, unless it is excluded."""
+    """With the message itself; when that is excluded, as for resetting, the one that follows counts."""
     positions, *_ = topic
-    rig.asked("expire", "t", subscription="sub", position=positions[2], behind=behind)
+    rig.asked("expire", "t", subscription="sub", position=positions[1], behind=behind)
     assert rig.asked("analyze", "t", subscription="sub")["entries"] == left
+
+
+@pytest.mark.parametrize(("where", "entries", "words"), [
+    ({"batch_index": 2}, [3, 4, 5], [0b1100]), ({"batch_index": 2, "behind": True}, [3, 4, 5], [0b1000]),
+    ({"batch_index": 3}, [3, 4, 5], [0b1000]), ({"batch_index": 3, "behind": True}, [4, 5], []),
+    ({"batch_index": 0}, [3, 4, 5], []), ({"batch_index": 0, "behind": True}, [3, 4, 5], [0b1110]),
+    ({"batch_index": -1, "behind": True}, [4, 5], []), ({"batch_index": 4}, [3, 4, 5], []),
+    ({"batch_index": 4, "behind": True}, [4, 5], []),
+    ({"batch_index": (1 << 63) - 1, "behind": True}, [4, 5], []), ({}, [3, 4, 5], []), ({"behind": True}, [4, 5], [])], ids=str)
+@pytest.mark.parametrize("ask", ["reset", "subscribe"])
+def test_a_subscription_begins_at_a_message_of_a_batch_or_behind_it(rig, rigs, topic, ask, where, entries, words):
+    """F201: also after a crash; messages of the batch that lie before count as skipped."""
+    positions, _, consumer = topic
+    rig.consumer("t", "keeps everything")
+    name = {"reset": "sub", "subscribe": "made"}[ask]
+    rig.asked(ask, "t", subscription=name, position=positions[3], **where)
+    skipped = 4 - sum(map(int.bit_count, words)) if words else 0
+    told = rig.asked("why", "t", subscription=name)["messages"]
+    assert (told["skipped"], told["backlog"]) == (skipped, len(entries) + (3 - skipped if 3 in entries else 0))
+    for found in (rig, rigs.crash(rig)):
+        again = found.consumer("t", name, subType=SubType.Shared)
+        given = found.given(found.run(found.flow(again, 100)), again)
+        assert [(position, its) for position, _, its in given] == [(positions[n], words if n == 3 else []) for n in entries]
+
+
+@pytest.mark.parametrize(("number", "where", "left"), [
+    (3, {}, 2), (3, {"behind": True}, 2), (3, {"batch_index": 1}, 2), (3, {"batch_index": 1, "behind": True}, 2),
+    (3, {"batch_index": 3, "behind": True}, 2), (1, {"behind": True}, 3),
+    (0, {"batch_index": 0, "behind": True}, 4), (4, {"behind": True}, 0), (5, {}, 0)], ids=str)
+def test_everything_up_to_where_a_cursor_would_begin_expires(rig, topic, number, where, left):
+    positions, *_ = topic
+    assert rig.asked("expire", "t", subscription="sub", position=positions[number], **where) == 6 - left
+    assert rig.asked("analyze", "t", subscription="sub")["entries"] == left
+
+
+def test_nothing_expires_up_to_a_message_that_is_not_there_yet(rig, topic):
+    positions, *_ = topic
+    ledger_id, entry_id = positions[-1]
+    for position, behind in (((ledger_id, entry_id), True), ((ledger_id, entry_id + 1), False), ((1 << 62, 1 << 62), False)):
+        assert rig.asked("expire", "t", subscription="sub", position=position, behind=behind) is None
+    assert rig.asked("analyze", "t", subscription="sub")["entries"] == 6
+    for position, behind in (((-1, -1), False), ((-1, -1), True), ((0, 5), False)):
+        assert rig.asked("expire", "t", subscription="sub", position=position, behind=behind) == 0
 
 
 def test_of_an_empty_topic_the_next_message_is_told(rig):
