@@ -1,4 +1,5 @@
 """What operators do to topics that clients are using, over HTTP and with the geminga command."""
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -90,6 +91,7 @@ def test_a_subscription_is_reset_and_skipped(broker, client):
     for message in receive(consumer, 6)[:2]:
         consumer.acknowledge(message)
     assert request("POST", topic_url(broker, topic, "subscription/sub/skip_all")) == (204, "")
+    assert json.loads(request("GET", topic_url(broker, topic, "stats"))[1])["subscriptions"]["sub"]["msgBacklog"] == 0
     assert request("POST", topic_url(broker, topic, "subscription/sub/resetcursor/0"))[0] == 204
     assert data_of(receive(consumer, 6)) == bodies
     assert request("POST", topic_url(broker, topic, "subscription/nobody/skip/1"))[0] == 404

@@ -181,11 +181,20 @@ def test_writing_waits_for_a_checkpoint_only_when_no_segment_is_free(tmp_path, o
     assert numbers(opened.left())[-1] == 19
 
 
-def test_files_that_are_gone_need_no_sync(tmp_path):
-    """A ledger that was consumed and deleted meanwhile is never written at all."""
+def test_files_that_are_gone_need_no_sync(tmp_path, monkeypatch):
+    """A ledger that was consumed and deleted meanwhile is never written at all; what is there is synced, with its folder."""
+    synced, real = [], journal.sync
+
+    def sync(path, how):
+        real(path, how)
+        synced.append(path)
+
+    monkeypatch.setattr(journal, "sync", sync)
     kept, gone = Written(tmp_path, "kept"), Written(tmp_path, "gone")
     gone.path.unlink()
     journal.put_on_disk({kept.path, gone.path}, [])
+    assert {kept.path, tmp_path} <= set(synced) and gone.path not in synced
+    assert not gone.path.exists()
 
 
 def test_a_disk_without_room_for_a_segment_is_told(tmp_path, monkeypatch):

@@ -170,3 +170,10 @@ def test_what_is_no_value_is_refused_with_the_reason(name, sent, text):
 ])
 def test_more_is_retained_than_the_quota_lets_be_there(kept, clashes):
     assert clash(kept) == clashes
+
+
+@pytest.mark.parametrize(("seconds", "size", "retains"), [(0, 0, False), (5, 0, False), (0, 5, False), (-1, 0, False), (0, -1, False),
+                                                          (5, 5, True), (-1, 5, True), (5, -1, True), (-1, -1, True)])
+def test_nothing_is_retained_where_a_bound_is_zero(seconds, size, retains):
+    found = Policies(retention_s=seconds, retention_bytes=size)
+    assert (found.retains, found.work_alone) == (retains, retains)

@@ -1,5 +1,6 @@
 """Who may do what over HTTP and over the binary protocol, with a real broker that asks for tokens."""
 import json
+from pathlib import Path
 
 import pytest
 from aiohttp import web
@@ -11,6 +12,7 @@ from ..harness import Broker
 from ..proto.client_frames import T
 from .sweep import rights
 
+RIGHTS = Path(__file__).with_name("rights_of_routes.txt")
 KEY = b"a secret key of thirty-two bytes"
 CONFIG = """
 workers = 2
@@ -99,6 +101,24 @@ def test_every_route_says_what_it_demands():
     assert all_routes() == authorization.DEMANDS.keys()
 
 
+NAMES = {"-": None} | {name: getattr(authorization, name) for name in (
+    "SUPER", "TENANTS", "TENANT", "NAMESPACE", "TOPIC", "TOPIC_POLICY", "LISTS", "DISCARDS", "LOOKS_UP", "PRODUCES", "CONSUMES")}
+
+
+def test_every_row_of_the_table_is_as_it_was_decided():
+    """Written out, so that a row changes only together with the decision."""
+    assert NAMES == {
+        "SUPER": ("", "administer", 401, False), "TENANTS": ("tenant", "administer", 401, True),
+        "TENANT": ("tenant", "administer", 401, False),
+        "NAMESPACE": ("namespace", "administer", 403, False), "TOPIC": ("topic", "administer", 401, False),
+        "TOPIC_POLICY": ("topic", "administer", 403, False), "LISTS": ("namespace", "lookup", 403, False),
+        "DISCARDS": ("namespace", "consume", 403, False), "LOOKS_UP": ("topic", "lookup", 401, False),
+        "PRODUCES": ("topic", "produce", 401, False), "CONSUMES": ("topic", "consume", 401, False), "-": None}
+    rows = [line.split() for line in RIGHTS.read_text().splitlines() if not line.startswith("#")]
+    assert {(method, path): NAMES[name] for name, method, path in rows} == authorization.DEMANDS
+    assert len(rows) == len(authorization.DEMANDS)
+
+
 def test_a_route_that_forgot_is_for_super_users():
     assert authorization.demand_of("GET", "/admin/v2/new") == authorization.SUPER
 
@@ -151,8 +171,10 @@ def test_a_name_is_not_taken_for_another(guarded, place):
     """A tenant's administrator stays in the tenant, however the path is written."""
     tenant, _, name = place.partition("/")
     for path in (f"/admin/v2/namespaces/{tenant}%2F{name}/x/permissions", f"/admin/v2/namespaces/{tenant}%2Fx",
-                 f"/admin/v2/namespaces/{tenant}/..%2Fdefault/permissions"):
-        assert guarded.ask("tenant-admin", "GET", path)[0] == 404
+                 f"/admin/v2/namespaces/{tenant}/..%2Fdefault/permissions", f"/admin/v2/namespaces/{tenant}%2F../{name}/permissions",
+                 f"/admin/v2/namespaces/{tenant}/{name}%2F/permissions", f"/admin/v2/tenants/{tenant}%2F{name}"):
+        for role in ("tenant-admin", "nobody"):
+            assert guarded.ask(role, "GET", path)[0] == 404, (role, path)
     assert guarded.ask("tenant-admin", "GET", f"/admin/v2/namespaces/{tenant}/../public/default/permissions")[0] in (400, 401, 403, 404)
 
 

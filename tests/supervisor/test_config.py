@@ -65,9 +65,9 @@ def test_the_example_file_shows_every_key_with_its_default():
 def test_every_key_is_explained_in_the_example():
     """Above each key of the example stands a comment."""
     lines = EXAMPLE.read_text().splitlines()
-    for before, line in zip(lines, lines[1:], strict=False):
-        if re.match(r"#\w+ = ", line):
-            assert before.startswith("# "), line
+    above = {line: before for before, line in zip(lines, lines[1:], strict=False) if re.match(r"#\w+ = ", line)}
+    assert {line[1:].partition(" ")[0] for line in above} == {key.rpartition(".")[2] for key in KEYS}
+    assert [line for line, before in above.items() if not before.startswith("# ")] == []
 
 
 def test_every_number_has_a_range_and_every_text_a_form():

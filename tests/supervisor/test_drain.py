@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pulsar
 import pytest
@@ -13,6 +14,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.process import owner_of
 from geminga.supervisor import commands
 from geminga.supervisor.beside import short_path
+from geminga.supervisor.drain import Drain
 
 from ..harness import Broker, eventually, request, unique_topic
 from ..proto.client_frames import T, command, entry_of, message_metadata, send
@@ -159,6 +161,81 @@ def test_a_child_that_is_started_meanwhile_is_drained_too(fresh_broker):
         for role, index in (("owner", 1 - owner_of(topic, 2)), ("admin", 0)):      # which neither have nor count what is out
             fresh_broker.wait_replaced(role, index, fresh_broker.kill(role, index), 10)
     assert fresh_broker.ended(20) == 0      # nobody has anything any more
+
+
+class Driven:
+    """A drain of a supervisor that is played."""
+
+    def __init__(self, monkeypatch):
+        self.now, self.outstanding, self.told, self.has_stopped = 100.0, 3, [], False
+        monkeypatch.setattr("geminga.supervisor.drain.time", SimpleNamespace(monotonic=lambda: self.now))
+        control = SimpleNamespace(send=lambda **message: self.told.append(message))
+        self.child = SimpleNamespace(control=control, is_drained=False)
+        counters = {("admin", 0): SimpleNamespace(total=lambda name: self.outstanding)}
+        children = [self.child, SimpleNamespace(control=None, is_drained=True)]
+        self.supervisor = SimpleNamespace(is_ready=True, is_stopping=False, children=children, counters=counters, begin_stop=self._stop)
+        self.drain = Drain(self.supervisor)
+
+    def _stop(self):
+        self.has_stopped = True
+
+    def ask(self, seconds):
+        said = []
+        self.drain.asked(SimpleNamespace(send=lambda outstanding: said.append(outstanding)), seconds)
+        return said
+
+    def at(self, now):
+        """Whether it stops then."""
+        self.now = now
+        self.drain.go_on()
+        return self.has_stopped
+
+
+def test_who_asks_again_says_how_long_it_takes_from_now_on(monkeypatch):
+    """Longer, or shorter; children are told once."""
+    driven = Driven(monkeypatch)
+    said = [driven.ask(10), driven.ask(60)]
+    assert not driven.at(111) and not driven.at(159)
+    assert said == [[3, 3], [3, 3]] and driven.told == [{"drain": True}]
+    driven.ask(5)
+    assert not driven.at(163.9) and driven.at(164)
+    driven = Driven(monkeypatch)
+    driven.ask(60)
+    driven.ask(0)
+    assert driven.at(100)
+
+
+def test_it_ends_when_nothing_is_out_and_every_child_says_that_it_is_drained(monkeypatch):
+    driven = Driven(monkeypatch)
+    assert not driven.drain.is_under_way and not driven.at(101)
+    driven.ask(60)
+    assert driven.drain.is_under_way and not driven.at(102)
+    driven.outstanding = 0
+    assert not driven.at(103)
+    driven.child.is_drained, driven.outstanding = True, 1
+    assert not driven.at(104)
+    driven.outstanding = 0
+    assert driven.at(105)
+
+
+def test_a_broker_that_does_not_serve_yet_stops_at_once_and_one_that_stops_is_not_drained(monkeypatch):
+    driven = Driven(monkeypatch)
+    driven.supervisor.is_ready = False
+    driven.ask(60)
+    assert driven.has_stopped and not driven.drain.is_under_way and driven.told == []
+    driven = Driven(monkeypatch)
+    driven.ask(60)
+    driven.supervisor.is_stopping = True
+    assert not driven.at(1_000)
+
+
+@pytest.mark.parametrize("seconds", [-1, 24 * 3600 + 1, float("nan")])
+def test_a_time_that_is_none_is_refused(monkeypatch, seconds):
+    driven = Driven(monkeypatch)
+    with pytest.raises(ValueError):
+        driven.ask(seconds)
+    assert not driven.drain.is_under_way
+    driven.ask(24 * 3600)
 
 
 def test_of_a_folder_that_nobody_serves(tmp_path):

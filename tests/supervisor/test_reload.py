@@ -15,12 +15,14 @@ from urllib.parse import urlsplit
 import jwt
 import pulsar
 import pytest
+import trustme
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.supervisor import commands
+from geminga.supervisor.children import READY
 from geminga.supervisor.config import KEYS, RANGES, Config
-from geminga.supervisor.reload import NEEDS_RESTART, TLS_SWITCH, merged, shown, value
-from geminga.workers.identity.options import Secret, TlsOptions
+from geminga.supervisor.reload import NEEDS_RESTART, TLS_SWITCH, Reload, merged, shown, value
+from geminga.workers.identity.options import AuthenticationOptions, Secret, TlsOptions
 
 from ..clients.test_tls import Authority
 from ..harness import Broker, eventually, request, unique_topic
@@ -81,6 +83,113 @@ def test_tls_is_not_switched_on_halfway():
 
 def test_secrets_are_shown_to_nobody():
     assert shown((Secret("data:,s3cret"), Secret("/etc/key"))) == '["***", "***"]'
+
+
+# -- one that is played
+
+class Driven:
+    """A reload of a supervisor that is played: what is done, in order."""
+
+    def __init__(self, new, *, old=None, has_tls=True):
+        self.done, self.errors = [], []
+        old = old or Config()
+        children = [self._child(role) for role in ("owner", "worker", "admin", "owner")]
+        certificates = SimpleNamespace(configure=lambda tls: self.done.append("certificates")) if has_tls else None
+        self.supervisor = SimpleNamespace(
+            config=old, is_stopping=False, is_ready=True, is_draining=False, children=children, addresses=(), certificates=certificates,
+            authenticator=SimpleNamespace(configure=lambda identity: self.done.append("identity")),
+            notify=SimpleNamespace(reloading=lambda: self.done.append("reloading"), ready=lambda: self.done.append("ready")),
+            announce=lambda config: self.done.append("announced"), tell_status=lambda: self.done.append("status"),
+            hang_up=lambda caller: self.done.append("hung up"))
+        self.reload = Reload(self.supervisor, lambda: (new, []))
+        self.answers = []
+        self.reload.asked(SimpleNamespace(send=lambda **said: self.answers.append(said)), True)
+
+    def _child(self, role):
+        return SimpleNamespace(role=role, is_asked=False, state=READY, pid=0, leaves_for="", killed_for="",
+                               control=SimpleNamespace(send=lambda options: self.done.append(role)))
+
+    def answer(self, *roles):
+        for child in self.supervisor.children:
+            if child.role in roles:
+                self.reload.answered(child, "")
+        self.reload.go_on()
+
+
+def test_owners_are_told_first_and_last_when_messages_become_smaller():
+    """No message may come to an owner that is larger than it takes."""
+    for size, order in ((1 << 20, [["worker", "admin"], ["owner", "owner"]]), (6 << 20, [["owner", "owner"], ["worker", "admin"]])):
+        driven = Driven(with_value(Config(), "network.max_message_size", size), has_tls=False)
+        driven.reload.go_on()
+        assert driven.done == ["reloading", "identity", "announced", *order[0]]
+        driven.answer(*order[0])
+        assert driven.done[-2:] == order[1] and driven.answers == []
+        driven.answer(order[1][0])
+        assert driven.answers == [] or order[1][0] == "owner"
+        driven.answer(*order[1])
+        [answer] = driven.answers
+        assert answer["error"] == "" and len(answer["changes"]) == 1 and driven.done[-3:] == ["hung up", "status", "ready"]
+
+
+def test_nothing_is_taken_of_a_configuration_of_which_a_part_cannot_be_used(tmp_path):
+    """Neither certificates for users' sake, nor users for certificates' sake."""
+    files = {"certificate": str(tmp_path / "cert"), "key": str(tmp_path / "key")}
+    certificate = trustme.CA().issue_cert("localhost")
+    certificate.private_key_pem.write_to_path(files["key"])
+    certificate.cert_chain_pems[0].write_to_path(files["certificate"])
+    good, bad = TlsOptions(**files), TlsOptions(**files | {"key": "/nowhere"})
+    old = replace(Config(), tls=good)
+    users = AuthenticationOptions(methods=("basic",), users=Secret("/nowhere"))
+    for new, key in ((replace(old, tls=replace(good, versions=("TLSv1.3",)), authentication=users), "authentication.users"),
+                     (replace(old, tls=bad), "tls.key")):
+        driven = Driven(new, old=old)
+        driven.reload.go_on()
+        assert driven.done == ["reloading", "hung up", "status", "ready"]
+        assert key in driven.answers[0]["error"] == driven.reload.refused
+        assert driven.supervisor.config is old
+
+
+def test_a_reload_waits_until_everybody_is_there_and_another_until_that_is_done():
+    driven = Driven(with_value(Config(), "storage.retention_s", 5), has_tls=False)
+    for name, obstacle in (("is_stopping", True), ("is_ready", False), ("is_draining", True)):
+        usual = getattr(driven.supervisor, name)
+        setattr(driven.supervisor, name, obstacle)
+        driven.reload.go_on()
+        assert driven.done == []
+        setattr(driven.supervisor, name, usual)
+    driven.supervisor.children[0].state = "starting"
+    driven.reload.go_on()
+    assert driven.done[-1] == "announced"
+    driven.reload.requested()
+    driven.reload.go_on()
+    assert driven.done[-1] == "announced"
+    driven.supervisor.children[0].state = READY
+    driven.reload.go_on()
+    driven.answer("owner")
+    driven.answer("worker", "admin")
+    assert driven.done.count("reloading") == 1 and driven.done[-1] == "ready"
+    driven.reload.go_on()
+    assert driven.done.count("reloading") == 2
+
+
+def test_a_child_that_cannot_follow_makes_room_for_one_that_can(monkeypatch):
+    driven, killed = Driven(Config()), []
+    monkeypatch.setattr("geminga.supervisor.reload.os", SimpleNamespace(kill=lambda pid, how: killed.append(how)))
+    one, other, third, _ = driven.supervisor.children
+    for child in (one, other, third):
+        child.is_asked = True
+    driven.reload.answered(one, "")
+    driven.reload.answered(other, "again")
+    assert (one.is_asked, other.is_asked, bool(other.leaves_for), killed) == (False, True, True, [])
+    driven.reload.answered(third, "no room")
+    assert killed == [signal.SIGKILL] and "no room" in third.killed_for and third.is_asked
+
+
+@pytest.mark.parametrize("said", [False, 1, None, "true", {}])
+def test_a_reload_that_is_asked_for_in_other_words_is_none(said):
+    driven = Driven(Config())
+    with pytest.raises(ValueError):
+        driven.reload.asked(SimpleNamespace(), said)
 
 
 # -- with a broker

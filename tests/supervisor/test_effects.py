@@ -1,0 +1,833 @@
+"""What each route that changes something brings about: one row a route, which looks for the effect itself and not for the answer.
+
+A route that is added fails here until it has a row.  Rows of policies are made of the table of policies.
+"""
+import asyncio
+import contextlib
+import json
+import re
+import uuid
+from datetime import timedelta
+from types import SimpleNamespace
+
+import pulsar
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from geminga.storage.policy_table import TABLE
+from geminga.supervisor.admin.alarms import ALARMS_OF
+
+from ..harness import Broker, eventually, request
+from ..proto.client_frames import T
+from ..workers.peer import Peer
+from .test_bad_requests import made_app
+from .test_policies_over_http import value_of
+
+BUNDLE = "0x00000000_0xffffffff"
+_N, _T = "/admin/v2/namespaces/{tenant}/{namespace}", "/admin/v2/{domain}/{tenant}/{namespace}/{topic}"
+_S, _SCHEMAS = _T + "/subscription/{subscription}", "/admin/v2/schemas/{tenant}/{namespace}/{topic}"
+_OPS = "/{domain}/{tenant}/{namespace}/{topic}"
+_CLUSTER, _BROKERS, _B = "/admin/v2/clusters/{cluster}", "/admin/v2/brokers", _N + "/{bundle}"
+STRING = {"type": "STRING", "schema": "", "properties": {}}
+
+# Routes that are refused whatever is asked: what they would do there is none of on one host.
+REFUSED = {
+    ("PUT", _B + "/split"): 412, ("PUT", _T + "/offload"): 405, ("POST", _N + "/resourcegroup/{group}"): 412,
+    ("POST", _CLUSTER + "/namespaceIsolationPolicies/{policy}"): 405,
+} | {("*", f"/admin/{path}{{rest}}"): status for path, status in {
+    "v2/bookies": 404, "v2/resourcegroups": 405, "v2/resource-quotas": 405, "v2/worker": 409, "v2/functions": 409, "v3/functions": 409,
+    "v3/sinks": 409, "v3/sources": 409, "v3/sink": 409, "v3/source": 409, "v3/packages": 503, "v3/transactions": 503}.items()}
+EFFECTS = {}
+
+
+def effect(method, path):
+    def add(function):
+        assert (method, path) not in EFFECTS
+        EFFECTS[method, path] = function
+        return function
+    return add
+
+
+class At:
+    """A namespace and a topic of one row's own, and its route."""
+
+    def __init__(self, broker, client, method, path):
+        self.broker, self.client, self._method, self._path = broker, client, method, path
+        self.tenant, self.namespace, self.topic, self.subscription = "effects", uuid.uuid4().hex[:12], "t", "s"
+        self.place, self.calls = f"{self.tenant}/{self.namespace}", 0
+        self.name = f"persistent://{self.place}/t"
+        self.n, self.t = f"/admin/v2/namespaces/{self.place}", f"/admin/v2/persistent/{self.place}/t"
+        self.set("PUT", self.n)
+
+    def raw(self, method, path, body=None):
+        return request(method, self.broker.http_url + path, None if body is None else json.dumps(body).encode())
+
+    def set(self, method, path, body=None):
+        """What the row needs to be there before."""
+        status, text = self.raw(method, path, body)
+        assert status < 300, (method, path, status, text)
+        return json.loads(text) if text else None
+
+    def get(self, path):
+        return self.set("GET", path)
+
+    def go(self, body=None, query="", **parts):
+        """The row's own route; what it answers."""
+        self.calls += 1
+        known = {"domain": "persistent", "tenant": self.tenant, "namespace": self.namespace, "topic": self.topic,
+                 "subscription": self.subscription, "bundle": BUNDLE, "cluster": "standalone"} | parts
+        path = re.sub(r"\{(\w+)\}", lambda match: str(known[match[1]]), self._path)
+        return self.set(self._method, path + (f"?{query}" if query else ""), body)
+
+    # -- what is there
+
+    def made(self, subscription="", messages=0, topic=None):
+        """The topic, with a subscription at its beginning and messages."""
+        name = topic or "t"
+        path = f"/admin/v2/persistent/{self.place}/{name}"
+        if self.raw("GET", path + "/stats")[0] == 404:
+            self.set("PUT", path)
+        for one in subscription.split():
+            self.set("PUT", f"{path}/subscription/{one}", "earliest")
+        self.publish(messages, name)
+        return path
+
+    def publish(self, count, topic="t", **options):
+        if count:
+            producer = self.client.create_producer(f"persistent://{self.place}/{topic}", batching_enabled=False)
+            ids = [producer.send(b"%d" % number, **options) for number in range(count)]
+            producer.close()
+            return ids
+        return []
+
+    def stats(self, path=None):
+        return self.get(f"{path or self.t}/stats")
+
+    def backlogs(self, path=None):
+        return {name: one["msgBacklog"] for name, one in self.stats(path)["subscriptions"].items()}
+
+    def topics(self):
+        return self.get(f"/admin/v2/persistent/{self.place}")
+
+    def position(self, subscription="s"):
+        return self.get(self.t + "/internalStats")["cursors"][subscription]["markDeletePosition"]
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    made = Broker(tmp_path_factory.mktemp("effects") / "data", "--owners", "2", "--workers", "1")
+    try:
+        made.start()
+        assert request("PUT", made.http_url + "/admin/v2/tenants/effects", b'{"allowedClusters":["standalone"]}')[0] == 204
+        yield made
+    finally:
+        made.close()
+
+
+# -- the broker
+
+@effect("POST", _BROKERS + "/configuration/{name}/{value}")
+def _(at):
+    at.made("one")
+    try:
+        at.go(name="maxSubscriptionsPerTopic", value=1)
+        assert at.get(_BROKERS + "/configuration/values")["maxSubscriptionsPerTopic"] == "1"
+        assert at.raw("PUT", at.t + "/subscription/two", "earliest")[0] == 405
+    finally:
+        at.set("DELETE", _BROKERS + "/configuration/maxSubscriptionsPerTopic")
+
+
+@effect("DELETE", _BROKERS + "/configuration/{name}")
+def _(at):
+    at.made("one")
+    at.set("POST", _BROKERS + "/configuration/maxSubscriptionsPerTopic/1")
+    at.go(name="maxSubscriptionsPerTopic")
+    assert "maxSubscriptionsPerTopic" not in at.get(_BROKERS + "/configuration/values")
+    at.set("PUT", at.t + "/subscription/two", "earliest")
+
+
+@effect("POST", _BROKERS + "/shutdown")
+def _(at):
+    with contextlib.closing(Broker(at.broker.data_dir.with_name("another"), "--owners", "1", "--workers", "1")) as another:
+        another.start()
+        at.broker = SimpleNamespace(http_url=another.http_url)
+        at.go()
+        assert another.ended(10) == 0
+
+
+# -- clusters
+
+FAR = {"serviceUrl": "http://far:8080", "brokerServiceUrl": "pulsar://far:6650"}
+
+
+@effect("PUT", _CLUSTER)
+def _(at):
+    at.go(FAR, cluster=at.namespace)
+    assert FAR.items() <= at.get(f"/admin/v2/clusters/{at.namespace}").items()
+
+
+@effect("POST", _CLUSTER)
+def _(at):
+    at.set("PUT", f"/admin/v2/clusters/{at.namespace}", FAR)
+    at.go(FAR | {"serviceUrl": "http://farther:8080"}, cluster=at.namespace)
+    assert at.get(f"/admin/v2/clusters/{at.namespace}")["serviceUrl"] == "http://farther:8080"
+
+
+@effect("DELETE", _CLUSTER)
+def _(at):
+    at.set("PUT", f"/admin/v2/clusters/{at.namespace}", FAR)
+    at.go(cluster=at.namespace)
+    assert at.namespace not in at.get("/admin/v2/clusters")
+
+
+@effect("POST", _CLUSTER + "/peers")
+def _(at):
+    at.set("PUT", f"/admin/v2/clusters/{at.namespace}", FAR)
+    at.go([at.namespace])
+    assert at.get("/admin/v2/clusters/standalone/peers") == [at.namespace]
+
+
+@effect("POST", _CLUSTER + "/failureDomains/{domain}")
+def _(at):
+    at.go({"brokers": ["b"]}, domain=at.namespace)
+    assert at.get(f"/admin/v2/clusters/standalone/failureDomains/{at.namespace}")["brokers"] == ["b"]
+
+
+@effect("DELETE", _CLUSTER + "/failureDomains/{domain}")
+def _(at):
+    for name in (at.namespace, f"{at.namespace}-kept"):
+        at.set("POST", f"/admin/v2/clusters/standalone/failureDomains/{name}", {"brokers": ["b"]})
+    at.go(domain=at.namespace)
+    found = at.get("/admin/v2/clusters/standalone/failureDomains")
+    assert at.namespace not in found and f"{at.namespace}-kept" in found
+
+
+def moved(at):
+    """What a producer is told whose namespace is sent away."""
+    at.made()
+    with Peer(at.broker.service_url) as peer:
+        peer.open_producer(at.name)
+        at.set("POST", at.n + "/migration", True)
+        return peer.hear()
+
+
+@effect("POST", _CLUSTER + "/migrate")
+def _(at):
+    url = f"pulsar://{at.namespace}:6650"
+    at.go({"brokerServiceUrl": url}, "migrated=false")
+    assert at.get("/admin/v2/clusters/standalone/migrate") == {"migrated": False, "migratedClusterUrl": {"brokerServiceUrl": url}}
+    heard = moved(at)
+    assert (heard.type, heard.topicMigrated.brokerServiceUrl) == (T.TOPIC_MIGRATED, url)
+
+
+@effect("POST", _N + "/migration")
+def _(at):
+    at.set("POST", "/admin/v2/clusters/standalone/migrate?migrated=false", {"brokerServiceUrl": "pulsar://far:6650"})
+    at.made()
+    with Peer(at.broker.service_url) as peer:
+        peer.open_producer(at.name)
+        at.go(True)
+        assert at.get(at.n)["migrated"] and peer.hear().type == T.TOPIC_MIGRATED
+        at.go(False)
+        assert not at.get(at.n)["migrated"]
+
+
+# -- tenants and namespaces
+
+INFO = {"adminRoles": ["a"], "allowedClusters": ["standalone"]}
+
+
+@effect("PUT", "/admin/v2/tenants/{tenant}")
+def _(at):
+    at.go(INFO, tenant=at.namespace)
+    assert at.get(f"/admin/v2/tenants/{at.namespace}") == INFO
+
+
+@effect("POST", "/admin/v2/tenants/{tenant}")
+def _(at):
+    at.set("PUT", f"/admin/v2/tenants/{at.namespace}", INFO)
+    at.go(INFO | {"adminRoles": ["b"]}, tenant=at.namespace)
+    assert at.get(f"/admin/v2/tenants/{at.namespace}") == INFO | {"adminRoles": ["b"]}
+
+
+@effect("DELETE", "/admin/v2/tenants/{tenant}")
+def _(at):
+    at.set("PUT", f"/admin/v2/tenants/{at.namespace}", INFO)
+    at.go(tenant=at.namespace)
+    assert at.namespace not in at.get("/admin/v2/tenants")
+
+
+@effect("PUT", _N)
+def _(at):
+    at.go({"message_ttl_in_seconds": 7}, namespace="new" + at.namespace)
+    assert f"effects/new{at.namespace}" in at.get("/admin/v2/namespaces/effects")
+    assert at.get(f"/admin/v2/namespaces/effects/new{at.namespace}/messageTTL") == 7
+
+
+@effect("DELETE", _N)
+def _(at):
+    at.go()
+    assert at.place not in at.get("/admin/v2/namespaces/effects")
+
+
+@effect("POST", _N + "/permissions/{role}")
+def _(at):
+    at.go(["produce"], role="r")
+    assert at.get(at.n + "/permissions") == {"r": ["produce"]}
+
+
+@effect("DELETE", _N + "/permissions/{role}")
+def _(at):
+    for role in "qr":
+        at.set("POST", f"{at.n}/permissions/{role}", ["produce"])
+    at.go(role="r")
+    assert at.get(at.n + "/permissions") == {"q": ["produce"]}
+
+
+@effect("POST", _N + "/permissions/subscription/{subscription}")
+def _(at):
+    at.go(["r"])
+    assert at.get(at.n + "/permissions/subscription") == {"s": ["r"]}
+
+
+@effect("DELETE", _N + "/permissions/{subscription}/{role}")
+def _(at):
+    at.set("POST", at.n + "/permissions/subscription/s", ["q", "r"])
+    at.go(role="r")
+    assert at.get(at.n + "/permissions/subscription") == {"s": ["q"]}
+
+
+@effect("PUT", _N + "/properties")
+def _(at):
+    at.go({"a": "b"})
+    assert at.get(at.n + "/properties") == {"a": "b"}
+
+
+@effect("DELETE", _N + "/properties")
+def _(at):
+    at.set("PUT", at.n + "/properties", {"a": "b"})
+    at.go()
+    assert at.get(at.n + "/properties") == {}
+
+
+@effect("PUT", _N + "/property/{key}/{value}")
+def _(at):
+    at.go(key="a", value="b")
+    assert at.get(at.n + "/properties") == {"a": "b"}
+
+
+@effect("DELETE", _N + "/property/{key}")
+def _(at):
+    at.set("PUT", at.n + "/properties", {"a": "b", "c": "d"})
+    with contextlib.suppress(json.JSONDecodeError):      # it answers the bare text
+        at.go(key="a")
+    assert at.get(at.n + "/properties") == {"c": "d"}
+
+
+@effect("DELETE", _N + "/resourcegroup")
+def _(at):
+    """There are none, so that none is taken away."""
+    before = at.get(at.n)
+    at.go()
+    assert at.get(at.n) == before
+
+
+QUOTA = {"limit": 9, "limitSize": 9, "limitTime": 0, "policy": "producer_exception"}
+
+
+@effect("POST", _N + "/backlogQuota")
+@effect("POST", _T + "/backlogQuota")
+def _(at):
+    at.made()
+    at.go(QUOTA)
+    base = at.t if at._path.startswith(_T) else at.n
+    assert at.get(base + "/backlogQuotaMap")["destination_storage"]["limitSize"] == 9
+
+
+@effect("DELETE", _N + "/backlogQuota")
+@effect("DELETE", _T + "/backlogQuota")
+def _(at):
+    at.made()
+    base = at.t if at._path.startswith(_T) else at.n
+    at.set("POST", base + "/backlogQuota", QUOTA)
+    at.set("POST", base + "/backlogQuota?backlogQuotaType=message_age", QUOTA | {"limitTime": 9})
+    at.go()
+    assert list(at.get(base + "/backlogQuotaMap")) == ["message_age"]
+
+
+@effect("POST", _N + "/clearBacklog")
+@effect("POST", _B + "/clearBacklog")
+def _(at):
+    paths = [at.made("s other", 3), at.made("s", 2, "u")]
+    assert [at.backlogs(path) for path in paths] == [{"s": 3, "other": 3}, {"s": 2}]
+    at.go()
+    assert [at.backlogs(path) for path in paths] == [{"s": 0, "other": 0}, {"s": 0}]
+
+
+@effect("POST", _N + "/clearBacklog/{subscription}")
+@effect("POST", _B + "/clearBacklog/{subscription}")
+def _(at):
+    paths = [at.made("s other", 3), at.made("s", 2, "u")]
+    at.go()
+    assert [at.backlogs(path) for path in paths] == [{"s": 0, "other": 3}, {"s": 0}]
+
+
+@effect("POST", _N + "/unsubscribe/{subscription}")
+@effect("POST", _B + "/unsubscribe/{subscription}")
+def _(at):
+    paths = [at.made("s other"), at.made("s", 0, "u")]
+    at.go()
+    assert [at.backlogs(path) for path in paths] == [{"other": 0}, {}]
+
+
+@effect("PUT", _N + "/unload")
+@effect("PUT", _B + "/unload")
+@effect("PUT", _T + "/unload")
+def _(at):
+    """Whoever uses it is told to go, and what is there is there again."""
+    at.made("s", 2)
+    with Peer(at.broker.service_url) as peer:
+        peer.open_producer(at.name)
+        peer.subscribe(at.name, "mine")
+        at.go()
+        assert {peer.hear().type, peer.hear().type} == {T.CLOSE_PRODUCER, T.CLOSE_CONSUMER}
+    assert at.backlogs()["s"] == 2
+
+
+# -- topics
+
+@effect("PUT", _T)
+def _(at):
+    assert at.topics() == []
+    at.go({"a": "b"})
+    assert at.topics() == [at.name] and at.get(at.t + "/properties") == {"a": "b"}
+
+
+@effect("DELETE", _T)
+def _(at):
+    at.made("s", 2)
+    at.go()
+    assert at.topics() == [] and at.raw("GET", at.t + "/stats")[0] == 404
+
+
+@effect("PUT", _T + "/partitions")
+def _(at):
+    at.go(3)
+    assert at.get(at.t + "/partitions")["partitions"] == 3 and len(at.topics()) == 3
+
+
+@effect("POST", _T + "/partitions")
+def _(at):
+    at.set("PUT", at.t + "/partitions", 2)
+    at.set("PUT", at.t + "/subscription/s", "earliest")
+    at.go(3)
+    assert at.get(at.t + "/partitions")["partitions"] == 3
+    assert at.backlogs(at.t + "-partition-2") == {"s": 0}
+
+
+@effect("DELETE", _T + "/partitions")
+def _(at):
+    at.set("PUT", at.t + "/partitions", 2)
+    at.set("PUT", at.t + "/subscription/s", "earliest")
+    at.go()
+    assert at.topics() == [] and at.raw("GET", at.t + "/partitions")[0] == 404
+
+
+@effect("POST", _T + "/createMissedPartitions")
+def _(at):
+    """None is ever missed."""
+    at.set("PUT", at.t + "/partitions", 2)
+    before = at.topics()
+    at.go()
+    assert at.topics() == before and len(before) == 2
+
+
+@effect("POST", _T + "/permissions/{role}")
+def _(at):
+    at.made()
+    at.go(["consume"], role="r")
+    assert at.get(at.t + "/permissions") == {"r": ["consume"]} and at.get(at.n + "/permissions") == {}
+
+
+@effect("DELETE", _T + "/permissions/{role}")
+def _(at):
+    at.made()
+    for role in "qr":
+        at.set("POST", f"{at.t}/permissions/{role}", ["consume"])
+    at.go(role="r")
+    assert at.get(at.t + "/permissions") == {"q": ["consume"]}
+
+
+@effect("DELETE", _T + "/policies")
+def _(at):
+    at.made()
+    at.set("POST", at.t + "/maxProducers", 3)
+    at.set("POST", at.t + "/permissions/r", ["consume"])
+    at.go()
+    assert at.get(at.t + "/maxProducers") is None and at.get(at.t + "/permissions") == {"r": ["consume"]}
+
+
+@effect("PUT", _T + "/properties")
+def _(at):
+    at.made()
+    at.set("PUT", at.t + "/properties", {"a": "b"})
+    at.go({"c": "d"})
+    assert at.get(at.t + "/properties") == {"a": "b", "c": "d"}
+
+
+@effect("DELETE", _T + "/properties")
+def _(at):
+    at.made()
+    at.set("PUT", at.t + "/properties", {"a": "b", "c": "d"})
+    at.go(query="key=a")
+    assert at.get(at.t + "/properties") == {"c": "d"}
+
+
+@effect("POST", _T + "/terminate")
+def _(at):
+    at.made("", 2)
+    with Peer(at.broker.service_url) as peer:
+        peer.open_producer(at.name)
+        assert at.go()["entryId"] == 1
+        assert peer.hear().type == T.CLOSE_PRODUCER
+        assert peer.ask(T.PRODUCER, topic=at.name, producer_id=2, request_id=2).type == T.ERROR
+
+
+@effect("POST", _T + "/terminate/partitions")
+def _(at):
+    at.set("PUT", at.t + "/partitions", 2)
+    with Peer(at.broker.service_url) as peer:
+        for number in range(2):
+            peer.open_producer(f"{at.name}-partition-{number}", number)
+        assert set(at.go()) == {"0", "1"}
+        assert {peer.hear().type, peer.hear().type} == {T.CLOSE_PRODUCER}
+
+
+@effect("DELETE", _T + "/truncate")
+def _(at):
+    ids = at.made("s other", 0) and at.publish(4)
+    before = at.get(at.t + "/internalStats")["ledgers"]
+    at.go()
+    assert at.backlogs() == {"s": 0, "other": 0}
+    eventually(lambda: not {one["ledgerId"] for one in at.get(at.t + "/internalStats")["ledgers"]} &
+               {one["ledgerId"] for one in before}, 10, "ledgers that are gone")
+    assert at.raw("GET", f"{at.t}/ledger/{ids[0].ledger_id()}/entry/0")[0] == 404
+
+
+@effect("PUT", _T + "/compaction")
+def _(at):
+    at.made()
+    at.publish(3, partition_key="k")
+    at.go()
+    eventually(lambda: at.get(at.t + "/compaction")["status"] == "SUCCESS", 60, "a compaction")
+    with contextlib.closing(at.client.subscribe(at.name, "read", is_read_compacted=True, initial_position=pulsar.InitialPosition.Earliest,
+                                                consumer_type=pulsar.ConsumerType.Exclusive)) as consumer:
+        assert consumer.receive(10_000).data() == b"2"
+
+
+@effect("DELETE", _T + "/{subscription}/dispatchRate")
+@effect("POST", _T + "/{subscription}/dispatchRate")
+def _(at):
+    at.made("s other")
+    rate = {"dispatchThrottlingRateInMsg": 7, "dispatchThrottlingRateInByte": 8, "relativeToPublishRate": False, "ratePeriodInSecond": 1}
+    if at._method == "POST":
+        at.go(rate)
+        assert at.get(at.t + "/s/dispatchRate") == rate and at.get(at.t + "/other/dispatchRate") is None
+    else:
+        for one in ("s", "other"):
+            at.set("POST", f"{at.t}/{one}/dispatchRate", rate)
+        at.go()
+        assert at.get(at.t + "/s/dispatchRate") is None and at.get(at.t + "/other/dispatchRate") == rate
+
+
+# -- subscriptions
+
+@effect("PUT", _S)
+def _(at):
+    at.made("", 3)
+    at.go("earliest", "replicated=true")
+    assert at.backlogs() == {"s": 3} and at.stats()["subscriptions"]["s"]["isReplicated"]
+
+
+@effect("DELETE", _S)
+def _(at):
+    at.made("s other", 3)
+    at.go()
+    assert at.backlogs() == {"other": 3}
+
+
+@effect("PUT", _S + "/properties")
+def _(at):
+    at.made("s")
+    at.go({"a": "b"})
+    assert at.get(at.t + "/subscription/s/properties") == {"a": "b"}
+
+
+@effect("POST", _S + "/replicatedSubscriptionStatus")
+def _(at):
+    at.made("s")
+    at.go(True)
+    assert at.stats()["subscriptions"]["s"]["isReplicated"]
+    at.go(False)
+    assert not at.stats()["subscriptions"]["s"]["isReplicated"]
+
+
+@effect("POST", _S + "/skip_all")
+def _(at):
+    at.made("s other", 3)
+    at.go()
+    assert at.backlogs() == {"s": 0, "other": 3}
+
+
+@effect("POST", _S + "/skip/{entries}")
+def _(at):
+    at.made("s other", 3)
+    at.go(entries=2)
+    assert at.backlogs() == {"s": 1, "other": 3}
+
+
+@effect("POST", _S + "/resetcursor/{time_ms}")
+def _(at):
+    at.made("s other", 3)
+    for name in ("s", "other"):
+        at.set("POST", f"{at.t}/subscription/{name}/skip_all")
+    at.go(time_ms=0)
+    assert at.backlogs() == {"s": 3, "other": 0}
+
+
+@effect("POST", _S + "/resetcursor")
+def _(at):
+    at.made("s other")
+    ids = at.publish(3)
+    at.go({"ledgerId": ids[1].ledger_id(), "entryId": ids[1].entry_id()})
+    assert at.backlogs() == {"s": 2, "other": 3}
+
+
+@effect("POST", _S + "/expireMessages")
+def _(at):
+    at.made("s other")
+    ids = at.publish(3)
+    at.go({"ledgerId": ids[1].ledger_id(), "entryId": ids[1].entry_id()})
+    assert at.backlogs() == {"s": 1, "other": 3}
+
+
+@effect("POST", _S + "/expireMessages/{seconds}")
+def _(at):
+    at.made("s other", 3)
+    eventually(lambda: at.go(seconds=1) or not at.backlogs()["s"], 10, "messages that are a second old")
+    assert at.backlogs() == {"s": 0, "other": 3}
+
+
+@effect("POST", _T + "/all_subscription/expireMessages/{seconds}")
+def _(at):
+    at.made("s other", 3)
+    at.go(seconds=3_600)
+    assert at.backlogs() == {"s": 3, "other": 3}
+    eventually(lambda: at.go(seconds=1) or not any(at.backlogs().values()), 10, "messages that are a second old")
+
+
+@effect("POST", _S + "/analyzeBacklog")
+def _(at):
+    """It only looks."""
+    at.made("s", 3)
+    assert at.go()["messages"] == 3 and at.backlogs() == {"s": 3}
+
+
+@effect("PUT", _T + "/backlogSize")
+def _(at):
+    """It only looks."""
+    at.made("s")
+    ids = at.publish(3)
+    sizes = [at.go({"ledgerId": one.ledger_id(), "entryId": one.entry_id()}) for one in ids]
+    assert sizes == sorted(sizes, reverse=True) and sizes[0] > sizes[2] and at.backlogs() == {"s": 3}
+
+
+# -- schemas
+
+@effect("POST", _SCHEMAS + "/schema")
+def _(at):
+    at.made()
+    at.go(STRING)
+    assert at.get(f"/admin/v2/schemas/{at.place}/t/schema")["type"] == "STRING"
+
+
+@effect("DELETE", _SCHEMAS + "/schema")
+def _(at):
+    at.made()
+    at.set("POST", f"/admin/v2/schemas/{at.place}/t/schema", STRING)
+    at.go()
+    assert at.raw("GET", f"/admin/v2/schemas/{at.place}/t/schema")[0] == 404
+
+
+@effect("POST", _SCHEMAS + "/version")
+@effect("POST", _SCHEMAS + "/compatibility")
+def _(at):
+    """They only look."""
+    at.made()
+    assert at.go(STRING) in ({"version": -1}, {"schemaCompatibilityStrategy": "FULL", "compatibility": True})
+    assert at.raw("GET", f"/admin/v2/schemas/{at.place}/t/schema")[0] == 404
+
+
+# -- our own
+
+def delayed(at):
+    """The path of a message that waits."""
+    at.made("s")
+    [one] = at.publish(1, deliver_after=timedelta(hours=1))
+    where = f"/ops/v1/delayed/persistent/{at.place}/t"
+    assert at.get(where)["waiting"] == 1
+    return where, {"message": f"{one.ledger_id()}:{one.entry_id()}"}
+
+
+@effect("DELETE", "/ops/v1/delayed" + _OPS + "/{message}")
+def _(at):
+    where, message = delayed(at)
+    at.go(**message)
+    assert at.get(where)["waiting"] == 0
+
+
+@effect("PATCH", "/ops/v1/delayed" + _OPS + "/{message}")
+def _(at):
+    where, message = delayed(at)
+    at.go({"deliverAt": 4_000_000_000_000}, **message)
+    assert at.get(where)["nextDueAt"] == 4_000_000_000_000
+
+
+@effect("POST", "/ops/v1/backup")
+def _(at):
+    folder = at.broker.data_dir.with_name("backups")
+    made = at.go({"folder": str(folder)})["folder"]
+    assert [str(path) for path in folder.iterdir() if path.is_dir()] == [made]
+
+
+@effect("POST", "/ops/v1/definitions")
+def _(at):
+    at.go({"version": 1, "namespaces": {f"effects/more{at.namespace}": {}}})
+    assert f"effects/more{at.namespace}" in at.get("/admin/v2/namespaces/effects")
+
+
+@effect("PUT", "/ops/v1/log-level")
+def _(at):
+    at.go({"level": "debug", "topic": at.name, "seconds": 60})
+    assert at.name in [one["topic"] for one in at.get("/ops/v1/log-level")["for_now"]]
+
+
+@effect("DELETE", "/ops/v1/log-level")
+def _(at):
+    at.set("PUT", "/ops/v1/log-level", {"level": "debug", "topic": at.name, "seconds": 60})
+    at.go()
+    assert at.get("/ops/v1/log-level")["for_now"] == []
+
+
+# -- what a whole broker does by itself sooner or later, so that the owners are played: the question that comes to them is the effect
+
+class Played:
+    """Owners, or alarms, that write down what they are asked."""
+
+    def __init__(self):
+        self.asked = []
+
+    async def ask(self, question, topic, **arguments):
+        self.asked.append((question, str(topic), arguments))
+        return {"entries": 3}
+
+    def seen_to(self, alarm):
+        self.asked.append(alarm)
+        return alarm == "damage"
+
+
+def played(at, method, path):
+    """(status, text, what was asked)"""
+    async def talk(made):
+        async with TestClient(TestServer(made)) as client:
+            answer = await client.request(method, path)
+            return answer.status, await answer.text()
+
+    owners = Played()
+    with made_app(at.broker.data_dir.with_name(at.namespace), owners) as made:
+        made[ALARMS_OF] = owners
+        made.cleanup_ctx.clear()
+        at.calls += 1
+        return *asyncio.run(talk(made)), owners.asked
+
+
+@effect("POST", _T + "/trim")
+def _(at):
+    assert played(at, "POST", "/admin/v2/persistent/public/default/t/trim") == (
+        200, "", [("trim", "persistent://public/default/t", {})])
+
+
+@effect("POST", "/ops/v1/release" + _OPS + "/{subscription}")
+def _(at):
+    assert played(at, "POST", "/ops/v1/release/persistent/public/default/t/s") == (
+        200, '{"entries": 3}', [("release", "persistent://public/default/t", {"subscription": "s"})])
+
+
+@effect("POST", "/ops/v1/alarms/{alarm}/seen")
+def _(at):
+    assert played(at, "POST", "/ops/v1/alarms/damage/seen") == (204, "", ["damage"])
+    assert played(at, "POST", "/ops/v1/alarms/memory/seen")[0] == 404
+
+
+# -- the table
+
+def all_routes(tmp_path):
+    with made_app(tmp_path) as made:
+        return {(route.method, route.resource.canonical) for route in made.router.routes() if route.method not in ("GET", "HEAD")}
+
+
+def policies():
+    """{(method, path): (policy, level)} of those that the table makes."""
+    found = {}
+    for policy in TABLE.values():
+        for level, prefix in ((policy.namespace, _N), (policy.topic, _T)):
+            if level is not None and not level.kind:
+                found[level.method, f"{prefix}/{level.path}"] = policy, level
+                if level.removable:
+                    found["DELETE", f"{prefix}/{level.remove or level.path}"] = policy, level
+    return found
+
+
+def test_every_route_that_changes_something_has_a_row(tmp_path):
+    assert all_routes(tmp_path) == EFFECTS.keys() | REFUSED.keys() | policies().keys()
+    assert not EFFECTS.keys() & REFUSED.keys() and not policies().keys() & (EFFECTS.keys() | REFUSED.keys())
+
+
+@pytest.mark.parametrize(("method", "path"), REFUSED)
+def test_what_there_is_none_of_is_refused(own, client, method, path):
+    at = At(own, client, method, path)
+    at.made()
+    known = {"domain": "persistent", "tenant": at.tenant, "namespace": at.namespace, "topic": "t", "bundle": BUNDLE, "rest": "/x",
+             "cluster": "standalone"}
+    url = re.sub(r"\{(\w+)\}", lambda match: known.get(match[1], "x"), path)
+    status, text = at.raw("POST" if method == "*" else method, url, {} if method != "PUT" else None)
+    assert (status, bool(json.loads(text)["reason"])) == (REFUSED[method, path], True)
+
+
+@pytest.mark.parametrize(("method", "path"), policies())
+def test_a_policy_is_kept_or_taken_away(own, client, method, path):
+    """What holds because of it is tested where it does, see `where` in the table."""
+    policy, level = policies()[method, path]
+    at = At(own, client, method, path)
+    at.made()
+    base = at.t if path.startswith(_T) else at.n
+    if policy.name == "entryFilters":      # there are none to be named
+        assert at.raw(level.method, f"{base}/{level.path}", {"entryFilterNames": "x"})[0] >= 400 if method != "DELETE" else not at.go()
+        return
+    value = value_of(policy)
+    before = at.raw("GET", f"{base}/{level.path}")
+    way = f"{base}/{level.path}" + (f"?{level.query}={value}" if level.query else "")
+    body = None if level.query or level.implied is not None else value
+    at.set(level.method, way, body)
+    shown = at.raw("GET", f"{base}/{level.path}")
+    assert shown != before or value == ["standalone"]      # the only cluster there is
+    if method == "DELETE":
+        at.go()
+        assert at.raw("GET", f"{base}/{level.path}") == before
+
+
+@pytest.mark.parametrize(("method", "path"), EFFECTS)
+def test_a_route_does_what_it_is_for(own, client, method, path):
+    at = At(own, client, method, path)
+    EFFECTS[method, path](at)
+    assert at.calls
