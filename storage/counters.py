@@ -20,7 +20,7 @@ NAMES = (
     "entries_expired", "entries_evicted",
     "entries_duplicate", "deduplication_names_evicted",
     "limited_messages_in", "limited_bytes_in", "limited_messages_out", "limited_bytes_out",      # as far as the broker has a rate
-    "syncs_failed", "publishing_refused", "disk_free_bytes", "is_waiting", "pid", "in_flight_bytes",
+    "syncs_failed", "publishing_refused", "disk_free_bytes", "is_waiting", "pid", "serving_pid", "in_flight_bytes",
     "is_draining", "outstanding", "unacknowledged",
     "bytes_out", "lookups", "lookups_failed", "handshakes", "handshakes_refused",
     "lookups_waiting", "commands_waiting", "connections_throttled", "schemas_compatible", "schemas_incompatible",

@@ -2,6 +2,7 @@
 
 When the disk fails it begins anew with what is there, and waits as long as it takes: it says why once, and goes on by itself.
 """
+import os
 import select
 import time
 from functools import lru_cache
@@ -80,6 +81,7 @@ def run(index: int, owners: int, serial: int, run_dir: Path, data_dir: Path, opt
     router.setsockopt(zmq.LINGER, 1_000)
     router.bind(socket_path(run_dir, serial))
     give_back_memory()        # what was replayed has been in memory whole
+    counters.set("serving_pid", os.getpid())
     control.send(ready={"recovered": entries})
     try:
         _loop(owner, router, control)
@@ -105,7 +107,7 @@ def _begin(index: int, owners: int, data_dir: Path, options: StorageOptions, cou
     catalogue = open_catalogue(data_dir / "catalogue.sqlite")
     journal = open_journal(journal_folder(data_dir, index), segment_bytes=options.journal_segment_bytes,
                            segments_max=options.journal_segments_max, kept=recovered.kept, changed=recovered.recovery)
-    for name in ("partitions_open", "producers", "consumers"):
+    for name in ("partitions_open", "producers", "consumers", "unacknowledged"):
         counters.set(name, 0)
     owner = Owner(data_dir, options, catalogue, journal, counters, _clock_ms(), recovered.recovery,
                   lambda partition: owner_of(partition, owners) == index)

@@ -50,6 +50,18 @@ def _of_host(root: Path) -> Memory:
     return Memory(total - table.get("MemAvailable", total), total, "host")
 
 
+_EXITING, _KILLED = 0x4, 1 << 8      # of /proc/PID/stat: flags of a process that ends; its pending signals when it was sent SIGKILL
+
+
+def is_ending(pid: int, root: Path = Path("/")) -> bool:
+    """Whether the process is gone, ends, or has been killed, although nobody has been told yet."""
+    try:
+        fields = (root / f"proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return True
+    return fields[0] in "ZX" or bool(int(fields[6]) & _EXITING) or bool(int(fields[28]) & _KILLED)
+
+
 def _table(path: Path) -> dict[str, int]:
     """Of lines with a name and a number."""
     try:

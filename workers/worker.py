@@ -5,6 +5,7 @@ written to the clients as it comes.  asyncio with uvloop: it reads straight into
 take yet.
 """
 import asyncio
+import os
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
@@ -439,6 +440,7 @@ async def _serve(serial: int, owners: int, run_dir: Path, data_dir: Path, option
 
     stopping = follow(control, worker, configure, worker.drain)
     servers = await listeners.serve(lambda: Client(worker), lambda: Client(worker, is_inside=True))
+    worker.counters.set("serving_pid", os.getpid())
     control.send(ready={})
     await stopping.wait()
     for server in servers:

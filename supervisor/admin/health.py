@@ -6,7 +6,7 @@ from pathlib import Path
 from aiohttp import web
 
 from geminga.proto.commands import SERVER_VERSION
-from geminga.supervisor import client
+from geminga.supervisor import client, host
 from geminga.supervisor.admin.alarms import ALARMS_OF
 from geminga.supervisor.admin.owners import OWNERS
 
@@ -44,13 +44,13 @@ def obstacles(app: web.Application) -> list[str]:
         outstanding = app[COUNTERS]["admin", 0].total("outstanding")
         found.append(f"the broker is being drained: {outstanding} messages are to be acknowledged yet")
     for (role, index), counters in app[COUNTERS].items():
-        if role != "owner":
+        if role == "admin":
             continue
         row = counters.read()
         if row["is_waiting"]:
             found.append(f"owner {index} cannot read or write its files, and tries again; the log says why")
-        elif not app[OWNERS].is_up(index):
-            found.append(f"owner {index} is being started")
+        elif row["serving_pid"] != row["pid"] or host.is_ending(row["pid"]) or role == "owner" and not app[OWNERS].is_up(index):
+            found.append(f"{role} {index} is being started")
         elif row["publishing_refused"]:
             found.append(f"owner {index} refuses what is published: {row['disk_free_bytes']} bytes are free on its disk")
     return found + list(app[ALARMS_OF].obstacles())

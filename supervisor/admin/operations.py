@@ -84,7 +84,8 @@ async def status(request: web.Request) -> web.Response:
     measured = await measure(owners, 0, seconds=_MEASURE_SECONDS)
     found, alarms = [one for one in measured if one is not None], app[ALARMS_OF]
     began, disk, memory = psutil.Process(os.getppid()).create_time(), os.statvfs(app[TOPICS].config.data_dir), alarms.memory
-    wrong = obstacles(app)
+    wrong, stored = obstacles(app), catalogue_of(request).partition_total()
+    opened = sum(row["partitions_open"] for (role, index), row in rows.items() if role == "owner" and measured[index] is not None)
     return web.json_response({
         "version": _VERSION, "data_dir": str(app[TOPICS].config.data_dir.resolve()),
         "uptime_seconds": round(time.time() - began), "ready": not wrong, "obstacles": wrong,
@@ -92,7 +93,8 @@ async def status(request: web.Request) -> web.Response:
         "processes": [_process("supervisor", psutil.Process(os.getppid()), 1), *(
             _process(role if role == "admin" else f"{role}-{index}", row["pid"], row["starts"]) for (role, index), row in rows.items())],
         "connections": sum(row["connections_opened"] - row["connections_closed"] for row in rows.values()),
-        "topics": {"stored": catalogue_of(request).partition_total(), "loaded": sum(sum(one.head["loaded"]) for one in found)},
+        "topics": {"stored": stored, "loaded": sum(sum(one.head["loaded"]) for one in found)},
+        "topics_not_loaded": max(0, stored - opened),
         "loaded": {name: int(sum(one.total(column) for one in found)) for name, column in _COUNTED.items()},
         "rates": {name: round(sum(one.total(column) for one in found), 1) for name, column in _RATES.items()},
         "not_measured": [index for index, one in enumerate(measured) if one is None],

@@ -88,7 +88,9 @@ def _shown(found: dict[str, Any]) -> Iterator[str]:
     yield f"  clients     {found['connections']:,} connections, {loaded['producers']:,} producers, {loaded['consumers']:,} consumers"
     yield f"  rates       in {rates['messages_in']:,.0f} messages/s, {_size(rates['bytes_in'])}/s; " \
           f"out {rates['messages_out']:,.0f} messages/s, {_size(rates['bytes_out'])}/s"
-    yield f"  backlog     {loaded['backlog_entries']:,} entries; {_size(loaded['stored_bytes'])} are stored"
+    missing = found["topics_not_loaded"]
+    unknown = f"unknown, as {missing:,} of {topics['stored']:,} topics are not loaded; of the others " if missing else ""
+    yield f"  backlog     {unknown}{loaded['backlog_entries']:,} entries; {_size(loaded['stored_bytes'])} are stored"
     yield f"  disk        {_size(found['disk']['free_bytes'])} of {_size(found['disk']['bytes'])} are free at {found['data_dir']}"
     memory, night = found["memory"], found["night"]
     yield f"  memory      {_size(memory['used_bytes'])} of {_size(memory['limit_bytes'])} are used ({memory['of']})"

@@ -118,6 +118,68 @@ def test_status_of_a_broker_that_is_well_is_a_few_lines_and_exit_status_zero(fre
     assert found["memory"]["limit_bytes"] > found["memory"]["used_bytes"] > 0 < found["disk"]["free_bytes"] < found["disk"]["bytes"]
 
 
+def test_status_tells_of_no_backlog_as_long_as_topics_are_not_loaded(tmp_path, capsys):
+    broker = Broker(tmp_path / "data", "--workers", "1", "--owners", "1")
+    try:
+        broker.start()
+        for topic in ("a", "b"):
+            url = f"{broker.http_url}/admin/v2/persistent/public/default/{topic}"
+            assert request("PUT", url)[0] == request("PUT", f"{url}/subscription/s", b"{}")[0] == 204
+            assert main.main(["publish", "--url", broker.service_url, topic, "1", "2"]) == 0
+        assert "backlog     4 entries; " in status(broker, capsys)
+        broker.stop()
+        broker.start()
+        assert "backlog     unknown, as 2 of 2 topics are not loaded; of the others 0 entries; " in status(broker, capsys)
+        assert request("GET", f"{url}/stats")[0] == 200
+        assert "backlog     unknown, as 1 of 2 topics are not loaded; of the others 2 entries; " in status(broker, capsys)
+    finally:
+        broker.close()
+
+
+def status(broker, capsys):
+    capsys.readouterr()
+    assert main.main(["status", "--http-url", broker.http_url]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("role", ["worker", "owner"])
+def test_a_broker_is_not_ready_from_the_moment_on_that_a_process_was_killed(tmp_path, role):
+    broker = Broker(tmp_path / "data", "--workers", "2", "--owners", "2")
+    try:
+        broker.start()
+        for index in (0, 1, 0):
+            eventually(lambda: request("GET", broker.http_url + "/ready") == (200, "ok"), 20)
+            broker.kill(role, index)
+            code, text = request("GET", broker.http_url + "/ready")
+            assert (code, f"{role} {index} is being started" in text) == (503, True), text
+    finally:
+        broker.close()
+
+
+def test_a_broker_that_lost_all_processes_is_ready_when_all_serve_again(tmp_path):
+    """Whoever answers meanwhile says that it is not: no 200 comes before each process is another."""
+    broker = Broker(tmp_path / "data", "--workers", "2", "--owners", "2")
+    try:
+        broker.start()
+        eventually(lambda: ready(broker) == 200, 20)
+        old = {(role, index): broker.child(role, index) for role, index in (
+            ("worker", 0), ("worker", 1), ("owner", 0), ("owner", 1), ("admin", 0))}
+        for pid in old.values():
+            os.kill(pid, signal.SIGKILL)
+        eventually(lambda: ready(broker) == 200, 30)
+        assert all(broker.child(*which) not in (None, pid) for which, pid in old.items())
+    finally:
+        broker.close()
+
+
+def ready(broker):
+    """0: nobody answers."""
+    try:
+        return request("GET", broker.http_url + "/ready")[0]
+    except OSError:
+        return 0
+
+
 def test_status_of_a_broker_that_is_not_there_is_exit_status_three(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
