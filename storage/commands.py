@@ -122,8 +122,8 @@ def find_or_create(owner, name: TopicName, *, may_create: bool = True) -> Partit
         raise Refusal(api.TopicNotFound, f"Namespace {name.namespace} does not exist")
     count = catalogue.partition_count(base)
     if count and not 0 <= name.partition < count:
-        why = "is partitioned: use its partitions" if name.partition < 0 else f"has {count} partitions"
-        raise Refusal(api.TopicNotFound, f"Topic {base} {why}; {name} does not exist")
+        why = "is partitioned: use its partitions" if name.partition < 0 else f"has {count} partitions; {name} does not exist"
+        raise Refusal(api.TopicNotFound, f"Topic {base} {why}")
     if not count and catalogue.partition_count(name) is None:
         policies = policies_of(catalogue, name, owner.options)
         if not (may_create and policies.auto_create_topics):

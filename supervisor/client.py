@@ -17,12 +17,15 @@ from google.protobuf.message import DecodeError
 
 from geminga.proto import frames, sends
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.supervisor.cli import reasons
 
 T = api.BaseCommand.Type
 _PERMITS = 5_000
 _CONNECT_S = 10
 _SILENCE_S = 60
-_FRAME_MAX = 1 << 30        # bytes; what announces more is no broker: "HTTP" is such a number
+_FRAME_MAX = 1 << 30        # bytes; what announces more is no broker
+_OTHERS = b"HTTP", b"\x15\x03"      # what other servers begin with, the latter those that want TLS
+_PROTOCOL = "Pulsar's protocol"
 _HELD_MAX = 16 << 20        # bytes that came and were not asked for yet
 _HOPS_MAX = 10
 _ENDS = {T.CLOSE_PRODUCER: "the producer", T.CLOSE_CONSUMER: "the consumer"}
@@ -42,6 +45,12 @@ class ClientError(Exception):
 
 class Silence(ClientError):
     """Nothing came for a minute."""
+
+
+class NoAddress(ClientError):
+    """What was given as an address is none."""
+
+    exit_status = 2
 
 
 class Entry(NamedTuple):
@@ -75,6 +84,7 @@ class Session(asyncio.Protocol):
         self._can_write = asyncio.Event()
         self._can_write.set()
         self._end = ""                                       # why nothing more will come
+        self._heard = False                                  # whether a command of the protocol came
         self._request_ids, self._consumer_ids = itertools.count(1), itertools.count(1)
 
     # -- called by the loop
@@ -87,15 +97,16 @@ class Session(asyncio.Protocol):
         rest += data
         while len(rest) - at >= frames.SIZES.size:
             total, size = frames.SIZES.unpack_from(rest, at)
-            if total > _FRAME_MAX:
-                return self._finish("what answers there does not speak Pulsar's protocol")
+            if total > _FRAME_MAX or not self._heard and rest.startswith(_OTHERS):
+                return self._finish(reasons.of_bytes(rest, _PROTOCOL))
             end = at + 4 + total
             if end > len(rest):
                 break
             try:
                 command = api.BaseCommand.FromString(bytes(rest[at + 8:at + 8 + size]))
             except DecodeError:
-                return self._finish("what answers there does not speak Pulsar's protocol")
+                return self._finish(reasons.of_bytes(b"?", _PROTOCOL))
+            self._heard = True
             if command.type == T.PING:
                 self.send(api.BaseCommand(type=T.PONG, pong=api.CommandPong()))
             else:
@@ -116,7 +127,7 @@ class Session(asyncio.Protocol):
         self._can_write.set()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._finish("the broker closed the connection")
+        self._finish("the broker closed the connection" if self._heard else reasons.of_bytes(self._rest, _PROTOCOL))
 
     def _finish(self, why: str) -> None:
         self._end = self._end or why
@@ -339,14 +350,25 @@ async def connect(url: str, method: str = "", data: str = "", tls: ssl.SSLContex
 
     Where a proxy listens, beyond is the host:port of a broker behind it.  Raises OSError, ClientError.
     """
-    address = urlsplit(url)
+    host, port = _address(url)
     try:
         async with asyncio.timeout(_CONNECT_S):
-            _, session = await asyncio.get_running_loop().create_connection(
-                Session, address.hostname, address.port or (6651 if tls else 6650), ssl=tls)
+            _, session = await asyncio.get_running_loop().create_connection(Session, host, port, ssl=tls)
             return await _introduced(session, method, data, beyond)
     except TimeoutError:
         raise ClientError(f"no answer within {_CONNECT_S} s") from None
+
+
+def _address(url: str) -> tuple[str, int]:
+    """Raises NoAddress."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+    if not host or not url.startswith(("pulsar://", "pulsar+ssl://")):
+        raise NoAddress(f"{url!r} is no address such as pulsar://127.0.0.1:6650")
+    return host, port or (6651 if parts.scheme == "pulsar+ssl" else 6650)
 
 
 async def connect_to_topic(url: str, topic: str, method: str = "", data: str = "", tls: ssl.SSLContext | None = None) -> Session:
@@ -394,14 +416,6 @@ async def publish(url: str, topic: str, payloads: list[bytes], method: str = "",
     session = await connect(url, method, data, tls)
     try:
         return await session.publish(topic, payloads)
-    finally:
-        session.close()
-
-
-async def read(url: str, topic: str, method: str = "", data: str = "", tls: ssl.SSLContext | None = None) -> list[bytes]:
-    session = await connect(url, method, data, tls)
-    try:
-        return await session.read(topic)
     finally:
         session.close()
 

@@ -118,35 +118,57 @@ def publish(topic: str, messages: tuple[str, ...], url: str, **who: Any) -> int:
     import asyncio
 
     from geminga.supervisor import client
-    shown = credentials.of(**who)
-    try:
-        tls = shown.context_for(url)
-        for message_id in asyncio.run(client.publish(url, topic, [text.encode() for text in messages], shown.method, shown.data, tls)):
+
+    async def published() -> int:
+        shown = credentials.of(**who)
+        payloads = [os.fsencode(text) for text in messages]      # whatever bytes the shell has given
+        for message_id in await client.publish(url, topic, payloads, shown.method, shown.data, shown.context_for(url)):
             print("published {}:{}".format(*message_id))
-    except (OSError, client.ClientError) as error:
-        print(f"geminga: {url}: {error}", file=sys.stderr)
+        return 0
+
+    return _asked(url, asyncio.run, published)
+
+
+def _asked(url: str, run: Any, what: Any) -> int:
+    """Its exit status; what goes wrong at that address is one line."""
+    from geminga.proto.errors import Refusal
+    from geminga.supervisor import client
+    from geminga.supervisor.cli import reasons
+    try:
+        return run(what())
+    except client.NoAddress as error:
+        print(f"geminga: {error}", file=sys.stderr)
+        return 2
+    except (OSError, client.ClientError, Refusal) as error:
+        print(f"geminga: {url}: {reasons.of(error, is_secure=url.startswith('pulsar+ssl:'))}", file=sys.stderr)
         return 1
-    return 0
 
 
-@geminga.command()
+@geminga.command(epilog="Exit status: 0 all of it was printed; 1 not all, with a line for each entry that was not, or no such topic; 2 "
+                 "wrong usage.")
 @click.argument("topic")
 @click.option("--url", default="pulsar://127.0.0.1:6650", show_default=True)
 @credentials.options
 def read(topic: str, url: str, **who: Any) -> int:
-    """Print what a topic holds, and leave it there."""
+    """Print the messages that a topic holds, a line each, and leave them there; of a partitioned topic one partition after the other."""
     import asyncio
 
     from geminga.supervisor import client
-    shown = credentials.of(**who)
-    try:
-        tls = shown.context_for(url)
-        for payload in asyncio.run(client.read(url, topic, shown.method, shown.data, tls)):
-            print(payload.decode(errors="replace"))
-    except (OSError, client.ClientError) as error:
-        print(f"geminga: {url}: {error}", file=sys.stderr)
-        return 1
-    return 0
+    from geminga.supervisor.cli.reading import Reading
+
+    async def printed() -> int:
+        shown = credentials.of(**who)
+        reading, session = Reading(), await client.connect(url, shown.method, shown.data, shown.context_for(url))
+        try:
+            async for payload in reading.messages(session, topic):
+                print(payload.decode(errors="backslashreplace"))
+        finally:
+            session.close()
+        for line in reading.left_out:
+            print(f"geminga: {line}", file=sys.stderr)
+        return int(bool(reading.left_out))
+
+    return _asked(url, asyncio.run, printed)
 
 
 @geminga.command()

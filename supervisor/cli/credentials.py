@@ -34,15 +34,21 @@ class Credentials(NamedTuple):
         return f"Credentials({self.method})"
 
     def context_for(self, url: str) -> Any:
-        """An ssl.SSLContext, None for an address without TLS.  Raises OSError."""
+        """An ssl.SSLContext, None for an address without TLS.  Raises click.UsageError."""
         if not url.startswith(("pulsar+ssl:", "https:")):
             return None
         import ssl  # slow, and mostly not needed
-        context = ssl.create_default_context(cafile=self.trusted or None)
+        try:
+            context = ssl.create_default_context(cafile=self.trusted or None)
+        except OSError as error:
+            raise click.UsageError(f"--tls-trust-cert-path: {self.trusted}: {_why(error)}") from None
         if self.is_insecure:
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         if self.certificate:
-            context.load_cert_chain(self.certificate, self.key)
+            try:
+                context.load_cert_chain(self.certificate, self.key)
+            except OSError as error:
+                raise click.UsageError(f"--auth-params: {self.certificate}, {self.key}: {_why(error)}") from None
         return context
 
     def headers(self) -> list[str]:
@@ -52,6 +58,11 @@ class Credentials(NamedTuple):
         if self.method == "basic":
             return [f"Authorization: Basic {base64.b64encode(self.data.encode()).decode()}"]
         return []
+
+
+def _why(error: OSError) -> str:
+    """That a file of certificates cannot be used."""
+    return "no certificate, with its key, in PEM form" if getattr(error, "reason", None) else error.strerror or str(error)
 
 
 NOBODY = Credentials()

@@ -10,7 +10,7 @@ import click
 from geminga.proto import names
 from geminga.proto.errors import Refusal
 from geminga.supervisor import moving
-from geminga.supervisor.cli import credentials
+from geminga.supervisor.cli import credentials, reasons
 from geminga.supervisor.cli.rest import NOT_REACHABLE, REFUSED, WRONG_USAGE, Broker, Refused, topic_path
 from geminga.supervisor.client import ClientError
 
@@ -79,10 +79,7 @@ def _cluster(url: str, shown: credentials.Credentials) -> moving.Cluster:
     scheme, _, rest = url.partition("://")
     if scheme not in ("pulsar", "pulsar+ssl") or not rest:
         raise click.UsageError(f"{url!r} is no address such as pulsar://127.0.0.1:6650")
-    try:
-        return moving.Cluster(url, shown.method, shown.data, shown.context_for(url))
-    except OSError as error:
-        raise click.UsageError(f"{url}: {error}") from None
+    return moving.Cluster(url, shown.method, shown.data, shown.context_for(url))
 
 
 def _move(source: moving.Cluster, target: moving.Cluster, wanted: tuple[str, ...], subscriptions: tuple[str, ...],
@@ -113,7 +110,7 @@ async def _move_all(source: moving.Cluster, target: moving.Cluster, asked: list[
         try:
             (await cluster.session()).close()
         except OSError as error:
-            print(f"geminga: {cluster.url}: {error}", file=sys.stderr)
+            print(f"geminga: {cluster.url}: {reasons.of(error, is_secure=cluster.tls is not None)}", file=sys.stderr)
             return NOT_REACHABLE
         except ClientError as error:
             print(f"geminga: {cluster.url}: {error}", file=sys.stderr)

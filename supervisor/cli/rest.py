@@ -8,6 +8,7 @@ import socket
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
+from geminga.supervisor.cli import reasons
 from geminga.supervisor.cli.credentials import NOBODY, Credentials
 from geminga.supervisor.cli.show import plain
 
@@ -50,9 +51,14 @@ class Broker:
     """Where it listens."""
 
     def __init__(self, url: str, timeout_s: float = 60.0, credentials: Credentials = NOBODY) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise NotReachable(f"{url} is no address such as http://127.0.0.1:8080")
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError:
+            parts = port = None
+        if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
+            raise NotReachable(f"{url!r} is no address such as http://127.0.0.1:8080")
+        self._port = port or (443 if parts.scheme == "https" else 80)
         self._url = url
         self._parts = parts
         self._timeout_s = timeout_s
@@ -70,16 +76,16 @@ class Broker:
         try:
             answer = _parsed(self._exchange("\r\n".join(lines).encode("ascii") + content))
         except (OSError, ValueError) as error:
-            raise NotReachable(f"{self._url}: {error}") from error
+            raise NotReachable(f"{self._url}: {reasons.of(error, is_secure=self._parts.scheme == 'https')}") from error
         if answer.status >= 300:
             raise Refused(answer.status, _reason(answer))
         return answer
 
     def _exchange(self, sent: bytes) -> bytes:
-        secure = self._parts.scheme == "https"
-        with socket.create_connection((self._parts.hostname, self._parts.port or (443 if secure else 80)), self._timeout_s) as link:
-            if secure:
-                link = self._credentials.context_for(self._url).wrap_socket(link, server_hostname=self._parts.hostname)
+        context = self._credentials.context_for(self._url)
+        with socket.create_connection((self._parts.hostname, self._port), self._timeout_s) as link:
+            if context is not None:
+                link = context.wrap_socket(link, server_hostname=self._parts.hostname)
             link.sendall(sent)
             received = []
             while some := link.recv(1 << 20):
@@ -89,12 +95,14 @@ class Broker:
 
 def _parsed(received: bytes) -> Answer:
     """Raises ValueError when it is no whole answer."""
+    if not received.startswith(b"HTTP/1"):
+        raise ValueError(reasons.of_bytes(received, "HTTP"))
     head, end, body = received.partition(b"\r\n\r\n")
     version, *lines = head.decode("latin-1").split("\r\n")
     protocol, _, status = version.partition(" ")
     headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     length = headers.get("content-length")
-    if not end or not protocol.startswith("HTTP/1") or not status[:3].isdigit() or length and len(body) != int(length):
+    if not end or not status[:3].isdigit() or length and len(body) != int(length):
         raise ValueError("what came is no whole answer of HTTP")
     return Answer(int(status[:3]), status[4:], headers, body)
 

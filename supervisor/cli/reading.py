@@ -1,0 +1,77 @@
+"""`geminga read`: what a topic holds, message by message, as a consumer would be given it.
+
+Batches are unpacked, payloads decompressed, chunks put together; of a partitioned topic its partitions come one after the other.  Nothing
+is made by reading, and nothing is acknowledged.
+"""
+from collections.abc import AsyncIterator, Iterator
+
+from geminga.proto import names
+from geminga.storage.jobs import one_by_one
+from geminga.supervisor.client import ClientError, Entry, Session
+
+_MESSAGE_MAX = 256 << 20     # bytes of a message, decompressed, and of all chunks that wait: the most that a broker can be told to take
+_CHUNK = "it is a chunk of a message whose other chunks are not all there"
+
+
+class Reading:
+    """What could not be shown, a line each, is in left_out at the end."""
+
+    def __init__(self) -> None:
+        self.left_out: list[str] = []
+        self._chunks: dict[str, list[Entry]] = {}      # of messages that are not whole yet, by uuid
+
+    async def messages(self, session: Session, topic: str) -> AsyncIterator[bytes]:
+        """Payloads, in their order.  Raises ClientError, Refusal."""
+        name = names.parse(topic)
+        if not name.is_persistent:
+            raise ClientError(f"{name} is not persistent: it holds nothing")
+        count = await session.partitions(str(name))
+        if count is None:
+            raise ClientError(f"there is no topic {name}")
+        for part in map(name.partition_name, range(count)) if count else (name,):
+            consumer = await session.subscribe(str(part), makes_topic=False)
+            async for run in session.entries(consumer, await session.last(consumer)):
+                for entry in run:
+                    for payload in self._of(entry):
+                        yield payload
+            await session.close_consumer(consumer)
+            for waiting in self._chunks.values():
+                self._leave_out(waiting, _CHUNK)
+            self._chunks.clear()
+
+    def _leave_out(self, entries: list[Entry], why: str) -> None:
+        self.left_out += [f"{entry.ledger_id}:{entry.entry_id} is not shown: {why}" for entry in entries]
+
+    def _of(self, entry: Entry) -> Iterator[bytes]:
+        """Payloads of the messages that are whole with the entry."""
+        entries = self._with_chunks(entry) if one_by_one.is_chunk(entry.metadata) else [entry]
+        if not entries:
+            return
+        metadata = entry.metadata
+        if one_by_one.is_encrypted(metadata):
+            return self._leave_out(entries, "it is encrypted")
+        if metadata.uncompressed_size > _MESSAGE_MAX:
+            return self._leave_out(entries, f"it says that it has {metadata.uncompressed_size} bytes")
+        stored = b"".join(one.payload for one in entries)
+        try:
+            yield from (message["payload"] for message in one_by_one.messages(metadata, memoryview(stored)))
+        except one_by_one.Damaged as error:
+            self._leave_out(entries, str(error))
+
+    def _with_chunks(self, entry: Entry) -> list[Entry]:
+        """All chunks of the message, when this is the last; those that come twice count once."""
+        metadata, uuid = entry.metadata, entry.metadata.uuid
+        if metadata.chunk_id == 0:
+            self._leave_out(self._chunks.pop(uuid, []), _CHUNK)      # its producer has begun anew
+        before = self._chunks.setdefault(uuid, [])
+        if metadata.chunk_id < len(before):
+            return []
+        before.append(entry)
+        if metadata.chunk_id >= len(before):
+            self._leave_out(self._chunks.pop(uuid), _CHUNK)
+            return []
+        while sum(len(one.data) for waiting in self._chunks.values() for one in waiting) > _MESSAGE_MAX:
+            self._leave_out(self._chunks.pop(next(iter(self._chunks))), "it is a chunk, and more wait for their others than can be held")
+        if metadata.chunk_id + 1 < metadata.num_chunks_from_msg:
+            return []
+        return self._chunks.pop(uuid, [])
