@@ -6,6 +6,7 @@ committed since it last looked.  What is in a committed transaction is on disk.
 Ids of partitions, subscriptions and ledgers are handed out once and never again: AUTOINCREMENT for the first two, and for
 ledgers a counter from which each owner takes a block at a time.  That counter, and the one in generated names of producers, are never
 behind the clock: when an older copy of the data folder is put back, what was given out since the copy was made is not given out again.
+Nor are entry ids in the ledgers that such a copy has: `put_back` closes these.
 
 SQLite does not notice a bit that is wrong within a value.  So of each table there is the sum of a hash of its rows, which triggers
 keep in the same transaction; geminga verify sums up again.
@@ -448,6 +449,18 @@ class Catalogue:
             raise
         self._ledger_ids = iter(range(last - LEDGER_BLOCK + 1, last + 1))
         return next(self._ledger_ids)
+
+    def put_back(self) -> None:
+        """The data folder is a copy that was put back: ledgers that it has grow no more.
+
+        The process that has served them may have gone on, and given out message ids in them that the copy does not know.
+        """
+        last = self._take_ahead("ledgers", 1)
+        self._write("INSERT INTO counters VALUES ('put back', ?1) ON CONFLICT DO UPDATE SET value = ?1", (last,))
+
+    def last_closed_ledger(self) -> int:
+        """No ledger up to that id may grow any more; 0: the folder was never put back."""
+        return self._one("SELECT value FROM counters WHERE name = 'put back'") or 0
 
     def producer_name(self) -> str:
         """Never given out before, nor ever again.  Part of the open transaction."""

@@ -126,6 +126,7 @@ class Owner:
         self.many_ops: list[NDArray] = []
         self.counted: dict[tuple[Subscription, int], None] = {}   # (subscription, reason): totals that have changed in this pass
         self._began = time.perf_counter()                         # the pass
+        self._last_closed_ledger = catalogue.last_closed_ledger()
         self._next_handle = 1
         self._next_slot = -1
         self._sends: list[tuple[int, NDArray, memoryview]] = []
@@ -666,8 +667,9 @@ class Owner:
     def _room(self, partition: Partition, count: int, size: int) -> Ledger:
         """The partition's open ledger, with room for so much; a new one when the old one is full or old."""
         ledger, options = partition.open_ledger, self.options
-        if ledger.entries and (ledger.size + size > options.roll_over_bytes or ledger.entries + count > options.roll_over_entries
-                               or self.now_ms - ledger.created_ms > options.roll_over_age_s * 1000):
+        is_full = ledger.size + size > options.roll_over_bytes or ledger.entries + count > options.roll_over_entries or \
+            self.now_ms - ledger.created_ms > options.roll_over_age_s * 1000
+        if (is_full and ledger.entries) or ledger.ledger_id <= self._last_closed_ledger:
             self.roll(partition)
             ledger = partition.open_ledger
         if not ledger.has_room(count, size):

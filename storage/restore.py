@@ -2,12 +2,14 @@
 
 Until all is there and synced, the folder's file `format` keeps programs from taking it for a data folder.
 """
+import contextlib
 import os
 import shutil
 from pathlib import Path
 
 from geminga.storage import backup, folder
 from geminga.storage.backup import CannotBackUp, Item, Manifest
+from geminga.storage.catalogue import CatalogueError, open_catalogue
 from geminga.storage.errors import CorruptFile
 from geminga.storage.ledger import sync
 from geminga.storage.libc import sync_all
@@ -32,14 +34,19 @@ def restore(source: Path, data_dir: Path) -> Manifest:
         folder.begin(data_dir)
         for item in manifest.items:
             _put(source, data_dir, item)
+        with contextlib.closing(open_catalogue(data_dir / backup.CATALOGUE)) as catalogue:
+            catalogue.put_back()
+            catalogue.commit()
         for above, _, _ in os.walk(data_dir):
             _own(Path(above), data_dir)
         sync_all(data_dir)
         folder.complete(data_dir)
         sync(data_dir.resolve().parent, os.fsync)
-    except BaseException:
+    except BaseException as error:
         for path in data_dir.iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if isinstance(error, CatalogueError):
+            raise CannotRestore(str(error)) from None
         raise
     return manifest
 

@@ -95,6 +95,27 @@ def test_ledgers_that_come_go_or_are_sealed_meanwhile(rigs, taken):
     assert before_ids[0] not in [ledger.ledger_id for ledger in again.partition("t").ledgers]
 
 
+def test_what_comes_after_a_backup_is_put_back_has_ids_that_nobody_had(rigs, taken):
+    """F053: on topics that there were too, open or not, empty or not, while the old process goes on; and after crashes of the new one."""
+    topics = ("open", "closed", "empty", "never used")
+    rig, of = filled(rigs, topics[:3])
+    first = {topic: rig.publish(of[topic][1], b"a", b"b") if topic != "empty" else [] for topic in topics[:3]}
+    rig.close_consumer(of["closed"][0])
+    rig.owner.release(rig.partition("closed"))
+    again = taken(rig)
+    for topic in topics:
+        producer = rig.producer(topic)
+        first[topic] = first.get(topic, []) + rig.publish(producer, *[b"old"] * 5)
+    for round_ in range(3):
+        for topic in topics:
+            before = len(rig.files(topic))
+            positions = again.publish(again.producer(topic, producer_name=f"p{round_}"), b"new", b"new")
+            assert not {ledger_id for ledger_id, _ in positions} & {ledger_id for ledger_id, _ in first[topic]}, (round_, topic)
+            assert positions[0][0] > max(first[topic])[0] and len(again.files(topic)) <= before + 1
+        again = rigs.crash(again)
+    assert [payload for _, payload in left(again, "open")] == [b"a", b"b"] + [b"new"] * 6
+
+
 def test_partitions_that_are_made_opened_given_up_or_deleted_meanwhile(rigs, taken):
     topics = ("open", "closed", "closes", "opens", "goes", "went")
     rig, of = filled(rigs, topics)

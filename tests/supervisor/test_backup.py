@@ -270,6 +270,9 @@ def test_all_that_was_answered_before_is_there_again_and_a_backup_does_not_chang
     # ... and ids that are given out later are others
         old, new = [int(stats(one, unique)["ledgers"][-1]) for one, unique in ((broker, _used(client)), (elsewhere, _used(again)))]
         assert new > old
+        given = [{_place(str(found.create_producer(topic).send(b"later"))) for topic in [*load.topics, acked, delayed, parted]}
+                 for found in (client, again)]
+        assert len(given[0] | given[1]) == sum(map(len, given)) > 6, "the old broker and the new one gave out the same ids"
     elsewhere.close()
 
 
