@@ -25,6 +25,8 @@ class StorageOptions:
     non_persistent_topics: bool = True        # topics that keep nothing may be used
     discovery_grace_s: int = 120              # so long a new topic keeps everything for clients that discover it; 0: it does not
     auto_create_subscriptions: bool = True    # a subscription comes to be when it is first used
+    force_delete_namespaces: bool = False     # by force=true, with all their topics
+    force_delete_tenants: bool = False        # ... with all their namespaces, where both may
     max_unacked_messages_per_consumer: int = 50_000          # of a shared subscription; above, a consumer gets no more; 0: no bound
     max_unacked_messages_per_subscription: int = 200_000     # of all its consumers together; 0: no bound
     max_unacked_messages_per_broker: int = 0  # of all shared subscriptions together; 0: no bound

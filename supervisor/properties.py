@@ -202,6 +202,8 @@ TRANSLATED: dict[str, tuple[str, Callable[[str], Any]]] = {
     "exposeProducerLevelMetricsInPrometheus": ("metrics.producers", str),
     "exposeTopicLevelMetricsInPrometheus": ("metrics.topics", str),
     "exposingBrokerEntryMetadataToClientEnabled": ("network.expose_broker_entry_metadata", str),
+    "forceDeleteNamespaceAllowed": ("storage.force_delete_namespaces", str),
+    "forceDeleteTenantAllowed": ("storage.force_delete_tenants", str),
     "isAllowAutoUpdateSchemaEnabled": ("storage.schema_auto_update", str),
     "isDelayedDeliveryDeliverAtTimeStrict": ("storage.delayed_delivery_strict", str),
     "isSchemaValidationEnforced": ("storage.schema_validation_enforced", str),

@@ -18,7 +18,8 @@ _CONFIGURATION = "/admin/v2/brokers/configuration"
 TEXTS = "/broker"         # scope in the catalogue of what was changed, by Pulsar's names, as it was said
 # Keys that are asked for each time they matter: what holds where no policy says otherwise, and rates of the whole broker.
 _LIVE = {f"storage.{part.key}" for policy in TABLE.values() for part in policy.parts if part.key} | {"storage.key_shared_enabled"} | {
-    key for key in configuration.KEYS if key.startswith(("storage.dispatch_", "storage.publish_", "storage.subscribe"))}
+    key for key in configuration.KEYS
+    if key.startswith(("storage.dispatch_", "storage.publish_", "storage.subscribe", "storage.force_delete_"))}
 _DYNAMIC = sorted(name for name, (key, _) in TRANSLATED.items() if key in _LIVE)
 
 

@@ -75,9 +75,11 @@ async def tenant(request: web.Request) -> web.Response:
 @routes.delete(_TENANT)
 async def delete_tenant(request: web.Request) -> web.Response:
     """With force its namespaces go too."""
+    is_forced = _is_forced(request, "tenants")
     tenant, catalogue = _tenant(request), catalogue_of(request)
-    if is_set(request, "force"):
+    if is_forced:
         for name in catalogue.namespaces(tenant):
+            _refuse_force(request, "namespaces")
             await _delete_namespace(request, name, force=True)
     if catalogue.namespaces(tenant):
         raise web.HTTPConflict(text="The tenant still has active namespaces")
@@ -183,10 +185,23 @@ async def namespace(request: web.Request) -> web.Response:
 @routes.delete(_NAMESPACE)
 async def delete_namespace(request: web.Request) -> web.Response:
     """With force its topics go too, whoever uses them."""
+    is_forced = _is_forced(request, "namespaces")
     name = namespace_of(request)
-    if not await _delete_namespace(request, name, force=is_set(request, "force")):
+    if not await _delete_namespace(request, name, force=is_forced):
         raise web.HTTPConflict(text="Cannot delete non empty namespace")
     return done()
+
+
+def _is_forced(request: web.Request, what: str) -> bool:
+    """Raises 405."""
+    if is_forced := is_set(request, "force"):
+        _refuse_force(request, what)
+    return is_forced
+
+
+def _refuse_force(request: web.Request, what: str) -> None:
+    if not getattr(request.app[TOPICS].storage, f"force_delete_{what}"):
+        raise not_allowed(request, f"Broker doesn't allow forced deletion of {what}")
 
 
 async def _delete_namespace(request: web.Request, name: str, *, force: bool) -> bool:

@@ -86,7 +86,40 @@ def test_new_partitions_have_the_subscriptions_of_the_old_ones(broker, connect):
     assert got(topic_url(broker, topic, "subscriptions")) == ["sub"]
 
 
-def test_a_namespace_goes_with_all_that_is_in_it_only_by_force(broker, client, namespace):
+@pytest.fixture
+def by_force(broker):
+    """Namespaces and tenants may be deleted by force, as long as the test takes."""
+    url = f"{broker.http_url}/admin/v2/brokers/configuration/forceDelete"
+    for what in ("Namespace", "Tenant"):
+        assert request("POST", f"{url}{what}Allowed/true")[0] == 200
+    yield
+    for what in ("Namespace", "Tenant"):
+        assert request("DELETE", f"{url}{what}Allowed")[0] == 200
+
+
+def test_force_deletes_neither_namespaces_nor_tenants_where_it_is_not_allowed(broker, namespace):
+    tenant = namespace.partition("/")[0]
+    assert put(f"{broker.http_url}/admin/v2/persistent/{namespace}/t") == 204
+    for path in (f"namespaces/{namespace}", f"namespaces/{tenant}/none", f"tenants/{tenant}"):
+        what = path.partition("/")[0]
+        status, text = request("DELETE", f"{broker.http_url}/admin/v2/{path}?force=true")
+        assert (status, json.loads(text)) == (405, {"reason": f"Broker doesn't allow forced deletion of {what}"})
+    url = f"{broker.http_url}/admin/v2/brokers/configuration/forceDeleteTenantAllowed"
+    assert request("POST", f"{url}/true")[0] == 200
+    assert request("DELETE", f"{broker.http_url}/admin/v2/tenants/{tenant}?force=true")[0] == 405      # of its namespaces
+    assert request("DELETE", url)[0] == 200
+    assert got(f"{broker.http_url}/admin/v2/persistent/{namespace}") == [f"persistent://{namespace}/t"]
+
+
+def test_a_tenant_goes_with_its_namespaces_by_force(broker, namespace, by_force):
+    assert put(f"{broker.http_url}/admin/v2/persistent/{namespace}/t") == 204
+    tenant = f"{broker.http_url}/admin/v2/tenants/{namespace.partition('/')[0]}"
+    assert request("DELETE", tenant)[0] == 409
+    assert request("DELETE", f"{tenant}?force=true") == (204, "")
+    assert request("GET", tenant)[0] == 404
+
+
+def test_a_namespace_goes_with_all_that_is_in_it_only_by_force(broker, client, namespace, by_force):
     topic = f"persistent://{namespace}/t"
     publish(client.create_producer(topic), bodies_of(2))
     client.close()

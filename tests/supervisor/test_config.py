@@ -272,6 +272,8 @@ def retention(config):
     ("brokerDeduplicationMaxNumberOfProducers=7", lambda c: c.storage.deduplication_names_max, 7),
     ("brokerDeduplicationProducerInactivityTimeoutMinutes=2", lambda c: c.storage.deduplication_inactivity_s, 120),
     ("enableNonPersistentTopics=false", lambda c: c.storage.non_persistent_topics, False),
+    ("forceDeleteNamespaceAllowed=true", lambda c: c.storage.force_delete_namespaces, True),
+    ("forceDeleteTenantAllowed=true", lambda c: c.storage.force_delete_tenants, True),
     ("journalSyncData=true", lambda c: c.storage.sync, "group"),
     ("brokerServicePort=1\nbrokerServicePort=2", lambda c: c.worker.port, 2),
 ])
