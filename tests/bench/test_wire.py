@@ -130,6 +130,7 @@ def test_ids_and_sequences_are_read_from_receipts():
 
 
 def test_kinds_are_the_numbers_of_their_fields():
+    assert wire.NAMES
     for kind, name in wire.NAMES.items():
         assert pb.BaseCommand.Type.Value(name) == kind
         assert pb.BaseCommand.DESCRIPTOR.fields_by_number[kind].message_type is not None

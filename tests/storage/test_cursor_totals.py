@@ -139,6 +139,7 @@ def test_how_often_each_entry_came_back_is_exact_whatever_ends_the_process(lives
     consumer = lives.rig.consumer("a", subType=SubType.Shared)
     positions = [position for _ in range(6) for position in lives.rig.publish(lives.rig.producer("a"), *[b"x" * 2_000] * 7)]
     expected = dict.fromkeys(positions, 0)
+    assert ends
     for number, how in enumerate(ends * 3):
         lives.rig.run(lives.rig.flow(consumer, MANY))
         for step in range(20):

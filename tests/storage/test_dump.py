@@ -148,7 +148,9 @@ def test_a_copy_of_a_state_that_is_damaged_is_shown_and_the_other_read(folder, t
 def test_nothing_is_worse_than_a_line_whatever_bytes_there_are(folder, tmp_path, seed):
     """One bit, many bytes, or the end of a file is wrong; then one bit more."""
     chance = random.Random(seed)
-    for path in files(*[copy_of(folder[name], tmp_path / name) for name in ("killed", "stopped")]):
+    paths = files(*[copy_of(folder[name], tmp_path / name) for name in ("killed", "stopped")])
+    assert {path.suffix for path in paths} >= {".ledger", ".index", ".journal"}
+    for path in paths:
         whole = path.read_bytes()
         for _ in range(12):
             raw = bytearray(whole)

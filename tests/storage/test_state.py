@@ -155,6 +155,7 @@ def test_a_late_snapshot_never_replaces_a_newer_one(tmp_path):
             snapshots[number].write()
             newest = max(newest, number)
             assert number_in(folder) == newest
+        assert newest == 3
 
 
 def test_a_snapshot_is_what_was_when_it_was_taken(tmp_path):

@@ -162,6 +162,7 @@ def test_the_place_of_what_is_gone_for_everybody_may_hold_anything(folder):
 # -- indexes
 
 def test_a_damaged_row_costs_nothing(folder):
+    assert format.INDEX_ROW.names
     for field in format.INDEX_ROW.names:
         at = format.HEADER_SIZE + 4 * ROWS + format.INDEX_ROW.fields[field][1]
         flip(folder.index(1), at, 2)

@@ -75,7 +75,8 @@ def test_all_is_quiet_on_a_host_where_all_is_well(host):
 
 
 def test_every_alarm_is_looked_for():
-    assert all(callable(getattr(Alarms, f"_{name}")) for name in ALARMS)
+    assert ALARMS
+    assert [name for name in ALARMS if not callable(getattr(Alarms, f"_{name}", None))] == []
 
 
 # -- disk -------------------------------------------------------------------------------------------------------------------------
@@ -280,6 +281,7 @@ SHIPPED = Path(__file__).parents[2] / "systemd"
 
 def test_every_alarm_has_a_page_and_a_rule_that_names_it():
     rules = (SHIPPED / "prometheus" / "geminga.rules.yml").read_text()
+    assert ALARMS
     for name in ALARMS:
         page = (SHIPPED / "runbook" / f"{name}.md").read_text()
         assert f"**Alarm** `{name}`" in page
@@ -289,6 +291,7 @@ def test_every_alarm_has_a_page_and_a_rule_that_names_it():
 def test_every_rule_names_a_page_of_the_runbook_that_there_is():
     rules = (SHIPPED / "prometheus" / "geminga.rules.yml").read_text()
     alerts = rules.split("- alert: ")[1:]
+    assert len(alerts) >= len(ALARMS)
     for alert in alerts:
         page = re.search(r"runbook: ([\w-]+\.md)", alert)
         assert page and (SHIPPED / "runbook" / page[1]).exists(), alert

@@ -225,6 +225,7 @@ def test_a_proxy_may_ask_for_what_both_may(guarded, place):
                 for original in ("namespace-producer", "namespace-consumer", "nobody")}
     alone = {role: over_binary(guarded, place, role) for role in of_proxy}
     produces = over_binary(guarded, place, "namespace-producer")
+    assert {"allowed"} < {became for found in of_proxy.values() for became in found.values()}
     for original, found in of_proxy.items():
         for what, became in found.items():
             if "missing" not in what:

@@ -72,6 +72,7 @@ def test_every_key_is_explained_in_the_example():
 
 def test_every_number_has_a_range_and_every_text_a_form():
     """A key added to a dataclass gets its bounds here, too."""
+    assert RANGES
     for name, key in KEYS.items():
         assert key.type in (bool, Path, Secret) or name in (RANGES if key.type is int else FORMS), name
     for name, (first, last) in RANGES.items():

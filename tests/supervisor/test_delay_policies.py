@@ -129,6 +129,7 @@ def exceeds(ms):
 
 def test_f181_f187_to_f190_the_fields_are_set_and_shown_at_both_levels(several, place):
     """The two that Pulsar does not have are shown where they are configured."""
+    assert len(place) == 2
     for name in place:
         delays = Delays(several, name)
         assert delays.get() is None
@@ -168,6 +169,7 @@ def test_f185_f200_what_holds_is_shown_with_what_is_left_open(several, place):
     ({"timePartitionGranularityInMillis": 1 << 40}, "timePartitionGranularityInMillis must be 2419200000 or less"),
 ], ids=lambda value: next(iter(value)) if isinstance(value, dict) else "")
 def test_what_makes_no_sense_is_refused(several, place, fields, reason):
+    assert len(place) == 2
     for name in place:
         delays = Delays(several, name)
         assert delays.post(**NOTHING | fields) == (412, json.dumps({"reason": reason}))

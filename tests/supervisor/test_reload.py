@@ -527,7 +527,9 @@ def test_processes_keep_to_a_core_or_do_not(reload):
     cores = sorted(os.sched_getaffinity(0))
     for text, is_spread in (('affinity = "spread"\n', True), ("", False)):
         reload.holds(text)
-        for name, pid in reload.broker.children().items():
+        children = reload.broker.children()
+        assert len(children) == 5
+        for name, pid in children.items():
             on = {cores[int(name[-1]) % len(cores)]} if is_spread and name != "geminga-admin" else set(cores)
             assert all(os.sched_getaffinity(int(thread)) == on for thread in os.listdir(f"/proc/{pid}/task")), name
 

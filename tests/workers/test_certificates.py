@@ -148,7 +148,9 @@ def wrong(files: Files, tmp_path: Path) -> dict[str, tuple[TlsOptions, str, str]
 
 
 def test_what_cannot_be_served_is_refused_by_its_key(files, tmp_path):
-    for what, (options, key, said) in wrong(files, tmp_path).items():
+    kinds = wrong(files, tmp_path)
+    assert kinds
+    for what, (options, key, said) in kinds.items():
         with pytest.raises(Unusable) as refused:
             load(options)
         assert refused.value.key == key and said in str(refused.value) and "\n" not in str(refused.value), what

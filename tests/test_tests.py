@@ -1,0 +1,171 @@
+"""What tests assert is looked at: an assertion in a loop that goes round nothing is none.
+
+A test has to assert something in its own body where it is sure to be reached: outside of loops, or in one over what it says itself.
+Where the loop is over something that was made or found, `assert found` before it is enough.
+"""
+import ast
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+FILES = sorted(path.relative_to(HERE) for path in HERE.rglob("test_*.py"))
+SAYS = ("assert_", "check", "eventually", "fail", "raises", "warns")      # what fails by itself begins with one of these words
+KEEPS = ("enumerate", "list", "permutations", "reversed", "set", "sorted", "tuple", "zip")      # have something if their first argument has
+VIEWS = ("items", "keys", "split", "values")
+FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
+
+Known = dict[str, list[ast.expr]]      # name: all that is assigned to it
+
+
+def has_something(node: ast.expr, known: Known) -> bool:
+    """Whether a loop over it is sure to go round, as the test itself says what it has."""
+    match node:
+        case ast.Constant(value=value):
+            return bool(value)
+        case ast.Tuple(elts=parts) | ast.List(elts=parts) | ast.Set(elts=parts):
+            return any(not isinstance(part, ast.Starred) or has_something(part.value, known) for part in parts)
+        case ast.Dict(keys=keys):
+            return bool(keys)
+        case ast.Name(id=name):
+            return bool(known.get(name)) and all(has_something(value, known | {name: []}) for value in known[name])
+        case ast.Call(func=ast.Name(id="range"), args=bounds):
+            return not all(isinstance(bound, ast.Constant) for bound in bounds) or bool(range(*(bound.value for bound in bounds)))
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=[first, *_]) if name in KEEPS:
+            return has_something(first, known)
+        case ast.Call(func=ast.Attribute(value=held, attr=name)) if name in VIEWS:
+            return has_something(held, known)
+        case ast.ListComp(generators=rounds) | ast.GeneratorExp(generators=rounds) | ast.SetComp(generators=rounds) | \
+                ast.DictComp(generators=rounds):
+            return all(not one.ifs and has_something(one.iter, known) for one in rounds)
+        case ast.BinOp(left=left, op=ast.Add() | ast.BitOr(), right=right):
+            return has_something(left, known) or has_something(right, known)
+        case ast.IfExp(body=one, orelse=other):
+            return has_something(one, known) and has_something(other, known)
+    return False
+
+
+def assigned(nodes: list[ast.stmt]) -> Known:
+    found: Known = {}
+    for node in nodes:
+        for one in ast.walk(node):
+            targets = one.targets if isinstance(one, ast.Assign) else [one.target] if isinstance(one, ast.AnnAssign) and one.value else []
+            for target in targets:
+                each = [(target, one.value)]
+                if isinstance(target, ast.Tuple) and isinstance(one.value, ast.Tuple):
+                    each = list(zip(target.elts, one.value.elts, strict=False))
+                for name, value in each:
+                    if isinstance(name, ast.Name):
+                        found.setdefault(name.id, []).append(value)
+    return found
+
+
+def parameters(test: FUNCTIONS) -> Known:
+    """What decorators give it is written down with it."""
+    found: Known = {}
+    for decorator in test.decorator_list:
+        match decorator:
+            case ast.Call(func=ast.Attribute(attr="parametrize"), args=[ast.Constant(value=names), *_]):
+                found |= {name.strip(): [ast.Constant(value=1)] for name in names.split(",")}
+    return found
+
+
+def assertions(nodes: list[ast.AST], known: Known, is_sure: bool = True) -> Iterator[bool]:
+    """Of each assertion: whether it is sure to be reached."""
+    for node in nodes:
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda() | ast.ClassDef():
+                continue
+            case ast.For(iter=over, body=body, orelse=rest) | ast.AsyncFor(iter=over, body=body, orelse=rest):
+                yield from assertions([over, *rest], known, is_sure)
+                yield from assertions(body, known, is_sure and has_something(over, known))
+                continue
+            case ast.While(test=condition, body=body):
+                yield from assertions(body, known, is_sure and has_something(condition, known))
+                continue
+            case ast.Assert(test=ast.Call(func=ast.Name(id="all"), args=[ast.GeneratorExp() as each])):
+                yield is_sure and all(has_something(one.iter, known) for one in each.generators)
+                continue
+            case ast.Assert() | ast.Raise():
+                yield is_sure
+            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name.startswith(SAYS):
+                yield is_sure
+        yield from assertions(list(ast.iter_child_nodes(node)), known, is_sure)
+
+
+def unsure(source: str) -> list[str]:
+    """Tests that assert something, but nothing that is sure to be reached."""
+    tree = ast.parse(source)
+    of_module = assigned([node for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign)])
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, FUNCTIONS) and node.name.startswith("test_"):
+            said = list(assertions(node.body, of_module | assigned(node.body) | parameters(node)))
+            if said and not any(said):
+                found.append(node.name)
+    return found
+
+
+@pytest.mark.parametrize("file", FILES, ids=str)
+def test_what_is_asserted_is_sure_to_be_reached(file):
+    assert unsure((HERE / file).read_text()) == []
+
+
+LOOPS = """
+def test_sure_by_itself(found):
+    assert found
+    for one in found:
+        assert one
+
+def test_sure_by_its_values():
+    for one in (1, 2):
+        assert one
+
+def test_sure_by_what_it_made():
+    made = [name for name in "abc"]
+    for number, one in enumerate(made):
+        assert one
+
+def test_sure_by_one_of_two():
+    number, made = 0, {"a": 1}
+    for one, value in made.items():
+        assert one
+
+def test_sure_by_what_refuses(found):
+    with pytest.raises(ValueError):
+        found()
+    for one in found:
+        assert one
+
+def test_unsure(found):
+    for one in found:
+        assert one
+
+def test_unsure_in_another_loop(found):
+    for one in (1, 2):
+        for other in found[one]:
+            assert other
+
+def test_unsure_by_a_filter():
+    for one in [number for number in (1, 2) if number > 2]:
+        assert one
+
+def test_unsure_by_all(found):
+    assert all(one > 0 for one in found)
+
+def test_unsure_while(found):
+    while found:
+        assert found.pop()
+
+def test_that_leaves_it_to_others(found):
+    for one in found:
+        look(one)
+"""
+
+
+def test_the_look_at_loops_sees_every_kind():
+    """A canary."""
+    assert unsure(textwrap.dedent(LOOPS)) == [
+        "test_unsure", "test_unsure_in_another_loop", "test_unsure_by_a_filter", "test_unsure_by_all", "test_unsure_while"]
