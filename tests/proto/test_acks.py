@@ -3,7 +3,7 @@ import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from geminga.proto import acks
+from geminga.proto import acks, varints
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.connection import CONNECTED, Connection
 
@@ -67,3 +67,16 @@ def test_what_the_arrays_do_not_read_the_library_does():
     assert [type(event) for event in connection.events] == [api.BaseCommand, api.BaseCommand, acks.Acks]
     parts = ack(ids, more={"ack_set": [3]}, ack_type=api.CommandAck.Individual)
     assert acks.read(parts) is None
+
+
+def test_what_stands_behind_an_ack_is_no_part_of_it():
+    """A number there looks like the ACK's request id."""
+    whole = ack([{"ledgerId": 300, "entryId": n} for n in range(200, 240)], ack_type=api.CommandAck.Individual)
+    assert acks.read(whole).request_id is None
+    assert acks.read(whole + b"\x40\x05") is None
+
+
+def test_ids_without_an_entry_or_a_ledger_are_left_to_the_library():
+    for one in (b"\x1a\x02\x08\x05", b"\x1a\x02\x10\x05", b"\x1a\x00"):
+        said = b"\x08\x07\x10\x00" + one * 40
+        assert acks.read(b"\x08\x0a\x52" + varints.encode(len(said)) + said) is None

@@ -98,3 +98,17 @@ def test_what_is_too_short_to_be_an_entry_is_wrong(size):
     begins = np.array([0, len(one)])
     claimed = np.array([crc32c(b"x"), 0], np.uint32)
     assert checksums.wrong_entries(raw, begins, begins + [len(one), size], claimed).tolist() == [1]
+
+
+@pytest.mark.parametrize("behind", [*range(10), 127, 128, 129, 16_383, 16_384, 70_001])
+def test_what_a_change_is_when_more_bytes_follow(behind):
+    """Of one length and of several, and of one byte alone."""
+    chance = np.random.default_rng(behind)
+    before, after, tail = chance.bytes(20), chance.bytes(20), chance.bytes(behind)
+    change = np.array([crc32c(before) ^ crc32c(after)], np.uint32)
+    expected = crc32c(before + tail) ^ crc32c(after + tail)
+    assert checksums.before_so_many(change, np.array([behind])).tolist() == [expected]
+    assert checksums.before_so_many(change.repeat(2), np.array([behind, 0])).tolist() == [expected, int(change[0])]
+    if behind:
+        first, other = bytes([7]) + tail[1:], bytes([7 ^ 0x81]) + tail[1:]
+        assert checksums.of_byte(behind)[0x81] == crc32c(first) ^ crc32c(other)

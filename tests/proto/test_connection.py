@@ -2,6 +2,7 @@
 import re
 import struct
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -208,3 +209,18 @@ def test_any_bytes_in_any_pieces_are_the_same_events_or_the_same_breach(stream, 
     for pieces in (cut(stream, places), byte_by_byte(stream)):
         heard = listen(pieces)
         assert (heard.events, heard.state, bool(heard.error)) == (at_once.events, at_once.state, bool(at_once.error))
+
+
+def test_one_read_makes_a_bounded_number_of_events():
+    """Each may be answered with a thousand times its bytes; what is left is read when those are dealt with."""
+    stream = PING * 500
+    connection = connections.Connection(LIMIT)
+    connection.state = CONNECTED
+    buffer = np.frombuffer(bytearray(stream), np.uint8)
+    taken, heard = 0, 0
+    while taken < len(stream):
+        taken = connection.receive(buffer, memoryview(buffer), taken, len(stream))
+        assert 0 < len(connection.events) <= connections.EVENTS_MAX
+        heard += len(connection.events)
+        connection.events = []
+    assert heard == 500

@@ -48,3 +48,11 @@ def test_every_kind_has_its_own_number_and_rows():
 def test_rows_of_another_kind_are_not_sealed():
     with pytest.raises(AssertionError):
         seal([(envelope.SENDS, np.zeros(1, envelope.ACK_ROW), b"")])
+
+
+@pytest.mark.parametrize("size", [envelope.INLINE_MAX - 1, envelope.INLINE_MAX, envelope.INLINE_MAX + 1])
+def test_bytes_are_found_on_both_sides_of_where_they_get_a_frame_of_their_own(size):
+    flows, data = np.array([(3, 5)], envelope.FLOW_ROW), bytes(range(256)) * 200
+    parts = seal([(envelope.FLOWS, flows, data[:size]), (envelope.FLOWS, flows, b"behind")])
+    assert len(parts) == 1 + (size > envelope.INLINE_MAX)
+    assert [bytes(found) for _, _, found in unseal(parts)[1]] == [data[:size], b"behind"]

@@ -105,3 +105,12 @@ def test_a_namespace_is_tenant_and_name(text):
 def test_what_is_no_namespace_is_refused(text):
     with pytest.raises(Refusal):
         names.namespace(text)
+
+
+@pytest.mark.parametrize("name, is_system", [
+    ("persistent://pulsar/system/anything", True), ("non-persistent://pulsar/system/x", True),
+    ("persistent://public/default/__change_events", True), ("persistent://public/default/__change_events-partition-0", True),
+    ("persistent://public/default/x__change_events", False), ("persistent://public/system/x", False),
+    ("persistent://pulsar/systems/x", False)])
+def test_which_topics_brokers_use_among_themselves(name, is_system):
+    assert names.is_system(name) == is_system

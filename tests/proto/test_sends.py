@@ -3,6 +3,7 @@ import base64
 import struct
 
 import mmh3
+import numpy as np
 import pytest
 from crc32c import crc32c
 from hypothesis import given, settings
@@ -231,8 +232,10 @@ def test_an_entry_that_cannot_be_read_breaks_the_protocol(entry):
 
 
 def test_a_send_of_a_transaction_is_refused_and_nothing_else():
-    heard = listen([CONNECT, send(sequence_id=1) + send(sequence_id=2, txnid_most_bits=1, txnid_least_bits=2) + send(sequence_id=3)])
-    assert heard.events[1:] == [understood(send(sequence_id=1)), ("refused", 1, 2, api.NotAllowedError), understood(send(sequence_id=3))]
+    for half in ({"txnid_most_bits": 1, "txnid_least_bits": 2}, {"txnid_most_bits": 1}, {"txnid_least_bits": 1}):
+        heard = listen([CONNECT, send(sequence_id=1) + send(sequence_id=2, **half) + send(sequence_id=3)])
+        assert heard.events[1:] == [
+            understood(send(sequence_id=1)), ("refused", 1, 2, api.NotAllowedError), understood(send(sequence_id=3))]
 
 
 def test_a_number_of_more_than_64_bits_is_none_alone_and_in_a_run():
@@ -242,3 +245,67 @@ def test_a_number_of_more_than_64_bits_is_none_alone_and_in_a_run():
     stream = CONNECT + whole * 64 + send(entry_of(metadata), sequence_id=1_000)
     at_once, one_by_one = listen([stream]), listen(byte_by_byte(stream))
     assert (at_once.events, bool(at_once.error)) == (one_by_one.events, bool(one_by_one.error))
+
+
+def test_a_checksum_of_zero_is_compared_as_any_other():
+    whole = entry_of(message_metadata())
+    frame = send(whole[:2] + bytes(4) + whole[6:], sequence_id=5)
+    for stream in (frame, b"".join(ALIKE) + frame):
+        assert listen([CONNECT, stream]).events[-1] == ("refused", 1, 5, api.ChecksumError)
+
+
+def test_metadata_that_would_end_behind_the_entry_break_the_protocol():
+    """By a byte only, and although what is there of them could be read."""
+    metadata = message_metadata()
+    covered = struct.pack(">I", len(metadata) + 1) + metadata
+    assert "announces" in listen([CONNECT, send(b"\x0e\x01" + struct.pack(">I", crc32c(covered)) + covered)]).error
+
+
+@pytest.mark.parametrize("metadata, field, expected", [
+    ({"num_messages_in_batch": 0}, "messages", 1), ({"num_messages_in_batch": -3}, "messages", 1), ({}, "messages", 1),
+    ({"publish_time": 2**64 - 5}, "publish_time", -5), ({"publish_time": 2**63 - 1}, "publish_time", 2**63 - 1)], ids=str)
+def test_numbers_that_no_client_should_say_mean_the_same_alone_and_in_a_run(metadata, field, expected):
+    frame = send(entry_of(message_metadata(**metadata)))
+    for frames in (1, 64):
+        rows = [row for _, row, _ in listen([CONNECT, frame * frames]).events[1:]]
+        assert [row[FIELDS.index(field)] for row in rows] == [expected] * frames
+
+
+def test_a_run_may_end_where_the_buffer_does():
+    """Columns are loaded as words, which may reach behind the last frame."""
+    frames = [send(entry_of(message_metadata(publish_time=5 + n), b""), sequence_id=n) for n in range(64)]
+    connection = client.Connection(client.MESSAGE_SIZE_MAX)
+    connection.state = client.connections.CONNECTED
+    for _ in range(2):      # one by one, until the layout is known; then as a run
+        buffer = np.frombuffer(bytearray(b"".join(frames)), np.uint8)
+        taken = 0
+        while taken < len(buffer):
+            taken = connection.receive(buffer, memoryview(buffer), taken, len(buffer))
+            said, connection.events = connection.events, []
+            assert said
+    assert isinstance(said[-1], client.Sends | client.Send)
+
+
+MIXED = {
+    "another count": ({"num_messages_in_batch": 2}, {"num_messages_in_batch": 3}),
+    "another time": ({"deliver_at_time": 5}, {"deliver_at_time": 6}),
+    "times of other lengths": ({"publish_time": 300, "event_time": 5}, {"publish_time": 5, "event_time": 300}),
+    "another key field": ({"ordering_key": b"0123"}, {"ordering_key": b"0124"}),
+}
+
+
+@pytest.mark.parametrize("kinds", MIXED.values(), ids=MIXED.keys())
+@pytest.mark.parametrize("place", [40, 63, 79])
+def test_one_frame_of_another_form_among_others_of_its_size_is_read_as_what_it_is(kinds, place):
+    frames = [send(entry_of(message_metadata(sequence_id=7, **kinds[number == place]))) for number in range(80)]
+    assert len({len(frame) for frame in frames}) == 1
+    heard = listen([CONNECT, b"".join(ALIKE), b"".join(frames)])
+    assert heard.events[65:] == [understood(frame) for frame in frames]
+
+
+def test_numbers_of_a_command_that_change_their_lengths_are_read_as_what_they_are():
+    entry = entry_of(message_metadata())
+    frames = [send(entry, producer_id=5, sequence_id=300) if number % 40 == 39 else send(entry, producer_id=300, sequence_id=5)
+              for number in range(120)]
+    assert len({len(frame) for frame in frames}) == 1
+    assert listen([CONNECT, b"".join(frames)]).events[1:] == [understood(frame) for frame in frames]
