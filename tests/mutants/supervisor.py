@@ -66,7 +66,7 @@ BUGS = [
         ('"last_success_ms": ended_ms if is_well else last_report(config.data_dir).get("last_success_ms", 0),\n'
          '        "engine": night.engine',
          '"last_success_ms": ended_ms,\n        "engine": night.engine', "a night that failed counts as the last good one"),
-        ("beside.check_user(config.data_dir)", "pass", "a night by root writes what the broker cannot read"),
+        ("    check_user(config.data_dir)", "    pass", "a night by root writes what the broker cannot read"),
         ('if (result, status) == ("exit-code", "1"):', "if False:", "the report of a night that failed is written over",
          "supervisor/test_nightly.py test_units.py"),
         ('while (some := side.ask("leftovers"))["folders"]:', 'while (some := {"folders": 0})["folders"]:',

@@ -254,7 +254,7 @@ def test_words_about_an_entry_that_is_not_there_say_nothing(batches):
         where.ack_set.append(6)
         rig.run(rig.command("seek", consumer_id=consumer.object_id, request_id=77, message_id=where))
         again = rig.consumer("a")
-        assert all(not words for _, words in remaining(rig, again)), (ledger_id, entry_id)
+        assert [words for _, words in remaining(rig, again) if words] == [], (ledger_id, entry_id)
         rig.close_consumer(again)
 
 
