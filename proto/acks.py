@@ -11,8 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geminga.proto import varints
+from geminga.proto.batches import MESSAGES_MAX
 
 SIZE_MIN = 128              # bytes of a command that is worth it
+WORDS_MAX = -(-MESSAGES_MAX // 64)      # of an ack set: no batch has more
 _HEAD = b"\x08\x0a\x52"
 _INDIVIDUAL = b"\x10\x00"
 _ID, _REQUEST = 0x1A, 0x40

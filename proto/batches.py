@@ -12,6 +12,8 @@ from geminga.proto import metadata
 
 TOGETHER_MIN = 4          # batches; fewer cost less in the library
 MESSAGE_MIN = 6           # bytes: sizes of metadata and payload, at least
+UNPACKED_MAX = 128 << 20  # bytes that are made of an entry's payload that is compressed: larger ones are only their consumers' to read
+MESSAGES_MAX = UNPACKED_MAX // MESSAGE_MIN      # of a batch: no entry may claim more
 _PAYLOAD_SIZE = np.uint64(3 << 3)
 _SIZE_BITS, _BYTE, _EIGHT = map(np.uint64, (0xFFFFFFFF, 0xFF, 8))
 
@@ -31,6 +33,8 @@ def unpack(data: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDArray[np.
     """The messages of batches of `counts` messages that lie at data[begin:end]; data goes on for metadata.PAD bytes behind them."""
     words = metadata.words_of(data)
     odd = counts * MESSAGE_MIN > ends - begins
+    if np.count_nonzero(~odd) < TOGETHER_MIN:      # each may say that it has millions
+        odd[:] = True
     counts = np.where(odd, 0, counts)
     total, first = int(counts.sum()), np.cumsum(counts) - counts
     found = np.zeros((3, total), np.int64)

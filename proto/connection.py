@@ -184,6 +184,8 @@ class Connection:
             return self._refuse(send, api.ChecksumError, "Checksum failed")
         except sends.TransactionsRefused:
             return self._refuse(send, api.NotAllowedError, "Transactions are not enabled.")
+        if row[sends.MESSAGES] > 1 and (why := sends.overstated(entry, row[sends.MESSAGES])):
+            return self._refuse(send, api.NotAllowedError, why)
         self.events.append(Send(row, entry))
         if self._singles <= 1 and (self._layout is None or self._layout.total != len(frame) or self._back_off):
             self._layout = sends.learn(frame, send, row)

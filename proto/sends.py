@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from geminga.proto import checksums, varints
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.batches import MESSAGE_MIN, UNPACKED_MAX
 from geminga.proto.errors import ProtocolError
 from geminga.proto.frames import CHECKSUM_END, MAGIC, SIZE, SIZES
 from geminga.proto.rows import struct_of
@@ -47,7 +48,7 @@ SEND_ROW = np.dtype([
     ("checksum", "<u4"),             # the owner fills it in
 ])
 SEND = struct_of(SEND_ROW)
-PRODUCER_ID = SEND_ROW.names.index("producer_id")
+PRODUCER_ID, MESSAGES = map(SEND_ROW.names.index, ("producer_id", "messages"))
 INDEX_FIELDS = SEND_ROW.names[8:]      # laid out as a row of the index
 
 # Bits of `flags`, kept in the index as well.
@@ -94,6 +95,19 @@ def read_one(command: api.CommandSend, entry: bytes) -> tuple:
     messages = max(1, metadata.num_messages_in_batch)
     return (0, 0, 0, command.producer_id, command.sequence_id, command.highest_sequence_id, 0, 0,
             0, _signed(metadata.publish_time), 0, metadata.deliver_at_time, 0, len(entry), messages, key_hash, flags, checksum, 0)
+
+
+def overstated(entry: bytes, messages: int) -> str:
+    """Why the payload of an entry that has been read cannot hold so many messages; empty where it may.
+
+    Each takes MESSAGE_MIN bytes.  What is compressed, encrypted or not, cannot be looked into: its claimed size counts up to UNPACKED_MAX.
+    """
+    if messages * MESSAGE_MIN <= len(entry) - CHECKSUM_END - 4 - SIZE.unpack_from(entry, CHECKSUM_END)[0] or messages == 1:
+        return ""
+    metadata, _ = _metadata(entry)
+    if messages * MESSAGE_MIN <= (min(metadata.uncompressed_size, UNPACKED_MAX) if metadata.compression != api.NONE else 0):
+        return ""
+    return f"A batch of {messages} messages does not fit into its payload"
 
 
 def is_encrypted(entry: memoryview) -> bool:

@@ -10,12 +10,11 @@ from numpy.typing import NDArray
 
 from geminga.proto import commands as answers
 from geminga.proto import envelope
-from geminga.storage import format
+from geminga.storage import format, parts
 from geminga.storage.compacted import CompactedLedger
 from geminga.storage.cursor import ACKNOWLEDGED, EXPIRED, NOWHERE, SKIPPED, Position
 from geminga.storage.ledger import Ledger
 from geminga.storage.partition import Partition, op
-from geminga.storage.parts import bits_of, words
 from geminga.storage.subscription import Consumer, Subscription
 
 _FEW_ROWS = 64      # acknowledgements of a pass that are cheaper one by one than as arrays
@@ -82,31 +81,33 @@ def _summarise(rows: NDArray) -> Acks:
     return acks
 
 
-def acknowledge_part(owner, consumer: Consumer, position: Position, left: int) -> None:
-    """Of a batch only the messages with a bit in `left` are not acknowledged."""
+def acknowledge_part(owner, consumer: Consumer, position: Position, words: memoryview) -> None:
+    """Of a batch only the messages with a bit in these words are not acknowledged."""
     subscription = consumer.subscription
     found, cursor = subscription.partition, subscription.cursor
     ledger_id, entry_id = position
     ledger = _keeper(subscription).find(ledger_id)
     if ledger is None or not found.is_persistent or not 0 <= entry_id < ledger.entries or cursor.is_acknowledged(ledger_id, entry_id):
         return
+    if ledger.view:
+        return _acknowledge_part_of_view(owner, subscription, ledger, entry_id, words)
+    messages = int(ledger.messages[entry_id])
+    left = parts.bits_of(words, messages)
     if subscription.view is not None and (compacted := subscription.view.find(ledger_id)) is not None:
         left &= compacted.bits_of(entry_id) or left      # what is gone of it nobody acknowledges
-    if ledger.view:
-        return _acknowledge_part_of_view(owner, subscription, ledger, entry_id, left)
-    messages = int(ledger.messages[entry_id])
-    before = cursor.parts.get(ledger_id, {}).get(entry_id, (1 << messages) - 1)
+    before = cursor.parts.get(ledger_id, {}).get(entry_id)
     remains = cursor.acknowledge_part(ledger, entry_id, messages, left)
+    count = (messages if before is None else before.bit_count()) - remains.bit_count()
     if not subscription.is_spread:
-        consumer.acknowledged += before.bit_count() - remains.bit_count()
+        consumer.acknowledged += count
     if not remains:
         return move(owner, subscription, Acks(single={ledger_id: [entry_id]}), ACKNOWLEDGED)
-    if remains == before:
+    if not count:
         return
-    owner.count(subscription, ACKNOWLEDGED, before.bit_count() - remains.bit_count())
+    owner.count(subscription, ACKNOWLEDGED, count)
     owner.statistics.changed[found] = None
-    subscription.dispatcher.part_acknowledged(ledger, entry_id, before.bit_count() - remains.bit_count())
-    _note_part(owner, subscription, position, remains, messages)
+    subscription.dispatcher.part_acknowledged(ledger, entry_id, count)
+    _note_part(owner, subscription, position, before or 0, remains)
 
 
 def begin_within(owner, subscription: Subscription, position: Position, words: Sequence[int]) -> None:
@@ -119,35 +120,44 @@ def begin_within(owner, subscription: Subscription, position: Position, words: S
     if ledger is None or not 0 <= entry_id < ledger.entries or cursor.is_acknowledged(ledger_id, entry_id):
         return
     messages = ledger.bits_of(entry_id).bit_length() if ledger.view else int(ledger.messages[entry_id])
-    remains = bits_of(words, messages)
+    remains = parts.bits_of(np.array(words[:-(-messages // 64)], np.int64).tobytes(), messages)
     skipped = messages - remains.bit_count()
     if not remains or not skipped:
         return
     cursor.acknowledge_part(ledger, entry_id, messages, remains)
     if not ledger.view:
         owner.count(subscription, SKIPPED, skipped)
-    _note_part(owner, subscription, position, remains, messages)
+    _note_part(owner, subscription, position, 0, remains)
 
 
-def _note_part(owner, subscription: Subscription, position: Position, remains: int, messages: int) -> None:
-    if subscription.is_durable:
-        partition_id, (ledger_id, entry_id) = subscription.partition.partition_id, position
-        for number, word in enumerate(words(remains, messages)):
-            owner.note(subscription.partition, op(
-                format.PART_ACKNOWLEDGED | number << format.KIND_WORD, partition_id, subscription_id=subscription.cursor.subscription_id,
-                ledger_id=ledger_id, entry_id=entry_id, value=word - (1 << 64) if word >> 63 else word))
+def _note_part(owner, subscription: Subscription, position: Position, before: int, remains: int) -> None:
+    """The words that have changed; of a batch that was whole, those in which a bit is left."""
+    if not subscription.is_durable:
+        return
+    found, subscription_id = subscription.partition, subscription.cursor.subscription_id
+    if not max(before, remains) >> 64:      # nearly always
+        return owner.note(found, op(format.PART_ACKNOWLEDGED, found.partition_id, subscription_id=subscription_id, ledger_id=position[0],
+                                    entry_id=position[1], value=remains - (1 << 64) if remains >> 63 else remains))
+    numbers, there = np.flatnonzero(parts.words(before ^ remains)), parts.words(remains)
+    ops = np.zeros(len(numbers), format.OP_ROW)
+    ops["kind"] = format.PART_ACKNOWLEDGED | numbers << format.KIND_WORD
+    ops["partition_id"], ops["subscription_id"] = found.partition_id, subscription_id
+    ops["ledger_id"], ops["entry_id"] = position
+    known = numbers < len(there)
+    ops["value"][known] = there[numbers[known]].view(np.int64)
+    owner.note_in_order(found, ops)
 
 
-def _acknowledge_part_of_view(owner, subscription: Subscription, ledger: CompactedLedger, entry_id: int, left: int) -> None:
+def _acknowledge_part_of_view(owner, subscription: Subscription, ledger: CompactedLedger, entry_id: int, words: memoryview) -> None:
     """Of a batch that only a compacted view has; it counts in no total."""
     if not (bits := ledger.bits_of(entry_id)):
         return
     before = subscription.cursor.parts.get(ledger.ledger_id, {}).get(entry_id)
-    remains = subscription.cursor.acknowledge_part(ledger, entry_id, bits.bit_length(), left & bits)
+    remains = subscription.cursor.acknowledge_part(ledger, entry_id, bits.bit_length(), parts.bits_of(words, bits.bit_length()) & bits)
     if not remains:
         move(owner, subscription, Acks(single={ledger.ledger_id: [entry_id]}), ACKNOWLEDGED)
     elif remains != before:
-        _note_part(owner, subscription, (ledger.ledger_id, entry_id), remains, bits.bit_length())
+        _note_part(owner, subscription, (ledger.ledger_id, entry_id), before or 0, remains)
 
 
 def _keeper(subscription: Subscription) -> Partition | Subscription:

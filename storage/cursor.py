@@ -21,9 +21,9 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from geminga.storage import parts
 from geminga.storage.entry_counts import EntryCounts
 from geminga.storage.ledger import Ledger
-from geminga.storage.parts import WORD, Parts
 from geminga.storage.pending import Entries
 
 Position = tuple[int, int]     # (ledger id, entry id); entry -1 is before the first
@@ -45,7 +45,7 @@ class Cursor:
         self.subscription_id, self.is_durable = subscription_id, is_durable
         self.mark_delete = mark_delete
         self.bitmaps: dict[int, NDArray[np.uint8]] = {}    # ledger id -> bits, as far as any is set
-        self.parts: Parts = {}
+        self.parts: parts.Parts = {}
         self.redeliveries, self.deaths = EntryCounts(), EntryCounts()
         self.since = since                                 # messages of the partition before those that the totals are about
         self.totals = [0] * len(REASONS)                   # messages
@@ -68,25 +68,20 @@ class Cursor:
         return entry_ids[fresh]
 
     def acknowledge_part(self, ledger: Ledger, entry_id: int, messages: int, left: int) -> int:
-        """Of the messages of a batch only those with a bit in `left` are not acknowledged; returns the bits that remain of it.
+        """Of the messages of a batch only those with a bit in `left`, one of its own, are not acknowledged; returns the bits that remain.
 
         When that is 0 the whole entry is to be acknowledged.
         """
-        entries = self.parts.setdefault(ledger.ledger_id, {})
-        before = entries.get(entry_id, (1 << messages) - 1)
-        remains = before & left
-        if remains not in (0, before):
-            entries[entry_id] = remains
-        if not entries:
-            del self.parts[ledger.ledger_id]
+        before = self.parts.get(ledger.ledger_id, {}).get(entry_id)
+        remains = left if before is None else before & left
+        if remains and remains != before and (before is not None or remains.bit_count() < messages):
+            self.parts.setdefault(ledger.ledger_id, {})[entry_id] = remains
         return remains
 
-    def set_parts(self, ledger_id: int, number: int, entry_ids: list[int], words: list[int]) -> None:
-        """The word of that number is this, of each of these batches."""
-        entries, at = self.parts.setdefault(ledger_id, {}), 64 * number
-        for entry_id, word in zip(entry_ids, words, strict=True):
-            others = entries.get(entry_id, 0) & ~(WORD << at)
-            entries[entry_id] = others | (word & WORD) << at
+    def set_parts(self, ledger_id: int, entry_id: int, numbers: NDArray[np.int64], words: NDArray[np.uint64]) -> None:
+        """The words (n,) of these numbers (n,), ascending, are these of that batch."""
+        entries = self.parts.setdefault(ledger_id, {})
+        entries[entry_id] = parts.put(entries.get(entry_id, 0), numbers, words)
 
     def is_acknowledged(self, ledger_id: int, entry_id: int) -> bool:
         if (ledger_id, entry_id) <= self.mark_delete:

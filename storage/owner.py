@@ -70,6 +70,7 @@ if TYPE_CHECKING:
 
 TICK_MS = 1_000             # how often ages are looked at
 _OUTSTANDING_MS = 100       # between counts of what is out, while it is being drained
+_OPS_SIZE_MAX = 10_000 * format.OP.size      # of a record of the journal: the smallest segment that may be configured has room for so many
 ACK_SYNC_MS = 10            # an acknowledgement that nobody waits for is synced with the next answer, or after this
 _NO_ROOM_SECONDS = 0.1      # between attempts to write what has to be, when the reserve is used up
 _READER_MS = 60_000         # what a reader that never comes back after a seek leaves is kept so long
@@ -122,7 +123,7 @@ class Owner:
         self.crowding = Crowding(self)                            # ... as long as the broker's consumers have too much
         self.statistics = Statistics(self, options.stats_window_s)
         self.parked: dict[tuple[int, int], list[tuple]] = {}      # commands that wait until a connection is known to be alive or dead
-        self.ops: list[tuple] = []                                # of this pass, not yet in the journal
+        self.ops: list[bytes] = []                                # of this pass, not yet in the journal
         self.many_ops: list[NDArray] = []
         self.counted: dict[tuple[Subscription, int], None] = {}   # (subscription, reason): totals that have changed in this pass
         self._began = time.perf_counter()                         # the pass
@@ -162,7 +163,12 @@ class Owner:
     def note(self, partition: Partition, op_row: tuple) -> None:
         """This op is part of what this pass decided."""
         self.statistics.changed[partition] = None
-        self.ops.append(op_row)
+        self.ops.append(format.OP.pack(*op_row))
+        self.journal.touched(partition)
+
+    def note_in_order(self, partition: Partition, ops: NDArray) -> None:
+        """These ops (n,) OP_ROW are, behind those that were noted before."""
+        self.ops.append(ops.tobytes())
         self.journal.touched(partition)
 
     def note_many(self, partition: Partition, ops: NDArray) -> None:
@@ -716,14 +722,12 @@ class Owner:
     def _acknowledge_parts(self) -> None:
         found, self._parts = self._parts, []
         for rows, data in found if self.options.batch_index_acknowledgement else ():
-            words, at = np.frombuffer(data, np.uint64).tolist(), 0
-            for row in rows[rows["words"] > 0]:
-                count = int(row["words"])
-                left = sum(word << 64 * number for number, word in enumerate(words[at:at + count]))
-                at += count
-                consumer = self.consumers.get(int(row["consumer"]))
-                if consumer is not None and not (int(row["flags"]) & envelope.CUMULATIVE and consumer.subscription.is_spread):
-                    acknowledgements.acknowledge_part(self, consumer, (int(row["ledger_id"]), int(row["entry_id"])), left)
+            at = 0
+            for handle, ledger_id, entry_id, _, flags, count in rows[rows["words"] > 0].tolist():
+                words, at = data[at:at + 8 * count], at + 8 * count
+                consumer = self.consumers.get(handle)
+                if consumer is not None and not (flags & envelope.CUMULATIVE and consumer.subscription.is_spread):
+                    acknowledgements.acknowledge_part(self, consumer, (ledger_id, entry_id), words)
 
     def _dispatch(self, partition: Partition) -> None:
         partition.now_ms = self.now_ms
@@ -786,22 +790,20 @@ class Owner:
             consumer.chunks_out += int(np.count_nonzero(some & IS_CHUNK))
         redeliveries = subscription.cursor.redeliveries.of(ledger_id, entries)
         parts = subscription.parts_of(ledger_id, entries)
-        of_view = None
         if ledger.view:
-            of_view, parts = ledger.rows_of(entries)["messages"], subscription.parts_of_view(ledger, entries, parts)
+            parts = subscription.parts_of_view(ledger, entries, parts)
         first, count = int(entries[0]), len(entries)
-        if redeliveries is None and not parts and of_view is None and int(entries[-1]) - first + 1 == count:
+        if redeliveries is None and not parts and not ledger.view and int(entries[-1]) - first + 1 == count:
             return outbox.run(consumer, subscription.partition.partition_id, ledger_id, first, count)
         picked, words = np.zeros(count, envelope.PICKED), []
         picked["entry_id"] = entries
         if redeliveries is not None:
             picked["redeliveries"] = redeliveries
         for at, bits in parts:
-            found = parts_words(bits, int(ledger.messages[int(entries[at])] if of_view is None else of_view[at]))
+            found = parts_words(bits)
             picked["words"][at] = len(found)
-            words += found
-        outbox.picks(consumer, subscription.partition.partition_id, ledger_id, picked, np.array(words, np.uint64).tobytes(),
-                     ledger.view)
+            words.append(found)
+        outbox.picks(consumer, subscription.partition.partition_id, ledger_id, picked, b"".join(words), ledger.view)
 
     def _tell_end(self, subscription: Subscription) -> None:
         """Everything is acknowledged, and nothing will come."""
@@ -823,11 +825,15 @@ class Owner:
         self.catalogue.commit()
         if planned is None and not (self.ops or self.many_ops or self.counted):
             return self._sync_when_due()
-        totals = [op(format.TOTAL | reason << format.KIND_WORD, subscription.partition.partition_id,
-                     subscription_id=subscription.cursor.subscription_id, value=subscription.cursor.totals[reason])
+        totals = [format.OP.pack(*op(format.TOTAL | reason << format.KIND_WORD, subscription.partition.partition_id,
+                                     subscription_id=subscription.cursor.subscription_id, value=subscription.cursor.totals[reason]))
                   for subscription, reason in self.counted]
-        ops = b"".join([*self.many_ops, *(format.OP.pack(*row) for row in self.ops + totals)])
+        ops, at = b"".join([*self.many_ops, *self.ops, *totals]), 0
         self.ops, self.many_ops, self.counted = [], [], {}
+        while len(ops) - at > _OPS_SIZE_MAX:      # acknowledgements of many entries that lie apart: no segment has room for all
+            self._append(Record(b"", b"", b"", ops[at:at + _OPS_SIZE_MAX], [], 0))
+            at += _OPS_SIZE_MAX
+        ops = ops[at:]
         record = planned.record(ops) if planned else Record(b"", b"", b"", ops, [], 0)
         self._append(record)
         if self._unsynced_since is None:

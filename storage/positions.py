@@ -8,6 +8,7 @@ import os
 import numpy as np
 
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.batches import MESSAGES_MAX
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
 from geminga.storage import acknowledgements, commands
@@ -79,9 +80,9 @@ def start_of(found: Partition, arguments: dict) -> tuple[Position, list[int]]:
     position, is_behind, index = tuple(arguments["position"]), arguments.get("behind", False), arguments.get("batch_index", -1)
     ledger = found.find(position[0])
     if index >= 0 and ledger is not None and 0 <= position[1] < ledger.entries:
-        messages, first = int(ledger.messages[position[1]]), index + is_behind
+        messages, first = min(int(ledger.messages[position[1]]), MESSAGES_MAX), index + is_behind
         if first < messages:
-            return position, signed_words((1 << messages) - (1 << first), messages)
+            return position, signed_words((1 << messages) - (1 << first))
     return (position[0], position[1] + 1) if is_behind and position != EARLIEST else position, []
 
 

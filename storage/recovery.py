@@ -25,6 +25,7 @@ from geminga.storage.cursor import Cursor, entries_of
 from geminga.storage.errors import CorruptFile
 from geminga.storage.ledger import Ledger, sync, write_anew
 from geminga.storage.partition import Partition
+from geminga.storage.parts import by_batch
 from geminga.storage.replay import Record, Replay
 from geminga.storage.state import Snapshot, State, StateFile
 
@@ -171,8 +172,9 @@ class Recovery:
             return self._apply_run(ops)
         same = np.ones(len(ops), bool)
         same[0] = False
-        for name in ("kind", "partition_id", "subscription_id", "ledger_id"):
-            same[1:] &= ops[name][1:] == ops[name][:-1]
+        kinds = np.where(ops["kind"] & format.KIND == format.PART_ACKNOWLEDGED, format.PART_ACKNOWLEDGED, ops["kind"])      # of any word
+        for column in (kinds, ops["partition_id"], ops["subscription_id"], ops["ledger_id"]):
+            same[1:] &= column[1:] == column[:-1]
         for run in np.split(ops, np.flatnonzero(~same)[1:]):
             self._apply_run(run)
 
@@ -204,8 +206,9 @@ class Recovery:
             found = self._ledger(partition_id, position[0]) or Ledger(self._folder(partition_id), partition_id, position[0])
             self._cursor(partition_id, subscription_id).acknowledge(found, _entries(ops))      # perhaps what only a compacted view has
         elif kind == format.PART_ACKNOWLEDGED:
-            self._cursor(partition_id, subscription_id).set_parts(
-                position[0], int(last["kind"]) >> format.KIND_WORD, ops["entry_id"].tolist(), ops["value"].tolist())
+            cursor, numbers = self._cursor(partition_id, subscription_id), ops["kind"].astype(np.int64) >> format.KIND_WORD
+            for first, end in by_batch(ops, numbers):
+                cursor.set_parts(position[0], int(ops["entry_id"][first]), numbers[first:end], ops["value"][first:end].astype(np.uint64))
         elif kind in (format.REDELIVERED, format.DIED):
             cursor = self._cursor(partition_id, subscription_id)
             counts = cursor.redeliveries if kind == format.REDELIVERED else cursor.deaths

@@ -22,7 +22,7 @@ from geminga.storage import format, version1
 from geminga.storage.cursor import NOBODY, NOWHERE, Cursor
 from geminga.storage.errors import CorruptFile
 from geminga.storage.ledger import write_anew
-from geminga.storage.parts import words
+from geminga.storage.parts import load, words
 from geminga.storage.sequences import Sequences
 
 _ATTEMPTS = 10      # to remove a folder
@@ -55,7 +55,7 @@ def encode(partition_id: int, state: State) -> bytes:
     for subscription_id, cursor in state.cursors.items():
         cursors.append((subscription_id, *cursor.mark_delete, cursor.since, cursor.totals))
         parts += [(subscription_id, ledger_id, entry_id, number, word) for ledger_id, entries in cursor.parts.items()
-                  for entry_id, bits in entries.items() for number, word in enumerate(words(bits, bits.bit_length())) if word]
+                  for entry_id, bits in entries.items() for number, word in enumerate(words(bits).tolist()) if word]
         for kind, found in _arrays(cursor).items():
             for ledger_id, array in found.items():
                 used = np.flatnonzero(array) if ledger_id >= cursor.mark_delete[0] else ()
@@ -124,9 +124,7 @@ def _decode(copy: bytes) -> State:
         found = Cursor(subscription_id, (ledger_id, entry_id), is_durable=True, since=since)
         found.totals = totals.tolist()
         state.cursors[subscription_id] = found
-    for subscription_id, ledger_id, entry_id, number, word in parts.tolist():
-        entries = state.cursors[subscription_id].parts.setdefault(ledger_id, {})
-        entries[entry_id] = entries.get(entry_id, 0) | word << 64 * number
+    load(state.cursors, parts)
     for subscription_id, ledger_id, kind, _, first, size in arrays.tolist():
         found = _arrays(state.cursors[subscription_id])[kind]
         items = np.frombuffer(copy[at:at + size], np.uint8 if kind == format.ACKS else np.uint16)

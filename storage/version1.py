@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from crc32c import crc32c
 
-from geminga.storage import format
+from geminga.storage import format, parts
 from geminga.storage.cursor import NOWHERE, Cursor, Position
 from geminga.storage.errors import CorruptFile
 
@@ -75,10 +75,7 @@ def _read_parts(folder: Path, cursors: dict[int, Cursor]) -> None:
     head, rows = np.frombuffer(raw, PARTS_HEADER, 1)[0], raw[format.HEADER_SIZE:]
     if head["magic"] != b"GEMPARTS" or head["version"] != 1 or head["checksum"] != crc32c(rows):
         raise CorruptFile(path, 0, "parts of batches with their checksum, format version 1", (head["magic"], int(head["version"])))
-    for subscription_id, ledger_id, entry_id, number, word in np.frombuffer(rows, format.PART_ROW).tolist():
-        if subscription_id in cursors:
-            entries = cursors[subscription_id].parts.setdefault(ledger_id, {})
-            entries[entry_id] = entries.get(entry_id, 0) | word << 64 * number
+    parts.load(cursors, np.frombuffer(rows, format.PART_ROW))
 
 
 def _read(path: Path) -> bytes:

@@ -6,6 +6,7 @@ consumers, and writes no faster than the client reads.
 import asyncio
 import json
 import mmap
+import struct
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from geminga.proto import commands as answers
 from geminga.proto import deliveries, envelope, names
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.proto.acks import Acks
+from geminga.proto.acks import WORDS_MAX, Acks
 from geminga.proto.connection import CONNECTED, Connection, Send, SendRefused, Sends
 from geminga.proto.errors import ProtocolError, Refusal
 from geminga.proto.names import TopicName
@@ -510,10 +511,11 @@ class Client(asyncio.BufferedProtocol):
             rows = []       # as Pulsar has it: nothing is acknowledged, and nobody is told
         else:
             handle, partial = route.handle, flags | envelope.PARTIAL
-            rows = [(handle, found.ledgerId, found.entryId, 0, partial if found.ack_set else flags, len(found.ack_set))
+            rows = [(handle, found.ledgerId, found.entryId, 0, partial if found.ack_set else flags,
+                     min(len(found.ack_set), WORDS_MAX))
                     for found in request.message_id]
-            for found in request.message_id:
-                words += found.ack_set
+            words = [struct.pack(f"<{min(len(found.ack_set), WORDS_MAX)}q", *found.ack_set[:WORDS_MAX])
+                     for found in request.message_id if found.ack_set]
         if not request.HasField("request_id"):
             route.link.acks(rows, words)
             return self.worker.flush_acks_soon(route.link)

@@ -1,6 +1,5 @@
 """The way to one owner: what a pass has for it, put together into one envelope."""
 import asyncio
-import struct
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -81,7 +80,7 @@ class OwnerLink:
         self._entries: list[bytes] = []
         self._entries_size = 0
         self._acks: list[tuple] = []
-        self._ack_words: list[int] = []
+        self._ack_words: list[bytes] = []
         self._flows: list[tuple] = []
         self._commands: list[tuple] = []
         self._command_data: list[bytes] = []
@@ -114,12 +113,12 @@ class OwnerLink:
         self.gathered += size
         self.sent += size
 
-    def acks(self, rows: list[tuple], words: list[int]) -> None:
+    def acks(self, rows: list[tuple], words: list[bytes]) -> None:
         """ACK_ROWs, and the words of those that are about parts of batches."""
         self._close_commands()
         self._acks += rows
         self._ack_words += words
-        self.gathered += len(rows) * envelope.ACK_ROW.itemsize
+        self.gathered += len(rows) * envelope.ACK_ROW.itemsize + sum(map(len, words))
 
     def many_acks(self, rows: NDArray) -> None:
         """ACK_ROWs (n,), filled in, none of them about part of a batch."""
@@ -148,8 +147,7 @@ class OwnerLink:
     def _close_data(self) -> None:
         self._close_sends()
         if self._acks:
-            words = struct.pack(f"<{len(self._ack_words)}q", *self._ack_words)
-            self._sections.append((envelope.ACKS, envelope.pack(envelope.ACKS, self._acks), words))
+            self._sections.append((envelope.ACKS, envelope.pack(envelope.ACKS, self._acks), b"".join(self._ack_words)))
             self._acks, self._ack_words = [], []
         if self._flows:
             self._sections.append((envelope.FLOWS, envelope.pack(envelope.FLOWS, self._flows), b""))

@@ -31,7 +31,11 @@ def understood(frame: bytes) -> tuple:
     else:
         checksum = crc32c(entry)
         entry = b"\x0e\x01" + struct.pack(">I", checksum) + entry
-    metadata = api.MessageMetadata.FromString(body[4:4 + struct.unpack_from(">I", body)[0]])
+    size = struct.unpack_from(">I", body)[0]
+    metadata = api.MessageMetadata.FromString(body[4:4 + size])
+    unpacked = min(metadata.uncompressed_size, 128 << 20) if metadata.compression else 0
+    if 6 * metadata.num_messages_in_batch > max(unpacked, len(body) - 4 - size) and metadata.num_messages_in_batch > 1:
+        return "refused", said.producer_id, said.sequence_id, api.NotAllowedError
     flags = 1 + (2 if metadata.HasField("num_messages_in_batch") else 0)
     if said.is_chunk:
         is_last = metadata.HasField("num_chunks_from_msg") and metadata.chunk_id >= metadata.num_chunks_from_msg - 1
@@ -67,11 +71,12 @@ EXTRAS = st.fixed_dictionaries({}, optional={
     "num_messages_in_batch": st.sampled_from([1, 2, 300]), "highest_sequence_id": NUMBERS, "schema_version": st.just(b"\0" * 8),
     "properties": st.just([api.KeyValue(key="k", value="v")]), "chunk_id": st.sampled_from([0, 3, 2**24 - 1]),
     "num_chunks_from_msg": st.sampled_from([1, 4, 2**24]),
-    "uncompressed_size": st.sampled_from([0, 70_000]),
+    "uncompressed_size": st.sampled_from([0, 1_799, 1_800, 70_000]), "compression": st.sampled_from([0, 2]),
 })
 COMMAND_EXTRAS = st.fixed_dictionaries({}, optional={
     "num_messages": st.sampled_from([1, 300]), "highest_sequence_id": NUMBERS, "is_chunk": st.booleans(), "marker": st.just(False),
 })
+PAYLOADS = st.sampled_from([b"", b"x", b"p" * 60, b"p" * 1_799, b"p" * 1_800])      # too small for 300 messages, or just not
 COUNTS = st.one_of(st.integers(1, 3), st.integers(sends.RUN_MIN, 2 * sends.RUN_MIN))      # of frames alike: too few for a run, or enough
 
 
@@ -79,7 +84,7 @@ COUNTS = st.one_of(st.integers(1, 3), st.integers(sends.RUN_MIN, 2 * sends.RUN_M
 def some_alike(draw) -> list[bytes]:
     """Frames that differ in what changes from one message to the next, and some of them damaged on the way."""
     count, first, producer = draw(COUNTS), draw(NUMBERS), draw(NUMBERS)
-    metadata, said, payload = draw(KEYS) | draw(EXTRAS), draw(COMMAND_EXTRAS), draw(st.sampled_from([b"", b"x", b"p" * 60]))
+    metadata, said, payload = draw(KEYS) | draw(EXTRAS), draw(COMMAND_EXTRAS), draw(PAYLOADS)
     has_checksum = draw(st.sampled_from([True, True, True, False]))
     damaged = draw(st.sets(st.integers(0, count - 1), max_size=3)) if payload and has_checksum else ()
     frames = []

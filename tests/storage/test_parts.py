@@ -1,4 +1,6 @@
 """Batches of which some messages are acknowledged: what is left of them, and that it is kept."""
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -29,7 +31,7 @@ def left(rig, kind=SubType.Exclusive):
     consumer = rig.consumer("a", subType=kind)
     answers = rig.run(rig.flow(consumer, MANY))
     rig.close_consumer(consumer)
-    return {position: sum(word << 64 * number for number, word in enumerate(words)) for position, _, words in rig.given(answers, consumer)}
+    return {position: int.from_bytes(np.array(words, np.uint64).tobytes(), "little") for position, _, words in rig.given(answers, consumer)}
 
 
 # -- what is left -----------------------------------------------------------------------------------------------------------------
@@ -154,11 +156,51 @@ def test_a_power_cut_takes_back_no_part_that_was_answered(tmp_path, monkeypatch)
     assert 0b111 in answered.values()
 
 
+def test_what_a_batch_claims_to_hold_takes_no_memory(rigs, kind):
+    """One that was stored before counts were looked at: what is acknowledged of it is as large as the sets were, at rest and at a start."""
+    rig = rigs()
+    positions, consumer = publish(rig, 2**31 - 1), rig.consumer("a", subType=kind)
+    tracemalloc.start()
+    rig.run(rig.ack_part(consumer, positions[0], ALL_64, ALL_64 - 1, request_id=1))
+    rig.run(rig.ack_part(consumer, positions[0], 0b101, 1 << 63, request_id=2))
+    rig.close_consumer(consumer)
+    assert left(rig, kind) == left(rigs.crash(rig), kind) == left(rigs.restart(rig), kind) == {positions[0]: 0b101 | 1 << 127}
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20 << 20
+
+
+def test_many_words_of_one_batch_are_back_after_a_crash(rigs):
+    """Each is noted once, and again when it changes; those that become 0 too."""
+    rig, words = rigs(), list(range(1, 60_001))
+    positions, consumer = publish(rig, 64 * len(words)), rig.consumer("a")
+    rig.run(rig.ack_part(consumer, positions[0], *words, request_id=1))
+    for number in (7, 59_999):
+        words[number] = 0
+        rig.run(rig.ack_part(consumer, positions[0], *words, request_id=1))
+    rig.close_consumer(consumer)
+    expected = {positions[0]: int.from_bytes(np.array(words, np.uint64).tobytes(), "little")}
+    assert left(rigs.crash(rig)) == left(rigs.restart(rig)) == expected
+
+
 def test_words_are_64_bits_the_lowest_first():
-    assert parts.words(0b11000, 5) == [24]
-    assert parts.words(1 << 64 | 3, 65) == [3, 1]
-    assert parts.words(3, 130) == [3, 0, 0]
-    assert np.array(parts.words(ALL_64, 64), np.uint64).tobytes() == b"\xff" * 8
+    """Those behind the last that has a bit say nothing: to clients and to the journal what is not there is 0."""
+    assert parts.words(0b11000).tolist() == [24]
+    assert parts.words(1 << 64 | 3).tolist() == [3, 1]
+    assert parts.words(1 << 128).tolist() == [0, 0, 1]
+    assert parts.words(0).tolist() == [0]
+    assert parts.words(ALL_64).tobytes() == b"\xff" * 8
+
+
+@pytest.mark.parametrize("messages, bits", [(3, 0b111), (64, ALL_64), (65, 1 << 64 | ALL_64), (1 << 40, (1 << 192) - 1)])
+def test_words_are_read_as_far_as_the_batch_goes(messages, bits):
+    assert parts.bits_of(b"\xff" * 24, messages) == bits
+
+
+def test_words_take_the_place_of_others():
+    assert parts.put(5 << 64 | 3, np.array([0, 2]), np.array([0, 7], np.uint64)) == 7 << 128 | 5 << 64
+    assert parts.put(1 << 64 | 3, np.array([1]), np.array([0], np.uint64)) == 3
+    assert parts.put(0, np.array([3]), np.array([1], np.uint64)) == 1 << 192
 
 
 def test_what_is_left_goes_with_its_own_batch_whatever_was_acknowledged_first(rig, kind):

@@ -188,10 +188,13 @@ def test_other_numbers_may_be_any(peer, kind, fields):
 
 
 def test_an_entry_may_say_any_number_of_itself(peer):
-    """Times, counts and ids are the producer's affair."""
+    """Times and ids are the producer's affair, and so are counts that its payload may hold."""
     peer.open_producer(topic := unique_topic())
-    strange = [{"publish_time": LARGEST, "num_messages_in_batch": 2**31 - 1, "deliver_at_time": -2**63}, {"publish_time": 2**63},
-               {"num_messages_in_batch": -2**31, "event_time": LARGEST, "highest_sequence_id": LARGEST, "sequence_id": LARGEST}]
+    strange = [{"publish_time": LARGEST, "num_messages_in_batch": 20_000_000, "deliver_at_time": -2**63,
+                "compression": api.ZSTD, "uncompressed_size": 2**32 - 1}, {"publish_time": 2**63},
+               {"num_messages_in_batch": -2**31, "event_time": LARGEST, "highest_sequence_id": LARGEST, "sequence_id": LARGEST},
+               {"num_messages_in_batch": 0, "num_chunks_from_msg": 2**31 - 1, "total_chunk_msg_size": 2**31 - 1, "chunk_id": 2**31 - 1},
+               {"num_chunks_from_msg": -2**31, "total_chunk_msg_size": -2**31, "chunk_id": -2**31}]
     entries = [entry_of(message_metadata(**fields)) for fields in strange]
     for entry in entries:
         peer.say(send(entry, sequence_id=LARGEST, highest_sequence_id=LARGEST, num_messages=-5))

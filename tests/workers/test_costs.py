@@ -1,0 +1,145 @@
+"""Commands that would cost an owner more than they cost to send: each is played beside a client that goes on being served."""
+import struct
+
+import pytest
+
+from geminga.proto import pulsar_api_pb2 as api
+
+from ..harness import Broker, unique_topic
+from ..proto.client_frames import T, command, entry_of, message_metadata, send
+from .peer import Peer, error_of
+
+pytestmark = pytest.mark.usefixtures("unharmed")
+
+MESSAGE = struct.pack(">I", 2) + api.SingleMessageMetadata(payload_size=0).SerializeToString()      # the smallest that a batch can hold
+GROWTH_MAX = 200 << 20      # bytes: what 5 MB of command may make all processes take
+
+
+@pytest.fixture
+def peer(broker):
+    with Peer(broker.service_url) as connected:
+        yield connected
+
+
+@pytest.fixture
+def small(broker):
+    """Afterwards the broker has not taken much memory, even for a moment."""
+    before = _peaks(broker)
+    yield
+    after = _peaks(broker)
+    assert all(after[pid] - before[pid] < GROWTH_MAX for pid in before)
+
+
+def _peaks(broker: Broker) -> dict[int, int]:
+    """The most memory that each process ever had."""
+    found = {}
+    for pid in broker.children().values():
+        with open(f"/proc/{pid}/status") as status:
+            found[pid] = next(int(line.split()[1]) << 10 for line in status if line.startswith("VmHWM"))
+    return found
+
+
+def batch(count: int, **metadata) -> bytes:
+    return entry_of(message_metadata(num_messages_in_batch=count, **metadata), MESSAGE * count)
+
+
+def given(peer: Peer, topic: str, *entries: bytes, kind: int = api.CommandSubscribe.Shared) -> list[api.MessageIdData]:
+    """Publishes the entries, and is given them; their ids."""
+    peer.open_producer(topic)
+    answer = peer.ask(T.SUBSCRIBE, topic=topic, subscription="sub", subType=kind, consumer_id=1, request_id=2)
+    assert answer.type == T.SUCCESS
+    peer.say(b"".join(send(entry, sequence_id=number) for number, entry in enumerate(entries)))
+    assert [peer.hear().type for _ in entries] == [T.SEND_RECEIPT] * len(entries)
+    peer.say(command(T.FLOW, consumer_id=1, messagePermits=10_000))
+    return [peer.hear().message.message_id for _ in entries]
+
+
+def ack(peer: Peer, *sets: tuple[api.MessageIdData, list[int]], kind: int = api.CommandAck.Individual) -> None:
+    """Acknowledges, and waits until that has been done."""
+    ids = [api.MessageIdData(ledgerId=identity.ledgerId, entryId=identity.entryId, ack_set=words) for identity, words in sets]
+    answer = peer.ask(T.ACK, consumer_id=1, ack_type=kind, message_id=ids, request_id=9)
+    assert answer.type == T.ACK_RESPONSE and not answer.ackResponse.HasField("error")
+
+
+def backlog(peer: Peer) -> int:
+    return peer.ask(T.CONSUMER_STATS, consumer_id=1, request_id=10).consumerStatsResponse.msgBacklog
+
+
+# -- ack sets
+
+@pytest.mark.parametrize("words", [200_000, 2_000_000])
+@pytest.mark.parametrize("kind, type_", [(api.CommandSubscribe.Shared, api.CommandAck.Individual),
+                                         (api.CommandSubscribe.Exclusive, api.CommandAck.Cumulative)])
+def test_an_ack_set_costs_what_its_batch_can_hold(peer, small, words, kind, type_):
+    """Words behind those of the batch say nothing."""
+    [identity] = given(peer, unique_topic(), batch(3), kind=kind)
+    for left in (0b110, 0b100):
+        ack(peer, (identity, [left] + [1] * (words - 1)), kind=type_)
+    assert backlog(peer) == 1
+    ack(peer, (identity, [0b001] + [1] * (words - 1)), kind=type_)
+    assert backlog(peer) == 0
+
+
+def test_a_large_batch_is_acknowledged_bit_by_bit(peer, small):
+    """The largest that comes uncompressed: whole words, from the end, and then all but one."""
+    count = 800_000
+    [identity] = given(peer, unique_topic(), batch(count))
+    for last in (12_400, 6_000, 2):
+        ack(peer, (identity, [1] * last))
+    ack(peer, (identity, [0, 1]))
+    assert backlog(peer) == 1
+    ack(peer, (identity, [1]))
+    assert backlog(peer) == 0
+
+
+def test_many_ack_sets_in_one_command(peer, small):
+    """Of one batch again and again, and of batches that are nowhere."""
+    [identity] = given(peer, unique_topic(), batch(64))
+    elsewhere = api.MessageIdData(ledgerId=identity.ledgerId, entryId=1 << 40)
+    ack(peer, *[((identity, elsewhere)[number & 1], [-1 << number // 2_000]) for number in range(100_000)])
+    assert backlog(peer) == 1
+    ack(peer, (identity, [0]))
+    assert backlog(peer) == 0
+
+
+# -- counts
+
+@pytest.mark.parametrize("fields", [
+    {"num_messages_in_batch": 2**31 - 1}, {"num_messages_in_batch": 4}, {"num_messages_in_batch": 4, "uncompressed_size": 1 << 30},
+    {"num_messages_in_batch": 4, "compression": api.ZLIB}, {"num_messages_in_batch": 4, "compression": api.LZ4, "uncompressed_size": 23},
+    {"num_messages_in_batch": 2**31 - 1, "compression": api.ZSTD, "uncompressed_size": 2**32 - 1},
+    {"num_messages_in_batch": 4, "encryption_keys": [api.EncryptionKeys(key="k", value=b"v")]}])
+def test_a_batch_that_cannot_hold_its_messages_is_refused(peer, fields):
+    """With an error that fails the message; the connection and its producer go on."""
+    peer.open_producer(topic := unique_topic())
+    peer.say(send(entry_of(message_metadata(**fields), MESSAGE * 3), sequence_id=5) + send(batch(3), sequence_id=6))
+    refused, stored = peer.hear(), peer.hear()
+    assert refused.type == T.SEND_ERROR and error_of(refused) == api.NotAllowedError and refused.send_error.sequence_id == 5
+    assert stored.type == T.SEND_RECEIPT and stored.send_receipt.message_id.entryId == 0
+    peer.subscribe(topic)
+    peer.say(command(T.FLOW, consumer_id=1, messagePermits=10))
+    assert peer.hear().message.message_id.entryId == 0
+
+
+def test_a_run_of_such_batches_is_refused_one_by_one(peer):
+    peer.open_producer(unique_topic())
+    peer.say(b"".join(send(entry_of(message_metadata(num_messages_in_batch=5, sequence_id=number), MESSAGE), sequence_id=number)
+                      for number in range(200)))
+    assert [peer.hear().send_error.sequence_id for _ in range(200)] == list(range(200))
+
+
+@pytest.mark.parametrize("fields, payload", [
+    ({"num_messages_in_batch": 1}, b""), ({"num_messages_in_batch": 4}, MESSAGE * 4),
+    ({"num_messages_in_batch": 4, "compression": api.ZLIB, "uncompressed_size": 24}, b"z" * 12),
+    ({"num_messages_in_batch": 4, "compression": api.ZLIB, "uncompressed_size": 24,
+      "encryption_keys": [api.EncryptionKeys(key="k", value=b"v")]}, b"z" * 12),
+    ({"num_messages_in_batch": 1_000_000, "compression": api.ZSTD, "uncompressed_size": 6_000_000}, b"z" * 12)])
+def test_a_batch_that_may_hold_its_messages_is_stored(peer, small, fields, payload):
+    """Messages without any payload too; what is acknowledged of a batch takes no more memory than its set, whatever it says it has."""
+    [identity] = given(peer, unique_topic(), entry_of(message_metadata(**fields), payload))
+    if fields["num_messages_in_batch"] > 1:
+        ack(peer, (identity, [0b11]))
+        ack(peer, (identity, [0b01]))
+        assert backlog(peer) == 1
+    ack(peer, (identity, [0]))
+    assert backlog(peer) == 0
