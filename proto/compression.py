@@ -7,23 +7,28 @@ import zstandard
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto import varints
+from geminga.proto.batches import UNPACKED_MAX
+
+_CORRUPT = "cannot be decompressed"
 
 
 class Incompressible(Exception):
-    """The payload is not compressed as its metadata says."""
+    """The payload is not compressed as its metadata says, or too large: the text goes behind "its payload"."""
 
 
 def decompress(codec: int, stored: bytes | memoryview, size: int) -> bytes | memoryview:
     """The `size` bytes that were compressed; more are not made, whatever the payload says.  Raises Incompressible."""
     if codec == api.NONE:
         return stored
+    if size > UNPACKED_MAX:
+        raise Incompressible(f"is said to have {size} bytes before compression; at most {UNPACKED_MAX} are made of one")
     try:
         found = _DECOMPRESS[codec](stored, size)
     except (lz4.block.LZ4BlockError, zstandard.ZstdError, snappy.UncompressError, zlib.error, ValueError, IndexError, KeyError,
             MemoryError, OverflowError):
-        raise Incompressible from None
+        raise Incompressible(_CORRUPT) from None
     if len(found) != size:
-        raise Incompressible
+        raise Incompressible(_CORRUPT)
     return found
 
 

@@ -54,12 +54,18 @@ def messages(metadata: api.MessageMetadata, stored: memoryview) -> Iterator[dict
             yield message(metadata, single, payload[behind:at]) | {"batch_index": index}
 
 
+def check(metadata: api.MessageMetadata, stored: memoryview) -> None:
+    """Read all messages, and keep none.  Raises Damaged."""
+    for _ in messages(metadata, stored):
+        pass
+
+
 def undone(metadata: api.MessageMetadata, stored: bytes | memoryview) -> memoryview:
     """The payload before its client compressed it.  Raises Damaged."""
     try:
         return memoryview(decompress(metadata.compression, stored, metadata.uncompressed_size))
-    except Incompressible:
-        raise Damaged("its payload cannot be decompressed") from None
+    except Incompressible as error:
+        raise Damaged(f"its payload {error}") from None
 
 
 def message(outer: api.MessageMetadata, own: api.MessageMetadata | api.SingleMessageMetadata, payload) -> dict:

@@ -288,10 +288,10 @@ class _Reader:
                 chosen, codecs[chosen], begins[chosen], ends[chosen], sizes[chosen])), strict=True):
             try:
                 pieces.append(decompress(codec, raw[begin:end], size))
-            except Incompressible:
+            except Incompressible as error:
                 failed[at] = True
                 pieces.append(b"")
-                self.report(int(block.entry_ids[some[at]]), "its payload cannot be decompressed")
+                self.report(int(block.entry_ids[some[at]]), f"its payload {error}")
         begins, ends, behind = begins.copy(), ends.copy(), len(block.data) + np.cumsum([len(piece) for piece in pieces])
         begins[chosen], ends[chosen] = np.append(len(block.data), behind[:-1]), behind
         return np.frombuffer(b"".join((block.data.data, *pieces, bytes(PAD))), np.uint8), begins, ends, failed
@@ -388,8 +388,11 @@ class _Reader:
                     continue
                 if one_by_one.is_chunk(outer):
                     these = self._chunks.joined(entry_id, row, outer, stored, "payload" in self.columns)
-                else:
+                elif outer.num_messages_in_batch <= MESSAGES_MAX:
                     these = list(one_by_one.messages(outer, stored))
+                else:
+                    one_by_one.check(outer, stored)      # before anything of it is given
+                    these = one_by_one.messages(outer, stored)
             except Damaged as damage:
                 self.report(entry_id, str(damage))
                 continue
@@ -400,9 +403,9 @@ class _Reader:
                     **{name: int(row[name]) for name in ("publish_time", "broker_time", "deliver_at")}}
                 found.append(message)
                 size += message["payload_size"]
-            if len(found) >= MESSAGES_MAX or size >= UNPACKED_MAX:
-                yield self._batch_of(found)
-                found, size = [], 0
+                if len(found) >= MESSAGES_MAX or size >= UNPACKED_MAX:
+                    yield self._batch_of(found)
+                    found, size = [], 0
         if found:
             yield self._batch_of(found)
 

@@ -4,6 +4,8 @@ Each message that is gone leaves a placeholder, empty and marked `compacted_out`
 their ids.  All else is as its producer made it: the messages byte for byte, the codec, the metadata but for the size before compression.
 """
 import struct
+from array import array
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -58,8 +60,10 @@ def _open(entry: bytes, kept: NDArray[np.bool_]) -> _Batch:
     try:
         metadata = api.MessageMetadata.FromString(head)
         return _Batch(head, metadata, compression.decompress(metadata.compression, entry[end:], metadata.uncompressed_size), kept)
-    except (DecodeError, compression.Incompressible) as error:
-        raise Unreadable(f"its {'metadata' if isinstance(error, DecodeError) else 'payload'} cannot be read") from None
+    except DecodeError:
+        raise Unreadable("its metadata cannot be read") from None
+    except compression.Incompressible as error:
+        raise Unreadable(f"its payload {error}") from None
 
 
 def _cut(some: list[_Batch | Unreadable]) -> list[bytes | Unreadable]:
@@ -91,16 +95,15 @@ def _cut(some: list[_Batch | Unreadable]) -> list[bytes | Unreadable]:
     return found
 
 
-def _rewritten(one: _Batch, bounds: list[int]) -> bytes:
+def _rewritten(one: _Batch, bounds: Sequence[int]) -> bytes:
     """bounds (n + 1): where its messages begin, and the last ends."""
     edges = np.flatnonzero(one.kept[1:] != one.kept[:-1]) + 1
-    pieces, is_kept = [], bool(one.kept[0])
+    fresh, is_kept = bytearray(), bool(one.kept[0])
     for first, stop in pairwise((0, *edges.tolist(), len(one.kept))):
-        pieces.append(one.body[bounds[first]:bounds[stop]] if is_kept else PLACEHOLDER * (stop - first))
+        fresh += one.body[bounds[first]:bounds[stop]] if is_kept else PLACEHOLDER * (stop - first)
         is_kept = not is_kept
-    fresh = b"".join(pieces)
     head = with_uncompressed_size(one.head, len(fresh)) if one.metadata.HasField("uncompressed_size") else one.head
-    content = b"".join((SIZE.pack(len(head)), head, compression.compress(one.metadata.compression, fresh)))
+    content = b"".join((SIZE.pack(len(head)), head, compression.compress(one.metadata.compression, bytes(fresh))))
     return _MAGIC + SIZE.pack(crc32c(content)) + content
 
 
@@ -109,9 +112,9 @@ def words_of(kept: NDArray[np.bool_]) -> bytes:
     return np.packbits(kept, bitorder="little").tobytes().ljust(8 * -(-len(kept) // 64), b"\0")
 
 
-def boundaries(body: bytes, count: int) -> list[int]:
+def boundaries(body: bytes, count: int) -> Sequence[int]:
     """(count + 1): where each message of a batch begins, its metadata's size first; the last is the end of them all.  Raises Unreadable."""
-    at, bounds, read = 0, [0], api.SingleMessageMetadata.FromString
+    at, bounds, read = 0, array("q", [0]), api.SingleMessageMetadata.FromString
     try:
         for _ in range(count):
             start = at + 4

@@ -13,11 +13,11 @@ from google.protobuf.message import DecodeError
 
 from geminga.proto import compression
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.batches import UNPACKED_MAX
 from geminga.supervisor.admin.topics import TOPIC, ask_single, number_of, part_of, single_of, status
 
 routes = web.RouteTableDef()
 _METADATA = 6                     # offset in an entry: behind magic and checksum
-_UNCOMPRESSED_MAX = 128 << 20     # bytes that are unpacked for an answer; larger ones stay as they are
 _TEXT_MAX = 1_000                 # characters of a header: clients refuse long ones
 # Headers of fields that are numbers or texts: what is set is shown.
 _FIELDS = {"producer_name": "producer-name", "sequence_id": "sequence-id", "highest_sequence_id": "highest-sequence-id",
@@ -104,7 +104,7 @@ def _shown(found: dict[str, Any]) -> web.Response:
 
 
 def _uncompressed(metadata: api.MessageMetadata, stored: bytes) -> bytes:
-    if metadata.uncompressed_size > _UNCOMPRESSED_MAX:
+    if metadata.uncompressed_size > UNPACKED_MAX:      # it stays as it is
         return stored
     try:
         return compression.decompress(metadata.compression, stored, metadata.uncompressed_size)

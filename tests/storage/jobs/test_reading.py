@@ -252,6 +252,32 @@ def test_what_announces_more_than_it_has_costs_nothing(topic):
     assert len(damage) == 12
 
 
+@pytest.mark.parametrize("codec", CODECS[1:], ids=api.CompressionType.Name)
+@pytest.mark.parametrize("count", [0, 3])
+def test_a_payload_that_is_too_large_unpacked_is_told_of_and_left_out(topic, codec, count):
+    """Little that becomes very much: no more is made of an entry than is for a look at it over HTTP."""
+    filled(topic, 5)
+    size = batches.UNPACKED_MAX + 1
+    more = {"num_messages_in_batch": count} if count else {}
+    topic.add(sealed(metadata_of(codec, size, **more), compression.compress(codec, bytes(size))))
+    damage = []
+    assert len(indexes(rows_of(topic, damage=damage))) == 5
+    assert len(damage) == 1 and f"its payload is said to have {size} bytes before compression" in damage[0]
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_batch_of_very_many_messages_is_read_some_at_a_time(topic, is_cut):
+    """And if its last one is cut, none of it is."""
+    count = 3 * reading.MESSAGES_MAX // 2
+    body = b"\0\0\0\2\x18\0" * count
+    topic.add(sealed(metadata_of(api.ZSTD, len(body) - is_cut, num_messages_in_batch=count),
+                     compression.compress(api.ZSTD, body[:len(body) - is_cut])))
+    damage = []
+    found = [len(rows) for stretch in confirmed.stretches(topic.data_dir, topic.partition_id)
+             for rows in reading.batches(topic.data_dir, stretch, ALL, damage.append)]
+    assert (max(found, default=0) <= reading.MESSAGES_MAX, sum(found), len(damage)) == (True, 0 if is_cut else count, is_cut)
+
+
 def test_a_damaged_row_of_the_index_is_made_anew(topic):
     filled(topic, 20)
     topic.roll()
