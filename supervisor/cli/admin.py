@@ -18,6 +18,7 @@ _ARGUMENTS = {  # what a verb is about, in the order in which it is said -> how 
     "asked_action": (quoted, "produce"),
     "topic": (topic_path, "public/default/orders"),
     "message": (quoted, "12:0"),
+    "message_key": (str, "order-17"),
     "schema_topic": (lambda name: topic_path(name).partition("/")[2], "public/default/orders"),
     "namespace": (namespace_path, "public/default"),
     "tenant": (quoted, "public"),

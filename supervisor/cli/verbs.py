@@ -101,6 +101,16 @@ def _partitioned_lookup(broker: Broker, values: dict[str, Any]) -> dict[str, Any
     return {url: [name for name, its in found.items() if its == url] for url in sorted(set(found.values()))}
 
 
+def _why_partition(broker: Broker, values: dict[str, Any]) -> list[dict[str, Any]]:
+    from geminga.supervisor import hashing
+    count = broker.ask("GET", f"/admin/v2/{values['topic']}/partitions").value()["partitions"]
+    if not count:
+        raise Refused(404, "The topic has no partitions")
+    if not values["message_key"]:
+        raise ValueError("messages without a key go to all partitions in turn")
+    return hashing.partitions_of(values["message_key"], count, values["client"])
+
+
 def _create_subscription(values: dict[str, Any]) -> dict[str, Any]:
     return position_of(values["messageId"]) | ({"properties": values["property"], "excluded": False} if values["property"] else {})
 
@@ -378,6 +388,9 @@ GROUPS: dict[str, tuple[str, tuple[Verb, ...]]] = {
         Verb("lookup", "GET", "/lookup/v2/topic/{topic}", "Show who serves a topic."),
         Verb("partitioned-lookup", "GET", "{topic}/partitions", "Show who serves each partition of a topic.",
              (flag("--sort-by-broker -s", "", "list brokers with their partitions"),), run=_partitioned_lookup),
+        Verb("why-partition", "GET", "{topic}/{message_key}", "Show which partition each client publishes a key to, and by which hash.",
+             (Option("--client", "", "only this one", choices=("java", "go", "python", "cpp", "node")),), "--client java",
+             run=_why_partition),
         Verb("bundle-range", "GET", "/lookup/v2/topic/{topic}/bundle", "Show the bundle of a topic."),
         Verb("stats", "GET", "{topic}/stats", "Show rates, producers, subscriptions and consumers of a topic.", _STATS),
         Verb("partitioned-stats", "GET", "{topic}/partitioned-stats", "Show the same of a topic with partitions.",
