@@ -13,7 +13,11 @@ from geminga.proto.errors import Refusal
 _PARTITION = re.compile(r"^(.+)-partition-(0|[1-9][0-9]{0,8})\Z", re.DOTALL)
 _PART = re.compile(r"^[-=:.\w]+\Z", re.ASCII)  # tenants and namespaces, as Pulsar's NamedEntity has it
 _SYSTEM_NAMESPACES = ("persistent://pulsar/system/", "non-persistent://pulsar/system/")
-SYSTEM_TOPICS = ("__change_events", "__transaction_buffer_snapshot")
+SYSTEM_TOPICS = ("__change_events", "__transaction_buffer_snapshot", "__transaction_buffer_snapshot_segments",
+                 "__transaction_buffer_snapshot_indexes")      # of any namespace
+SYSTEM_SUFFIX = "__transaction_pending_ack"
+_SYSTEM_PREFIXES = tuple(f"{place}{name}" for place in _SYSTEM_NAMESPACES for name in (
+    "transaction_coordinator_assign", "__transaction_log_", "resource-usage"))
 _SHOWN_MAX = 200                    # characters of a name that is refused; five megabytes of it would not fit into an answer
 DOMAINS = ("persistent", "non-persistent")
 LENGTH_MAX = 4_096                  # arbitrary; far above what anybody uses, far below what would hurt the catalogue
@@ -88,7 +92,19 @@ def namespace(text: str) -> str:
 
 def is_system(text: str) -> bool:
     """Whether the complete name is one of a topic that brokers use among themselves."""
-    return text.startswith(_SYSTEM_NAMESPACES) or text.rpartition("/")[2].startswith(SYSTEM_TOPICS)
+    return text.startswith(_SYSTEM_NAMESPACES) or is_reserved(text)
+
+
+def is_reserved(text: str) -> bool:
+    """Whether only brokers make a topic of that complete name."""
+    local = without_partition(text.rpartition("/")[2])
+    return local in SYSTEM_TOPICS or local.endswith(SYSTEM_SUFFIX) or text.startswith(_SYSTEM_PREFIXES)
+
+
+def refuse_reserved(topic: TopicName) -> None:
+    """Raises Refusal for one that users cannot make."""
+    if is_reserved(str(topic)):
+        raise Refusal(api.NotAllowedError, f"Can not create system topic {topic}")
 
 
 def without_partition(text: str) -> str:

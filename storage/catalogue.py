@@ -251,9 +251,9 @@ class Catalogue:
 
     def topic_count(self, namespace: str) -> int:
         """Topics and partitions, but those that brokers use among themselves."""
-        others = " AND name NOT GLOB ?" * len(names.SYSTEM_TOPICS)
-        return self._one(f"SELECT COALESCE(SUM(MAX(partitions, 1)), 0) FROM topics WHERE namespace = ?{others}",
-                         (namespace, *(f"*/{prefix}*" for prefix in names.SYSTEM_TOPICS)))
+        others = [*(f"*/{name}" for name in names.SYSTEM_TOPICS), f"*{names.SYSTEM_SUFFIX}"]
+        left_out = " AND name NOT GLOB ?" * len(others)
+        return self._one(f"SELECT COALESCE(SUM(MAX(partitions, 1)), 0) FROM topics WHERE namespace = ?{left_out}", (namespace, *others))
 
     def base_topics(self, namespace: str) -> list[str]:
         """Base names, sorted."""

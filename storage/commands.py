@@ -13,7 +13,7 @@ from geminga.proto import envelope, names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.connection import object_asked
 from geminga.proto.errors import Refusal
-from geminga.proto.names import TopicName, is_system
+from geminga.proto.names import TopicName, is_system, refuse_reserved
 from geminga.storage import acknowledgements, format, partition, schemas
 from geminga.storage.cursor import SKIPPED, Cursor, Position
 from geminga.storage.dispatch import DISPATCHERS, ranges
@@ -125,6 +125,7 @@ def find_or_create(owner, name: TopicName, *, may_create: bool = True) -> Partit
         why = "is partitioned: use its partitions" if name.partition < 0 else f"has {count} partitions; {name} does not exist"
         raise Refusal(api.TopicNotFound, f"Topic {base} {why}")
     if not count and catalogue.partition_count(name) is None:
+        refuse_reserved(name)
         policies = policies_of(catalogue, name, owner.options)
         if not (may_create and policies.auto_create_topics):
             raise Refusal(api.TopicNotFound, f"Topic {name} does not exist")

@@ -66,7 +66,10 @@ class Directory:
         policies = policies_of(self.catalogue, topic, self._storage)
         if not (may_create and policies.auto_create_topics):
             raise Refusal(api.TopicNotFound, f"Topic {topic} does not exist")
-        if policies.new_topics_partitions and topic.is_persistent:
+        if policies.new_topics_partitions:
+            names.refuse_reserved(topic)
+            if not (topic.is_persistent or self._storage.non_persistent_topics):
+                raise Refusal(api.NotAllowedError, "Non-persistent topics are switched off")
             refuse_topics(self.catalogue, topic.namespace, policies, policies.new_topics_partitions)
             try:
                 self.catalogue.create_topic(topic, policies.new_topics_partitions)

@@ -200,6 +200,8 @@ async def create(request: web.Request) -> web.Response:
 
 def _create(request: web.Request, topic: TopicName, partitions: int, properties: dict[str, str]) -> web.Response:
     topics = request.app[TOPICS]
+    if names.is_reserved(str(topic)):
+        raise web.HTTPBadRequest(text="Cannot create topic in system topic format!")
     if not (topic.is_persistent or topics.storage.non_persistent_topics):
         raise not_allowed(request, "Non-persistent topics are switched off")
     refuse_many(request, topic, max(1, partitions))

@@ -125,9 +125,11 @@ _PULSARS_GRANULARITY_MS, _PULSARS_TICK_MS = 300_000, 1_000      # where nothing 
 
 
 def _delays_enabled(broker: Broker, values: dict[str, Any]) -> None:
-    """What else is set of delays stays."""
+    """What else is set of delays stays.  Without options the wheel is PIP-26's own, whatever it was before."""
     path, found = _delays_of(broker, values)
     granularity, tick = values["time_partition_granularity"], values["tick_duration"]
+    if granularity is None and tick is None:
+        granularity, tick = _PULSARS_GRANULARITY_MS, _PULSARS_TICK_MS
     granularity = found.get("timePartitionGranularityInMillis", _PULSARS_GRANULARITY_MS) if granularity is None else granularity
     tick = (found.get("tickTime") or _PULSARS_TICK_MS) if tick is None else tick
     broker.ask("POST", path, body=found | {"active": True, "tickTime": tick, "timePartitionGranularityInMillis": granularity})
@@ -279,9 +281,9 @@ _TENANT = (Option("--admin-roles -r", ".adminRoles", "roles that may administer 
            Option("--allowed-clusters -c", ".allowedClusters", "clusters that it may use, with commas", LIST, default=()))
 _PERMISSIONS = (need("--role -r", "", "whose"), need("--actions -a", "=", "produce, consume, ..., with commas", LIST))
 _TIME_WHEEL = (
-    Option("--time-partition-granularity -p", "", "how much of a schedule is in one file: 30s, 5m, 1h, 3d, 2w; 5m where nothing is set",
+    Option("--time-partition-granularity -p", "", "how much of a schedule is in one file: 30s, 5m, 1h, 3d, 2w; 5m without options",
            MILLIS),
-    Option("--tick-duration -t", "", "how exactly it is kept: 500ms, 1s, 5m; 1s where nothing is set", MILLIS))
+    Option("--tick-duration -t", "", "how exactly it is kept: 500ms, 1s, 5m; 1s without options", MILLIS))
 _SCHEMA_FILE = need("--filename -f", "", 'a file with {"type": ..., "schema": ..., "properties": {}}', FILE)
 _TIMES = ("from", "to", "deliverAt", "publishTime")      # in the rows of messages that wait
 _PEEK = (_SUBSCRIPTION, Option("--count -n", "", "how many messages", INT, default=1))

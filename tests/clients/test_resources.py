@@ -7,7 +7,11 @@ import uuid
 import pulsar
 import pytest
 
+from geminga.proto import pulsar_api_pb2 as api
+
 from ..harness import eventually, partitioned_topic, partitions_url, request, unique_topic
+from ..proto.client_frames import T
+from ..workers.peer import Peer
 from .test_administration import topic_url
 from .test_python_client import bodies_of, data_of, earliest, publish, receive
 
@@ -16,6 +20,10 @@ LATEST = {"ledgerId": (1 << 63) - 1, "entryId": (1 << 63) - 1}
 
 def put(url, body=None):
     return request("PUT", url, None if body is None else json.dumps(body).encode())[0]
+
+
+def post(url, body=None):
+    return request("POST", url, None if body is None else json.dumps(body).encode())[0]
 
 
 def got(url):
@@ -130,6 +138,66 @@ def test_a_namespace_goes_with_all_that_is_in_it_only_by_force(broker, client, n
     assert request("DELETE", f"{url}?force=true") == (204, "")
     assert request("GET", url)[0] == 404
     assert request("DELETE", tenant)[0] == 204
+
+
+@pytest.mark.parametrize("domain", ["persistent", "non-persistent"])
+def test_topics_that_come_to_be_have_as_many_partitions_as_their_namespace_says(broker, client, namespace, domain):
+    url = f"{broker.http_url}/admin/v2/namespaces/{namespace}/autoTopicCreation"
+    assert post(url, {"allowAutoTopicCreation": True, "topicType": "partitioned", "defaultNumPartitions": 3}) == 204
+    parts = [f"{domain}://{namespace}/t-partition-{number}" for number in range(3)]
+    client.create_producer(f"{domain}://{namespace}/t")
+    assert client.get_topic_partitions(f"{domain}://{namespace}/t") == parts
+    assert got(f"{broker.http_url}/admin/v2/{domain}/{namespace}/other/partitions?checkAllowAutoCreation=true")["partitions"] == 3
+    assert post(url, {"allowAutoTopicCreation": True, "topicType": "non-partitioned"}) == 204
+    client.create_producer(f"{domain}://{namespace}/single")
+    assert client.get_topic_partitions(f"{domain}://{namespace}/single") == [f"{domain}://{namespace}/single"]
+    assert post(url, {"allowAutoTopicCreation": False}) == 204
+    with pytest.raises(pulsar.TopicNotFound):
+        client.create_producer(f"{domain}://{namespace}/none")
+    assert request("GET", f"{broker.http_url}/admin/v2/{domain}/{namespace}/none/partitions?checkAllowAutoCreation=true")[0] == 404
+
+
+RESERVED = ("__change_events", "__change_events-partition-0", "__transaction_buffer_snapshot", "__transaction_buffer_snapshot_segments",
+            "__transaction_buffer_snapshot_indexes", "__transaction_pending_ack", "orders-sub__transaction_pending_ack")
+
+
+@pytest.mark.parametrize("domain", ["persistent", "non-persistent"])
+def test_f148_users_make_no_system_topics(broker, namespace, domain):
+    base = f"{broker.http_url}/admin/v2/{domain}/{namespace}"
+    places = [(namespace, name) for name in RESERVED] + [
+        ("pulsar/system", name) for name in ("transaction_coordinator_assign", "__transaction_log_0", "resource-usage")]
+    with Peer(broker.service_url) as peer:
+        for number, (place, name) in enumerate(places):
+            url = f"{broker.http_url}/admin/v2/{domain}/{place}/{name}"
+            assert (put(url), put(f"{url}/partitions", 2)) == ((412, 412) if "-partition-" in name else (400, 400))
+            assert put(f"{url}/subscription/s", "earliest") in (400, 405)
+            topic = f"{domain}://{place}/{name}"
+            answer = peer.ask(T.PRODUCER, topic=topic, producer_id=number, request_id=number)
+            assert answer.error.error == api.NotAllowedError
+            answer = peer.ask(T.SUBSCRIBE, topic=topic, subscription="s", subType=api.CommandSubscribe.Shared, consumer_id=number,
+                              request_id=number)
+            assert answer.error.error == api.NotAllowedError
+    assert got(f"{base}?includeSystemTopic=true") == []
+
+
+def test_f148_partitions_of_system_topics_do_not_come_to_be(broker, namespace):
+    url = f"{broker.http_url}/admin/v2/namespaces/{namespace}/autoTopicCreation"
+    assert post(url, {"allowAutoTopicCreation": True, "topicType": "partitioned", "defaultNumPartitions": 3}) == 204
+    with Peer(broker.service_url) as peer:
+        answer = peer.ask(T.PARTITIONED_METADATA, topic=f"persistent://{namespace}/__change_events", request_id=1,
+                          metadata_auto_creation_enabled=True)
+        assert answer.partitionMetadataResponse.error == api.NotAllowedError
+    assert got(f"{broker.http_url}/admin/v2/persistent/{namespace}?includeSystemTopic=true") == []
+
+
+def test_a_name_that_only_begins_like_a_system_topics_is_a_users(broker, namespace):
+    """It is listed, and counts."""
+    base = f"{broker.http_url}/admin/v2/persistent/{namespace}"
+    for name in ("__change_events2", "my__change_events", "__transaction_pending_ack_of_mine"):
+        assert put(f"{base}/{name}") == 204
+    assert len(got(base)) == 3
+    assert post(f"{broker.http_url}/admin/v2/namespaces/{namespace}/maxTopicsPerNamespace", 3) == 204
+    assert put(f"{base}/one-more") == 412
 
 
 # -- subscriptions

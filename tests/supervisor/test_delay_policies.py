@@ -218,6 +218,8 @@ def test_f166_f167_x23_pip_26s_verbs_set_the_wheel_and_leave_the_rest(several, p
         assert delays.get() == found | {"active": True}
         assert run(group, "disable-delayed-message", name)[0] == 0
         assert delays.get() == found | {"active": False}
+        assert run(group, "enable-delayed-message", name)[0] == 0
+        assert delays.get() == found | {"active": True, "tickTime": 1_000, "timePartitionGranularityInMillis": 300_000}
         assert run(group, "enable-delayed-message", name, "-p", "10ms")[0] == 1
         delays.delete()
         assert run(group, "disable-delayed-message", name)[0] == 0
