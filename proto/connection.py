@@ -44,7 +44,10 @@ _FIELD_OF_TYPE = {number: api.BaseCommand.DESCRIPTOR.fields_by_number[number].na
 _SEND_HEAD, _ACK_HEAD = b"\x08\x06", b"\x08\x0a"      # BaseCommand{type: SEND, ...} and {type: ACK, ...} as every client writes them
 _SEND = T.SEND        # as T.SEND costs half a microsecond each time
 _WITHOUT_TEXT = frozenset((T.ACK, T.FLOW, T.PING, T.PONG, T.REDELIVER_UNACKNOWLEDGED_MESSAGES))
+_LIGHT = frozenset((T.ACK, T.FLOW, T.PING, T.PONG))      # commands that cost little to deal with, if they are no larger than ...
+_LIGHT_SIZE_MAX = 4 << 10
 EVENTS_MAX = 64
+FIRST_SIZE_MAX = 64 << 10     # of the frame with CONNECT: two tokens of 16 KiB, a proxy's and its client's, and much room around them
 _BACK_OFF_MAX = 4_096         # frames read one by one before a run is tried for again, where runs were short
 
 
@@ -91,12 +94,14 @@ class Connection:
         """Read the frames in bytes at .. end-1 of buffer (and data, the same bytes); returns where those read end.
 
         Adds to `events`.  Stops when there are EVENTS_MAX of them: what they are answered may be a thousand times as much as
-        was read; and behind a CONNECT, which has to be answered first.  Raises ProtocolError.
+        was read; and behind each command that may cost much, so that whoever deals with it can look at the clock; a CONNECT
+        has to be answered first, too.  Raises ProtocolError.
         """
+        total_max = self._total_max if self.state == CONNECTED else FIRST_SIZE_MAX
         while end - at >= 8 and len(self.events) < EVENTS_MAX:
             total, command_size = frames.SIZES.unpack_from(data, at)
-            if total > self._total_max:
-                raise ProtocolError(f"a frame of {total} bytes; at most {self._total_max} are accepted")
+            if total > total_max:
+                raise ProtocolError(f"a frame of {total} bytes; at most {total_max} are accepted")
             if total < 4 or command_size > total - 4:
                 raise ProtocolError(f"a frame of {total} bytes with a command of {command_size}")
             step = 4 + total
@@ -141,7 +146,7 @@ class Connection:
         return len(rows) * step
 
     def _one(self, frame: bytes, command_end: int) -> bool | None:
-        """Whether nothing behind it can be read before it is dealt with."""
+        """Whether it is to be dealt with before what is behind it is read."""
         if frame[8:10] == _SEND_HEAD and self.state == CONNECTED:
             return self._send(frame, command_end)
         if command_end > acks.SIZE_MIN and frame[8:10] == _ACK_HEAD and self.state == CONNECTED \
@@ -155,7 +160,7 @@ class Connection:
             return self._send(frame, command_end)
         self.state = self._next_state(command)
         self.events.append(command)
-        return self.state == AUTHENTICATING
+        return command.type not in _LIGHT or command_end > _LIGHT_SIZE_MAX
 
     def _next_state(self, command: api.BaseCommand) -> str:
         kind = command.type if command.HasField("type") else -1

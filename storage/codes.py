@@ -28,6 +28,7 @@ CODES = {
     "G311": ("clock", "alarm: the clock was put forward or back"),
     "G320": ("limits", "the interpreter is slow: it was built without optimisation"),
     "G321": ("limits", "the host gives the broker less than it needs"),
+    "G322": ("limits", "clients have begun more messages than a worker keeps: the connection that has waited longest is closed"),
     "G330": ("configuration", "the broker cannot serve with this configuration, or in this place"),
     "G331": ("configuration", "keys that mean nothing here, or are taken for something else than they may look"),
     "G332": ("configuration", "a configuration that was to be taken anew is refused: the one before it stays in force"),

@@ -4,6 +4,7 @@
     worker.py    the process: its loop, its clients, its links to the owners
     listeners.py where a process accepts clients; addresses.py, where those are told to go
     client.py    one connection's events turned into envelopes, and back
+    turns.py     whose turn it is, and how much memory clients that are slow may take
     requests.py  what a worker answers by itself: lookup, partition metadata
     schemas.py   what is done to schemas, in a thread
     patterns.py  topics chosen by a pattern

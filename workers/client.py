@@ -18,7 +18,7 @@ from geminga.proto import commands as answers
 from geminga.proto import deliveries, envelope, names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.acks import WORDS_MAX, Acks
-from geminga.proto.connection import CONNECTED, Connection, Send, SendRefused, Sends
+from geminga.proto.connection import CONNECTED, FIRST_SIZE_MAX, Connection, Send, SendRefused, Sends
 from geminga.proto.errors import ProtocolError, Refusal
 from geminga.proto.names import TopicName
 from geminga.proto.sends import PRODUCER_ID
@@ -31,6 +31,7 @@ from geminga.workers.links import OwnerLink
 from geminga.workers.patterns import Pattern
 from geminga.workers.requests import ANSWERS
 from geminga.workers.rights import right_of
+from geminga.workers.turns import UNREAD_MIN
 
 T = api.BaseCommand.Type
 _CUMULATIVE = api.CommandAck.Cumulative
@@ -39,6 +40,7 @@ _OWN_BUFFER_MAPPED = 256 << 10   # and one larger than this takes memory as byte
 _TOPIC_EPOCH_MAX = 1 << 62       # what the catalogue keeps, with room to count on: nobody gets there who did not invent it
 _VERSION_MAX = 200               # characters of what a client says of itself that are kept
 _UNREAD_MAX = 8                  # times write_buffer_bytes that answers may wait before this client is no longer read from
+_SLICE_SECONDS = 0.001           # a client is dealt with until it is somebody else's turn; one command may take longer
 
 
 @dataclass(eq=False, slots=True)
@@ -122,7 +124,9 @@ class Client(asyncio.BufferedProtocol):
         self._withheld: dict[int, tuple[api.BaseCommand, bytes, float]] = {}     # those answered already, their answers, since when
         self._repeated: set[int] = set()           # requests that a second owner was asked, because the first ended over them
         self._closed_producers: set[int] = set()   # closed by the broker: what their client still sends is ignored
-        self._rest = b""                           # of a frame cut short
+        # What was read and not dealt with, in memory of its own: a frame cut short, or all that waits for this client's turn.
+        self._rest: memoryview | bytes = b""
+        self._is_waiting = False                   # for its turn
         self._own: bytearray | mmap.mmap | None = None   # a large frame cut short, in a buffer of its own
         self._filled = 0
         self._runs: deque[Run] = deque()           # to be written
@@ -163,6 +167,8 @@ class Client(asyncio.BufferedProtocol):
         self._runs.clear()
         self.worker.counters.add("lookups_waiting", -len(self._withheld))
         self._count_throttled(bool(self._holding), False)
+        self.give_back()
+        self.worker.turns.read(self)
         self.worker.closed(self)
 
     def get_buffer(self, hint: int) -> memoryview:
@@ -170,7 +176,7 @@ class Client(asyncio.BufferedProtocol):
             return memoryview(self._own)[self._filled:]
         buffer, size = self.worker.buffer, len(self._rest)
         buffer[:size] = self._rest
-        return buffer[size:]
+        return buffer[size:size + self.worker.turns.room if self.identity is not None else FIRST_SIZE_MAX + 4]
 
     def buffer_updated(self, count: int) -> None:
         self.was_heard = True
@@ -182,6 +188,8 @@ class Client(asyncio.BufferedProtocol):
                 own, self._own = self._own, None
                 self._rest = b""
                 self._read(np.frombuffer(own, np.uint8), memoryview(own), len(own))
+            elif len(self._own) > _OWN_BUFFER_MAPPED:
+                self.worker.halves.grew(self, count)
             return
         self._read(self.worker.buffer_array, self.worker.buffer, len(self._rest) + count)
 
@@ -190,16 +198,23 @@ class Client(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._is_writable = self.was_heard = True      # it takes what it is sent
+        self.worker.turns.read(self)
         if self._is_reading:
             self.resume_reading()
         elif self.identity is not None:
+            self.transport.set_write_buffer_limits(high=self.worker.options.write_buffer_bytes)
             self._read_on()
         self.write_runs()
 
     def _read(self, array: NDArray[np.uint8], data: memoryview, end: int) -> None:
-        connection, taken, before = self.connection, 0, -1
+        """Deal with the whole frames in the first `end` bytes of the array, and of data, the same bytes, for as long as a slice lasts.
+
+        Keeps the rest.  A client that still has whole frames there goes on with them when it is its turn; nothing more is read before.
+        """
+        connection, taken, before, is_late = self.connection, 0, -1, False
+        until = time.monotonic() + _SLICE_SECONDS
         try:
-            while taken != before and self._is_reading:
+            while taken != before and self._is_reading and not is_late:
                 before = taken
                 try:
                     taken = connection.receive(array, data, taken, end)
@@ -207,14 +222,47 @@ class Client(asyncio.BufferedProtocol):
                     events, connection.events = connection.events, []
                     for event in events:
                         self._happened(event)
+                is_late = time.monotonic() >= until
         except ProtocolError as error:
+            self.give_back()
             return self.worker.broke_protocol(self, error)
-        self._rest = bytes(data[taken:end])
-        needed = connection.needed(data, taken, end)
-        if needed > max(_OWN_BUFFER_MIN, end - taken):
-            self._own = bytearray(needed) if needed <= _OWN_BUFFER_MAPPED else mmap.mmap(-1, needed)
-            self._filled = end - taken
-            self._own[:self._filled] = self._rest
+        self._keep(data, taken, end, is_late)
+
+    def _keep(self, data: memoryview, taken: int, end: int, is_late: bool) -> None:
+        """Keep the bytes taken .. end-1.  is_late: there may be whole frames in them."""
+        if taken == end or self.transport.is_closing():
+            return self.give_back()
+        if is_late and self._is_reading:
+            self._rest = data[taken:end] if data is not self.worker.buffer else memoryview(bytearray(data[taken:end]))
+            self._is_waiting = True
+            self.worker.halves.keep(self, 0)
+            self.pause_reading()
+            return self.worker.turns.wait(self)
+        self._rest = memoryview(bytearray(data[taken:end]))
+        held, needed = end - taken, self.connection.needed(data, taken, end) if self._is_reading else 0
+        if needed > max(_OWN_BUFFER_MIN, held):
+            is_mapped = needed > _OWN_BUFFER_MAPPED
+            self._own = mmap.mmap(-1, needed) if is_mapped else bytearray(needed)
+            self._filled = held
+            self._own[:held] = self._rest
+            self._rest, held = b"", held if is_mapped else needed
+        self.worker.halves.keep(self, held)
+
+    def give_back(self) -> None:
+        """Nothing is kept of what it has said."""
+        self._rest, self._own = b"", None
+        self.worker.halves.keep(self, 0)
+
+    def give_up(self) -> None:
+        """Too much is kept of what it and others have said."""
+        self._rest, self._own = b"", None
+        self.transport.abort()
+
+    def take_turn(self) -> None:
+        """Go on with what has been read."""
+        self._is_waiting, self.was_heard = False, True
+        if self._is_reading and not self.transport.is_closing():
+            self._go_on_reading()
 
     def stop_reading(self) -> None:
         """Until it takes its answers, or its handshake is done."""
@@ -224,18 +272,22 @@ class Client(asyncio.BufferedProtocol):
     def _read_on(self) -> None:
         """First what had been read by then."""
         self._is_reading = True
-        if self._own is None:
-            rest = bytearray(self._rest)
-            self._read(np.frombuffer(rest, np.uint8), memoryview(rest), len(rest))
-        if self._is_reading:
-            self.resume_reading()
+        if not self._is_waiting:
+            self._go_on_reading()
+
+    def _go_on_reading(self) -> None:
+        if self._own is None and self._rest:
+            rest = self._rest
+            self._read(np.frombuffer(rest, np.uint8), rest, len(rest))
+        self.resume_reading()
 
     def pause_reading(self) -> None:
         if not self.transport.is_closing():
             self.transport.pause_reading()
 
     def resume_reading(self) -> None:
-        if self._is_reading and not self._holding and not self.transport.is_closing() and not (self.worker.is_paused and self.producers):
+        if self._is_reading and not self._is_waiting and not self._holding and not self.transport.is_closing() \
+                and not (self.worker.is_paused and self.producers):
             self.transport.resume_reading()
 
     def hold(self, link: OwnerLink) -> None:
@@ -257,8 +309,8 @@ class Client(asyncio.BufferedProtocol):
 
     @property
     def is_held(self) -> bool:
-        """Whether it is not read from because of a rate."""
-        return bool(self._holding)
+        """Whether it is not read from because of a rate, or because others have their turn."""
+        return self._is_waiting or bool(self._holding)
 
     def listen(self) -> None:
         """It is to show that it lives: whoever still holds it will say so again when it has sent more."""
@@ -269,8 +321,17 @@ class Client(asyncio.BufferedProtocol):
     def write(self, data: bytes) -> None:
         """Send an answer.  A client that does not read its answers is not read from either."""
         self.transport.write(data)
-        if not self._is_writable and self._is_reading and \
-                self.transport.get_write_buffer_size() > _UNREAD_MAX * self.worker.options.write_buffer_bytes:
+        if self._is_reading and (not self._is_writable or self.worker.turns.is_crowded):
+            self._leave_unread()
+
+    def _leave_unread(self) -> None:
+        """Read no more from a client that does not take its answers, before there is too much of them."""
+        turns, size, unread_max = self.worker.turns, self.transport.get_write_buffer_size(), self.worker.options.write_buffer_bytes
+        if self.transport.is_closing() or size <= UNREAD_MIN:
+            return
+        turns.unread(self, size)
+        if size > _UNREAD_MAX * unread_max or turns.is_crowded:
+            self.transport.set_write_buffer_limits(high=min(UNREAD_MIN, unread_max))      # it goes on when it has taken nearly all
             self.stop_reading()
 
     def abort(self) -> None:

@@ -42,6 +42,7 @@ from geminga.workers.options import WorkerOptions
 from geminga.workers.requests import Directory
 from geminga.workers.rights import Rights
 from geminga.workers.schemas import SchemaThread, Work
+from geminga.workers.turns import Halves, Turns
 from geminga.workers.watchers import Watchers
 
 _BUFFER_BYTES = 1 << 20          # what one read can bring, shared by all connections: a read is dealt with before the next
@@ -88,6 +89,8 @@ class Worker:
         self.is_draining = False                  # nobody may produce or subscribe any more
         self.is_paused = False                    # owners have not answered for so much that no producer is read from
         self._loop = asyncio.get_running_loop()
+        self.turns = Turns(self._loop, _BUFFER_BYTES)
+        self.halves = Halves()
         self.watchers = Watchers(self, self._loop)
         self.handshakes = Handshakes(authenticator, counters, self._loop)
         self._authenticator, self._authorization = authenticator, authorization
