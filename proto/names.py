@@ -21,6 +21,7 @@ _SYSTEM_PREFIXES = tuple(f"{place}{name}" for place in _SYSTEM_NAMESPACES for na
 _SHOWN_MAX = 200                    # characters of a name that is refused; five megabytes of it would not fit into an answer
 DOMAINS = ("persistent", "non-persistent")
 LENGTH_MAX = 4_096                  # arbitrary; far above what anybody uses, far below what would hurt the catalogue
+REMEMBERED_MAX = 256                # characters of a name that caches keep: they are bounded by entries, so that entries have to be small
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +56,12 @@ class TopicName:
         return f"{self.domain}://{self.tenant}/{self.namespace_name}/{self.local_name}"
 
 
-@lru_cache(maxsize=16_384)
 def parse(text: str) -> TopicName:
     """The topic that `text` names; raises Refusal(InvalidTopicName)."""
+    return _remembered(text) if len(text) <= REMEMBERED_MAX else _parse(text)
+
+
+def _parse(text: str) -> TopicName:
     domain, separator, path = text.partition("://")
     if not separator:
         domain, path = "persistent", text
@@ -80,6 +84,9 @@ def parse(text: str) -> TopicName:
         raise _invalid(text, f"longer than {LENGTH_MAX} characters, or with a NUL")
     found = _PARTITION.match(local)
     return TopicName(domain, tenant, namespace, local, int(found[2]) if found else -1)
+
+
+_remembered = lru_cache(maxsize=16_384)(_parse)
 
 
 def namespace(text: str) -> str:

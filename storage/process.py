@@ -12,6 +12,7 @@ import mmh3
 import zmq
 
 from geminga.proto import envelope
+from geminga.proto.names import REMEMBERED_MAX
 from geminga.storage import channel
 from geminga.storage.catalogue import CatalogueError, open_catalogue
 from geminga.storage.control import Control, unpacked
@@ -34,10 +35,16 @@ def socket_path(run_dir: Path, serial: int) -> str:
     return f"ipc://{run_dir}/owner-{serial}.sock"
 
 
-@lru_cache(maxsize=65_536)
 def owner_of(partition: str, owners: int) -> int:
     """Rendezvous hash: everybody knows the owner of a partition without asking, and few move when their number changes."""
+    return _remembered(partition, owners) if len(partition) <= REMEMBERED_MAX else _owner_of(partition, owners)
+
+
+def _owner_of(partition: str, owners: int) -> int:
     return max(range(owners), key=lambda owner: mmh3.hash(partition, owner, signed=False))
+
+
+_remembered = lru_cache(maxsize=65_536)(_owner_of)
 
 
 def worker_identity(serial: int) -> bytes:

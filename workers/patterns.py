@@ -5,6 +5,7 @@ A pattern is matched against a topic's whole name without scheme and without -pa
 import struct
 import time
 from functools import lru_cache
+from weakref import WeakSet
 
 import re2
 from crc32c import crc32c
@@ -12,7 +13,8 @@ from crc32c import crc32c
 from geminga.proto import names
 
 LENGTH_MAX = 1_000              # characters of a pattern; arbitrary, and more than anybody writes by hand
-_MEMORY_MAX = 1 << 20           # bytes of one compiled pattern and of what it caches
+_MEMORY_MAX = 256 << 10         # bytes of one compiled pattern and of what it caches
+PATTERNS_MAX = 512              # compiled at a time, by all who watch and have asked; clients evaluate what comes above
 _SECONDS, _SECONDS_PER_NAME = 0.1, 1e-5     # of CPU that a pattern may take for a list: ten times what usual ones do
 _LOOK_EVERY = 64                # names between two looks at the clock
 _HOPELESS = (b"missing", b"unexpected", b"trailing", b"no argument")     # how RE2 says that no dialect has such a pattern
@@ -34,9 +36,11 @@ class Pattern:
     def __init__(self, text: str):
         if len(text) > LENGTH_MAX:
             raise ForeignPattern(f"Pattern longer than maximum: {LENGTH_MAX}")
-        options = re2.Options()
-        options.log_errors, options.max_mem = False, _MEMORY_MAX
-        self._set = re2.Set.FullMatchSet(options)
+        if len(_compiled) >= PATTERNS_MAX:
+            pattern.cache_clear()       # those that nobody uses any more
+            if len(_compiled) >= PATTERNS_MAX:
+                raise ForeignPattern("Too many patterns")
+        self._set = re2.Set.FullMatchSet(_options())
         self._is_slow = False
         path = _without_scheme(text)
         try:
@@ -44,6 +48,7 @@ class Pattern:
             self._set.Compile()
         except re2.error:
             raise _why(path) from None
+        _compiled.add(self)
 
     def choose(self, topics: list[str]) -> list[str]:
         """Those of the complete names that match.  Raises ForeignPattern when that takes too long."""
@@ -61,6 +66,9 @@ class Pattern:
         return not self._is_slow and bool(self.choose([topic]))     # one name never takes long
 
 
+_compiled: WeakSet[Pattern] = WeakSet()
+
+
 @lru_cache(maxsize=128)
 def pattern(text: str) -> Pattern:
     """The compiled pattern.  Raises BrokenPattern, ForeignPattern."""
@@ -70,6 +78,13 @@ def pattern(text: str) -> Pattern:
 def topics_hash(topics: list[str]) -> str:
     """As Pulsar's clients compute it: CRC32-C of the sorted names, its bytes from the lowest on in hexadecimal."""
     return struct.pack("<I", crc32c(",".join(sorted(topics)).encode())).hex()
+
+
+def _options() -> re2.Options:
+    """Of all patterns that come from clients.  Errors are not logged: RE2 would print what a client has sent, raw, to standard error."""
+    options = re2.Options()
+    options.log_errors, options.max_mem = False, _MEMORY_MAX
+    return options
 
 
 def _without_scheme(text: str) -> str:
@@ -85,7 +100,7 @@ def _without_scheme(text: str) -> str:
 def _why(path: str) -> BrokenPattern | ForeignPattern:
     """What RE2 has against a pattern that it does not take."""
     try:
-        re2.compile(path)
+        re2.compile(path, _options())
     except re2.error as error:
         text = error.args[0]
         kind = BrokenPattern if text.startswith(_HOPELESS) else ForeignPattern

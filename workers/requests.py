@@ -15,7 +15,7 @@ from geminga.storage.options import StorageOptions
 from geminga.storage.policies import policies_of, refuse_topics
 from geminga.workers.addresses import Addresses
 
-_CACHE_MAX = 65_536
+_CACHE_MAX = 16_384
 
 
 class Directory:
@@ -33,18 +33,22 @@ class Directory:
         self.addresses, self._configured, self._storage = addresses, storage, self.catalogue.with_changes(storage)
 
     def _refresh(self) -> None:
-        if self.catalogue.changed() or len(self._counts) > _CACHE_MAX:
+        if self.catalogue.changed() or len(self._counts) + len(self._namespaces) > _CACHE_MAX:
             self._counts.clear()
             self._namespaces.clear()
             self._topics_version = None
             self._storage = self.catalogue.with_changes(self._configured)
 
     def _partition_count(self, topic: TopicName) -> int | None:
+        if len(topic.local_name) + len(topic.namespace) > names.REMEMBERED_MAX:
+            return self.catalogue.partition_count(topic)
         if topic not in self._counts:
             self._counts[topic] = self.catalogue.partition_count(topic)
         return self._counts[topic]
 
     def has_namespace(self, namespace: str) -> bool:
+        if len(namespace) > names.REMEMBERED_MAX:
+            return self.catalogue.has_namespace(namespace)
         if namespace not in self._namespaces:
             self._namespaces[namespace] = self.catalogue.has_namespace(namespace)
         return self._namespaces[namespace]

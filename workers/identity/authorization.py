@@ -20,7 +20,8 @@ from geminga.workers.identity.options import AuthorizationOptions
 ADMINISTER, PRODUCE, CONSUME, LOOKUP = "administer", "produce", "consume", "lookup"     # who may produce or consume may look up
 GRANTED = (CONSUME, "functions", "packages", PRODUCE, "sinks", "sources")              # what grants are for
 ACTIONS = (ADMINISTER, LOOKUP, *GRANTED)
-_DECISIONS_MAX = 65_536      # that are remembered
+_DECISIONS_MAX = 16_384      # that are remembered
+_SIZE_MAX = 1_024            # characters of all names in one of them
 
 Resource = TopicName | str
 
@@ -82,7 +83,9 @@ class Authorization:
         if decision is None:
             if max(len(self._decided), len(self._policies)) >= _DECISIONS_MAX:
                 self._forget()
-            decision = self._decided[key] = self._decide(*key)
+            decision = self._decide(*key)
+            if len(identity.role) + len(identity.proxy) + len(str(resource)) + len(subscription) <= _SIZE_MAX:
+                self._decided[key] = decision
         return decision
 
     def _forget(self) -> None:
@@ -90,9 +93,12 @@ class Authorization:
         self._policies.clear()
 
     def _of(self, scope: str) -> dict[str, Any]:
-        if scope not in self._policies:
-            self._policies[scope] = self._catalogue.policies(scope)
-        return self._policies[scope]
+        found = self._policies.get(scope)
+        if found is None:
+            found = self._catalogue.policies(scope)
+            if len(scope) <= _SIZE_MAX:
+                self._policies[scope] = found
+        return found
 
     def _decide(self, role: str, proxy: str, action: str, resource: Resource, subscription: str) -> Decision:
         decision = self._of_role(role, action, resource, subscription)
