@@ -13,8 +13,8 @@ from crc32c import crc32c
 from geminga.proto import names
 
 LENGTH_MAX = 1_000              # characters of a pattern; arbitrary, and more than anybody writes by hand
-_MEMORY_MAX = 256 << 10         # bytes of one compiled pattern and of what it caches
-PATTERNS_MAX = 512              # compiled at a time, by all who watch and have asked; clients evaluate what comes above
+_MEMORY_MAX = 1 << 20           # bytes of one compiled pattern and of what it caches
+PATTERNS_MAX = 256              # compiled at a time, by all who watch and have asked; clients evaluate what comes above
 _SECONDS, _SECONDS_PER_NAME = 0.1, 1e-5     # of CPU that a pattern may take for a list: ten times what usual ones do
 _LOOK_EVERY = 64                # names between two looks at the clock
 _HOPELESS = (b"missing", b"unexpected", b"trailing", b"no argument")     # how RE2 says that no dialect has such a pattern
