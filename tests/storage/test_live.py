@@ -91,3 +91,30 @@ def test_it_may_be_switched_off(rigs):
     section, _ = rig.subscribe(TOPIC, "sub")
     [answer] = rig.run(section).commands()
     assert answer.error.error == api.NotAllowedError
+
+
+def test_ids_go_on_whatever_came_together(rig):
+    producer = rig.producer(TOPIC)
+    first = rig.run(rig.sends(*[(producer, b"x")] * 3))
+    assert (first.positions, rig.run(rig.sends(*[(producer, b"x")] * 2)).positions) == ([(0, 0), (0, 1), (0, 2)], [(0, 3), (0, 4)])
+
+
+def test_a_subscription_has_dropped_what_it_was_not_given(rig):
+    """In messages, those of batches too; one beside it that took all has dropped nothing."""
+    producer, slow, quick = rig.producer(TOPIC), rig.consumer(TOPIC, "slow"), rig.consumer(TOPIC, "quick")
+    rig.run(rig.flow(slow, 1), rig.flow(quick, 100))
+    rig.run(rig.sends((producer, b"a"), (producer, b"b", {"batch": 5}), (producer, b"c")))
+    [topic] = rig.owner.live.values()
+    assert {name: subscription.dropped for (name, _), subscription in topic.subscriptions.items()} == {"slow": 6, "quick": 0}
+    assert topic.dropped == 2
+
+
+def test_a_topic_where_a_producer_waits_is_not_idle(rig):
+    rig.producer(TOPIC)
+    rig.run(rig.command("producer", topic=TOPIC, producer_id=99, request_id=99, producer_access_mode=api.WaitForExclusive))
+    [topic] = rig.owner.live.values()
+    assert len(topic.producers.waiting) == 1
+    topic.producers.live.clear()
+    assert not topic.is_idle
+    topic.producers.waiting.clear()
+    assert topic.is_idle

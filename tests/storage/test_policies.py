@@ -177,3 +177,67 @@ def test_more_is_retained_than_the_quota_lets_be_there(kept, clashes):
 def test_nothing_is_retained_where_a_bound_is_zero(seconds, size, retains):
     found = Policies(retention_s=seconds, retention_bytes=size)
     assert (found.retains, found.work_alone) == (retains, retains)
+
+
+# -- what follows from what holds
+
+@pytest.mark.parametrize("policies, expected", [
+    (Policies(), False), (Policies(message_ttl_s=5), True), (Policies(delete_inactive_topics=True), True),
+    (Policies(subscription_expiration_s=5), True), (Policies(compaction_threshold=5), True),
+    (Policies(retention_s=5, retention_bytes=-1), True), (Policies(retention_s=5), False), (Policies(retention_bytes=5), False),
+    (Policies(quota_age_s=5, quota_age_action="consumer_backlog_eviction"), True),
+    (Policies(quota_age_s=5, quota_age_action="producer_exception"), False),
+    (Policies(quota_bytes=5, quota_age_action="consumer_backlog_eviction"), False)], ids=str)
+def test_what_is_to_be_done_for_partitions_that_nobody_uses(policies, expected):
+    assert policies.work_alone == expected
+
+
+def test_retention_keeps_where_both_of_its_bounds_let_something_be_kept():
+    for seconds, size, expected in ((0, 0, False), (5, 0, False), (0, 5, False), (5, 5, True), (-1, -1, True), (-1, 0, False)):
+        assert Policies(retention_s=seconds, retention_bytes=size).retains == expected
+
+
+def test_a_quota_of_nothing_is_a_quota():
+    for policies, expected in ((Policies(), False), (Policies(quota_bytes=0), True), (Policies(quota_age_s=0), False),
+                               (Policies(quota_age_s=1), True)):
+        assert policies.has_quota == expected
+
+
+def test_a_period_of_a_rate_is_a_second_at_least():
+    found = Policies(dispatch_period_s=0, subscription_dispatch_period_s=-3)
+    assert (found.dispatch_rate[2], found.subscription_dispatch_rate[2]) == (1, 1)
+
+
+def test_blank_fields_are_shown_as_what_is_further_up(catalogue):
+    delayed = TABLE["delayedDelivery"]
+    catalogue.set_policy("public/default", "delayedDelivery", kept_of("delayedDelivery", {"active": True, "tickTime": 700}))
+    catalogue.set_policy(str(TOPIC), "delayedDelivery", kept_of("delayedDelivery", {"active": True, "tickTime": 0}))
+    assert applied(catalogue, TOPIC, delayed, OPTIONS)["tickTime"] == 700
+    assert policies_of(catalogue, TOPIC, OPTIONS).delay_tick_ms == 700
+
+
+# -- numbers and lists
+
+NUMBERS = ["maxProducers", "messageTTL"]
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("wrong", [True, False, 1.0, None, "x", "", [], {}, 1 << 31, -(1 << 31), "2147483648", "-2147483648"], ids=repr)
+def test_what_is_no_number_of_32_bits_is_none(name, wrong):
+    with pytest.raises(Invalid):
+        read(TABLE[name], TABLE[name].namespace, wrong)
+
+
+def test_the_least_and_the_largest_value_are_values():
+    policy = TABLE["delayedDelivery"]
+    for part in policy.parts:
+        for bound, beyond in ((part.least, -1), (part.most, 1)):
+            if bound is not None:
+                assert read(policy, policy.namespace, {"active": True, part.json: bound})[part.json] == bound
+                with pytest.raises(Invalid):
+                    read(policy, policy.namespace, {"active": True, part.json: bound + beyond})
+    assert [part for part in policy.parts if part.least is not None and part.most is not None]
+
+
+def test_a_list_of_choices_has_each_once():
+    assert kept_of("subscriptionTypesEnabled", ["Shared", "Exclusive", "Shared"]) == ["Exclusive", "Shared"]

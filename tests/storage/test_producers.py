@@ -199,3 +199,10 @@ def test_a_refused_reconnection_leaves_the_old_producer_in_its_place():
     producers = Producers(None)
     one, _ = admitted(producers, Shared, WaitForExclusive)
     assert refusal(producers, producer(Shared, one.name, epoch=1)) == "ProducerBusy"
+
+
+def test_when_all_have_to_go_those_who_wait_are_told_as_well():
+    producers = Producers(None)
+    made = admitted(producers, Shared, Shared, WaitForExclusive)
+    assert producers.expel_all() == made
+    assert (producers.live, producers.waiting, producers.exclusive) == ({}, [], None)

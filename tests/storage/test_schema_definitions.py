@@ -9,7 +9,12 @@ import json
 import pytest
 from google.protobuf import descriptor_pb2
 
+from geminga.proto.errors import Refusal
+from geminga.proto.names import parse
 from geminga.storage import avro_rules, schemas
+from geminga.storage.catalogue import open_catalogue
+from geminga.storage.counters import make_counters
+from geminga.storage.policies import Policies
 from geminga.storage.schemas import SIZE_MAX, TYPES, Definition, InvalidSchema, T
 
 BOTH, BACKWARD, FORWARD, NEITHER, SAME = "both", "backward", "forward", "neither", "same"      # the new one reads the old one, or is read
@@ -374,3 +379,49 @@ def test_records_that_hold_each_other_under_other_names_are_compared_once():
     old = record(field("n", ["null", "R"]), name="R")
     new = record(field("n", ["null", "Q"]), name="Q")
     assert reads(new, old) and reads(old, new)
+
+
+# -- keys and values
+
+def test_a_key_or_a_value_is_no_pair_itself():
+    inner = schemas.joined(b"", b"")
+    for part in ("key", "value"):
+        with pytest.raises(InvalidSchema, match="KEY_VALUE is not possible"):
+            schemas.validate(Definition(T.KeyValue, schemas.joined(inner, inner), {f"{part}.schema.type": "KEY_VALUE"}))
+
+
+# -- defaults
+
+@pytest.mark.parametrize("kind, least, most", [("int", -2**31, 2**31 - 1), ("long", -2**63, 2**63 - 1)])
+def test_a_default_has_to_fit_into_its_type(kind, least, most):
+    def obstacle(default):
+        new, old = (avro_rules.parse(json.dumps(one)) for one in (record(a, field("b", kind, default)), record(a)))
+        return avro_rules.obstacle(new, old)
+
+    assert (obstacle(least), obstacle(most)) == ("", "")
+    for wrong in (least - 1, most + 1):
+        try:
+            assert "default is not of its type" in obstacle(wrong)
+        except ValueError as error:      # the library may see it first
+            assert "default" in str(error).lower()
+
+
+# -- what is deleted
+
+def test_a_deleted_version_is_none(tmp_path):
+    """Neither is it found, nor compared with; its number is not given out again."""
+    catalogue, topic = open_catalogue(tmp_path / "catalogue.sqlite"), parse("t")
+    one, other = (Definition(T.Avro, json.dumps(of(kind)).encode(), {}) for kind in ("int", "string"))
+    counters = make_counters(1)[0]
+    try:
+        assert schemas.register(catalogue, topic, one, Policies(), counters) == 0
+        catalogue.delete_schema(topic)
+        assert schemas.versions(catalogue, topic) == [] and schemas.find(catalogue, topic) is None
+        schemas.check_missing(catalogue, topic, Policies(schema_enforced=True))
+        schemas.check(catalogue, topic, other, schemas.FULL, counters)
+        assert schemas.register(catalogue, topic, other, Policies(), counters) == 2
+        assert schemas.versions(catalogue, topic) == [2]
+        with pytest.raises(Refusal, match="Incompatible"):
+            schemas.register(catalogue, topic, one, Policies(), counters)
+    finally:
+        catalogue.close()
