@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from crc32c import crc32c
+from google.protobuf.message import Message
 
 from geminga.proto import connection as connections
 from geminga.proto import pulsar_api_pb2 as api
@@ -39,6 +40,8 @@ def command(kind: int, **fields) -> bytes:
             getattr(inner, name).MergeFrom(type(getattr(inner, name))(**value))
         elif isinstance(value, list):
             getattr(inner, name).extend(value)
+        elif isinstance(value, Message):
+            getattr(inner, name).CopyFrom(value)
         else:
             setattr(inner, name, value)
     return frame(out.SerializePartialToString())
