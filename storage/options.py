@@ -43,6 +43,7 @@ class StorageOptions:
     message_ttl_s: int = 0                    # messages that are not acknowledged by then expire; 0: they do not
     backlog_quota_bytes: int = -1             # of a partition's slowest subscription; -1: no bound
     backlog_quota_age_s: int = -1             # of the oldest message of a backlog; -1: no bound
+    backlog_quota_check: bool = True          # quotas are enforced, whoever has set them
     backlog_quota_policy: str = "producer_request_hold"      # what happens above, see policies.QUOTA_ACTIONS
     max_producers_per_topic: int = 0          # of a topic or partition at a time; of these bounds, 0: there is none
     max_consumers_per_topic: int = 0

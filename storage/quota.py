@@ -51,7 +51,7 @@ class Quotas:
     def watch(self, partition: Partition) -> None:
         """Its policies are new."""
         self._counts.pop(partition, None)
-        if partition.policies.has_quota:
+        if partition.policies.has_quota and self._owner.options.backlog_quota_check:
             self._counts[partition] = _Count()
 
     def release(self, partition: Partition) -> None:

@@ -2,9 +2,10 @@
 
     key=value ──parse──▶ {name: Setting} ──translate──▶ {our key: Setting}, notes
 
-The name of a setting is of one of five kinds: translated (TRANSLATED and SPECIAL), refused (REFUSED: to pass over it would leave open what
-its owner wanted closed), wanted but not there yet (NOT_YET), without effect here (all others in pulsar_keys.txt), or misspelt, which is an
-error.  Ranges are not looked at here: supervisor/config.py checks them once, wherever a value came from.
+The name of a setting is of one of five kinds: translated (TRANSLATED and SPECIAL); refused (REFUSED: to pass over its value would leave
+open what its owner wanted closed); not followed (NOT_YET, UNMET: a line at start says what its value does not bring about); without
+effect here (all others in pulsar_keys.txt, and those above while they demand nothing: one line at start lists them); or misspelt, which
+is an error.  Ranges are not looked at here: supervisor/config.py checks them once, wherever a value came from.
 """
 import difflib
 import re
@@ -18,9 +19,77 @@ FREE_PREFIXES = ("bookkeeper_", "brokerClient_")   # Pulsar hands whatever follo
 NEVER_S = 10 * 365 * 24 * 3600                     # Pulsar's "no limit" for a ledger's age: ten years stand for never
 
 LATER = "not available in this version"
-REFUSED = {
-    "tlsEnabledWithKeyStore": "Java's key stores are not read: name PEM files, by tlsCertificateFilePath and its like",
-    "tlsAllowInsecureConnection": "client certificates that nobody has signed are not accepted",
+
+
+def _is_on(text: str) -> bool:
+    return text.lower() != "false"
+
+
+def _is_off(text: str) -> bool:
+    return text.lower() == "false"
+
+
+def _is_said(text: str) -> bool:
+    return True
+
+
+def _is_bound(text: str) -> bool:
+    return text.isdigit() and int(text) > 0
+
+
+def _is_foreign(text: str) -> bool:
+    """A class that Pulsar does not come with."""
+    return not text.startswith("org.apache.")
+
+
+_PLUGINS = "plug-ins of Pulsar are not loaded"
+# Name: (whether a value demands what is not here, why it is refused).
+REFUSED: dict[str, tuple[Callable[[str], bool], str]] = {
+    "tlsEnabledWithKeyStore": (_is_on, "Java's key stores are not read: name PEM files, by tlsCertificateFilePath and its like"),
+    "tlsAllowInsecureConnection": (_is_on, "client certificates that nobody has signed are not accepted"),
+    "entryFilterNames": (_is_said, "there are no entry filters: consumers would be given what these keep back"),
+    "brokerInterceptors": (_is_said, f"{_PLUGINS}: nobody would look at what these look at"),
+    "brokerEntryPayloadProcessors": (_is_said, f"{_PLUGINS}: payloads would be stored as they come"),
+    "enablePersistentTopics": (_is_off, "persistent topics cannot be switched off"),
+    "haProxyProtocolEnabled": (_is_on, "PROXY headers are not understood: connections would end"),
+    "webServiceHaProxyProtocolEnabled": (_is_on, "PROXY headers are not understood: connections would end"),
+    "bindAddresses": (_is_said, "names one address only: say bindAddress and ports"),
+    "tokenSettingPrefix": (_is_said, "keys under another prefix are not read: name them by tokenSecretKey and its like"),
+    "sslFactoryPlugin": (_is_foreign, f"{_PLUGINS}: name PEM files, by tlsCertificateFilePath and its like"),
+    "clientLibraryVersionCheckEnabled": (_is_on, "versions of clients are not checked: all that speak the protocol may connect"),
+}
+# Name: (whether a value demands what is not here, what is so instead).
+UNMET: dict[str, tuple[Callable[[str], bool], str]] = {
+    "systemTopicEnabled": (_is_off, "policies of topics are kept in the catalogue, without system topics, and go on"),
+    "topicLevelPoliciesEnabled": (_is_off, "policies of topics go on"),
+    "brokerMaxConnections": (_is_bound, "connections are not bounded by that"),
+    "brokerMaxConnectionsPerIp": (_is_bound, "connections are not bounded by that"),
+    "maxTenants": (_is_bound, "any number may be made"),
+    "maxNamespacesPerTenant": (_is_bound, "any number may be made"),
+    "maxNumPartitionsPerPartitionedTopic": (_is_bound, "the number is not bounded by that"),
+    "httpRequestsLimitEnabled": (_is_on, "requests over HTTP have no rate"),
+    "webSocketServiceEnabled": (_is_on, "WebSocket is not served"),
+    "functionsWorkerEnabled": (_is_on, "functions are not run"),
+    "enablePackagesManagement": (_is_on, "packages are not managed"),
+    "messagingProtocols": (_is_said, _PLUGINS),
+    "additionalServlets": (_is_said, _PLUGINS),
+    "extraServerComponents": (_is_said, _PLUGINS),
+    "managedLedgerOffloadDriver": (_is_said, "nothing is offloaded"),
+    "bootstrapNamespaces": (_is_said, "these are not made"),
+    "internalListenerName": (_is_said, "clients that name no listener are told network.advertised_address"),
+    "subscriptionRedeliveryTrackerEnabled": (_is_off, "redeliveries are counted"),
+    "enableBrokerSideSubscriptionPatternEvaluation": (_is_off, "patterns are evaluated by the broker where clients ask for that"),
+    "enableBrokerTopicListWatcher": (_is_off, "lists of topics may be watched"),
+    "brokerDeleteInactivePartitionedTopicMetadataEnabled": (_is_on, "a topic's partitions stay known when all of them were deleted"),
+    "strictTopicNameEnabled": (_is_on, "names are checked as without it"),
+    "splitTopicAndPartitionLabelInPrometheus": (_is_on, "metrics have a partition's name in one label"),
+    "exposeCustomTopicMetricLabelsEnabled": (_is_on, "metrics have no labels of topics' properties"),
+    "webServiceTrustXForwardedFor": (_is_on, "addresses are those that connections come from"),
+    "topicFactoryClassName": (_is_foreign, _PLUGINS),
+    "compactionServiceFactoryClassName": (_is_foreign, _PLUGINS),
+    "dispatchRateLimiterFactoryClassName": (_is_foreign, _PLUGINS),
+    "delayedDeliveryTrackerFactoryClassName": (_is_foreign, _PLUGINS),
+    "schemaRegistryStorageClassName": (_is_foreign, _PLUGINS),
 }
 METHODS = {"AuthenticationProviderTls": "tls", "AuthenticationProviderToken": "token", "AuthenticationProviderBasic": "basic"}
 AUTHORIZATION_PROVIDER = "PulsarAuthorizationProvider"
@@ -70,7 +139,9 @@ def translate(properties: Mapping[str, Setting]) -> tuple[dict[str, Setting], li
     said = {name: setting for name, setting in properties.items() if setting.value}
     given = {ours: _converted(said[name], convert) for name, (ours, convert) in TRANSLATED.items() if name in said}
     special, notes = _special(said, properties)
-    unheard = sorted(said.keys() - TRANSLATED.keys() - SPECIAL - NOT_YET.keys() - REFUSED.keys())
+    unmet = {name: text for name, (demands, text) in UNMET.items() if name in said and demands(said[name].value)}
+    notes += [f"{said[name].origin}: not followed: {text}" for name, text in unmet.items()]
+    unheard = sorted(said.keys() - TRANSLATED.keys() - SPECIAL - NOT_YET.keys() - REFUSED.keys() - unmet.keys())
     if unheard:
         notes.append(f"{len(unheard)} settings of Pulsar have no effect here: {', '.join(unheard)}")
     return given | special, notes
@@ -95,9 +166,13 @@ def _refuse_unknown(properties: Mapping[str, Setting]) -> None:
 
 
 def _refuse_demands(properties: Mapping[str, Setting]) -> None:
-    for name, why in REFUSED.items():
-        if name in properties and properties[name].value.lower() not in ("", "false"):
+    for name, (demands, why) in REFUSED.items():
+        if name in properties and properties[name].value and demands(properties[name].value):
             raise ConfigError(f"{properties[name].origin}: {why}")
+    for name, tls in (("webServiceTlsProtocols", "tlsProtocols"), ("webServiceTlsCiphers", "tlsCiphers")):
+        setting = properties.get(name)
+        if setting and setting.value and setting.value != (properties[tls].value if tls in properties else ""):
+            raise ConfigError(f"{setting.origin}: is one with {tls} here: say that, with the same value")
 
 
 def _converted(setting: Setting, convert: Callable[[str], Any]) -> Setting:
@@ -163,6 +238,7 @@ TRANSLATED: dict[str, tuple[str, Callable[[str], Any]]] = {
     "authenticationRefreshCheckSeconds": ("authentication.refresh_interval_s", str),
     "authorizationAllowWildcardsMatching": ("authorization.wildcards", str),
     "authorizationEnabled": ("authorization.enabled", str),
+    "backlogQuotaCheckEnabled": ("storage.backlog_quota_check", str),
     "backlogQuotaDefaultLimitBytes": ("storage.backlog_quota_bytes", str),
     "backlogQuotaDefaultLimitSecond": ("storage.backlog_quota_age_s", str),
     "backlogQuotaDefaultRetentionPolicy": ("storage.backlog_quota_policy", str),
@@ -254,13 +330,14 @@ TRANSLATED: dict[str, tuple[str, Callable[[str], Any]]] = {
     "webServicePort": ("http_port", str),
     "webServicePortTls": ("tls.http_port", str),
 }
-SPECIAL = {"allowAutoTopicCreationType", "authenticationEnabled", "authenticationProviders", "authorizationProvider",
-           "defaultNumPartitions", "journalSyncData", "tlsEnabled"}
+SPECIAL = {"activeConsumerFailoverConsistentHashing", "allowAutoTopicCreationType", "authenticationEnabled", "authenticationProviders",
+           "authorizationProvider", "backlogQuotaDefaultLimitGB", "defaultNumPartitions", "journalSyncData", "tlsEnabled",
+           "webServiceTlsCiphers", "webServiceTlsProtocols"}
 
 
 def _special(said: Mapping[str, Setting], properties: Mapping[str, Setting]) -> tuple[dict[str, Setting], list[str]]:
     _refuse_tls_without_certificate(said)
-    given = _partitions(said) | _ports(properties) | _methods(said)
+    given = _partitions(said) | _ports(properties) | _methods(said) | _quota(said) | _failover(said)
     wanted = [name for name in NOT_YET if name in said and said[name].value.lower() == "true"]
     notes = [f"{said[name].origin}: {NOT_YET[name]} {LATER}" for name in wanted]
     sync = said.get("journalSyncData")
@@ -270,6 +347,18 @@ def _special(said: Mapping[str, Setting], properties: Mapping[str, Setting]) -> 
         # Pulsar's standalone.conf ships with false; whoever copies that file has not chosen to lose messages.
         notes.append(f"{sync.origin}: not followed: what is acknowledged stays on disk unless storage.sync says otherwise")
     return given, notes
+
+
+def _quota(said: Mapping[str, Setting]) -> dict[str, Setting]:
+    """The older name of the bound in bytes; Pulsar prefers it when it is above 0."""
+    setting = said.get("backlogQuotaDefaultLimitGB")
+    size = _converted(setting, _whole) if setting else None
+    return {"storage.backlog_quota_bytes": size._replace(value=size.value << 30)} if size and size.value > 0 else {}
+
+
+def _failover(said: Mapping[str, Setting]) -> dict[str, Setting]:
+    setting = said.get("activeConsumerFailoverConsistentHashing")
+    return {"storage.failover_selection": Setting("hashring", setting.origin)} if setting and not _is_off(setting.value) else {}
 
 
 def _partitions(said: Mapping[str, Setting]) -> dict[str, Setting]:

@@ -58,6 +58,15 @@ def test_the_next_message_is_refused_and_so_is_whoever_comes_new(rigs, policy, c
     assert is_let_in(rig.run(rig.command("producer", topic="else", producer_id=78, request_id=78)), 78)
 
 
+@pytest.mark.parametrize("policy", [HOLD, EXCEPTION, EVICTION])
+def test_quotas_that_are_not_checked_stop_and_evict_nothing(rigs, policy):
+    rig, producer, consumer, positions = filled(rigs, policy, backlog_quota_check=False)
+    positions += rig.publish(producer, PAYLOAD, PAYLOAD)
+    assert is_let_in(rig.run(asks(rig)))
+    rig.run(after_ms=5_000)
+    assert [position for position, _ in rig.receive(consumer)] == positions
+
+
 def test_who_comes_back_waits_and_is_let_in_when_there_is_room(rigs):
     rig, producer, consumer, positions = filled(rigs, HOLD)
     rig.run(rig.sends((producer, PAYLOAD)))

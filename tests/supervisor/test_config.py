@@ -11,7 +11,7 @@ import pytest
 
 from geminga.storage.options import StorageOptions
 from geminga.supervisor.config import FORMS, KEYS, RANGES, SECTIONS, Config, ConfigError, core_count, load
-from geminga.supervisor.properties import known_names, parse
+from geminga.supervisor.properties import UNMET, known_names, parse
 from geminga.workers.identity.options import Secret
 from geminga.workers.options import WorkerOptions
 
@@ -241,6 +241,11 @@ def retention(config):
     ("maxConcurrentNonPersistentMessagePerConnection=7", lambda c: c.storage.max_live_messages_per_connection, 7),
     ("maxSameAddressProducersPerTopic=7", lambda c: c.storage.max_same_address_producers_per_topic, 7),
     ("maxSameAddressConsumersPerTopic=6", lambda c: c.storage.max_same_address_consumers_per_topic, 6),
+    ("backlogQuotaCheckEnabled=false", lambda c: c.storage.backlog_quota_check, False),
+    ("backlogQuotaDefaultLimitGB=3\nbacklogQuotaDefaultLimitBytes=7", lambda c: c.storage.backlog_quota_bytes, 3 << 30),
+    ("backlogQuotaDefaultLimitGB=-1\nbacklogQuotaDefaultLimitBytes=7", lambda c: c.storage.backlog_quota_bytes, 7),
+    ("activeConsumerFailoverConsistentHashing=true", lambda c: c.storage.failover_selection, "hashring"),
+    ("activeConsumerFailoverConsistentHashing=false", lambda c: c.storage.failover_selection, "name"),
     ("subscriptionKeySharedEnable=false", lambda c: c.storage.key_shared_enabled, False),
     ("ttlDurationDefaultInSeconds=60", lambda c: c.storage.message_ttl_s, 60),
     ("defaultRetentionTimeInMinutes=5\ndefaultRetentionSizeInMB=-1", retention, (300, -1)),
@@ -314,6 +319,53 @@ def test_what_is_wanted_and_missing_is_noted_by_name(written, name, what):
     path = written(f"{name}=true", "broker.conf")
     assert load(path, {}, {})[1] == [f"{path}:1: {name}: {what} not available in this version"]
     assert load(written(f"{name}=false", "broker.conf"), {}, {})[1] == []
+
+
+def test_a_demand_that_is_not_met_has_a_line_of_its_own(written):
+    for name, (demands, what) in UNMET.items():
+        assert name in known_names()
+        for value in ("true", "false", "7", "0", "a.Mine", "org.apache.Theirs"):
+            path = written(f"{name}={value}", "broker.conf")
+            note = f"{path}:1: {name}: not followed: {what}" if demands(value) else f"1 settings of Pulsar have no effect here: {name}"
+            assert load(path, {}, {})[1] == [note], (name, value)
+        assert load(written(f"{name}=", "broker.conf"), {}, {})[1] == []
+    path = written("maxTenants=3\nsystemTopicEnabled=false\nsubscriptionRedeliveryTrackerEnabled=true", "broker.conf")
+    assert load(path, {}, {})[1] == [
+        f"{path}:2: systemTopicEnabled: not followed: policies of topics are kept in the catalogue, without system topics, and go on",
+        f"{path}:1: maxTenants: not followed: any number may be made",
+        "1 settings of Pulsar have no effect here: subscriptionRedeliveryTrackerEnabled"]
+
+
+@pytest.mark.parametrize(("line", "complaint"), [
+    ("entryFilterNames=a.Mine", "there are no entry filters: consumers would be given what these keep back"),
+    ("brokerInterceptors=a", "plug-ins of Pulsar are not loaded: nobody would look at what these look at"),
+    ("brokerEntryPayloadProcessors=a.B", "plug-ins of Pulsar are not loaded: payloads would be stored as they come"),
+    ("enablePersistentTopics=false", "persistent topics cannot be switched off"),
+    ("haProxyProtocolEnabled=true", "PROXY headers are not understood: connections would end"),
+    ("webServiceHaProxyProtocolEnabled=TRUE", "PROXY headers are not understood: connections would end"),
+    ("bindAddresses=a:pulsar://0.0.0.0:6650", "names one address only: say bindAddress and ports"),
+    ("tokenSettingPrefix=mine", "keys under another prefix are not read: name them by tokenSecretKey and its like"),
+    ("sslFactoryPlugin=a.Mine", "plug-ins of Pulsar are not loaded: name PEM files, by tlsCertificateFilePath and its like"),
+    ("clientLibraryVersionCheckEnabled=true", "versions of clients are not checked: all that speak the protocol may connect"),
+    ("webServiceTlsProtocols=TLSv1.3", "is one with tlsProtocols here: say that, with the same value"),
+    ("webServiceTlsCiphers=A", "is one with tlsCiphers here: say that, with the same value"),
+])
+def test_a_demand_that_others_rely_on_is_refused(written, line, complaint):
+    path = written(line, "broker.conf")
+    assert refusal(path) == f"{path}:1: {line.partition('=')[0]}: {complaint}"
+    assert load(written(f"{line.partition('=')[0]}=", "broker.conf"), {}, {})[1] == []
+
+
+@pytest.mark.parametrize("line", [
+    "enablePersistentTopics=true", "haProxyProtocolEnabled=false", "clientLibraryVersionCheckEnabled=false",
+    "sslFactoryPlugin=org.apache.pulsar.common.util.DefaultPulsarSslFactory"])
+def test_what_pulsar_comes_with_demands_nothing(written, line):
+    assert load(written(line, "broker.conf"), {}, {})[0] == load(None, {}, {})[0]
+
+
+def test_ciphers_and_protocols_of_https_may_be_said_as_those_of_all():
+    given = {"PULSAR_PREFIX_tlsProtocols": "TLSv1.3", "PULSAR_PREFIX_webServiceTlsProtocols": "TLSv1.3"}
+    assert load(None, given, {})[0].tls.versions == ("TLSv1.3",)
 
 
 DEMANDS = [
