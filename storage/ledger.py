@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from geminga.storage import format, mending
+from geminga.storage import format, libc, mending
 from geminga.storage.errors import CorruptFile, StorageFull, text_of
 
 _EXTENT_MIN = 64 << 10          # first allocation of a ledger's file; doubled whenever it is full
@@ -33,20 +33,24 @@ def open_max() -> int:
     return max(16, min(8_192, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // (4 * _DESCRIPTORS)))
 
 
-def allocate(path: Path, size: int) -> None:
-    """Make the file at least `size` bytes long and what is new of it writable; raises StorageFull, and leaves it as it was then."""
+def allocate(path: Path, size: int, before: int | None = None) -> None:
+    """Make the file at least `size` bytes long and what is new of it writable; raises StorageFull, and leaves it as it was then.
+
+    before: bytes of it that are writable, if not all are; what was punched out among them stays so.
+    """
     is_there = path.exists()
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise StorageFull(text_of(error)) from error
     try:
-        before = os.fstat(fd).st_size
+        length = os.fstat(fd).st_size
+        before = length if before is None else min(before, length)
         try:
-            if before < size:      # what was punched out of it stays so
+            if before < size:
                 os.posix_fallocate(fd, before, size - before)
         except OSError as error:      # what there was of room is taken now; nobody has touched what is behind the old end
-            os.ftruncate(fd, before)
+            os.ftruncate(fd, length)
             if not is_there:
                 path.unlink()
             raise StorageFull(f"{path}: {error.strerror}") from error
@@ -104,6 +108,7 @@ class Ledger:
         self.first_message = 0
         self.created_ms = 0
         self.is_sealed = False
+        self.was_sealed = False                          # what lies behind its last entry may have been given back
         self.is_unlinked = False
         self.is_released = False                         # somebody else may have opened it anew: this says nothing any more
         self.is_header_lost = False                      # where its messages begin is for its partition to say
@@ -207,7 +212,8 @@ class Ledger:
             except OSError:
                 os.close(fd)
                 raise
-            self._allocated = tuple(os.fstat(fd).st_size for fd in self._fds)
+            is_whole = not self.was_sealed
+            self._allocated = tuple(os.fstat(fd).st_size for fd in self._fds) if is_whole else (self.size, self._index_size(0))
         return self._fds
 
     def _keep_open(self) -> None:
@@ -237,17 +243,17 @@ class Ledger:
         data, index = self._allocated
         return self.size + size <= data and self._index_size(count) <= index
 
-    def reserve(self, count: int, size: int, spare: int = 1 << 62) -> None:
-        """Make room for these; for more if that takes no more than `spare` bytes.  Raises StorageFull."""
+    def reserve(self, count: int, size: int, ahead: int = 1 << 62) -> None:
+        """Make room for these, and in each file for so many bytes more that nobody needs yet, `ahead`, at most.  Raises StorageFull."""
         if self.has_room(count, size):
             return
         data, index = self._allocated
         if self.size + size > data:
-            data = max(min(2 * data, data + spare), _round_up(self.size + size))
-            allocate(self.ledger_path, data)
+            data = max(min(2 * data, data + ahead), _round_up(self.size + size))
+            allocate(self.ledger_path, data, self._allocated[0])
         if (needed := self._index_size(count)) > index:
-            index = max(min(2 * index, index + spare), _round_up(needed))
-            allocate(self.index_path, index)
+            index = max(min(2 * index, index + ahead), _round_up(needed))
+            allocate(self.index_path, index, self._allocated[1])
         self._allocated = data, index
 
     def _index_size(self, more: int) -> int:
@@ -271,10 +277,26 @@ class Ledger:
         self.size = size
 
     def seal(self) -> None:
-        """Nothing is appended any more; the header says how much there is."""
+        """Nothing is appended any more; the header says how much there is, and what was allocated beyond that is given back."""
         self.is_sealed = True
         self.write_header()
+        index_end = self._index_size(0)
+        for fd, path, end, allocated in zip(self._open(), self.files(), (self.size, index_end), self._allocated, strict=True):
+            if (begin := _round_up(end)) < allocated:
+                with contextlib.suppress(OSError):      # not all file systems can, and some need room for it
+                    libc.punch(fd, begin, allocated, path)
         self.close()
+
+    def go_on(self) -> None:
+        """It is the last of its partition, sealed or not: what comes is appended to it."""
+        if self.is_sealed:
+            self.is_sealed, self.was_sealed = False, True
+            self.close()
+
+    @property
+    def unused(self) -> int:
+        """Bytes of its larger file that were allocated ahead."""
+        return self.allocated - self.size
 
     def write_header(self) -> None:
         """The index says how much there is."""

@@ -9,6 +9,7 @@ between nothing is answered, so nothing is answered before it is durable.  The o
 
 What a command does stands in commands.py; this file has the tables and the pass.
 """
+import contextlib
 import json
 import time
 from collections.abc import Callable
@@ -72,6 +73,7 @@ TICK_MS = 1_000             # how often ages are looked at
 _OUTSTANDING_MS = 100       # between counts of what is out, while it is being drained
 _OPS_SIZE_MAX = 10_000 * format.OP.size      # of a record of the journal: the smallest segment that may be configured has room for so many
 ACK_SYNC_MS = 10            # an acknowledgement that nobody waits for is synced with the next answer, or after this
+_UNUSED_MIN = 1 << 20       # bytes that a ledger was allocated ahead, and gives back where there is little room
 _NO_ROOM_SECONDS = 0.1      # between attempts to write what has to be, when the reserve is used up
 _READER_MS = 60_000         # what a reader that never comes back after a seek leaves is kept so long
 _ACTIVE_CONSUMER_SINCE, _END_OF_TOPIC_SINCE = 12, 8     # versions of the protocol
@@ -679,15 +681,15 @@ class Owner:
             self.roll(partition)
             ledger = partition.open_ledger
         if not ledger.has_room(count, size):
-            spare = self.space.spare()
+            self.space.look()
             self.space.check()
-            ledger.reserve(count, size, spare)
+            ledger.reserve(count, size, min(self.space.ahead, max(0, options.roll_over_bytes - ledger.allocated)))
         return ledger
 
-    def _add_ledger(self, partition: Partition) -> None:
-        """Raises StorageFull."""
+    def _add_ledger(self, partition: Partition, *, is_idle: bool = False) -> None:
+        """is_idle: nothing says that it will fill up soon.  Raises StorageFull."""
         self.space.look()
-        partition.add_ledger(self.catalogue.next_ledger_id(), self.now_ms)
+        partition.add_ledger(self.catalogue.next_ledger_id(), self.now_ms, 0 if is_idle else self.space.ahead)
         self.snapshots.ledger_added(partition)
         self._note_opened(partition)
 
@@ -698,9 +700,9 @@ class Owner:
                                 value=opened.first_message))
         self.journal.touched(opened)
 
-    def roll(self, partition: Partition) -> None:
+    def roll(self, partition: Partition, *, is_idle: bool = False) -> None:
         """Go on in a new ledger.  Raises StorageFull."""
-        self._add_ledger(partition)
+        self._add_ledger(partition, is_idle=is_idle)
         self._to_trim[partition] = None
         log.debug("a new ledger was begun", topic=partition.name, ledger=partition.open_ledger.ledger_id)
 
@@ -935,16 +937,28 @@ class Owner:
             elif self.now_ms - since_ms > _READER_MS:
                 del self.expected_readers[subscription]
                 subscription.partition.remove_subscription(subscription)
+        if self.space.is_scarce:
+            self._give_unused_back()
         for partition in list(self._recent):
             last = partition.open_ledger
             idle = not last.entries or self.now_ms - int(last.index[last.last_entry]["broker_time"]) >= TICK_MS
             if idle and partition.could_shrink():
                 try:
-                    self.roll(partition)
+                    self.roll(partition, is_idle=True)
                 except StorageFull:
                     continue
             if idle and partition.open_ledger.entries == 0:
                 self._recent.discard(partition)
+
+    def _give_unused_back(self) -> None:
+        """Open ledgers that were allocated far ahead give that back, and their partitions go on in small ones."""
+        for partition in list(self.by_name.values()):
+            if partition.open_ledger.unused >= _UNUSED_MIN:
+                with contextlib.suppress(StorageFull):      # another time
+                    self.roll(partition, is_idle=True)
+                self.space.look()
+                if not self.space.is_scarce:
+                    return
 
     def _forget_producers(self) -> None:
         bounds = self.now_ms, self.options.deduplication_inactivity_s * 1000, self.options.deduplication_names_max

@@ -161,11 +161,12 @@ class Partition:
 
     # -- ledgers
 
-    def add_ledger(self, ledger_id: int, now_ms: int) -> None:
-        """Seal the open ledger and go on in a new one.  Raises StorageFull and changes nothing then."""
+    def add_ledger(self, ledger_id: int, now_ms: int, ahead: int = 1 << 62) -> None:
+        """Seal the open ledger and go on in a new one, for which so many bytes may be allocated ahead.  Raises StorageFull and changes
+        nothing then."""
         extent = 0
         if self.ledgers:
-            extent = min(self.open_ledger.allocated, self.open_ledger.size)    # the next one fills up as fast as this one did
+            extent = min(self.open_ledger.allocated, self.open_ledger.size, ahead)    # the next one fills up as fast as this one did
         fresh = ledger.create(self.folder, self.partition_id, ledger_id, first_message=self.next_message, created_ms=now_ms, extent=extent)
         if self.ledgers:
             self.open_ledger.seal()
@@ -316,7 +317,7 @@ def open_partition(data_dir: Path, partition_id: int, name: TopicName, topic_epo
         if not found.is_sealed:
             found.seal()
     for found in partition.ledgers[-1:]:
-        found.is_sealed = False           # whatever its header says: the one that came behind it may not have got to disk
+        found.go_on()                     # whatever its header says: the one that came behind it may not have got to disk
     if partition.ledgers:
         partition.next_message = partition.loaded_message = partition.open_ledger.next_message
     _open_view(partition)

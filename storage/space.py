@@ -2,6 +2,9 @@
 
     free bytes    0 ..... publishing is refused ..... disk_refuse_below_bytes ... disk_accept_above_bytes ..... publishing goes on
 
+Ledgers are allocated ahead of what is published, by a part of what is free above the low watermark at most.  Below that they grow by
+what they need, and those with much room that nobody uses are sealed, which gives it back.
+
 What else takes room (states of partitions, the catalogue) has a reserve, a file that is given up piece by piece when others have
 filled the disk, and taken back when publishing goes on.
 """
@@ -20,6 +23,7 @@ from geminga.storage.partition import Partition
 _PIECES = 4               # in which the reserve is given up
 # A small file system is not given up for watermarks that were made for a large one.  Parts of it:
 _REFUSE_PART, _ACCEPT_PART, _RESERVE_PART = 20, 10, 40
+_AHEAD_PART = 4
 _MIB = 1 << 20
 _BARRIER = Barrier(api.ServiceNotReady, "There is no room on the broker's disk; try again", is_waited_for=True)
 
@@ -75,6 +79,16 @@ class Space:
         """Bytes that may be taken before publishing is refused; looked up anew.  Raises NotDurable."""
         self.look()
         return 0 if self.is_full else max(0, self._free - self._refuse_below)
+
+    @property
+    def ahead(self) -> int:
+        """Bytes that a file may be given before anybody needs them: whatever many files take so, publishing is not refused for it."""
+        return max(0, self._free - self._accept_above) // _AHEAD_PART
+
+    @property
+    def is_scarce(self) -> bool:
+        """Nothing is allocated ahead any more."""
+        return self._free < self._accept_above
 
     def check(self) -> None:
         """Raises StorageFull while publishing is refused."""

@@ -12,6 +12,7 @@ from geminga.storage.journal import put_on_disk
 from geminga.storage.owner import TICK_MS
 from geminga.storage.recovery import journal_folder
 
+from ..crash import full
 from .rig import T
 
 MIB = 1 << 20
@@ -236,3 +237,64 @@ def test_no_more_ledgers_are_open_than_a_process_has_descriptors_for(rigs, monke
     for topic in topics:
         assert payloads(rig.everything(topic)) == [b"0", b"1", b"2"]
     assert len(ledger._opened) <= 16
+
+
+def blocks_of(found):
+    """Bytes that a ledger and its index take on disk."""
+    return [path.stat().st_blocks * 512 for path in found.files()]
+
+
+def test_a_sealed_ledger_takes_what_it_holds_and_has_room_again_if_it_has_to_go_on(rigs):
+    """The one behind it may be lost in a power cut: then it is the open one again, and a full disk must not be met while writing to it."""
+    rig = rigs()
+    producer = rig.producer("a")
+    for _ in range(9):
+        rig.publish(producer, bytes(300_000))
+    partition = rig.partition("a")
+    sealed = partition.open_ledger
+    assert blocks_of(sealed)[0] > sealed.size + MIB
+    rig.owner.roll(partition)
+    sizes = [path.stat().st_size for path in sealed.files()]
+    assert blocks_of(sealed)[0] < sealed.size + 8192 and blocks_of(sealed)[1] <= 4096
+    partition.open_ledger.unlink()
+    again = rigs.crash(rig)
+    [position] = again.publish(again.producer("a"), b"behind")
+    went_on = again.partition("a").open_ledger
+    assert position == (sealed.ledger_id, 9) and [path.stat().st_size for path in went_on.files()] >= sizes
+    assert went_on.unused >= 0 and blocks_of(went_on)[0] >= went_on.allocated and len(again.everything("a")) == 10
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 96 MiB."""
+    if reason := full.why_not("tmpfs"):
+        pytest.skip(reason)
+    with full.disk(tmp_path, "tmpfs") as place:
+        yield place
+
+
+def test_a_small_disk_is_used_to_its_watermark_and_after_it_was_cleared_again(small_disk, rigs):
+    """What was allocated ahead neither stops publishing before the disk is full nor keeps it stopped afterwards."""
+    rig = rigs.on(small_disk / "data", journal_segment_bytes=6 * MIB)
+    for topic in ("a", "b"):
+        rig.consumer(topic)
+    body, is_refused = bytes(250_000), lambda: rig.counters.read()["publishing_refused"] == 1
+    for _ in range(3):
+        published = {"a": 0, "b": 0}
+        for topic, at_most in (("b", 10 * MIB), ("a", 1 << 40)):
+            while published[topic] < at_most and not is_refused():
+                producer = rig.producer(topic)
+                while published[topic] < at_most and rig.run(rig.sends((producer, body)), after_ms=10).positions:
+                    published[topic] += len(body)
+                rig.run(after_ms=TICK_MS)
+        stat = os.statvfs(small_disk)
+        free, size = stat.f_bavail * stat.f_frsize, stat.f_blocks * stat.f_frsize
+        assert free < size // 10 and is_refused()
+        used = sum(path.stat().st_blocks * 512 for path in (small_disk / "data" / "partitions").rglob("*.ledger"))
+        assert used - sum(published.values()) < 2 * MIB, (used, published)
+        for topic in published:
+            rig.asked("clear", topic, subscription="sub")
+        for _ in range(3):
+            rig.run(after_ms=TICK_MS)
+        assert not is_refused()
+        assert os.statvfs(small_disk).f_bavail * stat.f_frsize > 60 * MIB
