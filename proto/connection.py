@@ -47,7 +47,7 @@ _WITHOUT_TEXT = frozenset((T.ACK, T.FLOW, T.PING, T.PONG, T.REDELIVER_UNACKNOWLE
 _LIGHT = frozenset((T.ACK, T.FLOW, T.PING, T.PONG))      # commands that cost little to deal with, if they are no larger than ...
 _LIGHT_SIZE_MAX = 4 << 10
 EVENTS_MAX = 64
-FIRST_SIZE_MAX = 64 << 10     # of the frame with CONNECT: two tokens of 16 KiB, a proxy's and its client's, and much room around them
+FIRST_SIZE_MAX = 256 << 10    # of the frame with CONNECT: tokens have 16 KiB at most, and whoever shows a larger one is told so
 _BACK_OFF_MAX = 4_096         # frames read one by one before a run is tried for again, where runs were short
 
 

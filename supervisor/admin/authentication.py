@@ -9,7 +9,6 @@ import asyncio
 import base64
 import binascii
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 from aiohttp import web
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
@@ -18,6 +17,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.counters import EXPIRING_MINUTES, METHODS, RESULTS, Counters, authentication_counter
 from geminga.workers.identity.attempts import Attempts
 from geminga.workers.identity.authentication import NOT_ASKED, Authenticator, Identity, Original
+from geminga.workers.identity.hashes import Hashes
 from geminga.workers.identity.options import IdentityOptions
 from geminga.workers.identity.shown import NotAuthenticated, Shown, certificate_of
 
@@ -25,7 +25,6 @@ IDENTITY = web.RequestKey("identity", Identity)
 _OPEN = "/status.html", "/ready"         # probes have nothing to show
 _METRICS = "/metrics", "/metrics/"
 _SCHEMES = {"bearer": "token", "basic": "basic"}
-_WAITING_MAX = 100                       # requests that wait for a thread
 _SPOOFED = "Invalid combination of Original principal cannot be empty if the request is via proxy."      # in Pulsar's words
 
 
@@ -34,9 +33,8 @@ class Door:
 
     def __init__(self, authenticator: Authenticator, options: IdentityOptions, counters: Counters):
         self._authenticator, self._counters = authenticator, counters
-        self._threads = ThreadPoolExecutor(1, "hashes")
-        self._waiting = 0
         self._attempts: Attempts | None = None      # made when there is a loop
+        self._hashes: Hashes | None = None          # likewise
         self._follow(options)
 
     def configure(self, options: IdentityOptions) -> None:
@@ -54,11 +52,12 @@ class Door:
         if not self._authenticator.is_on or request.path in self._open:
             return NOT_ASKED
         if self._attempts is None:
-            self._attempts = Attempts(self._counters, asyncio.get_running_loop())
+            loop = asyncio.get_running_loop()
+            self._attempts, self._hashes = Attempts(self._counters, loop), Hashes(loop)
         shown = Shown("", b"")
         try:
             shown = self._shown(request)
-            identity = await self._admit(shown, request.headers.get("X-Original-Principal"))
+            identity = await self._admit(request, shown)
         except NotAuthenticated as error:
             await asyncio.sleep(self._attempts.failed(request.remote or "local", shown.method, error))
             if error.code == api.ServiceNotReady:
@@ -68,18 +67,12 @@ class Door:
         self._attempts.succeeded(identity)
         return identity
 
-    async def _admit(self, shown: Shown, principal: str | None) -> Identity:
+    async def _admit(self, request: web.Request, shown: Shown) -> Identity:
+        principal = request.headers.get("X-Original-Principal")
         original = Original(principal) if principal is not None else None
         if not self._authenticator.is_slow(shown):
             return self._authenticator.admit(shown, original, may_repeat=True)
-        if self._waiting >= _WAITING_MAX:
-            raise NotAuthenticated("BUSY", "too many wait", api.ServiceNotReady, "Too many clients show who they are; try again")
-        self._waiting += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(
-                self._threads, lambda: self._authenticator.admit(shown, original, may_repeat=True))
-        finally:
-            self._waiting -= 1
+        return await self._hashes.result(request.remote or "local", lambda: self._authenticator.admit(shown, original, may_repeat=True))
 
     def _shown(self, request: web.Request) -> Shown:
         header = request.headers.get("Authorization", "")

@@ -319,3 +319,33 @@ def test_a_broker_does_not_start_with_keys_that_it_cannot_use(tmp_path, wrong, s
     done = subprocess.run([*COMMAND, "--config", str(tmp_path / "geminga.toml"), "--data-dir", str(tmp_path / "data")], capture_output=True,
                           text=True, timeout=60)
     assert (done.returncode, done.stderr.splitlines()[-1]) == (2, f"geminga: {said}") and not (tmp_path / "data").exists()
+
+
+def test_password_guesses_keep_nobody_else_out(folder, asking):
+    """Three hundred connections of one address guess again and again; whoever comes from another with the right password gets in."""
+    made = [f"user{number}:{bcrypt.hashpw(b'right', bcrypt.gensalt(10)).decode()}" for number in range(3)]
+    config = folder / "guessed.toml"
+    (folder / "guessed").write_text("\n".join(made) + "\n")
+    config.write_text(f'[authentication]\nmethods = ["basic"]\nusers = "{folder}/guessed"\n')
+    broker = Broker(folder / "guessed-data", "--config", str(config), "--workers", "1", "--owners", "1")
+    try:
+        broker.start()
+        before = broker.children()
+        with contextlib.ExitStack() as guessers:
+            for number in range(300):
+                guessers.enter_context(Peer(broker.service_url, connect("basic", b"user0:guess-%d" % number), source="127.0.0.2"))
+            for number in range(3):
+                began = time.monotonic()
+                with Peer(broker.service_url, connect("basic", b"user%d:right" % number), source="127.0.0.3") as witness:
+                    assert witness.hear().type == T.CONNECTED
+                assert time.monotonic() - began < 3
+        assert broker.children() == before
+    finally:
+        broker.close()
+
+
+def test_what_comes_behind_a_connect_that_waits_is_looked_at(asking):
+    """A size of four gigabytes there was once memory to be filled: nothing had looked at it before the password was right."""
+    with peer(asking, connect("basic", b"joe:" + PASSWORD.encode()) + b"\xff\xff\xff\xff\0\0\0\0") as waiting:
+        waiting.socket.settimeout(10)
+        assert [heard.type for heard in waiting.until_closed()] == [T.CONNECTED]

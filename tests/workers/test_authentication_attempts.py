@@ -62,12 +62,15 @@ def test_an_episode_is_told_when_it_begins_and_when_it_is_over(tried, loop, capf
     for _ in range(5):
         tried.failed("10.0.0.1", "token", BAD)
         loop.pass_(10)
-    tried.failed("10.0.0.1", "<script>\n", NotAuthenticated("UNKNOWN_METHOD", "a method that is not configured"))
-    assert capfd.readouterr().err == "geminga: authentication failed from 10.0.0.1 by token: not a token\n"
+    for _ in range(2):
+        tried.failed("10.0.0.1", "<script>\n", NotAuthenticated("UNKNOWN_METHOD", "a method that is not configured"))
+    assert capfd.readouterr().err == (
+        "geminga: authentication failed from 10.0.0.1 by token: not a token\n"
+        "geminga: authentication failed from 10.0.0.1 by another method: a method that is not configured\n")
     loop.pass_(61)
     loop.pass_(61)
-    assert capfd.readouterr().err == ("geminga: authentication failed 6 times from 10.0.0.1 in 50 s, the last time by another method: "
-                                      "a method that is not configured\n")
+    assert capfd.readouterr().err == ("geminga: authentication failed 7 times from 10.0.0.1 in 50 s: 5 by token: not a token; "
+                                      "2 by another method: a method that is not configured\n")
     assert not loop.due
     tried.failed("10.0.0.1", "token", BAD)
     loop.pass_(61)
@@ -82,6 +85,17 @@ def test_a_thousand_addresses_do_not_fill_the_log(tried, loop, capfd):
     capfd.readouterr()
     tried.failed("10.1.1.1", "token", BAD)
     assert "from 980 more addresses" in capfd.readouterr().err
+
+
+def test_invented_causes_do_not_fill_the_log(tried, loop, capfd):
+    """Sizes are part of some: those beyond a few are counted together, and all of them are."""
+    for size in range(500):
+        tried.failed("10.0.0.1", "token", NotAuthenticated("INVALID_TOKEN", f"a token of {size} bytes"))
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == attempts._CAUSES_MAX + 1 and lines[-1].endswith("from 10.0.0.1 for other causes")
+    loop.pass_(61)
+    summary = capfd.readouterr().err
+    assert "500 times from 10.0.0.1" in summary and "1 by token: a token of 7 bytes; 492 for other causes" in summary
 
 
 def test_addresses_that_are_remembered_are_bounded(tried, monkeypatch):

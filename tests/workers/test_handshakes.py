@@ -9,7 +9,7 @@ from passlib.hash import ldap_sha1
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import ProtocolError
 from geminga.storage.counters import make_counters
-from geminga.workers.identity import handshakes
+from geminga.workers.identity import handshakes, hashes
 from geminga.workers.identity.authentication import OURSELVES, Authenticator, Identity
 from geminga.workers.identity.handshakes import Handshakes
 from geminga.workers.identity.options import AuthenticationOptions, AuthorizationOptions, IdentityOptions
@@ -49,8 +49,8 @@ class Loop:
         self.now = end
 
     def finish_threads(self) -> None:
-        done, self.threads = self.threads, []
-        for future in done:
+        while self.threads:
+            future = self.threads.pop(0)
             for callback in future.callbacks:
                 callback(future)
 
@@ -156,16 +156,50 @@ def test_who_left_meanwhile_is_left_alone(made, loop):
     for client in gone:
         client.is_closed = True
     loop.finish_threads()
-    assert not any(client.heard or client.identity for client in gone) and made._waiting == 0
+    assert not any(client.heard or client.identity for client in gone) and made._hashes.waiting == 0
 
 
 def test_only_so_many_wait_for_a_thread(made, loop):
-    waiting = [connect(made, Client(), "basic", b"joe:test") for _ in range(handshakes._WAITING_MAX)]
+    waiting = [connect(made, Client(), "basic", b"joe:test") for _ in range(hashes.OF_ADDRESS_MAX + 1)]      # one is computed
     one_more = connect(made, Client(), "basic", b"joe:test")
     assert one_more.heard[0].error.error == api.ServiceNotReady and one_more.is_closed
     loop.finish_threads()
     assert all(client.identity for client in waiting)
     assert connect(made, Client(), "basic", b"joe:test").identity
+
+
+def test_addresses_take_turns_at_the_thread(made, loop):
+    """Guesses of one address wait for each other; whoever comes from another waits for one of them, and is never refused for them."""
+    guessers = [connect(made, Client(), "basic", b"joe:guess-%d" % number) for number in range(200)]
+    witnesses = []
+    for number in range(2, 5):
+        witnesses.append(Client())
+        witnesses[-1].host = f"10.0.0.{number}"
+        connect(made, witnesses[-1], "basic", b"joe:test")
+    for _ in range(5):      # the guess that is computed, one more, and theirs
+        future = loop.threads.pop(0)
+        future.callbacks[0](future)
+    assert all(witness.identity for witness in witnesses)
+    assert sum(client.is_closed for client in guessers) < 200 - 90
+
+
+def test_with_many_addresses_each_has_fewer_that_wait(made, loop):
+    """So that all of them together are bounded; one of each always may."""
+    for number in range(hashes._WAITING_MAX + 10):
+        client = Client()
+        client.host = f"10.0.{number // 250}.{number % 250}"
+        assert not connect(made, client, "basic", b"joe:guess").is_closed
+    assert connect(made, client, "basic", b"joe:guess").is_closed      # its second
+    assert made._hashes.waiting < hashes._WAITING_MAX + 10
+
+
+def test_who_has_left_costs_no_hash(made, loop):
+    first, *others = [connect(made, Client(), "basic", b"joe:guess") for _ in range(10)]
+    for client in others:
+        client.is_closed = True
+    future = loop.threads.pop(0)
+    future.callbacks[0](future)
+    assert not loop.threads and made._hashes.waiting == 0
 
 
 def test_an_answer_that_waits_ends_the_connection_when_it_is_given(made, loop):

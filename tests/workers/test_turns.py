@@ -132,7 +132,7 @@ def test_who_asks_much_at_once_is_answered_between_others(witness, flood, said):
 # -- memory
 
 def test_before_connect_a_frame_is_small(alone, witness):
-    """Room for two tokens, and no more: nobody holds megabytes before it is known who that is."""
+    """Room for tokens, and no more: nobody holds megabytes before it is known who that is."""
     with Peer(alone.service_url, struct.pack(">II", FIRST_SIZE_MAX + 1, 20)) as peer:
         assert peer.until_closed() == []
     shown = {"client_version": "test", "auth_method_name": "token", "auth_data": bytes(FIRST_SIZE_MAX - 100)}

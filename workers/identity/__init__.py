@@ -9,6 +9,7 @@
     basic.py             users and passwords
     sources.py           keys and password files, which change while they are used
     attempts.py          those that fail: counted, told, slowed down
+    hashes.py            the thread for what is slow, shared out by address
     handshakes.py        the same over the binary protocol, and again when a token expires
     authorization.py     (Identity, action, resource) -> allowed or not, and why
 """

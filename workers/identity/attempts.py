@@ -1,4 +1,4 @@
-"""Attempts to authenticate: counted, told in the log once per episode, and slowed down where they go on failing.
+"""Attempts to authenticate: counted, told in the log once per episode and cause, and slowed down where they go on failing.
 
 An episode is what one address does without a minute's rest; of IPv6 a network of 64 bits counts as one address.  From its third failure on
 each answer is later than the one before.  Who succeeds never waits.
@@ -6,7 +6,7 @@ each answer is later than the one before.  Who succeeds never waits.
 import ipaddress
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from geminga.storage.counters import EXPIRING_MINUTES, Counters, authentication_counter
 from geminga.storage.log import log
@@ -17,7 +17,9 @@ _REST_SECONDS = 60.0          # without a failure, after which an episode is ove
 _UNSLOWED = 2                 # failures that are answered at once
 _FIRST_SECONDS, _LAST_SECONDS = 0.25, 8.0
 _ADDRESSES_MAX = 10_000       # that are remembered; the one that failed longest ago is forgotten first
-_LINES_MAX = 20               # episodes whose beginning is told in a minute
+_LINES_MAX = 20               # lines a minute about episodes that begin, and causes that they have not had before
+_CAUSES_MAX = 8               # of an episode; others are counted together
+_OTHERS = "for other causes"
 
 
 @dataclass(slots=True)
@@ -26,7 +28,7 @@ class Episode:
     last: float
     failures: int = 0
     is_told: bool = False
-    text: str = ""
+    causes: dict[str, int] = field(default_factory=dict)      # how often each, in the order of their first time
 
 
 class Attempts:
@@ -61,9 +63,12 @@ class Attempts:
         self._episodes.move_to_end(address)
         episode.failures += 1
         episode.last = now
-        episode.text = f"by {method if method in ('token', 'basic', 'tls') else 'another method'}: {error.why}"
-        if episode.failures == 1:
-            self._begin(address, episode, now)
+        cause = f"by {method if method in ('token', 'basic', 'tls') else 'another method'}: {error.why}"
+        if cause not in episode.causes and len(episode.causes) >= _CAUSES_MAX:
+            cause = _OTHERS
+        episode.causes[cause] = episode.causes.get(cause, 0) + 1
+        if episode.causes[cause] == 1:
+            self._begin(address, episode, cause, now)
         if len(self._episodes) > _ADDRESSES_MAX:
             self._end(*self._episodes.popitem(last=False))
         if not self._is_due:
@@ -84,22 +89,24 @@ class Attempts:
         if self._is_due:
             self._loop.call_later(_REST_SECONDS, self._sweep_again)
 
-    def _begin(self, address: str, episode: Episode, now: float) -> None:
+    def _begin(self, address: str, episode: Episode, cause: str, now: float) -> None:
+        """An episode has begun, or has a cause that it has not had before."""
         if now - self._lines_since >= _REST_SECONDS:
             if self._untold:
                 log.warning(f"authentication failed from {self._untold} more addresses", code="G404")
             self._lines, self._lines_since, self._untold = 0, now, 0
-        episode.is_told = self._lines < _LINES_MAX
-        if episode.is_told:
+        if self._lines < _LINES_MAX:
             self._lines += 1
-            log.warning(f"authentication failed from {address} {episode.text}", code="G404", client=address)
-        else:
+            episode.is_told = True
+            log.warning(f"authentication failed from {address} {cause}", code="G404", client=address)
+        elif episode.failures == 1:
             self._untold += 1
 
     def _end(self, address: str, episode: Episode) -> None:
         if episode.failures > 1 and episode.is_told:
-            log.warning(f"authentication failed {episode.failures} times from {address} in {episode.last - episode.began:.0f} s, "
-                        f"the last time {episode.text}", code="G404", client=address)
+            causes = "; ".join(f"{count} {cause}" for cause, count in episode.causes.items())
+            log.warning(f"authentication failed {episode.failures} times from {address} in {episode.last - episode.began:.0f} s: {causes}",
+                        code="G404", client=address)
 
 
 def address_of(host: str) -> str:

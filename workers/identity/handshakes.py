@@ -8,7 +8,6 @@
 import asyncio
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from geminga.proto import commands as answers
@@ -17,10 +16,10 @@ from geminga.proto.errors import ProtocolError
 from geminga.storage.counters import Counters
 from geminga.workers.identity.attempts import Attempts
 from geminga.workers.identity.authentication import NOT_ASKED, OURSELVES, Authenticator, Identity, Original
+from geminga.workers.identity.hashes import Hashes
 from geminga.workers.identity.shown import NotAuthenticated, Shown, certificate_of
 
 _SECONDS = 30                # from a connection to the end of its handshake
-_WAITING_MAX = 100           # handshakes that wait for a thread; what comes above is told to try again
 _DELAYED_MAX = 1_000         # answers that are kept back; what comes above is answered at once
 
 
@@ -30,8 +29,8 @@ class Handshakes:
     def __init__(self, authenticator: Authenticator, counters: Counters, loop: asyncio.AbstractEventLoop):
         self._authenticator, self._counters, self._loop = authenticator, counters, loop
         self._attempts = Attempts(counters, loop)
-        self._threads = ThreadPoolExecutor(1, "hashes")       # not begun before it has something to do
-        self._waiting = self._delayed = 0
+        self._hashes = Hashes(loop)
+        self._delayed = 0
         self._expiring: set = set()                            # clients whose identities do
         self._round = loop.call_later(authenticator.refresh_interval_s, self._refresh)
 
@@ -81,14 +80,12 @@ class Handshakes:
 
     def _beside(self, client, method: str, demand: Callable[[], Identity], done: Callable[[Identity], None]) -> None:
         """Check it in a thread."""
-        if self._waiting >= _WAITING_MAX:
-            busy = NotAuthenticated("BUSY", "too many wait", api.ServiceNotReady, "Too many clients show who they are; try again")
-            return self._refuse(client, method, busy)
-        self._waiting += 1
-        self._loop.run_in_executor(self._threads, demand).add_done_callback(partial(self._came_back, client, method, done))
+        try:
+            self._hashes.put(client.host, demand, partial(self._came_back, client, method, done), lambda: not client.transport.is_closing())
+        except NotAuthenticated as busy:
+            self._refuse(client, method, busy)
 
     def _came_back(self, client, method: str, done: Callable[[Identity], None], future: asyncio.Future) -> None:
-        self._waiting -= 1
         if future.cancelled() or client.transport.is_closing():
             if not future.cancelled():
                 future.exception()      # else asyncio tells that nobody asked
