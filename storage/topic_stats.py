@@ -221,7 +221,7 @@ def internal(found: Topic) -> dict:
             "totalSize": storage_bytes(found) if found.is_persistent else 0}
     subscriptions = found.subscriptions.values()
     if not found.is_persistent:
-        return told | {"currentLedgerEntries": 0, "currentLedgerSize": 0, "waitingCursorsCount": 0, "pendingAddEntriesCount": 0,
+        return told | {"currentLedgerEntries": 0, "currentLedgerSize": 0, "waitingCursorsCount": 0,
                        "cursors": {one.name: _of_cursor(one) for one in subscriptions if is_named(found, one)}}
     last = found.open_ledger
     return told | {
@@ -253,11 +253,11 @@ def _of_cursor(subscription: Subscription) -> dict:
     found, cursor = subscription.partition, subscription.cursor
     stored, runs = found.is_persistent, acknowledged_runs(cursor, found.ledgers)
     told = {
-        "waitingReadOp": stored and _is_waiting(subscription), "pendingReadOps": 0, "messagesConsumedCounter": sum(cursor.totals),
+        "waitingReadOp": stored and _is_waiting(subscription), "messagesConsumedCounter": sum(cursor.totals),
         "cursorLedger": -1 if stored else 0, "cursorLedgerLastEntry": -1 if stored else 0, "active": bool(subscription.consumers),
         "numberOfEntriesSinceFirstNotAckedMessage": _entries_between(subscription) if stored else 0,
         "totalNonContiguousDeletedMessagesRange": sum(len(some) for _, some in runs),
-        "subscriptionHavePendingRead": stored and _is_waiting(subscription), "subscriptionHavePendingReplayRead": False,
+        "subscriptionHavePendingRead": stored and _is_waiting(subscription), "subscriptionHavePendingReplayRead": again(subscription) > 0,
     }
     if stored:
         ranges = [f"({ledger_id}:{before}..{ledger_id}:{last}]" for ledger_id, some in runs for before, last in some[:_RANGES_MAX].tolist()]
