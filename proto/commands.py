@@ -55,6 +55,13 @@ def producer_success(request_id: int, name: str, *, is_ready: bool = True, topic
     return frame(api.BaseCommand(type=Type.PRODUCER_SUCCESS, producer_success=answer))
 
 
+def repeated_success(frames: bytes, request_id: int) -> bytes:
+    """The PRODUCER_SUCCESS that was given before, for another request."""
+    command = api.BaseCommand.FromString(frames[8:])
+    command.producer_success.request_id = request_id
+    return frame(command)
+
+
 def close_producer(producer_id: int) -> bytes:
     answer = api.CommandCloseProducer(producer_id=producer_id, request_id=NO_REQUEST)
     return frame(api.BaseCommand(type=Type.CLOSE_PRODUCER, close_producer=answer))

@@ -52,7 +52,7 @@ CONNECTION_ALIVE = 2    # it has answered a PROBE
 DISCOVERS = 3           # it was told the topics of the namespace that is named instead of a command
 LOOKED_UP = 4           # it asked where a topic is that is new to it: "request-id name"
 INTRODUCED = 5          # comes before its first command to an owner: {"address", "version", "partial"} in JSON, see Session
-PRODUCER_EXPELLED, CONSUMER_EXPELLED = 6, 7     # it has lost the right to the producer or consumer whose id stands in digits
+PRODUCER_EXPELLED, CONSUMER_EXPELLED = 6, 7     # it is not to have a producer or consumer: "id handle"; handle 0: that was not told yet
 
 REPLY_ROW = np.dtype([
     ("connection", "<u4"),
@@ -65,8 +65,9 @@ REPLY_ROW = np.dtype([
 ])
 NO_REQUEST = 0xFFFFFFFFFFFFFFFF
 WRITE, PRODUCER_READY, PRODUCER_GONE, CONSUMER_READY, CONSUMER_GONE = 0, 1, 2, 3, 4
-CONSUMER_EPOCH = 6       # `handle` is what the messages delivered from here on carry
+CONSUMER_EPOCH = 6       # `object_id` is the consumer's handle, `handle` what the messages delivered to it from here on carry
 HOLD, GO_ON = 7, 8       # the connection is not read from; it is again, as far as this owner goes
+END = 9                  # the connection is ended
 PROBE = 5    # PING the client: a sign of life is told as CONNECTION_ALIVE, silence ends the connection
 
 RUN_ROW = np.dtype([

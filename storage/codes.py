@@ -24,6 +24,7 @@ CODES = {
     "G205": ("processes", "a process waits in the kernel, most likely for a disk"),
     "G206": ("processes", "alarm: a process has to be started again and again"),
     "G290": ("internal", "an error of the program's own"),
+    "G291": ("internal", "a client's command, or a question of administration, met an error of the program's own"),
     "G310": ("memory", "alarm: memory is nearly used up"),
     "G311": ("clock", "alarm: the clock was put forward or back"),
     "G320": ("limits", "the interpreter is slow: it was built without optimisation"),

@@ -3,8 +3,10 @@
 Each takes (owner, session, command), changes the owner's tables, notes what the journal has to keep, and puts answers into
 the outbox; none of them leaves before the pass is durable.  A Refusal raised here becomes the command's error answer.
 """
+import traceback
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
+from functools import partial
 
 import numpy as np
 
@@ -18,6 +20,7 @@ from geminga.storage import acknowledgements, format, partition, schemas
 from geminga.storage.cursor import SKIPPED, Cursor, Position
 from geminga.storage.dispatch import DISPATCHERS, ranges
 from geminga.storage.dispatch.base import Obstacle, busy
+from geminga.storage.errors import NotDurable, StorageFull
 from geminga.storage.live import LiveTopic
 from geminga.storage.log import DEBUG, log
 from geminga.storage.partition import Partition, op
@@ -32,6 +35,7 @@ _RESERVED_NAMES = ("", "pulsar.dedup")
 _NAME_MAX = 4_096                         # characters of a producer's or subscription's name; arbitrary, and more than anybody uses
 QUARANTINE = "geminga.quarantine.deaths"  # property of a subscription: an entry is parked when so many consumers died over it
 _DEATHS_MAX = 10_000
+_EXPELLED = Refusal(api.ServiceNotReady, "Told to go before it was made; try again")      # and be told what has changed
 
 
 def carry_out(owner, session, command: api.BaseCommand, *, probed: bool = False) -> None:
@@ -64,6 +68,8 @@ def end_session(owner, session, *, by_client: bool) -> None:
     """The connection is closed, by its client or by an end of the worker: its producers and consumers are gone."""
     owner.sessions.pop((session.worker, session.connection), None)
     owner.discovery.ended((session.worker, session.connection))
+    for kind, object_id in list(session.waiting):
+        _withdraw(owner, session, kind, object_id)
     for producer in list(session.producers.values()):
         _remove_producer(owner, session, producer)
     for consumer in list(session.consumers.values()):
@@ -73,6 +79,37 @@ def end_session(owner, session, *, by_client: bool) -> None:
     session.producers.clear()
     session.consumers.clear()
     resume(owner, session, is_alive=False)
+
+
+def abandon(owner, session) -> None:
+    """One of the session's commands failed half-way: nothing of its client is left in any table, in whichever of them it is."""
+    mine = session.worker, session.connection
+    steps = [partial(_withdraw, owner, session, kind, object_id) for kind, object_id in session.waiting]
+    for found in (*owner.by_name.values(), *owner.live.values()):
+        for producer in (*found.producers.live.values(), *found.producers.waiting):
+            if (producer.worker, producer.connection) == mine:
+                steps.append(partial(_remove_producer, owner, session, producer))
+        for subscription in list(found.subscriptions.values()):
+            for consumer in subscription.consumers:
+                if (consumer.worker, consumer.connection) == mine:
+                    steps.append(partial(_remove_consumer, owner, session, consumer))
+            if not (subscription.is_durable or subscription.consumers or subscription in owner.expected_readers):
+                steps.append(partial(found.remove_subscription, subscription))      # made for a consumer that did not come to be
+    for step in [*steps, partial(resume, owner, session, is_alive=False)]:
+        try:
+            step()
+        except NotDurable:
+            raise
+        except Exception:
+            log.error(f"tables that a command left cannot be put in order: {traceback.format_exc()}", code="G291")
+    for table, counter in ((owner.producers, "producers"), (owner.consumers, "consumers"), (owner.live_producers, "")):
+        for handle in [handle for handle, one in table.items() if (one.worker, one.connection) == mine]:
+            del table[handle]
+            if counter:
+                owner.counters.add(counter, -1)
+    session.producers.clear()
+    session.consumers.clear()
+    owner.discovery.ended(mine)
 
 
 def _count_death(owner, consumer: Consumer) -> None:
@@ -89,22 +126,28 @@ def _count_death(owner, consumer: Consumer) -> None:
 
 def resume(owner, session, *, is_alive: bool) -> None:
     """Carry out the commands that waited for the fate of this session's connection."""
-    for other, command in owner.parked.pop((session.worker, session.connection), ()):
-        if (other.worker, other.connection) in owner.sessions:
+    for (other, kind, object_id), command in owner.parked.pop((session.worker, session.connection), {}).items():
+        other.waiting.pop((kind, object_id), None)
+        if owner.has(other):
             owner.carry_out(other, command, probed=is_alive)
 
 
 def _park(owner, session, command: api.BaseCommand, worker: int, connection: int) -> None:
     """Wait with the command until the other connection, which is in its way, has shown whether it lives."""
-    owner.parked.setdefault((worker, connection), []).append((session, command))
-    owner.outbox(worker).reply(connection, b"", action=envelope.PROBE)
+    object_id = object_asked(command)
+    session.waiting[command.type, object_id] = worker, connection
+    waiting = owner.parked.setdefault((worker, connection), {})
+    if not waiting:      # else it is being asked
+        owner.outbox(worker).reply(connection, b"", action=envelope.PROBE)
+    waiting[session, command.type, object_id] = command
 
 
-def _withdraw(owner, session, kind: int, object_id: int) -> None:
-    """What was closed before it was made is not made when its turn comes."""
-    for waiting in owner.parked.values():
-        waiting[:] = [(other, command) for other, command in waiting
-                      if other is not session or command.type != kind or object_asked(command) != object_id]
+def _withdraw(owner, session, kind: int, object_id: int) -> api.BaseCommand | None:
+    """What was closed before it was made is not made when its turn comes; returns the command."""
+    where = session.waiting.pop((kind, object_id), None)
+    if isinstance(where, Partition):
+        return owner.gate.withdraw(session, where, object_id)
+    return owner.parked.get(where, {}).pop((session, kind, object_id), None)
 
 
 # -- topics
@@ -143,7 +186,10 @@ def find_or_create(owner, name: TopicName, *, may_create: bool = True) -> Partit
 def forget_if_idle(owner, found: Partition | LiveTopic) -> None:
     """A topic that keeps nothing is only there as long as somebody uses it."""
     if not found.is_persistent and found.is_idle and forget(owner, found) and found.name.partition < 0:
-        owner.catalogue.delete_topic(found.name, for_now=True)
+        try:
+            owner.catalogue.delete_topic(found.name, for_now=True)
+        except StorageFull as error:      # nobody waits for that; the next start does it
+            owner.complain(f"{error}; {found.name} stays in lists of topics", code="G103")
 
 
 def forget(owner, found: LiveTopic) -> bool:
@@ -271,18 +317,23 @@ def _let_next_in(owner, producer: Producer) -> None:
         _producer_ready(owner, successor, successor.request_id)
 
 
-def expel_producer(owner, producer: Producer) -> None:
-    """Another has taken its place; its client may come back and be told what holds."""
+_FENCED = Refusal(api.ProducerFenced, "Fenced by a producer with ExclusiveWithFencing")
+
+
+def expel_producer(owner, producer: Producer, why: Refusal = _FENCED) -> None:
+    """Another has taken its place; its client may come back and be told what holds.  why: what one is told that waits for its turn."""
     session = owner.sessions.get((producer.worker, producer.connection))
     if session is not None:
         session.producers.pop(producer.producer_id, None)
     if log.level >= DEBUG:
         _log(session, "a producer was told to go", producer.partition, producer=producer.name)
     _take_right(owner, producer)
-    data = _farewell_to_producer(producer.partition, producer.producer_id)
-    if not producer.is_ready and not (producer.partition.is_persistent and producer.partition.policies.migrated_to):
-        data = answers.error(producer.request_id, api.ProducerFenced, "Fenced by a producer with ExclusiveWithFencing")
-    owner.outbox(producer.worker).reply(producer.connection, data, action=envelope.PRODUCER_GONE, object_id=producer.producer_id)
+    data, which = _farewell_to_producer(producer.partition, producer.producer_id), {"handle": producer.handle}
+    if not producer.is_ready:      # its worker does not know the handle
+        which = {"request_id": producer.request_id}
+        if not (producer.partition.is_persistent and producer.partition.policies.migrated_to):
+            data = answers.error(producer.request_id, why.code, why.message)
+    owner.outbox(producer.worker).reply(producer.connection, data, action=envelope.PRODUCER_GONE, object_id=producer.producer_id, **which)
 
 
 def _farewell_to_producer(found: Partition | LiveTopic, producer_id: int) -> bytes:
@@ -291,8 +342,8 @@ def _farewell_to_producer(found: Partition | LiveTopic, producer_id: int) -> byt
     return answers.topic_migrated(api.CommandTopicMigrated.Producer, producer_id, *to) + close if to else close
 
 
-def _dismiss(owner, producer: Producer) -> None:
-    expel_producer(owner, producer)
+def _dismiss(owner, producer: Producer, why: Refusal = _FENCED) -> None:
+    expel_producer(owner, producer, why)
     _let_next_in(owner, producer)
 
 
@@ -323,15 +374,17 @@ def _close_producer(owner, session, command: api.BaseCommand) -> None:
         owner.publish_held(producer.partition)
         _remove_producer(owner, session, producer)
     _withdraw(owner, session, T.PRODUCER, request.producer_id)
-    owner.gate.withdraw(session, request.producer_id)
-    _success(owner, session, request.request_id, envelope.PRODUCER_GONE, request.producer_id)
+    _success(owner, session, request.request_id)
 
 
-def _success(owner, session, request_id: int, action: int = envelope.WRITE, object_id: int = 0) -> None:
-    """What came before is durable then, acknowledgements too: a closed consumer has nothing left to wait for."""
+def _success(owner, session, request_id: int, gone: Consumer | None = None) -> None:
+    """What came before is durable then, acknowledgements too: a closed consumer has nothing left to wait for.
+
+    gone: is not there any more, which its worker does not know yet.
+    """
     owner.answer_needs_sync()
-    owner.outbox(session.worker).reply(session.connection, answers.success(request_id), request_id=request_id, action=action,
-                                       object_id=object_id)
+    action = {} if gone is None else {"action": envelope.CONSUMER_GONE, "object_id": gone.consumer_id, "handle": gone.handle}
+    owner.outbox(session.worker).reply(session.connection, answers.success(request_id), request_id=request_id, **action)
 
 
 # -- subscriptions and consumers
@@ -342,6 +395,7 @@ def _subscribe(owner, session, command: api.BaseCommand, *, probed: bool = False
     if existing is not None:
         return _consumer_ready(owner, existing, request.request_id)
     _check_subscribe(owner, request)
+    deaths_max = _deaths_max(request)
     found = find_or_create(owner, names.parse(request.topic), may_create=request.force_topic_creation)
     _refuse_consumer(owner, session, found, request)
     if request.HasField("schema"):
@@ -357,7 +411,6 @@ def _subscribe(owner, session, command: api.BaseCommand, *, probed: bool = False
             and subscription not in owner.expected_readers:      # one that sought begins where it wanted to
         reset(owner, subscription, _rolled_back(owner, found, request))
     consumer = _new_consumer(owner, session, request, subscription)
-    deaths_max = _deaths_max(request)
     if (obstacle := _obstacle(subscription, request.subType, consumer)) is not None:
         holder = obstacle.holder
         if not probed and (holder.worker, holder.connection) != (session.worker, session.connection):
@@ -586,7 +639,7 @@ def _consumer_ready(owner, consumer: Consumer, request_id: int) -> None:
 def _tell_epoch(owner, consumer: Consumer) -> None:
     """Its worker, what the consumer's messages carry from now on."""
     if consumer.epoch is not None:
-        owner.outbox(consumer.worker).reply(consumer.connection, b"", action=envelope.CONSUMER_EPOCH, object_id=consumer.consumer_id,
+        owner.outbox(consumer.worker).reply(consumer.connection, b"", action=envelope.CONSUMER_EPOCH, object_id=consumer.handle,
                                             handle=consumer.epoch)
 
 
@@ -594,10 +647,14 @@ def _remove_consumer(owner, session, consumer: Consumer) -> None:
     subscription = consumer.subscription
     if log.level >= DEBUG:
         _log_consumer(session, "a consumer was closed", consumer)
-    owner.consumers.pop(consumer.handle, None)
-    owner.counters.add("consumers", -1)
+    if owner.consumers.pop(consumer.handle, None) is not None:
+        owner.counters.add("consumers", -1)
     subscription.partition.now_ms = owner.now_ms
-    subscription.detach(consumer)
+    try:
+        subscription.detach(consumer)
+    except Exception:      # whatever its dispatcher takes for handed out now: the others come back, and it begins anew
+        expel_consumers(owner, subscription)
+        raise
     if not subscription.consumers:
         subscription.partition.attached.pop(subscription, None)
         if not subscription.is_durable:
@@ -614,26 +671,38 @@ def expel_consumers(owner, subscription: Subscription) -> None:
             session.consumers.pop(consumer.consumer_id, None)
         if log.level >= DEBUG:
             _log_consumer(session, "a consumer was told to go", consumer)
-        owner.consumers.pop(consumer.handle, None)
-        owner.counters.add("consumers", -1)
+        if owner.consumers.pop(consumer.handle, None) is not None:
+            owner.counters.add("consumers", -1)
         data = answers.close_consumer(consumer.consumer_id)
         if subscription.has_moved:
             to = subscription.partition.policies.migrated_to
             data = answers.topic_migrated(api.CommandTopicMigrated.Consumer, consumer.consumer_id, *to) + data
-        owner.outbox(consumer.worker).reply(consumer.connection, data, action=envelope.CONSUMER_GONE, object_id=consumer.consumer_id)
+        owner.outbox(consumer.worker).reply(consumer.connection, data, action=envelope.CONSUMER_GONE, object_id=consumer.consumer_id,
+                                            handle=consumer.handle)
     subscription.vacate()
     subscription.partition.attached.pop(subscription, None)
 
 
-def expel(owner, session, object_id: int, *, is_producer: bool) -> None:
-    """The session's producer or consumer is told to go, as its client may not have it any more."""
-    if is_producer and (producer := session.producers.get(object_id)) is not None:
-        _dismiss(owner, producer)
-        forget_if_idle(owner, producer.partition)
-    elif not is_producer and (consumer := session.consumers.pop(object_id, None)) is not None:
-        _remove_consumer(owner, session, consumer)
-        owner.outbox(session.worker).reply(session.connection, answers.close_consumer(object_id), action=envelope.CONSUMER_GONE,
-                                           object_id=object_id)
+def expel(owner, session, object_id: int, handle: int, *, is_producer: bool) -> None:
+    """The session's producer or consumer is told to go, as its client may not have it any more; so is one that waits to be made.
+
+    handle: its; 0 when its worker does not know it yet.  The worker is told in any case that it is gone.
+    """
+    kind, table, gone, farewell = (T.PRODUCER, session.producers, envelope.PRODUCER_GONE, answers.close_producer) if is_producer else \
+        (T.SUBSCRIBE, session.consumers, envelope.CONSUMER_GONE, answers.close_consumer)
+    found = table.get(object_id)
+    if found is None or (handle and found.handle != handle):
+        if (command := None if handle else _withdraw(owner, session, kind, object_id)) is not None:
+            refuse(owner, session, command, _EXPELLED)
+        elif handle:
+            owner.outbox(session.worker).reply(session.connection, farewell(object_id), action=gone, object_id=object_id, handle=handle)
+    elif is_producer:
+        _dismiss(owner, found, _EXPELLED)
+        forget_if_idle(owner, found.partition)
+    else:
+        del table[object_id]
+        _remove_consumer(owner, session, found)
+        owner.outbox(session.worker).reply(session.connection, farewell(object_id), action=gone, object_id=object_id, handle=found.handle)
 
 
 def expel_all(owner, found: Partition | LiveTopic) -> None:
@@ -652,7 +721,7 @@ def _close_consumer(owner, session, command: api.BaseCommand) -> None:
     if consumer is not None:
         _remove_consumer(owner, session, consumer)
     _withdraw(owner, session, T.SUBSCRIBE, request.consumer_id)
-    _success(owner, session, request.request_id, envelope.CONSUMER_GONE, request.consumer_id)
+    _success(owner, session, request.request_id)
 
 
 def _consumer(session, consumer_id: int) -> Consumer:
@@ -670,7 +739,7 @@ def _unsubscribe(owner, session, command: api.BaseCommand) -> None:
     del session.consumers[request.consumer_id]
     _remove_consumer(owner, session, consumer)
     delete_subscription(owner, subscription)
-    _success(owner, session, request.request_id, envelope.CONSUMER_GONE, request.consumer_id)
+    _success(owner, session, request.request_id, consumer)
 
 
 def _redeliver(owner, session, command: api.BaseCommand) -> None:

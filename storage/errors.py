@@ -15,6 +15,10 @@ class NotDurable(Exception):
     """What was decided cannot be put on disk.  Nothing of it was answered; who decided it ends, and begins anew with what is there."""
 
 
+class Interrupted(BaseException):
+    """What was decided went to disk in part, for a reason that nobody has thought of: its process ends, whatever it was doing it for."""
+
+
 class CorruptFile(Exception):
     """A file does not hold what it should."""
 

@@ -3,7 +3,6 @@
 A cause says what is in the way.  As soon as one does, the partition's producers are told to go, and what they sent and got no
 answer to is dropped: their clients keep it, come back, and send it again when they are let in.
 """
-import itertools
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -43,7 +42,7 @@ class Cause(Protocol):
 @dataclass(slots=True)
 class _Waiting:
     looked_ms: int
-    commands: list[tuple]        # (session, command, since when)
+    commands: dict[tuple, tuple]        # (session, producer's id) -> (session, command, since when)
 
 
 class Gate:
@@ -70,19 +69,21 @@ class Gate:
             return True
         if not (found.is_waited_for and command.producer.epoch):
             raise found.refusal
-        waiting = self._waiting.setdefault(partition, _Waiting(self._owner.now_ms, []))
-        waiting.commands.append((session, command, self._owner.now_ms))
+        waiting, producer_id = self._waiting.setdefault(partition, _Waiting(self._owner.now_ms, {})), command.producer.producer_id
+        waiting.commands[session, producer_id] = session, command, self._owner.now_ms
+        session.waiting[command.type, producer_id] = partition
         return False
 
-    def withdraw(self, session, producer_id: int) -> None:
-        """The producer that waits was closed by its client."""
-        for waiting in self._waiting.values():
-            waiting.commands[:] = [one for one in waiting.commands if one[0] is not session or one[1].producer.producer_id != producer_id]
+    def withdraw(self, session, partition: Partition, producer_id: int) -> api.BaseCommand | None:
+        """The producer that waits is not wanted any more; returns its command."""
+        waiting = self._waiting.get(partition)
+        return waiting and waiting.commands.pop((session, producer_id), (None, None))[1]
 
     def release(self, partition: Partition) -> None:
         """It is given up: those that wait for it are to look it up again."""
         waiting = self._waiting.pop(partition, None)
-        for session, command, _ in waiting.commands if waiting else ():
+        for session, command, _ in waiting.commands.values() if waiting else ():
+            session.waiting.pop((command.type, command.producer.producer_id), None)
             commands.refuse(self._owner, session, command, Refusal(api.ServiceNotReady, "The topic was unloaded; try again"))
 
     def look(self, now_ms: int) -> None:
@@ -91,11 +92,10 @@ class Gate:
             if now_ms - waiting.looked_ms < _LOOK_MS:
                 continue
             waiting.looked_ms, found = now_ms, self.barrier(partition)
-            is_over = [found is None or now_ms - since_ms >= _WAIT_MS for _, _, since_ms in waiting.commands]
-            over = list(itertools.compress(waiting.commands, is_over))
-            waiting.commands = [one for one, done in zip(waiting.commands, is_over, strict=True) if not done]
-            for session, command, _ in over:
-                if (session.worker, session.connection) not in self._owner.sessions:
+            over = [key for key, (_, _, since_ms) in waiting.commands.items() if found is None or now_ms - since_ms >= _WAIT_MS]
+            for session, command, _ in [waiting.commands.pop(key) for key in over]:
+                session.waiting.pop((command.type, command.producer.producer_id), None)
+                if not self._owner.has(session):
                     continue
                 if found is None:
                     self._owner.carry_out(session, command)

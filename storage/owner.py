@@ -12,6 +12,7 @@ What a command does stands in commands.py; this file has the tables and the pass
 import contextlib
 import json
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,7 +34,7 @@ from geminga.storage.counters import Counters
 from geminga.storage.crowding import Crowding
 from geminga.storage.delays import Delays
 from geminga.storage.discovery import Discovery
-from geminga.storage.errors import CorruptFile, NotDurable, StorageFull, is_full, text_of
+from geminga.storage.errors import CorruptFile, Interrupted, NotDurable, StorageFull, is_full, text_of
 from geminga.storage.expiry import Expiry
 from geminga.storage.gate import Gate
 from geminga.storage.inactive import Inactive
@@ -91,6 +92,8 @@ class Session:
     supports_partial_producer: bool = False
     producers: dict[int, Producer] = field(default_factory=dict)     # by the client's id
     consumers: dict[int, Consumer] = field(default_factory=dict)
+    waiting: dict[tuple[int, int], object] = field(default_factory=dict)     # what of its commands waits: (type, id) -> for what
+    is_over: bool = False              # one of its commands failed: what still comes of it is left out until its worker has ended it
 
 
 class Owner:
@@ -124,7 +127,8 @@ class Owner:
         self.rates = Rates(self)                                  # what slows them, and consumers, down
         self.crowding = Crowding(self)                            # ... as long as the broker's consumers have too much
         self.statistics = Statistics(self, options.stats_window_s)
-        self.parked: dict[tuple[int, int], list[tuple]] = {}      # commands that wait until a connection is known to be alive or dead
+        # Commands that wait until a connection is known to be alive or dead: (session, type, id) -> each.
+        self.parked: dict[tuple[int, int], dict[tuple[Session, int, int], api.BaseCommand]] = {}
         self.ops: list[bytes] = []                                # of this pass, not yet in the journal
         self.many_ops: list[NDArray] = []
         self.counted: dict[tuple[Subscription, int], None] = {}   # (subscription, reason): totals that have changed in this pass
@@ -152,6 +156,10 @@ class Owner:
         self._outstanding_due_ms: int | None = None               # when what is out is counted again, while it is being drained
 
     # -- what commands.py works with
+
+    def has(self, session: Session) -> bool:
+        """Whether its connection is still there."""
+        return not session.is_over and self.sessions.get((session.worker, session.connection)) is session
 
     def new_handle(self) -> int:
         self._next_handle += 1
@@ -452,7 +460,14 @@ class Owner:
     def worker_gone(self, worker: int) -> None:
         """The worker's process ended: all its connections did."""
         for key in [key for key in self.sessions if key[0] == worker]:
-            commands.end_session(self, self.sessions[key], by_client=False)
+            session = self.sessions[key]
+            try:
+                commands.end_session(self, session, by_client=False)
+            except NotDurable:
+                raise
+            except Exception:
+                self._failed(session)
+                self.sessions.pop(key, None)
         self.discovery.worker_gone(worker)
         self._outboxes.pop(worker, None)
         self._taken.pop(worker, None)
@@ -821,7 +836,15 @@ class Owner:
     # -- durability
 
     def _commit(self, planned: append.Plan | None) -> None:
-        """Put what was decided into the journal, and sync if anybody is about to be told."""
+        """Put what was decided into the journal, and sync if anybody is about to be told.  Raises NotDurable, Interrupted."""
+        try:
+            self._commit_all(planned)
+        except (StorageFull, NotDurable, OSError):
+            raise
+        except Exception as error:      # perhaps on behalf of one command, which must not take it for its own failure
+            raise Interrupted("a commit") from error
+
+    def _commit_all(self, planned: append.Plan | None) -> None:
         if self.catalogue.is_changing:
             self.space.look()
         self.catalogue.commit()
@@ -980,13 +1003,21 @@ class Owner:
         at = 0
         for row in rows:
             size = int(row["size"])
-            key = worker, int(row["connection"])
+            key, kind = (worker, int(row["connection"])), int(row["kind"])
             session = self.sessions.get(key)
             if session is None:
                 session = Session(worker, key[1], int(row["protocol_version"]))
-                if int(row["kind"]) in (envelope.COMMAND, envelope.INTRODUCED):
+                if kind in (envelope.COMMAND, envelope.INTRODUCED):
                     self.sessions[key] = session
-            self._carry_out_one(session, int(row["kind"]), bytes(data[at:at + size]))
+            if not session.is_over or kind == envelope.CONNECTION_GONE:
+                try:
+                    self._carry_out_one(session, kind, bytes(data[at:at + size]))
+                except NotDurable:
+                    raise
+                except Exception:
+                    self._failed(session)
+                if kind == envelope.CONNECTION_GONE:
+                    self.sessions.pop(key, None)
             at += size
 
     def _carry_out_one(self, session: Session, kind: int, data: bytes) -> None:
@@ -999,7 +1030,8 @@ class Owner:
             session.address, session.client_version, session.supports_partial_producer = said["address"], said["version"], said["partial"]
             return None
         if kind in (envelope.PRODUCER_EXPELLED, envelope.CONSUMER_EXPELLED):
-            return commands.expel(self, session, int(data), is_producer=kind == envelope.PRODUCER_EXPELLED)
+            object_id, _, handle = data.partition(b" ")
+            return commands.expel(self, session, int(object_id), int(handle or 0), is_producer=kind == envelope.PRODUCER_EXPELLED)
         if kind == envelope.DISCOVERS:
             return self.discovery.began((session.worker, session.connection), data.decode())
         if kind == envelope.LOOKED_UP:
@@ -1022,6 +1054,25 @@ class Owner:
         except OSError as error:
             self.complain(text_of(error), code="G103")
             commands.refuse(self, session, command, Refusal(api.PersistenceError, text_of(error)))
+        except NotDurable:
+            raise
+        except Exception:
+            self._failed(session)
+
+    def _failed(self, session: Session) -> None:
+        """A command failed for a reason that nobody has thought of: its client's connection ends, and nobody else's.
+
+        Functions of commands.py refuse before they change anything, and a topic or subscription that one has made by then is whole:
+        its rows in the catalogue, its ops and what is in memory belong together, and stay.  A producer or consumer may be in some
+        tables and not in others: it is looked for in all.  What fails on the way to disk ends the process (Interrupted), as does what
+        fails in a pass over many clients' SENDs or acknowledgements: nobody can tell whose fault that is, nor how much of the pass
+        was carried out, while a successor that begins with what is on disk has all that was answered.
+        """
+        log.error(f"a command failed, and its connection is ended: {traceback.format_exc()}", code="G291",
+                  client=session.address.removeprefix("/"))
+        session.is_over = True
+        commands.abandon(self, session)
+        self.outbox(session.worker).reply(session.connection, b"", action=envelope.END)
 
     def complain(self, text: str, *, code: str, **fields: str) -> None:
         """A line for the operator, however often it happens."""

@@ -5,6 +5,7 @@ pass that it is part of is durable.  A Refusal raised here becomes the answer's 
 those about messages that wait for their time.
 """
 import json
+import traceback
 
 from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
@@ -12,8 +13,9 @@ from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
 from geminga.storage import acknowledgements, commands, delayed, format, housekeeping, positions, rates, snapshot, topic_stats, views
 from geminga.storage.cursor import REASONS
-from geminga.storage.errors import CorruptFile, StorageFull, text_of
+from geminga.storage.errors import CorruptFile, NotDurable, StorageFull, text_of
 from geminga.storage.live import LiveTopic
+from geminga.storage.log import log
 from geminga.storage.named import has_subscription, stored, subscription_of, topic_of
 from geminga.storage.partition import EARLIEST, Partition, op
 from geminga.storage.subscription import Subscription
@@ -23,8 +25,8 @@ _CAUSES_MAX = 100      # parked entries told of at a time
 
 def answer(owner, question: bytes) -> bytes:
     """{"ask": ..., "topic": ..., ...} -> {"answer": ...}, or {"refused": error code, "text": ...}; some are about no one topic."""
-    asked = json.loads(question)
     try:
+        asked = json.loads(question)
         ask, text = asked.pop("ask"), asked.pop("topic", None)
         topic = text and names.parse(text)
         if topic:
@@ -37,6 +39,11 @@ def answer(owner, question: bytes) -> bytes:
         code, text = api.PersistenceError, str(error)
     except OSError as error:
         code, text = api.PersistenceError, text_of(error)
+    except NotDurable:
+        raise
+    except Exception:
+        log.error(f"a question of administration failed: {question.decode()}: {traceback.format_exc()}", code="G291")
+        code, text = api.UnknownError, "An error of the broker's own; its log has the details"
     return json.dumps({"refused": code, "text": text}).encode()
 
 

@@ -9,6 +9,7 @@ import mmap
 import struct
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +19,7 @@ from geminga.proto import commands as answers
 from geminga.proto import deliveries, envelope, names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.acks import WORDS_MAX, Acks
-from geminga.proto.connection import CONNECTED, FIRST_SIZE_MAX, Connection, Send, SendRefused, Sends
+from geminga.proto.connection import CONNECTED, FIRST_SIZE_MAX, Connection, Send, SendRefused, Sends, object_asked
 from geminga.proto.errors import ProtocolError, Refusal
 from geminga.proto.names import TopicName
 from geminga.proto.sends import PRODUCER_ID
@@ -39,24 +40,39 @@ _OWN_BUFFER_MIN = 64 << 10       # a frame cut short that is larger gets a buffe
 _OWN_BUFFER_MAPPED = 256 << 10   # and one larger than this takes memory as bytes come: eight bytes can announce megabytes
 _TOPIC_EPOCH_MAX = 1 << 62       # what the catalogue keeps, with room to count on: nobody gets there who did not invent it
 _VERSION_MAX = 200               # characters of what a client says of itself that are kept
+_ASKED_MAX = 100_000             # requests that owners have not answered; what comes above is told to try again
+_CLOSED_MAX = 100_000            # producers that are remembered to be closed by the broker
 _UNREAD_MAX = 8                  # times write_buffer_bytes that answers may wait before this client is no longer read from
 _SLICE_SECONDS = 0.001           # a client is dealt with until it is somebody else's turn; one command may take longer
 
 
 @dataclass(eq=False, slots=True)
 class Route:
-    """Which owner has a producer or consumer of this client, and under which handle; 0 until it has answered."""
+    """A producer or consumer of this client: which owner has it, and under which handle.
 
-    link: OwnerLink
+    link None, handle 0    its command waits in this worker: for its owner to be started, or for a look at its schema
+    link, handle 0         its owner was asked, and has not said that it is there
+    link, handle           it is there
+
+    Clients choose ids, and may use one again at any time.  So an id has one route, made by one command that went to one owner: another
+    command with that id is not passed on before the route has ended.  What an owner says is matched by the request's id, and by the
+    handle as soon as there is one: it may be about a producer or consumer that its client has closed meanwhile.
+    """
+
+    link: OwnerLink | None
     object_id: int
     handle: int = 0
     delivery_to: tuple[int, int] = (-1, -1)      # ledger id and epoch of `delivery`
     delivery: deliveries.Delivery | None = None
     partition: int = -1
     epoch: int = -1                              # that a consumer's messages carry; -1: none
-    request: tuple[TopicName, api.BaseCommand] | None = None     # that it was made by, until it is there
+    request: tuple[TopicName, api.BaseCommand] | None = None     # that it is made by, until it is there
+    request_id: int = -1
+    withdraw: Callable[[], None] | None = None   # while it waits in this worker: it need not be made
+    is_repeated: bool = False                    # a second owner was asked, because the first ended over it
+    success: bytes = b""                         # what its client was told when it was there
     right: Right | None = None                   # that its client must have; None where authorization is off
-    is_expelled: bool = False                    # the owner was told that its client has lost it
+    is_expelled: bool = False                    # the owner was told to end it
 
 
 @dataclass(eq=False, slots=True)
@@ -119,11 +135,10 @@ class Client(asyncio.BufferedProtocol):
         # (namespace, pattern's text) of the lists it has asked for -> the pattern, and the newest partition when it first did
         self.discoveries: dict[tuple[str, str | None], tuple[Pattern | None, int]] = {}
         self.is_probed: list[OwnerLink] = []       # who wants to know whether this client lives
-        self._introduced: set[OwnerLink] = set()   # owners that know who this is
-        self._asked: dict[int, tuple[OwnerLink, int]] = {}           # requests that an owner has not answered, and their commands' types
-        self._withheld: dict[int, tuple[api.BaseCommand, bytes, float]] = {}     # those answered already, their answers, since when
-        self._repeated: set[int] = set()           # requests that a second owner was asked, because the first ended over them
-        self._closed_producers: set[int] = set()   # closed by the broker: what their client still sends is ignored
+        self.introduced: set[OwnerLink] = set()    # owners that know who this is, and have to be told of its end
+        self._asked: dict[tuple[OwnerLink, int], int] = {}           # requests that an owner has not answered -> their commands' types
+        self._withheld: dict[tuple[OwnerLink, int], tuple[api.BaseCommand, bytes, float]] = {}     # lookups: their answers, since when
+        self._closed_producers: dict[int, None] = {}   # closed by the broker, the last of them: what their client still sends is ignored
         # What was read and not dealt with, in memory of its own: a frame cut short, or all that waits for this client's turn.
         self._rest: memoryview | bytes = b""
         self._is_waiting = False                   # for its turn
@@ -199,6 +214,9 @@ class Client(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self._is_writable = self.was_heard = True      # it takes what it is sent
         self.worker.turns.read(self)
+        self.worker.attempt(self, self._go_on_writing)
+
+    def _go_on_writing(self) -> None:
         if self._is_reading:
             self.resume_reading()
         elif self.identity is not None:
@@ -226,6 +244,9 @@ class Client(asyncio.BufferedProtocol):
         except ProtocolError as error:
             self.give_back()
             return self.worker.broke_protocol(self, error)
+        except Exception:
+            self.give_back()
+            return self.worker.failed(self)
         self._keep(data, taken, end, is_late)
 
     def _keep(self, data: memoryview, taken: int, end: int, is_late: bool) -> None:
@@ -351,8 +372,8 @@ class Client(asyncio.BufferedProtocol):
             self.worker.counters.add("sends_refused")
             self._route(self.producers, event.producer_id)
             self.write(answers.send_error(event.producer_id, event.sequence_id, event.code, event.message))
-        elif self.worker.rights is not None and (refusal := self.worker.rights.refused(self, event)) is not None:
-            self.write(refusal)
+        elif self._is_refused(event):
+            return
         elif (answer := ANSWERS.get(event.type)) is not None:
             self.worker.counters.add("commands")
             self.write(answer(self.worker.directory, event))
@@ -393,7 +414,7 @@ class Client(asyncio.BufferedProtocol):
         """Of the producer; None when the broker has closed it.  Raises ProtocolError for one that never was."""
         route = routes.get(object_id)
         if route is None or not route.handle:
-            if object_id in self._closed_producers:
+            if route is None and object_id in self._closed_producers:
                 return None
             raise ProtocolError(f"SEND for producer {object_id}, which is not there")
         return route
@@ -467,31 +488,50 @@ class Client(asyncio.BufferedProtocol):
         request = command.producer
         if request.topic_epoch > _TOPIC_EPOCH_MAX:
             return self.write(answers.error(request.request_id, api.ProducerFenced, f"No topic has had the epoch {request.topic_epoch}"))
-        self._closed_producers.discard(request.producer_id)
         self._open(command, request, self.producers, request.producer_id, is_settled)
 
     def _subscribe(self, command: api.BaseCommand, *, is_settled: bool = False) -> None:
         self._open(command, command.subscribe, self.consumers, command.subscribe.consumer_id, is_settled)
 
     def _open(self, command: api.BaseCommand, request, routes: dict[int, Route], object_id: int, is_settled: bool) -> None:
-        """Have the owner of the topic make a producer or consumer; one that is there already is its owner's affair.
+        """Have the owner of the topic make a producer or consumer.
 
         is_settled: its schema has been looked at.
         """
+        route = routes.get(object_id)
+        if route is not None and (route.request is None or route.request[1] is not command):
+            return self._open_again(route, request)
         try:
             if self.worker.is_draining:
                 raise Refusal(api.ServiceNotReady, "The broker is being stopped; try again")
             topic = names.parse(request.topic)
+            link, withdraw = None, None
             if not is_settled and not schemas.is_settled(self.worker.directory.catalogue, topic, request):
-                return self.worker.settle(self, command, topic, schemas.settle(request, topic, self.worker.counters))
-            link = routes[object_id].link if object_id in routes else self.worker.link_of(topic)
-            if link is None:
-                return self.worker.wait_for_owner(self, topic, command)
+                withdraw = self.worker.settle(self, command, topic, schemas.settle(request, topic, self.worker.counters))
+            elif (link := self.worker.link_of(topic)) is None:
+                withdraw = self.worker.wait_for_owner(self, topic, command)
         except Refusal as refusal:
+            routes.pop(object_id, None)
             return self.write(answers.error(request.request_id, refusal.code, refusal.message))
-        right = right_of(command.type, request)
-        routes.setdefault(object_id, Route(link, object_id, request=(topic, command), right=right))
-        self._forward_command(link, command, request)
+        if route is None:
+            right = right_of(command.type, request)
+            route = routes[object_id] = Route(None, object_id, request=(topic, command), request_id=request.request_id, right=right)
+            if routes is self.producers:
+                self._closed_producers.pop(object_id, None)
+        route.link, route.withdraw = link, withdraw
+        if link is not None:
+            self._forward_command(link, command, request)
+
+    def _open_again(self, route: Route, request) -> None:
+        """As Pulsar has it: what is there is there, whatever the request says of it, and what is being made is refused."""
+        self.worker.counters.add("commands")
+        kind = "Producer" if self.producers.get(route.object_id) is route else "Consumer"
+        if not route.handle:
+            self.write(answers.error(request.request_id, api.ServiceNotReady, f"{kind} is already present on the connection"))
+        elif kind == "Consumer":
+            self.write(answers.success(request.request_id))
+        else:
+            self.write(answers.repeated_success(route.success, request.request_id))
 
     def settled(self, command: api.BaseCommand, answer: bytes | None, refusal: Refusal | None) -> None:
         """What a command says of a schema has been looked at."""
@@ -500,9 +540,25 @@ class Client(asyncio.BufferedProtocol):
             self.write(answers.schema_refused(request.request_id, refusal.code, refusal.message) if refusal else
                        answers.schema_created(request.request_id, answer))
         elif refusal:
+            self._not_made(command)
             self.write(answers.error(request.request_id, refusal.code, refusal.message))
-        else:
+        elif not self._is_refused(command):
             _COMMANDS[command.type](self, command, is_settled=True)
+
+    def _is_refused(self, command: api.BaseCommand) -> bool:
+        """Whether its client has lost the right to the command while it waited; then it is told."""
+        if self.worker.rights is None or (refusal := self.worker.rights.refused(self, command)) is None:
+            return False
+        self._not_made(command)
+        self.write(refusal)
+        return True
+
+    def _not_made(self, command: api.BaseCommand) -> None:
+        """The producer or consumer that a command asks for is not made; one of the id that another asks for stays."""
+        routes = {T.PRODUCER: self.producers, T.SUBSCRIBE: self.consumers}.get(command.type)
+        route = None if routes is None else routes.get(object_asked(command))
+        if route is not None and route.request is not None and route.request[1] is command:
+            del routes[route.object_id]
 
     def _get_or_create_schema(self, command: api.BaseCommand) -> None:
         self.worker.counters.add("commands")
@@ -515,14 +571,17 @@ class Client(asyncio.BufferedProtocol):
 
     def resume(self, command: api.BaseCommand) -> None:
         """Deal with a command that waited for its owner."""
-        self._happened(command)
+        if not self._is_refused(command):
+            _COMMANDS[command.type](self, command)
 
     def _forward_command(self, link: OwnerLink, command: api.BaseCommand, request) -> None:
         self.worker.counters.add("commands")
-        if command.type != T.REDELIVER_UNACKNOWLEDGED_MESSAGES:
-            self._asked[request.request_id] = link, command.type
-        if link not in self._introduced:
-            self._introduced.add(link)
+        if command.type not in _UNANSWERED:
+            if len(self._asked) >= _ASKED_MAX and command.type not in (T.CLOSE_PRODUCER, T.CLOSE_CONSUMER):
+                return self.write(answers.error(request.request_id, api.TooManyRequests, "Too many requests are not answered yet"))
+            self._asked[link, request.request_id] = command.type
+        if link not in self.introduced:
+            self.introduced.add(link)
             link.command(self.number, self.protocol_version, self._introduction(), envelope.INTRODUCED)
         link.command(self.number, self.protocol_version, command.SerializeToString())
         self.worker.schedule_flush()
@@ -534,17 +593,25 @@ class Client(asyncio.BufferedProtocol):
 
     def _close_producer(self, command: api.BaseCommand) -> None:
         request = command.close_producer
-        self._close(command, request, self.producers, request.producer_id, T.PRODUCER)
+        self._close(command, request, self.producers, request.producer_id)
 
     def _close_consumer(self, command: api.BaseCommand) -> None:
         request = command.close_consumer
-        self._close(command, request, self.consumers, request.consumer_id, T.SUBSCRIBE)
+        self._close(command, request, self.consumers, request.consumer_id)
 
-    def _close(self, command: api.BaseCommand, request, routes: dict[int, Route], object_id: int, maker: int) -> None:
-        """What is not there is as good as closed, and what waits to be made is not made."""
-        if object_id in routes:
-            return self._forward_command(routes[object_id].link, command, request)
-        self.worker.withdraw(self, maker, object_id)
+    def _close(self, command: api.BaseCommand, request, routes: dict[int, Route], object_id: int) -> None:
+        """What is not there is as good as closed, and what waits to be made is not made.
+
+        It is gone here at once, whatever its owner still says of it: its id may be used again, and what is sent to it breaks the protocol.
+        """
+        route = routes.pop(object_id, None)
+        if routes is self.producers:
+            self._closed_producers.pop(object_id, None)
+        if route is not None and route.link is not None:
+            self.by_handle.pop((route.link, route.handle), None)
+            return self._forward_command(route.link, command, request)
+        if route is not None:
+            route.withdraw()
         self.write(answers.success(request.request_id))
 
     def _flow(self, command: api.BaseCommand) -> None:
@@ -613,38 +680,72 @@ class Client(asyncio.BufferedProtocol):
 
     # -- what owners say
 
-    def reply(self, link: OwnerLink, action: int, object_id: int, handle: int, partition: int, data: bytes) -> None:
+    def reply(self, link: OwnerLink, action: int, object_id: int, handle: int, request_id: int, partition: int, data: bytes) -> None:
         """Do what a REPLY_ROW says, then write its frames."""
-        if action == envelope.PRODUCER_READY and object_id in self.producers:
-            route = self.producers[object_id]
-            route.handle, route.request = handle, None
-        elif action == envelope.PRODUCER_GONE:
-            if self.producers.pop(object_id, None) is not None:
-                self._closed_producers.add(object_id)
-        elif action == envelope.CONSUMER_READY and object_id in self.consumers:
-            route = self.consumers[object_id]
-            route.handle, route.partition, route.request = handle, partition, None
-            self.by_handle[link, handle] = route
-        elif action == envelope.CONSUMER_GONE:
-            route = self.consumers.pop(object_id, None)
-            if route is not None:
-                self.by_handle.pop((link, route.handle), None)
-        elif action == envelope.CONSUMER_EPOCH and object_id in self.consumers:
-            self.consumers[object_id].epoch = handle
+        made = None
+        if action in (envelope.PRODUCER_READY, envelope.CONSUMER_READY):
+            is_producer = action == envelope.PRODUCER_READY
+            made = self._made(self.producers if is_producer else self.consumers, link, object_id, handle, request_id)
+            if made is None:
+                self.expel(link, object_id, handle, is_producer=is_producer)
+            elif is_producer:
+                made.success = data
+            else:
+                made.partition = partition
+                self.by_handle[link, handle] = made
+        elif action in (envelope.PRODUCER_GONE, envelope.CONSUMER_GONE):
+            routes = self.producers if action == envelope.PRODUCER_GONE else self.consumers
+            if self._ended(routes, link, object_id, handle, request_id) is None and request_id == envelope.NO_REQUEST:
+                return      # closed by its client meanwhile, which may have used the id again
+        elif action == envelope.CONSUMER_EPOCH and (route := self.by_handle.get((link, object_id))) is not None:
+            route.epoch = handle
         elif action == envelope.HOLD:
             self.hold(link)
         elif action == envelope.GO_ON:
             self.go_on(link)
         elif action == envelope.PROBE:
-            self.is_probed.append(link)
+            if link not in self.is_probed:
+                self.is_probed.append(link)
             self.worker.probe(self)
             data = answers.PING
+        elif action == envelope.END:
+            return self.abort()
         if data:
             self.write(data)
-        if self.worker.rights is not None and action in (envelope.PRODUCER_READY, envelope.CONSUMER_READY):
-            route = (self.producers if action == envelope.PRODUCER_READY else self.consumers).get(object_id)
-            if route is not None:      # it may have taken long
-                self.worker.rights.keeps(self, route)
+        if self.worker.rights is not None and made is not None:
+            self.worker.rights.keeps(self, made)      # it may have taken long
+
+    def _made(self, routes: dict[int, Route], link: OwnerLink, object_id: int, handle: int, request_id: int) -> Route | None:
+        """The route whose producer or consumer is there now; None when its client has closed it meanwhile."""
+        route = routes.get(object_id)
+        if route is None or route.link is not link or route.request_id != request_id:
+            return None
+        self.by_handle.pop((link, route.handle), None)
+        route.handle, route.request = handle, None
+        return route
+
+    def _ended(self, routes: dict[int, Route], link: OwnerLink, object_id: int, handle: int, request_id: int) -> Route | None:
+        """The route whose producer or consumer is not there any more, or was refused; None when there is another by now, or none."""
+        route = routes.get(object_id)
+        if route is None or route.link is not link or (route.handle != handle if handle else route.request_id != request_id):
+            return None
+        del routes[object_id]
+        self.by_handle.pop((link, handle), None)
+        if handle and routes is self.producers:
+            self._remember_closed(object_id)
+        return route
+
+    def _remember_closed(self, producer_id: int) -> None:
+        """The broker has closed it: what its client has sent before it knew is ignored."""
+        self._closed_producers[producer_id] = None
+        if len(self._closed_producers) > _CLOSED_MAX:
+            del self._closed_producers[next(iter(self._closed_producers))]
+
+    def expel(self, link: OwnerLink, object_id: int, handle: int, *, is_producer: bool) -> None:
+        """The owner is to end a producer or consumer; handle 0: one that is being made."""
+        kind = envelope.PRODUCER_EXPELLED if is_producer else envelope.CONSUMER_EXPELLED
+        link.command(self.number, self.protocol_version, b"%d %d" % (object_id, handle), kind)
+        self.worker.schedule_flush()
 
     def deliver(self, link: OwnerLink, handle: int, partition_id: int, ledger_id: int, first: int, count: int) -> None:
         """Have these entries written to a consumer by the next `write_runs`, as far as the client reads them."""
@@ -721,16 +822,19 @@ class Client(asyncio.BufferedProtocol):
         _take(runs, many)
         return len(rows), frames
 
-    def withhold(self, link: OwnerLink, command: api.BaseCommand, answer: bytes) -> None:
-        """The answer to the LOOKUP is given when the owner has answered."""
-        request_id = command.lookupTopic.request_id
-        self._asked[request_id] = link, T.LOOKUP
-        self.worker.counters.add("lookups_waiting", request_id not in self._withheld)
-        self._withheld[request_id] = command, answer, time.perf_counter()
+    def withhold(self, link: OwnerLink, command: api.BaseCommand, answer: bytes) -> bool:
+        """The answer to the LOOKUP is given when the owner has answered.  False: it has to answer another one of that id first."""
+        key = link, command.lookupTopic.request_id
+        if key in self._asked or len(self._asked) >= _ASKED_MAX:
+            return False
+        self._asked[key] = T.LOOKUP
+        self.worker.counters.add("lookups_waiting")
+        self._withheld[key] = command, answer, time.perf_counter()
+        return True
 
-    def answered(self, request_id: int) -> None:
-        self._asked.pop(request_id, None)
-        if self._withheld and (withheld := self._withheld.pop(request_id, None)) is not None:
+    def answered(self, link: OwnerLink, request_id: int) -> None:
+        self._asked.pop((link, request_id), None)
+        if self._withheld and (withheld := self._withheld.pop((link, request_id), None)) is not None:
             self.worker.counters.add("lookups_waiting", -1)
             self._answer_lookup(*withheld[1:])
 
@@ -739,40 +843,41 @@ class Client(asyncio.BufferedProtocol):
         waiting = []
         for routes, close in ((self.producers, answers.close_producer), (self.consumers, answers.close_consumer)):
             for object_id in [object_id for object_id, route in routes.items() if route.link is link]:
-                route = routes.pop(object_id)
-                if route.request is not None:      # not there yet: its client goes on waiting
-                    waiting.append(route)
+                route = routes[object_id]
+                if not route.handle:      # not there yet: its client goes on waiting
+                    waiting.append((routes, route))
                     continue
+                del routes[object_id]
                 self.write(close(object_id))
                 if routes is self.producers:
-                    self._closed_producers.add(object_id)
+                    self._remember_closed(object_id)
         self.by_handle = {key: route for key, route in self.by_handle.items() if key[0] is not link}
         self.is_probed = [probing for probing in self.is_probed if probing is not link]
         self.go_on(link)
-        self._introduced.discard(link)
-        for request_id in [request_id for request_id, (asked, _) in self._asked.items() if asked is link]:
-            _, kind = self._asked.pop(request_id)
-            if kind == T.LOOKUP:
+        self.introduced.discard(link)
+        for key in [key for key in self._asked if key[0] is link]:
+            kind, request_id = self._asked.pop(key), key[1]
+            if key in self._withheld:
                 self.worker.counters.add("lookups_waiting", -1)
-                self.resume(self._withheld.pop(request_id)[0])
+                self.resume(self._withheld.pop(key)[0])
             elif kind in (T.CLOSE_PRODUCER, T.CLOSE_CONSUMER):
                 self.write(answers.success(request_id))
-            elif kind not in (T.PRODUCER, T.SUBSCRIBE):
+            else:
                 self.write(answers.error(request_id, api.ServiceNotReady, "The topic's owner ended before it answered"))
-        for route in waiting:
-            self._ask_successor(route)
+        for routes, route in waiting:
+            self._ask_successor(routes, route)
 
-    def _ask_successor(self, route: Route) -> None:
+    def _ask_successor(self, routes: dict[int, Route], route: Route) -> None:
         """Repeat the request once: one that ends every owner it is given to must not do so for ever."""
         topic, command = route.request
-        request = command.producer if command.type == T.PRODUCER else command.subscribe
         try:
-            if request.request_id in self._repeated:
+            if route.is_repeated:
                 raise Refusal(api.ServiceNotReady, "The topic's owner ended twice over this request")
-            self._repeated.add(request.request_id)
-            self.worker.wait_for_owner(self, topic, command)
+            route.withdraw = self.worker.wait_for_owner(self, topic, command)
+            route.link, route.is_repeated, route.is_expelled = None, True, False
         except Refusal as refusal:
-            self.write(answers.error(request.request_id, refusal.code, refusal.message))
+            del routes[route.object_id]
+            self.write(answers.error(route.request_id, refusal.code, refusal.message))
 
     def keep_alive(self) -> None:
         """Ask for a sign of life; without one since the last time the connection is dead, unless nobody has listened."""
@@ -794,10 +899,18 @@ class Client(asyncio.BufferedProtocol):
 
     def close_producers(self) -> None:
         """What they have published is answered; what they publish from now on is ignored, and their client sends it again elsewhere."""
-        for producer_id in [producer_id for producer_id, route in self.producers.items() if route.handle]:
-            del self.producers[producer_id]
-            self._closed_producers.add(producer_id)
-            self.write(answers.close_producer(producer_id))
+        for producer_id, route in list(self.producers.items()):
+            if route.handle:
+                del self.producers[producer_id]
+                self._remember_closed(producer_id)
+                self.write(answers.close_producer(producer_id))
+            elif route.link is None:
+                route.withdraw()
+                del self.producers[producer_id]
+                self.write(answers.error(route.request_id, api.ServiceNotReady, "The broker is being stopped; try again"))
+            elif not route.is_expelled:      # perhaps it waits for its turn, which may never come
+                route.is_expelled = True
+                self.expel(route.link, producer_id, 0, is_producer=True)
         self.resume_reading()
 
     def say_goodbye(self) -> None:
@@ -813,6 +926,7 @@ _CONSUMER_REQUESTS = {
     T.UNSUBSCRIBE: "unsubscribe", T.SEEK: "seek", T.GET_LAST_MESSAGE_ID: "getLastMessageId", T.CONSUMER_STATS: "consumerStats",
     T.REDELIVER_UNACKNOWLEDGED_MESSAGES: "redeliverUnacknowledgedMessages",
 }
+_UNANSWERED = T.PRODUCER, T.SUBSCRIBE, T.REDELIVER_UNACKNOWLEDGED_MESSAGES      # or their routes know of the answer
 _SETTLED = {T.PRODUCER: "producer", T.SUBSCRIBE: "subscribe", T.GET_OR_CREATE_SCHEMA: "getOrCreateSchema"}
 _COMMANDS = {
     T.CONNECT: Client._connect, T.AUTH_RESPONSE: Client._auth_response, T.PING: Client._ping, T.PONG: Client._pong,

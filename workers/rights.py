@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from geminga.proto import commands as answers
-from geminga.proto import envelope, names
+from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.storage.errors import StorageFull
@@ -116,9 +116,7 @@ class Rights:
             return True
         if not route.is_expelled:
             route.is_expelled = True
-            kind = envelope.PRODUCER_EXPELLED if route.right.action == PRODUCE else envelope.CONSUMER_EXPELLED
-            route.link.command(client.number, client.protocol_version, b"%d" % route.object_id, kind)
-            self._worker.schedule_flush()
+            client.expel(route.link, route.object_id, route.handle, is_producer=route.right.action == PRODUCE)
         return False
 
     def _look(self) -> None:
@@ -142,5 +140,6 @@ class Rights:
         lost = 0
         for client in self._worker.clients():
             for routes in (client.producers, client.consumers):
-                lost += sum(route.handle and not self.keeps(client, route) for route in routes.values())
+                # Those that are being made too; commands that wait in this worker are looked at anew when their turn comes.
+                lost += sum(route.link is not None and not self.keeps(client, route) for route in routes.values())
         return not lost

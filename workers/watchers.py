@@ -209,7 +209,8 @@ class Watchers:
                 return b""
             except Refusal:
                 return answer
-        client.withhold(link, command, answer)
+        if not client.withhold(link, command, answer):
+            return answer
         link.command(client.number, client.protocol_version, f"{request.request_id} {topic}".encode(), envelope.LOOKED_UP)
         self._worker.schedule_flush()
         return b""

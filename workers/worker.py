@@ -5,9 +5,11 @@ written to the clients as it comes.  asyncio with uvloop: it reads straight into
 take yet.
 """
 import asyncio
+import itertools
 import os
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +20,6 @@ from numpy.typing import NDArray
 
 from geminga.proto import deliveries, envelope
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.proto.connection import object_asked
 from geminga.proto.errors import ProtocolError, Refusal
 from geminga.proto.names import TopicName
 from geminga.storage import channel
@@ -79,7 +80,8 @@ class Worker:
         self._context = zmq.Context()
         self._links: list[OwnerLink | None] = [None] * owners
         self._clients: dict[int, Client] = {}
-        self._waiting: list[tuple[int, Client, api.BaseCommand]] = []     # commands for owners that are being started
+        self._waiting: dict[int, tuple[int, Client, api.BaseCommand]] = {}     # commands for owners that are being started
+        self._numbers = itertools.count()
         self.schemas = schemas
         self._settling: dict[asyncio.Task, tuple[Client, api.BaseCommand]] = {}      # commands whose schemas are being looked at
         self._settling_bytes = 0
@@ -115,7 +117,7 @@ class Worker:
         self._keep_alive.cancel()
         self._keep_alive = self._loop.call_later(self.options.keep_alive_interval_ms / 1000, self.keep_alive)
         for client in list(self._clients.values()):
-            client.configured()
+            self.attempt(client, client.configured)
         self._resume_when_possible()
 
     # -- clients
@@ -136,15 +138,29 @@ class Worker:
             log.debug("a connection was closed", client=client.address)
         self.watchers.forget(client)
         self.handshakes.closed(client)
+        for route in (*client.producers.values(), *client.consumers.values()):
+            if route.link is None:
+                route.withdraw()
         for link in self._links:
-            if link is not None and (client.is_probed or client.discoveries or any(
-                    route.link is link for routes in (client.producers, client.consumers) for route in routes.values())):
+            if link is not None and (link in client.introduced or client.discoveries):
                 link.command(client.number, client.protocol_version, b"", envelope.CONNECTION_GONE)
         self.schedule_flush()
 
     def broke_protocol(self, client: Client, error: ProtocolError) -> None:
         self.counters.add("protocol_errors")
         client.abort()
+
+    def failed(self, client: Client) -> None:
+        """What one client asked for, or was to be told, failed for a reason that nobody has thought of: its connection ends."""
+        log.error(f"a client's command failed, and its connection is ended: {traceback.format_exc()}", code="G291", client=client.address)
+        client.transport.abort()
+
+    def attempt(self, client: Client, do: Callable[..., None], *arguments) -> None:
+        """What fails here ends that client's connection, and keeps nothing from the others that are dealt with along with it."""
+        try:
+            do(*arguments)
+        except Exception:
+            self.failed(client)
 
     def report_damaged(self, ack: api.CommandAck) -> None:
         """A client discards messages that it cannot read; the first times that is told, so that somebody looks at the disk."""
@@ -177,7 +193,7 @@ class Worker:
     def keep_alive(self) -> None:
         """PING everybody; who has said nothing since the last time is taken for dead."""
         for client in list(self._clients.values()):
-            client.keep_alive()
+            self.attempt(client, client.keep_alive)
         give_back_memory()        # what many connections have left behind; a tenth of a millisecond when there is nothing
         self._keep_alive = self._loop.call_later(self.options.keep_alive_interval_ms / 1000, self.keep_alive)
 
@@ -190,24 +206,35 @@ class Worker:
         """The way to the partition's owner; None while that is being started again."""
         return self._links[owner_of(str(topic), len(self._links))]
 
-    def wait_for_owner(self, client: Client, topic: TopicName, command: api.BaseCommand) -> None:
-        """Have the client's command dealt with when the partition's owner is back.
+    def wait_for_owner(self, client: Client, topic: TopicName, command: api.BaseCommand) -> Callable[[], None]:
+        """Have the client's command dealt with when the partition's owner is back; returns what withdraws it.  Raises Refusal.
 
         An error here, even one that asks to try again, makes C++ consumers that were connected before stop trying.
         """
         if len(self._waiting) >= _WAITING_MAX:
             raise Refusal(api.ServiceNotReady, "The topic's owner is being started; try again")
-        self._waiting.append((owner_of(str(topic), len(self._links)), client, command))
+        number = next(self._numbers)
+        self._waiting[number] = owner_of(str(topic), len(self._links)), client, command
         self.counters.set("commands_waiting", len(self._waiting))
+        return partial(self._withdraw, number)
 
-    def settle(self, client: Client, command: api.BaseCommand, topic: TopicName, work: Work) -> None:
-        """Look at what the command says of a schema beside the loop, and let the client go on with it then.  Raises Refusal."""
+    def _withdraw(self, number: int) -> None:
+        if self._waiting.pop(number, None) is not None:
+            self.counters.set("commands_waiting", len(self._waiting))
+
+    def settle(self, client: Client, command: api.BaseCommand, topic: TopicName, work: Work) -> Callable[[], None]:
+        """Look at what the command says of a schema beside the loop, and let the client go on with it then; returns what withdraws it.
+
+        Raises Refusal.
+        """
         size = command.ByteSize()
         if self._settling_bytes + size > _SETTLING_BYTES_MAX:
             raise Refusal(api.ServiceNotReady, "Too many schemas are being looked at; try again")
         self._settling_bytes += size
         waiting = client, command
-        self._settling[self._loop.create_task(self._settle(waiting, topic, work, size))] = waiting
+        task = self._loop.create_task(self._settle(waiting, topic, work, size))
+        self._settling[task] = waiting
+        return partial(self._settling.pop, task, None)
 
     async def _settle(self, waiting: tuple[Client, api.BaseCommand], topic: TopicName, work: Work, size: int) -> None:
         client, command = waiting
@@ -216,23 +243,13 @@ class Worker:
             answer = await self.schemas.do(topic, work)
         except Refusal as found:
             refusal = found
-        except Exception:      # as in what the loop calls: its client's connection ends
-            log.error(f"a schema of {topic}: {traceback.format_exc()}", code="G290", topic=str(topic), client=client.address)
-            return client.abort()
+        except Exception:
+            return self.failed(client)
         finally:
             is_wanted = self._settling.pop(asyncio.current_task(), None) is not None and client.number in self._clients
             self._settling_bytes -= size
         if is_wanted:
-            client.settled(command, answer, refusal)
-
-    def withdraw(self, client: Client, kind: int, object_id: int) -> None:
-        """What the client closes before it was made need not be made."""
-        self._waiting = [(owner, other, command) for owner, other, command in self._waiting
-                         if other is not client or command.type != kind or object_asked(command) != object_id]
-        self.counters.set("commands_waiting", len(self._waiting))
-        for task, (other, command) in list(self._settling.items()):
-            if other is client and command.type == kind and object_asked(command) == object_id:
-                del self._settling[task]
+            self.attempt(client, client.settled, command, answer, refusal)
 
     def tell_owners(self, client: Client, kind: int, data: bytes) -> None:
         """All of them, what happened to the client."""
@@ -247,12 +264,9 @@ class Worker:
         self._loop.add_reader(link.socket.getsockopt(zmq.FD), self._receive, link)
         self.watchers.introduce(link)
         self.schedule_flush()
-        waiting, self._waiting = self._waiting, []
-        for owner, client, command in waiting:
-            if owner != index:
-                self._waiting.append((owner, client, command))
-            elif client.number in self._clients:
-                client.resume(command)
+        for number in [number for number, (owner, _, _) in self._waiting.items() if owner == index]:
+            if (waiting := self._waiting.pop(number, None)) is not None and waiting[1].number in self._clients:
+                self.attempt(waiting[1], waiting[1].resume, waiting[2])
         self.counters.set("commands_waiting", len(self._waiting))
 
     def owner_gone(self, index: int) -> None:
@@ -261,7 +275,7 @@ class Worker:
             return
         self._receive(link)      # what it still answered
         for client in list(self._clients.values()):
-            client.owner_gone(link)
+            self.attempt(client, client.owner_gone, link)
         self._loop.remove_reader(link.socket.getsockopt(zmq.FD))
         link.close()
         self._resume_when_possible()
@@ -332,7 +346,7 @@ class Worker:
                 client.deliver(link, consumer, partition_id, ledger_id, first, count)
                 touched[connection] = client
         for client in touched.values():
-            client.write_runs()
+            self.attempt(client, client.write_runs)
 
     def _picks(self, link: OwnerLink, rows: NDArray, data: memoryview) -> None:
         at, touched = 0, {}
@@ -345,7 +359,7 @@ class Worker:
                 client.deliver_picked(link, consumer, partition_id, ledger_id, picked, words, view)
                 touched[connection] = client
         for client in touched.values():
-            client.write_runs()
+            self.attempt(client, client.write_runs)
 
     def _passed(self, link: OwnerLink, rows: NDArray, data: memoryview) -> None:
         at = 0
@@ -353,7 +367,7 @@ class Worker:
             client = self._clients.get(connection)
             if client is not None:
                 entries = np.frombuffer(data, envelope.ENTRY, count, at)
-                client.deliver_passed(link, consumer, entries, data[at + entries.nbytes:at + size])
+                self.attempt(client, client.deliver_passed, link, consumer, entries, data[at + entries.nbytes:at + size])
             at += size
 
     def _replies(self, link: OwnerLink, rows: NDArray, data: memoryview) -> None:
@@ -361,8 +375,8 @@ class Worker:
         for connection, action, object_id, handle, request_id, size, partition in rows.tolist():
             client = self._clients.get(connection)
             if client is not None:
-                client.answered(request_id)
-                client.reply(link, action, object_id, handle, partition, bytes(data[at:at + size]))
+                self.attempt(client, client.answered, link, request_id)
+                self.attempt(client, client.reply, link, action, object_id, handle, request_id, partition, bytes(data[at:at + size]))
             at += size
 
     def _forget(self, link: OwnerLink, rows: NDArray, data: memoryview) -> None:
@@ -377,11 +391,14 @@ class Worker:
         for client in self._clients.values():
             if client.producers:
                 client.pause_reading()
-        while producing := [client for client in self._clients.values() if client.producers]:
-            if not any(link is not None and link.in_flight for link in self._links):
-                for client in producing:
-                    if not client.is_held:
-                        client.close_producers()
+        while True:      # what a client has closed itself may not be answered either
+            is_in_flight = any(link is not None and link.in_flight for link in self._links)
+            producing = [client for client in self._clients.values() if client.producers]
+            if not (producing or is_in_flight):
+                return
+            for client in producing if not is_in_flight else ():
+                if not client.is_held:
+                    client.close_producers()
             await asyncio.sleep(0.005)
 
     async def stop(self) -> None:

@@ -54,7 +54,7 @@ from geminga.workers.schemas import SchemaThread
 
 _STATUSES = {api.InvalidTopicName: 412, api.TopicNotFound: 404, api.SubscriptionNotFound: 404, api.NotAllowedError: 405,
              api.ServiceNotReady: 503, api.PersistenceError: 503, api.ConsumerBusy: 412, api.ProducerBusy: 412, api.MetadataError: 404,
-             api.IncompatibleSchema: 409}
+             api.IncompatibleSchema: 409, api.UnknownError: 500}
 _BODY_MAX = 1 << 20
 _LINE_MAX = 64 << 10         # of a request's first line and of each header: the longest name there may be, percent-encoded
 _SILENT_SECONDS = 30         # from a connection to its first request

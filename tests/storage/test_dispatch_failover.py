@@ -147,5 +147,5 @@ def test_what_was_sent_after_a_redelivery_carries_its_epoch(rig):
     rig.receive(consumer)
     answers = rig.run(rig.redeliver(consumer, consumer_epoch=4), rig.flow(consumer, 5))
     epochs = [(object_id, epoch) for _, action, object_id, epoch, _ in answers.replies if action == envelope.CONSUMER_EPOCH]
-    assert epochs == [(consumer.object_id, 4)]
+    assert epochs == [(consumer.number, 4)]
     assert len(rig.given(answers, consumer)) == 1
