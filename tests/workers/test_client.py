@@ -1,0 +1,1193 @@
+"""A client's connection between owners that the test plays: what goes to whom, and what the client is told.
+
+The first rule: an id that a client chose names at most one producer or consumer, which one owner has.
+"""
+import numpy as np
+import pytest
+
+from geminga.proto import commands as answers
+from geminga.proto import deliveries, envelope
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.workers import client as client_module
+from geminga.workers import worker as worker_module
+from geminga.workers.client import Client
+
+from ..proto.client_frames import PING, T, command, entry_of, message_metadata, send
+from .played import PlayedRights, PlayedWorker
+from .test_egress import LEDGER, PARTITION, store
+
+LARGEST = 2**64 - 1
+
+
+@pytest.fixture
+def worker(tmp_path, monkeypatch):
+    played = PlayedWorker(tmp_path, monkeypatch)
+    yield played
+    played.close()
+
+
+@pytest.fixture
+def client(worker):
+    return worker.client()
+
+
+def producer(topic, request_id=1, producer_id=1, **fields):
+    return command(T.PRODUCER, topic=topic, producer_id=producer_id, request_id=request_id, **fields)
+
+
+def subscribe(topic, request_id=1, consumer_id=1, **fields):
+    return command(T.SUBSCRIBE, topic=topic, subscription="s", subType=0, consumer_id=consumer_id, request_id=request_id, **fields)
+
+
+def close_producer(request_id, producer_id=1):
+    return command(T.CLOSE_PRODUCER, producer_id=producer_id, request_id=request_id)
+
+
+def close_consumer(request_id, consumer_id=1):
+    return command(T.CLOSE_CONSUMER, consumer_id=consumer_id, request_id=request_id)
+
+
+class Kind:
+    """What producers and consumers have in common, so that both are tried."""
+
+    def __init__(self, make, close, ready, gone, expelled, name, closed):
+        self.make, self.close, self.name, self.closed = make, close, name, closed
+        self.ready, self.gone, self.expelled = ready, gone, expelled
+
+    def __repr__(self):
+        return self.name
+
+    def success(self, request_id):
+        return answers.producer_success(request_id, "name", last_sequence_id=5) if self.name == "Producer" else answers.success(request_id)
+
+    def farewell(self, object_id=1):
+        return answers.close_producer(object_id) if self.name == "Producer" else answers.close_consumer(object_id)
+
+    def told_success(self, request_id):
+        return "PRODUCER_SUCCESS" if self.name == "Producer" else "SUCCESS", request_id
+
+
+PRODUCER = Kind(producer, close_producer, envelope.PRODUCER_READY, envelope.PRODUCER_GONE, envelope.PRODUCER_EXPELLED, "Producer",
+                "CLOSE_PRODUCER")
+CONSUMER = Kind(subscribe, close_consumer, envelope.CONSUMER_READY, envelope.CONSUMER_GONE, envelope.CONSUMER_EXPELLED, "Consumer",
+                "CLOSE_CONSUMER")
+both = pytest.mark.parametrize("kind", [PRODUCER, CONSUMER], ids=repr)
+
+
+def is_ready(owner, client, kind, handle, request_id=1, object_id=1):
+    owner.replies(client, kind.success(request_id), request_id=request_id, action=kind.ready, object_id=object_id, handle=handle)
+
+
+def is_refused(owner, client, kind, request_id=1, object_id=1):
+    owner.replies(client, answers.error(request_id, api.ProducerBusy, "busy"), request_id=request_id, action=kind.gone, object_id=object_id)
+
+
+def open_on(worker, client, kind, index=0, handle=10, request_id=1, object_id=1, which=0):
+    """A producer or consumer that is there."""
+    client.say(kind.make(worker.topic(index, which), request_id, object_id))
+    is_ready(worker.owners[index], client, kind, handle, request_id, object_id)
+    assert client.told() == [kind.told_success(request_id)]
+    worker.owners[index].heard()
+
+
+def types(commands):
+    return [T.Name(one.type) if isinstance(one, api.BaseCommand) else one for one in commands]
+
+
+# -- one id, one producer or consumer
+
+@both
+@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("object_id", [0, 1, LARGEST])
+def test_it_is_made_by_the_owner_of_its_topic(worker, client, kind, index, object_id):
+    client.say(kind.make(worker.topic(index), 7, object_id))
+    assert types(worker.owners[index].commands()) == [T.Name(T.PRODUCER if kind is PRODUCER else T.SUBSCRIBE)]
+    assert worker.owners[1 - index].commands() == []
+    is_ready(worker.owners[index], client, kind, 10, 7, object_id)
+    assert client.told() == [kind.told_success(7)]
+
+
+@both
+@pytest.mark.parametrize("index", [0, 1], ids=["the same owner", "another owner"])
+def test_an_id_that_is_being_made_is_refused(worker, client, kind, index):
+    """Whatever topic it is for, and nobody else is asked."""
+    client.say(kind.make(worker.topic(0), 1), kind.make(worker.topic(index, 1), 2), kind.make(worker.topic(0), 3))
+    assert len(worker.owners[0].commands()) == 1
+    assert worker.owners[1].commands() == []
+    assert client.told() == [("ERROR", 2, api.ServiceNotReady), ("ERROR", 3, api.ServiceNotReady)]
+    is_ready(worker.owners[0], client, kind, 10)
+    assert client.told() == [kind.told_success(1)]
+
+
+def test_how_pulsar_says_that(worker, client):
+    client.say(producer(worker.topic(0), 1), producer(worker.topic(0), 2), subscribe(worker.topic(0), 3), subscribe(worker.topic(0), 4))
+    assert [heard.error.message for heard in client.hear()] == [
+        "Producer is already present on the connection", "Consumer is already present on the connection"]
+
+
+@both
+@pytest.mark.parametrize("index", [0, 1])
+def test_an_id_that_was_refused_is_free(worker, client, kind, index):
+    client.say(kind.make(worker.topic(0), 1))
+    is_refused(worker.owners[0], client, kind)
+    worker.owners[0].heard()
+    client.say(kind.make(worker.topic(index), 2))
+    assert len(worker.owners[index].commands()) == 1
+    is_ready(worker.owners[index], client, kind, 10, 2)
+    assert client.told() == [("ERROR", 1, api.ProducerBusy), kind.told_success(2)]
+
+
+@both
+@pytest.mark.parametrize("index", [0, 1])
+def test_an_id_that_is_there_is_there(worker, client, kind, index):
+    """As Pulsar has it, whatever topic is named; the owner has nothing to do with it."""
+    open_on(worker, client, kind)
+    client.say(kind.make(worker.topic(index, 1), 2))
+    [heard] = client.hear()
+    if kind is PRODUCER:
+        assert (heard.producer_success.request_id, heard.producer_success.producer_name, heard.producer_success.last_sequence_id) == (
+            2, "name", 5)
+    else:
+        assert heard.success.request_id == 2
+    assert worker.owners[0].commands() == worker.owners[1].commands() == []
+
+
+@both
+@pytest.mark.parametrize("index", [0, 1], ids=["the same owner", "another owner"])
+@pytest.mark.parametrize("is_there", [False, True])
+def test_an_id_can_be_used_again_behind_its_close(worker, client, kind, index, is_there):
+    """Whenever the first owner answers: what it says is about the first."""
+    first, second = worker.owners[0], worker.owners[index]
+    if is_there:
+        open_on(worker, client, kind)
+    else:
+        client.say(kind.make(worker.topic(0), 1))
+        first.heard()
+    client.say(kind.close(2), kind.make(worker.topic(index, 1), 3))
+    expected = [T.Name(T.CLOSE_PRODUCER if kind is PRODUCER else T.CLOSE_CONSUMER)]
+    assert types(first.commands())[:1] == expected
+    if not is_there:
+        is_ready(first, client, kind, 10)
+        assert (kind.expelled, b"1 10") in first.commands()
+    first.replies(client, answers.success(2), request_id=2)
+    is_ready(second, client, kind, 11, 3)
+    assert client.told()[-2:] == [("SUCCESS", 2), kind.told_success(3)]
+    first.heard(), second.heard()
+    if kind is PRODUCER:
+        client.say(send())
+        assert [(what, handle) for what, handle, *_ in second.heard("send")] == [("send", 11)]
+    else:
+        client.say(command(T.FLOW, consumer_id=1, messagePermits=5))
+        assert second.heard() == [("flow", 11, 5)]
+
+
+@both
+def test_what_the_broker_closes_is_gone(worker, client, kind):
+    open_on(worker, client, kind)
+    worker.owners[0].replies(client, kind.farewell(), action=kind.gone, object_id=1, handle=10)
+    assert client.told() == [(kind.closed, 1)]
+    client.say(kind.make(worker.topic(1), 2))
+    assert len(worker.owners[1].commands()) == 1
+
+
+@both
+def test_a_word_about_one_that_its_client_has_closed_is_not_about_its_successor(worker, client, kind):
+    """The broker closes it while its client does, and uses the id again at the same owner."""
+    open_on(worker, client, kind)
+    client.say(kind.close(2), kind.make(worker.topic(0, 1), 3))
+    worker.owners[0].replies(client, kind.farewell(), action=kind.gone, object_id=1, handle=10)
+    worker.owners[0].replies(client, answers.success(2), request_id=2)
+    is_ready(worker.owners[0], client, kind, 11, 3)
+    worker.owners[0].replies(client, kind.farewell(), action=kind.gone, object_id=1, handle=10)
+    assert client.told() == [("SUCCESS", 2), kind.told_success(3)]
+    client.say(kind.make(worker.topic(0, 1), 4))
+    assert client.told() == [kind.told_success(4)]
+
+
+@both
+def test_a_refusal_of_another_request_is_not_about_this_one(worker, client, kind):
+    client.say(kind.make(worker.topic(0), 1), kind.close(2), kind.make(worker.topic(0, 1), 3))
+    is_refused(worker.owners[0], client, kind, 1)
+    worker.owners[0].replies(client, answers.success(2), request_id=2)
+    is_ready(worker.owners[0], client, kind, 11, 3)
+    assert client.told() == [("ERROR", 1, api.ProducerBusy), ("SUCCESS", 2), kind.told_success(3)]
+    client.say(kind.make(worker.topic(0, 1), 4))
+    assert client.told() == [kind.told_success(4)]
+
+
+@both
+def test_an_owner_is_told_to_end_what_nobody_knows(worker, client, kind):
+    """One whose request ids are not what they should be leaves no producer behind either."""
+    client.say(kind.make(worker.topic(0), 1))
+    is_ready(worker.owners[0], client, kind, 10, request_id=99)
+    assert worker.owners[0].commands()[1:] == [(kind.expelled, b"1 10")]
+    worker.owners[0].heard()
+    is_ready(worker.owners[1], client, kind, 11)
+    assert worker.owners[1].commands() == [(kind.expelled, b"1 11")]
+
+
+@both
+def test_request_ids_that_are_used_twice_end_where_the_owner_is(worker, client, kind):
+    """Handles that come later are those that hold."""
+    client.say(kind.make(worker.topic(0), 1), kind.close(1), kind.make(worker.topic(0), 1))
+    is_ready(worker.owners[0], client, kind, 10)
+    worker.owners[0].replies(client, answers.success(1), request_id=1)
+    is_ready(worker.owners[0], client, kind, 11)
+    worker.owners[0].heard()
+    client.say(*[send()] if kind is PRODUCER else [command(T.FLOW, consumer_id=1, messagePermits=5)])
+    assert [one[1] for one in worker.owners[0].heard("send", "flow")] == [11]
+    assert {handle for _, handle in client.client.by_handle} <= {11}
+    worker.owners[0].replies(client, kind.farewell(), action=kind.gone, object_id=1, handle=11)
+    assert not (client.client.producers or client.client.consumers or client.client.by_handle)
+
+
+@both
+def test_what_is_not_there_is_as_good_as_closed(worker, client, kind):
+    client.say(kind.close(7), kind.close(8, LARGEST))
+    assert client.told() == [("SUCCESS", 7), ("SUCCESS", 8)]
+    assert worker.owners[0].commands() == worker.owners[1].commands() == []
+
+
+# -- SENDs
+
+def test_sends_go_to_their_producers_owners_with_their_handles(worker, client):
+    open_on(worker, client, PRODUCER, 0, 10, 1, 1)
+    open_on(worker, client, PRODUCER, 1, 20, 2, 2)
+    open_on(worker, client, PRODUCER, 0, 30, 3, 3, which=1)
+    client.say(*(send(producer_id=number, sequence_id=0) for number in (1, 2, 3)))
+    frames = [send(producer_id=1 + number % 3, sequence_id=number) for number in range(1, 100)]
+    client.say(*frames)
+    got = []
+    for owner in worker.owners:
+        mine = []
+        for what, *rest in owner.heard("send", "sends"):
+            if what == "send":
+                mine.append(rest[0])
+            else:
+                rows, entries = rest
+                assert (rows["connection"] == client.number).all()
+                assert rows["offset"].tolist() == [number * (len(entries) // len(rows)) for number in range(len(rows))]
+                assert {10: 1, 20: 2, 30: 3}[int(rows["producer"][0])] == int(rows["producer_id"][0])
+                mine += rows["producer"].tolist()
+        got.append(mine)
+    assert got == [[10, 30] + [handle for number in range(1, 100) if (handle := 10 + number % 3 * 10) != 20], [20] * 34]
+
+
+@pytest.mark.parametrize("many", [1, 50])
+def test_a_send_behind_its_clients_own_close_ends_the_connection(worker, client, many):
+    """So does one for a producer that never was."""
+    open_on(worker, client, PRODUCER)
+    client.say(close_producer(2), *[send(sequence_id=number) for number in range(many)])
+    assert client.transport.is_closed
+    assert worker.owners[0].heard("send", "sends") == []
+
+
+@pytest.mark.parametrize("many", [1, 50])
+def test_a_send_behind_the_brokers_close_is_ignored(worker, client, many):
+    """Its client is going to send it again, when the producer has come back."""
+    open_on(worker, client, PRODUCER)
+    worker.owners[0].replies(client, answers.close_producer(1), action=envelope.PRODUCER_GONE, object_id=1, handle=10)
+    client.say(*[send(sequence_id=number) for number in range(many)], PING)
+    assert client.told() == [("CLOSE_PRODUCER", 1), ("PONG",)]
+    assert worker.owners[0].heard("send", "sends") == []
+    client.say(producer(worker.topic(1), 2))
+    is_ready(worker.owners[1], client, PRODUCER, 11, 2)
+    client.say(send())
+    assert [handle for _, handle, *_ in worker.owners[1].heard("send")] == [11]
+
+
+@pytest.mark.parametrize("again", [
+    lambda worker: producer(worker.topic(1), 2), lambda worker: close_producer(2)], ids=["producer", "close"])
+def test_behind_a_command_of_its_client_no_send_is_ignored(worker, client, again):
+    """By then the client knew that the broker had closed its producer, or closes it itself."""
+    open_on(worker, client, PRODUCER)
+    worker.owners[0].replies(client, answers.close_producer(1), action=envelope.PRODUCER_GONE, object_id=1, handle=10)
+    client.say(again(worker), send())
+    assert client.transport.is_closed
+
+
+def test_a_refused_producer_is_none_to_send_for(worker, client):
+    client.say(producer(worker.topic(0)))
+    is_refused(worker.owners[0], client, PRODUCER)
+    client.say(send())
+    assert client.transport.is_closed
+
+
+def test_a_send_that_is_refused_needs_a_producer_too(worker, client):
+    open_on(worker, client, PRODUCER)
+    damaged = send(entry_of(message_metadata(), wrong_by=1), sequence_id=5)
+    client.say(damaged)
+    assert client.told() == [("SEND_ERROR", None, api.ChecksumError)] or client.transport.written == b""
+    client.say(close_producer(2), damaged)
+    assert client.transport.is_closed
+
+
+def test_producers_that_the_broker_closed_are_remembered_up_to_a_bound(worker, client, monkeypatch):
+    """The last of them."""
+    monkeypatch.setattr(client_module, "_CLOSED_MAX", 2)
+    for number in (1, 2, 3):
+        open_on(worker, client, PRODUCER, handle=number, request_id=number, object_id=number)
+        worker.owners[0].replies(client, b"", action=envelope.PRODUCER_GONE, object_id=number, handle=number)
+    client.say(send(producer_id=3), send(producer_id=2), PING)
+    assert client.told() == [("PONG",)]
+    client.say(send(producer_id=1))
+    assert client.transport.is_closed
+
+
+# -- owners come and go
+
+@both
+def test_what_an_owner_had_is_closed_when_it_ends(worker, client, kind):
+    open_on(worker, client, kind, 0, 10, 1, 1)
+    open_on(worker, client, kind, 1, 20, 2, 2)
+    worker.owners[0].gone()
+    assert client.told() == [(kind.closed, 1)]
+    if kind is PRODUCER:
+        client.say(send(producer_id=1))
+    assert list(client.client.producers if kind is PRODUCER else client.client.consumers) == [2]
+    assert {handle for _, handle in client.client.by_handle} == ({20} if kind is CONSUMER else set())
+    assert not client.transport.is_closed
+
+
+@both
+def test_what_was_being_made_is_made_by_the_successor(worker, client, kind):
+    client.say(kind.make(worker.topic(0), 1))
+    worker.owners[0].gone()
+    assert client.told() == []
+    client.say(kind.make(worker.topic(1), 2))
+    assert client.told() == [("ERROR", 2, api.ServiceNotReady)]
+    assert worker.owners[1].commands() == []
+    worker.owners[0].up()
+    [asked] = worker.owners[0].commands()
+    assert (asked.producer if kind is PRODUCER else asked.subscribe).request_id == 1
+    is_ready(worker.owners[0], client, kind, 11)
+    assert client.told() == [kind.told_success(1)]
+
+
+@both
+def test_a_request_that_ends_two_owners_is_not_given_to_a_third(worker, client, kind):
+    client.say(kind.make(worker.topic(0), 1), kind.make(worker.topic(1), 2, 2))
+    for _ in range(2):
+        worker.owners[0].gone()
+        worker.owners[0].up()
+    assert client.told() == [("ERROR", 1, api.ServiceNotReady)]
+    assert worker.owners[0].commands() == []
+    client.say(kind.make(worker.topic(0), 1))      # its ids are free, and one that ends may have another cause
+    worker.owners[0].gone()
+    worker.owners[0].up()
+    assert len(worker.owners[0].commands()) == 1
+    worker.owners[1].gone()
+    worker.owners[1].up()
+    assert len(worker.owners[1].commands()) == 1      # the other's was asked of one that has ended, once
+    assert client.told() == []
+
+
+@both
+def test_what_waits_for_an_owner_has_its_id(worker, client, kind):
+    worker.owners[0].gone()
+    client.say(kind.make(worker.topic(0), 1), kind.make(worker.topic(1), 2))
+    assert client.told() == [("ERROR", 2, api.ServiceNotReady)]
+    assert worker.counters.read()["commands_waiting"] == 1
+    worker.owners[0].up()
+    assert len(worker.owners[0].commands()) == 1
+    assert worker.owners[1].commands() == []
+    assert worker.counters.read()["commands_waiting"] == 0
+
+
+@both
+def test_what_is_closed_while_it_waits_is_not_made(worker, client, kind):
+    worker.owners[0].gone()
+    client.say(kind.make(worker.topic(0), 1), kind.make(worker.topic(0), 2, 2), kind.close(3))
+    assert client.told() == [("SUCCESS", 3)]
+    assert worker.counters.read()["commands_waiting"] == 1
+    client.say(kind.make(worker.topic(1), 4))
+    assert len(worker.owners[1].commands()) == 1
+    worker.owners[0].up()
+    [asked] = worker.owners[0].commands()
+    assert (asked.producer if kind is PRODUCER else asked.subscribe).request_id == 2
+
+
+def test_what_waits_goes_with_its_connection(worker, client):
+    worker.owners[0].gone()
+    client.say(producer(worker.topic(0), 1), subscribe(worker.topic(0), 2))
+    client.transport.close()
+    assert worker.counters.read()["commands_waiting"] == 0
+    worker.owners[0].up()
+    assert worker.owners[0].commands() == []
+
+
+def test_waiting_commands_are_bounded(worker, client, monkeypatch):
+    monkeypatch.setattr(worker_module, "_WAITING_MAX", 1)
+    worker.owners[0].gone()
+    client.say(producer(worker.topic(0), 1, 1), producer(worker.topic(0), 2, 2))
+    assert client.told() == [("ERROR", 2, api.ServiceNotReady)]
+    client.say(producer(worker.topic(1), 3, 2))
+    assert len(worker.owners[1].commands()) == 1
+
+
+def test_what_an_owner_was_asked_is_answered_when_it_ends(worker, client):
+    open_on(worker, client, CONSUMER, 0, 10, 1, 1)
+    open_on(worker, client, CONSUMER, 0, 11, 2, 2, which=1)
+    open_on(worker, client, PRODUCER, 0, 12, 3, 3)
+    open_on(worker, client, CONSUMER, 1, 20, 4, 4)
+    client.say(command(T.SEEK, consumer_id=1, request_id=5, message_publish_time=0), close_consumer(6, 2), close_producer(7, 3),
+               command(T.GET_LAST_MESSAGE_ID, consumer_id=1, request_id=8),
+               command(T.GET_LAST_MESSAGE_ID, consumer_id=4, request_id=9),
+               command(T.REDELIVER_UNACKNOWLEDGED_MESSAGES, consumer_id=1))
+    worker.owners[0].replies(client, answers.success(5), request_id=5)
+    assert client.told() == [("SUCCESS", 5)]
+    worker.owners[0].gone()
+    assert client.told() == [("CLOSE_CONSUMER", 1), ("SUCCESS", 6), ("SUCCESS", 7), ("ERROR", 8, api.ServiceNotReady)]
+    worker.owners[1].gone()
+    assert client.told() == [("CLOSE_CONSUMER", 4), ("ERROR", 9, api.ServiceNotReady)]
+
+
+def test_requests_that_are_not_answered_are_bounded(worker, client, monkeypatch):
+    """Closing goes on: what its client does not want any more must not stay."""
+    monkeypatch.setattr(client_module, "_ASKED_MAX", 2)
+    open_on(worker, client, CONSUMER)
+    client.say(*(command(T.GET_LAST_MESSAGE_ID, consumer_id=1, request_id=number) for number in (5, 6, 7)), close_consumer(8))
+    assert client.told() == [("ERROR", 7, api.TooManyRequests)]
+    assert types(worker.owners[0].commands()) == ["GET_LAST_MESSAGE_ID"] * 2 + ["CLOSE_CONSUMER"]
+
+
+# -- the connection's end
+
+@both
+def test_every_owner_that_was_asked_anything_hears_of_the_end(worker, client, kind):
+    """Also one that has nothing of it any more, or has not answered; and nobody else."""
+    client.say(kind.make(worker.topic(0), 1), kind.close(2))
+    client.transport.close()
+    assert worker.owners[0].commands()[-1] == (envelope.CONNECTION_GONE, b"")
+    assert worker.owners[1].commands() == []
+
+
+def test_an_owner_is_told_once_who_asks(worker, client):
+    client.say(producer(worker.topic(0), 1, 1), producer(worker.topic(0), 2, 2))
+    kinds = [kind for _, _, kind, _ in worker.owners[0].heard("command")]
+    assert kinds == [envelope.INTRODUCED, envelope.COMMAND, envelope.COMMAND]
+    worker.owners[0].gone()
+    worker.owners[0].up()
+    kinds = [kind for _, _, kind, _ in worker.owners[0].heard("command")]
+    assert kinds == [envelope.INTRODUCED, envelope.COMMAND, envelope.COMMAND]
+
+
+def test_an_owner_can_end_a_connection(worker, client):
+    open_on(worker, client, PRODUCER)
+    other = worker.client()
+    worker.owners[0].replies(client, action=envelope.END)
+    assert client.transport.is_closed
+    assert worker.owners[0].commands() == [(envelope.CONNECTION_GONE, b"")]
+    other.say(PING)
+    assert other.told() == [("PONG",)]
+
+
+def test_goodbye(worker, client):
+    """Everything is to be looked up again."""
+    open_on(worker, client, PRODUCER, 0, 10, 1, 1)
+    open_on(worker, client, CONSUMER, 1, 20, 2, 2)
+    client.client.say_goodbye()
+    assert client.told() == [("CLOSE_PRODUCER", 1), ("CLOSE_CONSUMER", 2)]
+    assert client.transport.is_closed
+    assert not client.transport.was_aborted
+
+
+def test_producers_are_closed_for_a_drain(worker, client):
+    """Those that are there at once; those that are being made are told to go, for one may wait until another goes."""
+    open_on(worker, client, PRODUCER, 0, 10, 1, 1)
+    client.say(producer(worker.topic(1), 2, 2))
+    worker.owners[1].heard()
+    worker.owners[0].gone()
+    client.told()
+    open_on(worker, client, PRODUCER, 1, 30, 3, 3, which=1)
+    client.say(producer(worker.topic(0), 4, 4))
+    client.client.close_producers()
+    client.client.close_producers()
+    assert client.told() == [("CLOSE_PRODUCER", 3), ("ERROR", 4, api.ServiceNotReady)]
+    assert worker.owners[1].commands() == [(envelope.PRODUCER_EXPELLED, b"2 0")]
+    assert list(client.client.producers) == [2]
+    client.say(send(producer_id=3), PING)
+    assert client.told() == [("PONG",)]
+    worker.owners[1].replies(client, answers.error(2, api.ServiceNotReady, ""), request_id=2, action=envelope.PRODUCER_GONE, object_id=2)
+    assert not client.client.producers
+    assert worker.counters.read()["commands_waiting"] == 0
+    worker.owners[0].up()
+    assert worker.owners[0].commands() == []
+
+
+def test_a_drain_waits_for_what_is_in_flight(worker, client):
+    """Also of a producer that its client has closed."""
+    open_on(worker, client, PRODUCER)
+    client.say(send(), close_producer(2))
+    drain = worker.loop.create_task(worker.worker.drain())
+    worker.turn(0.02)
+    assert not drain.done()
+    worker.owners[0].says(lambda outbox: outbox.reply(client.number, answers.success(2), request_id=2), taken=worker.owners[0].link.sent)
+    worker.turn(0.02)
+    assert drain.done()
+    client.say(producer(worker.topic(0), 3))
+    assert client.told() == [("SUCCESS", 2), ("ERROR", 3, api.ServiceNotReady)]
+
+
+# -- rights
+
+@pytest.fixture
+def rights():
+    return PlayedRights()
+
+
+@pytest.fixture
+def guarded(tmp_path, monkeypatch, rights):
+    played = PlayedWorker(tmp_path, monkeypatch, rights=rights)
+    yield played
+    played.close()
+
+
+def look(worker):
+    """The worker looks whether rights have changed; what version it has seen."""
+    worker.worker.rights._again.cancel()
+    worker.worker.rights._look()
+    return worker.counters.read()["rights_seen"]
+
+
+@both
+def test_what_is_there_is_told_to_go_once(guarded, rights, kind):
+    client = guarded.client()
+    open_on(guarded, client, kind)
+    rights.withdraw(guarded.topic(0))
+    assert look(guarded) == look(guarded) == 0
+    assert guarded.owners[0].commands() == [(kind.expelled, b"1 10")]
+    guarded.owners[0].replies(client, kind.farewell(), action=kind.gone, object_id=1, handle=10)
+    assert look(guarded) == 1
+    assert client.told() == [(kind.closed, 1)]
+    client.say(kind.make(guarded.topic(0), 2))
+    assert client.told() == [("ERROR", 2, api.AuthorizationError)]
+    assert guarded.owners[0].commands() == []
+
+
+@both
+def test_what_is_being_made_is_told_to_go(guarded, rights, kind):
+    """Before the answer to whoever took the right away; nothing is published or given out in between."""
+    client = guarded.client()
+    client.say(kind.make(guarded.topic(0)))
+    guarded.owners[0].heard()
+    rights.withdraw(guarded.topic(0))
+    assert look(guarded) == 0
+    assert guarded.owners[0].commands() == [(kind.expelled, b"1 0")]
+    is_ready(guarded.owners[0], client, kind, 10)      # it was there when the owner heard of it
+    assert look(guarded) == 0
+    assert guarded.owners[0].commands() == []
+    guarded.owners[0].replies(client, kind.farewell(), action=kind.gone, object_id=1, handle=10)
+    assert look(guarded) == 1
+    assert client.told() == [kind.told_success(1), (kind.closed, 1)]
+
+
+@both
+def test_what_becomes_ready_too_late_is_told_to_go_at_once(guarded, rights, kind):
+    client = guarded.client()
+    client.say(kind.make(guarded.topic(0)))
+    guarded.owners[0].heard()
+    rights.withdraw(guarded.topic(0))
+    is_ready(guarded.owners[0], client, kind, 10)
+    assert guarded.owners[0].commands() == [(kind.expelled, b"1 10")]
+
+
+@both
+def test_what_waits_for_its_owner_is_looked_at_anew(guarded, rights, kind):
+    client = guarded.client()
+    guarded.owners[0].gone()
+    client.say(kind.make(guarded.topic(0)))
+    rights.withdraw(guarded.topic(0))
+    assert look(guarded) == 1
+    guarded.owners[0].up()
+    assert client.told() == [("ERROR", 1, api.AuthorizationError)]
+    assert guarded.owners[0].commands() == []
+    client.say(kind.make(guarded.topic(1), 2))
+    assert len(guarded.owners[1].commands()) == 1
+
+
+@both
+def test_a_right_that_another_topic_has_helps_nobody(guarded, rights, kind):
+    """The same id again for a topic that its client may use."""
+    client = guarded.client()
+    client.say(kind.make(guarded.topic(0)), kind.make(guarded.topic(1), 2))
+    is_ready(guarded.owners[0], client, kind, 10)
+    guarded.owners[0].heard()
+    rights.withdraw(guarded.topic(0))
+    assert look(guarded) == 0
+    assert guarded.owners[0].commands() == [(kind.expelled, b"1 10")]
+    assert guarded.owners[1].commands() == []
+
+
+# -- schemas
+
+SCHEMA = {"name": "s", "type": api.Schema.String, "schema_data": b""}
+
+
+def settled(worker, owner):
+    """What the owner is asked when the looks at schemas that are under way are done."""
+    while worker.worker._settling:
+        worker.turn(0.01)
+    return owner.commands()
+
+
+@both
+def test_an_id_whose_schema_is_looked_at_is_being_made(worker, client, kind):
+    client.say(kind.make(worker.topic(0), 1, schema=SCHEMA), kind.make(worker.topic(1), 2))
+    assert client.told() == [("ERROR", 2, api.ServiceNotReady)]
+    assert len(settled(worker, worker.owners[0])) == 1
+    assert worker.owners[1].commands() == []
+    is_ready(worker.owners[0], client, kind, 10)
+    assert client.told() == [kind.told_success(1)]
+
+
+@both
+def test_what_is_closed_while_its_schema_is_looked_at_is_not_made(worker, client, kind):
+    client.say(kind.make(worker.topic(0), 1, schema=SCHEMA), kind.close(2), kind.make(worker.topic(1), 3))
+    worker.turn(0.05)
+    assert settled(worker, worker.owners[0]) == []
+    assert len(worker.owners[1].commands()) == 1
+    assert client.told() == [("SUCCESS", 2)]
+
+
+def test_a_schema_that_is_refused_frees_the_id(worker, client):
+    client.say(producer(worker.topic(0), 1, schema={"name": "s", "type": api.Schema.Avro, "schema_data": b"no schema"}))
+    assert settled(worker, worker.owners[0]) == []
+    worker.turn()
+    [(name, request_id, _)] = client.told()
+    assert (name, request_id) == ("ERROR", 1)
+    client.say(producer(worker.topic(1), 2))
+    assert len(worker.owners[1].commands()) == 1
+
+
+def test_a_right_that_is_lost_while_a_schema_is_looked_at(guarded, rights):
+    client = guarded.client()
+    client.say(producer(guarded.topic(0), 1, schema=SCHEMA))
+    rights.withdraw(guarded.topic(0))
+    assert settled(guarded, guarded.owners[0]) == []
+    guarded.turn()
+    assert client.told() == [("ERROR", 1, api.AuthorizationError)]
+    assert not client.client.producers
+
+
+# -- consumers
+
+def test_flows_and_acknowledgements_go_to_the_consumers_owner(worker, client):
+    open_on(worker, client, CONSUMER, 0, 10, 1, 1)
+    open_on(worker, client, CONSUMER, 1, 20, 2, 2)
+    places = [api.MessageIdData(ledgerId=3, entryId=4), api.MessageIdData(ledgerId=3, entryId=5, ack_set=[9, 8])]
+    client.say(command(T.FLOW, consumer_id=1, messagePermits=5), command(T.FLOW, consumer_id=2, messagePermits=6))
+    client.say(command(T.ACK, consumer_id=1, ack_type=api.CommandAck.Individual, message_id=places),
+               command(T.ACK, consumer_id=2, ack_type=api.CommandAck.Cumulative, message_id=places[:1], request_id=7))
+    assert worker.owners[0].heard() == [
+        ("flow", 10, 5), ("acks", [(10, 3, 4, 0, 0, 0), (10, 3, 5, 0, envelope.PARTIAL, 2)], [9, 8])]
+    assert worker.owners[1].heard() == [
+        ("flow", 20, 6), ("acks", [(20, 3, 4, 7, envelope.CUMULATIVE | envelope.WANTS_RESPONSE, 0)], [])]
+
+
+def test_many_acknowledgements_at_once_go_as_an_array(worker, client):
+    open_on(worker, client, CONSUMER)
+    places = [api.MessageIdData(ledgerId=3, entryId=number) for number in range(100)]
+    for more in ({}, {"request_id": 7}):
+        client.say(command(T.ACK, consumer_id=1, ack_type=api.CommandAck.Individual, message_id=places, **more))
+        [(_, rows, words)] = worker.owners[0].heard()
+        assert [row[:3] for row in rows] == [(10, 3, number) for number in range(100)]
+        assert [row[3:5] for row in rows if any(row[3:])] == ([(7, envelope.WANTS_RESPONSE)] if more else [])
+        assert words == []
+
+
+def test_an_acknowledgement_of_nothing_is_answered(worker, client):
+    """Also a cumulative one of several, which acknowledges nothing."""
+    open_on(worker, client, CONSUMER)
+    places = [api.MessageIdData(ledgerId=3, entryId=number) for number in (1, 2)]
+    client.say(command(T.ACK, consumer_id=1, ack_type=api.CommandAck.Cumulative, message_id=places, request_id=7))
+    assert worker.owners[0].heard() == [("acks", [(10, 0, 0, 7, envelope.NOTHING | envelope.WANTS_RESPONSE, 0)], [])]
+    client.say(command(T.ACK, consumer_id=1, ack_type=api.CommandAck.Cumulative, message_id=places))
+    assert worker.owners[0].heard() == [("acks", [], [])]
+
+
+def test_what_is_said_of_a_consumer_that_is_not_there_goes_nowhere(worker, client):
+    client.say(subscribe(worker.topic(0), 1, 1))
+    worker.owners[0].heard()
+    for consumer_id in (1, 2):
+        client.say(command(T.FLOW, consumer_id=consumer_id, messagePermits=5),
+                   *(command(T.ACK, consumer_id=consumer_id, ack_type=api.CommandAck.Individual, request_id=7,
+                             message_id=[api.MessageIdData(ledgerId=3, entryId=number) for number in range(count)]) for count in (1, 100)))
+    client.say(command(T.REDELIVER_UNACKNOWLEDGED_MESSAGES, consumer_id=2), command(T.SEEK, consumer_id=2, request_id=8),
+               command(T.CONSUMER_STATS, consumer_id=2, request_id=9))
+    assert worker.owners[0].heard() == worker.owners[1].heard() == []
+    assert [heard.type for heard in client.hear()] == [T.ERROR, T.CONSUMER_STATS_RESPONSE]
+
+
+def test_transactions_are_refused(worker, client):
+    open_on(worker, client, CONSUMER)
+    for bits in ({"txnid_most_bits": 1}, {"txnid_least_bits": 1}):
+        client.say(command(T.ACK, consumer_id=1, ack_type=api.CommandAck.Individual, request_id=7,
+                           message_id=[api.MessageIdData(ledgerId=3, entryId=4)], **bits))
+        [heard] = client.hear()
+        assert (heard.ackResponse.request_id, heard.ackResponse.error) == (7, api.NotAllowedError)
+    assert worker.owners[0].heard() == []
+
+
+def test_no_permits_break_the_protocol(worker, client):
+    open_on(worker, client, CONSUMER)
+    client.say(command(T.FLOW, consumer_id=1, messagePermits=0))
+    assert client.transport.is_closed
+
+
+def test_an_unsubscribed_consumer_is_gone(worker, client):
+    open_on(worker, client, CONSUMER)
+    client.say(command(T.UNSUBSCRIBE, consumer_id=1, request_id=2))
+    worker.owners[0].replies(client, answers.success(2), request_id=2, action=envelope.CONSUMER_GONE, object_id=1, handle=10)
+    assert client.told() == [("SUCCESS", 2)]
+    assert not (client.client.consumers or client.client.by_handle)
+
+
+# -- what is delivered
+
+def messages(client):
+    """(consumer id, ledger, entry, partition, epoch) of the MESSAGEs that were written."""
+    said = [heard.message for heard in client.hear() if heard.type == T.MESSAGE]
+    return [(one.consumer_id, one.message_id.ledgerId, one.message_id.entryId, one.message_id.partition,
+             one.consumer_epoch if one.HasField("consumer_epoch") else -1) for one in said]
+
+
+def run(client, first, count, handle=10, ledger_id=LEDGER):
+    return lambda outbox: outbox._add(envelope.RUNS, (client.number, count, handle, PARTITION, ledger_id, first), b"")
+
+
+@pytest.fixture
+def consuming(worker, client, tmp_path):
+    store(tmp_path, [10] * 20, first=1)
+    store(tmp_path, [10] * 20, ledger_id=LEDGER + 1, first=1)
+    open_on(worker, client, CONSUMER)
+    return client
+
+
+def test_runs_are_written_in_order(worker, consuming):
+    worker.owners[0].says(run(consuming, 0, 2), run(consuming, 2, 2), run(consuming, 5, 1), run(consuming, 5, 1, ledger_id=LEDGER + 1),
+                          run(consuming, 6, 2, ledger_id=LEDGER + 1), run(consuming, 8, 1))
+    assert messages(consuming) == [(1, LEDGER + which, entry, -1, -1) for which, entry in (
+        (0, 0), (0, 1), (0, 2), (0, 3), (0, 5), (1, 5), (1, 6), (1, 7), (0, 8))]
+    assert worker.counters.read()["deliveries"] == 9
+
+
+@pytest.mark.parametrize("second", [(3, 2), (2, 1), (1, 2)], ids=str)
+def test_runs_that_do_not_follow_each_other_stay_two(worker, consuming, second):
+    first, count = second
+    worker.owners[0].says(run(consuming, 0, 2), run(consuming, first, count))
+    assert [entry for _, _, entry, _, _ in messages(consuming)] == [0, 1, *range(first, first + count)]
+
+
+def test_runs_of_two_consumers_are_each_their_own(worker, consuming):
+    open_on(worker, consuming, CONSUMER, 0, 11, 2, 2, which=1)
+    worker.owners[0].says(run(consuming, 0, 2), run(consuming, 2, 1, handle=11), run(consuming, 3, 1, handle=11), run(consuming, 2, 1))
+    assert [(number, entry) for number, _, entry, _, _ in messages(consuming)] == [(1, 0), (1, 1), (2, 2), (2, 3), (1, 2)]
+
+
+def test_two_owners_may_use_one_handle(worker, consuming):
+    open_on(worker, consuming, CONSUMER, 1, 10, 2, 2)
+    worker.owners[1].says(run(consuming, 4, 1))
+    worker.owners[0].says(run(consuming, 3, 1))
+    assert [(number, entry) for number, _, entry, _, _ in messages(consuming)] == [(2, 4), (1, 3)]
+
+
+def test_entries_carry_the_epoch_that_held_when_they_were_given_out(worker, consuming):
+    """Also those that are written later than the epoch was raised."""
+    consuming.client.pause_writing()
+    epoch = [lambda outbox, number=number: outbox.reply(consuming.number, b"", action=envelope.CONSUMER_EPOCH, object_id=10, handle=number)
+             for number in (3, 4)]
+    worker.owners[0].says(epoch[0], run(consuming, 0, 2), epoch[1], run(consuming, 2, 1))
+    assert messages(consuming) == []
+    consuming.client.resume_writing()
+    assert [(entry, number) for _, _, entry, _, number in messages(consuming)] == [(0, 3), (1, 3), (2, 4)]
+
+
+def test_an_epoch_of_one_that_was_closed_is_not_its_successors(worker, consuming):
+    consuming.say(close_consumer(2), subscribe(worker.topic(0), 3))
+    is_ready(worker.owners[0], consuming, CONSUMER, 11, 3)
+    worker.owners[0].replies(consuming, action=envelope.CONSUMER_EPOCH, object_id=10, handle=9)
+    worker.owners[0].says(run(consuming, 0, 1, handle=11))
+    assert [number for *_, number in messages(consuming)] == [-1]
+
+
+def test_messages_carry_the_number_of_their_partition(worker, client, tmp_path):
+    store(tmp_path, [10] * 20, first=1)
+    client.say(subscribe(worker.topic(0)))
+    worker.owners[0].replies(client, answers.success(1), request_id=1, action=envelope.CONSUMER_READY, object_id=1, handle=10, partition=4)
+    worker.owners[0].says(run(client, 0, 1))
+    assert messages(client) == [(1, LEDGER, 0, 4, -1)]
+
+
+def test_what_a_closed_consumer_was_given_is_not_written(worker, consuming):
+    """Neither what waits to be written, nor what its owner gave out before it knew."""
+    open_on(worker, consuming, CONSUMER, 0, 11, 2, 2, which=1)
+    consuming.client.pause_writing()
+    worker.owners[0].says(run(consuming, 0, 2), run(consuming, 4, 1, handle=11))
+    consuming.say(close_consumer(3))
+    worker.owners[0].says(run(consuming, 2, 2), run(consuming, 5, 1, handle=11))
+    consuming.client.resume_writing()
+    assert [(number, entry) for number, _, entry, _, _ in messages(consuming)] == [(2, 4), (2, 5)]
+
+
+def test_who_does_not_read_is_written_no_more(worker, consuming):
+    consuming.client.pause_writing()
+    worker.owners[0].says(run(consuming, 0, 5))
+    assert messages(consuming) == []
+    assert not consuming.client.is_writable
+    consuming.client.resume_writing()
+    assert consuming.client.is_writable
+    assert len(messages(consuming)) == 5
+
+
+def test_entries_that_were_picked(worker, consuming):
+    picked = np.zeros(3, envelope.PICKED)
+    picked["entry_id"], picked["redeliveries"], picked["words"] = (1, 4, 6), (0, 2, 0), (1, 0, 2)
+    words = np.array([5, 7, 9], np.uint64)
+    data = picked.tobytes() + words.tobytes()
+    row = consuming.number, 3, 10, PARTITION, LEDGER, len(data), 0
+    worker.owners[0].says(lambda outbox: outbox._add(envelope.PICKS, row, data), run(consuming, 7, 1),
+                          lambda outbox: outbox._add(envelope.PICKS, (row[0], 3, 99, *row[3:]), data))
+    heard = [one.message for one in consuming.hear()]
+    assert [(one.message_id.entryId, one.redelivery_count, list(one.ack_set)) for one in heard] == [
+        (1, 0, [5]), (4, 2, []), (6, 0, [7, 9]), (7, 0, [])]
+
+
+def passed(client, entries, handle=10):
+    """Entries, (id, bytes, messages) each, of a topic that keeps none."""
+    rows = np.zeros(len(entries), envelope.ENTRY)
+    for row, (entry_id, data, count) in zip(rows, entries, strict=True):
+        row["entry_id"], row["size"], row["messages"] = entry_id, len(data), count
+    data = rows.tobytes() + b"".join(data for _, data, _ in entries)
+    return lambda outbox: outbox._add(envelope.PASSED, (client.number, len(entries), handle, len(data)), data)
+
+
+def test_what_nobody_keeps_is_passed_on_or_its_permits_are_given_back(worker, client):
+    open_on(worker, client, CONSUMER)
+    entries = [(0, b"\x0e\x01aaaa", 1), (1, b"\x0e\x01bbbb", 5)]
+    worker.owners[0].says(passed(client, entries), passed(client, entries, handle=99))
+    heard = [(heard.message.message_id.entryId, rest) for heard, rest in client.hear_frames()]
+    assert heard == [(0, b"\x0e\x01aaaa"), (1, b"\x0e\x01bbbb")]
+    assert worker.owners[0].heard() == []
+    client.client.pause_writing()
+    worker.owners[0].says(passed(client, entries))
+    assert client.hear() == []
+    assert worker.owners[0].heard() == [("flow", 10, 6)]
+    read = worker.counters.read()
+    assert (read["deliveries"], read["deliveries_dropped"]) == (2, 2)
+
+
+def test_receipts_reach_their_connections(worker, client):
+    other = worker.client()
+    rows = np.zeros(3, deliveries.RECEIPT_ROW)
+    rows["connection"], rows["producer_id"], rows["sequence_id"] = (client.number, other.number, 99), 1, (5, 6, 7)
+    worker.owners[0].says(lambda outbox: outbox.receipts(rows))
+    assert [[one.send_receipt.sequence_id for one in who.hear()] for who in (client, other)] == [[5], [6]]
+
+
+# -- reading, and not reading
+
+def throttled(worker):
+    return worker.counters.read()["connections_throttled"]
+
+
+def test_who_is_held_is_not_read_from_until_all_owners_let_it_go_on(worker, client):
+    first, second = worker.owners
+    first.replies(client, action=envelope.HOLD)
+    first.replies(client, action=envelope.HOLD)
+    second.replies(client, action=envelope.HOLD)
+    assert (client.transport.is_reading, client.client.is_held, throttled(worker)) == (False, True, 1)
+    first.replies(client, action=envelope.GO_ON)
+    assert (client.transport.is_reading, client.client.is_held, throttled(worker)) == (False, True, 1)
+    second.replies(client, action=envelope.GO_ON)
+    assert (client.transport.is_reading, client.client.is_held, throttled(worker)) == (True, False, 0)
+    second.replies(client, action=envelope.GO_ON)
+    assert throttled(worker) == 0
+
+
+def test_an_owner_that_ends_holds_nobody(worker, client):
+    for owner in worker.owners:
+        owner.replies(client, action=envelope.HOLD)
+    worker.owners[0].gone()
+    assert not client.transport.is_reading
+    worker.owners[1].gone()
+    assert client.transport.is_reading
+    assert throttled(worker) == 0
+
+
+def test_a_connection_that_ends_is_not_held_any_more(worker, client):
+    worker.owners[0].replies(client, action=envelope.HOLD)
+    client.transport.close()
+    assert throttled(worker) == 0
+
+
+def test_who_is_held_is_not_taken_for_dead(worker, client):
+    worker.owners[0].replies(client, action=envelope.HOLD)
+    for _ in range(3):
+        client.client.keep_alive()
+    assert not client.transport.is_closed
+    worker.owners[0].replies(client, action=envelope.GO_ON)
+    client.client.keep_alive()
+    assert client.transport.was_aborted
+
+
+def test_who_says_nothing_between_two_pings_is_dead(worker, client):
+    client.client.keep_alive()
+    assert client.told() == [("PING",)]
+    client.say(command(T.PONG))
+    client.client.keep_alive()
+    assert not client.transport.is_closed
+    client.client.keep_alive()
+    assert client.transport.was_aborted
+
+
+def test_who_takes_what_it_is_sent_is_alive(worker, client):
+    client.client.keep_alive()
+    client.client.pause_writing()
+    client.client.resume_writing()
+    client.client.keep_alive()
+    assert not client.transport.is_closed
+
+
+def test_nobody_is_read_from_who_is_kept_waiting_for_another_reason(worker, client):
+    """Each reason holds by itself: a rate, answers that it does not take, owners with much in flight, the end."""
+    open_on(worker, client, PRODUCER)
+    resumes = client.client.resume_reading
+    worker.owners[0].replies(client, action=envelope.HOLD)
+    resumes()
+    assert not client.transport.is_reading
+    worker.owners[0].replies(client, action=envelope.GO_ON)
+    assert client.transport.is_reading
+    client.client.stop_reading()
+    resumes()
+    assert not client.transport.is_reading
+    client.client.resume_writing()
+    assert client.transport.is_reading
+    worker.worker.is_paused = True
+    client.client.pause_reading()
+    resumes()
+    assert not client.transport.is_reading
+    other = worker.client()      # it publishes nothing
+    other.client.pause_reading()
+    other.client.resume_reading()
+    assert other.transport.is_reading
+    worker.worker.is_paused = False
+    resumes()
+    assert client.transport.is_reading
+    client.transport.is_reading = False
+    client.transport.is_closed = True
+    resumes()
+    assert not client.transport.is_reading
+    client.transport.is_closed = False
+
+
+def test_producers_are_not_read_from_while_much_is_in_flight(tmp_path, monkeypatch):
+    worker = PlayedWorker(tmp_path, monkeypatch, in_flight_bytes=100)
+    try:
+        client, other = worker.client(), worker.client()
+        open_on(worker, client, PRODUCER)
+        link = worker.owners[0].link
+        monkeypatch.setattr(type(link), "is_busy", property(lambda self: True))
+        client.say(send(entry_of(message_metadata(), bytes(200))))
+        worker.turn()
+        assert (client.transport.is_reading, other.transport.is_reading) == (False, True)
+        worker.owners[0].says(taken=link.sent)
+        assert client.transport.is_reading
+    finally:
+        worker.close()
+
+
+def test_who_does_not_take_its_answers_is_not_read_from(worker, client):
+    """What it had said by then is dealt with when it takes them."""
+    client.transport.unread = 9 << 20
+    client.client.pause_writing()
+    client.say(PING, PING)
+    told = client.told()
+    assert told == [("PONG",)] or told == [("PONG",)] * 2
+    assert not client.transport.is_reading
+    client.transport.unread = 0
+    client.client.resume_writing()
+    assert client.transport.is_reading
+    assert len(told) + len(client.told()) == 2
+
+
+def test_a_probe_is_answered_by_a_sign_of_life(worker, client):
+    """Once, to each owner that asks; probing twice asks once."""
+    open_on(worker, client, CONSUMER)
+    first, second = worker.owners
+    for owner in (first, first, second):
+        owner.replies(client, action=envelope.PROBE)
+    assert client.told() == [("PING",)] * 3
+    client.say(command(T.PONG), PING)
+    assert first.commands() == second.commands() == [(envelope.CONNECTION_ALIVE, b"")]
+
+
+def test_silence_after_a_probe_ends_the_connection(worker, client, monkeypatch):
+    monkeypatch.setattr(worker_module, "_PROBE_SECONDS", 0.01)
+    other = worker.client()
+    open_on(worker, client, CONSUMER)
+    for one in (client, other):
+        worker.owners[0].replies(one, action=envelope.PROBE)
+    other.say(command(T.PONG))
+    worker.turn(0.05)
+    assert client.transport.was_aborted
+    assert not other.transport.is_closed
+    assert worker.owners[0].commands()[-1] == (envelope.CONNECTION_GONE, b"")
+
+
+def test_who_is_probed_is_read_from_though_it_is_held(worker, client):
+    worker.owners[0].replies(client, action=envelope.HOLD)
+    worker.owners[1].replies(client, action=envelope.PROBE)
+    assert (client.transport.is_reading, client.client.is_held, throttled(worker)) == (True, False, 0)
+
+
+def test_an_owner_that_ended_is_not_told_who_lives(worker, client):
+    worker.owners[0].replies(client, action=envelope.PROBE)
+    worker.owners[0].gone()
+    worker.owners[0].up()
+    client.say(PING)
+    assert worker.owners[0].commands() == []
+
+
+# -- lookups of clients that discover topics
+
+@pytest.fixture
+def discovering(worker, client):
+    """It has asked for the topics of a namespace, so that topics made later are new to it."""
+    worker.catalogue.create_namespace("public/default")
+    worker.catalogue.commit()
+    client.say(command(T.GET_TOPICS_OF_NAMESPACE, namespace="public/default", request_id=1))
+    assert client.told() == [("GET_TOPICS_OF_NAMESPACE_RESPONSE", 1)]
+    for owner in worker.owners:
+        assert owner.commands() == [(envelope.DISCOVERS, b"public/default")]
+    return client
+
+
+def lookup(topic, request_id=2):
+    return command(T.LOOKUP, topic=topic, request_id=request_id)
+
+
+def waiting_lookups(worker):
+    return worker.counters.read()["lookups_waiting"]
+
+
+def test_a_lookup_is_answered_when_the_owner_knows(worker, discovering):
+    topic = worker.topic(0)
+    discovering.say(lookup(topic))
+    assert discovering.told() == []
+    assert worker.owners[0].commands() == [(envelope.LOOKED_UP, f"2 {topic}".encode())]
+    assert waiting_lookups(worker) == 1
+    worker.owners[1].replies(discovering, request_id=2)      # of another owner
+    assert discovering.told() == []
+    worker.owners[0].replies(discovering, request_id=2)
+    assert discovering.told() == [("LOOKUP_RESPONSE", 2, 0)]
+    assert waiting_lookups(worker) == 0
+
+
+def test_a_lookup_goes_to_the_successor(worker, discovering):
+    topic = worker.topic(0)
+    discovering.say(lookup(topic))
+    worker.owners[0].heard()
+    worker.owners[0].gone()
+    assert (discovering.told(), waiting_lookups(worker), worker.counters.read()["commands_waiting"]) == ([], 0, 1)
+    worker.owners[0].up()
+    assert worker.owners[0].commands() == [(envelope.DISCOVERS, b"public/default"), (envelope.LOOKED_UP, f"2 {topic}".encode())]
+    worker.owners[0].replies(discovering, request_id=2)
+    assert discovering.told() == [("LOOKUP_RESPONSE", 2, 0)]
+    assert waiting_lookups(worker) == 0
+
+
+def test_lookups_with_one_id_are_all_answered(worker, discovering):
+    """And with the id of another request."""
+    discovering.say(lookup(worker.topic(0)), lookup(worker.topic(0, 1)), lookup(worker.topic(1)))
+    assert discovering.told() == [("LOOKUP_RESPONSE", 2, 0)]
+    assert waiting_lookups(worker) == 2
+    for owner in worker.owners:
+        owner.replies(discovering, request_id=2)
+    assert discovering.told() == [("LOOKUP_RESPONSE", 2, 0)] * 2
+    open_on(worker, discovering, CONSUMER)
+    discovering.say(lookup(worker.topic(0)), command(T.GET_LAST_MESSAGE_ID, consumer_id=1, request_id=2))
+    worker.owners[0].gone()
+    worker.owners[0].up()
+    worker.owners[0].replies(discovering, request_id=2)
+    assert ("LOOKUP_RESPONSE", 2, 0) in discovering.told()
+    assert waiting_lookups(worker) == 0
+
+
+def test_every_owner_hears_of_the_end_of_one_that_discovers(worker, discovering):
+    discovering.say(lookup(worker.topic(0)))
+    discovering.transport.close()
+    assert waiting_lookups(worker) == 0
+    assert [owner.commands()[-1] for owner in worker.owners] == [(envelope.CONNECTION_GONE, b"")] * 2
+
+
+# -- what nobody has thought of
+
+def surprise(*_, **__):
+    raise RuntimeError("surprise")
+
+
+@pytest.mark.parametrize("name, say", [
+    ("_ping", lambda worker: [PING]), ("_publish_one", lambda worker: [send()]), ("_publish", lambda worker: [send()] * 50),
+    ("_ack", lambda worker: [command(T.ACK, consumer_id=1, ack_type=api.CommandAck.Individual,
+                                     message_id=[api.MessageIdData(ledgerId=1, entryId=1)])]),
+    ("_forward_command", lambda worker: [producer(worker.topic(0), 9, 9)]), ("_open", lambda worker: [producer(worker.topic(0), 9, 9)]),
+])
+def test_a_command_that_fails_ends_its_own_connection(worker, client, monkeypatch, capfd, name, say):
+    other = worker.client()
+    open_on(worker, client, PRODUCER)
+    monkeypatch.setattr(Client, name, surprise)
+    monkeypatch.setitem(client_module._COMMANDS, T.PING, surprise if name == "_ping" else client_module._COMMANDS[T.PING])
+    monkeypatch.setitem(client_module._COMMANDS, T.ACK, Client._ack)
+    client.say(*say(worker))
+    assert client.transport.was_aborted
+    assert "RuntimeError: surprise" in capfd.readouterr().err
+    assert worker.owners[0].commands() == [(envelope.CONNECTION_GONE, b"")]
+    assert not other.transport.is_closed
+
+
+def test_an_answer_that_fails_ends_only_the_connection_that_it_is_for(worker, monkeypatch):
+    """The others that are answered in the same envelope are."""
+    clients = [worker.client() for _ in range(3)]
+    whole = Client.reply
+
+    def reply(self, *arguments):
+        if self is clients[0].client:
+            surprise()
+        whole(self, *arguments)
+
+    monkeypatch.setattr(Client, "reply", reply)
+    worker.owners[0].says(*(lambda outbox, one=one: outbox.reply(one.number, answers.PONG) for one in clients))
+    assert [one.told() for one in clients] == [[], [("PONG",)], [("PONG",)]]
+    assert [one.transport.was_aborted for one in clients] == [True, False, False]
+
+
+@pytest.mark.parametrize("name, do", [
+    ("keep_alive", lambda worker: worker.worker.keep_alive()), ("owner_gone", lambda worker: worker.owners[0].gone()),
+    ("resume", lambda worker: (worker.owners[0].gone(), worker.owners[0].up()))])
+def test_what_is_done_to_all_clients_is_done_to_all(worker, monkeypatch, name, do):
+    clients = [worker.client() for _ in range(3)]
+    for one in clients:
+        one.say(producer(worker.topic(0)))
+    called, whole = [], getattr(Client, name)
+
+    def method(self, *arguments):
+        called.append(self)
+        if self is clients[0].client:
+            surprise()
+        whole(self, *arguments)
+
+    monkeypatch.setattr(Client, name, method)
+    do(worker)
+    assert called == [one.client for one in clients]
+    assert [one.transport.was_aborted for one in clients] == [True, False, False]
+
+
+def test_deliveries_that_fail_end_only_the_connection_that_they_are_for(worker, consuming, monkeypatch):
+    other = worker.client()
+    open_on(worker, other, CONSUMER, 0, 20)
+    whole = Client._next_of_run
+    monkeypatch.setattr(Client, "_next_of_run", lambda self, runs: surprise() if self is consuming.client else whole(self, runs))
+    worker.owners[0].says(run(consuming, 0, 1), run(other, 0, 1, handle=20))
+    assert consuming.transport.was_aborted
+    assert len(messages(other)) == 1
