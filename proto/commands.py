@@ -3,12 +3,33 @@
 An optional field is set only when it says something: clients test for presence, not for values.
 """
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.proto.frames import frame
+from geminga.proto.frames import SIZE, frame
 
 NO_REQUEST = 0xFFFFFFFFFFFFFFFF   # the request id of what the broker says unasked
 SERVER_VERSION = "Pulsar Server 4.0.7 (Geminga 0.1.0)"
 PROTOCOL_VERSION = 21
 Type = api.BaseCommand.Type
+
+
+# Versions of the protocol in which clients learned what the broker says unasked.
+_SINCE = {Type.PING: 1, Type.CLOSE_PRODUCER: 5, Type.CLOSE_CONSUMER: 5, Type.REACHED_END_OF_TOPIC: 9, Type.ACTIVE_CONSUMER_CHANGE: 12,
+          Type.AUTH_CHALLENGE: 14, Type.TOPIC_MIGRATED: 20}
+ALL_SINCE = max(_SINCE.values())
+_CLOSES = Type.CLOSE_PRODUCER, Type.CLOSE_CONSUMER
+
+
+def understood(frames: bytes, version: int) -> tuple[bytes, bool]:
+    """(those of the frames that a client of the version understands, whether its connection has to end instead of one that it does not)"""
+    kept, at = b"", 0
+    while at < len(frames):
+        end = at + 4 + SIZE.unpack_from(frames, at)[0]
+        kind = frames[at + 9]      # behind sizes and the tag of `type`, which is the first field
+        if version >= _SINCE.get(kind, 0):
+            kept += frames[at:end]
+        elif kind in _CLOSES:
+            return kept, True
+        at = end
+    return kept, False
 
 
 def connected(protocol_version: int, max_message_size: int) -> bytes:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geminga.proto import varints
-from geminga.proto.frames import SIZE, SIZES
+from geminga.proto.frames import CHECKSUM_END, SIZE, SIZES
 from geminga.proto.rows import struct_of
 
 RECEIPT_ROW = np.dtype([
@@ -94,20 +94,23 @@ def _put(block: NDArray[np.uint8], at: int, data: bytes) -> int:
 class Delivery:
     """What is the same in all MESSAGE frames of one run: consumer, ledger, partition, what the broker adds."""
 
-    __slots__ = ("_prefix", "_suffix", "_epoch", "_broker_fields")
+    __slots__ = ("_prefix", "_suffix", "_epoch", "_broker_fields", "_skipped")
 
-    def __init__(self, consumer_id: int, ledger_id: int, partition: int, broker_fields: int = 0, epoch: int = -1):
+    def __init__(self, consumer_id: int, ledger_id: int, partition: int, broker_fields: int = 0, epoch: int = -1, *,
+                 has_checksums: bool = True):
+        """has_checksums: entries are written as they are stored; old clients know no checksums."""
         self._prefix = b"\x08" + varints.encode(consumer_id) + b"\x12", b"\x08" + varints.encode(ledger_id) + b"\x10"
         self._suffix = b"\x18" + varints.encode(partition) if partition >= 0 else b""
         self._epoch = b"\x28" + varints.encode(epoch) if epoch >= 0 else b""
         self._broker_fields = broker_fields
+        self._skipped = 0 if has_checksums else CHECKSUM_END       # bytes that each entry begins with and that are left out
 
     def frames(self, first_entry: int, rows: NDArray, ledger: memoryview) -> list:
         """Buffers with the MESSAGE frames of entries first_entry .. + len(rows), whose index rows and ledger are given."""
-        if len(rows) <= FEW_MAX and not self._broker_fields:
+        if len(rows) <= FEW_MAX and not self._broker_fields and not self._skipped:
             return [self._few(first_entry, rows, ledger)]
         entries = np.arange(first_entry, first_entry + len(rows), dtype=np.uint64)
-        if (rows["size"] == rows["size"][0]).all():
+        if not self._skipped and (rows["size"] == rows["size"][0]).all():
             return [self._equal(entries, rows, ledger)]
         return [self._interleaved(entries, rows, ledger)]
 
@@ -160,6 +163,10 @@ class Delivery:
 
     def _interleaved(self, entries: NDArray[np.uint64], rows: NDArray, ledger: memoryview,
                      redeliveries: NDArray[np.uint32] | None = None, ack_set: bytes = b"") -> bytes:
+        if self._skipped:
+            rows = rows.copy()
+            rows["offset"] += self._skipped
+            rows["size"] -= self._skipped
         heads = self._heads(entries, rows, 0, redeliveries, ack_set)
         width = heads.shape[1]
         heads[:, :4] = (rows["size"].astype(np.uint32) + np.uint32(width - 4)).astype(">u4").view(np.uint8).reshape(-1, 4)

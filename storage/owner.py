@@ -77,7 +77,7 @@ ACK_SYNC_MS = 10            # an acknowledgement that nobody waits for is synced
 _UNUSED_MIN = 1 << 20       # bytes that a ledger was allocated ahead, and gives back where there is little room
 _NO_ROOM_SECONDS = 0.1      # between attempts to write what has to be, when the reserve is used up
 _READER_MS = 60_000         # what a reader that never comes back after a seek leaves is kept so long
-_ACTIVE_CONSUMER_SINCE, _END_OF_TOPIC_SINCE = 12, 8     # versions of the protocol
+_ACTIVE_CONSUMER_SINCE, _END_OF_TOPIC_SINCE = 12, 9     # versions of the protocol
 
 
 @dataclass(eq=False, slots=True)

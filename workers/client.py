@@ -43,6 +43,7 @@ _VERSION_MAX = 200               # characters of what a client says of itself th
 _ASKED_MAX = 100_000             # requests that owners have not answered; what comes above is told to try again
 _CLOSED_MAX = 100_000            # producers that are remembered to be closed by the broker
 _UNREAD_MAX = 8                  # times write_buffer_bytes that answers may wait before this client is no longer read from
+_CHECKSUMS_SINCE = 11            # version of the protocol; C++ consumers before it, which has them since 6, take them for wrong
 _SLICE_SECONDS = 0.001           # a client is dealt with until it is somebody else's turn; one command may take longer
 
 
@@ -126,6 +127,7 @@ class Client(asyncio.BufferedProtocol):
         self.client_version = ""                   # its library's name, as it says
         self.supports_partial_producer = self.supports_auth_refresh = False
         self.is_challenged = False                 # to show again who it is
+        self.takes_checksums = True                # of entries
         self.takes_broker_fields = False           # of BrokerEntryMetadata
         self.broker_fields = 0                     # ... delivered to this client
         self.producers: dict[int, Route] = {}
@@ -341,6 +343,11 @@ class Client(asyncio.BufferedProtocol):
 
     def write(self, data: bytes) -> None:
         """Send an answer.  A client that does not read its answers is not read from either."""
+        if self.protocol_version < answers.ALL_SINCE:
+            data, is_over = answers.understood(data, self.protocol_version)
+            if is_over:
+                self.transport.write(data)
+                return self.abort()
         self.transport.write(data)
         if self._is_reading and (not self._is_writable or self.worker.turns.is_crowded):
             self._leave_unread()
@@ -431,6 +438,7 @@ class Client(asyncio.BufferedProtocol):
         self.client_version = request.client_version[:_VERSION_MAX]
         self.supports_partial_producer = request.feature_flags.supports_partial_producer
         self.supports_auth_refresh = request.feature_flags.supports_auth_refresh
+        self.takes_checksums = self.protocol_version >= _CHECKSUMS_SINCE
         self.takes_broker_fields = self.protocol_version >= 18 and request.feature_flags.supports_broker_entry_metadata
         self.broker_fields = self.worker.broker_fields if self.takes_broker_fields else 0
         self.write(answers.connected(self.protocol_version, self.worker.options.max_message_size))
@@ -775,7 +783,7 @@ class Client(asyncio.BufferedProtocol):
             self.worker.counters.add("deliveries_dropped", len(entries))
             link.flow(handle, int(entries["messages"].sum()))
             return self.worker.schedule_flush()
-        delivery = deliveries.Delivery(route.object_id, 0, route.partition, epoch=route.epoch)
+        delivery = deliveries.Delivery(route.object_id, 0, route.partition, epoch=route.epoch, has_checksums=self.takes_checksums)
         self.transport.write(delivery.passed(entries, data))
         self.worker.counters.add("deliveries", len(entries))
 
@@ -809,7 +817,8 @@ class Client(asyncio.BufferedProtocol):
             runs.popleft()
             return 0, []
         if route.delivery_to != (run.ledger_id, run.epoch):
-            route.delivery = deliveries.Delivery(route.object_id, run.ledger_id, route.partition, self.broker_fields, run.epoch)
+            route.delivery = deliveries.Delivery(route.object_id, run.ledger_id, route.partition, self.broker_fields, run.epoch,
+                                                 has_checksums=self.takes_checksums)
             route.delivery_to = run.ledger_id, run.epoch
         many = len(rows)
         frames = route.delivery.frames(run.first, rows, data) if run.picked is None else \
@@ -880,7 +889,12 @@ class Client(asyncio.BufferedProtocol):
             self.write(answers.error(route.request_id, refusal.code, refusal.message))
 
     def keep_alive(self) -> None:
-        """Ask for a sign of life; without one since the last time the connection is dead, unless nobody has listened."""
+        """Ask for a sign of life; without one since the last time the connection is dead, unless nobody has listened.
+
+        Clients of the first version know no PING, and are left alone.
+        """
+        if self.identity is not None and self.protocol_version < 1:
+            return
         if not (self.was_heard or self.is_held):
             return self.transport.abort()
         self.was_heard = False
