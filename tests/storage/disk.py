@@ -6,6 +6,8 @@ catalogue, which SQLite syncs out of our sight, count as safe.  Nothing is reall
 import contextlib
 import os
 import shutil
+import stat
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +18,7 @@ class Disk:
     """Watches os.fdatasync and os.fsync of everything below `data_dir`; that may be changed for a copy of it."""
 
     def __init__(self, data_dir: Path, monkeypatch):
-        self.data_dir = data_dir
+        self.data_dir, self._lock = data_dir, threading.Lock()      # of checkpoints, and who writes meanwhile
         self._contents: dict[Path, tuple[int, bytes]] = {}      # by path below data_dir: inode, bytes
         self._names: dict[Path, dict[str, int]] = {}            # folder -> {name: size}
         monkeypatch.setattr(os, "fdatasync", self._synced)
@@ -24,15 +26,18 @@ class Disk:
         monkeypatch.setattr(schedules, "sync_all", self._all_synced)
 
     def _synced(self, fd: int) -> None:
-        path = Path(os.readlink(f"/proc/self/fd/{fd}"))
-        if self.data_dir not in path.parents:
+        """The file may be deleted, or have another name, by now."""
+        path, found = Path(os.readlink(f"/proc/self/fd/{fd}")), os.fstat(fd)
+        if self.data_dir not in path.parents or not found.st_nlink:
             return
         place = path.relative_to(self.data_dir)
-        if path.is_dir():
-            self._names[place] = dict(_sizes(path))
-            self._follow_renames(place)
-        else:
-            self._contents[place] = os.fstat(fd).st_ino, path.read_bytes()
+        with self._lock:
+            if stat.S_ISDIR(found.st_mode):
+                self._names[place] = dict(_sizes(path))
+                self._follow_renames(place)
+            else:
+                with open(f"/proc/self/fd/{fd}", "rb") as file:
+                    self._contents[place] = found.st_ino, file.read()
 
     def _all_synced(self, folder: Path) -> None:
         """With one call: what schedules have written, as all else is synced by itself too."""

@@ -7,6 +7,7 @@ from geminga.storage.findings import Severity
 from geminga.storage.subscription import SubType
 from geminga.storage.verify import walk
 
+from .disk import Disk
 from .rig import Rig
 
 BLOCK = b"x" * 900
@@ -185,6 +186,40 @@ def test_what_only_a_recovery_knows_is_in_it(rigs, taken):
     killed = rigs.crash(rig)
     assert not killed.owner.by_name
     assert [payload for _, payload in left(taken(killed), "t")] == [b"a", b"c"]
+
+
+def test_what_a_cut_has_is_not_undone_by_a_power_cut(rigs, tmp_path, monkeypatch):
+    """Else ids that the backup has would be given out again, and files that it has linked be written otherwise: also where nothing is
+    synced for receipts."""
+    disk = Disk(tmp_path / "right", monkeypatch)
+    rig = rigs.on(disk.data_dir, sync="none")
+    producer, consumer = rig.producer("t"), rig.consumer("t", subType=SubType.Shared)
+    positions = rig.publish(producer, b"a", b"b", b"c")
+    rig.run(rig.acks(consumer, positions[1]))
+    ask(rig, "backup-begin")
+    format.linked_folder(rig.data_dir).mkdir(parents=True)
+    ask(rig, "backup-cut")
+    disk.after_power_cut(tmp_path / "left", with_sizes=True)
+    monkeypatch.undo()
+    again = rigs.on(tmp_path / "left")
+    assert left(again, "t") == [(positions[0], b"a"), (positions[2], b"c")]
+
+
+def test_what_has_changed_since_the_backup_before_is_in_the_next(rigs, taken):
+    """Files as long as they were too: what was acknowledged is a bit, and what was given back a number."""
+    rig, of = filled(rigs)
+    consumer, producer = of["t"]
+    positions = rig.publish(producer, b"a", b"b", b"c", b"d", b"e")
+    rig.receive(consumer)
+    rig.run(rig.acks(consumer, positions[1]))
+    rig.run(rig.redeliver(consumer, positions[2]))
+    assert [payload for _, payload in left(taken(rig), "t")] == [b"a", b"c", b"d", b"e"]
+    rig.run(rig.acks(consumer, positions[3]))
+    rig.run(rig.redeliver(consumer, positions[2]))
+    again = taken(rig)
+    found = again.consumer("t", subType=SubType.Shared)
+    given = again.given(again.run(again.flow(found, 100)), found)
+    assert [(position, redeliveries) for position, redeliveries, _ in given] == [(positions[0], 0), (positions[2], 2), (positions[4], 0)]
 
 
 def test_a_cut_without_a_beginning_is_refused(rigs):

@@ -782,6 +782,35 @@ def test_a_clock_that_is_set_forward_and_back_loses_nothing(life, kind):
 
 
 @SPREAD
+def test_a_clock_that_is_set_back_delays_nothing_that_is_published_then(life, kind):
+    """When something last fell due, by a clock that was an hour ahead, keeps nothing back."""
+    consumer = life.consumer(kind)
+    life.publish(before=1_000)
+    life.wait(3_000)
+    assert life.names_of(consumer) == ["before"]
+    life.jump(-HOUR_MS)
+    life.publish(first=life.now + 9_000, second=life.now + 2_000)
+    life.wait(4_000)
+    assert life.names_of(consumer) == ["second"]
+    life.wait(7_000)
+    assert life.names_of(consumer) == ["first"]
+
+
+@SPREAD
+@pytest.mark.parametrize("together", [True, False])
+def test_what_is_due_before_the_last_of_what_ascends_is_not_late(life, kind, together):
+    """The last time counts, also of those that came behind the first few that ascend."""
+    consumer = life.consumer(kind)
+    life.publish(a=10_000)
+    life.publish(b=20_000, c=60_000) if together else [life.publish(b=20_000), life.publish(c=60_000)]
+    life.publish(d=30_000)
+    life.publish(e=33_500)
+    for until, name in ((12_000, "a"), (22_000, "b"), (32_000, "d"), (35_000, "e"), (62_000, "c")):
+        life.wait(until - life.now)
+        assert life.names_of(consumer) == [name]
+
+
+@SPREAD
 def test_a_process_that_begins_with_an_earlier_clock_loses_nothing(rigs, kind):
     life = Life(rigs())
     life.consumer(kind)

@@ -194,6 +194,39 @@ def test_entry_ids_are_dense_and_bytes_without_gaps(tmp_path):
     assert (made.messages[:made.entries] == 1).all()
 
 
+@pytest.mark.parametrize(("size", "ahead", "expected"), [
+    (100_000, 1 << 62, 128 << 10), (100_000, 0, 25 << 12), (100_000, 5_000, 25 << 12), (100_000, 40_000, (64 << 10) + 40_000),
+    (1_000_000, 1 << 62, 245 << 12)])
+def test_a_ledger_is_doubled_as_far_as_there_is_room_ahead_and_is_as_large_as_it_must_be(tmp_path, size, ahead, expected):
+    made = make_ledger(tmp_path, 1, 0)
+    assert made.ledger_path.stat().st_size == 64 << 10
+    made.reserve(1, size, ahead)
+    assert made.allocated == made.ledger_path.stat().st_size == expected
+    assert made.index_path.stat().st_size == 16 << 10
+
+
+@pytest.mark.parametrize(("count", "ahead", "expected"), [(300, 1 << 62, 32 << 10), (300, 0, 5 << 12), (2_000, 1 << 62, 32 << 12)])
+def test_so_is_its_index(tmp_path, count, ahead, expected):
+    made = make_ledger(tmp_path, 1, 0)
+    made.reserve(count, 1, ahead)
+    assert (made.index_path.stat().st_size, made.allocated) == (expected, 64 << 10)
+
+
+def test_files_that_hold_nothing_are_removed_and_all_others_stay(tmp_path):
+    """What was being made is nothing; a ledger without its index, with bytes, is for whoever mends it."""
+    make_ledger(tmp_path, 1, 3)
+    make_ledger(tmp_path, 2, 0)
+    header = (tmp_path / "2.ledger").read_bytes()[:format.HEADER_SIZE]
+    unmade = {"3.ledger": header + bytes(4096), "4.ledger": bytes(4096), "4.index": bytes(4096), "5.index": b""}
+    others = {"6.ledger": header + bytes(100) + b"x", "7.index": bytes(format.HEADER_SIZE) + b"x", "x.ledger": bytes(9), "state": bytes(9)}
+    for name, data in (unmade | others).items():
+        (tmp_path / name).write_bytes(data)
+    before = {path.name for path in tmp_path.iterdir()}
+    ledger.remove_unmade(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == before - unmade.keys()
+    assert ledger.ledger_ids(tmp_path) == [1, 2]
+
+
 def test_a_full_disk_refuses_room_and_changes_nothing(tmp_path, monkeypatch):
     """The space is asked for before anything is mapped: what could not be written is told while it can still be refused."""
     made = make_ledger(tmp_path, 1, 3)

@@ -137,6 +137,20 @@ def test_chunks_stay_and_go_together_over_ledgers(tmp_path):
     assert topic.contents() == {} and topic.view().find(11) is None
 
 
+def test_chunks_that_came_twice_are_there_once(tmp_path):
+    """What a producer sends again, of which the broker does not know that it has it, takes the place of what came before."""
+    topic, whole = Topic(tmp_path), Message("a", b"abcdef")
+    pieces = [sealed(metadata_of(uuid="1", num_chunks_from_msg=3, chunk_id=number, total_chunk_msg_size=6, **whole.fields()),
+                     whole.payload[2 * number:2 * number + 2]) for number in range(3)]
+    for number in (0, 1, 1, 2):
+        last = topic.add(pieces[number], is_chunk=True)
+    topic.expected.append((whole, (*last, None)))
+    topic.publish(Message("b", b"x"))
+    topic.compact()
+    assert topic.view().find(10).kept.tolist() == [0, 2, 3, 4]
+    assert topic.contents() == topic.newest()
+
+
 def test_chunks_whose_last_one_never_came_go_after_a_day(tmp_path):
     topic = Topic(tmp_path)
     topic.publish_chunks(Message("b", b"abcdef"), 3, "2", up_to=2)
