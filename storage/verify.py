@@ -82,7 +82,7 @@ class _Walk:
                 if any(found.severity == Severity.UNREADABLE for found in names.findings):
                     return
             found = self._look(names, set(known) if number else None)
-            known = {about: [one for one in some if not number or one in known[about]] for about, some in found.items()}
+            known = {about: [one for one in some if not number or one in known.get(about, ())] for about, some in found.items()}
             known = {about: some for about, some in known.items() if some}
             if not known:
                 return

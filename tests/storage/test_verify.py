@@ -418,6 +418,26 @@ def test_a_repair_makes_anew_what_can_be_and_keeps_every_damaged_byte(folder, ca
     assert read(folder.partition, int(folder.partition.name)).damage == []
 
 
+@pytest.mark.parametrize(("is_served", "expected"), [(True, ["b"]), (False, ["a", "b"])])
+def test_beside_a_broker_only_what_every_look_finds_is_told(tmp_path, monkeypatch, is_served, expected):
+    """What it was just writing is whole the next time, and whatever is found first later may be such a thing."""
+    def found(text):
+        return verify.Finding(tmp_path, 0, 0, text, "", verify.Severity.LOSS)
+    looks = [{0: [], 1: [found("a"), found("b")], 2: [found("a")]}, {0: [found("c")], 1: [found("b"), found("c")], 2: []},
+             {0: [found("c")], 1: [found("a"), found("b"), found("c")], 2: [found("a")]}]
+    asked = []
+
+    def look(self, names, wanted):
+        asked.append(wanted)
+        return looks[len(asked) - 1]
+
+    monkeypatch.setattr(verify, "read_names", lambda data_dir, is_served: verify.Names())
+    monkeypatch.setattr(verify._Walk, "_look", look)
+    told = [one.what for one in verify._Walk(tmp_path, is_served, 1, verify.Seen()).findings()]
+    assert sorted(set(told)) == expected
+    assert asked == ([None, {1, 2}, {1}] if is_served else [None])
+
+
 def test_a_repaired_folder_is_served(folder, rigs):
     flip(folder.index(1), 9)
     overwrite(folder.index(2), format.HEADER_SIZE, bytes(3 * ROWS))

@@ -137,6 +137,24 @@ def test_chunks_stay_and_go_together_over_ledgers(tmp_path):
     assert topic.contents() == {} and topic.view().find(11) is None
 
 
+def test_what_comes_while_it_is_compacted_is_for_the_next(tmp_path):
+    """Up to the horizon of the ledger that grows, and all of those before it."""
+    topic = Topic(tmp_path)
+    topic.publish(Message("a", b"1"))
+    topic.publish(Message("b", b"1"))
+    topic.roll()
+    topic.publish(Message("a", b"2"))
+    expected = topic.newest()
+    horizon = topic.ledger.ledger_id, topic.ledger.last_entry
+    topic.publish(Message("a", b"3"))
+    topic.publish(Message("b", b""))
+    topic.ledger.checkpoint()
+    job = compaction.prepare(topic.data_dir, topic.partition_id, 0, horizon)
+    assert [(source.ledger_id, source.messages) for source in job.sources] == [(10, 2), (11, 1)]
+    topic.compact()
+    assert topic.contents() == topic.newest() != expected
+
+
 def test_chunks_that_came_twice_are_there_once(tmp_path):
     """What a producer sends again, of which the broker does not know that it has it, takes the place of what came before."""
     topic, whole = Topic(tmp_path), Message("a", b"abcdef")
