@@ -209,7 +209,8 @@ def _shown(found: Partition, position: Position | None) -> dict:
         raise Refusal(api.MetadataError, "Message not found")
     row = ledger.index[position[1]]
     raw = os.pread(ledger.descriptor, int(row["size"]), int(row["offset"]))
-    return {"ledger": position[0], "entry": position[1], "data": base64.b64encode(raw).decode()}
+    return {"ledger": position[0], "entry": position[1], "data": base64.b64encode(raw).decode(), "timestamp": int(row["broker_time"]),
+            "index": int(row["message_index"]) + int(row["messages"]) - 1}
 
 
 QUESTIONS = {"clear": _clear, "skip": _skip, "reset": _reset, "expire": _expire, "analyze": _analyze, "last_message": _last,

@@ -31,7 +31,7 @@ _REQUEST_MAX = 8_192                     # characters of a path that are kept; n
 _LOOKS = ("GET", "HEAD", "OPTIONS")
 _REFUSED = (401, 403)
 _NAMESPACE = "/admin/v2/namespaces/{tenant}/{namespace}"
-_OF_RIGHTS = "/permissions", "/admin/v2/tenants/", "/subscriptionAuthMode"       # parts of routes whose bodies say who may do what
+_OF_RIGHTS = "/permissions", "PermissionsOnTopics", "/admin/v2/tenants/", "/subscriptionAuthMode"  # of routes: bodies say who may do what
 
 
 class Audit:

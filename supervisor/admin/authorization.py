@@ -3,7 +3,7 @@
 Statuses are Pulsar's: clients look at them.  What a right is taken from is in force at every worker when the answer leaves.
 """
 import asyncio
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from aiohttp import web
 
@@ -16,7 +16,7 @@ from geminga.supervisor.admin.authentication import IDENTITY
 from geminga.supervisor.admin.health import COUNTERS
 from geminga.supervisor.admin.topics import catalogue_of, part_of, topic_of
 from geminga.workers.identity.authentication import Identity
-from geminga.workers.identity.authorization import ACTIONS, ADMINISTER, CONSUME, LOOKUP, PRODUCE, Authorization, Resource
+from geminga.workers.identity.authorization import ACTIONS, ADMINISTER, CONSUME, LOOKUP, PRODUCE, Authorization, Decision, Resource
 
 AUTHORIZATION = web.AppKey("authorization", Authorization)
 routes = web.RouteTableDef()
@@ -78,6 +78,8 @@ _ROWS: tuple[tuple[Demand | None, str, tuple[str, ...]], ...] = (
     (NAMESPACE, "POST DELETE", (f"{_N}/permissions/{{role}}", f"{_N}/backlogQuota")),
     (NAMESPACE, "POST", (f"{_N}/permissions/subscription/{{subscription}}", f"{_N}/resourcegroup/{{group}}")),
     (NAMESPACE, "DELETE", (f"{_N}/permissions/{{subscription}}/{{role}}", f"{_N}/resourcegroup")),
+    (NAMESPACE, "GET", (f"{_BUNDLE}/topicHashPositions",)),
+    (None, "POST", tuple(f"/admin/v2/namespaces/{what}PermissionsOnTopics" for what in ("grant", "revoke"))),      # as their bodies demand
     (SUPER, "PUT", (f"{_N}/unload", f"{_BUNDLE}/unload", f"{_BUNDLE}/split")),
     (LISTS, "GET", (f"{_N}/topics", f"{_N}/bundles", "/admin/v2/{domain}/{tenant}/{namespace}",
                     "/admin/v2/{domain}/{tenant}/{namespace}/partitioned")),
@@ -172,6 +174,15 @@ def demand_of(method: str, path: str) -> Demand | None:
     return DEMANDS.get((method, path), DEMANDS.get(("*", path), SUPER))
 
 
+def refuse_others_than_administrators(request: web.Request, tenant: str) -> None:
+    """For routes whose body says what they are about.  Raises 401; 404 where there is no such tenant."""
+    if not request.app[AUTHORIZATION].is_enabled:
+        return
+    decision = request.app[AUTHORIZATION].decide(request[IDENTITY], TENANT.action, tenant, "")
+    if not decision.is_allowed:
+        _refuse(request, TENANT, tenant, decision)
+
+
 def _check(request: web.Request, authorization: Authorization, demand: Demand | None) -> None:
     """Raises 401, 403; 404 where there is no such tenant; Refusal."""
     if demand is None:
@@ -179,9 +190,12 @@ def _check(request: web.Request, authorization: Authorization, demand: Demand | 
     resource = _resource(request, demand.of)
     subscription = part_of(request, "subscription") if demand.action == CONSUME and "subscription" in request.match_info else ""
     decision = authorization.decide(request[IDENTITY], demand.action, resource, subscription)
-    if decision.is_allowed:
-        return
-    if demand.of and not demand.is_hiding and not catalogue_of(request).has_tenant(part_of(request, "tenant")):
+    if not decision.is_allowed:
+        _refuse(request, demand, part_of(request, "tenant") if demand.of else "", decision)
+
+
+def _refuse(request: web.Request, demand: Demand, tenant: str, decision: Decision) -> NoReturn:
+    if demand.of and not demand.is_hiding and not catalogue_of(request).has_tenant(tenant):
         raise web.HTTPNotFound(text="Tenant does not exist")
     text = {"": "This operation requires super-user access", "tenant": "Don't have permission to administrate resources on this tenant"}
     reason = f"{text.get(demand.of, 'Not authorized')}: {decision.told or decision.why}"

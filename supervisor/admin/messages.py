@@ -5,6 +5,7 @@ An entry's payload is the body; what its metadata says is in headers, as Pulsar 
 import base64
 import json
 import struct
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,11 +15,12 @@ from google.protobuf.message import DecodeError
 from geminga.proto import compression
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.batches import UNPACKED_MAX
-from geminga.supervisor.admin.topics import TOPIC, ask_single, number_of, part_of, single_of, status
+from geminga.supervisor.admin.topics import TOPIC, TOPICS, ask_single, number_of, part_of, single_of, status
 
 routes = web.RouteTableDef()
 _METADATA = 6                     # offset in an entry: behind magic and checksum
 _TEXT_MAX = 1_000                 # characters of a header: clients refuse long ones
+_SEVERAL_MAX, _KEY_MAX = 20, 4_000      # headers of one name, and characters of one with a wrapped key; arbitrary, far above what is used
 # Headers of fields that are numbers or texts: what is set is shown.
 _FIELDS = {"producer_name": "producer-name", "sequence_id": "sequence-id", "highest_sequence_id": "highest-sequence-id",
            "replicated_from": "replicated-from", "partition_key": "partition-key", "partition_key_b64_encoded": "partition-key-b64-encoded",
@@ -67,14 +69,14 @@ async def peek(request: web.Request) -> web.Response:
     number = number_of(request, part_of(request, "number"), "The position")
     if not number:
         raise web.HTTPBadRequest(text="The first message has position 1")
-    return _shown(await ask_single(request, "Peek messages on a partitioned topic is not allowed", "peek",
+    return _answer(request, await ask_single(request, "Peek messages on a partitioned topic is not allowed", "peek",
                                    subscription=part_of(request, "subscription"), number=number))
 
 
 @routes.get(TOPIC + "/ledger/{ledger}/entry/{entry}")
 async def entry(request: web.Request) -> web.Response:
     position = [number_of(request, part_of(request, name), f"The {name}") for name in ("ledger", "entry")]
-    return _shown(await ask_single(request, "GetMessageById is not allowed on partitioned-topic", "entry", position=position))
+    return _answer(request, await ask_single(request, "GetMessageById is not allowed on partitioned-topic", "entry", position=position))
 
 
 @routes.get(TOPIC + "/examinemessage")
@@ -87,10 +89,15 @@ async def examine(request: web.Request) -> web.Response:
                              "topic partition", "examine", number=number, from_latest=beginning == "latest")
     if found is None:
         raise web.HTTPPreconditionFailed(text="Could not examine messages due to the total message is zero")
-    return _shown(found)
+    return _answer(request, found)
 
 
-def _shown(found: dict[str, Any]) -> web.Response:
+def _answer(request: web.Request, found: dict[str, Any]) -> web.Response:
+    return _shown(found, request.app[TOPICS].config.worker.broker_entry_metadata)
+
+
+def _shown(found: dict[str, Any], added: tuple[str, ...] = ()) -> web.Response:
+    """added: what the broker adds to entries, of timestamp and index."""
     raw = base64.b64decode(found["data"])
     try:
         size = struct.unpack_from(">I", raw, _METADATA)[0]
@@ -100,7 +107,23 @@ def _shown(found: dict[str, Any]) -> web.Response:
     stored = raw[_METADATA + 4 + size:]
     body = stored if metadata.encryption_keys else _uncompressed(metadata, stored)
     return web.Response(body=body, content_type="application/octet-stream",
-                        headers={"X-Pulsar-Message-ID": f"{found['ledger']}:{found['entry']}", **_headers(metadata, len(stored))})
+                        headers=[("X-Pulsar-Message-ID", f"{found['ledger']}:{found['entry']}"), *_headers(metadata, len(stored)).items(),
+                                 *_added(found, added), *_several(metadata)])
+
+
+def _added(found: dict[str, Any], added: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    for name in added:
+        yield f"X-Pulsar-Broker-Entry-METADATA-{name}", _time(found[name]) if name == "timestamp" else str(found[name])
+
+
+def _several(metadata: api.MessageMetadata) -> Iterator[tuple[str, str]]:
+    """Headers that come once for each of several values; as many as clients take, and none in part."""
+    for cluster in metadata.replicate_to[:_SEVERAL_MAX]:
+        yield "X-Pulsar-replicated-to", _text(cluster)
+    for key in metadata.encryption_keys[:_SEVERAL_MAX]:
+        text = base64.b64encode(key.SerializeToString()).decode()
+        if len(text) <= _KEY_MAX:
+            yield "X-Pulsar-Base64-encryption-keys", text
 
 
 def _uncompressed(metadata: api.MessageMetadata, stored: bytes) -> bytes:

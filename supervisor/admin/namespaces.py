@@ -1,4 +1,5 @@
 """Tenants and namespaces: made, listed, deleted; what is done to all topics of a namespace."""
+import zlib
 from typing import Any
 
 from aiohttp import web
@@ -14,6 +15,7 @@ from geminga.supervisor.admin.owners import OWNERS
 from geminga.supervisor.admin.topics import (
     BUNDLE,
     TOPICS,
+    as_properties,
     ask_each,
     body_of,
     catalogue_of,
@@ -147,6 +149,7 @@ async def create_namespace(request: web.Request) -> web.Response:
     body = await body_of(request)
     kept = _policies_of(body, request.app[TOPICS].cluster_name)
     rights = permissions.read_member((body or {}).get("auth_policies"), name)
+    properties = as_properties((body or {}).get("properties"))
     _tenant(request)
     if catalogue.has_namespace(name) and not _is_waiting(request, name):
         raise web.HTTPConflict(text="Namespace already exists")
@@ -154,6 +157,8 @@ async def create_namespace(request: web.Request) -> web.Response:
     for scope, found in (*rights.items(), (name, kept)):
         for policy, value in found.items():
             catalogue.set_policy(scope, policy, value)
+    if properties:
+        catalogue.set_properties(name, properties)
     catalogue.commit()
     return done()
 
@@ -175,10 +180,10 @@ def _policies_of(body: Any, cluster_name: str) -> dict[str, Any]:
 
 @routes.get(_NAMESPACE)
 async def namespace(request: web.Request) -> web.Response:
-    kept = catalogue_of(request).policies(namespace_of(request))
-    cluster_name = request.app[TOPICS].cluster_name
-    found = {"auth_policies": permissions.member(catalogue_of(request), namespace_of(request)), "bundles": _BUNDLES,
-             "latency_stats_sample_rate": {}, "migrated": bool(kept.get(MIGRATED)), "deleted": False}
+    name, catalogue, cluster_name = namespace_of(request), catalogue_of(request), request.app[TOPICS].cluster_name
+    kept = catalogue.policies(name)
+    found = {"auth_policies": permissions.member(catalogue, name), "bundles": _BUNDLES, "latency_stats_sample_rate": {},
+             "properties": catalogue.properties(name), "migrated": bool(kept.get(MIGRATED)), "deleted": False}
     return web.json_response(found | policies.members(kept, cluster_name))
 
 
@@ -248,6 +253,18 @@ async def set_migrated(request: web.Request) -> web.Response:
 async def bundles(request: web.Request) -> web.Response:
     namespace_of(request)
     return web.json_response(_BUNDLES)
+
+
+@routes.get(_NAMESPACE + "/{bundle}/topicHashPositions")
+async def hash_positions(request: web.Request) -> web.Response:
+    """Where topics, all or those named, lie in the range that Pulsar divides among brokers."""
+    name = namespace_of(request)
+    _bundle(request)
+    there, wanted = catalogue_of(request).topics(name), {str(names.parse(text)) for text in request.query.getall("topics", ())}
+    if wanted:      # a partitioned topic stands for its partitions
+        there = [topic for topic in there if topic in wanted or str(names.parse(topic).base) in wanted]
+    positions = {topic: zlib.crc32(topic.encode()) for topic in there}
+    return web.json_response({"namespace": name, "bundle": BUNDLE, "topicHashPositions": positions})
 
 
 # -- properties of a namespace

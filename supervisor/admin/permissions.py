@@ -4,7 +4,11 @@ from typing import Any
 from aiohttp import web
 
 from geminga.proto import names
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.errors import Refusal
+from geminga.proto.names import TopicName
 from geminga.storage.catalogue import PERMISSIONS, SUBSCRIPTION_PERMISSIONS, Catalogue
+from geminga.supervisor.admin.authorization import refuse_others_than_administrators
 from geminga.supervisor.admin.topics import TOPIC, body_of, catalogue_of, done, existing_of, namespace_of, part_of, topic_of
 from geminga.workers.identity.authorization import GRANTED
 
@@ -32,14 +36,18 @@ def _names(sent: Any, what: str, allowed: tuple[str, ...] = ()) -> list[str]:
 
 
 def _keep(catalogue: Catalogue, scope: str, name: str, of: str, value: list[str]) -> web.Response:
+    _set(catalogue, scope, name, of, value)
+    catalogue.commit()
+    return done()
+
+
+def _set(catalogue: Catalogue, scope: str, name: str, of: str, value: list[str]) -> None:
     """Nothing takes it away."""
     kept = catalogue.policies(scope).get(name, {})
     kept.pop(of, None)
     if value:
         kept[of] = value
     catalogue.set_policy(scope, name, kept or None)
-    catalogue.commit()
-    return done()
 
 
 # -- what a namespace is made with and shown as
@@ -100,6 +108,56 @@ async def grant(request: web.Request) -> web.Response:
 @routes.delete(TOPIC + "/permissions/{role}")
 async def revoke(request: web.Request) -> web.Response:
     return _keep(catalogue_of(request), _scope(request), PERMISSIONS, part_of(request, "role"), [])
+
+
+# -- of roles, for several topics of a namespace at once: all, or none
+
+_MEMBERS_OF_ONE = "topic", "role", "actions"
+
+
+async def _several(request: web.Request, *, with_actions: bool) -> list[tuple[str, str, list[str]]]:
+    """(topic, role, actions) of each that the body names.  Raises 400, 401, 404, Refusal."""
+    body = await body_of(request)
+    if not isinstance(body, list) or not all(isinstance(one, dict) and set(one) <= set(_MEMBERS_OF_ONE) for one in body):
+        raise web.HTTPBadRequest(text="The body is a list of objects: topic and role, and of what is granted actions")
+    if not all(isinstance(one.get(name), str) and one[name] for one in body for name in ("topic", "role")):
+        raise web.HTTPBadRequest(text="topic and role are texts")
+    topics = [names.parse(one["topic"]) for one in body]
+    if len({topic.namespace for topic in topics}) != 1:
+        raise web.HTTPBadRequest(text="The namespace should be the same")
+    refuse_others_than_administrators(request, topics[0].tenant)
+    if not catalogue_of(request).has_tenant(topics[0].tenant):
+        raise web.HTTPNotFound(text="Tenant does not exist")
+    for topic in topics:
+        _refuse_missing(request, topic)
+    return [(str(topic), one["role"], _names(one.get("actions"), "actions", GRANTED) if with_actions else [])
+            for topic, one in zip(topics, body, strict=True)]
+
+
+def _refuse_missing(request: web.Request, topic: TopicName) -> None:
+    """Raises Refusal; topics that keep nothing come and go with who uses them."""
+    catalogue = catalogue_of(request)
+    if not catalogue.has_namespace(topic.namespace) or \
+            topic.is_persistent and not catalogue.has_topic(topic) and not catalogue.partition_count(topic):
+        raise Refusal(api.TopicNotFound, f"Topic {topic} not found")
+
+
+@routes.post("/admin/v2/namespaces/grantPermissionsOnTopics")
+async def grant_several(request: web.Request) -> web.Response:
+    return _keep_several(request, await _several(request, with_actions=True))
+
+
+@routes.post("/admin/v2/namespaces/revokePermissionsOnTopics")
+async def revoke_several(request: web.Request) -> web.Response:
+    return _keep_several(request, await _several(request, with_actions=False))
+
+
+def _keep_several(request: web.Request, found: list[tuple[str, str, list[str]]]) -> web.Response:
+    catalogue = catalogue_of(request)
+    for topic, role, actions in found:
+        _set(catalogue, topic, PERMISSIONS, role, actions)
+    catalogue.commit()
+    return done()
 
 
 # -- of a namespace's subscriptions: which roles may use them

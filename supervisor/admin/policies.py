@@ -20,6 +20,11 @@ _CLUSTERS = ("replicationClusters", "allowedClusters")
 _QUOTAS = {policy.namespace.kind: policy for policy in TABLE.values() if policy.namespace and policy.namespace.kind}
 
 
+# Of the object that a namespace is made with and shown as: a rate under its older name too, and what is left out unless it was set.
+_RATE, _OLD_RATE = "topicDispatchRate", "clusterDispatchRate"
+_SHOWN_WHEN_SET = "maxTopicsPerNamespace", "dispatcherPauseOnAckStatePersistent"
+
+
 # -- whose policies
 
 def _scope(request: web.Request) -> str:
@@ -76,6 +81,8 @@ def _refuse_clash(kept: dict[str, Any], changed: str, what: str) -> None:
 def read_members(body: dict[str, Any], cluster_name: str) -> dict[str, Any]:
     """Policies of the object that a namespace is made with, {name: as it is kept}.  Raises 400, 412."""
     kept = {}
+    if not body.get(_RATE) and body.get(_OLD_RATE):
+        body = body | {_RATE: body[_OLD_RATE]}
     for policy in TABLE.values():
         level = policy.namespace
         if level is None or not level.member:
@@ -104,9 +111,9 @@ def members(kept: dict[str, Any], cluster_name: str) -> dict[str, Any]:
         for part in outer:
             into = into.setdefault(part, {})
         value = kept.get(policy.name, _unset(level, cluster_name))
-        if not isinstance(value, Nothing):
+        if not isinstance(value, Nothing) and (policy.name in kept or policy.name not in _SHOWN_WHEN_SET):
             into[name] = value
-    return shown
+    return shown | {_OLD_RATE: shown[_RATE]}
 
 
 def _unset(level: Level, cluster_name: str) -> Any:

@@ -1,6 +1,7 @@
 """Topics: made, listed, deleted, looked up; their partitions and properties; and what the other files of this folder read requests with."""
 import asyncio
 import json
+import re
 from collections.abc import Iterable
 from typing import Any
 from urllib.parse import unquote_plus
@@ -27,6 +28,8 @@ TOPIC = "/admin/v2" + PATH
 BUNDLE = "0x00000000_0xffffffff"      # there is one: all topics are at home here
 _LIST = "/admin/v2/{domain:persistent|non-persistent}/{tenant}/{namespace}"
 _BODY_SECONDS = 30
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_SHADOW = "PULSAR.SHADOW_SOURCE"      # a topic's property
 _AT_ONCE = 100               # topics that the owners are asked about together
 
 
@@ -87,10 +90,15 @@ async def body_of(request: web.Request) -> Any:
             data = await request.read()
     except TimeoutError:
         raise web.HTTPRequestTimeout(text=f"The body has not come within {_BODY_SECONDS} s") from None
+    except (web.RequestPayloadError, ConnectionError):
+        raise web.HTTPBadRequest(text="The body ends early, or is not encoded as its headers say") from None
     try:
-        return json.loads(data, parse_constant=_no_number) if data.strip() else None
+        found = json.loads(data, parse_constant=_no_number) if data.strip() else None
+        if _SURROGATE.search(data):      # half a character is in no text: nobody could be shown it, nor could it be kept
+            json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         raise web.HTTPBadRequest(text="The body is not JSON") from None
+    return found
 
 
 def _no_number(text: str) -> None:
@@ -200,6 +208,7 @@ async def create(request: web.Request) -> web.Response:
 
 def _create(request: web.Request, topic: TopicName, partitions: int, properties: dict[str, str]) -> web.Response:
     topics = request.app[TOPICS]
+    _refuse_shadow(request, properties)
     if names.is_reserved(str(topic)):
         raise web.HTTPBadRequest(text="Cannot create topic in system topic format!")
     if not (topic.is_persistent or topics.storage.non_persistent_topics):
@@ -210,6 +219,12 @@ def _create(request: web.Request, topic: TopicName, partitions: int, properties:
     topics.catalogue.set_properties(str(topic), properties)
     topics.catalogue.commit()
     return done()
+
+
+def _refuse_shadow(request: web.Request, properties: dict[str, str]) -> None:
+    """A topic that shows another one's messages is asked for by a property.  Raises 405: it would be an ordinary one, and empty."""
+    if _SHADOW in properties:
+        raise not_allowed(request, "Shadow topics are not available: a subscription of the source topic reads the same messages")
 
 
 def refuse_many(request: web.Request, topic: TopicName, count: int) -> None:
@@ -382,6 +397,7 @@ async def properties(request: web.Request) -> web.Response:
 async def add_properties(request: web.Request) -> web.Response:
     scope, catalogue = str(existing_of(request).base), catalogue_of(request)
     more = await properties_of(request)
+    _refuse_shadow(request, more)
     catalogue.set_properties(scope, catalogue.properties(scope) | more)
     catalogue.commit()
     return done()

@@ -3,6 +3,7 @@ import json
 import urllib.parse
 import urllib.request
 import uuid
+import zlib
 
 import pulsar
 import pytest
@@ -198,6 +199,75 @@ def test_a_name_that_only_begins_like_a_system_topics_is_a_users(broker, namespa
     assert len(got(base)) == 3
     assert post(f"{broker.http_url}/admin/v2/namespaces/{namespace}/maxTopicsPerNamespace", 3) == 204
     assert put(f"{base}/one-more") == 412
+
+
+# -- what the tools of Pulsar 4.0.7 ask for
+
+def test_rights_are_granted_on_several_topics_or_on_none(broker, namespace):
+    tenant = namespace.partition("/")[0]
+    for name in "tu":
+        assert put(f"{broker.http_url}/admin/v2/persistent/{namespace}/{name}") == 204
+    one = {"topic": f"persistent://{namespace}/t", "role": "r", "actions": ["produce"]}
+    other, missing = ({**one, "topic": f"persistent://{namespace}/{name}"} for name in ("u", "none"))
+    url = f"{broker.http_url}/admin/v2/namespaces/grantPermissionsOnTopics"
+
+    def granted():
+        return got(f"{broker.http_url}/admin/v2/namespaces/{namespace}")["auth_policies"]["destination_auth"]
+
+    for body, status in (([one, missing], 404), ([], 400), ({}, 400), (None, 400), ([None], 400),
+                         ([one, {**other, "actions": ["fly"]}], 400), ([one, {**other, "actions": None}], 400),
+                         ([{**one, "role": 5}], 400), ([{**one, "topic": ["t"]}], 400),
+                         ([one, {**one, "topic": "persistent://public/default/x"}], 400), ([{**one, "topic": "a://b"}], 412),
+                         ([{**one, "topic": f"persistent://{tenant}/none/t"}], 404),
+                         ([{**one, "topic": "persistent://nobody/none/t"}], 404), ([{**one, "role": "\ud800"}], 400)):
+        assert (post(url, body), granted()) == (status, {}), body
+    assert post(url, [one, other]) == 204
+    assert granted() == {f"persistent://{namespace}/{name}": {"r": ["produce"]} for name in "tu"}
+    revoke = url.replace("grant", "revoke")
+    assert post(revoke, [{"topic": one["topic"], "role": "r"}, {"topic": missing["topic"], "role": "r"}]) == 404
+    assert len(granted()) == 2
+    assert post(revoke, [{"topic": one["topic"], "role": "r"}]) == 204
+    assert granted() == {other["topic"]: {"r": ["produce"]}}
+
+
+def test_where_topics_lie_among_bundles(broker, namespace):
+    assert put(f"{broker.http_url}/admin/v2/persistent/{namespace}/pt/partitions", 2) == put(
+        f"{broker.http_url}/admin/v2/persistent/{namespace}/t") == 204
+    url = f"{broker.http_url}/admin/v2/namespaces/{namespace}/0x00000000_0xffffffff/topicHashPositions"
+    topics = [f"persistent://{namespace}/{name}" for name in ("pt-partition-0", "pt-partition-1", "t")]
+    assert got(url) == {"namespace": namespace, "bundle": "0x00000000_0xffffffff",
+                        "topicHashPositions": {topic: zlib.crc32(topic.encode()) for topic in topics}}
+    for query, wanted in ((f"persistent://{namespace}/pt", topics[:2]), (topics[1], topics[1:2]),
+                          (f"{topics[0]}&topics={topics[2]}", [topics[0], topics[2]]), (f"persistent://{namespace}/none", [])):
+        assert list(got(f"{url}?topics={query}")["topicHashPositions"]) == wanted
+    assert request("GET", url.replace("0xffffffff", "0x80000000"))[0] == request("GET", url.replace("0x00000000_0xffffffff", "x"))[0] == 412
+    assert request("GET", url.replace(namespace, "public/none"))[0] == 404
+
+
+def test_a_namespace_is_shown_with_its_properties_and_its_rate_under_both_names(broker, namespace):
+    url = f"{broker.http_url}/admin/v2/namespaces/{namespace}"
+    found = got(url)
+    assert (found["properties"], found["clusterDispatchRate"], found["topicDispatchRate"]) == ({}, {}, {})
+    assert not {"max_topics_per_namespace", "dispatcherPauseOnAckStatePersistentEnabled"} & found.keys()      # as long as nobody sets them
+    rate = {"dispatchThrottlingRateInMsg": 5, "dispatchThrottlingRateInByte": -1, "relativeToPublishRate": False, "ratePeriodInSecond": 1}
+    assert post(f"{url}/dispatchRate", rate) == post(f"{url}/maxTopicsPerNamespace", 0) == 204
+    assert put(f"{url}/properties", {"a": "b"}) == 204
+    found = got(url)
+    assert found["properties"] == {"a": "b"} and found["max_topics_per_namespace"] == 0
+    assert found["clusterDispatchRate"] == found["topicDispatchRate"] == {"standalone": rate}
+    assert put(url + "2", {"properties": {"c": "d"}, "clusterDispatchRate": {"standalone": rate}}) == 204
+    assert got(url + "2")["properties"] == {"c": "d"} and got(url + "2/dispatchRate") == rate
+    assert put(url + "3", {"properties": ["c"]}) == 400
+
+
+@pytest.mark.parametrize("path", ["", "/partitions"])
+def test_a_shadow_topic_is_refused(broker, namespace, path):
+    """It would be an ordinary one, and empty."""
+    url = f"{broker.http_url}/admin/v2/persistent/{namespace}/shadow"
+    shadow = {"PULSAR.SHADOW_SOURCE": f"persistent://{namespace}/t"}
+    assert put(url + path, {"partitions": 2, "properties": shadow} if path else shadow) == 405
+    assert got(url.rpartition("/")[0]) == []
+    assert put(url) == 204 and put(url + "/properties", shadow) == 405 and got(url + "/properties") == {}
 
 
 # -- subscriptions

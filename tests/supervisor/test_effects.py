@@ -284,6 +284,25 @@ def _(at):
     assert at.get(at.n + "/permissions") == {"q": ["produce"]}
 
 
+@effect("POST", "/admin/v2/namespaces/grantPermissionsOnTopics")
+def _(at):
+    at.made()
+    at.made(topic="u")
+    at.go([{"topic": at.name, "role": "r", "actions": ["produce", "consume"]},
+           {"topic": f"persistent://{at.place}/u", "role": "q", "actions": ["consume"]}])
+    assert at.get(at.n)["auth_policies"]["destination_auth"] == {
+        at.name: {"r": ["consume", "produce"]}, f"persistent://{at.place}/u": {"q": ["consume"]}}
+
+
+@effect("POST", "/admin/v2/namespaces/revokePermissionsOnTopics")
+def _(at):
+    at.made()
+    for role in "qr":
+        at.set("POST", f"{at.t}/permissions/{role}", ["consume"])
+    at.go([{"topic": at.name, "role": "r"}, {"topic": at.name, "role": "nobody"}])
+    assert at.get(at.t + "/permissions") == {"q": ["consume"]}
+
+
 @effect("POST", _N + "/permissions/subscription/{subscription}")
 def _(at):
     at.go(["r"])

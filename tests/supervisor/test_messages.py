@@ -19,12 +19,13 @@ COMPRESSED = {
     api.ZSTD: zstandard.ZstdCompressor().compress(PAYLOAD), api.SNAPPY: snappy.compress(PAYLOAD)}
 
 
-def shown(payload=PAYLOAD, *, raw=None, **fields):
+def shown(payload=PAYLOAD, *, raw=None, added=(), index=0, timestamp=0, **fields):
     """(body, headers)"""
     fields = {"producer_name": "p", "sequence_id": 7, "publish_time": 1_700_000_000_001} | fields
     metadata = api.MessageMetadata(**fields).SerializeToString()
     entry = b"\x0e\x01\0\0\0\0" + struct.pack(">I", len(metadata)) + metadata + payload if raw is None else raw
-    answer = _shown({"ledger": 3, "entry": 4, "data": base64.b64encode(entry).decode()})
+    found = {"ledger": 3, "entry": 4, "data": base64.b64encode(entry).decode(), "index": index, "timestamp": timestamp}
+    answer = _shown(found, added)
     return answer.body, answer.headers
 
 
@@ -60,6 +61,24 @@ def test_what_the_metadata_says_is_in_headers_as_far_as_headers_can():
     assert json.loads(headers["X-Pulsar-PROPERTY"]) == {"k\n": "\u2603"} and headers["X-Pulsar-Base64-ordering-key"] == "AAE="
     assert (headers["X-Pulsar-num-batch-message"], headers["X-Pulsar-batch-size"]) == ("3", str(len(PAYLOAD)))
     assert (headers["X-Pulsar-chunk-id"], headers["X-Pulsar-PROPERTY-TOTAL-CHUNKS"], headers["X-Pulsar-null-value"]) == ("1", "2", "true")
+
+
+def test_keys_and_clusters_have_a_header_each():
+    keys = [api.EncryptionKeys(key=name, value=b"wrapped", metadata=[api.KeyValue(key="a", value="b")]) for name in ("k", "l")]
+    _, headers = shown(encryption_keys=[*keys, api.EncryptionKeys(key="long", value=b"x" * 5_000)], replicate_to=["here", "there"])
+    assert headers.getall("X-Pulsar-Base64-encryption-keys") == [base64.b64encode(one.SerializeToString()).decode() for one in keys]
+    assert headers.getall("X-Pulsar-replicated-to") == ["here", "there"]
+    _, headers = shown(replicate_to=["x"] * 1_000)
+    assert len(headers.getall("X-Pulsar-replicated-to")) == 20
+
+
+@pytest.mark.parametrize("added", [(), ("timestamp",), ("index",), ("index", "timestamp")])
+def test_what_the_broker_adds_to_entries_is_in_headers(added):
+    _, headers = shown(added=added, index=9, timestamp=1_700_000_000_000)
+    wanted = {"timestamp": "2023-11-14T22:13:20.000Z", "index": "9"}
+    assert {name: text for name, text in wanted.items() if headers.get(f"X-Pulsar-Broker-Entry-METADATA-{name}") == text} == {
+        name: wanted[name] for name in added}
+    assert sum(name.startswith("X-Pulsar-Broker-Entry") for name in headers) == len(added)
 
 
 @pytest.mark.parametrize("raw", [b"", b"\x0e\x01\0\0\0\0", b"\x0e\x01\0\0\0\0\0\0\0\4\xff\xff\xff\xff"])

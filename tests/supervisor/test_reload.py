@@ -7,6 +7,7 @@ import ssl
 import subprocess
 import sys
 import time
+import urllib.request
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -399,6 +400,9 @@ def test_what_brokers_add_to_entries(reload):
             heard = dict((said.type, entry) for said, entry in (peer.hear_frame(), peer.hear_frame()))
             sizes.append(heard[T.MESSAGE][:2])
     assert sizes == [b"\x0e\x01", b"\x0e\x02"]      # the entry's own magic; a broker's part before it
+    with urllib.request.urlopen(f"{reload.broker.http_url}/admin/v2/{topic.replace('://', '/')}/examinemessage") as answer:
+        assert answer.headers["X-Pulsar-Broker-Entry-METADATA-index"] == "1"      # of the second
+        assert answer.headers["X-Pulsar-Broker-Entry-METADATA-timestamp"] is None
 
 
 def test_the_name_of_the_cluster_and_what_metrics_show(reload):
