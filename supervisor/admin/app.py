@@ -3,13 +3,16 @@
 Answers have Pulsar's status codes and shapes: 204 without a body for what was done, {"reason": "..."} for what was not.
 """
 import asyncio
+import logging
 import os
+import time
 import traceback
 from functools import partial
 from pathlib import Path
 
 import uvloop
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
@@ -59,6 +62,7 @@ _BODY_MAX = 1 << 20
 _LINE_MAX = 64 << 10         # of a request's first line and of each header: the longest name there may be, percent-encoded
 _SILENT_SECONDS = 30         # from a connection to its first request
 _KEEP_ALIVE_SECONDS = 75     # from an answer to the next request
+_QUIET_SECONDS, _WHY_MAX = 60, 200
 _NICENESS = 5                # messages go first: what is asked here for long, as a scrape of many topics, takes no core from them
 _OLD = "/admin/", "/admin/v2/", "/admin/v3/"
 PARTS = (topics, namespaces, policies, permissions, subscriptions, messages, delayed, schemas, compaction, clusters, brokers, stats, health,
@@ -96,6 +100,29 @@ def _nowhere(request: web.Request, error: web.HTTPException) -> str:
 
 def _reason(status: int, text: str, headers: list[tuple[str, str]]) -> web.Response:
     return web.json_response({"reason": text}, status=status, headers=headers)
+
+
+class _NotHttp(logging.Handler):
+    """What aiohttp says of requests that it cannot read: a line, and no more of them for a minute, as anybody can cause them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._quiet_until = float("-inf")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        if not isinstance(error, HttpProcessingError | web.RequestPayloadError | ConnectionError | None):
+            log.error("".join([record.getMessage(), ": ", *traceback.format_exception(error)]), code="G290")
+        elif (now := time.monotonic()) >= self._quiet_until:
+            self._quiet_until = now + _QUIET_SECONDS
+            why = " ".join(str(getattr(error, "message", "") or type(error).__name__).split())
+            log.info(f"{record.getMessage()}: {why[:_WHY_MAX]}; more of them within a minute are not told")
+
+
+def _logger() -> logging.Logger:
+    made = logging.Logger("aiohttp", logging.INFO)      # apart from all others
+    made.addHandler(_NotHttp())
+    return made
 
 
 def make_app(config: Config, owners: Owners, addresses: Addresses, run_dir: Path, counters: dict[tuple[str, int], Counters],
@@ -153,8 +180,8 @@ def run(config: Config, serial: int, run_dir: Path, listeners: Listeners, addres
 async def _serve(app: web.Application, owners: Owners, listeners: Listeners, control: Control) -> None:
     stopping = follow(control, owners, lambda text: configure(app, *unpacked(text), listeners.certificates),
                       partial(health.drain, app))
-    runner = web.AppRunner(app, access_log=None, keepalive_timeout=_KEEP_ALIVE_SECONDS, max_line_size=_LINE_MAX, max_field_size=_LINE_MAX,
-                           shutdown_timeout=0.5)
+    runner = web.AppRunner(app, access_log=None, logger=_logger(), keepalive_timeout=_KEEP_ALIVE_SECONDS, max_line_size=_LINE_MAX,
+                           max_field_size=_LINE_MAX, shutdown_timeout=0.5)
     await runner.setup()
     servers = await listeners.serve(lambda: _accepted(runner.server))
     os.nice(_NICENESS)

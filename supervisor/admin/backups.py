@@ -17,7 +17,7 @@ routes = web.RouteTableDef()
 async def make(request: web.Request) -> web.Response:
     """{"folder": absolute, on the broker's host, "keep": how many} -> its report, when it is made."""
     asked = await body_of(request)
-    if not (isinstance(asked, dict) and isinstance(folder := asked.get("folder"), str) and os.path.isabs(folder) and "\0" not in folder):
+    if not (isinstance(asked, dict) and isinstance(folder := asked.get("folder"), str) and os.path.isabs(folder) and _is_path(folder)):
         raise web.HTTPBadRequest(text="folder is the absolute path of a folder on the broker's host")
     if not isinstance(keep := asked.get("keep", 0), int) or isinstance(keep, bool) or keep < 0:
         raise web.HTTPBadRequest(text="keep is how many backups are left there; 0: all")
@@ -36,6 +36,11 @@ async def make(request: web.Request) -> web.Response:
     if job.returncode:
         raise web.HTTPConflict(text=said.decode(errors="replace").strip().removeprefix("geminga: ") or "The backup's job was killed")
     return web.Response(body=printed, content_type="application/json")
+
+
+def _is_path(text: str) -> bool:
+    """Whether the system takes it for one."""
+    return "\0" not in text and all(len(part.encode()) <= 255 for part in text.split("/")) and len(text.encode()) < 4_096
 
 
 def _refuse_elsewhere(request: web.Request, folder: str) -> None:

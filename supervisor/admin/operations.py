@@ -50,7 +50,7 @@ async def set_level(request: web.Request) -> web.Response:
         raise web.HTTPBadRequest(text="The body is an object with level, and perhaps topic, client and seconds")
     wanted, topic, client, seconds = (asked.get(name, default) for name, default in (
         ("level", ""), ("topic", ""), ("client", ""), ("seconds", _LEVEL_SECONDS)))
-    if wanted not in LEVELS:
+    if not isinstance(wanted, str) or wanted not in LEVELS:
         raise web.HTTPBadRequest(text=f"level is one of {', '.join(LEVELS)}")
     if not isinstance(topic, str) or not isinstance(client, str):
         raise web.HTTPBadRequest(text="topic and client are texts")

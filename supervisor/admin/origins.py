@@ -106,7 +106,7 @@ def _refuse_forms(request: web.Request) -> None:
     if kind in _FORMS:
         raise web.HTTPForbidden(text=f"A body of {kind} may come from a form of any web page: bodies are application/json")
     if request.can_read_body and kind not in _JSON and not kind.endswith("+json"):
-        raise web.HTTPUnsupportedMediaType(text=f"Bodies are application/json, not {kind}")
+        raise web.HTTPUnsupportedMediaType(text=f"Bodies are application/json, not {kind!r}")
 
 
 # -- names

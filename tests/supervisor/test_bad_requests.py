@@ -14,6 +14,7 @@ import uvloop
 from aiohttp import web
 
 from geminga.storage.counters import make_counters
+from geminga.storage.policy_table import TABLE
 from geminga.supervisor.admin import app, topics
 from geminga.supervisor.config import load
 from geminga.workers.addresses import Addresses
@@ -124,6 +125,63 @@ def test_a_body_that_is_no_json_is_refused_by_every_route_that_reads_one(routes,
             status, reason = ask(method, filled(path, "nothing-there"), body)
             assert status < 300 or 400 <= status < 500 and reason or status == 503, (method, path, body[:20], status, reason)
     assert seen(broker)[:4] == before[:4]
+
+
+# Bodies for what is there: none is what any route wants, or does harm where it is.
+ODD = (b"[]", b"[null]", b'["x"]', b"{}", b'{"a": [1]}', b"null", b"1e999", b"-1", b"9" * 30, b'"x"', b'"\\ud800"', b'["\\ud800"]',
+       b'{"\\udfff": "\\ud800"}', b'{"level": ["debug"]}', b'{"level": {}}', b'{"folder": "/\\ud800"}', b'{"folder": "/\\u0000"}',
+       b'{"deliverAt": 1e999}', b'{"ledgerId": [], "entryId": {}}', b'{"ledgerId": 1e999, "entryId": true}', b'{"partitions": [2]}',
+       b'{"properties": []}', b'{"version": 1, "topics": [], "tenants": {"x": 5}}', b'{"type": ["STRING"], "schema": {}}',
+       b'{"allowedClusters": [["standalone"]], "adminRoles": 5}', b'{"auth_policies": []}', b'[{"topic": ["t"], "role": {}}]')
+
+
+def test_odd_bodies_about_what_is_there_are_answered_and_leave_no_traceback(routes, start_broker):
+    """Members of policies with values of every other kind as well."""
+    broker = start_broker("--workers", "1", "--owners", "1")
+    ask, topic = Asker(broker), "/admin/v2/persistent/public/default/odd"
+    parts = {"tenant": "public", "namespace": "default", "topic": "odd", "cluster": "standalone", "subscription": "s",
+             "domain": "persistent", "bundle": "0x00000000_0xffffffff"}
+    members = {level.path: [f'{{"{part.json}": {value}}}'.encode() for part in policy.parts for value in ("[]", "1e999", '"x"')]
+               for policy in TABLE.values() for level in (policy.namespace, policy.topic) if level is not None}
+    for method, path in routes:
+        if method not in ("PUT", "POST", "PATCH") or path.endswith("/compaction"):
+            continue
+        there = re.sub(r"\{(\w+)\}", lambda match: parts.get(match[1], "5"), path)
+        ask("PUT", topic), ask("PUT", topic + "/subscription/s")
+        for body in (*ODD, *members.get(path.rpartition("/")[2], ())):
+            status, reason = ask(method, there, body)
+            assert status < 500 or status == 503, (method, there, body, status, reason)
+    for query in ("force=%FF&key=%ED%A0%80", "index=%FF", "listenerName=%FF", "mode=%FF&bundle=%FF", f"index={'9' * 5_000}", "topics=%FF"):
+        for method, path in routes:
+            if method == "GET":
+                there = re.sub(r"\{(\w+)\}", lambda match: parts.get(match[1], "5"), path)
+                assert ask(method, f"{there}?{query}")[0] not in (500, 501, 502), (there, query)
+    ask.close()
+    assert "Traceback" not in broker.log() and "G290" not in broker.log()
+
+
+MALFORMED = (b"\x16\x03\x01\0\0\0\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"G\0T / HTTP/1.1\r\n\r\n",
+             b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: x\r\n\r\n", b"GET http://[::1/ HTTP/1.1\r\nHost: localhost\r\n\r\n",
+             b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\n\r\n", b"GET /ready HTTP/1.1\r\na: " + b"x" * 200_000 + b"\r\n\r\n",
+             b"GET /metrics HTTP/1.1\r\nHost: \xff\r\nConnection: close\r\n\r\n",
+             *(b"PUT /admin/v2/clusters/c HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + rest for rest in (
+                 b"Origin: \xff\r\n\r\n", b"Content-Type: \xff/\xfe\r\nContent-Length: 2\r\n\r\n{}",
+                 b"Content-Encoding: gzip\r\nContent-Length: 5\r\n\r\nabcde", b"Transfer-Encoding: chunked\r\n\r\nzz\r\n\r\n")))
+
+
+def test_what_is_no_http_is_refused_and_is_one_line_of_the_log(start_broker):
+    broker = start_broker("--workers", "1", "--owners", "1")
+    where = urlsplit(broker.http_url)
+    for sent in MALFORMED:
+        with socket.create_connection((where.hostname, where.port), 60) as connection:
+            connection.sendall(sent)
+            with contextlib.suppress(ConnectionResetError):
+                assert re.match(rb"HTTP/1.[01] 4\d\d ", connection.recv(1_000)), sent
+    with socket.create_connection((where.hostname, where.port), 60) as connection:      # one that goes away in the middle of its body
+        connection.sendall(b"PUT /admin/v2/clusters/c HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\nabcde")
+    assert request("GET", broker.http_url + "/ready")[0] == 200
+    assert "Traceback" not in broker.log() and "G290" not in broker.log()
+    assert broker.log().count("Error handling request") == 1
 
 
 def test_a_body_that_is_too_large_is_refused(ask):
