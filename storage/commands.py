@@ -491,6 +491,8 @@ def _check_subscribe(owner, request: api.CommandSubscribe) -> None:
         raise Refusal(api.NotAllowedError, "Key_Shared subscription is not allowed")
     if request.read_compacted and request.subType not in (SubType.Exclusive, SubType.Failover):
         raise Refusal(api.NotAllowedError, "read_compacted is for Exclusive and Failover subscriptions")
+    if request.read_compacted and not names.parse(request.topic).is_persistent:
+        raise Refusal(api.NotAllowedError, "read_compacted is for persistent topics")
     if len(request.consumer_name) > _NAME_MAX:
         raise Refusal(api.NotAllowedError, f"Consumer name longer than {_NAME_MAX} characters")
     if (wanted := _ranges(request)) is not None:

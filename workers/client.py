@@ -891,9 +891,10 @@ class Client(asyncio.BufferedProtocol):
     def keep_alive(self) -> None:
         """Ask for a sign of life; without one since the last time the connection is dead, unless nobody has listened.
 
-        Clients of the first version know no PING, and are left alone.
+        Clients of the first version know no PING, and are left alone.  One that is not connected yet may not answer it, and its
+        handshake has a time of its own.
         """
-        if self.identity is not None and self.protocol_version < 1:
+        if self.connection.state != CONNECTED or self.protocol_version < 1:
             return
         if not (self.was_heard or self.is_held):
             return self.transport.abort()

@@ -118,3 +118,9 @@ def test_a_topic_where_a_producer_waits_is_not_idle(rig):
     assert not topic.is_idle
     topic.producers.waiting.clear()
     assert topic.is_idle
+
+
+def test_nothing_is_read_compacted_where_nothing_is_kept(rig):
+    [answer] = rig.run(rig.subscribe(TOPIC, "sub", read_compacted=True)[0]).commands()
+    assert (answer.type, answer.error.error) == (api.BaseCommand.ERROR, api.NotAllowedError)
+    assert not rig.owner.live

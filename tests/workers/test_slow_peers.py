@@ -190,3 +190,17 @@ def test_an_answer_that_is_not_read_because_of_a_rate_is_waited_for(start_broker
             assert holder.hear().type == T.SEND_RECEIPT        # one a second, and PINGs are answered meanwhile
         assert error_of(other.hear()) == api.ProducerBusy      # once the holder has answered
         assert len(json.loads(request("GET", topic_url(broker, topic, "stats"))[1])["publishers"]) == 1
+
+
+def test_a_client_that_has_not_connected_is_not_asked_for_a_sign_of_life(start_broker, tmp_path):
+    """It may say nothing but CONNECT: a PONG would end its connection."""
+    (tmp_path / "geminga.toml").write_text("[network]\nkeep_alive_interval_ms = 100\n")
+    broker = start_broker("--config", str(tmp_path / "geminga.toml"), "--workers", "1")
+    with Peer(broker.service_url, b"") as late, Peer(broker.service_url) as connected:
+        connected.answers_pings = False
+        assert connected.until_closed() == []      # two rounds have passed
+        late.socket.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            late.socket.recv(1)
+        late.socket.settimeout(10)
+        assert late.ask(T.CONNECT, client_version="test", protocol_version=21).type == T.CONNECTED
