@@ -51,7 +51,7 @@ BUGS = [
         ("str(found.ipv4_mapped or", "str(", "an IPv4 address has two names"),
         ("if len(self._episodes) > _ADDRESSES_MAX:", "if False:", "addresses are remembered without bound"),
         ("self._episodes.move_to_end(address)", "pass", "who fails on is forgotten before others"),
-        ("episode.is_told = self._lines < _LINES_MAX", "episode.is_told = True", "the log has a line for each address"),
+        ("if self._lines < _LINES_MAX:", "if True:", "the log has a line for each address"),
         ("if episode.failures > 1 and episode.is_told:", "if episode.failures > 1:", "ends are told whose beginning was not"),
         ("if identity.expires_s is not None:\n            minutes", "if False:\n            minutes", "nobody sees that tokens expire",
          "workers/test_authentication_attempts.py workers/test_authentication.py supervisor/test_metrics.py")),

@@ -3,11 +3,14 @@ import base64
 import json
 import os
 import time
+from datetime import UTC, datetime, timedelta
 
 import bcrypt
 import jwt
 import pytest
 import trustme
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509 import load_pem_x509_certificate
@@ -17,7 +20,7 @@ from passlib.hash import apr_md5_crypt, des_crypt, ldap_sha1
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.workers.identity import sources
-from geminga.workers.identity.authentication import Authenticator, Identity, Original
+from geminga.workers.identity.authentication import OURSELVES, Authenticator, Identity, Original
 from geminga.workers.identity.options import AuthenticationOptions, AuthorizationOptions, IdentityOptions, Secret, Unusable
 from geminga.workers.identity.shown import NotAuthenticated, Shown
 
@@ -441,3 +444,56 @@ def test_a_secret_shows_itself_nowhere():
     options = AuthenticationOptions(secret_keys=(Secret("data:;base64,c2VjcmV0"),), users=Secret("data:,joe"))
     assert "c2VjcmV0" not in repr(options) and "joe" not in repr(options)
     assert "secret" not in repr(Shown("basic", b"joe:secret"))
+
+
+# -- what would let somebody in by a side door
+
+def test_a_short_rsa_key_is_refused():
+    """Such keys can be computed by others."""
+    with pytest.raises(Unusable, match="public_keys"):
+        asking(secret_keys=(), public_keys=(inline(public(rsa.generate_private_key(65537, 1024))),))
+
+
+def test_a_token_has_one_spelling():
+    """The last letter of a signature has bits that mean nothing."""
+    whole = token({"sub": "who"})
+    letters = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+    at = letters.index(whole[-1:])
+    others = [whole[:-1] + letters[other:other + 1] for other in range(at & ~3, (at & ~3) + 4) if other != at]
+    assert len(others) == 3 and role(asking(), whole) == "who"
+    assert {refused(asking(), other) for other in others} == {"INVALID_TOKEN"}
+
+
+def test_a_user_without_a_name_is_none(tmp_path):
+    """Though the file has a password for it."""
+    hashed = ldap_sha1.hash("secret")
+    (tmp_path / "users").write_text(f"joe:{hashed}\n:{hashed}\n")
+    authenticator = asking(methods=("basic",), secret_keys=(), users=str(tmp_path / "users"))
+    assert role(authenticator, b"joe:secret", "basic") == "joe"
+    assert refused(authenticator, b":secret", "basic") == "INVALID_TOKEN"
+
+
+def test_of_several_common_names_the_last_is_the_role():
+    """As Apache Pulsar has it."""
+    key = rsa.generate_private_key(65537, 2048)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, one) for one in ("first", "last")])
+    now = datetime.now(UTC)
+    made = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key()).serial_number(1) \
+        .not_valid_before(now - timedelta(1)).not_valid_after(now + timedelta(1)).sign(key, hashes.SHA256())
+    authenticator = asking(methods=("tls",), secret_keys=())
+    assert role(authenticator, b"", "tls", made.public_bytes(Encoding.DER)) == "last"
+
+
+@pytest.mark.parametrize("identity, options, expected", [
+    (Identity("who", "token"), {}, True), (Identity("who", "basic"), {}, False), (Identity(""), {}, False), (Identity("who"), {}, False),
+    (Identity("guest"), {"anonymous_role": "guest"}, True), (Identity("other"), {"anonymous_role": "guest"}, False),
+    (Identity("who", "token", proxy="proxy"), {}, True), (Identity("who", "token", proxy="no-more"), {}, False),
+    (OURSELVES, {}, True)], ids=str)
+def test_who_stays_when_the_options_change_could_come_by_the_same_way(identity, options, expected):
+    authenticator = asking(authorization=AuthorizationOptions(enabled=True, proxy_roles=("proxy",)), **options)
+    assert authenticator.accepts(identity) == expected
+
+
+def test_where_nobody_is_asked_all_stay():
+    authenticator = asking(methods=(), secret_keys=())
+    assert all(authenticator.accepts(one) for one in (Identity("who", "token"), Identity(""), Identity("x", "tls", proxy="y")))

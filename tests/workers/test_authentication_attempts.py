@@ -130,3 +130,24 @@ def test_results_are_counted_by_method_and_reason(tried, counters):
 def test_the_brokers_own_processes_are_not_counted(tried, counters):
     tried.succeeded(OURSELVES)
     assert not any(counters.read().values())
+
+
+def test_who_goes_on_failing_is_remembered_before_those_who_stopped(tried, monkeypatch):
+    monkeypatch.setattr(attempts, "_ADDRESSES_MAX", 10)
+    for number in range(9):
+        tried.failed("10.0.0.0", "token", BAD)
+        tried.failed(f"10.0.1.{number}", "token", BAD)
+    for number in range(9):
+        tried.failed("10.0.0.0", "token", BAD)
+        tried.failed(f"10.0.2.{number}", "token", BAD)
+    assert tried.failed("10.0.0.0", "token", BAD) == 8
+    assert tried.failed("10.0.1.0", "token", BAD) == 0
+
+
+def test_ends_are_told_of_those_whose_beginning_was(tried, loop, capfd):
+    for number in range(3 * attempts._LINES_MAX):
+        for _ in range(2):
+            tried.failed(f"10.0.0.{number}", "token", BAD)
+    capfd.readouterr()
+    loop.pass_(61)
+    assert capfd.readouterr().err.count(" 2 times from 10.0.0.") == attempts._LINES_MAX

@@ -10,6 +10,7 @@ from geminga.proto.connection import TRANSITIONS
 from geminga.proto.names import parse
 from geminga.storage.catalogue import open_catalogue
 from geminga.workers import rights
+from geminga.workers.identity import authorization as authorization_module
 from geminga.workers.identity.authentication import OURSELVES, Identity
 from geminga.workers.identity.authorization import ACTIONS, ADMINISTER, CONSUME, GRANTED, LOOKUP, PRODUCE, Authorization
 from geminga.workers.identity.options import AuthorizationOptions
@@ -76,6 +77,7 @@ def test_a_grant_holds_for_what_it_was_made_for(made, catalogue, scope, of, acti
 
 
 @pytest.mark.parametrize(("holder", "role", "matches"), [
+    ("svc*", "svx", False), ("*svc", "xvc", False),
     ("svc*", "svc-1", True), ("svc*", "svc", True), ("svc*", "my-svc", False), ("*svc", "my-svc", True), ("*svc", "svc-1", False),
     ("*", "anybody", True), ("s*c", "svc", False), ("svc", "svc-1", False), ("", "svc", False), ("*vc*", "svc", False)])
 def test_wildcards_stand_at_the_end_or_at_the_beginning_of_roles(made, catalogue, holder, role, matches):
@@ -185,3 +187,23 @@ def test_every_command_says_what_it_demands():
         if demand is not None:
             assert api.BaseCommand.DESCRIPTOR.fields_by_number[kind].name == demand.field
             assert demand.answer(1, api.AuthorizationError, demand.text)
+
+
+def test_without_super_users_nobody_is_one(catalogue):
+    authorization = Authorization(AuthorizationOptions(enabled=True), catalogue)
+    assert allowed(authorization, "admin") == allowed(authorization, "") == set()
+
+
+def test_administering_is_no_action_that_a_grant_could_give(made, catalogue):
+    """Whoever wrote it there."""
+    catalogue.set_policy("acme/eu", "permissions", {"svc": [ADMINISTER, PRODUCE]})
+    assert {action for action, _ in allowed(made(), "svc")} == {PRODUCE, LOOKUP}
+
+
+def test_decisions_that_are_remembered_are_bounded(made, catalogue, monkeypatch):
+    monkeypatch.setattr(authorization_module, "_DECISIONS_MAX", 10)
+    authorization = made()
+    for number in range(100):
+        assert not authorization.allows(Identity(f"role {number}"), PRODUCE, TOPIC)
+        assert authorization.allows(Identity("admin"), PRODUCE, TOPIC)
+        assert len(authorization._decided) <= 11

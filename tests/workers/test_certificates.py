@@ -302,3 +302,16 @@ def test_a_session_proves_nothing_when_others_are_trusted_since(files, always_lo
         files.put(files.authority, trustme.CA())
         with pytest.raises((ssl.SSLError, ConnectionError)):
             talk(port, context, session=said.session)
+
+
+def test_the_first_of_a_chain_to_expire_is_told_of(files, tmp_path):
+    """Be it the certificate itself or one that it hangs on."""
+    between = files.authority.create_child_ca()
+    soon = datetime.now(UTC).replace(microsecond=0) + timedelta(5)
+    files.put(between, files.authority, not_after=soon)
+    assert (tmp_path / "cert").read_bytes().count(b"BEGIN CERTIFICATE") == 2
+    assert load(files.options()).expires["tls.certificate"] == soon.timestamp()
+    chain = (tmp_path / "cert").read_bytes()
+    half = chain.index(b"-----BEGIN", 1)
+    later = x509.load_pem_x509_certificate(chain[half:]).not_valid_after_utc.timestamp()
+    assert later > soon.timestamp()

@@ -9,7 +9,7 @@ import pytest
 from geminga.proto import envelope
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.frames import SIZES
-from geminga.storage import format
+from geminga.storage import compacted, format
 from geminga.workers import egress
 from geminga.workers.client import Client, Route, Run
 from geminga.workers.egress import LedgerGone, Ledgers
@@ -226,3 +226,61 @@ def test_an_entry_without_checksum_begins_with_a_zero_and_is_there(tmp_path):
     rows = np.zeros(1, format.INDEX_ROW)
     assert egress.still_there(rows, memoryview(b"\0\0\0\x05.....")) is None
     assert egress.still_there(rows, memoryview(bytes(9))).tolist() == [False]
+
+
+# -- compacted views
+
+VIEW = 2
+
+
+def store_view(data_dir: Path, entry_ids: list[int]) -> Path:
+    """A view in which these entries of a ledger are left, of 10 bytes each; returns its folder."""
+    folder = format.compacted_folder(format.partition_folder(data_dir, PARTITION)) / str(VIEW)
+    folder.mkdir(parents=True)
+    rows = np.zeros(len(entry_ids), format.COMPACTED_ROW)
+    rows["entry_id"], rows["size"], rows["messages"] = entry_ids, 10, 1
+    with compacted.PartWriter(folder, PARTITION, LEDGER) as writer:
+        writer.add(rows, np.zeros(len(rows), np.int64), [bytes([entry_id]) * 10 for entry_id in entry_ids], len(rows))
+        writer.finish(max(entry_ids) + 1)
+    return folder
+
+
+def of_view(ledgers: Ledgers, entries: list[int]) -> list[bytes]:
+    rows, data = ledgers.pick(PARTITION, LEDGER, np.array(entries, np.uint64), VIEW)
+    return [bytes(data[row["offset"]:row["offset"] + row["size"]]) for row in rows]
+
+
+def test_what_a_view_has_is_read_until_its_owner_says_that_it_is_gone(tmp_path):
+    ledgers, folder = Ledgers(tmp_path), store_view(tmp_path, [1, 4, 9])
+    assert of_view(ledgers, [1, 9]) == [b"\x01" * 10, b"\x09" * 10]
+    with pytest.raises(LedgerGone):
+        of_view(ledgers, [1, 3])      # which it has not
+    of_view(ledgers, [4])
+    for path in folder.iterdir():
+        path.unlink()
+    ledgers.forget(LEDGER)            # the ledger itself: the view stays
+    assert of_view(ledgers, [4]) == [b"\x04" * 10]
+    ledgers.forget(LEDGER, VIEW)
+    with pytest.raises(LedgerGone):
+        of_view(ledgers, [4])
+
+
+def test_a_damaged_row_of_a_view_hides_no_other(tmp_path):
+    folder, entries = store_view(tmp_path, list(range(1, 20))), list(range(1, 20))
+    path = format.index_path(folder, LEDGER)
+    raw = bytearray(path.read_bytes())
+    at = format.HEADER_SIZE + 9 * format.COMPACTED_ROW.itemsize + format.COMPACTED_ROW.fields["entry_id"][1]
+    raw[at] = 200      # out of order
+    path.write_bytes(raw)
+    ledgers, left = Ledgers(tmp_path), [one for one in entries if one != 10]
+    assert of_view(ledgers, left) == [bytes([one]) * 10 for one in left]
+    with pytest.raises(LedgerGone):
+        of_view(ledgers, [10])
+
+
+def test_a_view_that_somebody_cut_is_not_read_behind_its_end(tmp_path):
+    folder = store_view(tmp_path, [1, 4, 9])
+    os.truncate(format.ledger_path(folder, LEDGER), format.HEADER_SIZE + 25)
+    assert of_view(Ledgers(tmp_path), [1, 4]) == [b"\x01" * 10, b"\x04" * 10]
+    with pytest.raises(LedgerGone):
+        of_view(Ledgers(tmp_path), [4, 9])
