@@ -314,3 +314,13 @@ def test_numbers_of_a_command_that_change_their_lengths_are_read_as_what_they_ar
               for number in range(120)]
     assert len({len(frame) for frame in frames}) == 1
     assert listen([CONNECT, b"".join(frames)]).events[1:] == [understood(frame) for frame in frames]
+
+
+def test_a_shorter_number_with_an_unknown_field_behind_it_is_no_longer_number():
+    """Bytes that may differ from frame to frame do so here; only where each number ends tells the two frames apart."""
+    before = api.MessageMetadata(producer_name="p", sequence_id=1).SerializePartialToString()
+    usual, odd = (send(entry_of(before + times)) for times in (b"\x18\xac\x02\x60\xac\x02", b"\x18\x05\x20\x60\x60\x07"))
+    frames = [odd if number == 50 else usual for number in range(100)]
+    heard = listen([CONNECT, b"".join(frames)])
+    assert heard.runs > 0
+    assert [row[FIELDS.index("publish_time")] for _, row, _ in heard.events[1:]] == [5 if number == 50 else 300 for number in range(100)]
