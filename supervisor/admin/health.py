@@ -9,12 +9,14 @@ from geminga.proto.commands import SERVER_VERSION
 from geminga.supervisor import client, host
 from geminga.supervisor.admin.alarms import ALARMS_OF
 from geminga.supervisor.admin.owners import OWNERS
+from geminga.supervisor.admin.topics import TOPICS
 
 routes = web.RouteTableDef()
 INSIDE = web.AppKey("inside", Path)
 COUNTERS = web.AppKey("counters", dict)
 TOPIC = "persistent://pulsar/system/healthcheck"
 _SECONDS = 10
+_TOPIC_VERSIONS = "V1", "V2"
 _PASSED, _FAILED = 1, 2      # counter `health`: how the last round trip ended; 0: there was none
 
 
@@ -63,7 +65,11 @@ async def version(request: web.Request) -> web.Response:
 
 @routes.get("/admin/v2/brokers/health")
 async def health(request: web.Request) -> web.Response:
-    """200 `ok` after a round trip; 503 with what went wrong."""
+    """200 `ok` after a round trip; 503 with what went wrong; 404 of another broker than this one."""
+    if (wanted := request.query.get("brokerId", "")) not in ("", request.app[TOPICS].addresses.broker):
+        raise web.HTTPNotFound(text=f"Broker id '{wanted}' not found in available brokers.")
+    if request.query.get("topicVersion", "V2") not in _TOPIC_VERSIONS:
+        raise web.HTTPNotFound(text=f"topicVersion is one of {', '.join(_TOPIC_VERSIONS)}: the topic is the same")
     try:
         async with asyncio.timeout(_SECONDS):
             await _round_trip(request.app[INSIDE])

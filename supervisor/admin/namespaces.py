@@ -175,6 +175,8 @@ def _policies_of(body: Any, cluster_name: str) -> dict[str, Any]:
         raise web.HTTPPreconditionFailed(text=f"A namespace has 1 to {_BUNDLES_MAX} bundles")
     if body.get("replication_clusters") not in (None, [], [cluster_name]):
         raise web.HTTPForbidden(text=f"Replication to {body['replication_clusters']} is not possible: there is only {cluster_name}")
+    if not isinstance(group := body.get("resource_group_name") or "", str) or group:
+        raise web.HTTPPreconditionFailed(text="ResourceGroup does not exist")
     return policies.read_members(body, cluster_name)
 
 
@@ -325,6 +327,8 @@ def _bundle(request: web.Request) -> None:
 async def unload(request: web.Request) -> web.Response:
     name = namespace_of(request)
     _bundle(request)
+    if request.query.get("destinationBroker", "") not in ("", request.app[TOPICS].addresses.broker):
+        raise web.HTTPConflict(text="Not allowed unload namespace bundle to inactive destination broker")
     owners = request.app[OWNERS]
     found = [await owners.ask_owner(index, "open", namespace=name) for index in range(owners.count) if owners.is_up(index)]
     await ask_each(request, [names.parse(text) for some in found for text in some], "unload")

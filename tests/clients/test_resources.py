@@ -260,6 +260,19 @@ def test_a_namespace_is_shown_with_its_properties_and_its_rate_under_both_names(
     assert put(url + "3", {"properties": ["c"]}) == 400
 
 
+def test_what_only_several_brokers_or_groups_of_resources_could_do_is_refused(broker, namespace):
+    [own] = got(f"{broker.http_url}/admin/v2/brokers")
+    health, unload = f"{broker.http_url}/admin/v2/brokers/health", f"{broker.http_url}/admin/v2/namespaces/{namespace}"
+    for query, status in ((f"brokerId={own}", 200), ("brokerId=", 200), ("topicVersion=V1", 200), ("brokerId=other:8080", 404),
+                          (f"brokerId={own}&topicVersion=V3", 404)):
+        assert request("GET", f"{health}?{query}")[0] == status, query
+    for path in ("unload", "0x00000000_0xffffffff/unload"):
+        for destination, status in ((own, 204), ("", 204), ("other:8080", 409)):
+            assert request("PUT", f"{unload}/{path}?destinationBroker={destination}")[0] == status
+    for group, status in (("some", 412), (5, 412), (["some"], 412), ("", 204), (None, 409)):
+        assert put(f"{broker.http_url}/admin/v2/namespaces/{namespace}2", {"resource_group_name": group}) == status
+
+
 @pytest.mark.parametrize("path", ["", "/partitions"])
 def test_a_shadow_topic_is_refused(broker, namespace, path):
     """It would be an ordinary one, and empty."""
