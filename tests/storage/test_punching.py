@@ -5,8 +5,10 @@ import pytest
 
 from geminga.storage import format
 from geminga.storage.cursor import SKIPPED
+from geminga.storage.findings import Severity
 from geminga.storage.punching import NOTHING
 from geminga.storage.subscription import SubType
+from geminga.storage.verify import walk
 
 from .files import read_mapped
 from .rig import Rig, copy_of, payload_of
@@ -15,9 +17,9 @@ SECOND = 1_000
 
 
 def used(rig):
-    """Bytes that the ledgers' entries take on disk: without what was allocated ahead."""
+    """Bytes that the ledgers' entries take on disk: without what was allocated ahead, which sealed ones have given back."""
     files = [(ledger, ledger.ledger_path.stat()) for ledger in rig.partition("t").ledgers]
-    return sum(found.st_blocks * 512 - (found.st_size - ledger.size) for ledger, found in files)
+    return sum(found.st_blocks * 512 - (0 if ledger.is_sealed else found.st_size - ledger.size) for ledger, found in files)
 
 
 def filled(rigs, entries, size=10_000, **options):
@@ -114,6 +116,33 @@ def test_a_ledger_goes_on_growing_around_its_holes(rigs):
     rig.run(rig.acks(consumer, *later))
     rig.run(after_ms=SECOND)
     assert is_whole(rig, positions[0], 0)
+
+
+def test_a_lone_message_that_waits_for_its_time_keeps_a_few_blocks_of_its_ledger(rigs):
+    """F175: neither what lies around it nor what was allocated ahead stays; it comes in its time, and the folder is whole."""
+    rig = rigs()
+    producer, consumer = rig.producer("t"), rig.consumer("t", subType=SubType.Shared)
+    rig.run(rig.flow(consumer, 1 << 20))
+    acked = []
+    for number in range(10):
+        if number == 5:
+            [lone] = rig.run(rig.sends((producer, b"lone", {"deliver_at_time": rig.now_ms + 3_600_000}))).positions
+        acked += rig.publish(producer, *[bytes(1_000)] * 500)
+    found = rig.partition("t").open_ledger
+    rig.owner.roll(rig.partition("t"))
+    rig.run(rig.acks(consumer, *acked), after_ms=SECOND)
+    for _ in range(3):
+        rig.run(after_ms=SECOND)
+    assert found.size > 5_000_000 and found.ledger_path.stat().st_blocks * 512 <= 64 << 10
+    assert found.index_path.stat().st_blocks * 512 <= found.entries * format.INDEX_ROW.itemsize + 8192
+    assert rig.asked("why", "t", subscription="sub")["messages"] == {
+        "published": 5001, "acknowledged": 5000, "expired": 0, "skipped": 0, "evicted": 0, "backlog": 1}
+    again = rigs.crash(rig)
+    assert [str(one) for one in walk(again.data_dir) if one.severity > Severity.NOTE] == []
+    waiting = again.consumer("t", subType=SubType.Shared)
+    assert again.receive(waiting) == []
+    answers = again.run(after_ms=3_601_000)
+    assert again.delivered(answers, waiting) == [(lone, b"lone")]
 
 
 def test_little_is_not_worth_the_trouble(rigs):
