@@ -24,6 +24,7 @@ from geminga.storage.errors import NotDurable, StorageFull
 from geminga.storage.live import LiveTopic
 from geminga.storage.log import DEBUG, log
 from geminga.storage.partition import Partition, op
+from geminga.storage.pending import CONSUMERS_MAX
 from geminga.storage.policies import policies_of, refuse_topics
 from geminga.storage.producers import Producer
 from geminga.storage.sequences import NONE
@@ -465,7 +466,7 @@ def _obstacle(subscription: Subscription, kind: int, consumer: Consumer) -> Obst
         subscription.kind, subscription.dispatcher = kind, DISPATCHERS[kind](subscription)
     elif subscription.kind != kind:
         there = SubType.Name(subscription.kind)
-        return Obstacle(subscription.consumers[0], busy(f"Subscription is of different type: it has a consumer of type {there}"))
+        return Obstacle(subscription.first_consumer, busy(f"Subscription is of different type: it has a consumer of type {there}"))
     return subscription.dispatcher.obstacle(consumer)
 
 
@@ -521,8 +522,8 @@ def _refuse_consumer(owner, session, found: Partition | LiveTopic, request: api.
     if _is_full_for(owner, session, found, owner.options.max_same_address_consumers_per_topic, consumers):
         raise Refusal(api.ConsumerBusy, "Topic reached max same address consumers limit")
     subscription = found.subscriptions.get((request.subscription, request.durable and found.is_persistent))
-    limit = policies.max_consumers_per_subscription
-    if limit and subscription is not None and len(subscription.consumers) >= limit:
+    limit = min(policies.max_consumers_per_subscription or CONSUMERS_MAX, CONSUMERS_MAX)
+    if subscription is not None and len(subscription.consumers) >= limit:
         raise Refusal(api.ConsumerBusy, "Subscription reached max consumers limit")
 
 

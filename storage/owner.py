@@ -153,6 +153,7 @@ class Owner:
         self._unsynced_since: int | None = None
         self._next_tick_ms = now_ms + TICK_MS
         self._complaints: set[str] = set()                        # about files, said once
+        self.sign_of_life: Callable[[], None] = lambda: None      # between commands, of which a pass may have many
         self._outstanding_due_ms: int | None = None               # when what is out is counted again, while it is being drained
 
     # -- what commands.py works with
@@ -468,6 +469,7 @@ class Owner:
             except Exception:
                 self._failed(session)
                 self.sessions.pop(key, None)
+            self.sign_of_life()
         self.discovery.worker_gone(worker)
         self._outboxes.pop(worker, None)
         self._taken.pop(worker, None)
@@ -1019,6 +1021,7 @@ class Owner:
                 if kind == envelope.CONNECTION_GONE:
                     self.sessions.pop(key, None)
             at += size
+            self.sign_of_life()
 
     def _carry_out_one(self, session: Session, kind: int, data: bytes) -> None:
         if kind == envelope.CONNECTION_GONE:

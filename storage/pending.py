@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 NOBODY, AGAIN = 0, 0xFFFF
-SEATS_MAX = AGAIN - 1
+SEATS_MAX = CONSUMERS_MAX = AGAIN - 1      # of one subscription
 NEVER_MS = 1 << 62
 _PIECE = 1 << 14              # entries looked through in one go
 _RUN = 32                     # entries of a run that is worth to be given out by itself

@@ -5,6 +5,7 @@ When the disk fails it begins anew with what is there, and waits as long as it t
 import os
 import select
 import time
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from geminga.storage.recovery import Told, journal_folder, recover_owner
 _AGAIN_SECONDS = 1          # between attempts to begin
 _TELL_SECONDS = 0.25        # between words of how far a recovery is; pings are answered then
 _ENVELOPES_MAX = 256        # taken in by one pass; its bytes are bounded by pass_bytes_max
+_RECEIVE_SECONDS = 0.1      # then a pass ends with what it has taken in: commands may take long, and all wait for its answers
 
 
 def socket_path(run_dir: Path, serial: int) -> str:
@@ -61,7 +63,8 @@ def run(index: int, owners: int, serial: int, run_dir: Path, data_dir: Path, opt
     said = ""
     while True:
         try:
-            owner, entries = _begin(index, owners, data_dir, options, counters, has_moved, _teller(control))
+            owner, entries = _begin(index, owners, data_dir, options, counters, has_moved, _teller(control),
+                                    _answerer(control))
             break
         except (StorageFull, NotDurable, CatalogueError, OSError) as error:
             text = text_of(error) if isinstance(error, OSError) else str(error)
@@ -103,7 +106,7 @@ def run(index: int, owners: int, serial: int, run_dir: Path, data_dir: Path, opt
 
 
 def _begin(index: int, owners: int, data_dir: Path, options: StorageOptions, counters: Counters, has_moved: bool,
-           told: Told) -> tuple[Owner, int]:
+           told: Told, sign_of_life: Callable[[], None]) -> tuple[Owner, int]:
     """(an owner with all that its predecessor answered, entries that were put in place for that).
 
     Raises as run does; OSError, StorageFull, CatalogueError.
@@ -118,6 +121,7 @@ def _begin(index: int, owners: int, data_dir: Path, options: StorageOptions, cou
         counters.set(name, 0)
     owner = Owner(data_dir, options, catalogue, journal, counters, _clock_ms(), recovered.recovery,
                   lambda partition: owner_of(partition, owners) == index)
+    owner.sign_of_life = sign_of_life
     for text in recovered.damage:
         owner.report_damage(text)
     return owner, recovered.entries
@@ -135,6 +139,19 @@ def _teller(control: Control) -> Told:
             control.answer()
 
     return told
+
+
+def _answerer(control: Control) -> Callable[[], None]:
+    """Answers the supervisor's pings within a long pass, now and then."""
+    due = 0.0
+
+    def answer() -> None:
+        nonlocal due
+        if (now := time.monotonic()) >= due:
+            due = now + _TELL_SECONDS
+            control.answer()
+
+    return answer
 
 
 def _loop(owner: Owner, router: zmq.Socket, control: Control) -> None:
@@ -174,12 +191,12 @@ def _loop(owner: Owner, router: zmq.Socket, control: Control) -> None:
 
 def _receive(owner: Owner, router: zmq.Socket, bytes_max: int) -> None:
     """Hand what has come, something at least, to the owner, up to a bound."""
-    size = 0
+    size, until = 0, time.monotonic() + _RECEIVE_SECONDS
     for _ in range(_ENVELOPES_MAX):
         identity, *parts = channel.receive(router)
         owner.receive(int(identity.bytes[1:]), envelope.unseal(parts)[1])
         size += sum(map(len, parts))
-        if size >= bytes_max or not channel.has_come(router):
+        if size >= bytes_max or time.monotonic() >= until or not channel.has_come(router):
             return
 
 

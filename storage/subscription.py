@@ -58,6 +58,7 @@ class Consumer:
     seat: int = 0
     unacknowledged: int = 0                   # messages it has been sent and not acknowledged
     is_blocked: bool = False                  # by too many of those
+    hashes_cleared: int = 0                   # of keys that had to be settled before another got more of them, and are
     is_told_end: bool = False                 # that the topic is terminated, and drained
 
     def grant(self, permits: int) -> None:
@@ -98,7 +99,7 @@ class Subscription:
     deaths_max: int = 0                                        # an entry that had so many is parked; 0: deaths are not counted
     dispatcher: "Dispatcher | None" = field(default=None, repr=False)     # as long as anybody is attached
     kind: int | None = None                                    # a SubType, likewise
-    consumers: list[Consumer] = field(default_factory=list)
+    consumers: dict[Consumer, None] = field(default_factory=dict)      # in the order in which they came
     reads_compacted: bool = False                              # its consumers, as the first of them asked for
     view: View | None = None           # that they get up to its horizon, as long as the mark-delete position has not reached that
     read: Position = (0, 0)
@@ -120,6 +121,11 @@ class Subscription:
         """Everything here is acknowledged, and what comes is in another cluster."""
         return bool(self.partition.policies.migrated_to) and self.partition.is_persistent and \
             self.cursor.mark_delete >= self.partition.last_confirmed
+
+    @property
+    def first_consumer(self) -> Consumer | None:
+        """The one that has been there longest."""
+        return next(iter(self.consumers), None)
 
     @property
     def is_durable(self) -> bool:
@@ -165,12 +171,12 @@ class Subscription:
         self.read = ledger_id, entry_id + 1
 
     def attach(self, consumer: Consumer) -> None:
-        self.consumers.append(consumer)
+        self.consumers[consumer] = None
         self.dispatcher.attach(consumer)
 
     def detach(self, consumer: Consumer) -> None:
         self._count_out(consumer)
-        self.consumers.remove(consumer)
+        del self.consumers[consumer]
         if self.consumers:
             self.dispatcher.detach(consumer)
         else:

@@ -114,7 +114,7 @@ def _of_subscription(owner, subscription: Subscription, *, earliest: bool, consu
     backlog = cursor.backlog(found.ledgers) if stored else 0
     first = first_left(subscription) if stored and earliest else None
     later, (acked, consumed, flow) = delayed(subscription), last_times(subscription)
-    draining = list(getattr(dispatcher, "draining", {}).values())
+    draining = list(dispatcher.draining.values()) if kind == SubType.Key_Shared and dispatcher is not None else []
     ranges = sum(len(runs) for _, runs in acknowledged_runs(cursor, found.ledgers))
     told = {
         "msgRateOut": rates[0], "msgThroughputOut": rates[1], "bytesOutCounter": counts[1], "msgOutCounter": counts[0],
@@ -126,11 +126,11 @@ def _of_subscription(owner, subscription: Subscription, *, earliest: bool, consu
         "type": "None" if kind < 0 else SubType.Name(kind), "msgRateExpired": rates[6], "totalMsgExpired": cursor.totals[EXPIRED],
         "lastExpireTimestamp": subscription.expired_ms, "lastConsumedFlowTimestamp": flow, "lastConsumedTimestamp": consumed,
         "lastAckedTimestamp": acked, "lastMarkDeleteAdvancedTimestamp": subscription.advanced_ms,
-        "consumers": [_of_consumer(owner, one) for one in subscription.consumers] if consumers else [],
+        "consumers": _of_consumers(owner, subscription) if consumers else [],
         "isDurable": subscription.is_durable, "isReplicated": subscription.is_replicated,
         "allowOutOfOrderDelivery": any(one.is_out_of_order_allowed for one in subscription.consumers),
         "consumersAfterMarkDeletePosition": {}, "drainingHashesCount": len(draining),
-        "drainingHashesClearedTotal": getattr(dispatcher, "drained", 0),
+        "drainingHashesClearedTotal": sum(one.hashes_cleared for one in subscription.consumers),
         "drainingHashesUnackedMessages": sum(one.entries for one in draining),
         "nonContiguousDeletedMessagesRanges": ranges,
         "nonContiguousDeletedMessagesRangesSerializedSize": sum(bitmap.nbytes for bitmap in cursor.bitmaps.values()),
@@ -140,7 +140,7 @@ def _of_subscription(owner, subscription: Subscription, *, earliest: bool, consu
         "durable": subscription.is_durable, "replicated": subscription.is_replicated,
     }
     if kind == SubType.Key_Shared and subscription.consumers:
-        told["keySharedMode"] = "AUTO_SPLIT" if subscription.consumers[0].ranges is None else "STICKY"
+        told["keySharedMode"] = "AUTO_SPLIT" if subscription.first_consumer.ranges is None else "STICKY"
     if kind in (SubType.Exclusive, SubType.Failover) and dispatcher is not None and dispatcher.active is not None:
         told["activeConsumerName"] = dispatcher.active.name
     if stored:
@@ -169,26 +169,34 @@ def acknowledged_runs(cursor: Cursor, ledgers: list[Ledger]) -> list[tuple[int, 
     return found
 
 
+def _of_consumers(owner, subscription: Subscription) -> list[dict]:
+    if subscription.kind != SubType.Key_Shared:
+        return [_of_consumer(owner, one) for one in subscription.consumers]
+    found, ranges, draining = [], subscription.dispatcher.ranges.all(), {}
+    for number, one in sorted(subscription.dispatcher.draining.items()):
+        draining.setdefault(one.seat, []).append({"hash": number, "unackMsgs": one.entries, "blockedAttempts": one.blocked})
+    for consumer in subscription.consumers:
+        mine = draining.get(consumer.seat, [])
+        found.append(_of_consumer(owner, consumer) | {
+            "drainingHashesCount": len(mine), "drainingHashesUnackedMessages": sum(one["unackMsgs"] for one in mine),
+            "drainingHashes": mine, "keyHashRangeArrays": [list(one) for one in ranges.get(consumer.seat, [])]})
+    return found
+
+
 def _of_consumer(owner, consumer: Consumer) -> dict:
-    rates, session, dispatcher = rates_of(consumer, 5), _session_of(owner, consumer), consumer.subscription.dispatcher
-    draining = getattr(dispatcher, "draining", {})
-    mine = {number: one for number, one in draining.items() if one.seat == consumer.seat}
-    told = {
+    rates, session = rates_of(consumer, 5), _session_of(owner, consumer)
+    return {
         "msgRateOut": rates[0], "msgThroughputOut": rates[1], "bytesOutCounter": consumer.bytes_out, "msgOutCounter": consumer.messages_out,
         "msgRateRedeliver": rates[2], "messageAckRate": rates[4], "chunkedMessageRate": rates[3], "consumerName": consumer.name,
         "availablePermits": consumer.permits, "unackedMessages": consumer.unacknowledged,
         "avgMessagesPerEntry": round(consumer.messages_out / consumer.entries_out) if consumer.entries_out else 0,
-        "blockedConsumerOnUnackedMsgs": consumer.is_blocked, "drainingHashesCount": len(mine),
-        "drainingHashesClearedTotal": 0, "drainingHashesUnackedMessages": sum(one.entries for one in mine.values()),
+        "blockedConsumerOnUnackedMsgs": consumer.is_blocked, "drainingHashesCount": 0,
+        "drainingHashesClearedTotal": consumer.hashes_cleared, "drainingHashesUnackedMessages": 0,
         "address": session.address if session else "", "connectedSince": iso(consumer.connected_ms),
         "clientVersion": session.client_version if session else "", "lastAckedTimestamp": consumer.acked_ms,
         "lastConsumedTimestamp": consumer.consumed_ms, "lastConsumedFlowTimestamp": consumer.flow_ms, "metadata": consumer.metadata,
         "lastAckedTime": iso(consumer.acked_ms), "lastConsumedTime": iso(consumer.consumed_ms),
     }
-    if consumer.subscription.kind == SubType.Key_Shared:
-        told["drainingHashes"] = [{"hash": number, "unackMsgs": one.entries} for number, one in sorted(mine.items())]
-        told["keyHashRangeArrays"] = [list(one) for one in dispatcher.ranges.of(consumer.seat)]
-    return told
 
 
 def _of_producer(owner, producer: Producer) -> dict:

@@ -22,7 +22,7 @@ class Exclusive(Dispatcher):
     @property
     def active(self) -> Consumer | None:
         """The consumer that gets everything."""
-        return self.subscription.consumers[0] if self.subscription.consumers else None
+        return self.subscription.first_consumer
 
     def attach(self, consumer: Consumer) -> None:
         self.subscription.rewind()

@@ -4,6 +4,7 @@ A key is known by its hash.  When a hash changes hands while entries of it are o
 new one gets nothing of it before those are settled.  What is passed over, because its consumer has no permits or its hash is
 draining, is withheld: given out before anything newer of the same hash, so the order within a key is kept.
 """
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.storage.cursor import Position
-from geminga.storage.dispatch.base import Batch, Nacked, Obstacle, busy
+from geminga.storage.dispatch.base import Batch, Nacked, Obstacle, busy, has_unread
 from geminga.storage.dispatch.ranges import AutoSplit, Consistent, Sticky, hashes_of
 from geminga.storage.dispatch.shared import Shared
 from geminga.storage.ledger import Ledger
@@ -24,6 +25,7 @@ _LOOK_AHEAD_MAX = 20_000        # entries withheld by one subscription
 _LOOK_AHEAD_EACH = 2_000        # for each of its consumers
 _LOOK_AHEAD_MIN = 1_000         # entries looked at although fewer are asked for: whose they are shows only then
 _CAUSES_MAX = 100               # draining keys told of at a time
+_FEW = 8                        # consumers whose entries are found one by one sooner than by sorting
 
 
 @dataclass(slots=True)
@@ -33,14 +35,15 @@ class Draining:
     seat: int       # where they are
     entries: int
     since_ms: int
+    blocked: int = 0      # how often one more of its entries could not be given out
 
 
 class KeyShared(Shared):
     def __init__(self, subscription: Subscription):
         super().__init__(subscription)
         self.ranges: AutoSplit | Consistent | Sticky | None = None       # by what the first consumer asks for
-        self.draining: dict[int, Draining] = {}
-        self.drained = 0                                                 # hashes that were draining, and no longer are
+        self._draining: dict[int, Draining] = {}
+        self._is_stale = False                                           # `_draining`: somebody came or left since
         self._is_loose = False                                           # the order may be broken: nothing drains
         self._have_theirs: frozenset[int] = frozenset()                  # seats for which nothing is left among what was withheld
 
@@ -50,7 +53,7 @@ class KeyShared(Shared):
         if self.ranges is None:
             return None
         if isinstance(self.ranges, Sticky) != (consumer.ranges is not None) or self._is_loose != consumer.is_out_of_order_allowed:
-            return Obstacle(self.subscription.consumers[0], busy("Subscription is of different type: another Key_Shared policy"))
+            return Obstacle(self.subscription.first_consumer, busy("Subscription is of different type: another Key_Shared policy"))
         holder = self.ranges.conflict(consumer) if isinstance(self.ranges, Sticky) else None
         if holder is None:
             return None
@@ -66,7 +69,7 @@ class KeyShared(Shared):
         self._follow_options()
         super().attach(consumer)
         self.ranges.add(consumer)
-        self._changed_hands()
+        self._change_hands()
 
     def bounds_changed(self) -> None:
         super().bounds_changed()
@@ -84,48 +87,67 @@ class KeyShared(Shared):
         for consumer in self.subscription.consumers:
             if consumer.seat:
                 self.ranges.add(consumer)
-        self._changed_hands()
+        self._change_hands()
 
     def detach(self, consumer: Consumer) -> None:
         super().detach(consumer)
         self.ranges.remove(consumer)
-        self._changed_hands()
+        self._change_hands()
 
-    def _changed_hands(self) -> None:
-        """Which hashes drain now; the counts are those of all that is out."""
-        self._have_theirs = frozenset()
-        before, self.draining = self.draining, {}
-        if self._is_loose:
-            return
-        for ledger_id, entries, seats in self.pending.out():
+    def _change_hands(self) -> None:
+        """Hashes may have.  All that is out is looked at once, however many come and go meanwhile."""
+        self._have_theirs, self._is_stale = frozenset(), True
+
+    @property
+    def draining(self) -> dict[int, Draining]:
+        """By hash; the counts are those of all that is out."""
+        if self._is_stale:
+            self._is_stale = False
+            self._look_at_hands()
+        return self._draining
+
+    def _look_at_hands(self) -> None:
+        before, self._draining = self._draining, {}
+        for ledger_id, entries, seats in self.pending.out() if not self._is_loose else ():
             hashes = self._hashes(self.subscription.partition.find(ledger_id), entries)
-            moved = self.ranges.seats(hashes) != seats
-            for found, seat in zip(hashes[moved].tolist(), seats[moved].tolist(), strict=True):
-                if found in self.draining:
-                    self.draining[found].entries += 1
+            moved = np.flatnonzero(self.ranges.seats(hashes) != seats)
+            found, firsts, counts = np.unique(hashes[moved], return_index=True, return_counts=True)
+            for number, seat, count in zip(found.tolist(), seats[moved[firsts]].tolist(), counts.tolist(), strict=True):
+                if number in self._draining:
+                    self._draining[number].entries += count
+                elif (known := before.get(number)) is not None and known.seat == seat:
+                    self._draining[number] = Draining(seat, count, known.since_ms, known.blocked)
                 else:
-                    since = before[found].since_ms if found in before else self.subscription.partition.now_ms
-                    self.draining[found] = Draining(seat, 1, since)
+                    self._draining[number] = Draining(seat, count, self.subscription.partition.now_ms)
+        for number, gone in before.items():
+            if number not in self._draining:
+                self._cleared(gone)
+
+    def _cleared(self, draining: Draining) -> None:
+        if (consumer := self._seats[draining.seat]) is not None:
+            consumer.hashes_cleared += 1
 
     def _drained(self, ledger: Ledger, entries: NDArray[np.int64]) -> None:
         """These entries are no longer out."""
+        if self._is_stale:      # they will not be counted
+            return
         for found in self._hashes(ledger, entries).tolist():
-            if (draining := self.draining.get(found)) is not None:
+            if (draining := self._draining.get(found)) is not None:
                 draining.entries -= 1
                 if not draining.entries:
-                    del self.draining[found]
-                    self.drained += 1
+                    del self._draining[found]
+                    self._cleared(draining)
                     self._have_theirs = frozenset()
 
     def _settled(self, ledger: Ledger, entries: NDArray[np.int64], seats: NDArray[np.uint16]) -> None:
         super()._settled(ledger, entries, seats)
-        if self.draining:
+        if self._draining:
             self._drained(ledger, entries[(seats != NOBODY) & (seats != AGAIN)])
 
     def redeliver(self, consumer: Consumer, wanted: dict[int, NDArray[np.int64]]) -> Nacked:
         nacked = super().redeliver(consumer, wanted)
         self._have_theirs = frozenset()
-        for ledger_id, entries in nacked if self.draining else ():
+        for ledger_id, entries in nacked if self._draining else ():
             self._drained(self.subscription.partition.find(ledger_id), entries)
         return nacked
 
@@ -162,6 +184,8 @@ class KeyShared(Shared):
         self._have_theirs = frozenset()
 
     def next_batches(self, ledgers: list[Ledger]) -> list[Batch]:
+        if not self.pending.again and not has_unread(self.subscription, ledgers):      # nobody has to be asked what it can take
+            return []
         takers = self._takers()
         batches = super().next_batches(ledgers)
         self._have_theirs = frozenset(consumer.seat for consumer in takers if self.room(consumer) > 0)
@@ -182,17 +206,30 @@ class KeyShared(Shared):
         hashes = self._hashes(ledger, ids)
         seats = self.ranges.seats(hashes)
         if self.draining:
-            seats = np.where(np.isin(hashes, np.fromiter(self.draining, np.int64)), NOBODY, seats)
+            is_draining = np.isin(hashes, np.fromiter(self.draining, np.int64))
+            for found, count in zip(*(column.tolist() for column in np.unique(hashes[is_draining], return_counts=True)), strict=True):
+                self.draining[found].blocked += count
+            seats = np.where(is_draining, NOBODY, seats)
         messages = self.subscription.messages(ledger, entries)
         is_left = np.ones(len(ids), bool)
-        for consumer in takers:
-            mine = np.flatnonzero(seats == consumer.seat)
-            if len(mine) and (room := self.room(consumer)) > 0:
+        for consumer, mine in self._shares(takers, seats):
+            if (room := self.room(consumer)) > 0:
                 count, many = self.reach(ledger, ids[mine], messages[mine], room)
                 is_left[mine[:count]] = False
                 self.give(consumer, ledger, ids[mine[:count]], many, batches, is_again=is_again)
         if not is_again and is_left.any():
             self.pending.withhold(ledger.ledger_id, ids[is_left])
         return len(ids)
+
+    def _shares(self, takers: list[Consumer], seats: NDArray[np.uint16]) -> Iterator[tuple[Consumer, NDArray[np.intp]]]:
+        """(each of them that has any, which of the entries at these seats (n,) are its own)"""
+        if len(takers) <= _FEW:
+            shares = ((consumer, np.flatnonzero(seats == consumer.seat)) for consumer in takers)
+            yield from ((consumer, mine) for consumer, mine in shares if len(mine))
+            return
+        order = np.argsort(seats, kind="stable")
+        there, firsts = np.unique(seats[order], return_index=True)
+        mine = dict(zip(there.tolist(), np.split(order, firsts[1:]), strict=True))
+        yield from ((consumer, mine[consumer.seat]) for consumer in takers if consumer.seat in mine)
 
     _hashes = staticmethod(hashes_of)

@@ -17,6 +17,7 @@ from geminga.storage.ledger import Ledger
 from geminga.storage.subscription import Consumer
 
 HASHES = 1 << 16
+_NOTHING = np.zeros(0, np.int64)
 _RING_POINTS = 100      # of each consumer
 _SPREAD = 0x9E3779B1    # odd: keyless entries in a row get hashes far apart
 
@@ -38,50 +39,59 @@ class Range(NamedTuple):
 
 
 class _Bounds:
-    """Neighbouring regions: _ends[n] is where the one of _seats[n] ends; seat 0 is nobody's."""
+    """Neighbouring regions: _ends[n] is where the one of _seats[n] ends; seat 0 is nobody's.
+
+    Whoever comes or goes changes its own regions; the others are copied, as arrays.
+    """
 
     def __init__(self) -> None:
-        self._set([], [])
+        self._set(_NOTHING, _NOTHING)
 
-    def _set(self, ends: list[int], seats: list[int]) -> None:
-        self._ends, self._seats = np.array([*ends, HASHES], np.int64), np.array([*seats, 0], np.uint16)
+    def _set(self, ends: NDArray[np.int64], seats: NDArray[np.int64]) -> None:
+        self._ends, self._seats = np.append(ends, HASHES), np.append(seats, 0).astype(np.uint16)
+
+    def _lay_out(self) -> None:
+        """The regions are to be looked at."""
 
     def seats(self, hashes: NDArray[np.int64]) -> NDArray[np.uint16]:
         """The seat (n,) to which each hash belongs."""
+        self._lay_out()
         return self._seats[np.searchsorted(self._ends, hashes, side="right")]
 
     def of(self, seat: int) -> list[Range]:
+        return self.all().get(seat, [])
+
+    def all(self) -> dict[int, list[Range]]:
+        """Everybody's, by seat."""
+        self._lay_out()
+        found: dict[int, list[Range]] = {}
         firsts = [0, *self._ends[:-1].tolist()]
-        return [Range(first, end - 1) for first, end, other in zip(firsts, self._ends.tolist(), self._seats.tolist(), strict=True)
-                if other == seat and end > first]
+        for first, end, seat in zip(firsts, self._ends.tolist(), self._seats.tolist(), strict=True):
+            if end > first:
+                found.setdefault(seat, []).append(Range(first, end - 1))
+        return found
 
 
 class AutoSplit(_Bounds):
     """A newcomer gets the lower half of the largest region; what somebody leaves goes to the region on its right."""
 
     def add(self, consumer: Consumer) -> None:
-        ends, seats = self._ends[:-1].tolist(), self._seats[:-1].tolist()
-        if not ends:
-            return self._set([HASHES], [consumer.seat])
-        sizes = [end - first for first, end in zip([0, *ends], ends, strict=False)]
-        largest = sizes.index(max(sizes))
-        middle = ends[largest] - sizes[largest] + sizes[largest] // 2
-        if sizes[largest] > 1:
-            ends.insert(largest, middle)
-            seats.insert(largest, consumer.seat)
-        self._set(ends, seats)
+        ends, seats = self._ends[:-1], self._seats[:-1]
+        if not len(ends):
+            return self._set(np.array([HASHES]), np.array([consumer.seat]))
+        sizes = np.diff(ends, prepend=0)
+        largest = int(sizes.argmax())
+        size = int(sizes[largest])
+        if size > 1:
+            middle = ends[largest] - size + size // 2
+            self._set(np.insert(ends, largest, middle), np.insert(seats, largest, consumer.seat))
 
     def remove(self, consumer: Consumer) -> None:
-        ends, seats = self._ends[:-1].tolist(), self._seats[:-1].tolist()
-        if consumer.seat not in seats:
-            return
-        at = seats.index(consumer.seat)
-        del seats[at]
-        if at == len(seats) and seats:      # the last has nothing on its right
-            del ends[at - 1]
-        else:
-            del ends[at]
-        self._set(ends, seats)
+        ends, seats = self._ends[:-1], self._seats[:-1]
+        at = np.flatnonzero(seats == consumer.seat)
+        if len(at):      # the last has nothing on its right
+            is_last = at[0] == len(seats) - 1 and len(seats) > 1
+            self._set(np.delete(ends, at[0] - 1 if is_last else at[0]), np.delete(seats, at[0]))
 
 
 class Consistent(_Bounds):
@@ -89,31 +99,49 @@ class Consistent(_Bounds):
 
     def __init__(self) -> None:
         super().__init__()
-        self._points: dict[int, list[tuple[str, int]]] = {}      # point -> [(name, seat)]
+        self._at: dict[int, list[tuple[str, int]]] = {}      # point -> [(name, seat)]
+        self._points = self._holders = _NOTHING              # those of the points that have any, ascending, and whose they are
+        self._changed: set[int] = set()                      # points to which somebody came, or that somebody left, since
 
     def add(self, consumer: Consumer) -> None:
-        for point in self._points_of(consumer):
-            bisect.insort(self._points.setdefault(point, []), (consumer.name, consumer.seat))
-        self._lay_out()
+        points, whose = self._points_of(consumer), (consumer.name, consumer.seat)
+        for point in points:
+            bisect.insort(self._at.setdefault(point, []), whose)
+        self._changed.update(points)
 
     def remove(self, consumer: Consumer) -> None:
-        for point in self._points_of(consumer):
-            self._points[point].remove((consumer.name, consumer.seat))
-            if not self._points[point]:
-                del self._points[point]
-        self._lay_out()
+        points = self._points_of(consumer)
+        for point in points:
+            self._at[point].remove((consumer.name, consumer.seat))
+            if not self._at[point]:
+                del self._at[point]
+        self._changed.update(points)
 
     @staticmethod
     def _points_of(consumer: Consumer) -> list[int]:
         """Consumers of one name need points of their own, or one of them would get nothing: so the seat is part of what is hashed."""
-        return sorted({mmh3.hash(f"{consumer.name}\0{consumer.seat}\0{n}", signed=False) % HASHES for n in range(_RING_POINTS)})
+        return list({mmh3.hash(f"{consumer.name}\0{consumer.seat}\0{n}", signed=False) % HASHES for n in range(_RING_POINTS)})
 
     def _lay_out(self) -> None:
-        points = sorted(self._points)
-        if not points:
-            return self._set([], [])
-        seats = [self._points[point][point % len(self._points[point])][1] for point in points]
-        self._set([*(point + 1 for point in points), HASHES], [*seats, seats[0]])
+        if not self._changed:
+            return
+        changed, self._changed = sorted(self._changed), set()
+        points, holders = np.array(changed, np.int64), np.array([self._holder(point) for point in changed], np.int64)
+        at = np.searchsorted(self._points, points)
+        is_known = self._points[np.minimum(at, len(self._points) - 1)] == points if len(self._points) else np.zeros(len(points), bool)
+        self._holders[at[is_known]] = holders[is_known]
+        self._points, self._holders = (np.insert(column, at[~is_known], some[~is_known])
+                                       for column, some in ((self._points, points), (self._holders, holders)))
+        if not holders.all():
+            is_there = self._holders != 0
+            self._points, self._holders = self._points[is_there], self._holders[is_there]
+        if not len(self._points):
+            return self._set(_NOTHING, _NOTHING)
+        self._set(np.append(self._points + 1, HASHES), np.append(self._holders, self._holders[0]))
+
+    def _holder(self, point: int) -> int:
+        there = self._at.get(point)
+        return there[point % len(there)][1] if there else 0
 
 
 def check(wanted: list[tuple[int, int]]) -> None:
@@ -133,30 +161,34 @@ class Sticky(_Bounds):
 
     def __init__(self) -> None:
         super().__init__()
-        self._taken: list[tuple[Range, Consumer]] = []
+        self._consumers: dict[int, Consumer] = {}                     # by seat
+        self._firsts = self._lasts = self._takers = _NOTHING          # of the ranges, ascending, and the seats that have them
 
     def conflict(self, consumer: Consumer) -> Consumer | None:
         """Who has part of what this consumer wants."""
-        for taken, holder in self._taken:
-            if any(first <= taken.last and taken.first <= last for first, last in consumer.ranges):
-                return holder
-        return None
+        if not len(self._firsts):
+            return None
+        firsts, lasts = np.array(consumer.ranges, np.int64).T
+        at = np.searchsorted(self._lasts, firsts)      # the first range that ends there or behind
+        taken = (at < len(self._firsts)) & (self._firsts[np.minimum(at, len(self._firsts) - 1)] <= lasts)
+        return self._consumers[int(self._takers[at[taken.argmax()]])] if taken.any() else None
 
     def add(self, consumer: Consumer) -> None:
-        self._taken += [(Range(*wanted), consumer) for wanted in consumer.ranges]
-        self._lay_out()
+        firsts, lasts = np.array(sorted(consumer.ranges), np.int64).T
+        at = np.searchsorted(self._firsts, firsts)
+        self._consumers[consumer.seat] = consumer
+        self._firsts, self._lasts = np.insert(self._firsts, at, firsts), np.insert(self._lasts, at, lasts)
+        self._takers = np.insert(self._takers, at, consumer.seat)
+        self._put()
 
     def remove(self, consumer: Consumer) -> None:
-        self._taken = [(taken, holder) for taken, holder in self._taken if holder is not consumer]
-        self._lay_out()
+        if self._consumers.pop(consumer.seat, None) is not None:
+            stays = self._takers != consumer.seat
+            self._firsts, self._lasts, self._takers = self._firsts[stays], self._lasts[stays], self._takers[stays]
+            self._put()
 
-    def _lay_out(self) -> None:
-        ends, seats, at = [], [], 0
-        for taken, holder in sorted(self._taken, key=lambda found: found[0]):
-            if taken.first > at:
-                ends.append(taken.first)
-                seats.append(0)
-            ends.append(taken.last + 1)
-            seats.append(holder.seat)
-            at = taken.last + 1
+    def _put(self) -> None:
+        """A region for each range, and one of nobody's before it, which may be empty."""
+        ends = np.stack((self._firsts, self._lasts + 1), 1).ravel()
+        seats = np.stack((np.zeros(len(self._takers), np.int64), self._takers), 1).ravel()
         self._set(ends, seats)

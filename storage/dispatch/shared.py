@@ -1,4 +1,7 @@
 """Every entry goes to one of many consumers, in turns; those of a lower priority level first."""
+import heapq
+import itertools
+from collections import deque
 from collections.abc import Iterator
 
 import numpy as np
@@ -26,22 +29,24 @@ class Shared(Dispatcher):
         self.is_blocked = False                                  # by too many of them
         self.broker_bound = 0                                    # how many there may be as long as the broker has too many; 0: any number
         self._seats: list[Consumer | None] = [None]              # seat -> consumer; nobody sits at 0
+        self._free: list[int] = []                               # seats that somebody has left, a heap
         self._last_served = 0                                    # seat
 
     # -- consumers
 
     def attach(self, consumer: Consumer) -> None:
-        if None in self._seats[1:]:
-            consumer.seat = self._seats.index(None, 1)
+        if self._free:
+            consumer.seat = heapq.heappop(self._free)
             self._seats[consumer.seat] = consumer
         else:
-            assert len(self._seats) <= SEATS_MAX
+            assert len(self._seats) <= SEATS_MAX      # commands.py refuses more
             consumer.seat = len(self._seats)
             self._seats.append(consumer)
 
     def detach(self, consumer: Consumer) -> None:
         self.pending.take_back(consumer.seat)
         self._seats[consumer.seat] = None
+        heapq.heappush(self._free, consumer.seat)
         self._count_unacknowledged(consumer, -consumer.unacknowledged)
 
     def _count_unacknowledged(self, consumer: Consumer, messages: int) -> None:
@@ -100,6 +105,8 @@ class Shared(Dispatcher):
 
     def next_batches(self, ledgers: list[Ledger]) -> list[Batch]:
         batches: list[Batch] = []
+        if not self.pending.again and not has_unread(self.subscription, ledgers):      # nobody has to be asked what it can take
+            return batches
         if self._give_again(batches):
             self._give_new(batches, ledgers)
         return batches
@@ -186,24 +193,25 @@ class Shared(Dispatcher):
 
     def deal(self, takers: list[Consumer], ledger: Ledger, entries: Entries, batches: list[Batch], *, is_again: bool) -> int:
         """Give out entries from the first on, in turns; returns how many."""
-        messages, at, takers, turn = self.subscription.messages(ledger, entries), 0, list(takers), 0
-        while at < len(entries) and takers:
-            consumer = takers.pop(0)
-            level = 1 + sum(other.priority == consumer.priority for other in takers)
-            if not turn:
-                left = len(entries) - at
-                turn = left if level == 1 else min(max(_TURN, left // (_TURNS * level)), max(1, left // level))
-            room = self.room(consumer)
-            if room <= 0:                           # all of them together have too many by now
-                continue
-            count, many = self.reach(ledger, entries[at:at + turn], messages[at:at + turn], room)
-            self.give(consumer, ledger, entries[at:at + count], many, batches, is_again=is_again)
-            at += count
-            self._last_served = consumer.seat
-            if self.room(consumer) > 0:
-                takers.insert(level - 1, consumer)  # behind the others of its level
-            else:
-                turn = 0                            # is larger with one less
+        messages, at = self.subscription.messages(ledger, entries), 0
+        for _, level in itertools.groupby(takers, key=_priority):
+            waiting, turn = deque(level), 0
+            while at < len(entries) and waiting:
+                if not turn:
+                    left, many = len(entries) - at, len(waiting)
+                    turn = left if many == 1 else min(max(_TURN, left // (_TURNS * many)), max(1, left // many))
+                consumer = waiting.popleft()
+                room = self.room(consumer)
+                if room <= 0:                       # all of them together have too many by now
+                    continue
+                count, many = self.reach(ledger, entries[at:at + turn], messages[at:at + turn], room)
+                self.give(consumer, ledger, entries[at:at + count], many, batches, is_again=is_again)
+                at += count
+                self._last_served = consumer.seat
+                if self.room(consumer) > 0:
+                    waiting.append(consumer)
+                else:
+                    turn = 0                        # is larger with one less
         return at
 
     def give(self, consumer: Consumer, ledger: Ledger, entries: Entries, messages: int, batches: list[Batch], *, is_again: bool) -> None:
@@ -271,6 +279,10 @@ class Shared(Dispatcher):
         """What is out of it, at consumers that keep nothing from being deleted, counts no more."""
         if self.pending.knows(ledger.ledger_id):
             self.acknowledged(ledger, np.arange(ledger.entries))
+
+
+def _priority(consumer: Consumer) -> int:
+    return consumer.priority
 
 
 def _is_blocked(was: bool, unacknowledged: int, limit: int) -> bool:

@@ -1,15 +1,20 @@
 """What subscriptions cost, on a broker of its own: acknowledgements in random order, many subscriptions, idle ones.
 
-    python tests/bench/subscriptions.py [--entries 1000000] [--idle 10000]
+    python tests/bench/subscriptions.py [--entries 1000000] [--idle 10000] [--crowd 10000] [--only crowd]
 
     random    all entries are given to one consumer, then acknowledged in random order, a thousand to a command: the rate, and the
               owner's private memory per entry while all are out, and when half of them are holes and nobody is there
     many      one topic at 20,000 messages a second with one subscription and with ten: CPU of the broker per message and subscription
     idle      so many durable subscriptions of one topic without consumers: private memory, and CPU while nothing happens
+    crowd     so many Key_Shared consumers of one subscription, on a hundred connections: until all are there, until all are back when
+              their owner was killed, and the longest time without a receipt for somebody who publishes to the topic meanwhile
 """
 
 import argparse
 import os
+import selectors
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +31,8 @@ from usage import cpu_seconds, memory_bytes
 
 MANY, RATE, ROUNDS, SECONDS, SETTLE_S = 10, 20_000, 3, 5.0, 3.0
 IDS_EACH = 1_000        # of one ACK
+CROWD_CONNECTIONS = 100
+CROWD_PATIENCE_S = 300
 MIB = 1 << 20
 
 
@@ -44,9 +51,14 @@ def broker() -> Iterator[tuple[str, int, int]]:
             running.terminate()
 
 
+def owners_of(pid: int) -> list[psutil.Process]:
+    """The processes that keep partitions."""
+    return [child for child in psutil.Process(pid).children() if child.name().startswith("geminga-o")]
+
+
 def owners_memory(pid: int) -> int:
-    """Private bytes of the processes that keep partitions."""
-    return sum(memory_bytes(child.pid, "uss") for child in psutil.Process(pid).children() if child.name().startswith("geminga-o"))
+    """Their private bytes."""
+    return sum(memory_bytes(owner.pid, "uss") for owner in owners_of(pid))
 
 
 def _collected(link: Link, entries: int) -> list[np.ndarray]:
@@ -125,15 +137,99 @@ def idle(host: str, port: int, pid: int, count: int) -> None:
     print(f"idle     {count} subscriptions: {(after - before) / MIB:.1f} MiB, {(cpu_seconds(pid) - busy) / SECONDS * 100:.2f} % of a core")
 
 
+class Crowd:
+    """Consumers of one subscription, and a producer; whoever is closed or refused asks again."""
+
+    def __init__(self, host: str, port: int, topic: str, count: int):
+        self.topic, self.there, self.count = topic, set(), count
+        self.longest_s, self._sent = 0.0, 0.0
+        self._selector, self._sequence = selectors.DefaultSelector(), 0
+        for number in range(-1, CROWD_CONNECTIONS):
+            one = socket.create_connection((host, port))
+            one.sendall(wire.connect())
+            self._selector.register(one, selectors.EVENT_READ, (number, bytearray()))
+            if number < 0:
+                self._witness = one
+                one.sendall(wire.producer(topic, 1, 1, ""))
+            else:
+                one.sendall(b"".join(self._asked(consumer) for consumer in range(number + 1, count + 1, CROWD_CONNECTIONS)))
+
+    def _asked(self, consumer: int) -> bytes:
+        return wire.subscribe(self.topic, "crowd", "key_shared", consumer, consumer, f"consumer-{consumer}")
+
+    def until_there(self) -> float:
+        """Seconds."""
+        began = CLOCK()
+        while len(self.there) < self.count:
+            if CLOCK() - began > CROWD_PATIENCE_S:
+                raise SystemExit(f"crowd    only {len(self.there)} of {self.count} consumers are there after {CROWD_PATIENCE_S} s")
+            self._listen()
+        return CLOCK() - began
+
+    def _listen(self) -> None:
+        for key, _ in self._selector.select(0.1):
+            number, inbox = key.data
+            inbox += key.fileobj.recv(1 << 20)
+            starts, end = wire.frame_starts(np.frombuffer(bytes(inbox), np.uint8), len(inbox))
+            answer = b"".join(self._answer(number, *wire.command_of(inbox, start)) for start in starts.tolist())
+            del inbox[:end]
+            if answer:
+                key.fileobj.sendall(answer)
+
+    def _answer(self, number: int, kind: int, fields: dict) -> bytes:
+        if kind == wire.PING:
+            return wire.pong()
+        if number < 0:
+            return self._answer_witness(kind)
+        if kind == wire.SUCCESS:
+            self.there.add(fields[1])
+            return wire.flow(fields[1], 10)
+        if kind in (wire.CLOSE_CONSUMER, wire.ERROR):
+            self.there.discard(fields[1])
+            return self._asked(fields[1])
+        return b""
+
+    def _answer_witness(self, kind: int) -> bytes:
+        if kind in (wire.CLOSE_PRODUCER, wire.ERROR):
+            return wire.producer(self.topic, 1, 1, "")
+        if kind == wire.SEND_RECEIPT:
+            self.longest_s = max(self.longest_s, CLOCK() - self._sent)
+        if kind not in (wire.SEND_RECEIPT, wire.PRODUCER_SUCCESS):
+            return b""
+        self._sent, self._sequence = CLOCK(), self._sequence + 1
+        return wire.frame(wire.SEND, wire.number(1, 1) + wire.number(2, self._sequence),
+                          wire.entry("witness", b"x", key=f"key-{self._sequence}"))
+
+    def close(self) -> None:
+        for key in list(self._selector.get_map().values()):
+            key.fileobj.close()
+
+
+def crowd(host: str, port: int, pid: int, count: int) -> None:
+    found = Crowd(host, port, topic_names(1)[0], count)
+    first, waited, owners = found.until_there(), found.longest_s, owners_of(pid)
+    found.longest_s = 0.0
+    found.there.clear()
+    for owner in owners:      # of one of them the topic is; CLOSE_CONSUMER tells everybody
+        os.kill(owner.pid, signal.SIGKILL)
+    back = found.until_there()
+    print(f"crowd    {count} consumers: there after {first:.1f} s, longest without a receipt {waited:.2f} s; back {back:.1f} s after their "
+          f"owner was killed, longest without a receipt {found.longest_s:.2f} s")
+    found.close()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--entries", type=int, default=1_000_000)
     parser.add_argument("--idle", type=int, default=10_000)
+    parser.add_argument("--crowd", type=int, default=10_000)
+    parser.add_argument("--only", choices=["many", "random", "idle", "crowd"])
     asked = parser.parse_args()
-    with broker() as (host, port, pid):
-        many(host, port, pid)
-        random_order(host, port, pid, asked.entries)
-        idle(host, port, pid, asked.idle)
+    rows = {"many": lambda *at: many(*at), "random": lambda *at: random_order(*at, asked.entries),
+            "idle": lambda *at: idle(*at, asked.idle), "crowd": lambda *at: crowd(*at, asked.crowd)}
+    with broker() as at:
+        for row in [asked.only] if asked.only else rows:
+            rows[row](*at)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,9 @@
 """Commands that would cost an owner more than they cost to send."""
+import pytest
+
+from geminga.proto import envelope
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.storage.pending import CONSUMERS_MAX
 from geminga.storage.subscription import SubType
 
 
@@ -21,3 +26,60 @@ def test_one_acknowledgement_may_be_of_more_entries_apart_than_a_segment_has_roo
     for survivor in (rig, rigs.crash(rig)):
         again = survivor.consumer("a", subType=SubType.Shared)
         assert [position for position, _, _ in survivor.given(survivor.run(survivor.flow(again, 100_000)), again)] == positions[::2]
+
+
+# -- many consumers
+
+CROWD = 3_000
+
+
+def joined(rig, kind, count, each=1_000, **fields):
+    """So many consumers of one subscription, each on a connection of its own; passes' answers."""
+    sections = [rig.subscribe("a", "sub", subType=kind, consumer_name=f"c{number}", connection=number + 2, **fields)[0]
+                for number in range(count)]
+    return [rig.run(*sections[at:at + each]) for at in range(0, count, each)]
+
+
+def numbers_ready(answers):
+    return [handle for one in answers for _, action, _, handle, _ in one.replies if action == envelope.CONSUMER_READY]
+
+
+@pytest.mark.parametrize("options, kind", [({}, SubType.Key_Shared), ({"key_shared_consistent_hashing": False}, SubType.Key_Shared),
+                                           ({}, SubType.Shared), ({"failover_selection": "hashring"}, SubType.Failover)],
+                         ids=["ring", "split", "shared", "failover"])
+def test_joining_costs_a_consumers_share(rigs, options, kind):
+    """Nobody is laid out anew for each who comes or goes, also when something is out at others: by the square of them it takes minutes."""
+    rig = rigs(max_unacked_messages_per_consumer=0, max_unacked_messages_per_subscription=0, **options)
+    producer, first = rig.producer("a"), rig.consumer("a", subType=kind, consumer_name="a")
+    rig.run(rig.sends(*[(producer, b"", {"partition_key": f"key-{number}"}) for number in range(2_000)]))
+    assert len(rig.receive(first, 2_000)) == 2_000
+    assert len(set(numbers_ready(joined(rig, kind, CROWD)))) == CROWD
+    told = rig.asked("stats", "persistent://public/default/a", earliest=False, publishers=False, consumers=True)
+    assert len(told["subscriptions"]["sub"]["consumers"]) == CROWD + 1
+    for at in range(0, CROWD, 1_000):
+        rig.run(*[rig.happened(envelope.CONNECTION_GONE, connection=number + 2) for number in range(at, at + 1_000)])
+    assert rig.owner.counters.read()["consumers"] == 1
+    rig.run(rig.redeliver(first))
+    assert len(rig.receive(first, 2_000)) == 2_000
+
+
+def test_a_subscription_has_room_for_so_many_and_no_more(rigs):
+    """As many as there are seats: whoever comes then is refused, and everybody else goes on."""
+    rig = rigs()
+    assert len(numbers_ready(joined(rig, SubType.Shared, CONSUMERS_MAX, each=10_000))) == CONSUMERS_MAX
+    section, _ = rig.subscribe("a", "sub", subType=SubType.Shared, connection=1)
+    assert [command.error.error for command in rig.run(section).commands()] == [api.ConsumerBusy]
+    rig.run(rig.happened(envelope.CONNECTION_GONE, connection=40_000))
+    producer, again = rig.producer("a"), rig.consumer("a", subType=SubType.Shared)
+    rig.publish(producer, b"x")
+    assert len(rig.receive(again)) == 1
+
+
+def test_the_supervisor_is_answered_between_commands(rig):
+    """However many one pass has: an owner at work is not taken for one that hangs."""
+    asked = []
+    rig.owner.sign_of_life = lambda: asked.append(rig.owner.counters.read()["consumers"])
+    joined(rig, SubType.Key_Shared, 50)
+    assert asked == list(range(1, 51))
+    rig.owner.worker_gone(1)
+    assert asked[50:] == list(reversed(range(50)))

@@ -95,6 +95,23 @@ def test_every_hash_is_somebodys_through_all_comings_and_goings(kind):
     assert not ranges.seats(ALL).any()
 
 
+@pytest.mark.parametrize("kind", [AutoSplit, Consistent])
+def test_however_many_come_between_two_looks_the_regions_are_the_same(kind):
+    """Which are only laid out when they are looked at."""
+    looked_at, left_alone, chance, there = kind(), kind(), random.Random(2), []
+    for step in range(100):
+        is_leaving = bool(there) and chance.random() < 0.4
+        changed = there.pop(chance.randrange(len(there))) if is_leaving else min({*range(1, 200)} - {*there})
+        if not is_leaving:
+            there.append(changed)
+        for ranges in (looked_at, left_alone):
+            (ranges.remove if is_leaving else ranges.add)(Seated(changed, f"c{changed % 3}"))
+        looked_at.seats(ALL)
+        if step % 25 == 24:
+            assert looked_at.all() == left_alone.all() and looked_at.all().keys() - {0} == {*there}
+            assert all(looked_at.of(seat) == left_alone.all()[seat] for seat in there)
+
+
 @pytest.mark.parametrize("names", [["same"] * 4, list("abcd"), [f"consumer-{n}" for n in range(20)]], ids=["same", "four", "twenty"])
 def test_a_ring_spreads_hashes_evenly(names):
     """Each has a hundred points, also when names are the same."""
@@ -226,6 +243,33 @@ def test_a_key_that_comes_back_to_who_has_it_need_not_wait(moved):
     rig, _, old, new, positions = moved
     answers = rig.close_consumer(new)
     assert [position for position, *_ in rig.given(answers, old)] == [positions[4], positions[6]]
+
+
+def hashes_told(rig):
+    """What stats say of the hashes that drain: [subscription, and each consumer]."""
+    [told] = rig.asked("stats", "persistent://public/default/a", earliest=False, publishers=False, consumers=True)["subscriptions"].values()
+    names = "drainingHashesCount", "drainingHashesClearedTotal", "drainingHashesUnackedMessages"
+    return [tuple(one[name] for name in names) for one in (told, *told["consumers"])], [one["drainingHashes"] for one in told["consumers"]]
+
+
+def test_stats_tell_of_each_consumer_which_of_its_keys_others_wait_for(moved):
+    """How many messages of a key are out, and how often one more of it could not be given out; and how many keys are done with."""
+    rig, producer, old, new, positions = moved
+    counts, [mine, others] = hashes_told(rig)
+    assert (counts, others) == ([(1, 0, 2), (1, 0, 2), (0, 0, 0)], [])
+    assert mine == [{"hash": 27274, "unackMsgs": 2, "blockedAttempts": 2}]
+    publish(rig, producer, "B")
+    rig.run(rig.acks(old, positions[1]))
+    _, [mine, _] = hashes_told(rig)
+    assert mine[0]["unackMsgs"] == 1 and mine[0]["blockedAttempts"] > 2
+    rig.run(rig.acks(old, positions[3]))
+    assert hashes_told(rig) == ([(0, 1, 0), (0, 1, 0), (0, 0, 0)], [[], []])
+
+
+def test_a_key_that_comes_back_counts_as_done_with(moved):
+    rig, _, old, new, _ = moved
+    rig.close_consumer(new)
+    assert hashes_told(rig) == ([(0, 1, 0), (0, 1, 0)], [[]])
 
 
 def test_who_may_get_keys_out_of_order_does_not_wait(rigs):

@@ -43,15 +43,22 @@ def batch(count: int, **metadata) -> bytes:
     return entry_of(message_metadata(num_messages_in_batch=count, **metadata), MESSAGE * count)
 
 
+def hear(peer: Peer) -> api.BaseCommand:
+    """But for notices of who is active."""
+    while (heard := peer.hear()).type == T.ACTIVE_CONSUMER_CHANGE:
+        pass
+    return heard
+
+
 def given(peer: Peer, topic: str, *entries: bytes, kind: int = api.CommandSubscribe.Shared) -> list[api.MessageIdData]:
     """Publishes the entries, and is given them; their ids."""
     peer.open_producer(topic)
     answer = peer.ask(T.SUBSCRIBE, topic=topic, subscription="sub", subType=kind, consumer_id=1, request_id=2)
     assert answer.type == T.SUCCESS
     peer.say(b"".join(send(entry, sequence_id=number) for number, entry in enumerate(entries)))
-    assert [peer.hear().type for _ in entries] == [T.SEND_RECEIPT] * len(entries)
+    assert [hear(peer).type for _ in entries] == [T.SEND_RECEIPT] * len(entries)
     peer.say(command(T.FLOW, consumer_id=1, messagePermits=10_000))
-    return [peer.hear().message.message_id for _ in entries]
+    return [hear(peer).message.message_id for _ in entries]
 
 
 def ack(peer: Peer, *sets: tuple[api.MessageIdData, list[int]], kind: int = api.CommandAck.Individual) -> None:
@@ -143,3 +150,30 @@ def test_a_batch_that_may_hold_its_messages_is_stored(peer, small, fields, paylo
         assert backlog(peer) == 1
     ack(peer, (identity, [0]))
     assert backlog(peer) == 0
+
+
+# -- consumers
+
+@pytest.mark.parametrize("kind", [api.CommandSubscribe.Key_Shared, api.CommandSubscribe.Shared, api.CommandSubscribe.Failover])
+def test_thousands_of_consumers_join_one_subscription_at_once(broker, peer, kind):
+    """And go at once."""
+    topic, count = unique_topic(), 3_000
+    peer.say(b"".join(command(T.SUBSCRIBE, topic=topic, subscription="sub", subType=kind, consumer_id=number, request_id=number,
+                              consumer_name=f"c{number}") for number in range(count)))
+    ready = set()
+    while len(ready) < count:
+        heard = hear(peer)
+        assert heard.type == T.SUCCESS, heard
+        ready.add(heard.success.request_id)
+    peer.socket.close()
+    with Peer(broker.service_url) as witness:
+        assert given(witness, topic, batch(1), kind=kind)
+
+
+def test_ranges_of_hashes_cost_what_they_bring(broker, peer):
+    """One consumer takes every other hash, the next one all others, and a third is refused by each."""
+    for number, (first, type_) in enumerate([(0, T.SUCCESS), (1, T.SUCCESS), (0, T.ERROR), (1, T.ERROR)]):
+        hashes = [api.IntRange(start=at, end=at) for at in range(first, 65_536, 2)]
+        answer = peer.ask(T.SUBSCRIBE, topic="costs-of-ranges", subscription="sub", subType=api.CommandSubscribe.Key_Shared,
+                          consumer_id=number, request_id=number, keySharedMeta={"keySharedMode": api.STICKY, "hashRanges": hashes})
+        assert answer.type == type_, answer
