@@ -17,18 +17,22 @@ class Bug(NamedTuple):
     file: str
     old: str
     new: str
-    breaks: str                  # in a few words
+    breaks: str                  # in a few words; "" where the texts say it all
     tests: tuple[str, ...]       # files and functions that concern it, the fastest first
     harmless: str = ""           # why no test can tell it from the right code, if none can
 
     def __str__(self) -> str:
-        return f"{self.file}: {self.breaks}"
+        return f"{self.file}: {self.breaks or f'{_short(self.old)} -> {_short(self.new)}'}"
 
     def put_in(self, source: str) -> str:
         """The source with the bug; ValueError unless its text stands there once."""
         if source.count(self.old) != 1:
             raise ValueError(f"{self}: its text stands there {source.count(self.old)} times: {self.old!r}")
         return source.replace(self.old, self.new)
+
+
+def _short(text: str) -> str:
+    return repr(" ".join(text.split())[:80])
 
 
 def of(file: str, tests: str, *rows: tuple[str, ...]) -> list[Bug]:
