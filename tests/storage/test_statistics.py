@@ -9,6 +9,8 @@ from geminga.proto.sends import IS_CHUNK
 from geminga.storage.cursor import Cursor
 from geminga.storage.statistics import SUBSCRIPTION_COLUMNS, SUBSCRIPTIONS_EACH, TOPIC_COLUMNS, unpack
 
+from .rig import entry_of
+
 SubType = api.CommandSubscribe.SubType
 WINDOW_MS = 60_000
 ALL = {"earliest": True, "publishers": True, "consumers": True}
@@ -247,6 +249,39 @@ def test_a_topic_with_too_many_subscriptions_is_rolled_up(rig):
     assert len(measured(rig, 3)[0]["topics"]) == 2
 
 
+def test_topics_are_chosen_as_long_as_their_subscriptions_fit(rig):
+    """Of 20 subscriptions the busiest topic has 15, the next 10, the last 5: the first and the last have rows."""
+    for topic, messages, subscriptions in (("large", 9, 15), ("middle", 5, 10), ("small", 1, 5)):
+        rig.publish(rig.producer(topic), *[b"x"] * messages)
+        for number in range(subscriptions):
+            rig.consumer(topic, f"sub-{number}")
+    head, _ = measured(rig, 2)
+    assert [name.rpartition("/")[2] for name in head["topics"]] == ["large", "small"] and head["rolled_up_subscriptions"] == 10
+
+
+def test_what_has_gone_is_in_no_sum(rig):
+    """Also where its row has nobody yet."""
+    rig.publish(rig.producer("t"), *[b"x"] * 7)
+    for name in ("stays", "goes"):
+        consumer = rig.consumer("t", name)
+    _, (_, _, _, [of_others]) = measured(rig, 0)
+    assert of_others["backlog"] == 14
+    rig.run(rig.command("unsubscribe", consumer_id=consumer.object_id, request_id=9))
+    _, (_, _, _, [of_others]) = measured(rig, 0)
+    assert (of_others["backlog"], of_others["consumers"]) == (7, 1)
+
+
+def test_rates_last_for_the_whole_next_window(rig):
+    """Whichever second of the minute the topic's windows end at."""
+    rig.publish(rig.producer("t"), *[b"x"] * 30)
+    rates = []
+    for _ in range(3 * WINDOW_MS // 1_000):
+        rig.run(after_ms=1_000)
+        rates.append(stats(rig)["msgRateIn"])
+    first = next(at for at, rate in enumerate(rates) if rate)
+    assert first < WINDOW_MS // 1_000 and [rate > 0 for rate in rates[first:]].index(False) == sum(map(bool, rates)) == WINDOW_MS // 1_000
+
+
 def test_of_two_subscriptions_of_one_name_the_durable_one_is_told(rig):
     """The other counts for its topic."""
     rig.publish(rig.producer("t"), b"a", b"b")
@@ -315,7 +350,84 @@ def test_age_and_times_of_the_oldest(rig):
     assert found["lastPublishTimeStamp"] == rig.now_ms - 5_000
 
 
+def test_of_several_backlogs_the_largest_and_the_oldest_are_told(rigs):
+    """Of entries in two ledgers, where subscriptions are at different places."""
+    rig = rigs(roll_over_entries=2)
+    producer, slow, fast = rig.producer("t"), rig.consumer("t", "slow"), rig.consumer("t", "fast")
+    for time_ms in (77, 88, 99):
+        rig.run(rig.sends((producer, b"x", {"publish_time": time_ms})), after_ms=5_000)
+    rig.run(rig.acks(fast, *[position for position, _ in rig.receive(fast)][:2]))
+    found = stats(rig)
+    sizes = {name: one["backlogSize"] for name, one in found["subscriptions"].items()}
+    assert found["backlogSize"] == sizes["slow"] > sizes["fast"] > 0
+    assert found["earliestMsgPublishTimeInBacklogs"] == 77 == found["subscriptions"]["slow"]["earliestMsgPublishTimeInBacklog"]
+    assert found["subscriptions"]["fast"]["earliestMsgPublishTimeInBacklog"] == 99
+    assert measured(rig)[1][0][0]["backlog_bytes"] == sizes["slow"] == found["storageSize"]
+    assert len(rig.partition("t").ledgers) == 2 and found["lastPublishTimeStamp"] == rig.now_ms
+    assert slow.number
+
+
+def test_what_waits_for_its_time_is_in_the_backlog_and_told_apart(rig):
+    producer, shared = rig.producer("t"), rig.consumer("t", "shared", subType=SubType.Shared)
+    exclusive = rig.consumer("t", "exclusive")
+    rig.run(rig.sends((producer, b"a"), *[(producer, b"b", {"deliver_at_time": rig.now_ms + 60_000})] * 2))
+    found = stats(rig)["subscriptions"]
+    assert [(one["msgBacklog"], one["msgBacklogNoDelayed"], one["msgDelayed"]) for one in (found["shared"], found["exclusive"])] == [
+        (3, 1, 2), (3, 3, 0)]
+    assert shared.number != exclusive.number
+
+
+def test_a_consumer_out_of_order_makes_its_subscription_so_and_nobody_makes_none_so(rig):
+    loose = {"keySharedMode": "AUTO_SPLIT", "allowOutOfOrderDelivery": True}
+    rig.consumer("t", "loose", subType=SubType.Key_Shared, keySharedMeta=loose)
+    for name in ("strict", "left"):
+        consumer = rig.consumer("t", name, subType=SubType.Key_Shared)
+    rig.close_consumer(consumer)
+    found = stats(rig)["subscriptions"]
+    assert {name: one["allowOutOfOrderDelivery"] for name, one in found.items()} == {"loose": True, "strict": False, "left": False}
+
+
+def test_a_consumers_average_is_rounded(rig):
+    producer, consumer = rig.producer("t"), rig.consumer("t")
+    rig.run(rig.sends((producer, b"a", {"batch": 3}), (producer, b"b", {"batch": 2})))
+    rig.receive(consumer)
+    rig.publish(producer, b"c", b"d")      # 7 messages of 4 entries
+    assert stats(rig)["subscriptions"]["sub"]["consumers"][0]["avgMessagesPerEntry"] == 2
+
+
+def test_an_entry_of_just_so_many_bytes_is_in_the_bucket_up_to_there(rig):
+    producer = rig.producer("t")
+    least = len(entry_of(b"", sequence_id=100))
+    rig.publish(producer, *[b"x" * (size - least) for size in (128, 129, 512)])
+    sizes = rig.partition("t").ledgers[0].column("size").tolist()[:3]
+    assert sizes == [128, 129, 512]
+    end_window(rig)
+    _, ([row], *_) = measured(rig)
+    assert (row["size_le_128"], row["size_le_512"], row["size_le_1_kb"]) == (1, 2, 0)
+
+
 # -- how it is stored
+
+def test_a_cursor_waits_for_more_while_somebody_is_there_who_has_all(rig):
+    producer, consumer = rig.producer("t"), rig.consumer("t", subType=SubType.Shared)
+    positions = rig.publish(producer, b"a", b"b")
+
+    def cursor():
+        found = rig.asked("internal", "t")
+        told = found["cursors"]["sub"]
+        assert told["waitingReadOp"] == told["subscriptionHavePendingRead"] == (found["waitingCursorsCount"] == 1)
+        return (told["waitingReadOp"], told["subscriptionHavePendingReplayRead"], told["numberOfEntriesSinceFirstNotAckedMessage"])
+
+    assert cursor() == (False, False, 1)
+    rig.receive(consumer, 2)
+    assert cursor() == (True, False, 3)
+    rig.run(rig.redeliver(consumer, positions[1]))
+    assert cursor() == (True, True, 3)      # one is to be given again, and there are no permits
+    rig.run(rig.acks(consumer, positions[0]))
+    assert cursor() == (True, True, 2)
+    rig.close_consumer(consumer)
+    assert cursor()[0] is False
+
 
 def test_internal_stats_tell_ledgers_and_positions(rig):
     producer, consumer = rig.producer("t"), rig.consumer("t", subType=SubType.Shared)
@@ -341,6 +453,8 @@ def test_bytes_behind_a_position(rig):
     whole = stats(rig)["storageSize"]
     behind = [rig.asked("behind", "t", ledger=ledger, entry=entry) for ledger, entry in [(-1, -1), *positions, (1 << 62, 0)]]
     assert behind[:2] == [whole, whole] and behind[-1] == 0
+    ledger, last = positions[-1]
+    assert [rig.asked("behind", "t", ledger=ledger, entry=last + more) for more in (1, 2)] == [0, 0]
     assert behind[1] - behind[2] == behind[2] - behind[3] - 10 == behind[3] - 20
 
 
