@@ -184,6 +184,19 @@ def test_nothing_is_lost_and_the_order_stays(rig):
     assert [position for position, _ in rig.everything("a")] == [receipt[-1] for receipt in receipts]
 
 
+def test_a_connection_is_read_from_again_when_half_of_what_was_held_back_is_gone(rig):
+    producer = rig.producer("a")
+    sets(rig, "publishRate", publish_rate(100))
+    answers = rig.run(rig.sends(*[(producer, b"x") for _ in range(36)]))
+    stored = len(answers.receipts)
+    held = 36 - stored
+    assert held == 20
+    while envelope.GO_ON not in [action for _, action, *_ in answers.replies]:
+        answers = rig.run(after_ms=20)
+        stored += len(answers.receipts)
+    assert stored == 36 - held // 2
+
+
 def test_other_topics_do_not_wait(rig):
     """Also when their messages came in the same envelope."""
     slow, fast = rig.producer("a"), rig.producer("b", connection=2)
@@ -511,6 +524,16 @@ def test_a_rate_relative_to_what_is_published_is_beyond_that(rig):
     assert given(found, consumer) == about(published + 100 * SECONDS)
 
 
+def test_bytes_relative_to_what_is_published_are_beyond_that_too(rig):
+    producer = backlog(rig, "a", 1_500)
+    consumer = rig.consumer("a")
+    sets(rig, "dispatchRate", dispatch_rate(size=100 * SIZE, relative=True))
+    rig.run(rig.flow(consumer, MANY))
+    found = passes(rig, SECONDS * 1_000, lambda: [rig.sends(*[(producer, PAYLOAD)] * 4)])
+    published = sum(len(answers.receipts) for answers in found)
+    assert given(found, consumer) == pytest.approx(published + 100 * SECONDS, rel=0.05)
+
+
 def test_consumers_without_a_backlog_are_not_slowed_where_the_broker_is_told_so(rigs):
     rig = rigs(dispatch_limits_without_backlog=False)
     producer = backlog(rig, "a", 2_500)
@@ -625,6 +648,18 @@ def test_consumers_that_subscribed_long_ago_are_forgotten(monkeypatch):
 
 
 # -- what is shown ----------------------------------------------------------------------------------------------------------------
+
+def test_consumers_that_have_everything_wait_for_no_rate(rig):
+    """Also when they have just used it up."""
+    producer, consumer = rig.producer("a"), rig.consumer("a")
+    sets(rig, "subscriptionDispatchRate", dispatch_rate(1))
+    rig.run(rig.flow(consumer, MANY))
+    assert len(rig.run(rig.sends((producer, b"x"))).gifts) == 1
+    limited = rig.partition("a").subscriptions["sub", True].limited
+    assert (limited.times, limited.since_ms) == ({}, 0)
+    rig.run(rig.sends((producer, b"x")))
+    assert limited.times == {"dispatchThrottledMsgEventsBySubscriptionLimit": 1} and limited.since_ms == rig.now_ms
+
 
 def test_why_names_the_rule_that_slows_consumers(rig):
     backlog(rig, "a", 100)

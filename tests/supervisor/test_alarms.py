@@ -185,6 +185,7 @@ def test_a_clock_that_is_made_to_go_faster_or_slower_and_a_host_that_sleeps_are_
         for _ in range(100):
             host.passes(put=put)
     host.passes(8 * 3600.0)
+    host.passes(60.0, put=4.0)      # nobody looked for a minute, in which it was corrected as fast as before
     assert host.raised() == {} and not host.said
 
 

@@ -10,7 +10,9 @@ import pytest
 
 from geminga.storage import compacted, format
 from geminga.storage.catalogue import open_to_read
+from geminga.storage.statistics import LATENCIES_MS
 from geminga.supervisor import beside
+from geminga.supervisor.admin.compaction import Record
 
 from ..harness import Broker, eventually, partitioned_topic, request, unique_topic
 from .test_metrics import samples, value
@@ -357,6 +359,17 @@ def test_compactions_have_series_by_topic(own, client):
     assert request("DELETE", f"{own.http_url}/admin/v2/{topic.replace('://', '/')}?force=true")[0] == 204
     found = samples(request("GET", f"{own.http_url}/metrics")[1])
     assert not [one for one in found["pulsar_compaction_succeed_count"] if one.labels.get("topic") == topic]
+
+
+def test_a_record_counts_all_compactions_and_shows_the_last():
+    record = Record("t")
+    for number, seconds in ((1, 0.004), (2, 0.5)):
+        record.add(report(7, "t") | {"outcome": "compacted", "messages_in": 10, "messages_out": 10 - number, "bytes_in": 100 * number,
+                                     "bytes_out": 50, "entries_out": 5, "seconds": seconds})
+    record.add(report(7, "t", "something"))
+    assert (record.bytes_in, record.bytes_read, record.removed, record.succeeded, record.failed) == (200, 300, 3, 2, 1)
+    assert (record.durations[LATENCIES_MS.index(5)], record.durations[LATENCIES_MS.index(1_000)], sum(record.durations)) == (1, 1, 2)
+    assert record.seconds_sum == 0.504
 
 
 def test_there_is_a_bound_of_topics_with_series(tmp_path):

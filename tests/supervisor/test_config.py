@@ -124,6 +124,18 @@ def test_addresses_follow_each_other_unless_told():
     assert load(None, {}, {"network.bind": "0.0.0.0", "http_bind": "127.0.0.1"})[0].http_bind == "127.0.0.1"
 
 
+def test_two_addresses_may_have_one_port():
+    ports = {"network.port": 7000, "http_port": 7000, "network.bind": "127.0.0.1"}
+    assert load(None, {}, ports | {"http_bind": "127.0.0.2"})[0].http_port == 7000
+    assert refusal(overrides=ports) == "command line: http_port and network.port must differ, both are 7000"
+
+
+def test_publishing_goes_on_above_the_watermark_and_not_at_it():
+    config, notes = load(None, {"GEMINGA_STORAGE_DISK_REFUSE_BELOW_BYTES": str(1 << 30)}, {})
+    above = "storage.disk_accept_above_bytes is 1610612736, more than by default, for storage.disk_refuse_below_bytes = 1073741824"
+    assert (config.storage.disk_accept_above_bytes, notes) == (3 << 29, [above])
+
+
 def test_a_retention_that_keeps_nothing_is_noted():
     """It is kept while it is young and there is room: with no time, or no room, it is not."""
     _, notes = load(None, {"GEMINGA_STORAGE_RETENTION_S": "60"}, {})
@@ -289,6 +301,14 @@ def test_a_setting_of_pulsar_is_followed_in_our_units(written, line, read, expec
     assert (read(config), notes) == (expected, [])
 
 
+def test_a_port_of_tls_is_open_only_where_it_is_said(written):
+    """Although there is a certificate."""
+    for said in ("brokerServicePortTls=\n", ""):
+        text = f"tlsCertificateFilePath=/a\ntlsKeyFilePath=/b\nwebServicePortTls=8443\n{said}"
+        tls = load(written(text, "broker.conf"), {}, {})[0].tls
+        assert (tls.port, tls.http_port) == (-1, 8443)
+
+
 def test_two_settings_from_two_places_make_one_of_ours(written):
     """A variable of the container image completes what the file says."""
     path = written("allowAutoTopicCreationType=partitioned\ndefaultNumPartitions=2", "standalone.conf")
@@ -329,6 +349,7 @@ def test_a_demand_that_is_not_met_has_a_line_of_its_own(written):
             note = f"{path}:1: {name}: not followed: {what}" if demands(value) else f"1 settings of Pulsar have no effect here: {name}"
             assert load(path, {}, {})[1] == [note], (name, value)
         assert load(written(f"{name}=", "broker.conf"), {}, {})[1] == []
+    assert load(written("maxTenants=0", "broker.conf"), {}, {})[1] == ["1 settings of Pulsar have no effect here: maxTenants"]
     path = written("maxTenants=3\nsystemTopicEnabled=false\nsubscriptionRedeliveryTrackerEnabled=true", "broker.conf")
     assert load(path, {}, {})[1] == [
         f"{path}:2: systemTopicEnabled: not followed: policies of topics are kept in the catalogue, without system topics, and go on",

@@ -350,6 +350,46 @@ def test_quantiles_lie_where_most_entries_do():
     assert _quantiles_ms(counts) == pytest.approx([0.5, 0.5 + 0.5 * 50 / 90, 0.5 + 0.5 * 75 / 90, 7.5, 9.5, 9.95, 9.995, 10])
 
 
+def test_quantiles_are_of_a_minute_at_least(rig, monkeypatch):
+    """However often somebody asks: of what was seen a minute ago the newest is what counts from."""
+    config, _ = load(None, {}, {})
+    metrics, clock, counted = Metrics(config, {("owner", 0): rig.counters}, Asked(rig, answers=True)), [0.0], []
+    monkeypatch.setattr("geminga.supervisor.admin.metrics.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    for clock[0] in (0.0, 30.0, 59.0, 61.0, 100.0):
+        rig.counters.observe("lookup", 0.001)
+        seconds, counts, spent = metrics._lately("lookup")
+        counted.append((seconds, int(counts.sum()), round(spent, 3)))
+    assert counted == [(0, 0, 0), (30, 1, 0.001), (59, 2, 0.002), (61, 3, 0.003), (70, 3, 0.003)]
+
+
+def test_names_of_several_lines_stay_on_one(rig):
+    rig.consumer("t0", "a\nb")
+    assert "a\nb" in {one.labels["subscription"] for one in told(rig)["pulsar_subscription_back_log"]}
+
+
+def test_the_last_look_at_the_brokers_health_is_told(rig):
+    values = []
+    for ended in (0, 1, 2):
+        rig.counters.set("health", ended)
+        values.append(told(rig)["pulsar_health"][0].value)
+    assert values == [-1, 1, 0]
+
+
+def test_small_rates_and_topics_without_a_backlog_are_told_as_they_are(rig):
+    rig.run(after_ms=61_000)
+    rig.run(after_ms=61_000)
+    consumer = rig.consumer("t0", "quick")
+    rig.run(rig.acks(consumer, *[position for position, _ in rig.receive(consumer)]))
+    rig.run(rig.command("unsubscribe", consumer_id=2, request_id=9))
+    rig.publish(rig.producer("t4"), *[b"x"] * 30)
+    rig.run(after_ms=60_000)
+    found = told(rig)
+    rates = {one.labels["topic"].rpartition("/")[2]: one.value for one in found["pulsar_rate_in"]}
+    assert 0 < rates["t4"] < 1 and rates["t1"] == 0
+    ages = {one.labels["topic"].rpartition("/")[2]: one.value for one in found["pulsar_storage_backlog_age_seconds"]}
+    assert ages["t0"] == -1 and ages["t1"] > 100
+
+
 def test_the_network_s_use_is_of_links_that_say_how_fast_they_are(monkeypatch):
     """Between two scrapes; no series where there is none."""
     def links(speed, received):

@@ -7,10 +7,15 @@ import signal
 import socket
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from geminga.storage.counters import make_counters
 from geminga.supervisor import host, main
+from geminga.supervisor.admin import health
+from geminga.supervisor.admin.alarms import ALARMS_OF
+from geminga.supervisor.admin.owners import OWNERS
 
 from ..harness import COMMAND, Broker, eventually, request, unique_topic
 
@@ -154,6 +159,37 @@ def test_a_broker_is_not_ready_from_the_moment_on_that_a_process_was_killed(tmp_
             assert (code, f"{role} {index} is being started" in text) == (503, True), text
     finally:
         broker.close()
+
+
+def test_a_process_serves_when_it_has_said_so_itself():
+    """Not while one begins in the place of another."""
+    counters = dict(zip((("admin", 0), ("worker", 0), ("owner", 0)), make_counters(3), strict=True))
+    is_up = [True]
+    app = {health.COUNTERS: counters, OWNERS: SimpleNamespace(is_up=lambda index: is_up[0]),
+           ALARMS_OF: SimpleNamespace(obstacles=lambda: [])}
+    for row in counters.values():
+        row.set("pid", os.getpid())
+        row.set("serving_pid", os.getpid())
+    assert health.obstacles(app) == []
+    for role in ("worker", "owner"):
+        counters[role, 0].set("serving_pid", os.getppid())
+        assert health.obstacles(app) == [f"{role} 0 is being started"]
+        counters[role, 0].set("serving_pid", os.getpid())
+    is_up[0] = False
+    assert health.obstacles(app) == ["owner 0 is being started"]
+
+
+@pytest.mark.parametrize(("state", "flags", "pending", "ends"), [
+    ("S", 0x400040, 0, False), ("R", 0x400040, 1 << 2, False), ("D", 0x400040, 1 << 8, True), ("R", 0x400044, 0, True),
+    ("Z", 0x400044, 0, True), ("X", 0x400040, 0, True)])
+def test_a_process_ends_from_the_moment_on_that_it_was_killed(tmp_path, state, flags, pending, ends):
+    """As proc_pid_stat(5) has it; its name may have blanks and brackets."""
+    folder = tmp_path / "proc" / "7"
+    folder.mkdir(parents=True)
+    fields = [state, *["1", "7", "7", "0", "-1"], str(flags), *["0"] * 21, str(pending), *["0"] * 20]
+    (folder / "stat").write_text(f"7 (a ) b) {' '.join(fields)}\n")
+    assert host.is_ending(7, tmp_path) is ends
+    assert host.is_ending(8, tmp_path) and not host.is_ending(os.getpid())
 
 
 def test_a_broker_that_lost_all_processes_is_ready_when_all_serve_again(tmp_path):

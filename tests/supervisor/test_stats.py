@@ -4,6 +4,8 @@ import json
 import pulsar
 import pytest
 
+from geminga.supervisor.admin.stats import together
+
 from ..harness import eventually, partitioned_topic, request, unique_topic
 
 WAIT_S = 60
@@ -118,6 +120,19 @@ def test_a_topic_that_nobody_has_used_has_stats(broker):
     assert (found["subscriptions"], found["publishers"], found["lastPublishTimeStamp"], found["oldestBacklogMessageAgeSeconds"]) == (
         {}, [], 0, -1)
     assert get(broker, topic, "internalStats")["cursors"] == {} == get(broker, topic, "internal-info")["cursors"]
+
+
+def test_partitions_are_put_together_as_their_fields_demand():
+    """What one of them has, all have; the first time is one; the last is the largest; averages are averages."""
+    def part(chunked, earliest, published, average, rate):
+        consumer = {"consumerName": "c", "avgMessagesPerEntry": average, "msgOutCounter": 1}
+        return {"msgChunkPublished": chunked, "earliestMsgPublishTimeInBacklogs": earliest, "lastPublishTimeStamp": published,
+                "msgRateIn": rate, "msgThroughputIn": 10 * rate, "publishers": [], "subscriptions": {"s": {"consumers": [consumer]}}}
+
+    found = together([part(False, 0, 5, 2, 1.0), part(True, 9, 7, 4, 3.0), part(False, 8, 6, 3, 0.0)])
+    assert found == {"msgChunkPublished": True, "earliestMsgPublishTimeInBacklogs": 8, "lastPublishTimeStamp": 7, "msgRateIn": 4.0,
+                     "msgThroughputIn": 40.0, "averageMsgSize": 10.0, "publishers": [],
+                     "subscriptions": {"s": {"consumers": [{"consumerName": "c", "avgMessagesPerEntry": 3, "msgOutCounter": 3}]}}}
 
 
 def test_stats_of_partitions_add_up(broker, client):
