@@ -479,3 +479,34 @@ def test_a_reader_with_the_name_of_one_that_sought_is_not_forgotten_for_it(rig):
     assert rig.receive(other) == [(position, b"x")]
     assert rig.close_consumer(other).commands(T.SUCCESS)
     assert not rig.partition("a").subscriptions
+
+
+def test_a_drain_counts_what_consumers_of_durable_subscriptions_have(rig):
+    """Readers acknowledge nothing that anybody keeps; acknowledgements that come are taken, and nothing more is given out."""
+    positions = rig.publish(rig.producer("a"), b"a", b"b", b"c", b"d", b"e")
+    first, second, reader = rig.consumer("a", "one"), rig.consumer("a", "two"), rig.consumer("a", "reader", durable=False)
+    for consumer, permits in ((first, 3), (second, 2), (reader, 5)):
+        rig.receive(consumer, permits)
+    rig.owner.drain()
+    assert rig.counters.read()["outstanding"] == 5
+    assert rig.receive(first) == rig.receive(reader) == []
+    rig.run(rig.acks(first, positions[0]), rig.acks(second, *positions[:2]), rig.acks(reader, positions[0]), after_ms=100)
+    rig.run(after_ms=100)
+    assert rig.counters.read()["outstanding"] == 2
+    rig.run(rig.acks(first, positions[2], cumulative=True), after_ms=100)
+    assert rig.counters.read()["outstanding"] == 0
+
+
+def test_a_ledger_that_the_last_acknowledgement_of_a_pass_frees_goes_with_that_pass(rigs):
+    """Its workers are told with the answers; so is the journal, for a crash behind the pass finds nothing missing."""
+    rig = rigs(roll_over_entries=2)
+    positions = rig.publish(rig.producer("a"), b"a", b"b")
+    consumer = rig.consumer("a")
+    rig.receive(consumer)
+    rig.publish(rig.producer("a"), b"c")
+    assert len(rig.files("a")) == 2
+    answers = rig.run(rig.acks(consumer, *positions))
+    assert rig.files("a") == [rig.partition("a").open_ledger.ledger_id]
+    assert (1, positions[0][0]) in answers.forgotten
+    after = rigs.crash(rig)
+    assert payloads(after.receive(after.consumer("a"))) == b"c"
