@@ -421,7 +421,7 @@ class Client(asyncio.BufferedProtocol):
         """Of the producer; None when the broker has closed it.  Raises ProtocolError for one that never was."""
         route = routes.get(object_id)
         if route is None or not route.handle:
-            if route is None and object_id in self._closed_producers:
+            if object_id in self._closed_producers:
                 return None
             raise ProtocolError(f"SEND for producer {object_id}, which is not there")
         return route

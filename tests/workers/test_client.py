@@ -306,7 +306,12 @@ def test_behind_a_command_of_its_client_no_send_is_ignored(worker, client, again
     assert client.transport.is_closed
 
 
-def test_a_refused_producer_is_none_to_send_for(worker, client):
+@pytest.mark.parametrize("was_there", [False, True])
+def test_a_refused_producer_is_none_to_send_for(worker, client, was_there):
+    """Also when the broker had closed it before: its client has come back since."""
+    if was_there:
+        open_on(worker, client, PRODUCER)
+        worker.owners[0].replies(client, answers.close_producer(1), action=envelope.PRODUCER_GONE, object_id=1, handle=10)
     client.say(producer(worker.topic(0)))
     is_refused(worker.owners[0], client, PRODUCER)
     client.say(send())
@@ -405,6 +410,21 @@ def test_what_is_closed_while_it_waits_is_not_made(worker, client, kind):
     worker.owners[0].up()
     [asked] = worker.owners[0].commands()
     assert (asked.producer if kind is PRODUCER else asked.subscribe).request_id == 2
+
+
+@both
+def test_what_waits_may_be_refused_when_its_turn_comes(worker, client, kind):
+    """Its id is free then."""
+    worker.owners[0].gone()
+    client.say(kind.make(worker.topic(0), 1))
+    worker.worker.is_draining = True
+    worker.owners[0].up()
+    worker.worker.is_draining = False
+    assert client.told() == [("ERROR", 1, api.ServiceNotReady)]
+    client.say(kind.make(worker.topic(1), 2))
+    assert len(worker.owners[1].commands()) == 1
+    is_ready(worker.owners[1], client, kind, 10, 2)
+    assert client.told() == [kind.told_success(2)]
 
 
 def test_what_waits_goes_with_its_connection(worker, client):
