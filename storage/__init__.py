@@ -35,6 +35,7 @@
     quota.py        how much may be not acknowledged
     inactive.py     what nobody uses any more is deleted
     sweep.py        policies of partitions that are not open
+    missing.py      files that somebody removes while they are used
     housekeeping.py what a night gives back of each partition
     gate.py         why nobody may publish now, and who waits for that
     delays.py       for how long messages may, or have to, be delayed

@@ -17,6 +17,7 @@ CODES = {
     "G123": ("damage", "a ledger's file is shorter than what was written to it"),
     "G124": ("damage", "an owner's journal needs a file that is damaged: the broker does not start"),
     "G125": ("damage", "alarm: damage was found, until somebody has seen to it"),
+    "G126": ("damage", "a file of the data folder was removed or replaced while it is used"),
     "G201": ("processes", "a process ended and is started again"),
     "G202": ("processes", "a process did not stop in time and was killed"),
     "G203": ("processes", "a process cannot start: the broker stops"),

@@ -346,6 +346,10 @@ class Ledger:
     def files(self) -> list[Path]:
         return [self.ledger_path, self.index_path]
 
+    def inodes(self) -> tuple[int, ...]:
+        """Of the same, while they are open; else none."""
+        return tuple(os.fstat(fd).st_ino for fd in self._fds or ())
+
     @property
     def next_message(self) -> int:
         """Messages of the partition up to and with this ledger."""

@@ -43,6 +43,7 @@ from geminga.storage.ledger import Ledger
 from geminga.storage.live import LiveTopic
 from geminga.storage.log import log
 from geminga.storage.memory import Memory
+from geminga.storage.missing import Missing
 from geminga.storage.options import StorageOptions
 from geminga.storage.outbox import Outbox
 from geminga.storage.partition import Partition, op, open_partition
@@ -119,6 +120,7 @@ class Owner:
         self.snapshots = Snapshots(self, recovery)                # what backups are told
         self._is_mine = is_mine
         self.sweep = Sweep(self, is_mine)                         # of partitions that are not open
+        self.missing = Missing(self)                              # whose files somebody removed
         self.space = Space(journal.folder, options, counters)
         journal.spare = self.space.spare
         self.memory = Memory(counters)
@@ -795,10 +797,10 @@ class Owner:
             for subscription in partition.subscriptions.values():
                 self.count(subscription, cursor.SKIPPED, 0)
 
-    def report_damage(self, text: str) -> None:
+    def report_damage(self, text: str, *, code: str = "G120") -> None:
         """A line for the operator, and a number for whoever watches."""
         self.counters.add("damage_found")
-        self.complain(text, code="G120")
+        self.complain(text, code=code)
 
     def _deliver(self, subscription: Subscription, consumer: Consumer, ledger: Ledger, entries: Entries) -> None:
         outbox, ledger_id = self.outbox(consumer.worker), ledger.ledger_id
@@ -949,8 +951,8 @@ class Owner:
         self.space.look()
         self.memory.look()
         self.journal.check()
-        for watcher in (self.sweep, self.schedules, self.expiry, self.quotas, self.retention, self.puncher, self.inactive, self.views,
-                        self.rates, self.crowding, self.statistics):
+        for watcher in (self.sweep, self.missing, self.schedules, self.expiry, self.quotas, self.retention, self.puncher,
+                        self.inactive, self.views, self.rates, self.crowding, self.statistics):
             watcher.tick(self.now_ms)
         self._forget_producers()
         for partition in self.discovery.tick(self.now_ms):

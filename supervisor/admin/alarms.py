@@ -6,7 +6,7 @@
     certificate   one expires within 30 days, and told again 7 days and a day before
     clock         in the last hour it was put forward or back, not merely made to go faster or slower
     nightly       the last night failed, or none has succeeded for two days
-    damage        damage was found, or clients could not read messages, until that is seen to
+    damage        damage was found, a file was removed, or clients could not read messages, until that is seen to
     sync          a sync failed, until that is seen to
     processes     a process was started three times within ten minutes
 
@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from aiohttp import web
 
+from geminga.storage import missing
 from geminga.storage.counters import Counters
 from geminga.storage.log import log
 from geminga.supervisor import host
@@ -35,6 +36,7 @@ _JUMPED_SECONDS = 3600.0             # so long a jump is an alarm
 _MEMORY_REST = 0.05                  # of memory: so much has to be free again before an alarm is over
 _LATE_SECONDS = 2 * 24 * 3600.0      # since a night has succeeded
 _STARTS_SECONDS = 600.0              # in which a process is started three times
+_STAY = "catalogue.sqlite", "catalogue.sqlite-wal", "format", "lock"      # files that are the same ones as long as a broker serves
 _TIMER = Path("/etc/systemd/system/timers.target.wants/geminga-nightly.timer")      # is there while it is enabled
 _PAGES = Path(__file__).resolve().parents[2] / "systemd" / "runbook", Path("/usr/share/doc/geminga/runbook")
 
@@ -69,6 +71,7 @@ class Alarms:
         self.raised: dict[str, Raised] = {}
         self.memory = host.memory(root)
         self.certificates: Tls | None = None
+        self._watched = missing.Watched([config.data_dir / name for name in _STAY], self._tell_missing)
         self._night: tuple[tuple[int, int] | None, dict[str, Any]] = None, {}
         self.configure(config)
 
@@ -91,6 +94,7 @@ class Alarms:
         """What is so now, and what follows from it."""
         self._look_at_memory()
         self._look_at_clock()
+        self._watched.look()
         rows = self._rows()
         for name, code in ALARMS.items():
             found, before = getattr(self, f"_{name}")(rows), self.raised.get(name)
@@ -102,6 +106,10 @@ class Alarms:
                 del self.raised[name]
                 if code:
                     log.info(f"alarm {name} is over", code=code)
+
+    def _tell_missing(self, text: str) -> None:
+        self._own.add("damage_found")
+        log.error(text, code=missing.CODE)
 
     def _rows(self) -> Rows:
         return {who: counters.read() for who, counters in self._counters.items()}

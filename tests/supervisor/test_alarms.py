@@ -13,6 +13,9 @@ from geminga.supervisor.admin import alarms
 from geminga.supervisor.admin.alarms import ALARMS, Alarms
 from geminga.supervisor.config import AlarmOptions, Config
 
+from ..harness import eventually, request, unique_topic
+from .test_serve import run
+
 MIB = 1 << 20
 DAY = 24 * 3600.0
 
@@ -316,3 +319,30 @@ def test_what_pages_tell_to_type_are_commands_with_such_options(words):
         context = click.Context(command, parent=context)
     known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
     assert {word for word in words if word.startswith("-")} <= known | {"--help"}
+
+
+# -- files that are removed -------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("what", ["catalogue.sqlite", "catalogue.sqlite-wal", "lock", "format", "ledger", "index"])
+def test_a_file_that_is_removed_while_it_is_used_is_an_alarm(fresh_broker, what):
+    """Told in the log by file, by status and for Prometheus; the broker goes on, as it has the file open."""
+    topic = unique_topic("removed")
+    place = fresh_broker.http_url + topic.replace("://", "/").join(("/admin/v2/", "/subscription/s"))
+    assert request("PUT", place, b'"earliest"')[0] == 204      # what nobody waits for would be deleted
+    assert run("publish", "--url", fresh_broker.service_url, topic, "before")[0] == 0
+    if what in ("ledger", "index"):
+        [path] = fresh_broker.data_dir.glob(f"partitions/*/*.{what}")
+    else:
+        path = fresh_broker.data_dir / what
+    assert "damage" not in run("status", "--admin-url", fresh_broker.http_url)[1]
+    path.unlink()
+
+    def told():
+        status, printed, _ = run("status", "--admin-url", fresh_broker.http_url)
+        return status == 1 and "ALARM damage" in printed and "damage.md" in printed
+    eventually(told, 20, "the alarm")
+    assert 'geminga_alarm{alarm="damage"} 1.0' in request("GET", fresh_broker.http_url + "/metrics")[1]
+    lines = [line for line in fresh_broker.log().splitlines() if f"{path.name}: it was removed" in line]
+    assert len(lines) == 1, fresh_broker.log()
+    assert run("read", "--url", fresh_broker.service_url, unique_topic("other"))[0] == 1      # it answers
+    assert run("status", "--admin-url", fresh_broker.http_url, "--seen", "damage")[0] == 0
