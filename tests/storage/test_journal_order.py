@@ -1,0 +1,243 @@
+"""What is on disk before what: each sync and each retiring of the journal, one by one, by the calls that the kernel sees."""
+import os
+
+import numpy as np
+import pytest
+
+from geminga.storage import journal, recovery, replay
+from geminga.storage.ledger import open_ledger
+from geminga.storage.recovery import has_moved, settle
+from geminga.storage.subscription import SubType
+
+from .files import record
+from .journals import BIG, SEGMENT, numbers, segments, write
+
+
+class Kernel:
+    """Calls as they come: (what, the file's or folder's name); a `written` is synced when nothing of its file was written since."""
+
+    def __init__(self, monkeypatch):
+        self.calls = []
+        for name in ("pwrite", "pwritev", "write", "fdatasync", "fsync"):
+            monkeypatch.setattr(os, name, self._told(name, getattr(os, name)))
+        for name in ("rename", "replace"):
+            monkeypatch.setattr(os, name, self._named(name, getattr(os, name)))
+
+    def _told(self, name, right):
+        def call(fd, *arguments):
+            self.calls.append(("sync" if "sync" in name else "write", os.path.basename(os.readlink(f"/proc/self/fd/{fd}"))))
+            return right(fd, *arguments)
+        return call
+
+    def _named(self, name, right):
+        def call(path, *arguments, **more):
+            self.calls.append((name, os.path.basename(path)))
+            return right(path, *arguments, **more)
+        return call
+
+    def of(self, name, since=0):
+        """What was done with it."""
+        return [what for what, which in self.calls[since:] if which == name]
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    return Kernel(monkeypatch)
+
+
+class Changed:
+    """Something that a checkpoint puts on disk: a file that looks, when it is asked, whether the record before it is."""
+
+    def __init__(self, path, look=lambda: None):
+        path.touch()
+        self.path, self._look = path, look
+
+    def checkpoint(self):
+        self._look()
+        return {self.path}, []
+
+
+def test_what_a_checkpoint_puts_on_disk_is_in_the_journal_first(opened, kernel, tmp_path):
+    """What is in memory includes the record that was just appended; a snapshot ahead of the journal would be half of a pass."""
+    written, seen = opened(), []
+    written.touched(Changed(tmp_path / "of", lambda: seen.append(kernel.of(written._segment.path.name)[-1])))
+    for number in range(8):      # in a pass each, none of them synced by anybody else
+        written.append(record(number, data=b"x" * BIG))
+    assert seen and set(seen) == {"sync"}
+
+
+def test_a_segment_that_is_full_is_on_disk_before_the_next_is_begun(opened, kernel):
+    """Records behind a hole would be taken for those of an earlier use."""
+    written = opened()
+    first = written._segment.path.name
+    for number in range(3):
+        written.append(record(number, data=b"x" * BIG))
+    second = written._segment.path.name
+    assert second != first and kernel.of(first)[-1] == "sync"
+    begun = len(kernel.calls) - 1 - [name for _, name in reversed(kernel.calls)].index(first)
+    assert ("write", second) not in [call for call in kernel.calls[:begun] if call[1] == second][1:]
+
+
+def test_a_segment_is_retired_on_disk_before_it_is_free(opened, kernel, tmp_path):
+    """A power cut would leave what it was, with parts of what it is to be."""
+    written = opened()
+    written.touched(Changed(tmp_path / "of"))
+    for number in range(12):
+        write(written, [number], b"x" * BIG)
+    written._collect_checkpoints(wait=False)
+    names = {call[1] for call in kernel.calls if call[1].endswith(".journal")}
+    at = {name: [number for number, call in enumerate(kernel.calls) if call == ("sync", name)] for name in names}
+    put = [number for number, call in enumerate(kernel.calls) if call == ("sync", "of")]
+    assert put and any(number > put[0] for name in names for number in at[name])
+
+
+def test_a_stop_syncs_puts_in_place_and_retires_in_that_order(opened, kernel, tmp_path):
+    written = opened()
+    name = written._segment.path.name
+    write(written, [0])
+    written.touched(Changed(tmp_path / "of"))
+    written.append(record(1))
+    since = len(kernel.calls)
+    opened.close(written)
+    order = [call for call in kernel.calls[since:] if call[1] in (name, "of")]
+    assert order == [("sync", name), ("sync", "of"), ("write", name), ("sync", name)]
+    assert segments(opened.folder) == {}
+
+
+def many(opened, count=5):
+    """So many segments that a kill has left."""
+    written = opened(segments_max=8)
+    for number in range(2 * count):
+        write(written, [number], b"x" * BIG)
+    return opened.left()
+
+
+def test_a_start_retires_all_segments_oldest_first_each_on_disk_before_the_next(opened, kernel):
+    """Should it be killed meanwhile the newest are left, which say once more what holds."""
+    folder = many(opened)
+    before, since = list(segments(folder).values()), len(kernel.calls)
+    assert len(before) > 3
+    again = journal.open_journal(folder, segment_bytes=SEGMENT, segments_max=8)
+    order = [call for call in kernel.calls[since:] if call[1] in {path.name for path in before}]
+    expected = [call for path in before for call in (("write", path.name), ("sync", path.name))]
+    assert order[:len(expected)] == expected
+    assert list(segments(folder)) == [again._segment.sequence]
+    again.close()
+
+
+class Put:
+    """What was replayed, in place already."""
+
+    def is_durable(self):
+        pass
+
+    def checkpoint(self):
+        return set(), []
+
+
+def test_what_a_start_keeps_is_written_again_where_it_may_not_be_on_disk(opened, kernel):
+    """Of the last segment: a kill may have come before its sync, and a sync that failed is not told twice."""
+    folder = many(opened)
+    found = replay.replay(folder)
+    kept = [path for _, path in replay.by_age(folder) if path in found.segments]
+    since = len(kernel.calls)
+    again = journal.open_journal(folder, segment_bytes=SEGMENT, segments_max=8, kept=found, changed=Put())
+    assert kernel.of(kept[-1].name, since)[:2] == ["write", "sync"]
+    for path in kept[:-1]:
+        assert kernel.of(path.name, since) == ["sync"]
+    assert numbers(folder) == list(range(10))
+    again.close()
+
+
+def test_what_is_replayed_to_be_put_in_place_is_on_disk_first(opened, kernel):
+    folder = many(opened)
+    found, since = replay.replay(folder), len(kernel.calls)
+    replay.make_sure(found)
+    assert found.segments
+    for path in found.segments:
+        assert kernel.of(path.name, since)[-1] == "sync" and "write" in kernel.of(path.name, since)
+
+
+def test_what_can_be_read_of_a_segment_that_failed_is_on_disk_under_its_name_before_the_other_is_put_aside(opened, kernel):
+    folder = many(opened)
+    [*_, path] = segments(folder).values()
+    content, bad = path.read_bytes(), path.with_suffix(replay.BAD)
+    path.rename(bad)
+    since = len(kernel.calls)
+    replay.rescue(folder)
+    assert path.read_bytes() == content == bad.with_suffix(replay.ASIDE).read_bytes() and not bad.exists()
+    order, new = kernel.calls[since:], path.with_suffix(".new").name
+    steps = [("sync", new), ("replace", new), ("sync", folder.name), ("rename", bad.name), ("sync", folder.name)]
+    assert [call for call in order if call in steps] == steps, order
+
+
+def test_a_copy_that_was_made_before_is_not_made_again(opened):
+    """By now less of the original may be left to be read."""
+    folder = many(opened)
+    [*_, path] = segments(folder).values()
+    bad = path.with_suffix(replay.BAD)
+    bad.write_bytes(b"what is left by now")
+    content = path.read_bytes()
+    replay.rescue(folder)
+    assert path.read_bytes() == content
+
+
+def test_a_new_segment_is_on_disk_with_its_name_before_it_is_used(opened, kernel):
+    written = opened()
+    for name in {path.name for path in opened.folder.glob("*.journal")}:
+        calls = [call for call in kernel.calls if call[1] in (name, opened.folder.name)]
+        at = calls.index(("sync", name))
+        assert ("sync", opened.folder.name) in calls[at:] and calls[:at].count(("write", name)) > 0
+    assert written
+
+
+# -- recovery ---------------------------------------------------------------------------------------------------------------------
+
+def counted(rig):
+    """How often each of three entries was given back, as the partition knows it."""
+    partition = rig.partition("t")
+    found = partition.subscriptions["sub", True].cursor.redeliveries.of(partition.ledgers[0].ledger_id, range(3))
+    return [0] * 3 if found is None else found.tolist()
+
+
+def test_counts_of_redeliveries_are_there_after_a_kill_those_of_the_first_entry_too(rigs):
+    rig = rigs()
+    consumer = rig.consumer("t", subType=SubType.Shared)
+    first, *_ = rig.publish(rig.producer("t"), b"a", b"b", b"c")
+    rig.run(rig.flow(consumer, 3))
+    rig.run(rig.redeliver(consumer))
+    assert counted(rig) == [1, 1, 1]
+    rig.run(rig.flow(consumer, 3))
+    rig.run(rig.redeliver(consumer, first))
+    assert counted(rig) == [2, 1, 1]
+    after = rigs.crash(rig)
+    after.consumer("t", subType=SubType.Shared)
+    assert counted(after) == [2, 1, 1]
+
+
+def test_entries_that_a_ledger_has_beyond_what_the_journal_puts_back_stay(rigs):
+    """The journal may be about the first of them only, as later segments were checkpointed and lost their records."""
+    rig = rigs()
+    rig.consumer("t")
+    rig.publish(rig.producer("t"), b"a", b"b", b"c", b"d")
+    partition = rig.partition("t")
+    ledger_id, folder = partition.open_ledger.ledger_id, partition.folder
+    rig.close()
+    found = open_ledger(folder, partition.partition_id, ledger_id)
+    raw, size = found.ledger_path.read_bytes(), found.size
+    rows = found.index[:2].copy()
+    start = int(rows["offset"][0])
+    stretch = recovery._Stretch(0, rows, (rows["offset"] - start).astype(np.int64), memoryview(raw)[start:])
+    assert recovery._put(found, [stretch], None) == 2
+    assert (found.entries, found.size) == (4, size)
+    found.close()
+
+
+def test_who_wrote_the_journals_is_known_by_number(tmp_path):
+    assert not has_moved(tmp_path, 2)                        # there are none
+    (tmp_path / "journal").mkdir()
+    assert has_moved(tmp_path, 2) and has_moved(tmp_path, 1)      # nobody has noted it: it may have been any number
+    settle(tmp_path, 2)
+    assert not has_moved(tmp_path, 2) and has_moved(tmp_path, 1) and has_moved(tmp_path, 3)
+    settle(tmp_path, 3)
+    assert has_moved(tmp_path, 2) and not has_moved(tmp_path, 3)
