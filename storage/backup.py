@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 from crc32c import crc32c
 
-from geminga.storage import compacted, format, libc, locks
+from geminga.storage import compacted, format, libc, locks, regular
 from geminga.storage.catalogue import open_catalogue, open_to_read
 from geminga.storage.errors import CorruptFile
 from geminga.storage.ledger import Ledger, sync, write_anew
@@ -40,6 +40,7 @@ _UNFINISHED = ".new"
 _NAME = re.compile(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d-\d{3}Z")
 _AMENDED = format.amended_path(Path())
 _CHUNK = 1 << 20
+_MANIFEST_MAX = 1 << 30      # bytes; some 200 for each file
 
 
 class CannotBackUp(Exception):
@@ -73,16 +74,42 @@ class Manifest:
 
 
 def read_manifest(backup: Path) -> Manifest:
-    """Raises CorruptFile, FileNotFoundError; CannotBackUp for a newer program's."""
+    """Raises CorruptFile, OSError; CannotBackUp for a newer program's, and for what says something that no program writes."""
     path = backup / MANIFEST
-    checksum, _, text = path.read_bytes().partition(b" ")
+    checksum, _, text = regular.read(path, _MANIFEST_MAX).partition(b" ")
     if checksum != b"%08x" % crc32c(text):
         raise CorruptFile(path, 0, f"checksum {crc32c(text):08x}", checksum[:16])
-    said = json.loads(text)
-    for name, known in (("version", VERSION), ("folder_version", format.FOLDER_VERSION)):
-        if said[name] > known:
-            raise CannotBackUp(f"{path}: a newer program made it: its {name} is {said[name]}, and this one knows {known} and older")
-    return Manifest(**said | {"items": [Item(**item) for item in said["items"]]})
+    try:
+        said = json.loads(text)
+        for name, known in (("version", VERSION), ("folder_version", format.FOLDER_VERSION)):
+            if _number(said[name]) > known:
+                raise CannotBackUp(f"{path}: a newer program made it: its {name} is {said[name]}, and this one knows {known} and older")
+        found = Manifest(**said | {"items": [_item(path, Item(**item)) for item in said["items"]]})
+        _number(found.created_ms)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise CannotBackUp(f"{path}: it is no manifest that a program of ours has written") from None
+    if len({item.path for item in found.items}) < len(found.items):
+        raise CannotBackUp(f"{path}: it has a file twice")
+    return found
+
+
+def _item(manifest: Path, item: Item) -> Item:
+    """As it is.  Raises CannotBackUp, ValueError, TypeError when it is no file that a backup has."""
+    parts = Path(item.path).parts
+    is_partitions = len(parts) > 2 and parts[0] == PARTITIONS and ".." not in parts
+    if not (item.path == CATALOGUE or is_partitions and item.path == "/".join(parts) and item.path.isprintable()):
+        raise CannotBackUp(f"{manifest}: {item.path!a} is not in a data folder")
+    for number in (item.size, item.crc32c, *item.source):
+        _number(number)
+    if len(bytes.fromhex(item.header)) > item.size:
+        raise ValueError(item.header)
+    return item
+
+
+def _number(value: object) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise ValueError(value)
+    return value
 
 
 @dataclass(slots=True)
@@ -303,7 +330,7 @@ class _Making:
             fresh.replace(path)
             self._report.shared_bytes += item.size
         elif is_written or linked != path:
-            item.crc32c = copy_item(linked, fresh, item)
+            item.crc32c = copy_item(linked.parent, linked, fresh, item)
             return fresh.replace(path)
         else:
             self._report.shared_bytes += item.size if found.st_nlink > 1 else 0
@@ -386,12 +413,12 @@ def _chunks(file, item: Item) -> Iterator[tuple[int, bytes]]:
         at += len(data)
 
 
-def copy_item(source: Path, target: Path, item: Item) -> int:
+def copy_item(folder: Path, source: Path, target: Path, item: Item) -> int:
     """The target is the item, synced, with holes where the source has nothing but zeros; the checksum of what was copied.
 
-    Raises CorruptFile when the source has less, OSError.
+    The source is a file in that folder.  Raises CorruptFile when it has less, OSError.
     """
-    with open(source, "rb", buffering=0) as file, open(target, "wb", buffering=0) as copy:
+    with regular.opened(source, folder) as file, open(target, "xb", buffering=0) as copy:
         def copied() -> Iterator[tuple[int, bytes]]:
             for at, data in _chunks(file, item):
                 if data.count(0) < len(data):

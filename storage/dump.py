@@ -3,6 +3,7 @@
 Each line is names and values, `damaged` among them where something is.  The readers are those that the broker, its recovery and
 `geminga verify` have, so what is whole here is whole there.
 """
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geminga.proto import checksums, sends
-from geminga.storage import compacted, format, ledger, replay, schedule_file, state
+from geminga.storage import compacted, format, ledger, regular, replay, schedule_file, state
 from geminga.storage.amendments import Amendments
 from geminga.storage.cursor import NOBODY, REASONS, Cursor
 from geminga.storage.errors import CorruptFile
@@ -46,6 +47,9 @@ def dump(path: Path, first: int = 0, end: int | None = None, *, payload: bool = 
     bounds = first, 1 << 63 if end is None else end
     if not path.is_file():
         raise NotKnown(f"{path}: there is no such file")
+    for beside in (path, path.with_suffix(".ledger"), path.with_suffix(".index"), format.state_path(path.parent)):      # read with it
+        if os.path.lexists(beside):
+            regular.opened(beside).close()
     if suffix in (".ledger", ".index") and number is not None:
         is_compacted = (path.parent / compacted.MANIFEST).exists()
         return (_compacted_ledger if is_compacted else _ledger)(path.parent, number, *bounds, payload)

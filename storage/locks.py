@@ -32,7 +32,7 @@ def hold(data_dir: Path) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def _opened(path: Path, flags: int) -> Iterator[int]:
-    fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)      # a pipe would keep its reader waiting
     try:
         yield fd
     finally:

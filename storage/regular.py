@@ -2,19 +2,21 @@
 
 A symbolic link could lead to a file of the reader's own, a pipe would keep him waiting for ever, and a file may be of any size.
 """
+import contextlib
 import errno
 import os
 import stat
 from pathlib import Path
 from typing import BinaryIO
 
+_NOT_REGULAR = "it is no regular file"
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def opened(path: Path, folder: Path | None = None) -> BinaryIO:
     """The file, unbuffered.  With a folder, no folder on the way from there is a symbolic link either.  Raises OSError."""
     if folder is None:
-        return _checked(os.open(path, _FLAGS), path)
+        return _checked(_open(str(path), _FLAGS, None, path), path)
     *way, name = path.relative_to(folder).parts
     place = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -33,15 +35,27 @@ def read(path: Path, size: int, folder: Path | None = None) -> bytes:
         return file.read(size)
 
 
-def _open(name: str, flags: int, place: int, path: Path) -> int:
+def check(*folders: Path) -> None:
+    """Raises OSError where below one of them something is neither a file nor a folder of its own."""
+    for folder in folders:
+        with contextlib.suppress(FileNotFoundError), os.scandir(folder) as found:      # its broker may have just removed it
+            for entry in found:
+                if entry.is_dir(follow_symlinks=False):
+                    check(Path(entry.path))
+                elif not entry.is_file(follow_symlinks=False):
+                    raise OSError(errno.EINVAL, _NOT_REGULAR, entry.path)
+
+
+def _open(name: str, flags: int, place: int | None, path: Path) -> int:
     try:
         return os.open(name, flags, dir_fd=place)
     except OSError as error:
-        raise type(error)(error.errno, error.strerror, str(path)) from None
+        is_link = error.errno in (errno.ELOOP, errno.ENOTDIR)
+        raise OSError(error.errno, _NOT_REGULAR if is_link else error.strerror, str(path)) from None
 
 
 def _checked(fd: int, path: Path) -> BinaryIO:
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
-    return open(fd, "rb", buffering=0)
+        raise OSError(errno.EINVAL, _NOT_REGULAR, str(path))
+    return open(path, "rb", buffering=0, opener=lambda *_: fd)

@@ -27,7 +27,7 @@ def restore(source: Path, data_dir: Path) -> Manifest:
         raise CannotRestore(f"{source}: it has no {backup.MANIFEST}: it is no backup, or was not completed") from None
     except (CorruptFile, CannotBackUp) as error:
         raise CannotRestore(str(error)) from None
-    data_dir.mkdir(parents=True, exist_ok=True)
+    folder.make(data_dir)
     if any(data_dir.iterdir()):
         raise CannotRestore(f"{data_dir} is not empty")
     try:
@@ -53,12 +53,10 @@ def restore(source: Path, data_dir: Path) -> Manifest:
 
 def _put(source: Path, data_dir: Path, item: Item) -> None:
     """Raises CannotRestore, with the file's name, when it is not what it was."""
-    if Path(item.path).is_absolute() or ".." in Path(item.path).parts:
-        raise CannotRestore(f"{source / backup.MANIFEST}: {item.path} is not in a data folder")
     path, target = source / item.path, data_dir / item.path
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        found = backup.copy_item(path, target, item)
+        found = backup.copy_item(source, path, target, item)
     except FileNotFoundError:
         raise CannotRestore(f"{path}: it is missing") from None
     except CorruptFile as error:

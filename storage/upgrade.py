@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from geminga.storage import catalogue, folder, format, locks, version1
+from geminga.storage import catalogue, folder, format, locks, regular, version1
 from geminga.storage.verify_catalogue import looked_at
 
 _VERSION_END = 12      # of a header: magic and version
@@ -34,6 +34,8 @@ def look(data_dir: Path) -> Outlook:
     except folder.CannotUse as error:
         found.refused = str(error)
         return found
+    regular.opened(data_dir / "catalogue.sqlite").close()
+    regular.check(data_dir / "partitions", data_dir / "journal")
     with locks.hold(data_dir) as found.is_served, looked_at(data_dir, is_served=found.is_served) as db:
         found.catalogue = db.execute("PRAGMA user_version").fetchone()[0]
     of_version_1 = _count(data_dir, found)

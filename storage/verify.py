@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from geminga.storage import format, ledger, locks, replay, state, version1
+from geminga.storage import format, ledger, locks, regular, replay, state, version1
 from geminga.storage.cursor import NOBODY, Cursor, Position
 from geminga.storage.errors import CorruptFile
 from geminga.storage.findings import Finding, Severity, corrupt, place, unreadable
@@ -53,6 +53,8 @@ def walk(data_dir: Path | str, *, processes: int = 1, seen: Seen | None = None) 
         if not path.exists():
             yield Finding(data_dir, 0, 0, "there is no catalogue.sqlite", "this is no data folder", Severity.UNREADABLE)
             return
+        regular.opened(path).close()
+        regular.check(data_dir / "partitions", data_dir / "journal")
         with locks.hold(data_dir) as is_served:
             yield from _Walk(data_dir, is_served, processes, seen).findings()
     except OSError as error:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from geminga.storage import catalogue
+from geminga.storage import catalogue, regular
 from geminga.storage.findings import Finding, Severity
 
 _LOG_MAGIC = 0x377F0682                        # and one more: its checksums are over big-endian words
@@ -53,8 +53,9 @@ def looked_at(data_dir: Path, *, is_served: bool) -> Iterator[sqlite3.Connection
         else:
             place = str(Path(stack.enter_context(tempfile.TemporaryDirectory()), path.name))
             for suffix in ("", "-wal"):
-                with contextlib.suppress(FileNotFoundError):
-                    shutil.copy(f"{path}{suffix}", f"{place}{suffix}")
+                with contextlib.suppress(FileNotFoundError), regular.opened(Path(f"{path}{suffix}")) as file, \
+                        open(f"{place}{suffix}", "wb") as copy:
+                    shutil.copyfileobj(file, copy, 1 << 20)
         yield stack.enter_context(contextlib.closing(sqlite3.connect(place, uri=is_served, timeout=30)))
 
 
@@ -92,7 +93,8 @@ def _read(path: Path, db: sqlite3.Connection) -> Names:
 def _check_log(path: Path) -> Iterator[Finding]:
     """Frames behind one that is damaged do not count for SQLite.  What was being written when the power went was not answered."""
     try:
-        raw = path.read_bytes()
+        with regular.opened(path) as file:
+            raw = file.readall()
     except FileNotFoundError:
         return
     if len(raw) < _LOG_HEADER.size:

@@ -77,6 +77,7 @@ def restore(source: str, data_dir: str) -> int:
     return report_damage(Path(data_dir), is_json=False, repairs=False)
 
 
-def _wrong(status: int, why: object) -> int:
-    print(f"geminga: {why}", file=sys.stderr)
+def _wrong(status: int, why: Exception | str) -> int:
+    from geminga.storage.errors import text_of
+    print(f"geminga: {text_of(why) if isinstance(why, OSError) else why}", file=sys.stderr)
     return status

@@ -40,7 +40,7 @@ def bring(file: Any, dry_run: bool, admin_url: str, **who: Any) -> int | None:
     """
     try:
         wanted = json.load(file)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         print(f"geminga: {file.name}: it is no JSON: {error}", file=sys.stderr)
         return WRONG_USAGE
     query = {"dry-run": "true"} if dry_run else None
