@@ -3,14 +3,18 @@
 A canary is what is wrong with the owner, and by which promise that is to show.
 """
 import contextlib
+import inspect
 import itertools
+import os
+import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from unittest import mock
 
 import numpy as np
 
 from geminga.proto.deliveries import RECEIPT_ROW
-from geminga.storage import acknowledgements, journal
+from geminga.storage import acknowledgements, journal, ledger
 from geminga.storage.counters import Counters
 from geminga.storage.cursor import Cursor
 from geminga.storage.dispatch import failover
@@ -62,6 +66,17 @@ def _sometimes(where, name: str, instead: Callable, every: int) -> tuple:
 
 def _nothing(*_, **__) -> None:
     pass
+
+
+def _without(where, name: str, line: str) -> tuple:
+    """The function without its one line that begins so."""
+    right = getattr(where, name)
+    lines = textwrap.dedent(inspect.getsource(right)).split("\n")
+    [at] = [number for number, text in enumerate(lines) if text.strip().startswith(line)]
+    lines[at] = lines[at].partition(line)[0] + "pass"
+    made: dict[str, Callable] = {}
+    exec(compile("\n".join(lines), f"<{name} without {line}>", "exec"), vars(sys.modules[right.__module__]), made)
+    return where, name, made[name]
 
 
 # -- what is stored
@@ -219,6 +234,39 @@ def files_are_left_behind():
 @canary("nothing is replayed after a clean stop")
 def segments_are_not_retired():
     yield journal, "_retire", _nothing
+
+
+_KEPT = "receipted entries are there", "what was acknowledged stays so, and nothing else is", "messages are counted"
+
+
+@canary(*_KEPT)
+def files_are_not_synced_at_a_checkpoint():
+    yield _without(journal, "put_on_disk", "sync(path, os.fdatasync)")
+
+
+@canary(*_KEPT, "nothing but the disk's own failures ends an owner")
+def folders_are_not_synced_at_a_checkpoint():
+    yield journal, "sync", lambda path, how: None if how is os.fsync else ledger.sync(path, how)
+
+
+@canary(*_KEPT)
+def states_are_not_written_at_a_checkpoint():
+    yield _without(journal, "put_on_disk", "snapshot.write()")
+
+
+@canary("nothing is replayed after a clean stop")
+def segments_are_not_retired_at_a_checkpoint():
+    yield _without(Journal, "_put_and_retire", "_retire(segment)")
+
+
+@canary(*_KEPT)
+def nothing_is_put_in_place_at_a_stop():
+    yield _without(Journal, "close", "put_on_disk(")
+
+
+@canary("nothing is replayed after a clean stop")
+def segments_are_not_retired_at_a_stop():
+    yield _without(Journal, "close", "_retire(segment)")
 
 
 @canary("a failed sync ends the owner")
