@@ -295,8 +295,13 @@ class Ledger:
 
     @property
     def unused(self) -> int:
-        """Bytes of its larger file that were allocated ahead."""
-        return self.allocated - self.size
+        """Bytes of its larger file that were allocated ahead; it is not opened for that."""
+        if self._fds is not None or self.was_sealed:
+            return self.allocated - self.size
+        try:
+            return os.stat(self.ledger_path).st_size - self.size
+        except FileNotFoundError:      # others find that out
+            return 0
 
     def write_header(self) -> None:
         """The index says how much there is."""

@@ -979,7 +979,7 @@ class Owner:
 
     def _give_unused_back(self) -> None:
         """Open ledgers that were allocated far ahead give that back, and their partitions go on in small ones."""
-        for partition in list(self.by_name.values()):
+        for partition in list(self._recent):
             if partition.open_ledger.unused >= _UNUSED_MIN:
                 with contextlib.suppress(StorageFull):      # another time
                     self.roll(partition, is_idle=True)

@@ -15,7 +15,7 @@ from geminga.storage import acknowledgements, commands
 from geminga.storage.acknowledgements import Acks
 from geminga.storage.cursor import EXPIRED, SKIPPED, Cursor, Position
 from geminga.storage.named import has_subscription, stored, subscription_of
-from geminga.storage.partition import EARLIEST, Partition
+from geminga.storage.partition import Partition
 from geminga.storage.parts import signed_words
 from geminga.storage.subscription import Subscription
 
@@ -83,13 +83,7 @@ def start_of(found: Partition, arguments: dict) -> tuple[Position, list[int]]:
         messages, first = min(int(ledger.messages[position[1]]), MESSAGES_MAX), index + is_behind
         if first < messages:
             return position, signed_words((1 << messages) - (1 << first))
-    return (position[0], position[1] + 1) if is_behind and position != EARLIEST else position, []
-
-
-def before(found: Partition, position: list[int], *, behind: bool) -> Position:
-    """The mark-delete position of a cursor that begins there, or with the entry behind it."""
-    ledger_id, entry_id = position
-    return found.before((ledger_id, entry_id + 1 if behind and (ledger_id, entry_id) != EARLIEST else entry_id))
+    return (position[0], position[1] + is_behind), []
 
 
 def _expire(owner, topic: TopicName, arguments: dict) -> int | None:
@@ -127,7 +121,7 @@ def _analyze(owner, topic: TopicName, arguments: dict) -> dict:
     """What the subscription has before it, from its own position on or from another."""
     found = stored(owner, topic)
     subscription = subscription_of(found, arguments["subscription"])
-    start = before(found, arguments["position"], behind=arguments["behind"]) if "position" in arguments else subscription.cursor.mark_delete
+    start = found.before(start_of(found, arguments)[0]) if "position" in arguments else subscription.cursor.mark_delete
     entries = messages = 0
     first = last = None
     for ledger in found.ledgers_from(start[0]):

@@ -237,13 +237,17 @@ def test_seek_into_a_batch_begins_with_that_message(batches, rigs, kind, durable
 
 
 @pytest.mark.parametrize("words", [[], [0], [0, 0], [-1, 63], [-1, -1], [-1] * 10_000], ids=str)
-def test_words_that_leave_out_none_or_all_messages_seek_to_the_batch(batches, words):
+def test_words_that_leave_out_none_or_all_messages_seek_to_the_batch(batches, rigs, words):
+    """Nothing of it counts as skipped, also after a crash."""
     rig, positions = batches
     consumer = rig.consumer("a")
     where = id_of(positions[1])
     where.ack_set.extend(words)
     rig.run(rig.command("seek", consumer_id=consumer.object_id, request_id=77, message_id=where))
-    assert remaining(rig, rig.consumer("a")) == [(positions[1], []), (positions[2], [])]
+    for found in (rig, rigs.crash(rig)):
+        assert remaining(found, found.consumer("a")) == [(positions[1], []), (positions[2], [])]
+        told = found.asked("why", "a", subscription="sub")["messages"]
+        assert (told["skipped"], told["backlog"]) == (0, 71)
 
 
 def test_words_about_an_entry_that_is_not_there_say_nothing(batches):
@@ -347,6 +351,17 @@ def test_readers_with_ranges_of_hashes_share_the_keys_out(rig, durable):
     assert sorted(position for its in found for position in its) == positions
     again = rig.delivered(rig.run(rig.redeliver(readers[0])), readers[0])
     assert [position for position, _ in again] == found[0]
+
+
+def test_ranges_of_hashes_have_their_first_and_their_last(rig):
+    positions = keyed(rig, 20)
+    hashes = [int(found) & 0xFFFF for found in rig.partition("a").open_ledger.index["key_hash"][:20]]
+    for number, (found, position) in enumerate(zip(hashes, positions.values(), strict=False)):
+        for part, expected in ((((found, found),), True), (((found, 65_535),), True), (((0, found),), True),
+                               (((0, found - 1), (found + 1, 65_535)), False)):
+            reader = rig.consumer("a", f"{number} {part}", **of_ranges(*part, durable=False))
+            assert (position in [one for one, _ in rig.receive(reader)]) == expected, (found, part)
+            rig.close_consumer(reader)
 
 
 @pytest.mark.parametrize("kind", [api.CommandSubscribe.Failover, api.CommandSubscribe.Shared])

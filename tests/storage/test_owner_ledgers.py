@@ -122,3 +122,13 @@ def test_a_partition_in_use_keeps_its_ledger(rig):
         positions = rig.publish(producer, *[b"x" * 100_000] * 9)
         rig.run(rig.acks(consumer, positions[-1], cumulative=True), after_ms=TICK_MS // 2)
     assert rig.files("a") == [positions[0][0]]
+
+
+def test_an_empty_ledger_takes_what_comes_however_old_it_is(rigs):
+    """A new one would be no younger than it when the next message comes, and so on."""
+    rig = rigs(roll_over_age_s=1)
+    producer = rig.producer("a")
+    [before] = rig.files("a")
+    rig.run(after_ms=5_000)
+    assert rig.publish(producer, b"a") == [(before, 0)]
+    assert rig.files("a") == [before]

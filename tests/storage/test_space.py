@@ -63,6 +63,19 @@ def test_below_the_high_watermark_nobody_publishes_and_the_rest_goes_on(rigs, ro
     assert again.receive(again.consumer("a")) == []
 
 
+def test_between_the_watermarks_publishing_goes_on_and_nothing_is_allocated_ahead(rigs, room):
+    rig = rigs(**MARKS)
+    producer, found = rig.producer("a"), None
+    for free, ahead in ((DISK, 1 << 20), (201 * MIB, MIB // 4), (199 * MIB, 0), (100 * MIB, 0)):
+        room(free)
+        rig.run(after_ms=TICK_MS)
+        rig.owner.roll(rig.partition("a"))
+        found = rig.partition("a").open_ledger
+        while len(rig.publish(producer, bytes(40_000))) and found.entries < 12:
+            assert found.unused <= max(64 << 10, ahead + 4096)
+        assert found.entries == 12 and found.size > 480_000
+
+
 def test_who_was_sent_away_is_let_in_as_soon_as_there_is_room(rigs, room):
     """Above the low watermark, not before; a producer that comes back is kept waiting for that, and refused only when it takes long."""
     rig = rigs(**MARKS)
