@@ -1,8 +1,10 @@
 """Who somebody is: what is shown, by each method, and what must never get anybody in."""
 import base64
+import hmac
 import json
 import os
 import time
+import zlib
 from datetime import UTC, datetime, timedelta
 
 import bcrypt
@@ -19,7 +21,9 @@ from hypothesis import strategies as st
 from passlib.hash import apr_md5_crypt, des_crypt, ldap_sha1
 
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.storage.counters import make_counters
 from geminga.workers.identity import sources
+from geminga.workers.identity.attempts import Attempts
 from geminga.workers.identity.authentication import OURSELVES, Authenticator, Identity, Original
 from geminga.workers.identity.options import AuthenticationOptions, AuthorizationOptions, IdentityOptions, Secret, Unusable
 from geminga.workers.identity.shown import NotAuthenticated, Shown
@@ -103,11 +107,47 @@ def test_when_a_token_expires_is_known():
     ({"sub": "who", "exp": "never"}, "INVALID_TOKEN"), ({"sub": "who", "exp": 1e400}, "INVALID_TOKEN"),
     ({"sub": "who", "exp": [1]}, "INVALID_TOKEN"),
     ({}, "INVALID_TOKEN"), ({"sub": ""}, "INVALID_TOKEN"), ({"sub": 7}, "INVALID_TOKEN"), ({"sub": None}, "INVALID_TOKEN"),
+    ({"sub": "who", "exp": -1}, "EXPIRED_TOKEN"), ({"sub": "who", "exp": -10**400}, "EXPIRED_TOKEN"),
+    ({"sub": "who", "exp": True}, "EXPIRED_TOKEN"),
+    ({"sub": "who", "exp": float("nan")}, "INVALID_TOKEN"), ({"sub": "who", "exp": float("-inf")}, "INVALID_TOKEN"),
+    ({"sub": "who", "exp": None}, "INVALID_TOKEN"), ({"sub": "who", "exp": {}}, "INVALID_TOKEN"),
+    ({"sub": "who", "exp": "1"}, "EXPIRED_TOKEN"),
+    ({"sub": "who", "nbf": "soon"}, "INVALID_TOKEN"), ({"sub": "who", "iat": float("nan")}, "INVALID_TOKEN"),
+    ({"sub": "who", "nbf": 10**400}, "INVALID_TOKEN"), ({"sub": [["who"]]}, "INVALID_TOKEN"), ({"sub": True}, "INVALID_TOKEN"),
     ({"sub": []}, "INVALID_TOKEN"), ({"sub": [7]}, "INVALID_TOKEN"), ({"sub": {"a": 1}}, "INVALID_TOKEN"),
 ])
 def test_what_a_token_must_not_say(claims, reason):
     """Signed as it should be."""
     assert refused(asking(), signed(claims)) == reason
+
+
+@pytest.mark.parametrize("exp", [10**11, 9_223_372_036_854_775_807, 1e300, 10**400])
+def test_a_token_may_expire_in_any_far_future(exp):
+    """Those of Java's largest number are in use; a larger one was once an error of the broker's own."""
+    expires_s = asking().identify(Shown("token", signed({"sub": "who", "exp": exp}))).expires_s
+    assert time.time() + 10**9 < expires_s <= 10**11
+    counters = make_counters(1)[0]
+    Attempts(counters, None).succeeded(Identity("who", "token", expires_s))
+    assert counters.read()["token_SUCCESS"] == 1
+
+
+def encoded(part: bytes) -> bytes:
+    return base64.urlsafe_b64encode(part).rstrip(b"=")
+
+
+@pytest.mark.parametrize("header, payload", [
+    ({"alg": "none"}, b'{"sub":"who"}'), ({"alg": "None"}, b'{"sub":"who"}'), ({"alg": ""}, b'{"sub":"who"}'), ({}, b'{"sub":"who"}'),
+    ({"alg": None}, b'{"sub":"who"}'), ({"alg": ["HS256"]}, b'{"sub":"who"}'), ({"alg": "hs256"}, b'{"sub":"who"}'),
+    ({"alg": "HS256", "zip": "DEF"}, zlib.compress(b'{"sub":"who"}')), ({"alg": "HS256", "b64": False, "crit": ["b64"]}, b'{"sub":"who"}'),
+    ({"alg": "HS256", "crit": ["exp"]}, b'{"sub":"who"}'), ({"alg": "HS256", "cty": "JWT"}, None), ({"alg": "HS256"}, b'["who"]'),
+    ({"alg": "HS256"}, b'"who"'), ({"alg": "HS256"}, b'null'), ({"alg": "HS256"}, b'{"sub":"w\xff"}'), ({"alg": "HS256"}, b'{"sub":"who"'),
+    ({"alg": "HS256"}, b'[' * 8_000), ({"alg": "HS256"}, b'{"a":' * 2_000 + b"1" + b"}" * 2_000), ({"alg": "HS256"}, b""),
+], ids=lambda value: repr(value)[:30])
+def test_a_right_signature_makes_no_token_of_anything(header, payload):
+    """Compressed, nested, deep, of no object or without an algorithm, although whoever made it has the key."""
+    payload = token({"sub": "who"}) if payload is None else payload
+    said = encoded(json.dumps(header).encode()) + b"." + encoded(payload)
+    refused(asking(), said + b"." + encoded(hmac.digest(SECRET, said, "sha256")))
 
 
 def test_clocks_may_differ_by_so_much():
@@ -425,6 +465,19 @@ def test_what_a_proxys_client_has_shown_is_checked_where_that_is_wanted():
             Shown("token", token({"sub": "proxy2"})):
         with pytest.raises(NotAuthenticated):
             admitted(authenticator, "proxy", "joe", bad)
+
+
+def test_who_was_admitted_may_stay_where_it_could_come_again_by_the_same_way():
+    """After the options have changed: asked of everybody who is connected."""
+    tokens = asking(authorization=PROXIES, anonymous_role="nobody")
+    nobody_asked, strict = Authenticator(IdentityOptions()), asking()
+    assert nobody_asked.accepts(Identity("")) and nobody_asked.accepts(Identity("joe", "basic"))
+    assert tokens.accepts(OURSELVES) and strict.accepts(OURSELVES)
+    assert tokens.accepts(Identity("joe", "token")) and not tokens.accepts(Identity("joe", "basic"))
+    assert tokens.accepts(Identity("nobody")) and not tokens.accepts(Identity("somebody")) and not tokens.accepts(Identity(""))
+    assert not strict.accepts(Identity("")) and not strict.accepts(Identity("nobody"))
+    assert tokens.accepts(Identity("joe", "token", proxy="proxy")) and not tokens.accepts(Identity("joe", "token", proxy="former"))
+    assert not tokens.accepts(Identity("joe", "basic", proxy="proxy")) and not strict.accepts(Identity("joe", "token", proxy="proxy"))
 
 
 def test_a_token_is_renewed_by_one_of_the_same_role():

@@ -13,6 +13,7 @@ from geminga.workers.identity.shown import NotAuthenticated
 from geminga.workers.identity.sources import Source, SourceError
 
 _SIZE_MAX = 16 << 10          # of a token; HTTP servers take no larger headers
+_NEVER_S = 10**11             # seconds since 1970, in the year 5138: whatever expires later does not, and fits into every number
 _SECRETS = {"HS256": 32, "HS384": 48, "HS512": 64}      # bytes that a key must have for each
 _RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
 _CURVES = {"secp256r1": "ES256", "secp384r1": "ES384", "secp521r1": "ES512"}
@@ -101,7 +102,7 @@ class Tokens:
             role = role[0]
         if not isinstance(role, str) or not role:
             raise NotAuthenticated("INVALID_TOKEN", f"the token has no role in its claim {self._options.role_claim}")
-        return role, float(found["exp"]) + self._options.clock_skew_s if "exp" in found else None
+        return role, float(min(int(found["exp"]), _NEVER_S)) + self._options.clock_skew_s if "exp" in found else None
 
     def _check_audience(self, found: dict[str, Any]) -> None:
         if not self._options.audience_claim:
