@@ -1,4 +1,5 @@
 """Who may do what over HTTP and over the binary protocol, with a real broker that asks for tokens."""
+import contextlib
 import json
 from pathlib import Path
 
@@ -7,9 +8,10 @@ from aiohttp import web
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.supervisor.admin import app, audit, authorization, brokers
+from geminga.workers.rights import DEMANDS
 
 from ..harness import Broker
-from ..proto.client_frames import T
+from ..proto.client_frames import T, command, entry_of, frame, message_metadata, send
 from .sweep import rights
 
 RIGHTS = Path(__file__).with_name("rights_of_routes.txt")
@@ -216,6 +218,44 @@ def test_over_the_binary_protocol_a_command_needs_what_it_demands(guarded, place
     for what, became in found.items():
         if became != "allowed":
             assert became == f"AuthorizationError: {TEXTS[what.split()[0]]}"
+
+
+# Commands that demand nothing, as they name something of their own connection: here what they name is somebody else's.
+OF_OTHERS = {
+    T.PING: {}, T.PONG: {}, T.SEND: {"producer_id": 1, "sequence_id": 7}, T.CLOSE_PRODUCER: {"producer_id": 1, "request_id": 7},
+    T.FLOW: {"consumer_id": 1, "messagePermits": 10},
+    T.ACK: {"consumer_id": 1, "ack_type": api.CommandAck.Cumulative, "message_id": [api.MessageIdData(ledgerId=2**40, entryId=0)]},
+    T.REDELIVER_UNACKNOWLEDGED_MESSAGES: {"consumer_id": 1}, T.UNSUBSCRIBE: {"consumer_id": 1, "request_id": 7},
+    T.CLOSE_CONSUMER: {"consumer_id": 1, "request_id": 7}, T.SEEK: {"consumer_id": 1, "request_id": 7, "message_publish_time": 2**41},
+    T.GET_LAST_MESSAGE_ID: {"consumer_id": 1, "request_id": 7}, T.CONSUMER_STATS: {"consumer_id": 1, "request_id": 7},
+    T.WATCH_TOPIC_LIST_CLOSE: {"watcher_id": 1, "request_id": 7}, T.TC_CLIENT_CONNECT_REQUEST: {"tc_id": 0, "request_id": 7},
+    T.NEW_TXN: {"request_id": 7}, T.ADD_PARTITION_TO_TXN: {"request_id": 7}, T.ADD_SUBSCRIPTION_TO_TXN: {"request_id": 7},
+    T.END_TXN: {"request_id": 7}, T.CONNECT: {"client_version": "again"},
+    T.AUTH_RESPONSE: {"response": {"auth_method_name": "token", "auth_data": b"bad"}},
+}
+
+
+def test_who_has_no_right_reaches_nothing_of_others_by_their_ids(guarded, place):
+    """All the commands that no right is asked for, by somebody who has none: whose ids they are goes on as before."""
+    assert OF_OTHERS.keys() == {kind for kind, demand in DEMANDS.items() if demand is None}
+    owner, topic = guarded.connect("admin"), f"persistent://{place}/plain"
+    assert owner.ask(T.SUBSCRIBE, topic=topic, consumer_id=1, subscription="of-others", subType=api.CommandSubscribe.Shared) == "allowed"
+    assert owner.ask(T.PRODUCER, topic=topic, producer_id=1) == "allowed"
+    assert owner.ask(T.WATCH_TOPIC_LIST, namespace=place, topics_pattern=".*", watcher_id=1) == "allowed"
+    for kind, fields in OF_OTHERS.items():
+        stranger = guarded.connect("nobody")
+        entry = entry_of(message_metadata()) if kind == T.SEND else b""
+        said = command(kind, **fields)[8:]
+        stranger._socket.sendall(frame(said, entry))
+        stranger._socket.sendall(command(T.PING))
+        with contextlib.suppress(ConnectionResetError):
+            while (answer := stranger._receive()) is not None and answer.type != T.PONG:      # dealt with, or the connection has ended
+                assert answer.type not in (T.MESSAGE, T.SEND_RECEIPT, T.PRODUCER_SUCCESS), (kind, answer)
+    owner._socket.sendall(command(T.FLOW, consumer_id=1, messagePermits=1) + send(producer_id=1, sequence_id=3))
+    assert {command_of(owner).type for _ in range(2)} == {T.SEND_RECEIPT, T.MESSAGE}
+    stats = guarded.done("GET", f"/admin/v2/{topic.replace('://', '/')}/stats")
+    assert len(stats["publishers"]) == 1 and stats["subscriptions"]["of-others"]["msgBacklog"] == 1
+    assert stats["subscriptions"]["of-others"]["consumers"][0]["availablePermits"] == 0
 
 
 def test_a_proxy_may_ask_for_what_both_may(guarded, place):
