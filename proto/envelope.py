@@ -23,7 +23,7 @@ from geminga.proto.sends import SEND_ROW
 SENDS, ACKS, FLOWS, COMMANDS, QUESTIONS = 1, 2, 3, 4, 5
 RECEIPTS, RUNS, REPLIES, FORGET, PICKS, PASSED, ANSWERS = 16, 17, 18, 19, 20, 21, 22
 
-HEADER = struct.Struct("<QQ")     # owner -> worker: bytes of entries taken from this worker so far (its credit); sections
+HEADER = struct.Struct("<QQ")     # owner -> worker: bytes of entries, and COMMANDs' cost, taken from it so far (its credit); sections
 SECTION = struct.Struct("<IIQ")   # kind, rows, bytes
 INLINE_MAX = 32 << 10             # bytes; to copy so many costs less than a frame of their own does at both ends
 
@@ -46,6 +46,7 @@ COMMAND_ROW = np.dtype([
     ("size", "<u4"),               # bytes of the BaseCommand
     ("flags", "<u4"),
 ])
+COMMAND_COST = 16 << 10  # bytes of entries that a command counts for beside its own: about as dear to its owner
 COMMAND = 0             # a client's
 CONNECTION_GONE = 1
 CONNECTION_ALIVE = 2    # it has answered a PROBE

@@ -144,7 +144,7 @@ class Owner:
         self._acks: list[NDArray] = []
         self._parts: list[tuple[NDArray, memoryview]] = []        # those of them that are about parts of batches, and their words
         self._outboxes: dict[int, Outbox] = {}
-        self._taken: dict[int, int] = {}                          # bytes of entries taken from each worker
+        self._taken: dict[int, int] = {}                          # bytes of entries and what commands count for, taken from each worker
         self._to_dispatch: dict[Partition, None] = {}
         self._to_trim: dict[Partition, None] = {}
         self.expected_readers: dict[Subscription, int] = {}       # since when those that sought are to come back
@@ -406,6 +406,8 @@ class Owner:
                 self._grant(rows)
             elif kind == envelope.COMMANDS:
                 self._apply_data()
+                self._taken[worker] = self._taken.get(worker, 0) + envelope.COMMAND_COST * len(rows) + len(data)
+                self.outbox(worker)
                 self._carry_out(worker, rows, data)
             else:
                 self._apply_data()

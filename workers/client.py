@@ -143,7 +143,7 @@ class Client(asyncio.BufferedProtocol):
         self._closed_producers: dict[int, None] = {}   # closed by the broker, the last of them: what their client still sends is ignored
         # What was read and not dealt with, in memory of its own: a frame cut short, or all that waits for this client's turn.
         self._rest: memoryview | bytes = b""
-        self._is_waiting = False                   # for its turn
+        self._is_waiting = self._has_more = False  # for its turn; with whole frames there, for owners before that
         self._own: bytearray | mmap.mmap | None = None   # a large frame cut short, in a buffer of its own
         self._filled = 0
         self._runs: deque[Run] = deque()           # to be written
@@ -231,7 +231,7 @@ class Client(asyncio.BufferedProtocol):
 
         Keeps the rest.  A client that still has whole frames there goes on with them when it is its turn; nothing more is read before.
         """
-        connection, taken, before, is_late = self.connection, 0, -1, False
+        connection, taken, before, is_late, self._has_more = self.connection, 0, -1, False, False
         until = time.monotonic() + _SLICE_SECONDS
         try:
             while taken != before and self._is_reading and not is_late:
@@ -252,17 +252,17 @@ class Client(asyncio.BufferedProtocol):
         self._keep(data, taken, end, is_late)
 
     def _keep(self, data: memoryview, taken: int, end: int, is_late: bool) -> None:
-        """Keep the bytes taken .. end-1.  is_late: there may be whole frames in them."""
+        """Keep the bytes taken .. end-1.  is_late: there may be whole frames in them, as they were not looked at."""
         if taken == end or self.transport.is_closing():
             return self.give_back()
-        if is_late and self._is_reading:
+        held, needed = end - taken, self.connection.needed(data, taken, end) if self._is_reading else 0
+        if is_late and self._is_reading and needed <= held:
             self._rest = data[taken:end] if data is not self.worker.buffer else memoryview(bytearray(data[taken:end]))
             self._is_waiting = True
             self.worker.halves.keep(self, 0)
             self.pause_reading()
             return self.worker.turns.wait(self)
         self._rest = memoryview(bytearray(data[taken:end]))
-        held, needed = end - taken, self.connection.needed(data, taken, end) if self._is_reading else 0
         if needed > max(_OWN_BUFFER_MIN, held):
             is_mapped = needed > _OWN_BUFFER_MAPPED
             self._own = mmap.mmap(-1, needed) if is_mapped else bytearray(needed)
@@ -300,6 +300,9 @@ class Client(asyncio.BufferedProtocol):
 
     def _go_on_reading(self) -> None:
         if self._own is None and self._rest:
+            if self.waits_for_owners:
+                self._has_more = True
+                return
             rest = self._rest
             self._read(np.frombuffer(rest, np.uint8), rest, len(rest))
         self.resume_reading()
@@ -309,9 +312,18 @@ class Client(asyncio.BufferedProtocol):
             self.transport.pause_reading()
 
     def resume_reading(self) -> None:
-        if self._is_reading and not self._is_waiting and not self._holding and not self.transport.is_closing() \
-                and not (self.worker.is_paused and self.producers):
-            self.transport.resume_reading()
+        if not self._is_reading or self._is_waiting or self._holding or self.transport.is_closing() or self.waits_for_owners:
+            return
+        if self._has_more:
+            self._has_more, self._is_waiting = False, True
+            return self.worker.turns.wait(self)
+        self.transport.resume_reading()
+
+    @property
+    def waits_for_owners(self) -> bool:
+        """Whether owners have to catch up before anything more is asked of them for this client."""
+        worker = self.worker
+        return worker.is_paused and bool(self.producers or self._asked and not worker.is_draining)
 
     def hold(self, link: OwnerLink) -> None:
         """The owner has more of it than a rate allows to publish."""
@@ -343,14 +355,18 @@ class Client(asyncio.BufferedProtocol):
 
     def write(self, data: bytes) -> None:
         """Send an answer.  A client that does not read its answers is not read from either."""
+        self.transport.write(data)
+        if self._is_reading and (not self._is_writable or self.worker.turns.is_crowded):
+            self._leave_unread()
+
+    def tell(self, data: bytes) -> None:
+        """Send what may be more than an answer, as far as the client's version knows it."""
         if self.protocol_version < answers.ALL_SINCE:
             data, is_over = answers.understood(data, self.protocol_version)
             if is_over:
                 self.transport.write(data)
                 return self.abort()
-        self.transport.write(data)
-        if self._is_reading and (not self._is_writable or self.worker.turns.is_crowded):
-            self._leave_unread()
+        self.write(data)
 
     def _leave_unread(self) -> None:
         """Read no more from a client that does not take its answers, before there is too much of them."""
@@ -719,7 +735,7 @@ class Client(asyncio.BufferedProtocol):
         elif action == envelope.END:
             return self.abort()
         if data:
-            self.write(data)
+            self.tell(data)
         if self.worker.rights is not None and made is not None:
             self.worker.rights.keeps(self, made)      # it may have taken long
 
@@ -857,7 +873,7 @@ class Client(asyncio.BufferedProtocol):
                     waiting.append((routes, route))
                     continue
                 del routes[object_id]
-                self.write(close(object_id))
+                self.tell(close(object_id))
                 if routes is self.producers:
                     self._remember_closed(object_id)
         self.by_handle = {key: route for key, route in self.by_handle.items() if key[0] is not link}
@@ -899,7 +915,7 @@ class Client(asyncio.BufferedProtocol):
         if not (self.was_heard or self.is_held):
             return self.transport.abort()
         self.was_heard = False
-        self.write(answers.PING)
+        self.tell(answers.PING)
 
     def configured(self) -> None:
         """The worker has other options.  A client that believes it may send larger messages than it may is told by the end of its
@@ -918,7 +934,7 @@ class Client(asyncio.BufferedProtocol):
             if route.handle:
                 del self.producers[producer_id]
                 self._remember_closed(producer_id)
-                self.write(answers.close_producer(producer_id))
+                self.tell(answers.close_producer(producer_id))
             elif route.link is None:
                 route.withdraw()
                 del self.producers[producer_id]
@@ -931,9 +947,9 @@ class Client(asyncio.BufferedProtocol):
     def say_goodbye(self) -> None:
         """The broker stops: tell the client to look its topics up again, and close."""
         for producer_id in self.producers:
-            self.write(answers.close_producer(producer_id))
+            self.tell(answers.close_producer(producer_id))
         for consumer_id in self.consumers:
-            self.write(answers.close_consumer(consumer_id))
+            self.tell(answers.close_consumer(consumer_id))
         self.transport.close()
 
 

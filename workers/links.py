@@ -71,7 +71,7 @@ class OwnerLink:
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.connect(socket_path(run_dir, owner_serial))
         self.gathered = 0                          # bytes of entries and acknowledgements in the next envelope
-        self.sent = 0                              # bytes of entries in all so far
+        self.sent = 0                              # bytes of entries and what commands count for, in all so far
         self.taken = 0                             # of them, taken by the owner
         self._handed: deque[tuple[int, float]] = deque()      # (sent, when) of envelopes with entries that it has not taken
         self.is_unheard = False                    # since something was sent, nobody has looked for what came
@@ -134,6 +134,7 @@ class OwnerLink:
         self._close_data()
         self._commands.append((connection, kind, protocol_version, len(data), 0))
         self._command_data.append(data)
+        self.sent += envelope.COMMAND_COST + len(data)
 
     def question(self, number: int, data: bytes) -> None:
         """Of administration; has a link of its own, where order does not matter."""

@@ -129,6 +129,16 @@ def test_who_asks_much_at_once_is_answered_between_others(witness, flood, said):
     assert witness.longest < WAIT_MAX and rounds > 10
 
 
+def test_producers_without_end_let_their_owner_serve_others(alone, witness, flood):
+    """Thirty thousand on one connection: as many are with the owner as it makes in a moment, and the others wait at the worker."""
+    memory = worker_memory(alone)
+    topic, end = unique_topic("many"), time.monotonic() + 6
+    many = flood(b"".join(command(T.PRODUCER, topic=topic, producer_id=number, request_id=number) for number in range(30_000)))
+    rounds = witness.while_(lambda: time.monotonic() < end and not many.is_answered)
+    assert witness.longest < WAIT_MAX and rounds > 10
+    assert worker_memory(alone) - memory < 100 << 20
+
+
 # -- memory
 
 def test_before_connect_a_frame_is_small(alone, witness):
