@@ -374,7 +374,7 @@ def test_what_waits_for_its_time_is_in_the_backlog_and_told_apart(rig):
     found = stats(rig)["subscriptions"]
     assert [(one["msgBacklog"], one["msgBacklogNoDelayed"], one["msgDelayed"]) for one in (found["shared"], found["exclusive"])] == [
         (3, 1, 2), (3, 3, 0)]
-    assert shared.number != exclusive.number
+    assert measured(rig)[1][0][0]["backlog_bytes"] == stats(rig)["storageSize"] and shared.number != exclusive.number
 
 
 def test_a_consumer_out_of_order_makes_its_subscription_so_and_nobody_makes_none_so(rig):
