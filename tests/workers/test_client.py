@@ -370,6 +370,17 @@ def test_what_was_being_made_is_made_by_the_successor(worker, client, kind):
 
 
 @both
+def test_what_is_closed_while_it_waits_for_a_successor_is_not_made(worker, client, kind):
+    client.say(kind.make(worker.topic(0), 1))
+    worker.owners[0].gone()
+    client.say(kind.close(2))
+    assert client.told() == [("SUCCESS", 2)]
+    worker.owners[0].up()
+    assert worker.owners[0].commands() == []
+    assert worker.counters.read()["commands_waiting"] == 0
+
+
+@both
 def test_a_request_that_ends_two_owners_is_not_given_to_a_third(worker, client, kind):
     client.say(kind.make(worker.topic(0), 1), kind.make(worker.topic(1), 2, 2))
     for _ in range(2):
@@ -487,6 +498,7 @@ def test_an_owner_is_told_once_who_asks(worker, client):
     kinds = [kind for _, _, kind, _ in worker.owners[0].heard("command")]
     assert kinds == [envelope.INTRODUCED, envelope.COMMAND, envelope.COMMAND]
     worker.owners[0].gone()
+    assert not client.client.introduced
     worker.owners[0].up()
     kinds = [kind for _, _, kind, _ in worker.owners[0].heard("command")]
     assert kinds == [envelope.INTRODUCED, envelope.COMMAND, envelope.COMMAND]
