@@ -862,6 +862,16 @@ def test_what_a_closed_consumer_was_given_is_not_written(worker, consuming):
     assert [(number, entry) for number, _, entry, _, _ in messages(consuming)] == [(2, 4), (2, 5)]
 
 
+def test_what_a_closed_consumer_was_given_is_not_its_successors(worker, consuming):
+    consuming.client.pause_writing()
+    worker.owners[0].says(run(consuming, 0, 2))
+    consuming.say(close_consumer(2), subscribe(worker.topic(0), 3))
+    is_ready(worker.owners[0], consuming, CONSUMER, 11, 3)
+    worker.owners[0].says(run(consuming, 5, 1, handle=11))
+    consuming.client.resume_writing()
+    assert [entry for _, _, entry, _, _ in messages(consuming)] == [5]
+
+
 def test_who_does_not_read_is_written_no_more(worker, consuming):
     consuming.client.pause_writing()
     worker.owners[0].says(run(consuming, 0, 5))
