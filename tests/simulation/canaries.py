@@ -269,6 +269,11 @@ def segments_are_not_retired_at_a_stop():
     yield _without(Journal, "close", "_retire(segment)")
 
 
+@canary("nothing is replayed after a clean stop")
+def what_a_stop_has_retired_is_not_synced():
+    yield _without(Journal, "close", "os.fdatasync(segment.fd)")
+
+
 @canary("a failed sync ends the owner")
 def a_failed_sync_is_not_noticed():
     def sync(self):

@@ -4,13 +4,13 @@ import os
 import numpy as np
 import pytest
 
-from geminga.storage import journal, recovery, replay
+from geminga.storage import format, journal, recovery, replay
 from geminga.storage.ledger import open_ledger
 from geminga.storage.recovery import has_moved, settle
 from geminga.storage.subscription import SubType
 
 from .files import record
-from .journals import BIG, SEGMENT, numbers, segments, write
+from .journals import BIG, HEADER, SEGMENT, numbers, segments, write
 
 
 class Kernel:
@@ -189,6 +189,36 @@ def test_a_new_segment_is_on_disk_with_its_name_before_it_is_used(opened, kernel
         at = calls.index(("sync", name))
         assert ("sync", opened.folder.name) in calls[at:] and calls[:at].count(("write", name)) > 0
     assert written
+
+
+def test_a_record_says_which_one_is_surely_on_disk_before_it(opened):
+    """What was synced and is damaged is told; what was not may be half."""
+    written = opened()
+    for number, is_synced in enumerate([True, False, False, True, False]):
+        written.append(record(number))
+        if is_synced:
+            written.sync()
+    raw, at, said = written._segment.path.read_bytes(), HEADER, []
+    for _ in range(5):
+        head = np.frombuffer(raw, format.RECORD_HEADER, 1, at)[0]
+        said.append((int(head["number"]), int(head["synced"])))
+        at += HEADER + int(head["size"])
+    first = said[0][0]
+    assert said == [(first + number, first + synced) for number, synced in enumerate([-1, 0, 0, 0, 3])]
+
+
+def test_a_record_that_fits_goes_where_it_fits_to_the_last_byte(opened):
+    written = opened()
+    before, bare = written._segment.sequence, record(0)
+    room = written.size_max - HEADER - sum(len(table) if isinstance(table, bytes) else table.nbytes for table in (
+        bare.groups, bare.rows, bare.sources, bare.ops))
+    whole = record(0)
+    whole.data, whole.size = [b"x" * room], room
+    written.append(whole)
+    written.sync()
+    assert written._segment.sequence == before and numbers(opened.left()) == [0]
+    written.append(record(1))
+    assert written._segment.sequence == before + 1
 
 
 # -- recovery ---------------------------------------------------------------------------------------------------------------------

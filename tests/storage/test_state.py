@@ -195,3 +195,13 @@ def test_a_power_cut_at_any_step_finds_the_old_or_the_new(tmp_path, monkeypatch,
         journal.put_on_disk(set(), [file.take(numbered(number))])
         assert set(steps) <= {number - 1, number} and steps[-1] == number
         steps.clear()
+
+
+def test_a_checkpoint_that_comes_late_does_not_bring_a_partition_back_that_was_removed(tmp_path):
+    folder = tmp_path / "partitions" / str(PARTITION)
+    folder.mkdir(parents=True)
+    file = StateFile(folder, PARTITION)
+    late = file.take(State())
+    file.remove()
+    late.write()
+    assert not folder.exists()
