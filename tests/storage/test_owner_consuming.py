@@ -525,3 +525,14 @@ def test_a_ledger_that_the_last_acknowledgement_of_a_pass_frees_goes_with_that_p
     assert (1, positions[0][0]) in answers.forgotten
     after = rigs.crash(rig)
     assert payloads(after.receive(after.consumer("a"))) == b"c"
+
+
+def test_a_connection_in_the_way_of_many_is_asked_once(rig):
+    """Those who wait for its sign of life are all dealt with when that comes; one that was closed meanwhile is not."""
+    rig.consumer("a", connection=1)
+    sections = [rig.subscribe("a", "sub", connection=connection) for connection in (2, 3, 4)]
+    assert [action for section, _ in sections for _, action, *_ in rig.run(section).replies] == [envelope.PROBE]
+    rig.run(rig.command("close_consumer", connection=3, consumer_id=sections[1][1], request_id=99))
+    answers = rig.run(rig.happened(envelope.CONNECTION_ALIVE))
+    assert [error.error.request_id for error in answers.commands(T.ERROR)] == [sections[0][1], sections[2][1]]
+    assert rig.run(rig.subscribe("a", "sub", connection=2)[0]).replies[0][1] == envelope.PROBE      # and again when somebody else comes
