@@ -194,6 +194,25 @@ def test_entry_ids_are_dense_and_bytes_without_gaps(tmp_path):
     assert (made.messages[:made.entries] == 1).all()
 
 
+def test_what_a_full_disk_had_left_is_given_back_when_it_was_not_enough(tmp_path, monkeypatch):
+    """A file that was there is as long as before, and one that was not is not."""
+    made, real = make_ledger(tmp_path, 1, 3), os.posix_fallocate
+
+    def half(fd, offset, size):
+        real(fd, offset, size // 2)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", half)
+    before = [path.stat().st_size for path in made.files()]
+    for count, size in ((1, 10 << 20), (100_000, 10)):
+        with pytest.raises(StorageFull):
+            made.reserve(count, size)
+    with pytest.raises(StorageFull):
+        ledger.create(tmp_path, PARTITION, 2, first_message=0, created_ms=0)
+    assert [path.stat().st_size for path in made.files()] == before
+    assert {path.stem for path in tmp_path.iterdir()} == {"1"}
+
+
 @pytest.mark.parametrize(("size", "ahead", "expected"), [
     (100_000, 1 << 62, 128 << 10), (100_000, 0, 25 << 12), (100_000, 5_000, 25 << 12), (100_000, 40_000, (64 << 10) + 40_000),
     (1_000_000, 1 << 62, 245 << 12)])
