@@ -375,6 +375,15 @@ def test_of_too_many_producers_the_longest_inactive_are_forgotten_and_counted(ri
     assert rig.counters.read()["deduplication_names_evicted"] == 3
 
 
+def test_who_publishes_again_is_the_least_inactive():
+    """However early it came first."""
+    found = sequences.Sequences()
+    for now_ms, name in enumerate(["first", "second", "first"]):
+        found.learn(sequences.identity(name), sequences.Progress(now_ms), now_ms)
+    assert found.forget(3, 1_000, 1, connected=()) == 1
+    assert found.of(sequences.identity("first")).last == 2 and found.of(sequences.identity("second")).last == sequences.NONE
+
+
 # -- at rest
 
 SEQUENCES = st.dictionaries(st.text(max_size=5), st.tuples(

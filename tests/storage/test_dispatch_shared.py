@@ -2,8 +2,10 @@
 import errno
 import os
 
+import numpy as np
 import pytest
 
+from geminga.storage.entry_counts import EntryCounts
 from geminga.storage.subscription import SubType
 
 from .disk import Disk
@@ -193,3 +195,11 @@ def test_a_full_disk_costs_no_counts(rig, rigs, monkeypatch):
     again = rigs.crash(rig)
     consumer = again.consumer("a", **SHARED)
     assert counts(again, again.run(again.flow(consumer, 10)), consumer) == dict.fromkeys(positions, 1)
+
+
+def test_counts_end_where_they_do_not_wrap():
+    counts = EntryCounts()
+    counts.put(1, 0, 3, 0xFFFE)
+    counts.put(1, 1, 2, 0xFFFF)
+    assert counts.add(1, np.array([0, 1])).tolist() == [0xFFFF, 0xFFFF]
+    assert counts.add(1, np.array([0, 1, 2, 3])).tolist() == [0xFFFF, 0xFFFF, 0xFFFF, 1]

@@ -183,3 +183,18 @@ def test_at_every_moment_exactly_what_is_due_has_expired(rigs, seed):
         cursor = found.subscriptions["sub", True].cursor
         assert {(ledger.ledger_id, entry) for ledger in found.ledgers for first, end in cursor.unacknowledged(ledger, 0, ledger.entries)
                 for entry in range(first, end)} == kept.keys()
+
+
+def test_the_slowest_subscription_counts_over_all_its_ledgers(rigs):
+    """One has acknowledged the first ledger, the other nothing: what is too old of it expires, and no more."""
+    rig = rigs(message_ttl_s=TTL_S, roll_over_entries=2)
+    producer, fast = rig.producer("t"), rig.consumer("t", "fast")
+    rig.consumer("t", "slow")
+    positions = [*rig.publish(producer, b"a", b"b"), *rig.publish(producer, b"c")]
+    rig.run(rig.acks(fast, positions[1], cumulative=True))
+    later(rig, TTL_MS // 2)
+    rig.publish(producer, b"d")
+    assert (backlog(rig, subscription="fast"), backlog(rig, subscription="slow")) == (2, 4)
+    later(rig, TTL_MS // 2 + 1_000)
+    assert (backlog(rig, subscription="fast"), backlog(rig, subscription="slow")) == (1, 1)
+    assert totals(rig, subscription="fast")[EXPIRED] == 1 and totals(rig, subscription="slow")[EXPIRED] == 3

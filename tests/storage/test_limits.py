@@ -353,3 +353,22 @@ def test_a_subscription_that_nobody_uses_is_deleted_in_time(rigs):
     rig.close_consumer(other)
     tick(rig, 150)
     assert set(rig.partition(TOPIC).subscriptions) == {("b", True)}
+
+
+def test_a_topic_stays_while_one_of_its_subscriptions_lags(rigs):
+    """Others have caught up; it goes when the last of them has."""
+    rig = rigs(discovery_grace_s=0, delete_inactive_topics=True, inactive_topic_s=10,
+               inactive_topic_mode="delete_when_subscriptions_caught_up")
+    producer, ahead, behind = rig.producer(TOPIC), rig.consumer(TOPIC, "ahead"), rig.consumer(TOPIC, "behind")
+    [position] = rig.publish(producer, b"x")
+    rig.run(rig.acks(ahead, position))
+    for consumer in (ahead, behind):
+        rig.close_consumer(consumer)
+    rig.run(rig.command("close_producer", producer_id=producer.object_id, request_id=9))
+    tick(rig, 30)
+    assert rig.owner.catalogue.has_topic(rig.topic(TOPIC))
+    late = rig.consumer(TOPIC, "behind")
+    rig.run(rig.acks(late, position))
+    rig.close_consumer(late)
+    tick(rig, 30)
+    assert not rig.owner.catalogue.has_topic(rig.topic(TOPIC))

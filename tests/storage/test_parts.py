@@ -209,3 +209,13 @@ def test_what_is_left_goes_with_its_own_batch_whatever_was_acknowledged_first(ri
         rig.run(rig.ack_part(consumer, position, bits))
     rig.close_consumer(consumer)
     assert left(rig, kind) == dict(zip(positions, (0b110, 0b101, 0b011), strict=True))
+
+
+def test_what_is_acknowledged_of_the_first_batch_counts(rig, kind):
+    """Of each, the first that is looked at too: messages that are left are those without what is acknowledged in part."""
+    positions, consumer = publish(rig, 3, 3, 3), rig.consumer("a", subType=kind)
+    rig.run(rig.ack_part(consumer, positions[0], 0b100), rig.ack_part(consumer, positions[2], 0b110))
+    partition = rig.partition("a")
+    cursor = partition.subscriptions["sub", True].cursor
+    assert cursor.backlog_messages(partition.ledgers) == 1 + 3 + 2
+    assert [cursor.unacknowledged_messages(partition.open_ledger, first, first + 1) for first in range(3)] == [1, 3, 2]

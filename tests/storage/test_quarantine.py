@@ -87,3 +87,25 @@ def test_a_consumer_that_does_not_ask_for_it_leaves_it_on_for_those_that_do(rig)
         assert given(rig.run(rig.flow(consumer, 1))) == [poison]
         die(rig, connection)
     assert {"cause": "parked", "message": "{}:{}".format(*poison), "deaths": 2} in rig.asked("why", "t", subscription="sub")["causes"]
+
+
+def test_what_is_released_before_it_was_read_is_given_once(rig):
+    """The next to be read is one that too many died over: it is read in its turn then."""
+    [poison, other] = rig.publish(rig.producer("t"), b"poison", b"other")
+    rig.run(rig.flow(careful(rig, SubType.Shared, connection=2, deaths="1"), 1))
+    die(rig, 2)
+    consumer = careful(rig, SubType.Shared, connection=3, deaths="1")
+    assert rig.asked("release", "t", subscription="sub") == {"entries": 1}
+    assert given(rig.run(rig.flow(consumer, 100))) == [poison, other]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_seek_forgives(rig, kind):
+    """Whoever goes back is given everything: nobody has died over anything yet."""
+    [poison] = rig.publish(rig.producer("t"), b"poison")
+    rig.run(rig.flow(careful(rig, kind, connection=2, deaths="1"), 1))
+    die(rig, 2)
+    consumer = careful(rig, kind, connection=3, deaths="1")
+    assert given(rig.run(rig.flow(consumer, 9))) == []
+    rig.run(rig.command("seek", connection=3, consumer_id=consumer.object_id, request_id=1, message_publish_time=0))
+    assert given(rig.run(rig.flow(careful(rig, kind, connection=3, deaths="1"), 9))) == [poison]

@@ -182,6 +182,19 @@ def test_a_quota_that_is_set_or_taken_away_holds_for_the_next_message(rig):
     assert is_let_in(rig.run(after_ms=1_000))
 
 
+@pytest.mark.parametrize(("of_age", "of_size", "code"), [
+    (HOLD, EXCEPTION, api.ProducerBlockedQuotaExceededError), (EXCEPTION, HOLD, api.ProducerBlockedQuotaExceededException),
+    (EXCEPTION, EVICTION, api.ProducerBlockedQuotaExceededException)])
+def test_each_quota_has_its_own_way(rig, of_age, of_size, code):
+    """The one of age says what becomes of producers where messages are too old, whatever that of size would."""
+    producer, _ = rig.producer("t"), rig.consumer("t")
+    set_quota(rig, "destination_storage", {"limitSize": 1 << 30, "limitTime": -1, "policy": of_size})
+    set_quota(rig, "message_age", {"limitSize": -1, "limitTime": 60, "policy": of_age})
+    rig.publish(producer, b"a")
+    rig.run(after_ms=60_001)
+    assert [error for error, _ in errors(rig.run(asks(rig)))] == [code]
+
+
 # -- eviction
 
 def state(rig, subscription="sub"):
