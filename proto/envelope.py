@@ -54,6 +54,7 @@ DISCOVERS = 3           # it was told the topics of the namespace that is named 
 LOOKED_UP = 4           # it asked where a topic is that is new to it: "request-id name"
 INTRODUCED = 5          # comes before its first command to an owner: {"address", "version", "partial"} in JSON, see Session
 PRODUCER_EXPELLED, CONSUMER_EXPELLED = 6, 7     # it is not to have a producer or consumer: "id handle"; handle 0: that was not told yet
+DAMAGED = 8             # it could not read messages: a CommandAck of them, which it was about to acknowledge
 
 REPLY_ROW = np.dtype([
     ("connection", "<u4"),

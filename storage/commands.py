@@ -36,6 +36,7 @@ _RESERVED_NAMES = ("", "pulsar.dedup")
 _NAME_MAX = 4_096                         # characters of a producer's or subscription's name; arbitrary, and more than anybody uses
 QUARANTINE = "geminga.quarantine.deaths"  # property of a subscription: an entry is parked when so many consumers died over it
 _DEATHS_MAX = 10_000
+_UNREADABLE_MAX = 100                     # entries of a minute that clients may say that they could not read; an alarm needs no more
 _EXPELLED = Refusal(api.ServiceNotReady, "Told to go before it was made; try again")      # and be told what has changed
 
 
@@ -725,6 +726,24 @@ def _close_consumer(owner, session, command: api.BaseCommand) -> None:
         _remove_consumer(owner, session, consumer)
     _withdraw(owner, session, T.SUBSCRIBE, request.consumer_id)
     _success(owner, session, request.request_id)
+
+
+def report_damaged(owner, session, ack: api.CommandAck) -> None:
+    """A client discards messages that it cannot read; those that it has are counted, and told, so that somebody looks at the disk."""
+    consumer = session.consumers.get(ack.consumer_id)
+    if consumer is None or not consumer.subscription.partition.is_persistent:
+        return
+    found, places = consumer.subscription.partition, []
+    for position in {(identity.ledgerId, identity.entryId): None for identity in ack.message_id}:
+        is_known = (found, position) in owner.unreadable or len(owner.unreadable) >= _UNREADABLE_MAX
+        if not is_known and consumer.subscription.dispatcher.holds(consumer, position):
+            owner.unreadable.add((found, position))
+            places.append("{}:{}".format(*position))
+    if places:
+        owner.counters.add("acks_of_damaged", len(places))
+        why = api.CommandAck.ValidationError.Name(ack.validation_error)
+        log.error(f"a client could not read message {', '.join(places)} ({why}); geminga verify tells whether it is damaged on disk",
+                  code="G122")
 
 
 def _consumer(session, consumer_id: int) -> Consumer:

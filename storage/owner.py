@@ -77,6 +77,7 @@ _OPS_SIZE_MAX = 10_000 * format.OP.size      # of a record of the journal: the s
 ACK_SYNC_MS = 10            # an acknowledgement that nobody waits for is synced with the next answer, or after this
 _UNUSED_MIN = 1 << 20       # bytes that a ledger was allocated ahead, and gives back where there is little room
 _NO_ROOM_SECONDS = 0.1      # between attempts to write what has to be, when the reserve is used up
+_MINUTE_MS = 60_000
 _READER_MS = 60_000         # what a reader that never comes back after a seek leaves is kept so long
 _ACTIVE_CONSUMER_SINCE, _END_OF_TOPIC_SINCE = 12, 9     # versions of the protocol
 
@@ -155,6 +156,8 @@ class Owner:
         self._unsynced_since: int | None = None
         self._next_tick_ms = now_ms + TICK_MS
         self._complaints: set[str] = set()                        # about files, said once
+        self.unreadable: set[tuple[Partition, cursor.Position]] = set()      # entries that clients could not read, of the last minute
+        self._unreadable_since_ms = now_ms
         self.sign_of_life: Callable[[], None] = lambda: None      # between commands, of which a pass may have many
         self._outstanding_due_ms: int | None = None               # when what is out is counted again, while it is being drained
 
@@ -390,6 +393,12 @@ class Owner:
     # -- a pass
 
     def begin_pass(self, now_ms: int) -> None:
+        if now_ms < self.now_ms:      # the clock was put back: nothing may wait until it shows again what it has shown
+            self._next_tick_ms = min(self._next_tick_ms, now_ms + TICK_MS)
+            if self._unsynced_since is not None:
+                self._unsynced_since = min(self._unsynced_since, now_ms)
+            if self._outstanding_due_ms is not None:
+                self._outstanding_due_ms = min(self._outstanding_due_ms, now_ms)
         self.now_ms, self._began = now_ms, time.perf_counter()
 
     def receive(self, worker: int, sections: list[tuple[int, NDArray, memoryview]]) -> None:
@@ -950,6 +959,9 @@ class Owner:
     def _tick(self) -> None:
         """An idle partition whose open ledger is drained gives up its disk space; producers that stay away are forgotten."""
         self._next_tick_ms = self.now_ms + TICK_MS
+        if not 0 <= self.now_ms - self._unreadable_since_ms < _MINUTE_MS:
+            self.unreadable.clear()
+            self._unreadable_since_ms = self.now_ms
         self.space.look()
         self.memory.look()
         self.journal.check()
@@ -1039,6 +1051,8 @@ class Owner:
         if kind in (envelope.PRODUCER_EXPELLED, envelope.CONSUMER_EXPELLED):
             object_id, _, handle = data.partition(b" ")
             return commands.expel(self, session, int(object_id), int(handle or 0), is_producer=kind == envelope.PRODUCER_EXPELLED)
+        if kind == envelope.DAMAGED:
+            return commands.report_damaged(self, session, api.CommandAck.FromString(data))
         if kind == envelope.DISCOVERS:
             return self.discovery.began((session.worker, session.connection), data.decode())
         if kind == envelope.LOOKED_UP:

@@ -23,7 +23,7 @@ from geminga.storage.journal import open_journal
 from geminga.storage.libc import give_back_memory
 from geminga.storage.log import log
 from geminga.storage.options import StorageOptions
-from geminga.storage.owner import Owner
+from geminga.storage.owner import TICK_MS, Owner
 from geminga.storage.recovery import Told, journal_folder, recover_owner
 
 _AGAIN_SECONDS = 1          # between attempts to begin
@@ -160,7 +160,7 @@ def _loop(owner: Owner, router: zmq.Socket, control: Control) -> None:
     poller.register(control.fileno(), zmq.POLLIN)
     now_ms = _clock_ms()
     while True:
-        ready = dict(poller.poll(0 if control.has_kept else max(0, owner.next_deadline_ms() - now_ms)))
+        ready = dict(poller.poll(0 if control.has_kept else min(max(0, owner.next_deadline_ms() - now_ms), TICK_MS)))
         now_ms = _clock_ms()
         owner.begin_pass(now_ms)
         if router in ready:

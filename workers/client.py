@@ -39,6 +39,7 @@ _CUMULATIVE = api.CommandAck.Cumulative
 _OWN_BUFFER_MIN = 64 << 10       # a frame cut short that is larger gets a buffer of its own size
 _OWN_BUFFER_MAPPED = 256 << 10   # and one larger than this takes memory as bytes come: eight bytes can announce megabytes
 _TOPIC_EPOCH_MAX = 1 << 62       # what the catalogue keeps, with room to count on: nobody gets there who did not invent it
+_DAMAGED_MAX = 100               # messages of one ACK that its client could not read that their owner is told of
 _VERSION_MAX = 200               # characters of what a client says of itself that are kept
 _ASKED_MAX = 100_000             # requests that owners have not answered; what comes above is told to try again
 _CLOSED_MAX = 100_000            # producers that are remembered to be closed by the broker
@@ -656,7 +657,9 @@ class Client(asyncio.BufferedProtocol):
             refusal = api.NotAllowedError, "Transactions are not enabled."
             return self.write(answers.ack_response(request.consumer_id, request.request_id, refusal))
         if request.HasField("validation_error"):
-            self.worker.report_damaged(request)
+            told = api.CommandAck(consumer_id=request.consumer_id, ack_type=request.ack_type, validation_error=request.validation_error,
+                                  message_id=request.message_id[:_DAMAGED_MAX])
+            route.link.command(self.number, self.protocol_version, told.SerializeToString(), envelope.DAMAGED)
         flags = envelope.CUMULATIVE if request.ack_type == _CUMULATIVE else 0
         words = []
         if flags and len(request.message_id) != 1:

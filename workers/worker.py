@@ -51,7 +51,6 @@ _ENVELOPE_BYTES = 512 << 10      # of entries; an owner begins with them while m
 _ACK_SECONDS = 0.02              # that an acknowledgement may wait for something to go along with
 _WAITING_MAX = 100_000           # commands; what comes above is told to try again
 _SETTLING_BYTES_MAX = 64 << 20   # of commands whose schemas are being looked at; what comes above is told to try again
-_DAMAGED_TOLD_MAX = 100          # messages that clients could not read that lines are printed about
 _PROBE_SECONDS = 2               # silence after a PING that ends a connection somebody else wants to replace
 _GOODBYE_SECONDS = 2             # until what was written to clients must have been sent when the broker stops
 
@@ -161,15 +160,6 @@ class Worker:
             do(*arguments)
         except Exception:
             self.failed(client)
-
-    def report_damaged(self, ack: api.CommandAck) -> None:
-        """A client discards messages that it cannot read; the first times that is told, so that somebody looks at the disk."""
-        before = self.counters.read()["acks_of_damaged"]
-        self.counters.add("acks_of_damaged", len(ack.message_id))
-        if before < _DAMAGED_TOLD_MAX:
-            places = ", ".join(f"{found.ledgerId}:{found.entryId}" for found in ack.message_id[:_DAMAGED_TOLD_MAX])
-            why = api.CommandAck.ValidationError.Name(ack.validation_error)
-            log.error(f"a client could not read message {places} ({why}); geminga verify tells whether it is damaged on disk", code="G122")
 
     def probe(self, client: Client) -> None:
         """End the connection unless the client says something soon."""

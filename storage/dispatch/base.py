@@ -110,6 +110,10 @@ class Dispatcher(ABC):
         """[(ledger id, entries)] that the consumer has been given, and that are not acknowledged."""
 
     @abstractmethod
+    def holds(self, consumer: Consumer, position: Position) -> bool:
+        """Whether the consumer has been given that entry, and it is not acknowledged."""
+
+    @abstractmethod
     def released(self, parked: list[Position]) -> None:
         """These entries were passed over, and may be given out now."""
 

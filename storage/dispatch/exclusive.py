@@ -75,6 +75,11 @@ class Exclusive(Dispatcher):
             before = ledger
         return found
 
+    def holds(self, consumer: Consumer, position: Position) -> bool:
+        subscription = self.subscription
+        return consumer is self.active and position < subscription.read and subscription.has(position) and \
+            not subscription.cursor.is_acknowledged(*position)
+
     def next_batches(self, ledgers: list[Ledger]) -> list[Batch]:
         subscription, consumer, batches = self.subscription, self.active, []
         if consumer is None:

@@ -253,6 +253,9 @@ class Shared(Dispatcher):
         return [(ledger_id, entries[seats == consumer.seat]) for ledger_id, entries, seats in self.pending.out()
                 if (seats == consumer.seat).any()]
 
+    def holds(self, consumer: Consumer, position: Position) -> bool:
+        return self.pending.seat(*position) == consumer.seat
+
     def released(self, parked: list[Position]) -> None:
         for ledger_id, entry_id in parked:
             entry = range(entry_id, entry_id + 1)

@@ -83,3 +83,43 @@ def test_the_supervisor_is_answered_between_commands(rig):
     assert asked == list(range(1, 51))
     rig.owner.worker_gone(1)
     assert asked[50:] == list(reversed(range(50)))
+
+
+# -- alarms, and the clock
+
+@pytest.mark.parametrize("kind", [SubType.Exclusive, SubType.Shared, SubType.Key_Shared], ids=SubType.Name)
+def test_only_what_a_consumer_holds_may_be_unreadable_to_it(rig, kind):
+    """Each counts once, and no more than some of a minute: whoever says so again and again raises no more alarms."""
+    producer, consumer = rig.producer("a"), rig.consumer("a", subType=kind)
+    positions = rig.publish(producer, *[b"x"] * 205)
+    rig.receive(consumer, 200)
+
+    def told(*entries):
+        ids = [api.MessageIdData(ledgerId=positions[0][0], entryId=entry) for entry in entries]
+        ack = api.CommandAck(consumer_id=consumer.object_id, ack_type=api.CommandAck.Individual, message_id=ids,
+                             validation_error=api.CommandAck.ChecksumMismatch)
+        before = rig.counters.read()["acks_of_damaged"]
+        rig.run(rig.happened(envelope.DAMAGED, data=ack.SerializeToString()))
+        return rig.counters.read()["acks_of_damaged"] - before
+
+    rig.run(rig.acks(consumer, positions[0]))
+    assert told(0, 204, 205, 1 << 62) == 0
+    assert told(1, 2, 2) == 2
+    assert told(2, 3) == 1
+    assert told(*range(1, 200)) == 97
+    rig.run(after_ms=60_000)
+    assert told(1) == 1
+
+
+def test_a_clock_that_is_put_back_ten_years_keeps_nothing_waiting(rig):
+    producer, consumer = rig.producer("a"), rig.consumer("a")
+    positions = rig.publish(producer, b"x", b"y")
+    rig.receive(consumer)
+    rig.run(rig.acks(consumer, positions[0]))
+    rig.run(after_ms=-10 * 365 * 86_400_000)
+    assert 0 <= rig.owner.next_deadline_ms() - rig.now_ms <= 1_000
+    syncs = rig.counters.read()["syncs"]
+    rig.run(after_ms=20)
+    assert rig.counters.read()["syncs"] == syncs + 1
+    rig.run(rig.acks(consumer, positions[1]), after_ms=2_000)
+    assert 0 <= rig.owner.next_deadline_ms() - rig.now_ms <= 1_000

@@ -253,4 +253,9 @@ def test_a_message_that_a_client_could_not_read_is_acknowledged_and_counted(brok
     assert answer.type == T.ACK_RESPONSE
     assert peer.ask(T.CONSUMER_STATS, consumer_id=1, request_id=10).consumerStatsResponse.msgBacklog == 0
     assert counted() != before
+    before = counted()
+    invented = [api.MessageIdData(ledgerId=message.message_id.ledgerId, entryId=number) for number in range(1_000)]
+    answer = peer.ask(T.ACK, consumer_id=1, ack_type=api.CommandAck.Individual, message_id=invented, request_id=11,
+                      validation_error=api.CommandAck.ChecksumMismatch)
+    assert answer.type == T.ACK_RESPONSE and counted() == before      # what it does not have, or has acknowledged, it cannot have read
     assert f"could not read message {message.message_id.ledgerId}:{message.message_id.entryId} (ChecksumMismatch)" in broker.log()
