@@ -219,3 +219,12 @@ def test_what_is_acknowledged_of_the_first_batch_counts(rig, kind):
     cursor = partition.subscriptions["sub", True].cursor
     assert cursor.backlog_messages(partition.ledgers) == 1 + 3 + 2
     assert [cursor.unacknowledged_messages(partition.open_ledger, first, first + 1) for first in range(3)] == [1, 3, 2]
+
+
+def test_the_last_that_is_acknowledged_is_acknowledged(rig, kind):
+    """What is said of a part of it afterwards changes nothing."""
+    [position], consumer = publish(rig, 3), rig.consumer("a", subType=kind)
+    rig.run(rig.acks(consumer, position))
+    rig.run(rig.ack_part(consumer, position, 0b110))
+    cursor = rig.partition("a").subscriptions["sub", True].cursor
+    assert (cursor.parts, cursor.totals[0], cursor.is_acknowledged(*position)) == ({}, 3, True)
