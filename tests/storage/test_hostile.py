@@ -169,6 +169,14 @@ def test_a_manifest_that_no_program_writes_is_refused(source, tmp_path, odd):
     is_refused(source, tmp_path / "restored")
 
 
+def test_nothing_is_read_or_put_outside_although_all_else_is_right(source, tmp_path):
+    (tmp_path / "secret").write_bytes(SECRET)
+    row = {"path": "partitions/1/../../../secret", "size": len(SECRET), "crc32c": crc32c(SECRET), "header": "", "source": []}
+    say(source, said(source) | {"items": [*said(source)["items"], row]})
+    is_refused(source, tmp_path / "other" / "restored", "is not in a data folder")
+    assert not (tmp_path / "other" / "secret").exists()
+
+
 def test_a_manifest_of_a_newer_program_says_so(source, tmp_path):
     say(source, said(source) | {"version": backup.VERSION + 1})
     is_refused(source, tmp_path / "restored", "a newer program")

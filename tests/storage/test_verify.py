@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from geminga.storage import format, verify
+from geminga.storage import format, verify, verify_catalogue
 from geminga.storage.catalogue import COLUMNS, open_catalogue, with_row
 from geminga.storage.cursor import NOBODY
 from geminga.storage.findings import Severity
@@ -444,3 +444,22 @@ def test_a_repaired_folder_is_served(folder, rigs):
     assert main(["verify", "--repair", str(folder.path)]) == 0
     rig = rigs.on(folder.path, roll_over_entries=10)
     assert [position for position, _ in rig.everything("a")] == folder.positions
+
+
+@pytest.mark.parametrize(("behind", "severity", "says"), [(1, Severity.NOTE, "the last change"), (2, Severity.LOSS, "2 changes")])
+def test_changes_in_sqlites_log_behind_a_damaged_frame_are_counted(tmp_path, behind, severity, says):
+    """The last one may have been under way when the power went; others were answered."""
+    one = open_catalogue(tmp_path / "catalogue.sqlite")
+    for number in range(4):
+        one.create_namespace(f"acme/n{number}")
+        one.commit()
+    raw = bytearray((tmp_path / "catalogue.sqlite-wal").read_bytes())
+    one.close()
+    page = int.from_bytes(raw[8:12])
+    frames = [at for at in range(32, len(raw) - 24 - page + 1, 24 + page) if raw[at + 8:at + 16] == raw[16:24]]
+    commits = [at for at in frames if int.from_bytes(raw[at + 4:at + 8])]
+    raw[commits[-behind] + 24 + 100] ^= 1
+    path = tmp_path / "log"
+    path.write_bytes(raw)
+    [found] = verify_catalogue._check_log(path)
+    assert (found.severity, found.path) == (severity, path) and says in str(found)
