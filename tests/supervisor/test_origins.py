@@ -130,13 +130,18 @@ def test_a_foreign_name_is_refused_for_reads_too(broker, topic, host):
     assert is_there(broker, topic)
 
 
+def test_not_even_its_head_is_told_by_a_foreign_name(broker):
+    assert asked(broker, "HEAD", "/metrics", Host="evil.example")[0] == 403
+    assert asked(broker, "HEAD", "/metrics", Host="localhost")[0] == 200
+
+
 def test_one_foreign_name_of_two_is_enough(broker):
     for hosts in (("localhost", "evil.example"), ("evil.example", "localhost")):
         assert asked(broker, "GET", "/admin/v2/clusters", Host=hosts)[0] in (400, 403)
 
 
 def test_addresses_and_names_of_the_host_are_the_brokers(broker):
-    for host in ("localhost", "LocalHost:1", "localhost.", "127.0.0.1:8080", "10.1.2.3", "[::1]:8080", "[2001:db8::1]",
+    for host in ("localhost", "LocalHost:1", "localhost.", "127.0.0.1:8080", "10.1.2.3", "[::1]:8080", "[2001:db8::1]", "2001:db8::1",
                  socket.gethostname(), socket.getfqdn() + ":8080"):
         assert asked(broker, "GET", "/admin/v2/clusters", Host=host)[0] == 200, host
 
@@ -164,7 +169,8 @@ def test_names_are_configured_and_a_reload_changes_them(tmp_path):
 
     with contextlib.closing(broker):
         broker.start()
-        assert answered() == [200, 403, 200, 403]
+        assert answered() == answered() == [200, 403, 200, 403]
+        assert broker.log().count("'later.example'") == 1
         place.write_text('[http]\nhosts = ["later.example"]\n[network]\nadvertised_address = "advertised.example"\n')
         assert reloaded(broker) == 0
         assert answered() == [403, 200, 403, 200]
@@ -192,6 +198,7 @@ def test_the_right_password_helps_no_page_of_another_site(tmp_path):
                      {"Content_Type": FORMS[0]}):
             assert asked(broker, "DELETE", path, **known, **told)[0] == 403
         assert asked(broker, "GET", "/metrics", **known, Host="evil.example")[0] == 403
+        assert asked(broker, "GET", "/metrics", Host="evil.example")[0] == 403      # nor is it asked for one
         assert asked(broker, "DELETE", path, **known)[0] == 204
         refused = [json.loads(line) for line in (broker.data_dir / "audit.log").read_text().splitlines() if '"status": 403' in line]
         assert len(refused) == 4 and all(one["request"] == f"DELETE {path}" for one in refused)

@@ -171,6 +171,9 @@ def test_a_reload_waits_until_everybody_is_there_and_another_until_that_is_done(
     assert driven.done.count("reloading") == 1 and driven.done[-1] == "ready"
     driven.reload.go_on()
     assert driven.done.count("reloading") == 2
+    driven.answer("owner")
+    driven.answer("worker", "admin")
+    assert driven.done.count("ready") == 2 and len(driven.answers) == 1      # who had asked was answered before
 
 
 def test_a_child_that_cannot_follow_makes_room_for_one_that_can(monkeypatch):
