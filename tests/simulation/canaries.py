@@ -185,7 +185,7 @@ def deliveries_come_in_another_order():
 
 @canary("one consumer is active", "what is due is delivered")
 def another_consumer_is_active():
-    yield failover.SELECTIONS, "name", lambda candidates, topic: max(candidates, key=lambda consumer: consumer.name)
+    yield failover.SELECTIONS, "name", lambda candidates, topic, places: max(candidates, key=lambda consumer: consumer.name)
 
 
 @canary("a key is at one consumer at a time")
