@@ -99,7 +99,7 @@ def test_patterns_in_use_are_bounded(nothing_compiled):
     held = [pattern(f"a{number}.*") for number in range(patterns.PATTERNS_MAX)]
     with pytest.raises(ForeignPattern):
         pattern("b.*")
-    del held[0]
+    del held[-1]
     assert pattern("b.*").choose(["persistent://b1"]) == ["persistent://b1"]
     assert len(held) + 1 == patterns.PATTERNS_MAX
 
