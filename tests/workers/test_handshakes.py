@@ -183,6 +183,15 @@ def test_addresses_take_turns_at_the_thread(made, loop):
     assert sum(client.is_closed for client in guessers) < 200 - 90
 
 
+def test_turns_go_round_by_address(loop):
+    """In the order in which they came, and behind all others for their second."""
+    shared, order = hashes.Hashes(loop), []
+    for name in ("first", "a", "a", "b", "b", "c"):
+        shared.put(name, lambda: None, lambda future, name=name: order.append(name), lambda: True)
+    loop.finish_threads()
+    assert order == ["first", "a", "b", "c", "a", "b"] and shared.waiting == 0
+
+
 def test_with_many_addresses_each_has_fewer_that_wait(made, loop):
     """So that all of them together are bounded; one of each always may."""
     for number in range(hashes._WAITING_MAX + 10):
