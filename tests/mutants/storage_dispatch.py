@@ -61,8 +61,16 @@ BUGS = [
             "if done < ledger.last_entry or not ledger.is_sealed:",
             "if done < ledger.last_entry:",
             "the mark-delete position goes behind an open ledger",
+            "",
+            "the open ledger is the last: there is nothing behind it",
         ),
-        ("if int(entry_ids[0]) != follows + 1 or", "if int(entry_ids[0]) < follows + 1 or", "a gap is passed over"),
+        (
+            "if int(entry_ids[0]) != follows + 1 or",
+            "if int(entry_ids[0]) < follows + 1 or",
+            "a gap is passed over",
+            "",
+            "entries are sorted and each once, so the last of them says where the first is",
+        ),
         (
             "found[:max(0, self.mark_delete[1] + 1 - first)] = True",
             "found[:max(0, self.mark_delete[1] - first)] = True",
