@@ -122,7 +122,7 @@ def installed(tmp_path_factory):
     site.mkdir(parents=True)
     (site / "all.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
     (root / "etc/geminga").mkdir(parents=True)
-    (root / "etc/geminga/geminga.toml").write_text(f'data_dir = "{root}/var"\n')
+    (root / "etc/geminga/geminga.toml").write_text(f'data_dir = "{root}/var"\ncluster_name = "of-the-package"\n')
     launcher = "import sys; from geminga.supervisor.main import main; sys.exit(main())"
 
     def run(*words, cwd=root):
@@ -165,7 +165,8 @@ def test_what_is_named_is_stronger_than_what_is_installed(installed, tmp_path):
     (tmp_path / "geminga.toml").write_text(f'data_dir = "{tmp_path}/named"\n')
     for options, place in ((("--data-dir", tmp_path / "other"), "other"), (("--config", tmp_path / "geminga.toml"), "named")):
         status, printed, _ = installed("config", "show", *options)
-        assert status == 0 and f'data_dir = "{tmp_path}/{place}"' in printed
+        assert status == 0 and f'data_dir = "{tmp_path}/{place}"' in printed and "of-the-package" not in printed
+    assert 'cluster_name = "of-the-package"' in installed("config", "show")[1]
 
 
 def test_a_configuration_that_is_installed_and_cannot_be_read_is_one_line(installed, tmp_path):
