@@ -198,7 +198,7 @@ def test_the_right_password_helps_no_page_of_another_site(tmp_path):
                      {"Content_Type": FORMS[0]}):
             assert asked(broker, "DELETE", path, **known, **told)[0] == 403
         assert asked(broker, "GET", "/metrics", **known, Host="evil.example")[0] == 403
-        assert asked(broker, "GET", "/metrics", Host="evil.example")[0] == 403      # nor is it asked for one
+        assert asked(broker, "GET", "/admin/v2/tenants", Host="evil.example")[0] == 403      # nor is it asked for one
         assert asked(broker, "DELETE", path, **known)[0] == 204
         refused = [json.loads(line) for line in (broker.data_dir / "audit.log").read_text().splitlines() if '"status": 403' in line]
         assert len(refused) == 4 and all(one["request"] == f"DELETE {path}" for one in refused)
