@@ -1,6 +1,8 @@
 """What everybody has acknowledged is kept as long, and as much of it, as was asked for; then its space is given back."""
 import pytest
 
+from geminga.storage import format
+
 DAY_S = 24 * 3600
 
 
@@ -48,6 +50,14 @@ def test_a_ledger_goes_when_it_is_too_old_or_there_is_enough_without_it(rigs, op
     rig.run(rig.acks(consumer, positions[-1], cumulative=True))
     assert len(rig.files("t")) == kept
     assert len(rig.everything("t")) == 2 * kept
+
+
+@pytest.mark.parametrize(("more", "kept"), [(0, 2), (1, 3)])
+def test_as_many_bytes_as_were_asked_for_are_enough(rigs, more, kept):
+    sizes = [found.size - format.HEADER_SIZE for found in filled(rigs)[0].partition("t").ledgers]
+    rig, positions, consumer = filled(rigs, retention_s=-1, retention_bytes=sum(sizes[2:]) + more)
+    rig.run(rig.acks(consumer, positions[-1], cumulative=True))
+    assert len(rig.files("t")) == kept
 
 
 def test_what_is_kept_can_be_read_again_and_what_is_too_old_goes_by_itself(rigs):
