@@ -1,6 +1,7 @@
 """Lists of topics: asked for, chosen by pattern, and watched."""
 import time
 import uuid
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,7 +9,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.names import parse
 from geminga.storage.catalogue import open_catalogue
 from geminga.workers.patterns import LENGTH_MAX, ForeignPattern, Pattern, topics_hash
-from geminga.workers.watchers import WATCHERS_MAX
+from geminga.workers.watchers import WATCHERS_MAX, Watcher, Watchers
 
 from ..harness import Broker, partitions_url, request
 from ..proto.client_frames import CONNECT, T
@@ -225,3 +226,45 @@ def test_who_cannot_watch_polls(peer, prefix):
         refused = peer.ask(T.WATCH_TOPIC_LIST, watcher_id=watcher_id, namespace=NAMESPACE, topics_pattern=pattern, request_id=9)
         assert error_of(refused) == api.NotAllowedError
     assert peer.ask(T.PING).type == T.PONG
+
+
+# -- watchers by themselves
+
+class Told:
+    """A client, and what it was told."""
+
+    def __init__(self, *, is_writable: bool = True):
+        self.is_writable, self.heard = is_writable, []
+
+    def write(self, data: bytes) -> None:
+        self.heard.append(api.BaseCommand.FromString(data[8:]).watchTopicUpdate)
+
+
+def test_a_watcher_is_told_of_what_matches_and_of_nothing_else():
+    """Also when it is deleted: its client never knew the others."""
+    one, other, new = (f"persistent://{NAMESPACE}/{name}" for name in ("abc", "xyz", "abd"))
+    client = Told()
+    watcher = Watcher(client, 1, NAMESPACE, Pattern(f"{NAMESPACE}/ab.*"), frozenset({one, other}), {one})
+    watcher.catch_up(frozenset({one}), [], frozenset({other}))
+    assert client.heard == []
+    watcher.catch_up(frozenset({new}), [new], frozenset({one, other}))
+    told, = client.heard
+    assert (list(told.new_topics), list(told.deleted_topics), told.topics_hash) == ([new], [one], topics_hash([new]))
+
+
+def test_a_watcher_that_does_not_read_is_told_when_it_does():
+    """All at once then: nothing adds up meanwhile."""
+    names = [f"persistent://{NAMESPACE}/{number}" for number in range(3)]
+    now, client = [frozenset()], Told(is_writable=False)
+    directory = SimpleNamespace(topics=lambda namespace, mode: list(now[0]), topics_version=lambda: len(now[0]))
+    watchers = Watchers(SimpleNamespace(directory=directory), None)
+    watchers._watchers[client, 1] = Watcher(client, 1, NAMESPACE, Pattern(".*"), frozenset(), set())
+    for count in (1, 2, 3):
+        now[0] = frozenset(names[:count])
+        watchers._tell()
+    assert client.heard == []
+    client.is_writable = True
+    watchers._tell()
+    watchers._tell()
+    told, = client.heard
+    assert list(told.new_topics) == names
