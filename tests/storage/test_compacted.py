@@ -442,6 +442,13 @@ def test_what_is_due(rigs):
         "ledgerId": 1, "entries": 1, "size": told["bytes"], "offloaded": False, "underReplicated": False}
 
 
+def test_a_partition_without_a_threshold_is_never_due(rigs):
+    topic = small(rigs)
+    topic.publish(("a", b"x" * 100_000))
+    [answer] = topic.rig.run(topic.rig.tell("compaction-due")).answered
+    assert answer["answer"] == []
+
+
 @pytest.mark.parametrize("threshold", [0, 1 << 30])
 def test_truncating_leaves_nothing_to_be_read(rigs, threshold):
     topic = small(rigs, compaction_threshold_bytes=threshold)
