@@ -9,6 +9,7 @@ from the right code are left out.
 """
 import argparse
 import queue
+import signal
 import sys
 import tempfile
 import threading
@@ -34,14 +35,24 @@ class Runs:
 
     def __init__(self, folder: Path, jobs: int):
         self._free: queue.SimpleQueue[Checkout] = queue.SimpleQueue()
-        for number in range(jobs):
-            self._free.put(Checkout(folder / str(number)))
+        self._all = [Checkout(folder / str(number)) for number in range(jobs)]
+        for checkout in self._all:
+            self._free.put(checkout)
+        self._is_over = False
         self._took: dict[str, float] = {}
         self._lock = threading.Lock()
+
+    def end(self) -> None:
+        """No bug is put in any more, and what runs is over."""
+        self._is_over = True
+        for checkout in self._all:
+            checkout.end()
 
     def outcome(self, bug: Bug, is_known_good: bool) -> str:
         checkout = self._free.get()
         try:
+            if self._is_over:
+                return "not tried"
             seconds = SECONDS_MAX if is_known_good else sum(self._without(checkout, test) for test in bug.tests)
             right = checkout.text(bug.file)
             checkout.write(bug.file, bug.put_in(right))
@@ -78,6 +89,7 @@ def main() -> int:
         print("\n".join(f"{bug}{f' [harmless: {bug.harmless}]' if bug.harmless else ''}" for bug in bugs))
         return 0
     count: Counter[str] = Counter()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))      # so that brokers under test end, too
     with tempfile.TemporaryDirectory(prefix="bugs-") as folder, ThreadPoolExecutor(options.jobs) as pool:
         runs = Runs(Path(folder), options.jobs)
 
@@ -90,11 +102,14 @@ def main() -> int:
                 outcome = "not tried"
             return bug, outcome, time.monotonic() - begun
 
-        for number, (bug, outcome, seconds) in enumerate(pool.map(tell, bugs), 1):
-            if bug.harmless and outcome == SURVIVED:
-                outcome = "harmless"
-            count[outcome] += 1
-            print(f"{number:4} {outcome:9} {seconds:6.1f} s  {bug}{f' ({bug.harmless})' if outcome == 'harmless' else ''}", flush=True)
+        try:
+            for number, (bug, outcome, seconds) in enumerate(pool.map(tell, bugs), 1):
+                if bug.harmless and outcome == SURVIVED:
+                    outcome = "harmless"
+                count[outcome] += 1
+                print(f"{number:4} {outcome:9} {seconds:6.1f} s  {bug}{f' ({bug.harmless})' if outcome == 'harmless' else ''}", flush=True)
+        finally:
+            runs.end()
     return _sum_up(count)
 
 

@@ -28,6 +28,7 @@ class Checkout:
     def __init__(self, folder: Path):
         self.root = folder / "checkout"
         self._scratch = folder / "t"       # short: paths of sockets have 108 bytes
+        self._running: subprocess.Popen | None = None
         self._writes = 0
         listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, check=True,
                                 capture_output=True, text=True).stdout
@@ -71,21 +72,33 @@ class Checkout:
                    f"--basetemp={self._scratch}", *tests]
         with subprocess.Popen(command, cwd=self.root, env=self._environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True) as process:
+            self._running = process
             try:
                 said = process.communicate(timeout=seconds)[0]
             except subprocess.TimeoutExpired:
                 _end(process)
+                process.stdout.close()
                 return LATE, f"not over after {seconds:.0f} s"
+            finally:
+                self._running = None
         return (CAUGHT if process.returncode else SURVIVED), said
+
+
+    def end(self) -> None:
+        """Whatever runs is over."""
+        if self._running is not None:
+            _end(self._running)
 
 
 def _end(process: subprocess.Popen) -> None:
     """All of it: children that have a group of their own too."""
-    there = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    try:
+        there = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return
     for each in there:
         try:
             each.kill()
         except psutil.NoSuchProcess:
             continue
     psutil.wait_procs(there[1:], timeout=10)
-    process.stdout.close()
