@@ -28,6 +28,7 @@ BUGS = [
         ("algorithms=key.algorithms, options", "algorithms=[*key.algorithms, 'none', 'HS256'], options", "a token chooses its algorithm",
          "", "the library refuses a key that is of another kind, and none without its key"),
         ("if isinstance(role, list) and role:\n            role = role[0]", "pass", "a list of roles has none"),
+        ("if not isinstance(role, str) or not role:", "if not isinstance(role, str):", "an empty role is one"),
         ('+ self._options.clock_skew_s if "exp" in found else None', "+ self._options.clock_skew_s if False else None",
          "a token that expires is never asked for again"),
         ("if self._options.audience not in (", "if False and self._options.audience not in (", "tokens for somebody else are taken"),

@@ -121,3 +121,17 @@ def test_many_are_cut_as_one_by_one(some):
         except rewriting.Unreadable as error:
             expected.append(str(error))
     assert [str(found) if isinstance(found, Exception) else found for found in rewriting.cut(entries, masks)] == expected
+
+
+def test_a_size_before_compression_is_right_where_there_is_no_compression():
+    """Some clients say it all the same."""
+    entry = batch_of([({}, b"first"), ({}, b"second")], uncompressed_size=len(b"anything"))
+    metadata, head, _ = read(cut_one(entry, np.array([True, False])))
+    body = cut_one(entry, np.array([True, False]))[10 + len(head):]
+    assert metadata.uncompressed_size == len(body)
+
+
+def test_a_message_of_negative_size_is_none():
+    one = api.SingleMessageMetadata(payload_size=-5).SerializeToString()
+    with pytest.raises(rewriting.Unreadable):
+        rewriting.boundaries(struct.pack(">I", len(one)) + one, 1)
