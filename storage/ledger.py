@@ -248,6 +248,7 @@ class Ledger:
         if self.has_room(count, size):
             return
         data, index = self._allocated
+        ahead -= ahead % _PAGE      # whole rows only: workers take an index that ends within one for a damaged file
         if self.size + size > data:
             data = max(min(2 * data, data + ahead), _round_up(self.size + size))
             allocate(self.ledger_path, data, self._allocated[0])

@@ -214,7 +214,7 @@ def test_what_a_full_disk_had_left_is_given_back_when_it_was_not_enough(tmp_path
 
 
 @pytest.mark.parametrize(("size", "ahead", "expected"), [
-    (100_000, 1 << 62, 128 << 10), (100_000, 0, 25 << 12), (100_000, 5_000, 25 << 12), (100_000, 40_000, (64 << 10) + 40_000),
+    (100_000, 1 << 62, 128 << 10), (100_000, 0, 25 << 12), (100_000, 5_000, 25 << 12), (100_000, 45_000, 26 << 12),
     (1_000_000, 1 << 62, 245 << 12)])
 def test_a_ledger_is_doubled_as_far_as_there_is_room_ahead_and_is_as_large_as_it_must_be(tmp_path, size, ahead, expected):
     made = make_ledger(tmp_path, 1, 0)
@@ -224,7 +224,8 @@ def test_a_ledger_is_doubled_as_far_as_there_is_room_ahead_and_is_as_large_as_it
     assert made.index_path.stat().st_size == 16 << 10
 
 
-@pytest.mark.parametrize(("count", "ahead", "expected"), [(300, 1 << 62, 32 << 10), (300, 0, 5 << 12), (2_000, 1 << 62, 32 << 12)])
+@pytest.mark.parametrize(("count", "ahead", "expected"), [
+    (300, 1 << 62, 32 << 10), (300, 0, 5 << 12), (300, 10_001, 6 << 12), (2_000, 1 << 62, 32 << 12)])
 def test_so_is_its_index(tmp_path, count, ahead, expected):
     made = make_ledger(tmp_path, 1, 0)
     made.reserve(count, 1, ahead)
