@@ -5,6 +5,7 @@
     listeners.py where a process accepts clients; addresses.py, where those are told to go
     client.py    one connection's events turned into envelopes, and back
     turns.py     whose turn it is, and how much memory clients that are slow may take
+    joins.py     how many producers and consumers an owner is asked for at a time, and whose turn it is
     requests.py  what a worker answers by itself: lookup, partition metadata
     schemas.py   what is done to schemas, in a thread
     patterns.py  topics chosen by a pattern

@@ -43,6 +43,7 @@ _DAMAGED_MAX = 100               # messages of one ACK that its client could not
 _VERSION_MAX = 200               # characters of what a client says of itself that are kept
 _ASKED_MAX = 100_000             # requests that owners have not answered; what comes above is told to try again
 _CLOSED_MAX = 100_000            # producers that are remembered to be closed by the broker
+_WAITING_MAX = 10_000            # commands that wait for owners; with as many this client is no longer read from
 _UNREAD_MAX = 8                  # times write_buffer_bytes that answers may wait before this client is no longer read from
 _CHECKSUMS_SINCE = 11            # version of the protocol; C++ consumers before it, which has them since 6, take them for wrong
 _SLICE_SECONDS = 0.001           # a client is dealt with until it is somebody else's turn; one command may take longer
@@ -52,7 +53,7 @@ _SLICE_SECONDS = 0.001           # a client is dealt with until it is somebody e
 class Route:
     """A producer or consumer of this client: which owner has it, and under which handle.
 
-    link None, handle 0    its command waits in this worker: for its owner to be started, or for a look at its schema
+    link None, handle 0    its command waits in this worker: for a look at its schema, or for its owner to be started or to have room
     link, handle 0         its owner was asked, and has not said that it is there
     link, handle           it is there
 
@@ -71,6 +72,7 @@ class Route:
     request: tuple[TopicName, api.BaseCommand] | None = None     # that it is made by, until it is there
     request_id: int = -1
     withdraw: Callable[[], None] | None = None   # while it waits in this worker: it need not be made
+    is_valid: bool = False                       # its schema has been looked at
     is_repeated: bool = False                    # a second owner was asked, because the first ended over it
     success: bytes = b""                         # what its client was told when it was there
     right: Right | None = None                   # that its client must have; None where authorization is off
@@ -150,6 +152,7 @@ class Client(asyncio.BufferedProtocol):
         self._runs: deque[Run] = deque()           # to be written
         self._is_writable = True
         self._is_reading = True
+        self.waiting = 0                           # commands that wait for their owners, or for room there
         self._holding: set[OwnerLink] = set()      # owners that hold back what it has sent, because of a rate
 
     def __repr__(self) -> str:
@@ -324,7 +327,23 @@ class Client(asyncio.BufferedProtocol):
     def waits_for_owners(self) -> bool:
         """Whether owners have to catch up before anything more is asked of them for this client."""
         worker = self.worker
-        return worker.is_paused and bool(self.producers or self._asked and not worker.is_draining)
+        return self.is_crowding or worker.is_paused and bool(self.producers or self._asked and not worker.is_draining)
+
+    @property
+    def is_crowding(self) -> bool:
+        """Whether so many of its commands wait that it is not read from."""
+        return self.waiting >= _WAITING_MAX
+
+    def waits(self) -> None:
+        """One more of its commands waits for its owner."""
+        self.waiting += 1
+        if self.is_crowding:
+            self.pause_reading()
+
+    def waits_no_more(self) -> None:
+        was_crowding, self.waiting = self.is_crowding, self.waiting - 1
+        if was_crowding and not self.is_crowding:
+            self.resume_reading()
 
     def hold(self, link: OwnerLink) -> None:
         """The owner has more of it than a rate allows to publish."""
@@ -531,9 +550,10 @@ class Client(asyncio.BufferedProtocol):
                 raise Refusal(api.ServiceNotReady, "The broker is being stopped; try again")
             topic = names.parse(request.topic)
             link, withdraw = None, None
-            if not is_settled and not schemas.is_settled(self.worker.directory.catalogue, topic, request):
+            is_valid = is_settled or route is not None and route.is_valid
+            if not is_settled and not schemas.is_settled(self.worker.directory.catalogue, topic, request, is_valid=is_valid):
                 withdraw = self.worker.settle(self, command, topic, schemas.settle(request, topic, self.worker.counters))
-            elif (link := self.worker.link_of(topic)) is None:
+            elif (link := self.worker.room_of(topic)) is None:
                 withdraw = self.worker.wait_for_owner(self, topic, command)
         except Refusal as refusal:
             routes.pop(object_id, None)
@@ -543,9 +563,11 @@ class Client(asyncio.BufferedProtocol):
             route = routes[object_id] = Route(None, object_id, request=(topic, command), request_id=request.request_id, right=right)
             if routes is self.producers:
                 self._closed_producers.pop(object_id, None)
-        route.link, route.withdraw = link, withdraw
+        route.link, route.withdraw, route.is_valid = link, withdraw, is_valid
         if link is not None:
+            since = link.sent
             self._forward_command(link, command, request)
+            self.worker.joins_of(topic).asked(link, since)
 
     def _open_again(self, route: Route, request) -> None:
         """As Pulsar has it: what is there is there, whatever the request says of it, and what is being made is refused."""
@@ -698,7 +720,7 @@ class Client(asyncio.BufferedProtocol):
         """A request about a consumer goes to the owner that has it."""
         request = getattr(command, _CONSUMER_REQUESTS[command.type])
         route = self.consumers.get(request.consumer_id)
-        if route is not None:
+        if route is not None and route.link is not None:
             return self._forward_command(route.link, command, request)
         if command.type == T.CONSUMER_STATS:
             self.write(answers.consumer_stats(request.request_id, error_code=api.ConsumerNotFound, error_message="Consumer not found"))
@@ -915,7 +937,7 @@ class Client(asyncio.BufferedProtocol):
         """
         if self.connection.state != CONNECTED or self.protocol_version < 1:
             return
-        if not (self.was_heard or self.is_held):
+        if not (self.was_heard or self.is_held or self.is_crowding):
             return self.transport.abort()
         self.was_heard = False
         self.tell(answers.PING)

@@ -46,13 +46,18 @@ class SchemaThread:
                 self._catalogue.undo()
 
 
-def is_settled(catalogue: Catalogue, topic: TopicName, request) -> bool:
-    """Whether the topic's owner can go by what a PRODUCER or SUBSCRIBE says of its schema, without looking closer at it."""
+def is_settled(catalogue: Catalogue, topic: TopicName, request, *, is_valid: bool = False) -> bool:
+    """Whether the topic's owner can go by what a PRODUCER or SUBSCRIBE says of its schema, without looking closer at it.
+
+    is_valid: `settle` has looked at it.  So it is settled until somebody has brought the topic's first definition.
+    """
     if not request.HasField("schema"):
         return True
-    if isinstance(request, api.CommandSubscribe):
-        return request.schema.type == api.Schema.AutoConsume
     try:
+        if is_valid and not schemas.versions(catalogue, topic):
+            return True
+        if isinstance(request, api.CommandSubscribe):
+            return request.schema.type == api.Schema.AutoConsume
         return schemas.known(catalogue, topic, schemas.from_wire(request.schema)) is not None
     except StorageFull:
         return False      # which the thread is going to tell

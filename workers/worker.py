@@ -7,6 +7,7 @@ take yet.
 import asyncio
 import itertools
 import os
+import time
 import traceback
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -37,6 +38,7 @@ from geminga.workers.identity.authentication import Authenticator
 from geminga.workers.identity.authorization import Authorization
 from geminga.workers.identity.handshakes import Handshakes
 from geminga.workers.identity.options import AuthorizationOptions, IdentityOptions
+from geminga.workers.joins import Joins
 from geminga.workers.links import OwnerLink, follow
 from geminga.workers.listeners import Listeners
 from geminga.workers.options import WorkerOptions
@@ -49,7 +51,9 @@ from geminga.workers.watchers import Watchers
 _BUFFER_BYTES = 1 << 20          # what one read can bring, shared by all connections: a read is dealt with before the next
 _ENVELOPE_BYTES = 512 << 10      # of entries; an owner begins with them while more is read
 _ACK_SECONDS = 0.02              # that an acknowledgement may wait for something to go along with
-_WAITING_MAX = 100_000           # commands; what comes above is told to try again
+_WAITING_MAX = 100_000           # commands for owners; what comes above is told to try again
+_WAITING_BYTES_MAX = 64 << 20    # of them, likewise
+_RELEASE_SECONDS = 0.01          # for commands that have waited, between two looks at sockets
 _SETTLING_BYTES_MAX = 64 << 20   # of commands whose schemas are being looked at; what comes above is told to try again
 _PROBE_SECONDS = 2               # silence after a PING that ends a connection somebody else wants to replace
 _GOODBYE_SECONDS = 2             # until what was written to clients must have been sent when the broker stops
@@ -79,7 +83,10 @@ class Worker:
         self._context = zmq.Context()
         self._links: list[OwnerLink | None] = [None] * owners
         self._clients: dict[int, Client] = {}
-        self._waiting: dict[int, tuple[int, Client, api.BaseCommand]] = {}     # commands for owners that are being started
+        self._joins = [Joins() for _ in range(owners)]
+        self._waiting: dict[int, tuple[Joins, Client, int]] = {}     # commands that wait there, and their sizes
+        self._waiting_bytes = 0
+        self._release_is_due = False
         self._numbers = itertools.count()
         self.schemas = schemas
         self._settling: dict[asyncio.Task, tuple[Client, api.BaseCommand]] = {}      # commands whose schemas are being looked at
@@ -170,7 +177,7 @@ class Worker:
     def _end_if_silent(self, client: Client) -> None:
         if client.was_heard:
             return
-        if client.is_held:      # again, by what it had sent before: its answer may lie unread
+        if client.is_held or client.is_crowding:      # again, by what it had sent before: its answer may lie unread
             return self.probe(client)
         client.transport.abort()
 
@@ -196,21 +203,57 @@ class Worker:
         """The way to the partition's owner; None while that is being started again."""
         return self._links[owner_of(str(topic), len(self._links))]
 
-    def wait_for_owner(self, client: Client, topic: TopicName, command: api.BaseCommand) -> Callable[[], None]:
-        """Have the client's command dealt with when the partition's owner is back; returns what withdraws it.  Raises Refusal.
+    def room_of(self, topic: TopicName) -> OwnerLink | None:
+        """The same, for a command that makes a producer or consumer; None also while the owner has enough of those to look at."""
+        index = owner_of(str(topic), len(self._links))
+        link = self._links[index]
+        return link if link is not None and self._joins[index].has_room(link) else None
 
-        An error here, even one that asks to try again, makes C++ consumers that were connected before stop trying.
+    def joins_of(self, topic: TopicName) -> Joins:
+        return self._joins[owner_of(str(topic), len(self._links))]
+
+    def wait_for_owner(self, client: Client, topic: TopicName, command: api.BaseCommand) -> Callable[[], None]:
+        """Have the client's command dealt with when the partition's owner is there, has room, and it is the client's turn.
+
+        Returns what withdraws the command.  Raises Refusal.  An error here, even one that asks to try again, makes C++ consumers that
+        were connected before stop trying.
         """
-        if len(self._waiting) >= _WAITING_MAX:
-            raise Refusal(api.ServiceNotReady, "The topic's owner is being started; try again")
-        number = next(self._numbers)
-        self._waiting[number] = owner_of(str(topic), len(self._links)), client, command
+        size = command.ByteSize()
+        if len(self._waiting) >= _WAITING_MAX or self._waiting_bytes + size > _WAITING_BYTES_MAX:
+            raise Refusal(api.ServiceNotReady, "Too many commands wait for the topic's owner; try again")
+        number, joins = next(self._numbers), self.joins_of(topic)
+        joins.wait(client, number, command)
+        self._waiting[number] = joins, client, size
+        self._waiting_bytes += size
+        client.waits()
         self.counters.set("commands_waiting", len(self._waiting))
         return partial(self._withdraw, number)
 
     def _withdraw(self, number: int) -> None:
-        if self._waiting.pop(number, None) is not None:
-            self.counters.set("commands_waiting", len(self._waiting))
+        if number in self._waiting:
+            joins, client, _ = self._waiting[number]
+            joins.withdraw(client, number)
+            self._waits_no_more(number)
+
+    def _waits_no_more(self, number: int) -> None:
+        _, client, size = self._waiting.pop(number)
+        self._waiting_bytes -= size
+        client.waits_no_more()
+        self.counters.set("commands_waiting", len(self._waiting))
+
+    def _release(self) -> None:
+        """Deal with commands that have waited, as far as their owners have room; the rest of many goes on behind what sockets bring."""
+        self._release_is_due, until = False, time.monotonic() + _RELEASE_SECONDS
+        for link, joins in zip(self._links, self._joins, strict=True):
+            while link is not None and not joins.is_empty and joins.has_room(link):
+                if time.monotonic() >= until:
+                    self._release_is_due = True
+                    self._loop.call_soon(self._release)
+                    return
+                client, number, command = joins.take()
+                self._waits_no_more(number)
+                if client.number in self._clients:
+                    self.attempt(client, client.resume, command)
 
     def settle(self, client: Client, command: api.BaseCommand, topic: TopicName, work: Work) -> Callable[[], None]:
         """Look at what the command says of a schema beside the loop, and let the client go on with it then; returns what withdraws it.
@@ -254,15 +297,13 @@ class Worker:
         self._loop.add_reader(link.socket.getsockopt(zmq.FD), self._receive, link)
         self.watchers.introduce(link)
         self.schedule_flush()
-        for number in [number for number, (owner, _, _) in self._waiting.items() if owner == index]:
-            if (waiting := self._waiting.pop(number, None)) is not None and waiting[1].number in self._clients:
-                self.attempt(waiting[1], waiting[1].resume, waiting[2])
-        self.counters.set("commands_waiting", len(self._waiting))
+        self._release()
 
     def owner_gone(self, index: int) -> None:
         link, self._links[index] = self._links[index], None
         if link is None:
             return
+        self._joins[index].owner_gone()
         self._receive(link)      # what it still answered
         for client in list(self._clients.values()):
             self.attempt(client, client.owner_gone, link)
@@ -291,12 +332,12 @@ class Worker:
             self._ack_timer.cancel()
             self._ack_timer = None
         in_flight = 0
-        for link in self._links:
+        for link, joins in zip(self._links, self._joins, strict=True):
             if link is None or not link.is_busy:
                 continue
             link.flush()
             in_flight += link.in_flight
-            if link.in_flight > self.options.in_flight_bytes and not self.is_paused:
+            if link.in_flight - joins.size(link) > self.options.in_flight_bytes and not self.is_paused:
                 self.is_paused = True
                 for client in self._clients.values():
                     if client.producers:
@@ -306,7 +347,8 @@ class Worker:
 
     def _resume_when_possible(self) -> None:
         limit = self.options.in_flight_bytes // 2
-        if self.is_paused and not self.is_draining and all(link is None or link.in_flight <= limit for link in self._links):
+        if self.is_paused and not self.is_draining and all(
+                link is None or link.in_flight - joins.size(link) <= limit for link, joins in zip(self._links, self._joins, strict=True)):
             self.is_paused = False
             for client in self._clients.values():
                 client.resume_reading()
@@ -321,6 +363,8 @@ class Worker:
                 _SECTIONS[kind](self, link, rows, data)
         if self.is_paused:
             self._resume_when_possible()
+        if self._waiting and not self._release_is_due:
+            self._release()
 
     def _receipts(self, link: OwnerLink, rows: NDArray, data: memoryview) -> None:
         for connection, frames in deliveries.receipts(rows):

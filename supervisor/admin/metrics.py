@@ -41,7 +41,7 @@ _BROKER = {
     "lookups_failed": ("pulsar_broker_lookup_failures", "Lookups refused: the namespace, the listener or the right is missing", True),
     "lookups_waiting": ("pulsar_broker_lookup_pending_requests", "Lookups that wait for an owner", False),
     "loads_failed": ("topic_load_failed", "Topics that could not be opened", True),
-    "commands_waiting": ("pulsar_broker_topic_load_pending_requests", "What waits for an owner to be started", False),
+    "commands_waiting": ("pulsar_broker_topic_load_pending_requests", "What waits for an owner to be started, or to take it in", False),
     "connections_throttled": ("pulsar_broker_throttled_connections", "Connections not read from because of a publish rate", False),
     "schemas_compatible": ("pulsar_schema_compatible", "Schemas found compatible with those before them", True),
     "schemas_incompatible": ("pulsar_schema_incompatible", "Schemas found incompatible with those before them", True),

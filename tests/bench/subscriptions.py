@@ -142,7 +142,7 @@ class Crowd:
 
     def __init__(self, host: str, port: int, topic: str, count: int):
         self.topic, self.there, self.count = topic, set(), count
-        self.longest_s, self._sent = 0.0, 0.0
+        self.longest_s, self._sent = 0.0, CLOCK()
         self._selector, self._sequence = selectors.DefaultSelector(), 0
         for number in range(-1, CROWD_CONNECTIONS):
             one = socket.create_connection((host, port))
@@ -164,6 +164,7 @@ class Crowd:
             if CLOCK() - began > CROWD_PATIENCE_S:
                 raise SystemExit(f"crowd    only {len(self.there)} of {self.count} consumers are there after {CROWD_PATIENCE_S} s")
             self._listen()
+        self.longest_s = max(self.longest_s, CLOCK() - self._sent)      # of what is not answered yet
         return CLOCK() - began
 
     def _listen(self) -> None:
@@ -191,8 +192,9 @@ class Crowd:
 
     def _answer_witness(self, kind: int) -> bytes:
         if kind in (wire.CLOSE_PRODUCER, wire.ERROR):
+            self._sent = CLOCK() if kind == wire.CLOSE_PRODUCER else self._sent
             return wire.producer(self.topic, 1, 1, "")
-        if kind == wire.SEND_RECEIPT:
+        if kind in (wire.SEND_RECEIPT, wire.PRODUCER_SUCCESS):
             self.longest_s = max(self.longest_s, CLOCK() - self._sent)
         if kind not in (wire.SEND_RECEIPT, wire.PRODUCER_SUCCESS):
             return b""

@@ -42,6 +42,8 @@ OWNERS = 2
 class PlayedLink:
     """The worker's link to an owner: what went through it, in order, and what the owner says."""
 
+    command_cost = 0      # bytes in flight that a command counts for
+
     def __init__(self, loop: asyncio.AbstractEventLoop):
         self.said: list[tuple] = []              # ("sends", rows, entries), ("send", handle, connection, entry), ("acks", rows, words),
         self.gathered = self.sent = self.taken = 0           # ("flow", handle, permits), ("command", connection, kind, data)
@@ -78,6 +80,7 @@ class PlayedLink:
 
     def command(self, connection, protocol_version, data, kind=envelope.COMMAND) -> None:
         self.said.append(("command", connection, kind, data))
+        self.sent += self.command_cost
 
     def flush(self) -> None:
         """All is on its way as soon as it is said."""
