@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from geminga.storage.owner import Owner
 
 _EACH_TICK = 1_000   # partitions and ledgers looked at, about: some milliseconds
-CODE = "G126"
 GONE = "it was removed or replaced while it is used; what it holds is lost when the broker ends"
 
 
@@ -59,7 +58,7 @@ class Missing:
     def _tell(self, path: Path) -> None:
         if path not in self._told:
             self._told.add(path)
-            self._owner.report_damage(f"{path}: {GONE}", code=CODE)
+            self._owner.report_damage(f"{path}: {GONE}", code="G126")
 
 
 class Watched:

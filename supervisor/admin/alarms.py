@@ -109,7 +109,7 @@ class Alarms:
 
     def _tell_missing(self, text: str) -> None:
         self._own.add("damage_found")
-        log.error(text, code=missing.CODE)
+        log.error(text, code="G126")
 
     def _rows(self) -> Rows:
         return {who: counters.read() for who, counters in self._counters.items()}

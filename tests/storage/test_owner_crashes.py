@@ -26,7 +26,7 @@ MANY = 1 << 20
 OPTIONS = {"journal_segment_bytes": 64 << 10, "journal_segments_max": 3, "roll_over_entries": 7}
 
 
-class Died(Exception):
+class Died(BaseException):
     """Here the process was killed."""
 
 

@@ -21,7 +21,7 @@ from .files import copy_of, cut, flip, make_newer
 from .rig import Rig, T
 
 
-class Died(Exception):
+class Died(BaseException):
     """Here the process was killed."""
 
 

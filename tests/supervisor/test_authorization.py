@@ -235,9 +235,10 @@ OF_OTHERS = {
 }
 
 
-def test_who_has_no_right_reaches_nothing_of_others_by_their_ids(guarded, place):
+def test_who_has_no_right_reaches_nothing_of_others_by_their_ids(guarded):
     """All the commands that no right is asked for, by somebody who has none: whose ids they are goes on as before."""
     assert OF_OTHERS.keys() == {kind for kind, demand in DEMANDS.items() if demand is None}
+    place = guarded.people.place()
     owner, topic = guarded.connect("admin"), f"persistent://{place}/plain"
     assert owner.ask(T.SUBSCRIBE, topic=topic, consumer_id=1, subscription="of-others", subType=api.CommandSubscribe.Shared) == "allowed"
     assert owner.ask(T.PRODUCER, topic=topic, producer_id=1) == "allowed"
