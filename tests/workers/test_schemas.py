@@ -417,9 +417,9 @@ def test_keys_and_values_are_shown_as_json(opened):
     (b'{"type": "INT8", "schema": "", "properties": []}', 400), (b'{"type": "INT8", "schema": "", "properties": {"a": {}}}', 400),
     (b'{"type": "nope", "schema": ""}', 422), (b'{"type": "INT8", "schema": "x"}', 422), (b'{"type": "AVRO", "schema": "x"}', 422),
     (b'{"type": "AUTO", "schema": ""}', 422), (b'{"type": "KEY_VALUE", "schema": ""}', 422),
-    (b'{"type": "KEY_VALUE", "schema": "{\\"key\\": 1}"}', 422), (b'{"type": "NONE", "schema": "\\ud800"}', 422),
+    (b'{"type": "KEY_VALUE", "schema": "{\\"key\\": 1}"}', 422), (b'{"type": "NONE", "schema": "\\ud800"}', 400),
     (b'{"type": "KEY_VALUE", "schema": "{\\"key\\": \\"\\\\ud800\\", \\"value\\": 1}"}', 422),
-    (b'{"type": "INT8", "schema": "", "properties": {"\\ud800": "x"}}', 422),
+    (b'{"type": "INT8", "schema": "", "properties": {"\\ud800": "x"}}', 400),
     (b'{"type": "NONE", "schema": "%s"}' % (b"x" * (SIZE_MAX + 1)), 422), (b'{"type": "NONE", "schema": "%s"}' % (b"x" * (1 << 20)), 413),
 ], ids=lambda value: str(value)[:50])
 def test_bodies_that_are_none_are_refused(unharmed, opened, body, status):
