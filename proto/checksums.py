@@ -87,6 +87,8 @@ def wrong_entries(data: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDAr
     adds at its place is its register, the checksum without the ones at both ends, shifted by all that follows it.  data is written to
     meanwhile, and goes on for BEHIND bytes behind the last entry.
     """
+    if not len(begins):
+        return np.empty(0, np.intp)
     words = np.ndarray(len(data) - 7, "<u8", data, 0, (1,))
     heads, sizes = words[begins], ends - begins
     is_wrong = (heads & _HEAD) != (claimed.byteswap().astype(np.uint64) << np.uint64(16) | _MAGIC)

@@ -323,6 +323,12 @@ def test_entries_whose_space_was_given_back_are_not_there(topic):
     assert indexes(rows_of(topic)) == [number for number in range(20) if number not in (0, 7, 19)]
 
 
+def test_where_the_space_of_all_entries_was_given_back_there_is_nothing(topic):
+    filled(topic, 20)
+    overwrite(topic.ledger.ledger_path, format.HEADER_SIZE, bytes(topic.ledger.size - format.HEADER_SIZE))
+    assert indexes(rows_of(topic)) == []
+
+
 def test_markers_are_no_messages(topic):
     topic.publish(Message("a", b"0"))
     topic.add(sealed(metadata_of(marker_type=1), b"marker"))
