@@ -98,7 +98,9 @@ def _ledger(folder: Path, ledger_id: int, first: int, end: int, payload: bool) -
     with _Entries(found.ledger_path) as entries:
         for entry_id in range(max(first, 0), min(count, len(rows), end)):
             place = {"entry": f"{ledger_id}:{entry_id}"}
-            if not written[entry_id]:
+            if not written[entry_id] and given_back[entry_id]:
+                yield place | {"checksum": "its row was given back: it is there for nobody any more"}
+            elif not written[entry_id]:
                 yield place | {"damaged": "the index has no row of it"}
             elif not valid[entry_id]:
                 yield place | {"damaged": "its row in the index"}

@@ -7,7 +7,9 @@
     <data>/stacks                                 where processes were when they were asked, text (supervisor/stacks.py)
     <data>/journal/<owner>/<n>.journal            SEGMENT_HEADER, then records: RECORD_HEADER, groups, rows, sources, ops, entries
     <data>/partitions/<id>/<ledger>.ledger        LEDGER_HEADER, then entries as they came, without gaps
-    <data>/partitions/<id>/<ledger>.index         INDEX_HEADER, then an INDEX_ROW per entry, row n = entry n
+    <data>/partitions/<id>/<ledger>.index         INDEX_HEADER, then an INDEX_ROW per entry, row n = entry n; of a sealed
+                                                  one zeros where nothing is left of many entries (mending.py); *.new while such
+                                                  an index is being made
     <data>/partitions/<id>/state                  all else about the partition, as of a checkpoint, twice: STATE_HEADER, then
                                                   CURSOR_ROWs, PART_ROWs, ARRAY_ROWs, SEQUENCE_ROWs, and the arrays' bytes
     <data>/partitions/<id>/compacted/<n>/         a compacted view, the n-th: what its file `view` says (compacted.py), and of each
@@ -30,7 +32,8 @@ each version added.
     SEGMENT_HEADER too; records have a checksum of their tables, and say what was synced before them; an op of ACKNOWLEDGED is about a
     run of entries; sequence ids of producers; every entry has a checksum.  PARTITION_DELETED came later, with the catalogue's version 4,
     which keeps programs away that do not know it.  Compacted views came later too: who does not know them does not look there.  So
-    did `delayed`: who does not know it finds the same times in the indexes.
+    did `delayed`: who does not know it finds the same times in the indexes.  And so did rows that were given back: who does not know
+    them makes them anew, and tells of entries as lost that were there for nobody any more.
 
 FOLDER_VERSION is of the folder as a whole, and keeps older programs away from it: raise it whenever one that is out there must not write
 to what this one writes, be it a VERSION here, the catalogue's or compacted.py's, or a file that it would have to know of.  Put a folder of

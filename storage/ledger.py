@@ -12,6 +12,7 @@ import os
 import resource
 import weakref
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +20,17 @@ from numpy.typing import NDArray
 from geminga.storage import format, libc, mending
 from geminga.storage.errors import CorruptFile, StorageFull, text_of
 
+if TYPE_CHECKING:
+    from geminga.storage.cursor import Cursor
+
 _EXTENT_MIN = 64 << 10          # first allocation of a ledger's file; doubled whenever it is full
 _INDEX_EXTENT_MIN = 16 << 10
 _PAGE = 4096
 _IOV_MAX = 1000                 # pieces of one write; the kernel takes 1024
 _HEADERS_MAX = 100              # looks at one that its broker may be writing
 _DESCRIPTORS = 3                # of a ledger that is open: two files, and what Python keeps of a mapping
+_FILLED_MAX = 64 << 20          # bytes of indexes with holes that a process keeps filled in
+_filled: weakref.WeakKeyDictionary["Ledger", int] = weakref.WeakKeyDictionary()      # bytes of each, filled in longest ago first
 _opened: weakref.WeakKeyDictionary["Ledger", None] = weakref.WeakKeyDictionary()     # those that hold descriptors, longest open first
 
 
@@ -81,11 +87,11 @@ def write_anew(path: Path, data) -> None:
         raise
 
 
-def map_file(path: Path, *, writable: bool) -> mmap.mmap:
-    """The whole file, shared."""
+def map_file(path: Path, *, writable: bool, private: bool = False) -> mmap.mmap:
+    """The whole file, shared; private: what is written to it stays in memory."""
     fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
     try:
-        return mmap.mmap(fd, 0, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
+        return mmap.mmap(fd, 0, access=mmap.ACCESS_COPY if private else mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
     finally:
         os.close(fd)
 
@@ -114,6 +120,9 @@ class Ledger:
         self.is_header_lost = False                      # where its messages begin is for its partition to say
         self.damage: list[str] = []
         self.lost: list[int] = []                        # entries that are there no more, and not dealt with
+        self.gone: Cursor | None = None                  # what is there for nobody any more, if that is known
+        self.has_holes = False                           # rows whose space was given back: zeros in the index's file
+        self.is_index_new = True                         # more of its index may be given back than was
         self._unchecked = 0                              # rows, from the first on, that another process wrote
         self._index: NDArray | None = None
         self._columns: dict[str, NDArray] = {}
@@ -136,13 +145,28 @@ class Ledger:
         """INDEX_ROW of all that was allocated when it was mapped; rows from `entries` on are not written yet."""
         if self._index is None or len(self._index) < self.entries:
             self._keep_open()
-            mapped = map_file(self.index_path, writable=False)
-            whole_rows = (len(mapped) - format.HEADER_SIZE) // format.INDEX_ROW.itemsize
-            self._index = np.frombuffer(mapped, format.INDEX_ROW, whole_rows, format.HEADER_SIZE)
-            self._columns = {}
+            self._map(private=False)
             if self._unchecked:
                 mending.check_rows(self)
+            if self.has_holes:
+                self._fill_holes()
         return self._index
+
+    def _map(self, *, private: bool) -> None:
+        mapped = map_file(self.index_path, writable=False, private=private)
+        whole_rows = (len(mapped) - format.HEADER_SIZE) // format.INDEX_ROW.itemsize
+        self._index = np.frombuffer(mapped, format.INDEX_ROW, whole_rows, format.HEADER_SIZE)
+        self._columns = {}
+
+    def _fill_holes(self) -> None:
+        """Rows whose space was given back are filled in, in memory; other ledgers give theirs up when that is too much."""
+        self._map(private=True)
+        filled = mending.fill_holes(self._index[:self.entries])
+        self._index.flags.writeable = False
+        _filled.pop(self, None)
+        _filled[self] = filled * format.INDEX_ROW.itemsize
+        while len(_filled) > 1 and sum(_filled.values()) > _FILLED_MAX:
+            next(iter(_filled)).close()
 
     @property
     def has_lost(self) -> bool:
@@ -230,6 +254,7 @@ class Ledger:
         self._fds = self._index = None
         self._columns = {}
         _opened.pop(self, None)
+        _filled.pop(self, None)
 
     def __del__(self) -> None:
         self.close()
@@ -286,6 +311,29 @@ class Ledger:
             if (begin := _round_up(end)) < allocated:
                 with contextlib.suppress(OSError):      # not all file systems can, and some need room for it
                     libc.punch(fd, begin, allocated, path)
+        self.close()
+
+    def give_back_rows(self, holes: list[tuple[int, int]]) -> None:
+        """The blocks of these bytes of the index, (begin, end), ascending, go back to the file system, and read as zeros.
+
+        The file is made anew: who has mapped it goes on with all rows as they were.  Raises OSError.
+        """
+        fresh, size, at = self.index_path.with_suffix(".new"), self._index_size(0), 0
+        try:
+            fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            with open(self.index_path, "rb") as old, open(fd, "wb") as new:
+                for begin, end in [*holes, (size, size)]:
+                    old.seek(at)
+                    new.seek(at)
+                    new.write(old.read(begin - at))
+                    at = end
+                new.flush()
+                os.fsync(fd)
+            fresh.replace(self.index_path)
+        except OSError:
+            fresh.unlink(missing_ok=True)
+            raise
+        self.has_holes = True
         self.close()
 
     def go_on(self) -> None:
@@ -476,7 +524,13 @@ def ledger_ids(folder: Path) -> list[int]:
 
 
 def remove_unmade(folder: Path) -> None:
-    """Files that hold nothing, of ledgers that there are not: what was being made when its process was killed, or the disk was full."""
+    """Files that hold nothing, of ledgers that there are not: what was being made when its process was killed, or the disk was full.
+
+    And an index that was being made anew.
+    """
+    for path in folder.glob("*.new"):
+        if path.stem.isdigit():
+            path.unlink()
     for path in [*folder.glob("*.ledger"), *folder.glob("*.index")]:
         if path.stem.isdigit() and not exists(folder, int(path.stem)) and not any(path.read_bytes()[format.HEADER_SIZE:]):
             path.unlink()

@@ -5,7 +5,11 @@ damaged row costs nothing, and of several that lie together the entries are told
 entry came is its neighbour's then.
 
     rows       0 1 ? ? 4       entries 2 and 3 lie between the end of 1 and the beginning of 4
+
+Rows of zeros whose entries are zeros too are not damaged: their space was given back (punching.py).  They stay zeros in the file.  In
+memory they say what lies around them: messages and bytes are shared out evenly, and together are as many as there were.
 """
+import errno
 import functools
 import os
 from typing import TYPE_CHECKING
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
 
 _START = MAGIC.to_bytes(2, "big")
 _STRIDE = 1_024
+_CHUNK = 1 << 20          # bytes read at once
 
 
 def make_header(ledger: "Ledger") -> None:
@@ -68,16 +73,53 @@ def check_rows(ledger: "Ledger") -> None:
 
 
 def mend(ledger: "Ledger", rows: NDArray) -> tuple[NDArray, NDArray, list[int]]:
-    """(the ledger's rows as they should be, which of them are not so, the entries that are lost with them)"""
+    """(the ledger's rows as they should be, which of them are damaged, the entries that are lost with them)"""
     wrong, lost = np.flatnonzero(~format.is_valid(rows, ledger.ledger_id)), []
     if not len(wrong):
         return rows, wrong, lost
-    fresh = rows.copy()
-    for run in np.split(wrong, np.flatnonzero(np.diff(wrong) > 1) + 1):
-        lost += _mend(ledger, fresh, int(run[0]), int(run[-1]) + 1)
+    fresh, is_damaged = rows.copy(), np.ones(len(wrong), bool)
+    for run in np.split(np.arange(len(wrong)), np.flatnonzero(np.diff(wrong) > 1) + 1):
+        first, end = int(wrong[run[0]]), int(wrong[run[-1]]) + 1
+        if _is_given_back(ledger, rows, first, end):
+            _share_out(fresh, first, end)
+            ledger.has_holes, is_damaged[run] = True, False
+        else:
+            lost += _mend(ledger, fresh, first, end)
     fresh["checksum"][wrong] = 0
     fresh["checksum"][wrong] = format.row_checksums(fresh[wrong], ledger.ledger_id, wrong.astype(np.uint64))
-    return fresh, wrong, lost
+    return fresh, wrong[is_damaged], lost
+
+
+def fill_holes(rows: NDArray) -> int:
+    """Rows of zeros among those of a ledger say what `mend` has them say; returns how many.  All others are whole."""
+    empty = np.flatnonzero(rows["size"] == 0)
+    for run in np.split(empty, np.flatnonzero(np.diff(empty) > 1) + 1) if len(empty) else ():
+        _share_out(rows, int(run[0]), int(run[-1]) + 1)
+    return len(empty)
+
+
+def _is_given_back(ledger: "Ledger", rows: NDArray, first: int, end: int) -> bool:
+    """Whether the space of rows first .. end - 1 was given back: they are zeros, as are their entries, and those around them are whole."""
+    if first == 0 or end == len(rows) or np.ascontiguousarray(rows[first:end]).view(np.uint8).any():
+        return False
+    if ledger.gone is not None and not ledger.gone.acknowledged(ledger.ledger_id, first, end).all():
+        return False
+    start, stop = int(rows["offset"][first - 1]) + int(rows["size"][first - 1]), int(rows["offset"][end])
+    return stop - start >= end - first and _is_nothing(ledger, start, stop)
+
+
+def _share_out(rows: NDArray, first: int, end: int) -> None:
+    """Fill in rows first .. end - 1, of zeros, from those around them."""
+    before, behind, part = rows[first - 1], rows[end], rows[first:end]
+    shares = np.arange(end - first + 1)
+    start, message = int(before["offset"]) + int(before["size"]), int(before["message_index"]) + int(before["messages"])
+    offsets = start + (int(behind["offset"]) - start) * shares // (end - first)
+    messages = message + (int(behind["message_index"]) - message) * shares // (end - first)
+    part["offset"], part["size"] = offsets[:-1], np.diff(offsets)
+    part["message_index"], part["messages"] = messages[:-1], np.diff(messages)
+    part["publish_time"], part["broker_time"] = before["publish_time"], before["broker_time"]
+    part["deliver_at"] = min(before["deliver_at"], behind["deliver_at"])      # what is in the order of these times stays so
+    part["flags"] = KEPT_CHECKSUM
 
 
 def _mend(ledger: "Ledger", rows: NDArray, first: int, end: int) -> list[int]:
@@ -142,6 +184,21 @@ def _read(ledger: "Ledger", start: int, stop: int) -> bytes:
     with open(ledger.ledger_path, "rb") as file:
         file.seek(start)
         return file.read(max(0, stop - start))
+
+
+def _is_nothing(ledger: "Ledger", start: int, stop: int) -> bool:
+    """Whether these bytes of its entries' file are zeros."""
+    with open(ledger.ledger_path, "rb", buffering=0) as file:
+        try:
+            while (start := os.lseek(file.fileno(), start, os.SEEK_DATA)) < stop:
+                data = file.read(min(stop - start, _CHUNK))
+                if data.count(0) < len(data):
+                    return False
+                start += len(data)
+        except OSError as error:
+            if error.errno != errno.ENXIO:      # else nothing but a hole follows
+                raise
+    return True
 
 
 def _write(ledger: "Ledger", offset: int, data: bytes) -> None:

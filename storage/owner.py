@@ -734,6 +734,7 @@ class Owner:
         """Go on in a new ledger.  Raises StorageFull."""
         self._add_ledger(partition, is_idle=is_idle)
         self._to_trim[partition] = None
+        self.puncher.watch(partition)
         log.debug("a new ledger was begun", topic=partition.name, ledger=partition.open_ledger.ledger_id)
 
     # -- consuming
@@ -952,9 +953,13 @@ class Owner:
         self.commit()
         for ledger in gone:
             ledger.unlink()
-            for worker in {worker for worker, _ in self.sessions}:
-                self.outbox(worker).forget(ledger.ledger_id)
+            self.forget_mapped(ledger)
         self.space.look()
+
+    def forget_mapped(self, ledger: Ledger) -> None:
+        """Workers give up what they have mapped of it."""
+        for worker in {worker for worker, _ in self.sessions}:
+            self.outbox(worker).forget(ledger.ledger_id)
 
     def _tick(self) -> None:
         """An idle partition whose open ledger is drained gives up its disk space; producers that stay away are forgotten."""

@@ -373,6 +373,7 @@ def _check(partition: Partition) -> None:
     """Its ledgers are as long as they say, and begin where the one before ends.  Raises CorruptFile."""
     for before, found in zip([None, *partition.ledgers], partition.ledgers, strict=False):
         found.check_lengths()
+        found.gone = partition.gone
         if found.is_header_lost and before is not None:
             found.first_message = before.next_message
         partition.damage += found.damage

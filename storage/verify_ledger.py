@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from geminga.proto import checksums
 from geminga.proto.sends import KEPT_CHECKSUM
 from geminga.storage import format, ledger, mending
-from geminga.storage.cursor import Cursor
+from geminga.storage.cursor import NOBODY, NOWHERE, Cursor
 from geminga.storage.errors import CorruptFile
 from geminga.storage.findings import Finding, Severity, corrupt, unreadable
 from geminga.storage.ledger import Ledger
@@ -50,6 +50,8 @@ class Report:
 
 def look_at(task: Task) -> Report:
     found = Ledger(task.folder, task.partition_id, task.ledger_id)
+    if not task.is_served:      # else more may be gone by now
+        found.gone = task.gone or Cursor(NOBODY, NOWHERE, is_durable=True)
     report = Report(found)
     try:
         _find_rows(task, report)

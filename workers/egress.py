@@ -22,6 +22,7 @@ from geminga.storage.punching import NOTHING
 LEDGERS_MAX = 1_024          # mapped at a time by one worker, or fewer where descriptors are few
 ENTRIES_MAX = 8_192          # turned into bytes at a time
 BYTES_MAX = 1 << 20          # likewise; one entry may be larger
+_GONE = 64                   # bytes shown of an entry whose row was given back
 
 
 def still_there(rows: NDArray, data: memoryview) -> NDArray[np.bool_] | None:
@@ -51,6 +52,7 @@ class Mapped:
     offsets: NDArray[np.uint64]
     sizes: NDArray[np.uint32]
     data: memoryview
+    is_sealed: bool                # rows of it may be zeros, of entries that are there for nobody any more
 
     def holds(self, end: int) -> bool:
         """Whether the entries before `end` are within what was mapped."""
@@ -58,6 +60,17 @@ class Mapped:
 
     def end_of(self, entry_id: int) -> int:
         return self.offsets.item(entry_id) + self.sizes.item(entry_id)
+
+    def rows_of(self, first: int, rows: NDArray, entries: NDArray | None = None) -> NDArray:
+        """The rows of these entries, or of those from `first` on; of one that is zeros the entry is some bytes that are zeros too."""
+        if not self.is_sealed or rows["size"].all() or not self.sizes[0]:
+            return rows
+        rows, empty = rows.copy(), np.flatnonzero(rows["size"] == 0)
+        wanted = first + empty if entries is None else entries[empty].astype(np.int64)
+        whole = np.flatnonzero(self.sizes[:int(wanted[-1])])
+        before = whole[np.searchsorted(whole, wanted) - 1]
+        rows["offset"][empty], rows["size"][empty], rows["messages"][empty] = self.offsets[before] + self.sizes[before], _GONE, 1
+        return rows
 
 
 class MappedView(NamedTuple):
@@ -91,7 +104,7 @@ class Ledgers:
         if found.end_of(end - 1) - found.offsets.item(first) > BYTES_MAX:
             reach = np.cumsum(found.sizes[first:end], dtype=np.int64)
             end = first + max(1, int(np.searchsorted(reach, BYTES_MAX)))
-        return found.index[first:end], found.data
+        return found.rows_of(first, found.index[first:end]), found.data
 
     def pick(self, partition_id: int, ledger_id: int, entries: NDArray[np.uint64], view: int = 0) -> tuple[NDArray, memoryview]:
         """Likewise of as many of these entries (n,), ascending, as are dealt with at a time.  Raises LedgerGone."""
@@ -100,7 +113,8 @@ class Ledgers:
             return self._pick_of_view(partition_id, ledger_id, entries, view)
         found = self._whole(partition_id, ledger_id, int(entries[-1]) + 1)
         reach = np.cumsum(found.sizes[entries], dtype=np.int64)
-        return found.index[entries[:max(1, int(np.searchsorted(reach, BYTES_MAX)))]], found.data
+        entries = entries[:max(1, int(np.searchsorted(reach, BYTES_MAX)))]
+        return found.rows_of(0, found.index[entries], entries), found.data
 
     def _pick_of_view(self, partition_id: int, ledger_id: int, entries: NDArray[np.uint64], view: int) -> tuple[NDArray, memoryview]:
         found = self._mapped.get((ledger_id, view)) or self._map_view(partition_id, ledger_id, view)
@@ -153,15 +167,16 @@ class Ledgers:
     def _map(self, partition_id: int, ledger_id: int) -> Mapped:
         folder = format.partition_folder(self._data_dir, partition_id)
         try:
-            index = np.frombuffer(map_file(format.index_path(folder, ledger_id), writable=False), format.INDEX_ROW,
-                                  offset=format.HEADER_SIZE)
+            mapped = map_file(format.index_path(folder, ledger_id), writable=False)
+            index = np.frombuffer(mapped, format.INDEX_ROW, offset=format.HEADER_SIZE)
+            is_sealed = bool(np.frombuffer(mapped, format.INDEX_HEADER, 1)["state"][0] == format.SEALED)
             data = memoryview(map_file(format.ledger_path(folder, ledger_id), writable=False))
         except FileNotFoundError as error:
             self.forget(ledger_id)
             raise LedgerGone from error
         except ValueError as error:      # within a row, or empty
             raise self._too_short(ledger_id, format.ledger_path(folder, ledger_id)) from error
-        return self._keep(ledger_id, Mapped(index, index["offset"], index["size"], data))
+        return self._keep(ledger_id, Mapped(index, index["offset"], index["size"], data, is_sealed))
 
     def _keep(self, which: int | tuple[int, int], found: Mapped | MappedView) -> Mapped | MappedView:
         self._mapped[which] = found

@@ -100,7 +100,8 @@ def stretches(data_dir: Path | str, partition_id: int, *, behind: Position = NOW
         except FileNotFoundError:
             continue
         first, end = _within(ledger_id, len(rows), behind, up_to)
-        found += [Stretch(partition_id, ledger_id, *bounds) for bounds in _split(rows["offset"], first, end, size_max)]
+        offsets = np.maximum.accumulate(rows["offset"])      # rows whose space was given back are zeros
+        found += [Stretch(partition_id, ledger_id, *bounds) for bounds in _split(offsets, first, end, size_max)]
     return found
 
 
@@ -188,10 +189,10 @@ def whole_rows(folder: Path, partition_id: int, ledger_id: int, first: int, end:
     if head is not None:
         found.first_message, found.created_ms = int(head["first_message"][0]), int(head["created_ms"][0])
         found.size = max(found.size, int(head["size"][0]))
-    fresh, _, lost = mending.mend(found, everything)
-    is_lost = np.zeros(len(everything), bool)
-    is_lost[lost] = True
-    is_lost = is_lost[first:end]
+    fresh, wrong, lost = mending.mend(found, everything)
+    is_lost, is_damaged = np.zeros(len(everything), bool), np.zeros(len(everything), bool)
+    is_lost[lost], is_damaged[wrong] = True, True
+    is_lost, is_damaged = is_lost[first:end], is_damaged[first:end]
     damage = [f"{path}: what the index says of entry {ledger_id}:{entry_id} is damaged; it is {'lost' if is_gone else 'made anew'}"
-              for entry_id, is_gone in zip((first + np.flatnonzero(~valid)).tolist(), is_lost[~valid].tolist(), strict=True)]
+              for entry_id, is_gone in zip((first + np.flatnonzero(is_damaged)).tolist(), is_lost[is_damaged].tolist(), strict=True)]
     return fresh[first:end], is_lost, damage

@@ -139,9 +139,10 @@ def _news(folder: Path, partition_id: int, behind: Position, horizon: Position) 
         with contextlib.suppress(FileNotFoundError):
             rows = confirmed.confirmed_rows(folder, partition_id, ledger_id)
             rows = rows[behind[1] + 1 if ledger_id == behind[0] else 0:horizon[1] + 1 if ledger_id == horizon[0] else len(rows)]
+            count, rows = len(rows), rows[rows["size"] > 0]      # of others the space was given back
             if len(rows):
                 first, last = (rows[at][["message_index", "messages", "offset", "size"]].tolist() for at in (0, -1))
-                entries += len(rows)
+                entries += count
                 messages += max(0, last[0] + last[1] - first[0])
                 size += max(0, last[2] + last[3] - first[2])
     return entries, messages, size

@@ -97,6 +97,8 @@ BUGS = [
         ('(fresh & (ledger.column("size")[first:end] > 0)).any() or ledger.is_shared:',
          '(fresh & (ledger.column("size")[first:end] > 0)).any():', ""),
         ("        if int(gain[worth].sum()) < _WORTH:\n            return []\n", "", ""),
+        ("    is_free &= _are_holes(", "    _ = _are_holes(", ""),
+        ("                    self._owner.forget_mapped(ledger)\n", "", ""),
         ("                if reaching >= 0:\n", "                if reaching > 1 << 62:\n", ""),
         ("np.logical_and.reduce([cursor.acknowledged", "np.logical_or.reduce([cursor.acknowledged", "")),
     *of("storage/retention.py", "storage/test_retention.py",

@@ -1,11 +1,13 @@
 """Space within ledgers: what everybody has acknowledged is given back, and nothing else; nobody gets it any more."""
 import random
 
+import numpy as np
 import pytest
 
-from geminga.storage import format
+from geminga.storage import dump, format, ledger
 from geminga.storage.cursor import SKIPPED
 from geminga.storage.findings import Severity
+from geminga.storage.jobs import confirmed, reading
 from geminga.storage.punching import NOTHING
 from geminga.storage.subscription import SubType
 from geminga.storage.verify import walk
@@ -119,7 +121,7 @@ def test_a_ledger_goes_on_growing_around_its_holes(rigs):
 
 
 def test_a_lone_message_that_waits_for_its_time_keeps_a_few_blocks_of_its_ledger(rigs):
-    """F175: neither what lies around it nor what was allocated ahead stays; it comes in its time, and the folder is whole."""
+    """F175: nothing of what lies around it stays, nor its rows of the index; it comes in its time, and the folder is whole."""
     rig = rigs()
     producer, consumer = rig.producer("t"), rig.consumer("t", subType=SubType.Shared)
     rig.run(rig.flow(consumer, 1 << 20))
@@ -129,20 +131,216 @@ def test_a_lone_message_that_waits_for_its_time_keeps_a_few_blocks_of_its_ledger
             [lone] = rig.run(rig.sends((producer, b"lone", {"deliver_at_time": rig.now_ms + 3_600_000}))).positions
         acked += rig.publish(producer, *[bytes(1_000)] * 500)
     found = rig.partition("t").open_ledger
+    whole = found.index_path.stat().st_blocks * 512
     rig.owner.roll(rig.partition("t"))
-    rig.run(rig.acks(consumer, *acked), after_ms=SECOND)
+    forgotten = rig.run(rig.acks(consumer, *acked), after_ms=SECOND).forgotten
     for _ in range(3):
-        rig.run(after_ms=SECOND)
+        forgotten += rig.run(after_ms=SECOND).forgotten
+    assert (1, found.ledger_id) in forgotten      # else a worker that has mapped the index keeps it on disk
     assert found.size > 5_000_000 and found.ledger_path.stat().st_blocks * 512 <= 64 << 10
-    assert found.index_path.stat().st_blocks * 512 <= found.entries * format.INDEX_ROW.itemsize + 8192
+    assert whole > 300_000 and found.index_path.stat().st_blocks * 512 <= 32 << 10
     assert rig.asked("why", "t", subscription="sub")["messages"] == {
         "published": 5001, "acknowledged": 5000, "expired": 0, "skipped": 0, "evicted": 0, "backlog": 1}
+    rig = rigs.restart(rig)
+    assert rig.receive(rig.consumer("t", subType=SubType.Shared)) == []
+    assert found.index_path.stat().st_blocks * 512 <= 32 << 10 and rig.partition("t").find(found.ledger_id).messages_in(0, 5001) == 5001
+    assert rig.asked("why", "t", subscription="sub")["messages"]["backlog"] == 1
     again = rigs.crash(rig)
     assert [str(one) for one in walk(again.data_dir) if one.severity > Severity.NOTE] == []
     waiting = again.consumer("t", subType=SubType.Shared)
     assert again.receive(waiting) == []
     answers = again.run(after_ms=3_601_000)
     assert again.delivered(answers, waiting) == [(lone, b"lone")]
+
+
+def with_lone_ones(rigs, *numbers, entries=5_000, **options):
+    """A sealed ledger in which all is acknowledged but delayed messages before those numbers: (rig, it, {position: payload})."""
+    rig = rigs(**options)
+    producer, consumer = rig.producer("t"), rig.consumer("t", subType=SubType.Shared)
+    rig.run(rig.flow(consumer, 1 << 20))
+    acked, lone, borders = [], {}, [0, *sorted(numbers), entries]
+    for first, end in zip(borders, borders[1:], strict=False):
+        if first:
+            [position] = rig.run(rig.sends((producer, b"%d" % first, {"deliver_at_time": rig.now_ms + 3_600_000}))).positions
+            lone[position] = b"%d" % first
+        for start in range(first, end, 500):
+            acked += rig.publish(producer, *[b"%06d" % number * 40 for number in range(start, min(start + 500, end))])
+    found = rig.partition("t").open_ledger
+    rig.owner.roll(rig.partition("t"))
+    rig.run(rig.acks(consumer, *acked), after_ms=SECOND)
+    for _ in range(3):
+        rig.run(after_ms=SECOND)
+    return rig, found, lone
+
+
+def taken_by_index(ledger):
+    return ledger.index_path.stat().st_blocks * 512
+
+
+def problems(rig):
+    return [str(one) for one in walk(rig.data_dir) if one.severity > Severity.NOTE]
+
+
+@pytest.mark.parametrize("then", ["restart", "crash"])
+def test_rows_that_were_given_back_are_passed_over_by_whoever_comes_later(rigs, then):
+    """A subscription from the beginning gets what is left, and its figures add up; so does one that seeks back."""
+    rig, found, lone = with_lone_ones(rigs, 700, 2_500, 2_600)
+    assert taken_by_index(found) <= 64 << 10
+    positions = [(found.ledger_id, entry) for entry in (1_500, 2_501, 4_000)]
+    rig = getattr(rigs, then)(rig)
+    consumer, late = rig.consumer("t", subType=SubType.Shared), rig.consumer("t", "late", subType=SubType.Shared)
+    partition = rig.partition("t")
+    assert partition.find(found.ledger_id).messages_in(0, found.entries) == partition.next_message == 5_003
+    for position in positions:      # in the midst of what is gone
+        cursor = partition.new_cursor(99, position, is_durable=False)
+        assert cursor.since + cursor.totals[SKIPPED] + cursor.backlog_messages(partition.ledgers) == 5_003
+    assert rig.receive(late, 10_000) == rig.receive(consumer, 10_000) == []
+    told = rig.asked("why", "t", subscription="late")["messages"]
+    assert (told["published"], told["backlog"]) == (5_003, 3) and sum(told.values()) == 2 * 5_003
+    assert problems(rig) == []
+    answers = rig.run(after_ms=3_601_000)
+    assert dict(rig.delivered(answers, consumer)) == dict(rig.delivered(answers, late)) == lone
+    rig.run(rig.acks(consumer, *lone), rig.acks(late, *lone), after_ms=SECOND)
+    assert not found.index_path.is_relative_to(rig.data_dir) or not found.index_path.exists()
+    assert rig.owner.counters.read()["entries_lost"] == 0
+
+
+def test_a_damaged_row_beside_rows_that_were_given_back_costs_nothing(rigs):
+    """Of any that is left: those of the blocks on either side are whole."""
+    rig, found, lone = with_lone_ones(rigs, 2_500)
+    rig.close()
+    content = found.index_path.read_bytes()
+    rows = np.frombuffer(content, format.INDEX_ROW, found.entries, format.HEADER_SIZE)
+    [*_, last] = edges = np.flatnonzero(np.diff(rows["size"] > 0))
+    assert len(edges) == 4 and last < found.entries - 64
+    for number in (edges[1] + 1, 2_500, edges[2]):
+        with found.index_path.open("r+b") as file:
+            file.seek(format.HEADER_SIZE + int(number) * format.INDEX_ROW.itemsize + 8)
+            file.write(b"damaged.")
+    again = Rig(rig.data_dir, now_ms=rig.now_ms, **rig.settings)
+    consumer = again.consumer("t", subType=SubType.Shared)
+    assert again.receive(consumer) == []
+    assert dict(again.delivered(again.run(after_ms=3_601_000), consumer)) == lone
+    again.close()
+
+
+def test_rows_that_are_zeros_of_entries_that_are_needed_are_lost_and_told(rigs, capfd):
+    """A disk that has lost both is no one that was asked to give them back."""
+    rig = rigs()
+    positions = rig.publish(rig.producer("t"), *[b"%04d" % number * 100 for number in range(300)])
+    rig.consumer("t", subType=SubType.Shared)
+    found = rig.partition("t").open_ledger
+    rig.owner.roll(rig.partition("t"))
+    begin, end = int(found.column("offset")[127]), int(found.column("offset")[191])
+    rig = rigs.restart(rig)
+    for path, at, size in ((found.index_path, 8_192, 4_096), (found.ledger_path, begin, end - begin)):
+        with path.open("r+b") as file:
+            file.seek(at)
+            file.write(bytes(size))
+    assert any("64 entries are lost" in one for one in problems(rig))
+    again = rigs.restart(rig)
+    consumer = again.consumer("t", subType=SubType.Shared)
+    assert [position for position, _ in again.receive(consumer, 1_000)] == positions[:127] + positions[191:]
+    assert again.owner.counters.read()["entries_lost"] == 64
+
+
+def test_an_index_that_was_being_made_anew_when_the_process_was_killed_is_taken_away(rigs):
+    rig, found, lone = with_lone_ones(rigs, 2_500)
+    fresh = found.index_path.with_suffix(".new")
+    fresh.write_bytes(b"half")
+    rig = rigs.restart(rig)
+    consumer = rig.consumer("t", subType=SubType.Shared)
+    assert rig.receive(consumer) == [] and not fresh.exists()
+    assert dict(rig.delivered(rig.run(after_ms=3_601_000), consumer)) == lone
+
+
+def test_of_entries_that_are_there_again_after_a_power_cut_rows_are_made_anew(rigs):
+    """The index without its blocks has got to disk, and what was given back of the entries has not."""
+    rig, found, lone = with_lone_ones(rigs, 2_500)
+    offset = int(found.column("offset")[1_000])
+    rig.close()
+    with found.ledger_path.open("r+b") as file:
+        file.seek(offset)
+        file.write(b"what was there")
+    again = Rig(rig.data_dir, now_ms=rig.now_ms, **rig.settings)
+    consumer = again.consumer("t", subType=SubType.Shared)
+    assert again.receive(consumer) == []
+    assert again.asked("why", "t", subscription="sub")["messages"]["backlog"] == 1
+    assert dict(again.delivered(again.run(after_ms=3_601_000), consumer)) == lone
+    again.close()
+
+
+def test_jobs_pass_over_rows_that_were_given_back(rigs):
+    rig, found, lone = with_lone_ones(rigs, 2_500)
+    told, seen = [], []
+    rig.close()
+    partition_id = found.partition_id
+    for stretch in confirmed.stretches(rig.data_dir, partition_id, size_max=64 << 10):
+        for batch in reading.batches(rig.data_dir, stretch, ("entry_id",), told.append):
+            seen += batch.column(0).to_pylist()
+    assert told == [] and 2_500 in seen and len(seen) < 100
+
+
+def test_a_dump_says_which_rows_were_given_back(rigs):
+    rig, found, _ = with_lone_ones(rigs, 2_500)
+    rig.close()
+    lines = list(dump.dump(found.index_path, 1_000, 1_002))
+    assert ["damaged" in line for line in lines] == [False] * 3 and "its row was given back" in lines[1]["checksum"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_figures_stay_right_whatever_rows_are_given_back(rigs, seed):
+    """Batches of several sizes, stretches of them acknowledged in any order, over restarts and crashes."""
+    random_ = random.Random(seed)
+    rig = rigs(journal_segment_bytes=8 << 20, roll_over_entries=6_000)
+    sizes, positions, producer, most = {}, [], None, 0
+    for _ in range(12):
+        if producer is None:
+            producer, consumer = rig.producer("t"), rig.consumer("t", subType=SubType.Shared)
+        for _ in range(3):
+            count = random_.choice((1, 3, 10))
+            later = {"deliver_at_time": rig.now_ms + 86_400_000 if random_.random() < 0.2 else 0}
+            messages = [(producer, b"%020d" % number * 10, {"batch": count} | later) for number in range(500)]
+            fresh = rig.run(rig.sends(*messages)).positions
+            sizes |= dict.fromkeys(fresh, count)
+            positions += fresh
+        for _ in range(random_.randrange(3)):
+            start, reach = random_.randrange(len(positions)), random_.choice((500, 2_000, 8_000))
+            if some := positions[start:start + reach]:
+                rig.run(rig.acks(consumer, *some))
+                positions[start:start + reach] = []
+        for _ in range(4):
+            rig.run(after_ms=SECOND)
+        told = rig.asked("why", "t", subscription="sub")["messages"]
+        assert (told["backlog"], told["published"]) == (sum(sizes[one] for one in positions), sum(sizes.values()))
+        found = rig.partition("t")
+        assert sum(one.messages_in(0, one.entries) for one in found.ledgers) + found.ledgers[0].first_message == found.next_message
+        for one in found.ledgers:
+            columns = [one.column(name)[:one.entries].astype(np.int64) for name in ("offset", "size", "message_index", "messages")]
+            assert all(np.array_equal(at[1:], at[:-1] + size[:-1]) for at, size in (columns[:2], columns[2:]))
+        most = max(most, sum(one.has_holes for one in found.ledgers))
+        if random_.random() < 0.3:
+            rig, producer = (rigs.crash if random_.random() < 0.5 else rigs.restart)(rig), None
+            assert problems(rig) == []
+    assert most
+
+
+def test_rows_that_were_given_back_take_little_memory(rigs, monkeypatch):
+    """Of many ledgers only some have theirs filled in at a time."""
+    monkeypatch.setattr(ledger, "_FILLED_MAX", 100_000)
+    rig, one, _ = with_lone_ones(rigs, 2_500)
+    producer, consumer = rig.producer("t"), rig.consumer("t", subType=SubType.Shared)
+    rig.run(rig.flow(consumer, 1 << 20))
+    acked = [position for _ in range(10) for position in rig.publish(producer, *[bytes(300)] * 500)]
+    two = rig.partition("t").open_ledger
+    rig.run(rig.sends((producer, b"lone", {"deliver_at_time": rig.now_ms + 3_600_000})))
+    rig.owner.roll(rig.partition("t"))
+    rig.run(rig.acks(consumer, *acked), after_ms=SECOND)
+    rig.run(after_ms=SECOND)
+    assert taken_by_index(two) <= 32 << 10
+    for found, other in ((one, two), (two, one), (one, two)):
+        assert int(found.messages[:found.entries].sum()) == found.entries
+        assert found._index is not None and other._index is None
 
 
 def test_little_is_not_worth_the_trouble(rigs):

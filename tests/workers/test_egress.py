@@ -221,6 +221,29 @@ def test_of_entries_that_were_picked_too(tmp_path):
     assert not client._runs
 
 
+@pytest.mark.parametrize("picked", [False, True], ids=["run", "picked"])
+@pytest.mark.parametrize("version", [6, 5], ids=["checksums", "none"])
+def test_entries_whose_rows_were_given_back_too_are_left_out(tmp_path, picked, version):
+    """Of a sealed ledger: their rows are zeros.  The client gets as many messages as it has asked for."""
+    entries = np.zeros(8, envelope.PICKED)
+    entries["entry_id"] = range(8)
+    client, flows = client_of(tmp_path, **({"picked": entries, "words": np.empty(0, np.uint64)} if picked else {}))
+    client.takes_checksums = version > 5
+    store(tmp_path, [10] * 8, first=1)
+    give_back(tmp_path, 2, 3, 4)
+    with format.index_path(format.partition_folder(tmp_path, PARTITION), LEDGER).open("r+b") as index:
+        head = np.frombuffer(index.read(format.HEADER_SIZE), format.INDEX_HEADER).copy()
+        head["state"] = format.SEALED
+        index.seek(0)
+        index.write(head.tobytes())
+        index.seek(format.HEADER_SIZE + 2 * format.INDEX_ROW.itemsize)
+        index.write(bytes(3 * format.INDEX_ROW.itemsize))
+    _, frames = client._next_of_run(client._runs)
+    assert [entry for entry, _ in delivered(frames)] == [0, 1, 5, 6, 7]
+    assert sum(messages for _, messages in flows) == 3
+    assert not client._runs
+
+
 def test_an_entry_without_checksum_begins_with_a_zero_and_is_there(tmp_path):
     """As old clients sent them: the size of their metadata comes first."""
     rows = np.zeros(1, format.INDEX_ROW)
