@@ -190,7 +190,7 @@ def another_consumer_is_active():
 
 @canary("a key is at one consumer at a time")
 def a_key_is_at_two_consumers():
-    yield KeyShared, "_changed_hands", lambda dispatcher: setattr(dispatcher, "_have_theirs", frozenset())
+    yield KeyShared, "_look_at_hands", lambda dispatcher: setattr(dispatcher, "_have_theirs", frozenset())
 
 
 @canary("nothing is delivered before its time")

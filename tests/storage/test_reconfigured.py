@@ -13,7 +13,8 @@ OTHERS = {"sync": "interval", "failover_selection": "join-order", "subscription_
           "backlog_quota_policy": "producer_exception", "inactive_topic_mode": "delete_when_subscriptions_caught_up",
           "schema_compatibility_strategy": "BACKWARD"}
 
-REFUSE = "backlog_quota_bytes", "max_producers_per_topic", "encryption_required"      # which keep another producer out, as they should
+# These keep another producer out, as they should.
+REFUSE = "backlog_quota_bytes", "max_producers_per_topic", "max_same_address_producers_per_topic", "encryption_required"
 
 
 def other(name, now):

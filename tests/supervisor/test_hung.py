@@ -80,6 +80,7 @@ def client_at(broker, worker):
 
 
 def test_readiness_is_told_when_everybody_is(hung_broker, manager):
+    eventually(lambda: manager.said("READY=1"), 10)
     assert manager.said("READY=1") == ["READY=1"]
     eventually(lambda: manager.said("WATCHDOG=1"), 10)
     before = next(at for at, (_, line) in enumerate(manager.lines) if line == "READY=1")

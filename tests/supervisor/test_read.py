@@ -129,7 +129,7 @@ CANNOT = [
     ({"compression": api.ZLIB, "uncompressed_size": 10}, ZIPPED, "cannot be decompressed"),
     ({"compression": api.ZLIB, "uncompressed_size": 1001}, ZIPPED, "cannot be decompressed"),
     ({"compression": api.LZ4, "uncompressed_size": 10}, b"no such thing", "cannot be decompressed"),
-    ({"num_messages_in_batch": 3}, b"\0\0\0\x02\x18\x01a", "message 1 of its batch is cut"),
+    ({"num_messages_in_batch": 3}, b"\0\0\0\x02\x18\x01a" + b"\0\0\xff\xff" + b"b" * 9, "message 1 of its batch is cut"),
     (chunk(0, 2), b"abc", "chunk"), (chunk(1, 2), b"def", "chunk"),
 ]
 

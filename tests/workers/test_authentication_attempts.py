@@ -4,6 +4,7 @@ import time
 import pytest
 
 from geminga.storage.counters import make_counters
+from geminga.storage.log import Log
 from geminga.workers.identity import attempts
 from geminga.workers.identity.attempts import Attempts, address_of
 from geminga.workers.identity.authentication import OURSELVES, Identity
@@ -30,6 +31,12 @@ class Loop:
                 function()
             else:
                 self.due.append((when, function))
+
+
+@pytest.fixture(autouse=True)
+def log(monkeypatch):
+    """One that has told nothing yet: a process leaves out what it has told too often, and other tests have told much."""
+    monkeypatch.setattr(attempts, "log", Log())
 
 
 @pytest.fixture
