@@ -1,4 +1,7 @@
-"""F028: a client is told nothing that its version of the protocol does not know; asked of Apache Pulsar 4.0.7, which does the same."""
+"""F028: a client is told nothing that its version of the protocol does not know.
+
+Apache Pulsar 4.0.7 does the same for versions 5 to 12, which it was asked with; what is older follows the protocol's list of versions.
+"""
 from contextlib import ExitStack
 
 import pytest
