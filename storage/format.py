@@ -1,21 +1,21 @@
 """Every byte this broker writes to disk is defined here, and nowhere else (the catalogue's tables: catalogue.py).
 
     <data>/lock                                   held by the supervisor that serves this folder
-    <data>/format                                 FOLDER_VERSION in digits, of the newest program that has served it (folder.py)
+    <data>/format                                 FOLDER_VERSION in digits, of the newest program that has served it (data_folder.py)
     <data>/catalogue.sqlite                       see catalogue.py
     <data>/backup/                                of a backup that is being made (backup.py)
-    <data>/stacks                                 where processes were when they were asked, text (supervisor/stacks.py)
+    <data>/stacks                                 where processes were when they were asked, text (supervisor/processes/stacks.py)
     <data>/journal/<owner>/<n>.journal            SEGMENT_HEADER, then records: RECORD_HEADER, groups, rows, sources, ops, entries
     <data>/partitions/<id>/<ledger>.ledger        LEDGER_HEADER, then entries as they came, without gaps
     <data>/partitions/<id>/<ledger>.index         INDEX_HEADER, then an INDEX_ROW per entry, row n = entry n; of a sealed
-                                                  one zeros where nothing is left of many entries (mending.py); *.new while such
+                                                  one zeros where nothing is left of many entries (index_repair.py); *.new while such
                                                   an index is being made
     <data>/partitions/<id>/state                  all else about the partition, as of a checkpoint, twice: STATE_HEADER, then
                                                   CURSOR_ROWs, PART_ROWs, ARRAY_ROWs, SEQUENCE_ROWs, and the arrays' bytes
-    <data>/partitions/<id>/compacted/<n>/         a compacted view, the n-th: what its file `view` says (compacted.py), and of each
+    <data>/partitions/<id>/compacted/<n>/         a compacted view, the n-th: what its file `view` says (compacted_ledgers.py), and of each
                                                   ledger that has something left <ledger>.ledger and .index as above, with a
                                                   COMPACTED_ROW per entry that is left, ascending; *.new while it is being made
-    <data>/partitions/<id>/delayed/               what waits for its time (schedule.py), can be made anew from the ledgers' indexes:
+    <data>/partitions/<id>/delayed/               what waits for its time (index.py), can be made anew from the ledgers' indexes:
         <start>-<width>.window                    blocks, each a WINDOW_BLOCK and its WINDOW_ROWs: times in [start, start + width) ms
         schedule                                  as of the last save: SCHEDULE_HEADER, WINDOW_FILE_ROWs, WAITING_ROWs, the bitmaps' bytes
         amended                                   AMENDMENT_ROWs: what was cancelled, or has another time than its entry says
@@ -28,7 +28,7 @@ To change a layout: raise its VERSION, keep the old dtype beside it as NAME_V<ol
 each version added.
     Version 1: the first.
     Version 2: `state` in place of a partition's `cursors` and `parts` and of files per ledger and subscription (.acks,
-    .redeliveries, .deaths: version1.py reads them); INDEX_HEADER has a checksum, and of an open ledger too what it holds at least;
+    .redeliveries, .deaths: state_v1.py reads them); INDEX_HEADER has a checksum, and of an open ledger too what it holds at least;
     SEGMENT_HEADER too; records have a checksum of their tables, and say what was synced before them; an op of ACKNOWLEDGED is about a
     run of entries; sequence ids of producers; every entry has a checksum.  PARTITION_DELETED came later, with the catalogue's version 4,
     which keeps programs away that do not know it.  Compacted views came later too: who does not know them does not look there.  So
@@ -36,8 +36,8 @@ each version added.
     them makes them anew, and tells of entries as lost that were there for nobody any more.
 
 FOLDER_VERSION is of the folder as a whole, and keeps older programs away from it: raise it whenever one that is out there must not write
-to what this one writes, be it a VERSION here, the catalogue's or compacted.py's, or a file that it would have to know of.  Put a folder of
-the new version into tests/storage/formats (make.py), and write down here what it added.
+to what this one writes, be it a VERSION here, the catalogue's or compacted_ledgers.py's, or a file that it would have to know of.  Put a
+folder of the new version into tests/storage/formats (make.py), and write down here what it added.
     Version 1: the first that there is a number of; folders without one are older, and are taken over.
 """
 import struct
@@ -208,7 +208,7 @@ PART_ACKNOWLEDGED = 7      # subscription, (ledger_id, entry_id); value = a word
 REDELIVERED = 8            # subscription, (ledger_id, entry_id) and `value` entries more; how often each was by now is in KIND_WORD
 DIED = 9                   # likewise of a consumer's deaths; entry_id -1: nobody died over anything of the subscription
 TOTAL = 10                 # subscription; value = messages; the reason is in KIND_WORD
-PRODUCED = 11              # (ledger_id, value) = a producer, see sequences.py; entry_id = sequence id of its last message
+PRODUCED = 11              # (ledger_id, value) = a producer, see producer_sequences.py; entry_id = sequence id of its last message
 CHUNKED = 12               # likewise; entry_id = a sequence id under way; subscription_id = checksum; the next chunk is in KIND_WORD
 SEQUENCES_FORGOTTEN = 13   # of all producers
 PARTITION_DELETED = 14     # nothing is left of it; its id is not used again

@@ -1,6 +1,6 @@
 """What an owner can be told: one frozen dataclass, handed down by the supervisor.
 
-Lower layers read no globals and no environment; supervisor/config.py composes these from the configuration and checks ranges.
+Lower layers read no globals and no environment; supervisor/configuration/config.py composes these from the configuration and checks ranges.
 """
 from dataclasses import dataclass
 
@@ -65,7 +65,7 @@ class StorageOptions:
     delayed_delivery_max_ms: int = 0          # what is published with a longer delay is refused; 0: no bound
     delayed_delivery_fixed_ms: int = 0        # every message is delayed for so long, whatever its producer says; 0: as that says
     compaction_threshold_bytes: int = 0       # a partition with so much news since it was compacted is compacted; 0: it is not
-    schema_compatibility_strategy: str = "FULL"      # which versions of a schema get along, see storage/schemas.py
+    schema_compatibility_strategy: str = "FULL"      # which versions of a schema get along, see storage/schemas/registry.py
     schema_auto_update: bool = True           # clients may add schemas, and versions of them
     schema_validation_enforced: bool = False  # a topic with a schema takes nothing from producers without one
     publish_messages_per_topic: int = 0       # messages a second; 0 here and below: no bound

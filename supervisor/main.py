@@ -93,8 +93,8 @@ def geminga() -> None:
 @click.option("--owners", help="storage processes (default: one per core)")
 def serve(config: str | None, **options: str | None) -> int:
     """Run the broker in the foreground."""
-    from geminga.supervisor import config as configuration
-    from geminga.supervisor import serve as broker
+    from geminga.supervisor.configuration import config as configuration
+    from geminga.supervisor.processes import serve as broker
     given = {"network.bind": options.pop("bind"), "network.port": options.pop("port"), **options}
 
     def load() -> tuple[configuration.Config, list[str]]:
@@ -117,7 +117,7 @@ def publish(topic: str, messages: tuple[str, ...], url: str, **who: Any) -> int:
     """Publish messages to a topic."""
     import asyncio
 
-    from geminga.supervisor import client
+    from geminga.supervisor.pulsar_client import client
 
     async def published() -> int:
         shown = credentials.of(**who)
@@ -132,8 +132,8 @@ def publish(topic: str, messages: tuple[str, ...], url: str, **who: Any) -> int:
 def _asked(url: str, run: Any, what: Any) -> int:
     """Its exit status; what goes wrong at that address is one line."""
     from geminga.proto.errors import Refusal
-    from geminga.supervisor import client
     from geminga.supervisor.cli import reasons
+    from geminga.supervisor.pulsar_client import client
     try:
         return run(what())
     except client.NoAddress as error:
@@ -153,8 +153,8 @@ def read(topic: str, url: str, **who: Any) -> int:
     """Print the messages that a topic holds, a line each, and leave them there; of a partitioned topic one partition after the other."""
     import asyncio
 
-    from geminga.supervisor import client
     from geminga.supervisor.cli.reading import Reading
+    from geminga.supervisor.pulsar_client import client
 
     async def printed() -> int:
         shown = credentials.of(**who)
@@ -214,9 +214,9 @@ def verify(data_dir: str, repair: bool, is_json: bool) -> int:
     import contextlib
     from pathlib import Path
 
-    from geminga.storage import findings, locks
-    from geminga.storage import folder as data_folder
+    from geminga.storage.disk import data_folder, locks
     from geminga.storage.errors import text_of
+    from geminga.storage.offline import findings
     folder = Path(data_dir)
     try:
         data_folder.check(folder)
@@ -245,8 +245,8 @@ def report_damage(data_dir, *, is_json: bool, repairs: bool) -> int:
     from collections import Counter
     from dataclasses import asdict
 
-    from geminga.storage import repair, verify
-    from geminga.supervisor.config import core_count
+    from geminga.storage.offline import repair, verify
+    from geminga.supervisor.configuration.config import core_count
 
     def say(text: str, **values) -> None:
         print(json.dumps(values) if is_json else text, flush=True)

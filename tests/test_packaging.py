@@ -21,7 +21,8 @@ import click
 import pytest
 
 from geminga.storage import format
-from geminga.supervisor import bootstrap, config
+from geminga.supervisor import bootstrap
+from geminga.supervisor.configuration import config
 from geminga.supervisor.main import geminga
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -328,7 +329,7 @@ def test_the_packaged_command_sees_no_modules_but_its_own(unpacked, tmp_path):
 def test_the_packaged_program_knows_its_version(unpacked):
     """A bundle for whoever looks into a problem begins with it."""
     script = (f"import site; site.addsitedir({sysconfig.get_path('platlib')!r})\n"      # dependencies that this package was made without
-              "from pathlib import Path\nfrom geminga.supervisor import bundle\nprint(bundle._versions(Path('/none')))")
+              "from pathlib import Path\nfrom geminga.supervisor.tasks import bundle\nprint(bundle._versions(Path('/none')))")
     program = [unpacked / "usr/lib/geminga/bin/python3", "-I"]
     said = subprocess.run([*program, "-c", script], check=True, stdout=subprocess.PIPE, text=True).stdout
     assert said.startswith("geminga 1.2.3\n") and "click " in said

@@ -23,7 +23,7 @@ from geminga.proto.connection import CONNECTED, FIRST_SIZE_MAX, Connection, Send
 from geminga.proto.errors import ProtocolError, Refusal
 from geminga.proto.names import TopicName
 from geminga.proto.sends import PRODUCER_ID
-from geminga.storage.log import DEBUG, log
+from geminga.storage.runtime.log import DEBUG, log
 from geminga.workers import egress, requests, schemas
 from geminga.workers.egress import LedgerGone
 from geminga.workers.identity.authentication import Identity

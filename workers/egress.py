@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from geminga.proto.deliveries import FEW_MAX
 from geminga.storage import format
-from geminga.storage.compacted import is_valid
-from geminga.storage.ledger import map_file, open_max
-from geminga.storage.log import log
-from geminga.storage.punching import NOTHING
+from geminga.storage.ledgers.compacted_ledgers import is_valid
+from geminga.storage.ledgers.ledger import map_file, open_max
+from geminga.storage.runtime.log import log
+from geminga.storage.upkeep.hole_punching import NOTHING
 
 LEDGERS_MAX = 1_024          # mapped at a time by one worker, or fewer where descriptors are few
 ENTRIES_MAX = 8_192          # turned into bytes at a time

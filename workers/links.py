@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from geminga.proto import envelope
 from geminga.proto.sends import SEND
-from geminga.storage import channel
-from geminga.storage.control import Control
-from geminga.storage.process import socket_path, worker_identity
+from geminga.storage.runtime import zmq_frames
+from geminga.storage.runtime.control import Control
+from geminga.storage.runtime.routing import socket_path, worker_identity
 from geminga.workers.identity.options import Unusable
 
 
@@ -166,7 +166,7 @@ class OwnerLink:
         if self._sections:
             if self.sent > (self._handed[-1][0] if self._handed else self.taken):
                 self._handed.append((self.sent, time.perf_counter()))
-            channel.send(self.socket, envelope.seal(self._sections))
+            zmq_frames.send(self.socket, envelope.seal(self._sections))
             self._sections, self.gathered, self.is_unheard = [], 0, True
 
     def seconds_taken(self) -> list[float]:

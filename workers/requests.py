@@ -7,12 +7,12 @@ from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
-from geminga.storage import schemas
-from geminga.storage.catalogue import Catalogue
+from geminga.storage.catalogue.catalogue import Catalogue
+from geminga.storage.catalogue.policies import policies_of, refuse_topics
 from geminga.storage.errors import NotDurable, StorageFull
-from geminga.storage.log import log
 from geminga.storage.options import StorageOptions
-from geminga.storage.policies import policies_of, refuse_topics
+from geminga.storage.runtime.log import log
+from geminga.storage.schemas import registry
 from geminga.workers.addresses import Addresses
 
 _CACHE_MAX = 16_384
@@ -143,7 +143,7 @@ def get_schema(directory: Directory, command: api.BaseCommand) -> bytes:
             if len(request.schema_version) != 8:
                 raise Refusal(api.IncompatibleSchema, "A schema version has eight bytes")
             version = int.from_bytes(request.schema_version, "big", signed=True)
-        found = schemas.find(directory.catalogue, topic, version)
+        found = registry.find(directory.catalogue, topic, version)
         if found is None:
             raise Refusal(api.TopicNotFound, f"Topic not found or no-schema {request.topic}")
     except Refusal as refusal:
@@ -151,7 +151,7 @@ def get_schema(directory: Directory, command: api.BaseCommand) -> bytes:
     except StorageFull as error:
         return answers.schema_missing(request.request_id, api.PersistenceError, str(error))
     name = f"{topic.namespace}/{topic.base.local_name}"
-    return answers.schema(request.request_id, schemas.to_wire(found.definition, name), schemas.version_bytes(found.version))
+    return answers.schema(request.request_id, registry.to_wire(found.definition, name), registry.version_bytes(found.version))
 
 
 def no_transactions(directory: Directory, command: api.BaseCommand) -> bytes:

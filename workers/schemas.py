@@ -9,12 +9,12 @@ from typing import TypeVar
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
-from geminga.storage import schemas
-from geminga.storage.catalogue import Catalogue
-from geminga.storage.counters import Counters
+from geminga.storage.catalogue.catalogue import Catalogue
+from geminga.storage.catalogue.policies import Policies, policies_of
 from geminga.storage.errors import NotDurable, StorageFull
 from geminga.storage.options import StorageOptions
-from geminga.storage.policies import Policies, policies_of
+from geminga.storage.runtime.counters import Counters
+from geminga.storage.schemas import registry
 
 Answer = TypeVar("Answer")
 Work = Callable[[Catalogue, Policies], Answer]
@@ -54,11 +54,11 @@ def is_settled(catalogue: Catalogue, topic: TopicName, request, *, is_valid: boo
     if not request.HasField("schema"):
         return True
     try:
-        if is_valid and not schemas.versions(catalogue, topic):
+        if is_valid and not registry.versions(catalogue, topic):
             return True
         if isinstance(request, api.CommandSubscribe):
             return request.schema.type == api.Schema.AutoConsume
-        return schemas.known(catalogue, topic, schemas.from_wire(request.schema)) is not None
+        return registry.known(catalogue, topic, registry.from_wire(request.schema)) is not None
     except StorageFull:
         return False      # which the thread is going to tell
 
@@ -68,35 +68,35 @@ def settle(request, topic: TopicName, counters: Counters) -> Work:
 
     The first definition of a topic its owner adds, with the topic if need be; it is valid then.  Raises Refusal.
     """
-    definition = schemas.from_wire(request.schema)
-    schemas.check_size(definition)
+    definition = registry.from_wire(request.schema)
+    registry.check_size(definition)
 
     def work(catalogue: Catalogue, policies: Policies) -> None:
-        schemas.validate(definition)
-        if not schemas.versions(catalogue, topic):
+        registry.validate(definition)
+        if not registry.versions(catalogue, topic):
             return
         if isinstance(request, api.CommandSubscribe):
-            schemas.check_consumer(catalogue, topic, definition, policies.schema_strategy, counters)
+            registry.check_consumer(catalogue, topic, definition, policies.schema_strategy, counters)
             request.ClearField("schema")
         else:
-            version = schemas.find(catalogue, topic, schemas.register(catalogue, topic, definition, policies, counters))
-            request.schema.CopyFrom(schemas.to_wire(version.definition, ""))
+            version = registry.find(catalogue, topic, registry.register(catalogue, topic, definition, policies, counters))
+            request.schema.CopyFrom(registry.to_wire(version.definition, ""))
 
     return work
 
 
 def get_or_create(request: api.CommandGetOrCreateSchema, topic: TopicName, counters: Counters) -> Work:
     """The version, as the protocol has it, of the definition; empty for none.  Raises Refusal."""
-    definition = schemas.from_wire(request.schema)
-    schemas.check_size(definition)
+    definition = registry.from_wire(request.schema)
+    registry.check_size(definition)
 
     def work(catalogue: Catalogue, policies: Policies) -> bytes:
         if catalogue.partition_count(topic) is None and catalogue.partition_count(topic.base) is None:
             raise Refusal(api.TopicNotFound, f"Topic not found {topic}")
         if definition.kind == getattr(api.Schema, "None"):
-            schemas.check_missing(catalogue, topic, policies)
+            registry.check_missing(catalogue, topic, policies)
             return b""
-        schemas.validate(definition)
-        return schemas.version_bytes(schemas.register(catalogue, topic, definition, policies, counters))
+        registry.validate(definition)
+        return registry.version_bytes(registry.register(catalogue, topic, definition, policies, counters))
 
     return work

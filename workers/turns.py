@@ -9,7 +9,7 @@ import traceback
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING
 
-from geminga.storage.log import log
+from geminga.storage.runtime.log import log
 
 if TYPE_CHECKING:
     from geminga.workers.client import Client

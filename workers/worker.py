@@ -23,14 +23,14 @@ from geminga.proto import deliveries, envelope
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import ProtocolError, Refusal
 from geminga.proto.names import TopicName
-from geminga.storage import channel
-from geminga.storage.catalogue import open_catalogue
-from geminga.storage.control import Control, unpacked
-from geminga.storage.counters import Counters
-from geminga.storage.libc import give_back_memory
-from geminga.storage.log import DEBUG, LogOptions, log
+from geminga.storage.catalogue.catalogue import open_catalogue
+from geminga.storage.disk.syscalls import give_back_memory
 from geminga.storage.options import StorageOptions
-from geminga.storage.process import owner_of
+from geminga.storage.runtime import zmq_frames
+from geminga.storage.runtime.control import Control, unpacked
+from geminga.storage.runtime.counters import Counters
+from geminga.storage.runtime.log import DEBUG, LogOptions, log
+from geminga.storage.runtime.routing import owner_of
 from geminga.workers.addresses import Addresses
 from geminga.workers.client import Client
 from geminga.workers.egress import Ledgers
@@ -355,8 +355,8 @@ class Worker:
 
     def _receive(self, link: OwnerLink) -> None:
         link.is_unheard = False
-        while not link.socket.closed and channel.has_come(link.socket):
-            link.taken, sections = envelope.unseal(channel.receive(link.socket))
+        while not link.socket.closed and zmq_frames.has_come(link.socket):
+            link.taken, sections = envelope.unseal(zmq_frames.receive(link.socket))
             for seconds in link.seconds_taken():
                 self.counters.observe("answer", seconds)
             for kind, rows, data in sections:

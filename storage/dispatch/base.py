@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
-from geminga.storage.cursor import Position
-from geminga.storage.ledger import Ledger
-from geminga.storage.pending import Entries
-from geminga.storage.schedule import Released
-from geminga.storage.subscription import Consumer, Subscription
+from geminga.storage.cursors.cursor import Position
+from geminga.storage.cursors.pending_acks import Entries
+from geminga.storage.delayed.index import Released
+from geminga.storage.ledgers.ledger import Ledger
+from geminga.storage.topics.subscription import Consumer, Subscription
 
 UNBOUNDED = 1 << 62
 _FEW = 16      # entries that are cheaper to look at one by one than as an array

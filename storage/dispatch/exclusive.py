@@ -4,12 +4,12 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from geminga.storage.cursor import Position
+from geminga.storage.cursors.cursor import Position
+from geminga.storage.cursors.pending_acks import Entries
 from geminga.storage.dispatch.base import Batch, Dispatcher, Nacked, Obstacle, busy, has_unread, within_permits
 from geminga.storage.dispatch.ranges import HASHES, hashes_of
-from geminga.storage.ledger import Ledger
-from geminga.storage.pending import Entries
-from geminga.storage.subscription import Consumer
+from geminga.storage.ledgers.ledger import Ledger
+from geminga.storage.topics.subscription import Consumer
 
 _STRETCH = 4_096      # entries of which the keys' hashes are looked at together
 

@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
-from geminga.storage.cursor import Position
+from geminga.storage.cursors.cursor import Position
+from geminga.storage.cursors.pending_acks import AGAIN, NOBODY, Entries
+from geminga.storage.delayed.index import Released
 from geminga.storage.dispatch.base import Batch, Nacked, Obstacle, busy, has_unread
 from geminga.storage.dispatch.ranges import AutoSplit, Consistent, Sticky, hashes_of
 from geminga.storage.dispatch.shared import Shared
-from geminga.storage.ledger import Ledger
-from geminga.storage.pending import AGAIN, NOBODY, Entries
-from geminga.storage.schedule import Released
-from geminga.storage.subscription import Consumer, Subscription
+from geminga.storage.ledgers.ledger import Ledger
+from geminga.storage.topics.subscription import Consumer, Subscription
 
 _LOOK_AHEAD_MAX = 20_000        # entries withheld by one subscription
 _LOOK_AHEAD_EACH = 2_000        # for each of its consumers

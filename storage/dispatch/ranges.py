@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.proto.sends import HAS_KEY
-from geminga.storage.ledger import Ledger
-from geminga.storage.subscription import Consumer
+from geminga.storage.ledgers.ledger import Ledger
+from geminga.storage.topics.subscription import Consumer
 
 HASHES = 1 << 16
 _NOTHING = np.zeros(0, np.int64)

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from geminga.storage.cursor import Position
+from geminga.storage.cursors.cursor import Position
+from geminga.storage.cursors.pending_acks import AGAIN, NOBODY, SEATS_MAX, Entries, Pending
+from geminga.storage.delayed.index import Released, Schedule
 from geminga.storage.dispatch.base import Batch, Dispatcher, Nacked, has_unread
-from geminga.storage.ledger import Ledger
-from geminga.storage.pending import AGAIN, NOBODY, SEATS_MAX, Entries, Pending
-from geminga.storage.schedule import Released, Schedule
-from geminga.storage.subscription import Consumer, Subscription
+from geminga.storage.ledgers.ledger import Ledger
+from geminga.storage.topics.subscription import Consumer, Subscription
 
 _TURN = 500                # entries in a row to one consumer, when there are enough to go round
 _TURNS = 4                 # so many turns each, when there are many more

@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.frames import CHECKSUM_END, SIZE
 from geminga.proto.sends import IS_CHUNK
-from geminga.storage import compacted, format, ledger
+from geminga.storage import format
 from geminga.storage.errors import CorruptFile
 from geminga.storage.jobs import confirmed, one_by_one
 from geminga.storage.jobs.confirmed import Stretch
 from geminga.storage.jobs.one_by_one import Damaged
+from geminga.storage.ledgers import compacted_ledgers, ledger
 
 _HEAD = 4 << 10      # bytes of an entry that are read to find its metadata; more when these are longer
 
@@ -114,7 +115,7 @@ class Chunks:
         stretch = self._stretch
         view = None
         try:
-            view = compacted.open_view(self._folder, stretch.view)
+            view = compacted_ledgers.open_view(self._folder, stretch.view)
         except (CorruptFile, FileNotFoundError) as error:
             if stretch.view:
                 raise

@@ -21,14 +21,15 @@ from numpy.typing import NDArray
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.frames import CHECKSUM_END, SIZE
 from geminga.proto.sends import IS_BATCH, IS_CHUNK, KEPT_CHECKSUM, with_checksum
-from geminga.storage import compacted, format
-from geminga.storage.amendments import Amendments
-from geminga.storage.compacted import CompactedLedger, Part, PartWriter
-from geminga.storage.cursor import Position
+from geminga.storage import format
+from geminga.storage.cursors.cursor import Position
+from geminga.storage.delayed.amendments import Amendments
 from geminga.storage.errors import CorruptFile, text_of
 from geminga.storage.jobs import confirmed, reading, rewriting
 from geminga.storage.jobs.confirmed import Stretch
-from geminga.storage.ledger import map_file
+from geminga.storage.ledgers import compacted_ledgers
+from geminga.storage.ledgers.compacted_ledgers import CompactedLedger, Part, PartWriter
+from geminga.storage.ledgers.ledger import map_file
 
 LEDGER_BIT, MESSAGE_BIT = 43, 3      # from which bit of a place on which
 LEDGERS_MAX = 1 << 63 - LEDGER_BIT   # of a run
@@ -80,7 +81,7 @@ class Job:
     @property
     def target(self) -> Path:
         """Where it is written; a name of its own, for what a job that was killed has left running may write on for a moment."""
-        return compacted.unfinished(self.folder, f"{self.view + 1}.{self.token}")
+        return compacted_ledgers.unfinished(self.folder, f"{self.view + 1}.{self.token}")
 
     @property
     def messages(self) -> int:
@@ -112,7 +113,7 @@ def prepare(data_dir: Path, partition_id: int, view: int, horizon: Position, *, 
     """The compaction of a partition up to that position.  Raises CannotCompact."""
     folder = format.partition_folder(data_dir, partition_id)
     try:
-        held = compacted.open_view(folder, view) if view else None
+        held = compacted_ledgers.open_view(folder, view) if view else None
         behind = held.horizon if held else (-1, -1)
         parts = {part.ledger_id: part for part in held.manifest.parts} if held else {}
         ledger_ids = {*parts, *(found for found in confirmed.ledger.ledger_ids(folder) if behind[0] <= found <= horizon[0])}
@@ -184,7 +185,7 @@ class _Entries:
 def _entries(job: Job, source: Source) -> Iterator[_Entries]:
     """All that lie there, some at a time; those that are lost with their row are left out."""
     if job.view:
-        held = compacted.open_view(job.folder, job.view)
+        held = compacted_ledgers.open_view(job.folder, job.view)
         found = held.find(source.ledger_id)
         if found is not None and len(found.rows):
             data = memoryview(map_file(format.ledger_path(held.folder, source.ledger_id), writable=False))
@@ -423,7 +424,7 @@ def remove(job: Job, ledger_id: int) -> None:
 def begin(job: Job) -> None:
     """There is an empty folder for the view; what was begun before is gone.  Raises CannotCompact."""
     try:
-        for path in job.target.parent.glob(f"*{compacted.UNFINISHED}"):
+        for path in job.target.parent.glob(f"*{compacted_ledgers.UNFINISHED}"):
             shutil.rmtree(path, ignore_errors=True)
         job.target.mkdir()
     except OSError as error:
@@ -431,16 +432,16 @@ def begin(job: Job) -> None:
 
 
 def discard(job: Job) -> None:
-    for path in (job.target, compacted.unfinished(job.folder, job.view + 1)):
+    for path in (job.target, compacted_ledgers.unfinished(job.folder, job.view + 1)):
         shutil.rmtree(path, ignore_errors=True)
 
 
 def finish(job: Job, parts: Iterable[Part], now_ms: int, report: dict) -> None:
     """All ledgers are written: the view is whole, and waits for its partition.  Raises CannotCompact."""
     try:
-        compacted.finish(job.target, compacted.Manifest(
+        compacted_ledgers.finish(job.target, compacted_ledgers.Manifest(
             job.partition_id, job.horizon, tuple(sorted(parts, key=lambda part: part.ledger_id)), now_ms, report))
-        job.target.rename(compacted.unfinished(job.folder, job.view + 1))
+        job.target.rename(compacted_ledgers.unfinished(job.folder, job.view + 1))
     except OSError as error:
         raise CannotCompact(_text(error)) from error
 

@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 
 from geminga.proto import names
 from geminga.proto.names import TopicName
-from geminga.storage import compacted, format, ledger, mending
-from geminga.storage.catalogue import Catalogue, open_to_read
-from geminga.storage.compacted import View
-from geminga.storage.cursor import NOWHERE, Position
-from geminga.storage.ledger import Ledger, map_file
+from geminga.storage import format
+from geminga.storage.catalogue.catalogue import Catalogue, open_to_read
+from geminga.storage.cursors.cursor import NOWHERE, Position
+from geminga.storage.ledgers import compacted_ledgers, index_repair, ledger
+from geminga.storage.ledgers.compacted_ledgers import View
+from geminga.storage.ledgers.ledger import Ledger, map_file
 
 SIZE_MAX, ENTRIES_MAX = 64 << 20, 1 << 19      # of a stretch
 _BLOCK = 8 << 10                               # rows looked at together
@@ -89,7 +90,7 @@ def stretches(data_dir: Path | str, partition_id: int, *, behind: Position = NOW
     folder = format.partition_folder(Path(data_dir), partition_id)
     found = []
     if view:
-        opened = compacted.open_view(folder, view)
+        opened = compacted_ledgers.open_view(folder, view)
         found += _of_view(opened, behind, up_to, size_max)
         behind = max(behind, opened.horizon)
     for ledger_id in ledger.ledger_ids(folder):
@@ -120,7 +121,7 @@ def last_confirmed(data_dir: Path | str, partition_id: int) -> Position:
 
 def current_view(data_dir: Path | str, partition_id: int) -> int:
     """The number of its compacted view; 0: it has none."""
-    return next(reversed(compacted.numbers(format.partition_folder(Path(data_dir), partition_id))), 0)
+    return next(reversed(compacted_ledgers.numbers(format.partition_folder(Path(data_dir), partition_id))), 0)
 
 
 def _of_view(view: View, behind: Position, up_to: Position | None, size_max: int) -> list[Stretch]:
@@ -185,11 +186,11 @@ def whole_rows(folder: Path, partition_id: int, ledger_id: int, first: int, end:
         return rows, np.zeros(len(rows), bool), []
     found = Ledger(folder, partition_id, ledger_id)
     head = ledger.read_header(found, is_served=True)
-    mending.find_bounds(found, everything)
+    index_repair.find_bounds(found, everything)
     if head is not None:
         found.first_message, found.created_ms = int(head["first_message"][0]), int(head["created_ms"][0])
         found.size = max(found.size, int(head["size"][0]))
-    fresh, wrong, lost = mending.mend(found, everything)
+    fresh, wrong, lost = index_repair.mend(found, everything)
     is_lost, is_damaged = np.zeros(len(everything), bool), np.zeros(len(everything), bool)
     is_lost[lost], is_damaged[wrong] = True, True
     is_lost, is_damaged = is_lost[first:end], is_damaged[first:end]

@@ -13,12 +13,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from geminga.storage import compacted, format, locks
-from geminga.storage.cursor import NOWHERE, Position
+from geminga.storage import format
+from geminga.storage.cursors.cursor import NOWHERE, Position
+from geminga.storage.disk import locks
 from geminga.storage.errors import CorruptFile, text_of
 from geminga.storage.jobs import compaction, confirmed
 from geminga.storage.jobs.compaction import CannotCompact, Job
 from geminga.storage.jobs.engines import Done, Here, Spark, Tell
+from geminga.storage.ledgers import compacted_ledgers
 
 NOTHING_NEW, COMPACTED, FAILED, NOT_ADOPTED, BUSY = "nothing new", "compacted", "failed", "not adopted", "busy"      # outcomes
 # (partition id, topic, view) -> None: it is the partition's view now; else why not, and it is removed
@@ -113,7 +115,7 @@ def plan(data_dir: Path, targets: Iterable[Target]) -> list[Planned]:
 def _plan(data_dir: Path, target: Target) -> Planned:
     folder = format.partition_folder(data_dir, target.partition_id)
     try:
-        held = compacted.open_view(folder)
+        held = compacted_ledgers.open_view(folder)
         horizon = confirmed.last_confirmed(data_dir, target.partition_id)
         behind = held.horizon if held else NOWHERE
         entries, messages, size = _news(folder, target.partition_id, behind, horizon)

@@ -26,11 +26,12 @@ from geminga.proto.compression import Incompressible, decompress
 from geminga.proto.frames import CHECKSUM_END
 from geminga.proto.metadata import ABSENT, PAD, Columns, Field
 from geminga.proto.sends import KEPT_CHECKSUM
-from geminga.storage import compacted, format
+from geminga.storage import format
 from geminga.storage.jobs import arrays, confirmed, one_by_one
 from geminga.storage.jobs.chunks import Chunks
 from geminga.storage.jobs.confirmed import Stretch
 from geminga.storage.jobs.one_by_one import Damaged
+from geminga.storage.ledgers import compacted_ledgers
 
 BLOCK_SIZE, BLOCK_ENTRIES = 8 << 20, 32 << 10      # of entries that are looked at together; or one
 UNPACKED_MAX = 16 << 20                            # bytes of batches that are decompressed at a time; or one
@@ -180,7 +181,7 @@ class _Reader:
 
     def _view_rows(self) -> tuple[NDArray, NDArray[np.int64]]:
         stretch = self.stretch
-        found = compacted.open_view(self.folder, stretch.view).find(stretch.ledger_id)
+        found = compacted_ledgers.open_view(self.folder, stretch.view).find(stretch.ledger_id)
         if found is None:
             return np.empty(0, format.COMPACTED_ROW), np.empty(0, np.int64)
         start, stop = np.searchsorted(found.kept, [stretch.first, stretch.end]).tolist()

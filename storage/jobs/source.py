@@ -42,7 +42,7 @@ from pyspark.sql.types import StructType
 from geminga.proto import names
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
-from geminga.storage.cursor import NOWHERE, Position
+from geminga.storage.cursors.cursor import NOWHERE, Position
 from geminga.storage.jobs import confirmed, reading, typed
 from geminga.storage.jobs.confirmed import Stretch
 from geminga.storage.jobs.typed import Values

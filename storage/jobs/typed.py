@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.names import TopicName
-from geminga.storage import schemas
 from geminga.storage.jobs import confirmed
+from geminga.storage.schemas import registry
 
 _PRIMITIVES = {"boolean": pa.bool_(), "int": pa.int32(), "long": pa.int64(), "float": pa.float32(), "double": pa.float64(),
                "bytes": pa.binary(), "string": pa.string()}
@@ -83,7 +83,7 @@ def find(partitions: list[tuple[int, TopicName]], data_dir: Path) -> Values:
     catalogue = confirmed.open_catalogue(data_dir)
     try:
         topics = list(dict.fromkeys(name.base for _, name in partitions))
-        newest = [schemas.find(catalogue, topic) for topic in topics]
+        newest = [registry.find(catalogue, topic) for topic in topics]
         if not topics or None in newest:
             raise NoSchema(f"option typed: {topics[newest.index(None)] if topics else 'what is not there'} has no schema")
         definition = newest[0].definition
@@ -91,10 +91,10 @@ def find(partitions: list[tuple[int, TopicName]], data_dir: Path) -> Values:
             if (other.definition.kind, other.definition.data) != (definition.kind, definition.data):
                 raise NoSchema(f"option typed: {topics[0]} and {topic} have different schemas")
         if definition.kind not in (api.Schema.Json, api.Schema.Avro):
-            raise NoSchema(f"option typed: the schema of {topics[0]} is of type {schemas.TYPES[definition.kind]}, not JSON or AVRO")
+            raise NoSchema(f"option typed: the schema of {topics[0]} is of type {registry.TYPES[definition.kind]}, not JSON or AVRO")
         versions = {str(topic): {number.to_bytes(8, "big"): _parsed(kept.definition.data, topic)
-                                 for number in schemas.versions(catalogue, topic)
-                                 if (kept := schemas.find(catalogue, topic, number)) is not None} for topic in topics}
+                                 for number in registry.versions(catalogue, topic)
+                                 if (kept := registry.find(catalogue, topic, number)) is not None} for topic in topics}
         newest = _parsed(definition.data, topics[0])
         others = {one["name"] for of_topic in versions.values() for one in of_topic.values()} - {newest["name"]}
         # As in Java, what a record is called does not matter.

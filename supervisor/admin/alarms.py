@@ -1,7 +1,7 @@
 """Alarms: what an operator has to know of now.  One process looks for all of them, once a second.
 
     alarm         raised while                                                                       what else happens
-    disk          an owner refuses what is published, or cannot read or write its files              (storage/space.py)
+    disk          an owner refuses what is published, or cannot read or write its files              (storage/upkeep/disk_space.py)
     memory        less than a part of the limit, or of the host's memory, is left                    near the end nobody may publish
     certificate   one expires within 30 days, and told again 7 days and a day before
     clock         in the last hour it was put forward or back, not merely made to go faster or slower
@@ -22,12 +22,12 @@ from typing import Any, NamedTuple
 
 from aiohttp import web
 
-from geminga.storage import missing
-from geminga.storage.counters import Counters
-from geminga.storage.log import log
-from geminga.supervisor import host
-from geminga.supervisor.beside import REPORT, last_report
-from geminga.supervisor.config import Config
+from geminga.storage.runtime.counters import Counters
+from geminga.storage.runtime.log import log
+from geminga.storage.upkeep import missing_files
+from geminga.supervisor.configuration.config import Config
+from geminga.supervisor.host import host
+from geminga.supervisor.tasks.job_socket import REPORT, last_report
 from geminga.workers.identity.certificates import Tls, warning
 
 _LOOK_SECONDS = 1.0
@@ -71,7 +71,7 @@ class Alarms:
         self.raised: dict[str, Raised] = {}
         self.memory = host.memory(root)
         self.certificates: Tls | None = None
-        self._watched = missing.Watched([config.data_dir / name for name in _STAY], self._tell_missing)
+        self._watched = missing_files.Watched([config.data_dir / name for name in _STAY], self._tell_missing)
         self._night: tuple[tuple[int, int] | None, dict[str, Any]] = None, {}
         self.configure(config)
 

@@ -16,11 +16,11 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
-from geminga.storage.catalogue import open_catalogue
-from geminga.storage.control import Control, unpacked
-from geminga.storage.counters import Counters
+from geminga.storage.catalogue.catalogue import open_catalogue
 from geminga.storage.errors import NotDurable, StorageFull
-from geminga.storage.log import log
+from geminga.storage.runtime.control import Control, unpacked
+from geminga.storage.runtime.counters import Counters
+from geminga.storage.runtime.log import log
 from geminga.supervisor.admin import (
     alarms,
     audit,
@@ -46,7 +46,7 @@ from geminga.supervisor.admin import (
     topics,
 )
 from geminga.supervisor.admin.owners import OWNERS, Owners
-from geminga.supervisor.config import Config
+from geminga.supervisor.configuration.config import Config
 from geminga.workers.addresses import Addresses
 from geminga.workers.identity.authentication import Authenticator
 from geminga.workers.identity.authorization import Authorization

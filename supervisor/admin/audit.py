@@ -19,7 +19,7 @@ from typing import Any
 
 from aiohttp import web
 
-from geminga.storage.log import log
+from geminga.storage.runtime.log import log
 from geminga.supervisor.admin.authentication import IDENTITY
 from geminga.supervisor.admin.topics import topic_of
 from geminga.workers.identity.authentication import NOT_ASKED

@@ -14,7 +14,7 @@ from aiohttp import web
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.storage.counters import EXPIRING_MINUTES, METHODS, RESULTS, Counters, authentication_counter
+from geminga.storage.runtime.counters import EXPIRING_MINUTES, METHODS, RESULTS, Counters, authentication_counter
 from geminga.workers.identity.attempts import Attempts
 from geminga.workers.identity.authentication import NOT_ASKED, Authenticator, Identity, Original
 from geminga.workers.identity.hashes import Hashes

@@ -9,8 +9,8 @@ from aiohttp import web
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
-from geminga.storage.counters import Counters
-from geminga.storage.policy_table import TABLE
+from geminga.storage.catalogue.policy_table import TABLE
+from geminga.storage.runtime.counters import Counters
 from geminga.supervisor.admin import schemas
 from geminga.supervisor.admin.authentication import IDENTITY
 from geminga.supervisor.admin.health import COUNTERS

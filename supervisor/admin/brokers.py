@@ -5,12 +5,12 @@ from typing import Any
 
 from aiohttp import web
 
-from geminga.storage.catalogue import Catalogue
-from geminga.storage.policy_table import TABLE
-from geminga.supervisor import config as configuration
+from geminga.storage.catalogue.catalogue import Catalogue
+from geminga.storage.catalogue.policy_table import TABLE
 from geminga.supervisor.admin.owners import OWNERS
 from geminga.supervisor.admin.topics import BUNDLE, TOPICS, catalogue_of, done, part_of, status
-from geminga.supervisor.properties import TRANSLATED, ConfigError, Setting
+from geminga.supervisor.configuration import config as configuration
+from geminga.supervisor.configuration.properties import TRANSLATED, ConfigError, Setting
 from geminga.workers.identity.options import Secret
 
 routes = web.RouteTableDef()

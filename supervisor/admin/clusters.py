@@ -5,7 +5,7 @@ from aiohttp import web
 
 from geminga.proto import names
 from geminga.proto.errors import Refusal
-from geminga.storage.policies import MIGRATED, MIGRATION
+from geminga.storage.catalogue.policies import MIGRATED, MIGRATION
 from geminga.supervisor.admin.owners import OWNERS
 from geminga.supervisor.admin.topics import TOPICS, body_of, catalogue_of, done, part_of
 

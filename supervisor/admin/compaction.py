@@ -31,15 +31,16 @@ from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
-from geminga.storage import compacted, format
-from geminga.storage.catalogue import Catalogue
+from geminga.storage import format
+from geminga.storage.catalogue.catalogue import Catalogue
 from geminga.storage.errors import text_of
-from geminga.storage.log import log
-from geminga.storage.statistics import LATENCIES_MS
+from geminga.storage.ledgers import compacted_ledgers
+from geminga.storage.runtime.log import log
+from geminga.storage.statistics.statistics import LATENCIES_MS
 from geminga.supervisor.admin.owners import Owners
 from geminga.supervisor.admin.topics import TOPIC, TOPICS, ask_each, ask_single, catalogue_of, done, not_allowed, parts_of, topic_of
-from geminga.supervisor.beside import REPORT, SOCKET, short_path
-from geminga.supervisor.config import Config
+from geminga.supervisor.configuration.config import Config
+from geminga.supervisor.tasks.job_socket import REPORT, SOCKET, short_path
 
 routes = web.RouteTableDef()
 QUESTIONS = {"adopt-view", "enforce", "leftovers", "backup-begin", "backup-cut"}       # that jobs may have for owners
@@ -124,7 +125,7 @@ class Compactions:
             return _RUNNING, ""
         if (record := self._records.get(partition_id)) is not None:
             return (_ERROR, record.error) if record.error else (_SUCCESS, "")
-        has_view = compacted.numbers(format.partition_folder(self._config.data_dir, partition_id))
+        has_view = compacted_ledgers.numbers(format.partition_folder(self._config.data_dir, partition_id))
         return _SUCCESS if has_view else _NOT_RUN, ""
 
     def record(self, partition_id: int) -> Record | None:

@@ -8,8 +8,8 @@
      "topics": {topic: {"partitions", "policies", "properties", "schemas", "subscriptions": {name: {"properties", "replicated"}}}}
      "grants": {topic or partition that there is none of: {"permissions"}}}
 
-Policies are as storage/policy_table.py has them, and who may do what.  What an import names has, of each member that is there, what that
-says; of schemas, subscriptions and partitions more come, and none goes.  What it does not name stays as it is.
+Policies are named as in storage/catalogue/policy_table.py; grants are told as well.  An import sets each member that it names to what it
+says.  Schemas, subscriptions and partitions are only added, and none is removed.  Members that it does not name stay as they are.
 """
 import asyncio
 import base64
@@ -20,10 +20,10 @@ from aiohttp import web
 
 from geminga.proto import names
 from geminga.proto.errors import Refusal
-from geminga.storage import schemas
-from geminga.storage.catalogue import ADMIN_ROLES, PERMISSIONS, SUBSCRIPTION_PERMISSIONS, Catalogue
-from geminga.storage.partition import LATEST
-from geminga.storage.policy_table import TABLE, Invalid
+from geminga.storage.catalogue.catalogue import ADMIN_ROLES, PERMISSIONS, SUBSCRIPTION_PERMISSIONS, Catalogue
+from geminga.storage.catalogue.policy_table import TABLE, Invalid
+from geminga.storage.schemas import registry
+from geminga.storage.topics.partition import LATEST
 from geminga.supervisor.admin.brokers import TEXTS, keep_text, read_text
 from geminga.supervisor.admin.clusters import DATA, DOMAINS, PEERS, SCOPE, all_of
 from geminga.supervisor.admin.owners import OWNERS
@@ -81,7 +81,7 @@ def _schema(catalogue: Catalogue, topic: names.TopicName, version: int) -> dict[
     kind, _, properties, data = catalogue.schema(topic, version)
     if kind is None:
         return {"version": version, "type": None}      # those before were deleted
-    said = {"version": version, "type": schemas.TYPES[kind], "properties": properties}
+    said = {"version": version, "type": registry.TYPES[kind], "properties": properties}
     try:
         return said | {"schema": data.decode()}
     except UnicodeDecodeError:
@@ -196,7 +196,7 @@ class _Import:
             version, data = one.get("version"), one.get("schema", "")
             if isinstance(version, bool) or not isinstance(version, int) or version < 0 or not isinstance(data, str):
                 raise Invalid("schemas: a version is a number, a schema a text")
-            kind = None if one.get("type") is None else schemas.kind_of(one["type"])
+            kind = None if one.get("type") is None else registry.kind_of(one["type"])
             raw = base64.b64decode(one["base64"], validate=True) if "base64" in one else data.encode()
             properties = as_properties(one.get("properties"))
             if version in known:
@@ -204,12 +204,12 @@ class _Import:
                     raise Invalid(f"schemas: version {version} is another one here")
                 continue
             if kind is not None:
-                schemas.validate(schemas.Definition(kind, raw, properties))
+                registry.validate(registry.Definition(kind, raw, properties))
             yield self._new_schema(topic, version, kind, properties, raw, where)
 
     def _new_schema(self, topic: names.TopicName, version: int, kind: int | None, properties: dict, data: bytes, where: str) -> Change:
         return Change(f"{where}: version {version} of its schema",
-                      lambda: self._catalogue.add_schema(topic, version, kind, schemas.NOT_HASHED, properties, data))
+                      lambda: self._catalogue.add_schema(topic, version, kind, registry.NOT_HASHED, properties, data))
 
     def _subscription(self, topic: str, partitions: int, name: str, said: Any, there: dict, where: str) -> Iterator[Change]:
         _object(said, f"{where}/subscriptions/{name}", ("properties", "replicated"))

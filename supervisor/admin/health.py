@@ -6,10 +6,11 @@ from pathlib import Path
 from aiohttp import web
 
 from geminga.proto.commands import SERVER_VERSION
-from geminga.supervisor import client, host
 from geminga.supervisor.admin.alarms import ALARMS_OF
 from geminga.supervisor.admin.owners import OWNERS
 from geminga.supervisor.admin.topics import TOPICS
+from geminga.supervisor.host import host
+from geminga.supervisor.pulsar_client import client
 
 routes = web.RouteTableDef()
 INSIDE = web.AppKey("inside", Path)

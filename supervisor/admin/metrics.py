@@ -20,15 +20,15 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from geminga.proto.commands import SERVER_VERSION
-from geminga.storage.counters import BOUNDS_S, Counters
-from geminga.storage.statistics import SUBSCRIPTION_COLUMNS, TOPIC_COLUMNS
+from geminga.storage.runtime.counters import BOUNDS_S, Counters
+from geminga.storage.statistics.statistics import SUBSCRIPTION_COLUMNS, TOPIC_COLUMNS
 from geminga.supervisor.admin import authentication
 from geminga.supervisor.admin.alarms import ALARMS, Alarms
 from geminga.supervisor.admin.compaction import Compactions, Record
 from geminga.supervisor.admin.owners import Owners
 from geminga.supervisor.admin.stats import Measured, measure, namespace_of, processes
-from geminga.supervisor.beside import last_report
-from geminga.supervisor.config import Config
+from geminga.supervisor.configuration.config import Config
+from geminga.supervisor.tasks.job_socket import last_report
 from geminga.workers.addresses import url
 from geminga.workers.identity.certificates import Tls
 

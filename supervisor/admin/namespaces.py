@@ -7,8 +7,8 @@ from aiohttp import web
 from geminga.proto import names
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
-from geminga.storage.catalogue import ADMIN_ROLES, Catalogue
-from geminga.storage.policies import MIGRATED
+from geminga.storage.catalogue.catalogue import ADMIN_ROLES, Catalogue
+from geminga.storage.catalogue.policies import MIGRATED
 from geminga.supervisor.admin import clusters, permissions, policies
 from geminga.supervisor.admin.authorization import AUTHORIZATION
 from geminga.supervisor.admin.owners import OWNERS

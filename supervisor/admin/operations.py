@@ -8,14 +8,14 @@ from aiohttp import web
 
 from geminga.proto import names
 from geminga.proto.commands import SERVER_VERSION
-from geminga.storage.control import Control
-from geminga.storage.log import LEVELS, NAMES, Rule, log
+from geminga.storage.runtime.control import Control
+from geminga.storage.runtime.log import LEVELS, NAMES, Rule, log
 from geminga.supervisor.admin.alarms import ALARMS_OF
 from geminga.supervisor.admin.health import COUNTERS, obstacles
 from geminga.supervisor.admin.owners import OWNERS
 from geminga.supervisor.admin.stats import measure
 from geminga.supervisor.admin.topics import TOPICS, body_of, catalogue_of, done, part_of
-from geminga.supervisor.beside import last_report
+from geminga.supervisor.tasks.job_socket import last_report
 
 routes = web.RouteTableDef()
 CONTROL = web.AppKey("control", Control)

@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from geminga.storage.log import log
-from geminga.supervisor.config import Config
+from geminga.storage.runtime.log import log
+from geminga.supervisor.configuration.config import Config
 from geminga.workers.addresses import Addresses
 
 _PROBES = "/status.html", "/ready", "/admin/v2/brokers/ready"      # load balancers ask by names of their own; these tell nothing else

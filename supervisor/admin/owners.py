@@ -11,8 +11,8 @@ from geminga.proto import envelope
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
-from geminga.storage import channel
-from geminga.storage.process import owner_of
+from geminga.storage.runtime import zmq_frames
+from geminga.storage.runtime.routing import owner_of
 from geminga.workers.links import OwnerLink
 
 _ANSWER_SECONDS = 10
@@ -103,8 +103,8 @@ class Owners:
         link.close()
 
     def _receive(self, link: OwnerLink) -> None:
-        while not link.socket.closed and channel.has_come(link.socket):
-            _, sections = envelope.unseal(channel.receive(link.socket))
+        while not link.socket.closed and zmq_frames.has_come(link.socket):
+            _, sections = envelope.unseal(zmq_frames.receive(link.socket))
             for kind, rows, data in sections:
                 if kind == envelope.ANSWERS:
                     self._answered(rows.tolist(), data)

@@ -7,7 +7,7 @@ from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
-from geminga.storage.catalogue import PERMISSIONS, SUBSCRIPTION_PERMISSIONS, Catalogue
+from geminga.storage.catalogue.catalogue import PERMISSIONS, SUBSCRIPTION_PERMISSIONS, Catalogue
 from geminga.supervisor.admin.authorization import refuse_others_than_administrators
 from geminga.supervisor.admin.topics import TOPIC, body_of, catalogue_of, done, existing_of, namespace_of, part_of, topic_of
 from geminga.workers.identity.authorization import GRANTED

@@ -1,4 +1,4 @@
-"""Policies over HTTP, of namespaces and of topics: GET, POST or PUT, and DELETE of every row of storage/policy_table.py.
+"""Policies over HTTP, of namespaces and of topics: GET, POST or PUT, and DELETE of every row of storage/catalogue/policy_table.py.
 
 What was set is in the catalogue, and every owner goes by it, before the answer leaves.
 """
@@ -8,9 +8,18 @@ from aiohttp import web
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
-from geminga.storage.catalogue import PERMISSIONS
-from geminga.storage.policies import DISPATCH_RATE_OF, applied, clash
-from geminga.storage.policy_table import OWN_CLUSTER, TABLE, TOO_LARGE_SIZE, Invalid, Level, Nothing, Policy, read
+from geminga.storage.catalogue.catalogue import PERMISSIONS
+from geminga.storage.catalogue.policies import DISPATCH_RATE_OF, applied, clash
+from geminga.storage.catalogue.policy_table import (
+    OWN_CLUSTER,
+    TABLE,
+    TOO_LARGE_SIZE,
+    Invalid,
+    Level,
+    Nothing,
+    Policy,
+    read,
+)
 from geminga.supervisor.admin.owners import OWNERS
 from geminga.supervisor.admin.topics import TOPIC, TOPICS, body_of, done, namespace_of, part_of, topic_of
 

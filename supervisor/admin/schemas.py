@@ -7,11 +7,11 @@ from aiohttp import web
 
 from geminga.proto import names
 from geminga.proto.names import TopicName
-from geminga.storage import schemas
-from geminga.storage.catalogue import Catalogue
-from geminga.storage.counters import Counters
-from geminga.storage.policies import Policies
-from geminga.storage.schemas import Definition, InvalidSchema, T, Version
+from geminga.storage.catalogue.catalogue import Catalogue
+from geminga.storage.catalogue.policies import Policies
+from geminga.storage.runtime.counters import Counters
+from geminga.storage.schemas import registry
+from geminga.storage.schemas.registry import Definition, InvalidSchema, T, Version
 from geminga.supervisor.admin.topics import TOPICS, as_properties, body_of, catalogue_of, is_set, namespace_of, part_of
 from geminga.workers.schemas import SchemaThread, Work
 
@@ -36,7 +36,7 @@ async def _definition(request: web.Request) -> Definition:
         raise web.HTTPBadRequest(text="The body is an object with type and schema, which are texts, and properties")
     properties = as_properties(body.get("properties"))
     try:
-        kind, data = schemas.kind_of(body["type"]), body["schema"].encode()
+        kind, data = registry.kind_of(body["type"]), body["schema"].encode()
         return Definition(kind, _joined(data) if kind == T.KeyValue else data, properties)
     except (InvalidSchema, ValueError) as error:
         raise web.HTTPUnprocessableEntity(text=getattr(error, "message", str(error))) from None
@@ -49,22 +49,22 @@ def _joined(data: bytes) -> bytes:
         said = [found[part] for part in ("key", "value")]
     except (ValueError, RecursionError, KeyError, TypeError):
         raise ValueError("Invalid schema definition data for KEY_VALUE schema: an object with key and value") from None
-    return schemas.joined(*((one if isinstance(one, str) else json.dumps(one, separators=(",", ":"))).encode() for one in said))
+    return registry.joined(*((one if isinstance(one, str) else json.dumps(one, separators=(",", ":"))).encode() for one in said))
 
 
 def _shown(found: Version) -> dict[str, Any]:
     definition = found.definition
     data = definition.data.decode(errors="replace")
     if definition.kind == T.KeyValue:
-        parts = (json.loads(part.data) if part.kind in _SHOWN_AS_JSON else "" for part in schemas.parts(definition))
+        parts = (json.loads(part.data) if part.kind in _SHOWN_AS_JSON else "" for part in registry.parts(definition))
         data = json.dumps(dict(zip(("key", "value"), parts, strict=True)), separators=(",", ":"))
-    return {"version": found.version, "type": schemas.TYPES[definition.kind], "timestamp": found.created_ms, "data": data,
+    return {"version": found.version, "type": registry.TYPES[definition.kind], "timestamp": found.created_ms, "data": data,
             "properties": definition.properties}
 
 
 def _found(request: web.Request, version: int | None = None) -> web.Response:
     with _counters(request).timed("schema_get"):
-        found = schemas.find(catalogue_of(request), topic_of(request), version)
+        found = registry.find(catalogue_of(request), topic_of(request), version)
     if found is None:
         raise web.HTTPNotFound(text="Schema not found")
     return web.json_response(_shown(found))
@@ -100,7 +100,7 @@ async def one_schema(request: web.Request) -> web.Response:
 async def all_schemas(request: web.Request) -> web.Response:
     topic, catalogue = topic_of(request), catalogue_of(request)
     with _counters(request).timed("schema_get"):
-        found = [schemas.find(catalogue, topic, version) for version in schemas.versions(catalogue, topic)]
+        found = [registry.find(catalogue, topic, version) for version in registry.versions(catalogue, topic)]
     return web.json_response({"getSchemaResponses": [_shown(one) for one in found if one is not None]})
 
 
@@ -117,8 +117,8 @@ async def version_of(request: web.Request) -> web.Response:
     topic, definition = topic_of(request), await _definition(request)
 
     def work(catalogue: Catalogue, policies: Policies) -> int | None:
-        schemas.check_size(definition)
-        return schemas.version_of(catalogue, topic, definition)
+        registry.check_size(definition)
+        return registry.version_of(catalogue, topic, definition)
 
     found = await _do(request, topic, work)
     return web.json_response({"version": -1 if found is None else found})
@@ -130,8 +130,8 @@ async def compatibility(request: web.Request) -> web.Response:
     topic, definition = topic_of(request), await _definition(request)
 
     def work(catalogue: Catalogue, policies: Policies) -> str:
-        schemas.validate(definition)
-        schemas.check(catalogue, topic, definition, policies.schema_strategy, _counters(request))
+        registry.validate(definition)
+        registry.check(catalogue, topic, definition, policies.schema_strategy, _counters(request))
         return policies.schema_strategy
 
     strategy = await _do(request, topic, work)
@@ -147,8 +147,8 @@ async def add_schema(request: web.Request) -> web.Response:
     topic, definition = topic_of(request), await _definition(request)
 
     def work(catalogue: Catalogue, policies: Policies) -> int:
-        schemas.validate(definition)
-        return schemas.register(catalogue, topic, definition, replace(policies, schema_updates=True), _counters(request))
+        registry.validate(definition)
+        return registry.register(catalogue, topic, definition, replace(policies, schema_updates=True), _counters(request))
 
     return web.json_response({"version": {"version": await _do(request, topic, work)}})
 

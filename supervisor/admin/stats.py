@@ -11,9 +11,9 @@ from aiohttp import web
 from geminga.proto.commands import SERVER_VERSION
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
-from geminga.storage.counters import Counters
-from geminga.storage.statistics import SUBSCRIPTION_COLUMNS, TOPIC_COLUMNS, unpack
-from geminga.storage.subscription import SubType
+from geminga.storage.runtime.counters import Counters
+from geminga.storage.statistics.statistics import SUBSCRIPTION_COLUMNS, TOPIC_COLUMNS, unpack
+from geminga.storage.topics.subscription import SubType
 from geminga.supervisor.admin.compaction import COMPACTIONS
 from geminga.supervisor.admin.health import COUNTERS
 from geminga.supervisor.admin.owners import OWNERS, Owners

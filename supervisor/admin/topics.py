@@ -12,12 +12,12 @@ from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
-from geminga.storage.catalogue import Catalogue
-from geminga.storage.counters import Counters
-from geminga.storage.policies import policies_of, refuse_topics
-from geminga.storage.policy_table import PARTITIONS_MAX
+from geminga.storage.catalogue.catalogue import Catalogue
+from geminga.storage.catalogue.policies import policies_of, refuse_topics
+from geminga.storage.catalogue.policy_table import PARTITIONS_MAX
+from geminga.storage.runtime.counters import Counters
 from geminga.supervisor.admin.owners import OWNERS
-from geminga.supervisor.config import Config
+from geminga.supervisor.configuration.config import Config
 from geminga.workers.addresses import Addresses
 from geminga.workers.requests import Directory
 

@@ -39,8 +39,8 @@ def backup(folder: str, config: str | None, data_dir: str | None, admin_url: str
     else:
         from dataclasses import asdict
 
-        from geminga.supervisor import backups, beside, nights
-        from geminga.supervisor import config as configuration
+        from geminga.supervisor.configuration import config as configuration
+        from geminga.supervisor.tasks import backups, job_socket, nights
         try:
             loaded, _ = configuration.load(installed.configuration(config, data_dir), os.environ, {"data_dir": data_dir})
         except configuration.ConfigError as error:
@@ -50,7 +50,7 @@ def backup(folder: str, config: str | None, data_dir: str | None, admin_url: str
         nights.be_polite(loaded.nightly.niceness)
         try:
             found = asdict(backups.make(loaded.data_dir, Path(folder), keep))
-        except (beside.CannotRun, OSError) as error:
+        except (job_socket.CannotRun, OSError) as error:
             return _wrong(FAILED, error)
     print(json.dumps(found) if is_json else
           "{folder}: {partitions} partitions, {bytes:,} bytes, {shared_bytes:,} of them shared; {seconds:.1f} s, "
@@ -67,7 +67,7 @@ def restore(source: str, data_dir: str) -> int:
 
     Every checksum is looked at, then the folder is as by geminga verify.
     """
-    from geminga.storage import restore as storage
+    from geminga.storage.offline import restore as storage
     from geminga.supervisor.main import report_damage
     try:
         manifest = storage.restore(Path(source), Path(data_dir))

@@ -42,7 +42,7 @@ def check(config: str | None, data_dir: str | None, user: str | None) -> int:
 
 def _look_as(user: pwd.struct_passwd, config: str | None, data_dir: str | None) -> int:
     """In a process of that user's rights.  Where nobody becomes another user, a usage error says so."""
-    from geminga.supervisor import serve  # noqa: F401 - all that is needed is read before the rights go
+    from geminga.supervisor.processes import serve  # noqa: F401 - all that is needed is read before the rights go
     sys.stdout.flush()
     if pid := os.fork():
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -74,10 +74,10 @@ def show(config: str | None, data_dir: str | None) -> int:
 
 def _look(file: str | None, data_dir: str | None, *, is_all: bool, whose: str = "") -> int:
     """whose: rights; for complaints."""
-    from geminga.storage import folder
+    from geminga.storage.disk import data_folder
     from geminga.storage.errors import text_of
-    from geminga.supervisor import config as configuration
-    from geminga.supervisor.reload import shown, value
+    from geminga.supervisor.configuration import config as configuration
+    from geminga.supervisor.processes.reload import shown, value
     from geminga.workers.identity.authentication import Authenticator
     from geminga.workers.identity.certificates import Tls
     from geminga.workers.identity.options import Unusable
@@ -89,7 +89,7 @@ def _look(file: str | None, data_dir: str | None, *, is_all: bool, whose: str = 
             Tls(found.tls)
         Authenticator(found.identity)
         if not is_all:
-            folder.look(found.data_dir)
+            data_folder.look(found.data_dir)
     except (configuration.ConfigError, Unusable) as error:
         print(f"geminga: {whose}{error}", file=sys.stderr)
         return 2
@@ -113,17 +113,17 @@ def _as_text(found: object) -> object:
 @_OF
 def reload(data_dir: str | None) -> int:
     """Have the broker of a data folder take its configuration anew, as SIGHUP does, and wait until it holds in every process."""
-    from geminga.supervisor import commands
+    from geminga.supervisor.processes import control_socket
     place = _place(data_dir)
     try:
-        for answer in commands.ask(place, _RELOAD_SECONDS, reload=True):
+        for answer in control_socket.ask(place, _RELOAD_SECONDS, reload=True):
             for change in answer["changes"]:
                 print(change)
             if answer["error"]:
                 print(f"geminga: {answer['error']}; the configuration before it stays in force", file=sys.stderr)
                 return 2
             return 0
-    except commands.NotServed as error:
+    except control_socket.NotServed as error:
         print(f"geminga: {error}", file=sys.stderr)
         return 1
     print(f"geminga: {place}: the broker ended", file=sys.stderr)
@@ -134,7 +134,7 @@ def _place(data_dir: str | None) -> Path:
     """The data folder that is meant.  Raises ConfigError."""
     if data_dir is not None:
         return Path(data_dir)
-    from geminga.supervisor import config as configuration
+    from geminga.supervisor.configuration import config as configuration
     return configuration.load(installed.configuration(None, data_dir), os.environ, {})[0].data_dir
 
 
@@ -146,14 +146,14 @@ def drain(data_dir: str | None, seconds: float) -> int:
 
     From now on nobody may publish, subscribe or get anything; what was published is answered.
     """
-    from geminga.supervisor import commands
+    from geminga.supervisor.processes import control_socket
     left = None
     try:
-        for answer in commands.ask(_place(data_dir), _SILENT_SECONDS, drain=seconds):
+        for answer in control_socket.ask(_place(data_dir), _SILENT_SECONDS, drain=seconds):
             if answer["outstanding"] != left:
                 left = answer["outstanding"]
                 print(f"{left} messages are to be acknowledged yet", flush=True)
-    except commands.NotServed as error:
+    except control_socket.NotServed as error:
         print(f"geminga: {error}", file=sys.stderr)
         return 1
     print(f"stopped; {left} messages will be given out again" if left else "stopped; nothing is outstanding")

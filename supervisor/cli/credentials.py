@@ -104,7 +104,7 @@ class NoDefaults(Exception):
 
 def defaults(path: str) -> dict[str, dict[str, str]]:
     """By command and parameter, what a client.conf says.  Raises NoDefaults."""
-    from geminga.supervisor.properties import parse
+    from geminga.supervisor.configuration.properties import parse
     try:
         said = {name: setting.value for name, setting in parse(Path(path).read_text(errors="replace"), path).items() if setting.value}
     except OSError as error:

@@ -27,8 +27,8 @@ def bundle(file: str | None, config: str | None, data_dir: str | None, admin_url
     Versions, configuration, metrics, stats of the busiest topics, where every process is, queues, limits, log, disk, catalogue.  Keys,
     passwords, their hashes and tokens are not in it; names of topics, roles and hosts are.  Run it on the broker's host, as its user.
     """
-    from geminga.supervisor import bundle as bundles
-    from geminga.supervisor import config as configuration
+    from geminga.supervisor.configuration import config as configuration
+    from geminga.supervisor.tasks import bundle as bundles
     config = installed.configuration(config, data_dir)
     try:
         loaded, _ = configuration.load(config, os.environ, {"data_dir": data_dir})

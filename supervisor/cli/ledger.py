@@ -28,10 +28,10 @@ def dump(file: str, first: int, last: int | None, payload: bool, is_json: bool) 
     FILE is N.ledger or N.index, state, or compacted/N/view of DATA_DIR/partitions/N; N.journal of DATA_DIR/journal/N; schedule, amended or
     N-N.window of DATA_DIR/partitions/N/delayed.  geminga admin topics stats-internal names a topic's ledgers.
     """
-    from geminga.storage.dump import NotKnown
-    from geminga.storage.dump import dump as lines
     from geminga.storage.errors import CorruptFile, text_of
-    from geminga.storage.findings import Severity
+    from geminga.storage.offline.dump import NotKnown
+    from geminga.storage.offline.dump import dump as lines
+    from geminga.storage.offline.findings import Severity
     status = 0
     try:
         for line in lines(Path(file).absolute(), first, None if last is None else last + 1, payload=payload):

@@ -9,10 +9,10 @@ import click
 
 from geminga.proto import names
 from geminga.proto.errors import Refusal
-from geminga.supervisor import moving
 from geminga.supervisor.cli import credentials, reasons
 from geminga.supervisor.cli.rest import NOT_REACHABLE, REFUSED, WRONG_USAGE, Broker, Refused, topic_path
-from geminga.supervisor.client import ClientError
+from geminga.supervisor.pulsar_client.client import ClientError
+from geminga.supervisor.tasks import moving
 
 _TOLD_S = 2
 _EPILOG = ("Either can be repeated, also after an interruption: what is there is not copied again.  Exit status: 0 all is there; 1 not "

@@ -58,7 +58,7 @@ def nightly(what: str, config: str | None, topics: tuple[str, ...], pattern: str
     """
     if partitions is not None:
         die_with(parent)
-    from geminga.supervisor import config as configuration
+    from geminga.supervisor.configuration import config as configuration
     given = {"data_dir": options["data_dir"], "nightly.engine": options["engine"], "nightly.master": options["master"],
              "nightly.cores": options["cores"], "nightly.memory_bytes": options["memory"]}
     try:
@@ -88,9 +88,9 @@ def _run(what: str, config: Any, topics: tuple[str, ...], pattern: str, *, is_js
     import re
 
     from geminga.proto.errors import Refusal
-    from geminga.storage.catalogue import CatalogueError
-    from geminga.storage.log import log
-    from geminga.supervisor import beside, nights
+    from geminga.storage.catalogue.catalogue import CatalogueError
+    from geminga.storage.runtime.log import log
+    from geminga.supervisor.tasks import job_socket, nights
     try:
         nights.check(config)
         if partitions is not None:
@@ -101,9 +101,9 @@ def _run(what: str, config: Any, topics: tuple[str, ...], pattern: str, *, is_js
             log.error(f"the nightly job failed: {nights.failed(config, os.environ)}; its report: geminga nightly report", code="G514")
             return DONE
         if what == "report":
-            report = beside.last_report(config.data_dir)
+            report = job_socket.last_report(config.data_dir)
             if not report:
-                return _wrong(FAILED, f"there was no night yet: {config.data_dir / beside.REPORT} is not there")
+                return _wrong(FAILED, f"there was no night yet: {config.data_dir / job_socket.REPORT} is not there")
         else:
             found = nights.targets(config, topics, pattern)
             if what == "plan":
@@ -115,7 +115,7 @@ def _run(what: str, config: Any, topics: tuple[str, ...], pattern: str, *, is_js
         return _wrong(WRONG_USAGE, f"{pattern!r} is no regular expression: {error}")
     except (LookupError, Refusal) as error:
         return _wrong(WRONG_USAGE, getattr(error, "message", error))
-    except (beside.CannotRun, CatalogueError, OSError) as error:
+    except (job_socket.CannotRun, CatalogueError, OSError) as error:
         return _wrong(REFUSED, error)
     print(json.dumps(report) if is_json else _text(report))
     return FAILED if report["status"] != nights.SUCCESS and what == "run" else DONE

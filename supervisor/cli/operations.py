@@ -128,8 +128,8 @@ def tune(check: bool, config: str | None, data_dir: str | None, pid: int | None,
     import json
     import os
 
-    from geminga.supervisor import config as configuration
-    from geminga.supervisor import tune as host
+    from geminga.supervisor.configuration import config as configuration
+    from geminga.supervisor.host import tune as host
     try:
         loaded, _ = configuration.load(installed.configuration(config, data_dir), os.environ, {"data_dir": data_dir})
         limits = None if pid is None else host.limits_of(pid)

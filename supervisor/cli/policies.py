@@ -2,7 +2,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from geminga.storage.policy_table import TABLE, Level, Part, Policy, flags_of
+from geminga.storage.catalogue.policy_table import TABLE, Level, Part, Policy, flags_of
 from geminga.supervisor.cli.verbs import FLAG, LIST, Option, Verb
 
 Row = tuple[Policy, Level]

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 
 from geminga.proto import names
 from geminga.storage.jobs import one_by_one
-from geminga.supervisor.client import ClientError, Entry, Session
+from geminga.supervisor.pulsar_client.client import ClientError, Entry, Session
 
 _MESSAGE_MAX = 256 << 20     # bytes of a message, decompressed, and of all chunks that wait: the most that a broker can be told to take
 _CHUNK = "it is a chunk of a message whose other chunks are not all there"

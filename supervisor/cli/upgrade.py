@@ -24,9 +24,10 @@ def check(data_dir: str, is_json: bool) -> int:
 
     Nothing is changed, and a broker may go on serving the folder.
     """
-    from geminga.storage import catalogue, format
-    from geminga.storage import upgrade as upgrades
+    from geminga.storage import format
+    from geminga.storage.catalogue import catalogue
     from geminga.storage.errors import text_of
+    from geminga.storage.offline import upgrade as upgrades
     try:
         found = upgrades.look(Path(data_dir))
     except (OSError, sqlite3.DatabaseError) as error:

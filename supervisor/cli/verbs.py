@@ -102,13 +102,13 @@ def _partitioned_lookup(broker: Broker, values: dict[str, Any]) -> dict[str, Any
 
 
 def _why_partition(broker: Broker, values: dict[str, Any]) -> list[dict[str, Any]]:
-    from geminga.supervisor import hashing
+    from geminga.supervisor.pulsar_client import key_hashing
     count = broker.ask("GET", f"/admin/v2/{values['topic']}/partitions").value()["partitions"]
     if not count:
         raise Refused(404, "The topic has no partitions")
     if not values["message_key"]:
         raise ValueError("messages without a key go to all partitions in turn")
-    return hashing.partitions_of(values["message_key"], count, values["client"])
+    return key_hashing.partitions_of(values["message_key"], count, values["client"])
 
 
 def _create_subscription(values: dict[str, Any]) -> dict[str, Any]:

@@ -27,8 +27,9 @@ from crc32c import crc32c
 
 from geminga.proto import compression, sends
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.storage import format, ledger
+from geminga.storage import format
 from geminga.storage.jobs import confirmed, engines, nightly
+from geminga.storage.ledgers import ledger
 
 sys.path.insert(0, str(Path(__file__).parent))
 import wire  # noqa: E402

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from geminga.proto import pulsar_api_pb2 as api  # noqa: E402
-from geminga.supervisor import commands  # noqa: E402
+from geminga.supervisor.processes import control_socket  # noqa: E402
 from tests.harness import Broker  # noqa: E402
 from tests.proto.client_frames import CONNECT, T, command, entry_of, message_metadata, send  # noqa: E402
 
@@ -151,7 +151,7 @@ async def session(broker: Broker, tally: Tally, options: argparse.Namespace, nam
     if options.kill:
         os.kill(broker.pid, signal.SIGTERM)
     else:
-        said = await asyncio.to_thread(lambda: list(commands.ask(broker.data_dir, drain=options.seconds)))
+        said = await asyncio.to_thread(lambda: list(control_socket.ask(broker.data_dir, drain=options.seconds)))
         outstanding = said[-1]["outstanding"]
     await asyncio.to_thread(broker.ended, 60)
     seconds = time.monotonic() - began

@@ -28,7 +28,8 @@ import psutil
 
 from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.storage import catalogue, format
+from geminga.storage import format
+from geminga.storage.catalogue import catalogue
 from geminga.storage.jobs import confirmed, reading
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))

@@ -9,7 +9,7 @@ import pytest
 
 from geminga.proto.names import parse
 from geminga.storage import format
-from geminga.storage.catalogue import open_catalogue
+from geminga.storage.catalogue.catalogue import open_catalogue
 
 from ..harness import Broker, eventually, partitions_url, request
 from ..proto.client_frames import T, command, entry_of, message_metadata, send

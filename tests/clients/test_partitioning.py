@@ -9,8 +9,8 @@ import mmh3
 import pulsar
 import pytest
 
-from geminga.supervisor import hashing
 from geminga.supervisor.main import main
+from geminga.supervisor.pulsar_client import key_hashing
 
 from ..harness import partitioned_topic
 from .java import JavaTools, fetch_jars
@@ -92,12 +92,12 @@ def test_pythons_client_agrees_with_others_by_the_router_of_the_page(broker, cli
                                       message_router=names["route"], batching_enabled=False)
     for key in KEYS:
         producer.send(b"x", partition_key=key)
-    assert places(client, topic) == {key: hashing.murmur3(key) % PARTITIONS for key in KEYS}
+    assert places(client, topic) == {key: key_hashing.murmur3(key) % PARTITIONS for key in KEYS}
 
 
 def test_the_older_hash_of_boost():
     """As Python's client 3.5.0 was seen to choose, of 97 partitions."""
-    assert [hashing.boost_before_181(key) % 97 for key in ("a", "abcdefghi", "key-1", "ключ")] == [91, 68, 63, 96]
+    assert [key_hashing.boost_before_181(key) % 97 for key in ("a", "abcdefghi", "key-1", "ключ")] == [91, 68, 63, 96]
 
 
 @pytest.mark.parametrize(("words", "status"), [

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import psutil
 
-from geminga.storage import compacted
 from geminga.storage.jobs import confirmed
+from geminga.storage.ledgers import compacted_ledgers
 
 from ..storage.jobs.topics import CODECS, Message, Topic
 
@@ -111,7 +111,7 @@ class Kills:
         for topic in self.topics:
             assert topic.contents() == topic.newest()
             self.held[topic] = topic.newest()
-            assert not list(topic.view().folder.parent.glob(f"*{compacted.UNFINISHED}"))
+            assert not list(topic.view().folder.parent.glob(f"*{compacted_ledgers.UNFINISHED}"))
 
 
 def main() -> None:

@@ -24,10 +24,11 @@ from crc32c import crc32c
 from geminga.proto import envelope
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.frames import CHECKSUM_END
-from geminga.storage import format, verify
-from geminga.storage.commands import QUARANTINE
-from geminga.storage.findings import Severity
-from geminga.storage.subscription import SubType
+from geminga.storage import format
+from geminga.storage.commands.commands import QUARANTINE
+from geminga.storage.offline import verify
+from geminga.storage.offline.findings import Severity
+from geminga.storage.topics.subscription import SubType
 
 from ..storage.files import copy_of, flip, read_mapped
 from ..storage.journals import segments

@@ -1,7 +1,7 @@
 """Owners are killed while backups are made: none that was made lacks anything, or changes later; and the check sees one that does."""
 import pytest
 
-from geminga.storage.backup import read_manifest
+from geminga.storage.offline.backup import read_manifest
 
 from .backups import Backups
 

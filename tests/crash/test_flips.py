@@ -2,7 +2,7 @@
 import numpy as np
 
 from geminga.storage import format
-from geminga.storage.owner import Owner
+from geminga.storage.owner.owner import Owner
 
 from .flips import Flips
 

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from geminga.storage.replay import replay
+from geminga.storage.ledgers.journal_reader import replay
 
 from ..harness import STOP_SECONDS, eventually, request, unique_topic
 from ..proto.client_frames import CONNECT, T

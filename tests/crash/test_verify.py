@@ -7,9 +7,9 @@ from contextlib import contextmanager
 import pulsar
 import pytest
 
-from geminga.storage import verify
-from geminga.storage.findings import Severity
-from geminga.storage.process import owner_of
+from geminga.storage.offline import verify
+from geminga.storage.offline.findings import Severity
+from geminga.storage.runtime.routing import owner_of
 
 from ..harness import COMMAND, eventually, unique_topic
 from ..storage.files import flip

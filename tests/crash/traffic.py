@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pulsar
 
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.storage.process import owner_of
+from geminga.storage.runtime.routing import owner_of
 
 from ..harness import Broker, eventually, unique_topic
 from ..proto.client_frames import T, command, entry_of, message_metadata, send

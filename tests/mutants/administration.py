@@ -103,7 +103,7 @@ BUGS = [
          "if (one.topic, one.client) == (rule.topic, rule.client)), rule][-_RULES_MAX:])", ""),
         ("    if not isinstance(wanted, str) or wanted not in LEVELS:", "    if wanted not in LEVELS:", "",
          "supervisor/test_bad_requests.py")),
-    *of("supervisor/reload.py",
+    *of("supervisor/processes/reload.py",
         "supervisor/test_reload.py::test_each_key_holds_or_is_named supervisor/test_reload.py::test_tls_is_not_switched_on_halfway "
         "supervisor/test_reload.py::test_secrets_are_shown_to_nobody "
         "supervisor/test_reload.py::test_owners_are_told_first_and_last_when_messages_become_smaller "
@@ -124,7 +124,7 @@ BUGS = [
         ("        supervisor.announce(config)\n", "", ""),
         ("isinstance(found, Secret) and found else", "isinstance(found, Secret) and not found else", ""),
         ("        self._callers = []\n        self._supervisor.tell_status()", "        self._supervisor.tell_status()", "")),
-    *of("supervisor/drain.py",
+    *of("supervisor/processes/drain.py",
         "supervisor/test_drain.py::test_who_asks_again_says_how_long_it_takes_from_now_on "
         "supervisor/test_drain.py::test_it_ends_when_nothing_is_out_and_every_child_says_that_it_is_drained "
         "supervisor/test_drain.py::test_a_broker_that_does_not_serve_yet_stops_at_once_and_one_that_stops_is_not_drained "

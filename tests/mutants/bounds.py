@@ -36,7 +36,7 @@ BUGS = [
         "workers/test_versions.py::test_checksums_of_topics_that_keep_nothing",
         ('            rows["size"] -= self._skipped\n', "", ""),
         ('if not self._skipped and (rows["size"]', 'if (rows["size"]', "")),
-    *of("storage/owner.py", "workers/test_versions.py::test_the_end_of_a_topic_is_told_to_those_who_know_the_word",
+    *of("storage/owner/owner.py", "workers/test_versions.py::test_the_end_of_a_topic_is_told_to_those_who_know_the_word",
         ("_ACTIVE_CONSUMER_SINCE, _END_OF_TOPIC_SINCE = 12, 9 ", "_ACTIVE_CONSUMER_SINCE, _END_OF_TOPIC_SINCE = 12, 8 ", ""),
         ("envelope.COMMAND_COST * len(rows) + len(data)", "envelope.COMMAND_COST * len(rows)", "",
          "storage/test_owner.py::test_each_worker_is_told_what_was_taken_from_it")),

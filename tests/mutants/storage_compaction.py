@@ -2,7 +2,7 @@
 from .bugs import of
 
 BUGS = [
-    *of("storage/views.py", "storage/test_compacted.py",
+    *of("storage/upkeep/compacted_views.py", "storage/test_compacted.py",
         ("if subscription.view is not None and subscription.cursor.mark_delete >= subscription.view.horizon:",
          "if subscription.view is not None and subscription.cursor.mark_delete > subscription.view.horizon:",
          "a reader keeps a view that it is through with"),
@@ -30,7 +30,7 @@ BUGS = [
         ("return topic_stats.bytes_behind(partition, ledger_id, entry_id + 1)",
          "return topic_stats.bytes_behind(partition, ledger_id, 0)", "the threshold counts what is compacted",
          "storage/test_compacted.py supervisor/test_compaction.py")),
-    *of("storage/compacted.py", "storage/test_compacted_files.py storage/test_compacted.py",
+    *of("storage/ledgers/compacted_ledgers.py", "storage/test_compacted_files.py storage/test_compacted.py",
         ("if int(checksum, 16) != crc32c(text):", "if False:", "a damaged manifest is believed"),
         ('if (version := said.pop("version")) > VERSION:', 'if (version := said.pop("version")) > VERSION + 1:',
          "a manifest of a newer version is read"),
@@ -113,7 +113,7 @@ BUGS = [
         ("stays = ~is_keyed if job.retains_keyless else", "stays = ~is_keyed if False else",
          "messages without a key go although they are to stay"),
         ("is_whole = encrypted.to_numpy(zero_copy_only=False) &", "is_whole = np.zeros(len(places), bool) &", "encrypted batches are cut"),
-        ('for path in job.target.parent.glob(f"*{compacted.UNFINISHED}"):', "for path in ():", "what killed jobs have begun stays"),
+        ('for path in job.target.parent.glob(f"*{compacted_ledgers.UNFINISHED}"):', "for path in ():", "what killed jobs have begun stays"),
         ("remove(job, source.ledger_id)\n        raise CannotCompact", "raise CannotCompact", "half a ledger is left of a job that failed"),
         ('rows["flags"][at] |= format.IS_CUT | KEPT_CHECKSUM', 'rows["flags"][at] |= KEPT_CHECKSUM', "consumers are given placeholders"),
         ('rows["size"][at], rows["crc32c"][at] = len(entry), int.from_bytes(entry[2:CHECKSUM_END], "big")',

@@ -9,7 +9,7 @@ _CURSOR = "storage/test_parts.py storage/test_cursor.py storage/test_cursor_tota
 
 BUGS = [
     *of(
-        "storage/cursor.py",
+        "storage/cursors/cursor.py",
         _CURSOR,
         (
             "for kept in (self.bitmaps, self.parts, self.redeliveries, self.deaths):",
@@ -95,7 +95,7 @@ BUGS = [
         ),
     ),
     *of(
-        "storage/parts.py",
+        "storage/cursors/batch_acks.py",
         "storage/test_parts.py",
         (
             "return bits if bits.bit_length() <= messages else bits & ((1 << messages) - 1)",
@@ -106,13 +106,13 @@ BUGS = [
         ("numbers[1:] <= numbers[:-1]", "numbers[1:] < numbers[:-1]", "two notes of one word are one"),
     ),
     *of(
-        "storage/entry_counts.py",
+        "storage/cursors/entry_counts.py",
         "storage/test_dispatch_shared.py storage/test_quarantine.py",
         ("counts[entries] += counts[entries] < _MAX", "counts[entries] += 1", "the count wraps to 0"),
         ("np.flatnonzero(counts >= count)", "np.flatnonzero(counts > count)", "one death more is needed"),
     ),
     *of(
-        "storage/pending.py",
+        "storage/cursors/pending_acks.py",
         _SHARED,
         (
             "held.out -= int(np.count_nonzero(seats)) - again",
@@ -138,7 +138,7 @@ BUGS = [
         ),
     ),
     *of(
-        "storage/acknowledgements.py",
+        "storage/topics/acknowledge.py",
         _CURSOR + " storage/test_dispatch_contract.py",
         ("entry_id - 1 if flags & envelope.PARTIAL else entry_id", "entry_id", "part of a batch, cumulatively, is all of it"),
         (
@@ -299,7 +299,7 @@ BUGS = [
         ),
     ),
     *of(
-        "storage/expiry.py",
+        "storage/enforcement/message_ttl.py",
         "storage/test_expiry.py",
         (
             "first = min((subscription.cursor.mark_delete",
@@ -308,7 +308,7 @@ BUGS = [
         ),
     ),
     *of(
-        "storage/quota.py",
+        "storage/enforcement/backlog_quota.py",
         "storage/test_quota.py",
         (
             "return _BARRIERS[policies.quota_age_action]",
@@ -317,7 +317,7 @@ BUGS = [
         ),
     ),
     *of(
-        "storage/inactive.py",
+        "storage/enforcement/inactive_topics.py",
         "storage/test_limits.py",
         (
             "return any(subscription.cursor.backlog",
@@ -326,7 +326,7 @@ BUGS = [
         ),
     ),
     *of(
-        "storage/sequences.py",
+        "storage/cursors/producer_sequences.py",
         "storage/test_deduplication.py",
         (
             "self._found[producer] = progress\n        self._found.move_to_end(producer)",

@@ -2,7 +2,7 @@
 from .bugs import of
 
 BUGS = [
-    *of("supervisor/children.py", "supervisor/test_children.py supervisor/test_serve.py",
+    *of("supervisor/processes/children.py", "supervisor/test_children.py supervisor/test_serve.py",
         ("_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)", "pass", "children outlive the supervisor"),
         ('child.progress = child.killed_for = child.leaves_for = ""', 'child.progress = ""',
          "a second end is told with the first one's cause",
@@ -19,7 +19,7 @@ BUGS = [
          "each signal is a want of memory"),
         ("gc.set_threshold(50_000, 20, 100)", "gc.disable()", "cycles are never collected", "supervisor/test_children.py",
          "there are few cycles, as the comment beside it says; only hours would show them")),
-    *of("supervisor/serve.py", "supervisor/test_serve.py",
+    *of("supervisor/processes/serve.py", "supervisor/test_serve.py",
         ("if not child.control.is_open:\n            with", "if False:\n            with",
          "a child's closed line keeps the supervisor busy"),
         ('(child.role == "owner" or owners_are_ready)', "True", "workers serve before owners do"),
@@ -53,7 +53,7 @@ BUGS = [
          "supervisor/test_serve.py supervisor/test_folder.py"),
         ("if owner.state == READY:\n                    child.control.send",
          "if owner.state == GONE:\n                    child.control.send", "a new worker knows no owner")),
-    *of("supervisor/nights.py", "supervisor/test_nightly.py",
+    *of("supervisor/tasks/nights.py", "supervisor/test_nightly.py",
         ('if not psutil.pid_exists(int(path.name.rpartition("-")[2])):', "if True:", "a running Spark loses its files"),
         ('may_be_here = options.engine == "auto" and not self._is_night', 'may_be_here = options.engine == "auto"',
          "little nights are not Spark's"),
@@ -74,12 +74,12 @@ BUGS = [
         ("if isinstance(refused, Gone):\n                break", "pass", "each partition waits for a broker that is gone"),
         ("is_well &= not report.error", "pass", "a compaction on demand that failed is told as done",
          "supervisor/test_nightly.py supervisor/test_compaction.py")),
-    *of("supervisor/backups.py", "supervisor/test_backup.py",
+    *of("supervisor/tasks/backups.py", "supervisor/test_backup.py",
         ("if not is_ours:\n                raise CannotRun", "if False:\n                raise CannotRun",
          "a broker that starts meanwhile is backed up half"),
         ("_put_in_place(data_dir)\n            return", "return", "what is in journals only is not in a backup",
          "supervisor/test_backup.py crash/test_backups.py"),
-        ("beside.check_user(data_dir)", "pass", "a backup by root leaves files that the broker cannot read"),
+        ("job_socket.check_user(data_dir)", "pass", "a backup by root leaves files that the broker cannot read"),
         ('lambda: side.ask("backup-cut", owner="all"), keep=keep)', 'lambda: side.ask("backup-cut", owner="all"))',
          "--keep removes nothing")),
 ]

@@ -14,22 +14,23 @@ from unittest import mock
 import numpy as np
 
 from geminga.proto.deliveries import RECEIPT_ROW
-from geminga.storage import acknowledgements, journal, ledger
-from geminga.storage.counters import Counters
-from geminga.storage.cursor import Cursor
+from geminga.storage.cursors.cursor import Cursor
+from geminga.storage.cursors.entry_counts import EntryCounts
+from geminga.storage.cursors.producer_sequences import Sequences
+from geminga.storage.delayed.index import Schedule
 from geminga.storage.dispatch import failover
 from geminga.storage.dispatch.exclusive import Exclusive
 from geminga.storage.dispatch.key_shared import KeyShared
-from geminga.storage.entry_counts import EntryCounts
-from geminga.storage.journal import Journal
-from geminga.storage.ledger import Ledger
-from geminga.storage.outbox import Outbox
-from geminga.storage.owner import Owner
-from geminga.storage.partition import Partition
-from geminga.storage.recovery import Recovery
-from geminga.storage.schedule import Schedule
-from geminga.storage.sequences import Sequences
-from geminga.storage.subscription import Consumer, Subscription
+from geminga.storage.ledgers import journal, ledger
+from geminga.storage.ledgers.journal import Journal
+from geminga.storage.ledgers.ledger import Ledger
+from geminga.storage.owner.outbox import Outbox
+from geminga.storage.owner.owner import Owner
+from geminga.storage.owner.recovery import Recovery
+from geminga.storage.runtime.counters import Counters
+from geminga.storage.topics import acknowledge
+from geminga.storage.topics.partition import Partition
+from geminga.storage.topics.subscription import Consumer, Subscription
 
 CANARIES: dict[str, tuple[Callable, set[str]]] = {}
 
@@ -146,7 +147,7 @@ def an_acknowledgement_is_not_answered():
         for acks in found.values():
             acks.requests = acks.requests[1:]
         return found
-    yield _sometimes(acknowledgements, "acks_by_consumer", acks_by_consumer, 3)
+    yield _sometimes(acknowledge, "acks_by_consumer", acks_by_consumer, 3)
 
 
 @canary("totals add up", "totals are the model's own")

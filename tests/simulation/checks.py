@@ -3,8 +3,8 @@ import numpy as np
 
 from geminga.proto import names
 from geminga.storage import format
-from geminga.storage.partition import Partition
-from geminga.storage.subscription import SubType
+from geminga.storage.topics.partition import Partition
+from geminga.storage.topics.subscription import SubType
 
 from ..storage.files import read_mapped
 from .model import SLACK_MS, Consumer, Position, State, Subscription, Topic, demand

@@ -5,8 +5,8 @@ import numpy as np
 
 from geminga.proto import envelope, sends
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.storage.cursor import SKIPPED
-from geminga.storage.subscription import SubType
+from geminga.storage.cursors.cursor import SKIPPED
+from geminga.storage.topics.subscription import SubType
 
 from ..storage.rig import Answers, T, entry_of
 from . import checks

@@ -5,8 +5,8 @@ asked for since: `Subscription.candidates`.  What is found then is what the mode
 """
 from dataclasses import dataclass, field
 
-from geminga.storage.cursor import ACKNOWLEDGED
-from geminga.storage.subscription import SubType
+from geminga.storage.cursors.cursor import ACKNOWLEDGED
+from geminga.storage.topics.subscription import SubType
 
 START = (-1, -1)
 SPREAD = SubType.Shared, SubType.Key_Shared

@@ -15,7 +15,7 @@ if not __package__:      # run as a program
     sys.path.append(str(Path(__file__).resolve().parents[2]))
     __package__ = "tests.simulation"
 
-from geminga.storage import catalogue  # noqa: E402
+from geminga.storage.catalogue import catalogue  # noqa: E402
 
 from . import world  # noqa: E402
 from .canaries import CANARIES  # noqa: E402

@@ -17,10 +17,15 @@ from unittest import mock
 from zlib import crc32
 
 from geminga.proto import envelope, names
-from geminga.storage import catalogue, journal, owner, schedule, schedules, state, windows
+from geminga.storage.catalogue import catalogue
+from geminga.storage.cursors import state_file
+from geminga.storage.delayed import index, window_files
 from geminga.storage.errors import CorruptFile, NotDurable, StorageFull
-from geminga.storage.ledger import Ledger
-from geminga.storage.partition import Partition
+from geminga.storage.ledgers import journal
+from geminga.storage.ledgers.ledger import Ledger
+from geminga.storage.owner import owner
+from geminga.storage.topics.partition import Partition
+from geminga.storage.upkeep import delayed_scheduler
 
 from ..storage import rig as rigs
 from ..storage.rig import START_MS, Answers, Rig, T
@@ -95,11 +100,11 @@ class World:
             def put(*where) -> None:
                 stack.enter_context(mock.patch.object(*where))
 
-            for module in (journal, schedules):
+            for module in (journal, delayed_scheduler):
                 put(module, "ThreadPoolExecutor", lambda *_: self.turns)
-            put(schedules, "sync_all", self.disk.sync_all)
-            put(state, "threading", mock.Mock(Lock=lambda: Lock(self.turns)))
-            for module in (owner, schedules, schedule, windows):
+            put(delayed_scheduler, "sync_all", self.disk.sync_all)
+            put(state_file, "threading", mock.Mock(Lock=lambda: Lock(self.turns)))
+            for module in (owner, delayed_scheduler, index, window_files):
                 put(module, "time", mock.Mock(sleep=self._sleep, perf_counter=lambda: 0.0))
             put(catalogue, "now_ms", lambda: self.now_ms)
             put(rigs, "open_catalogue", self._open_catalogue)

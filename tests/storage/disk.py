@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from geminga.storage import schedules
+from geminga.storage.upkeep import delayed_scheduler
 
 
 class Disk:
@@ -23,7 +23,7 @@ class Disk:
         self._names: dict[Path, dict[str, int]] = {}            # folder -> {name: size}
         monkeypatch.setattr(os, "fdatasync", self._synced)
         monkeypatch.setattr(os, "fsync", self._synced)
-        monkeypatch.setattr(schedules, "sync_all", self._all_synced)
+        monkeypatch.setattr(delayed_scheduler, "sync_all", self._all_synced)
 
     def _synced(self, fd: int) -> None:
         """The file may be deleted, or have another name, by now."""

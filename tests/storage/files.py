@@ -7,9 +7,10 @@ import numpy as np
 from crc32c import crc32c
 
 from geminga.proto.frames import CHECKSUM_END
-from geminga.storage import format, ledger
-from geminga.storage.ledger import Ledger, map_file
-from geminga.storage.replay import Record
+from geminga.storage import format
+from geminga.storage.ledgers import ledger
+from geminga.storage.ledgers.journal_reader import Record
+from geminga.storage.ledgers.ledger import Ledger, map_file
 
 PARTITION, SUBSCRIPTION = 7, 3
 CREATED_MS = 1_700_000_000_000

@@ -2,8 +2,8 @@
 import numpy as np
 
 from geminga.storage import format
-from geminga.storage.journal import open_journal
-from geminga.storage.replay import replay
+from geminga.storage.ledgers.journal import open_journal
+from geminga.storage.ledgers.journal_reader import replay
 
 from .files import copy_of, number_of, record
 

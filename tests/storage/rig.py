@@ -21,12 +21,12 @@ from geminga.proto import envelope, names, sends
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.frames import SIZES
 from geminga.storage import format
-from geminga.storage.catalogue import open_catalogue
-from geminga.storage.counters import make_counters
-from geminga.storage.journal import open_journal
+from geminga.storage.catalogue.catalogue import open_catalogue
+from geminga.storage.ledgers.journal import open_journal
 from geminga.storage.options import StorageOptions
-from geminga.storage.owner import Owner
-from geminga.storage.recovery import journal_folder, recover_owner
+from geminga.storage.owner.owner import Owner
+from geminga.storage.owner.recovery import journal_folder, recover_owner
+from geminga.storage.runtime.counters import make_counters
 
 from .files import copy_of, read_mapped
 

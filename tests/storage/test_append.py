@@ -4,9 +4,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from geminga.proto.sends import SEND_ROW
-from geminga.storage import append, format
+from geminga.storage import format
+from geminga.storage.cursors.producer_sequences import Sequences
 from geminga.storage.errors import StorageFull
-from geminga.storage.sequences import Sequences
+from geminga.storage.topics import publish_plan
 
 NUMBERS = st.sampled_from([0, 1, 2, 3, 4, 5, 6, 2**31, 2**64 - 1])
 GONE = 5       # a producer's handle that leads nowhere
@@ -57,11 +58,11 @@ def test_few_and_many_go_to_the_same_places(rig, asked, before, full, deduplicat
         return partition.open_ledger
 
     if before:
-        earlier = append.plan_few([section(*each) for each in before], producers.get, room, 1_700_000_000_000)
+        earlier = publish_plan.plan_few([section(*each) for each in before], producers.get, room, 1_700_000_000_000)
         for producer, progress in earlier.progress:
             producer.partition.sequences.learn(producer.identity, progress, 0)
     few, many = (told(how([section(*each) for each in asked], producers.get, room, 1_700_000_000_000))
-                 for how in (append.plan_few, append.plan_many))
+                 for how in (publish_plan.plan_few, publish_plan.plan_many))
     assert few == many
 
 
@@ -69,7 +70,7 @@ def test_few_and_many_are_what_a_pass_makes_of_them(rig):
     """Rows on disk are valid, and receipts name them, on both sides of where the way changes."""
     producer = rig.producer("a")
     expected = []
-    for count in (append.FEW_MAX, append.FEW_MAX + 1):
+    for count in (publish_plan.FEW_MAX, publish_plan.FEW_MAX + 1):
         answers = rig.run(rig.sends(*[(producer, b"x")] * count))
         expected += answers.positions
         found = rig.partitions[0].open_ledger

@@ -2,10 +2,12 @@
 import pytest
 
 from geminga.proto import names
-from geminga.storage import backup, format, libc, restore
-from geminga.storage.findings import Severity
-from geminga.storage.subscription import SubType
-from geminga.storage.verify import walk
+from geminga.storage import format
+from geminga.storage.disk import syscalls
+from geminga.storage.offline import backup, restore
+from geminga.storage.offline.findings import Severity
+from geminga.storage.offline.verify import walk
+from geminga.storage.topics.subscription import SubType
 
 from .disk import Disk
 from .rig import Rig
@@ -246,7 +248,7 @@ def test_where_files_can_share_blocks_space_is_given_back_within_those_that_a_ba
     (tmp_path / "source").write_bytes(bytes(8_192))
     with open(tmp_path / "source", "rb") as source, open(tmp_path / "target", "wb") as target:
         try:
-            libc.clone(source.fileno(), target.fileno())
+            syscalls.clone(source.fileno(), target.fileno())
         except OSError:
             pytest.skip("this file system cannot")
     rig, of = filled(rigs)

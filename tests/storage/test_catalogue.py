@@ -13,7 +13,7 @@ import pytest
 
 from geminga.proto.errors import Refusal
 from geminga.proto.names import parse
-from geminga.storage.catalogue import (
+from geminga.storage.catalogue.catalogue import (
     COLUMNS,
     IDS_PER_SECOND,
     LEDGER_BLOCK,
@@ -56,7 +56,7 @@ def test_a_new_catalogue_has_the_namespaces_that_everybody_uses(opened):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from geminga.storage.catalogue import Catalogue, open_catalogue
+from geminga.storage.catalogue.catalogue import Catalogue, open_catalogue
 Catalogue.create_namespace = lambda self, name: os.kill(os.getpid(), signal.SIGKILL)
 open_catalogue(Path(sys.argv[1]))
 """
@@ -74,7 +74,7 @@ def test_a_catalogue_whose_making_was_cut_short_is_made_again(opened, tmp_path):
 TAKE = """
 import json, sys
 from pathlib import Path
-from geminga.storage.catalogue import open_catalogue
+from geminga.storage.catalogue.catalogue import open_catalogue
 mine = open_catalogue(Path(sys.argv[1]))
 sys.stdin.read()
 found = {"ledgers": [mine.next_ledger_id() for _ in range(int(sys.argv[2]))], "producers": []}
@@ -365,7 +365,7 @@ def test_a_catalogue_of_version_3_is_upgraded_where_it_is(tmp_path, opened):
 UPGRADE_KILLED = """
 import os, signal, sys
 from pathlib import Path
-from geminga.storage.catalogue import Catalogue, open_catalogue
+from geminga.storage.catalogue.catalogue import Catalogue, open_catalogue
 Catalogue.commit = lambda self: os.kill(os.getpid(), signal.SIGKILL)
 open_catalogue(Path(sys.argv[1]))
 """

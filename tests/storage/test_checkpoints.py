@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from geminga.storage import format, journal
+from geminga.storage import format
 from geminga.storage.errors import StorageFull
-from geminga.storage.journal import open_journal
+from geminga.storage.ledgers import journal
+from geminga.storage.ledgers.journal import open_journal
 
 from .files import record
 from .journals import BIG, SEGMENT, numbers, segments, write

@@ -9,10 +9,12 @@ import pytest
 from crc32c import crc32c
 
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.storage import compacted, format, verify
-from geminga.storage.findings import Severity
+from geminga.storage import format
 from geminga.storage.jobs import nightly
-from geminga.storage.subscription import SubType
+from geminga.storage.ledgers import compacted_ledgers
+from geminga.storage.offline import verify
+from geminga.storage.offline.findings import Severity
+from geminga.storage.topics.subscription import SubType
 from geminga.workers.egress import Ledgers
 
 from .files import flip
@@ -98,7 +100,7 @@ class Topic:
         return answer.get("text")
 
     def views(self):
-        return compacted.numbers(self.partition.folder)
+        return compacted_ledgers.numbers(self.partition.folder)
 
     def reader(self, **fields):
         return Reading(self, durable=False, **fields)
@@ -574,21 +576,21 @@ def test_what_is_no_view_of_the_partition_is_not_adopted(rigs):
     assert refused(topic, 1) == "There is no compacted view 1"
 
     def make(number=1, parts=(), **fields):
-        made = compacted.unfinished(folder, number)
+        made = compacted_ledgers.unfinished(folder, number)
         made.mkdir(parents=True, exist_ok=True)
-        compacted.finish(made, compacted.Manifest(**{"partition_id": partition_id, "horizon": positions[-1], "created_ms": 1} | fields,
-                                                  parts=parts))
+        compacted_ledgers.finish(made, compacted_ledgers.Manifest(
+            **{"partition_id": partition_id, "horizon": positions[-1], "created_ms": 1} | fields, parts=parts))
         return made
 
     make(partition_id=99)
     assert "of partition 99" in refused(topic, 1)
     make(horizon=(positions[-1][0], 77))
     assert "not between" in refused(topic, 1)
-    make(parts=(compacted.Part(positions[0][0], 4, 1, 1, 50),))
+    make(parts=(compacted_ledgers.Part(positions[0][0], 4, 1, 1, 50),))
     assert "the end of the file" in refused(topic, 1)
-    make(parts=(compacted.Part(4, 4, 0, 0, 0),))
+    make(parts=(compacted_ledgers.Part(4, 4, 0, 0, 0),))
     assert "ledger 4 has been deleted meanwhile" in refused(topic, 1)
-    path = make() / compacted.MANIFEST
+    path = make() / compacted_ledgers.MANIFEST
     path.write_bytes(path.read_bytes()[:-1] + b" ")
     assert "expected a checksum" in refused(topic, 1)
     assert topic.views() == []

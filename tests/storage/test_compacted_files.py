@@ -6,9 +6,11 @@ import pytest
 from crc32c import crc32c
 
 from geminga.proto.sends import KEPT_CHECKSUM
-from geminga.storage import compacted, format, locks
-from geminga.storage.compacted import Manifest, Part, PartWriter, View
+from geminga.storage import format
+from geminga.storage.disk import locks
 from geminga.storage.errors import CorruptFile
+from geminga.storage.ledgers import compacted_ledgers
+from geminga.storage.ledgers.compacted_ledgers import Manifest, Part, PartWriter, View
 
 PARTITION, LEDGER = 3, 7
 BODY = b"what the checksum covers"
@@ -36,7 +38,7 @@ def written(folder, ledger_id, entry_ids, *, entries=10, entry=ENTRY, checksum=C
 
 def test_a_manifest_is_what_it_was(tmp_path):
     said = manifest(Part(5, 10, 3, 4, 99), Part(LEDGER, 10, 1, 1, 7))
-    assert compacted.decode(said.encode(), tmp_path) == said
+    assert compacted_ledgers.decode(said.encode(), tmp_path) == said
 
 
 @pytest.mark.parametrize("at", [0, 7, 9, 20, -1])
@@ -44,14 +46,14 @@ def test_a_manifest_with_a_flipped_bit_is_not_believed(tmp_path, at):
     data = bytearray(manifest(Part(LEDGER, 10, 1, 1, 7)).encode())
     data[at] ^= 1
     with pytest.raises(CorruptFile):
-        compacted.decode(bytes(data), tmp_path)
+        compacted_ledgers.decode(bytes(data), tmp_path)
 
 
 def test_a_manifest_of_a_newer_version_is_not_read(tmp_path):
-    said = json.loads(manifest().encode().partition(b" ")[2]) | {"version": compacted.VERSION + 1}
+    said = json.loads(manifest().encode().partition(b" ")[2]) | {"version": compacted_ledgers.VERSION + 1}
     text = json.dumps(said).encode()
     with pytest.raises(CorruptFile, match="version"):
-        compacted.decode(b"%08x %s" % (crc32c(text), text), tmp_path)
+        compacted_ledgers.decode(b"%08x %s" % (crc32c(text), text), tmp_path)
 
 
 def test_entries_are_written_with_the_checksums_that_their_rows_say(tmp_path):
@@ -115,7 +117,7 @@ def test_what_somebody_is_at_is_not_removed(tmp_path):
         (folder / name).mkdir(parents=True)
     with locks.lock(folder / locks.LOCK) as is_ours:
         assert is_ours
-        compacted.remove_unused(tmp_path, [2])
+        compacted_ledgers.remove_unused(tmp_path, [2])
     assert sorted(path.name for path in folder.iterdir()) == ["2", "3.abc.new", "lock"]
-    compacted.remove_unused(tmp_path, [2])
+    compacted_ledgers.remove_unused(tmp_path, [2])
     assert sorted(path.name for path in folder.iterdir()) == ["2", "lock"]

@@ -1,8 +1,8 @@
 """The line between the supervisor and its children: whoever looks at it answers that it is alive, and loses nothing that came too."""
 import pytest
 
-from geminga.storage.control import control_pair, packed, unpacked
 from geminga.storage.options import StorageOptions
+from geminga.storage.runtime.control import control_pair, packed, unpacked
 from geminga.workers.identity.options import Secret
 
 

@@ -3,8 +3,8 @@ import pytest
 
 from geminga.proto import envelope
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.storage.pending import CONSUMERS_MAX
-from geminga.storage.subscription import SubType
+from geminga.storage.cursors.pending_acks import CONSUMERS_MAX
+from geminga.storage.topics.subscription import SubType
 
 
 def publish_many(rig, topic, count):

@@ -12,9 +12,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from geminga.storage import state
-from geminga.storage.cursor import Cursor
-from geminga.storage.state import State, StateFile
+from geminga.storage.cursors import state_file
+from geminga.storage.cursors.cursor import Cursor
+from geminga.storage.cursors.state_file import State, StateFile
 
 from .files import PARTITION, SUBSCRIPTION, Length, ids
 
@@ -117,7 +117,7 @@ class CursorMachine(RuleBasedStateMachine):
     def reopen(self):
         """Another process, which has the file alone."""
         self.file.take(State({SUBSCRIPTION: self.cursor})).write()
-        self.cursor = state.read(self.folder, PARTITION).cursors[SUBSCRIPTION]
+        self.cursor = state_file.read(self.folder, PARTITION).cursors[SUBSCRIPTION]
 
     @rule(data=st.data())
     def runs_of_a_part(self, data):

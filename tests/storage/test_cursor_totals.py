@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from geminga.proto import envelope
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.storage.commands import QUARANTINE
-from geminga.storage.subscription import SubType
+from geminga.storage.commands.commands import QUARANTINE
+from geminga.storage.topics.subscription import SubType
 
 from .lives import Lives
 

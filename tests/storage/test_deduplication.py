@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 
 from geminga.proto import envelope, sends
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.storage import append, sequences
+from geminga.storage.cursors import producer_sequences
 from geminga.storage.errors import StorageFull
-from geminga.storage.owner import TICK_MS
+from geminga.storage.owner.owner import TICK_MS
+from geminga.storage.topics import publish_plan
 
 from .rig import T, entry_of
 
-DUPLICATE = (sequences.NOWHERE, sequences.NOWHERE)
+DUPLICATE = (producer_sequences.NOWHERE, producer_sequences.NOWHERE)
 HOUR_MS = 3_600_000
 
 
@@ -92,7 +93,7 @@ def test_what_is_sent_again_is_answered_in_its_place_and_not_stored(rig):
 
 
 def test_a_pass_of_nothing_new_is_answered(rig):
-    for count in (1, append.FEW_MAX + 1):
+    for count in (1, publish_plan.FEW_MAX + 1):
         producer = rig.producer("a", producer_name=f"p{count}")
         assert send(rig, producer, *range(count)) == [False] * count
         assert send(rig, producer, *range(count)) == [True] * count
@@ -118,7 +119,7 @@ def test_one_that_waited_for_its_turn_is_told_when_that_comes(rig):
     send(rig, first, 8)
     rig.run(rig.command("producer", topic="a", producer_id=70, request_id=70, producer_name="q",
                         producer_access_mode=api.WaitForExclusive))
-    rig.partition("a").sequences.learn(sequences.identity("q"), sequences.Progress(3), rig.now_ms)
+    rig.partition("a").sequences.learn(producer_sequences.identity("q"), producer_sequences.Progress(3), rig.now_ms)
     answers = rig.run(rig.command("close_producer", producer_id=first.object_id, request_id=1))
     [command] = answers.commands(T.PRODUCER_SUCCESS)
     assert command.producer_success.last_sequence_id == 3
@@ -309,7 +310,7 @@ def test_chunks_of_two_threads_of_one_producer_may_take_turns(rigs, rig):
     assert kept(again, "a") == ["5/0", "6/0", "7", "6/1", "6/2", "5/1", "8"]
 
 
-@pytest.mark.parametrize("count", [1, append.FEW_MAX + 1])
+@pytest.mark.parametrize("count", [1, publish_plan.FEW_MAX + 1])
 def test_a_message_that_comes_whole_has_no_more_chunks(rig, count):
     """Its producer has been started again, and cuts nothing this time."""
     producer = rig.producer("a", producer_name="p")
@@ -321,7 +322,7 @@ def test_a_message_that_comes_whole_has_no_more_chunks(rig, count):
 def test_messages_that_are_never_finished_do_not_pile_up(rig):
     producer = rig.producer("a", producer_name="p")
     send(rig, producer, *(message for number in range(200) for message in chunks(number, 2, end=1)))
-    assert len(rig.partition("a").sequences.of(sequences.identity("p")).under_way) == 64
+    assert len(rig.partition("a").sequences.of(producer_sequences.identity("p")).under_way) == 64
     assert send(rig, producer, chunks(199, 2)[0]) == [True]
 
 
@@ -356,9 +357,9 @@ def test_the_time_of_a_producer_that_is_thrown_out_begins_then(rigs):
     rig.run(after_ms=HOUR_MS - TICK_MS)
     rig.producer("a", producer_name="q", producer_access_mode=api.ExclusiveWithFencing)
     rig.run(after_ms=HOUR_MS - TICK_MS)
-    assert rig.partition("a").sequences.of(sequences.identity("p")).last == 5
+    assert rig.partition("a").sequences.of(producer_sequences.identity("p")).last == 5
     rig.run(after_ms=TICK_MS)
-    assert rig.partition("a").sequences.of(sequences.identity("p")).last == sequences.NONE
+    assert rig.partition("a").sequences.of(producer_sequences.identity("p")).last == producer_sequences.NONE
 
 
 def test_of_too_many_producers_the_longest_inactive_are_forgotten_and_counted(rigs):
@@ -377,17 +378,18 @@ def test_of_too_many_producers_the_longest_inactive_are_forgotten_and_counted(ri
 
 def test_who_publishes_again_is_the_least_inactive():
     """However early it came first."""
-    found = sequences.Sequences()
+    found = producer_sequences.Sequences()
     for now_ms, name in enumerate(["first", "second", "first"]):
-        found.learn(sequences.identity(name), sequences.Progress(now_ms), now_ms)
+        found.learn(producer_sequences.identity(name), producer_sequences.Progress(now_ms), now_ms)
     assert found.forget(3, 1_000, 1, connected=()) == 1
-    assert found.of(sequences.identity("first")).last == 2 and found.of(sequences.identity("second")).last == sequences.NONE
+    assert found.of(producer_sequences.identity("first")).last == 2
+    assert found.of(producer_sequences.identity("second")).last == producer_sequences.NONE
 
 
 # -- at rest
 
 SEQUENCES = st.dictionaries(st.text(max_size=5), st.tuples(
-    st.sampled_from([sequences.NONE, -1, 0, 2**63 - 1]),
+    st.sampled_from([producer_sequences.NONE, -1, 0, 2**63 - 1]),
     st.dictionaries(st.integers(-2, 9), st.tuples(st.integers(1, 2**24 - 1), st.integers(0, 2**32 - 1)), max_size=3)), max_size=5)
 
 
@@ -401,19 +403,20 @@ def test_rows_and_ops_say_all_of_it(before, after):
     """Rows are the whole; ops lead from what was to what is, however often they are applied."""
     made = []
     for asked in (before, after):
-        found = sequences.Sequences()
+        found = producer_sequences.Sequences()
         for name, (last, under_way) in asked.items():
-            found.learn(sequences.identity(name), sequences.Progress(last, under_way), 0)
+            found.learn(producer_sequences.identity(name), producer_sequences.Progress(last, under_way), 0)
         made.append(found)
-    read = sequences.Sequences()
+    read = producer_sequences.Sequences()
     read.load(made[0].rows())
     assert list(known(read).items()) == list(known(made[0]).items())
     ops = b"".join([made[0].ops(1, producer, progress) for producer, progress in made[1]._found.items()])
     for _ in range(2):
-        for kind, beginning, _, low, sequence_id, high in np.frombuffer(ops, sequences.format.OP_ROW).tolist():
+        for kind, beginning, _, low, sequence_id, high in np.frombuffer(ops, producer_sequences.format.OP_ROW).tolist():
             read.apply(kind, beginning, low, sequence_id, high)
-        assert {name: read.of(sequences.identity(name)).last for name in after} == {name: last for name, (last, _) in after.items()}
-        assert {name: read.of(sequences.identity(name)).under_way for name in after} == {name: found for name, (_, found) in after.items()}
+        progress = {name: read.of(producer_sequences.identity(name)) for name in after}
+        assert {name: each.last for name, each in progress.items()} == {name: last for name, (last, _) in after.items()}
+        assert {name: each.under_way for name, each in progress.items()} == {name: found for name, (_, found) in after.items()}
 
 
 # -- many producers

@@ -10,8 +10,9 @@ import pytest
 
 from geminga.proto import envelope, sends
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.storage import delays, format
-from geminga.storage.subscription import SubType
+from geminga.storage import format
+from geminga.storage.enforcement import delay_policy
+from geminga.storage.topics.subscription import SubType
 
 from .files import read_mapped
 from .rig import START_MS, T, entry_of, payload_of
@@ -115,7 +116,7 @@ def test_f182_times_count_from_the_producers_clock_and_ours_where_that_is_ahead_
     """So the order of the topic is its schedule, whatever producers' clocks say."""
     producer = rig.producer(TOPIC)
     fixed(rig, 10_000)
-    ahead = delays.FIXED_AHEAD_MS
+    ahead = delay_policy.FIXED_AHEAD_MS
     for published, found in ((START_MS - 300, -300), (START_MS + 7, 7), (START_MS + HOUR_MS, ahead), (START_MS - 5_000, ahead),
                              (1, ahead), (0, ahead), (1 << 63, ahead)):
         sent(rig, *[(producer, b"x", {"publish_time": published})] * count)
@@ -339,7 +340,7 @@ def test_f183_an_honest_producers_clock_may_be_wrong_and_a_liars_is_no_way_past(
     """It counts from the producer's clock, which may be ahead of ours by minutes, as that is what producers ask by."""
     producer = rig.producer(TOPIC)
     most(rig, 10_000)
-    for skew_ms in (0, -HOUR_MS, delays.AHEAD_MS, 1_000):
+    for skew_ms in (0, -HOUR_MS, delay_policy.AHEAD_MS, 1_000):
         clock = {"publish_time": START_MS + skew_ms}
         assert len(sent(rig, (producer, b"ok", clock | {"deliver_at_time": START_MS + skew_ms + 10_000}))[0]) == 1
     for skew_ms in (0, -HOUR_MS + 20_000, 100):

@@ -1,7 +1,7 @@
 """Messages for later: on subscriptions of many consumers none comes before its time, and none is held back behind one that waits."""
 import pytest
 
-from geminga.storage.subscription import SubType
+from geminga.storage.topics.subscription import SubType
 
 from .rig import START_MS
 

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.storage.subscription import SubType
+from geminga.storage.topics.subscription import SubType
 
 from .rig import START_MS
 

@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.storage import format, schedules, verify
-from geminga.storage.findings import Severity
+from geminga.storage import format
+from geminga.storage.delayed.window_files import windows_of
 from geminga.storage.jobs import nightly
-from geminga.storage.owner import TICK_MS
-from geminga.storage.subscription import SubType
-from geminga.storage.windows import windows_of
+from geminga.storage.offline import verify
+from geminga.storage.offline.findings import Severity
+from geminga.storage.owner.owner import TICK_MS
+from geminga.storage.topics.subscription import SubType
+from geminga.storage.upkeep import delayed_scheduler
 
 from .files import copy_of, flip
 from .lives import AtOnce
@@ -146,7 +148,7 @@ class Life:
 @pytest.fixture(autouse=True)
 def saves_at_once(monkeypatch):
     """What is saved is saved when it is due by our clock."""
-    monkeypatch.setattr(schedules, "ThreadPoolExecutor", AtOnce)
+    monkeypatch.setattr(delayed_scheduler, "ThreadPoolExecutor", AtOnce)
 
 
 @pytest.fixture
@@ -1001,20 +1003,20 @@ def test_a_kill_while_the_schedule_is_saved_costs_nothing(rigs, tmp_path, monkey
     """At each step of that, with what was published meanwhile."""
     life = Life(rigs(roll_over_entries=150))
     consumer = life.consumer()
-    killed, sync_all = [], schedules.sync_all
+    killed, sync_all = [], delayed_scheduler.sync_all
 
     def copying(folder):
         killed.append(copy_of(life.rig.data_dir, tmp_path / f"killed-{len(killed)}"))
         sync_all(folder)
 
-    monkeypatch.setattr(schedules, "sync_all", copying)
+    monkeypatch.setattr(delayed_scheduler, "sync_all", copying)
     for first in range(0, 400, 100):
         some = {f"{first + n}": first * 1_000 + at for n, at in enumerate(spread_over(100, 10 * 60_000, 1_000).values())}
         life.publish(**some)
         life.wait(33_000)
         life.ack(consumer, *life.names_of(consumer))
     assert len(killed) >= 9
-    monkeypatch.setattr(schedules, "sync_all", sync_all)
+    monkeypatch.setattr(delayed_scheduler, "sync_all", sync_all)
     acked = set()
     for folder in killed:
         after = Life.__new__(Life)
@@ -1038,7 +1040,7 @@ def test_a_disk_that_is_full_while_it_is_written_delays_nothing_further(rigs, mo
     life = Life(rigs())
     consumer = life.consumer()
     life.publish(**(times := spread_over(200, HOUR_MS, 40_000)))
-    write, write_anew = os.pwrite, schedules.write_anew
+    write, write_anew = os.pwrite, delayed_scheduler.write_anew
     is_full = True
 
     def half(fd, data, at):
@@ -1054,7 +1056,7 @@ def test_a_disk_that_is_full_while_it_is_written_delays_nothing_further(rigs, mo
         return write_anew(path, data)
 
     monkeypatch.setattr(os, "pwrite", half)
-    monkeypatch.setattr(schedules, "write_anew", none)
+    monkeypatch.setattr(delayed_scheduler, "write_anew", none)
     for _ in range(3):
         life.wait(31_000)
     assert "No space left" in capsys.readouterr().err

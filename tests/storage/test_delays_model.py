@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from geminga.proto import envelope
-from geminga.storage import schedules
-from geminga.storage.subscription import SubType
+from geminga.storage.topics.subscription import SubType
+from geminga.storage.upkeep import delayed_scheduler
 
 from .lives import AtOnce, Lives
 from .rig import Handle
@@ -64,7 +64,7 @@ class DelaysMachine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.lives = Lives(**OPTIONS)
-        self.lives.patch.setattr(schedules, "ThreadPoolExecutor", AtOnce)
+        self.lives.patch.setattr(delayed_scheduler, "ThreadPoolExecutor", AtOnce)
         self.connections = 10
 
     def teardown(self):

@@ -4,10 +4,10 @@ import pytest
 from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage import format
-from geminga.storage.catalogue import Catalogue
-from geminga.storage.journal import Journal
-from geminga.storage.state import StateFile
-from geminga.storage.verify import walk
+from geminga.storage.catalogue.catalogue import Catalogue
+from geminga.storage.cursors.state_file import StateFile
+from geminga.storage.ledgers.journal import Journal
+from geminga.storage.offline.verify import walk
 
 T = api.BaseCommand.Type
 NAME = names.parse("t")

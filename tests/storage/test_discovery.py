@@ -4,7 +4,7 @@ import pytest
 
 from geminga.proto import envelope
 from geminga.proto.names import parse
-from geminga.storage.catalogue import now_ms, open_catalogue
+from geminga.storage.catalogue.catalogue import now_ms, open_catalogue
 
 TOPIC = "persistent://public/default/new"
 LATEST = {"initialPosition": 0}

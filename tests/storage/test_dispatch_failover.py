@@ -5,7 +5,7 @@ import mmh3
 import pytest
 
 from geminga.proto import envelope
-from geminga.storage.subscription import SubType
+from geminga.storage.topics.subscription import SubType
 
 from .rig import T
 

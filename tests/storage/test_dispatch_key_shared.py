@@ -8,7 +8,7 @@ import pytest
 from geminga.proto import envelope
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.dispatch.ranges import HASHES, AutoSplit, Consistent
-from geminga.storage.subscription import SubType
+from geminga.storage.topics.subscription import SubType
 
 from .rig import T
 

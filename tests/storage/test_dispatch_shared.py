@@ -5,8 +5,8 @@ import os
 import numpy as np
 import pytest
 
-from geminga.storage.entry_counts import EntryCounts
-from geminga.storage.subscription import SubType
+from geminga.storage.cursors.entry_counts import EntryCounts
+from geminga.storage.topics.subscription import SubType
 
 from .disk import Disk
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from geminga.storage import format
-from geminga.storage.dump import NotKnown, dump
 from geminga.storage.errors import CorruptFile
-from geminga.storage.subscription import SubType
+from geminga.storage.offline.dump import NotKnown, dump
+from geminga.storage.topics.subscription import SubType
 from geminga.supervisor.main import main
 
 from .files import copy_of, cut, flip

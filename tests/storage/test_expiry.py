@@ -3,8 +3,8 @@ import random
 
 import pytest
 
-from geminga.storage.cursor import ACKNOWLEDGED, EXPIRED
-from geminga.storage.subscription import SubType
+from geminga.storage.cursors.cursor import ACKNOWLEDGED, EXPIRED
+from geminga.storage.topics.subscription import SubType
 
 from .rig import START_MS
 

@@ -6,8 +6,10 @@ import pytest
 
 from geminga.proto import envelope
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.storage import commands, owner, queries
+from geminga.storage.admin import queries
+from geminga.storage.commands import commands
 from geminga.storage.errors import Interrupted, NotDurable
+from geminga.storage.owner import owner
 
 from .rig import T
 

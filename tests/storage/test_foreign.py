@@ -2,7 +2,7 @@
 import pytest
 
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.storage import queries
+from geminga.storage.admin import queries
 
 from .rig import T
 

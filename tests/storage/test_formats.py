@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from geminga.storage import catalogue, folder, format
+from geminga.storage import format
+from geminga.storage.catalogue import catalogue
+from geminga.storage.disk import data_folder
 from geminga.supervisor.main import main
 
 from .formats.content import OPTIONS, check, check_2, check_3
@@ -56,7 +58,7 @@ def test_what_a_start_makes_of_it_is_told_before_and_so_after_it(archive, tmp_pa
     assert any("version 1" in what for what in said["rewrites"]) == (archive.name == "version-1.tar.xz")
     assert {path: path.read_bytes() for path in data_dir.rglob("*") if path.is_file()} == before
     rig = Rig(data_dir, **OPTIONS)
-    folder.claim(data_dir)
+    data_folder.claim(data_dir)
     for topic in ("many", "ended", "late"):
         rig.everything(topic)
     rig.close()

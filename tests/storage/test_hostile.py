@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from crc32c import crc32c
 
-from geminga.storage import backup, format
-from geminga.storage.folder import CannotUse, check
+from geminga.storage import format
+from geminga.storage.disk.data_folder import CannotUse, check
+from geminga.storage.offline import backup
 
 from ..supervisor.test_serve import GEMINGA
 from .rig import Rig

@@ -3,7 +3,9 @@ import os
 
 import pytest
 
-from geminga.storage import compacted, format, locks
+from geminga.storage import format
+from geminga.storage.disk import locks
+from geminga.storage.ledgers import compacted_ledgers
 
 TOPIC, DAY_MS = "persistent://public/default/t", 24 * 3600 * 1000
 
@@ -83,7 +85,7 @@ def test_a_view_that_nobody_finishes_goes_and_one_that_is_being_made_stays(rigs)
     rig = rigs()
     rig.publish(rig.producer("t"), b"x")
     folder = rig.partition("t").folder
-    begun = compacted.unfinished(folder, 1)
+    begun = compacted_ledgers.unfinished(folder, 1)
     begun.mkdir(parents=True)
     with locks.lock(begun.parent / locks.LOCK) as is_ours:
         enforced(rig)

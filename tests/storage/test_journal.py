@@ -7,10 +7,11 @@ from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from geminga.storage import format, mending
+from geminga.storage import format
 from geminga.storage.errors import CorruptFile
-from geminga.storage.journal import open_journal
-from geminga.storage.replay import Record, replay
+from geminga.storage.ledgers import index_repair
+from geminga.storage.ledgers.journal import open_journal
+from geminga.storage.ledgers.journal_reader import Record, replay
 
 from .files import PARTITION, cut, flip, make_newer, number_of, overwrite, record
 from .journals import BIG, HEADER, SEGMENT, numbers, only_segment, segments, write
@@ -303,8 +304,8 @@ def test_a_checksum_says_which_bit_is_wrong(content, data):
     for bit in bits:
         wrong[bit // 8] ^= 1 << bit % 8
     expected = bits.pop() if len(bits) == 1 else None
-    assert mending.wrong_bit(len(content), crc32c(content) ^ crc32c(wrong)) == expected
-    assert mending.wrong_bit(len(content), 0) is None
+    assert index_repair.wrong_bit(len(content), crc32c(content) ^ crc32c(wrong)) == expected
+    assert index_repair.wrong_bit(len(content), 0) is None
 
 
 @pytest.mark.parametrize("size", [1, 1_023, 1_024, 1_025, 100_000])
@@ -313,7 +314,7 @@ def test_a_checksum_says_which_bit_of_many_is_wrong(size):
     for at in {0, size // 2, size - 1, max(0, size - 1_024), max(0, size - 1_025)}:
         wrong = bytearray(content)
         wrong[at] ^= 4
-        assert mending.wrong_bit(size, crc32c(content) ^ crc32c(wrong)) == 8 * at + 2
+        assert index_repair.wrong_bit(size, crc32c(content) ^ crc32c(wrong)) == 8 * at + 2
 
 
 def test_a_sector_of_a_last_record_that_was_never_written_is_no_damage(opened):

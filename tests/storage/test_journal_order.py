@@ -4,10 +4,12 @@ import os
 import numpy as np
 import pytest
 
-from geminga.storage import format, journal, recovery, replay
-from geminga.storage.ledger import open_ledger
-from geminga.storage.recovery import has_moved, settle
-from geminga.storage.subscription import SubType
+from geminga.storage import format
+from geminga.storage.ledgers import journal, journal_reader
+from geminga.storage.ledgers.ledger import open_ledger
+from geminga.storage.owner import recovery
+from geminga.storage.owner.recovery import has_moved, settle
+from geminga.storage.topics.subscription import SubType
 
 from .files import record
 from .journals import BIG, HEADER, SEGMENT, numbers, segments, write
@@ -138,8 +140,8 @@ class Put:
 def test_what_a_start_keeps_is_written_again_where_it_may_not_be_on_disk(opened, kernel):
     """Of the last segment: a kill may have come before its sync, and a sync that failed is not told twice."""
     folder = many(opened)
-    found = replay.replay(folder)
-    kept = [path for _, path in replay.by_age(folder) if path in found.segments]
+    found = journal_reader.replay(folder)
+    kept = [path for _, path in journal_reader.by_age(folder) if path in found.segments]
     since = len(kernel.calls)
     again = journal.open_journal(folder, segment_bytes=SEGMENT, segments_max=8, kept=found, changed=Put())
     assert kernel.of(kept[-1].name, since)[:2] == ["write", "sync"]
@@ -151,8 +153,8 @@ def test_what_a_start_keeps_is_written_again_where_it_may_not_be_on_disk(opened,
 
 def test_what_is_replayed_to_be_put_in_place_is_on_disk_first(opened, kernel):
     folder = many(opened)
-    found, since = replay.replay(folder), len(kernel.calls)
-    replay.make_sure(found)
+    found, since = journal_reader.replay(folder), len(kernel.calls)
+    journal_reader.make_sure(found)
     assert found.segments
     for path in found.segments:
         assert kernel.of(path.name, since)[-1] == "sync" and "write" in kernel.of(path.name, since)
@@ -161,11 +163,11 @@ def test_what_is_replayed_to_be_put_in_place_is_on_disk_first(opened, kernel):
 def test_what_can_be_read_of_a_segment_that_failed_is_on_disk_under_its_name_before_the_other_is_put_aside(opened, kernel):
     folder = many(opened)
     [*_, path] = segments(folder).values()
-    content, bad = path.read_bytes(), path.with_suffix(replay.BAD)
+    content, bad = path.read_bytes(), path.with_suffix(journal_reader.BAD)
     path.rename(bad)
     since = len(kernel.calls)
-    replay.rescue(folder)
-    assert path.read_bytes() == content == bad.with_suffix(replay.ASIDE).read_bytes() and not bad.exists()
+    journal_reader.rescue(folder)
+    assert path.read_bytes() == content == bad.with_suffix(journal_reader.ASIDE).read_bytes() and not bad.exists()
     order, new = kernel.calls[since:], path.with_suffix(".new").name
     steps = [("sync", new), ("replace", new), ("sync", folder.name), ("rename", bad.name), ("sync", folder.name)]
     assert [call for call in order if call in steps] == steps, order
@@ -175,10 +177,10 @@ def test_a_copy_that_was_made_before_is_not_made_again(opened):
     """By now less of the original may be left to be read."""
     folder = many(opened)
     [*_, path] = segments(folder).values()
-    bad = path.with_suffix(replay.BAD)
+    bad = path.with_suffix(journal_reader.BAD)
     bad.write_bytes(b"what is left by now")
     content = path.read_bytes()
-    replay.rescue(folder)
+    journal_reader.rescue(folder)
     assert path.read_bytes() == content
 
 

@@ -6,9 +6,10 @@ import random
 import numpy as np
 import pytest
 
-from geminga.storage import format, ledger
+from geminga.storage import format
 from geminga.storage.errors import CorruptFile, StorageFull
-from geminga.storage.ledger import map_file, open_ledger
+from geminga.storage.ledgers import ledger
+from geminga.storage.ledgers.ledger import map_file, open_ledger
 
 from .files import CREATED_MS, PARTITION, append, body, cut, flip, make_ledger, make_newer, overwrite, read_mapped
 

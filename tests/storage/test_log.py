@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from geminga.storage import log as logs
-from geminga.storage.codes import CODES
-from geminga.storage.log import DEBUG, Log, LogOptions, Rule
+from geminga.storage.runtime import log as logs
+from geminga.storage.runtime.log import DEBUG, Log, LogOptions, Rule
+from geminga.storage.runtime.log_codes import CODES
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNBOOK = ROOT / "systemd" / "runbook"
@@ -60,7 +60,7 @@ def test_every_warning_and_error_has_a_code_of_the_table():
 
 
 def test_every_code_of_the_table_is_used():
-    used = {code for layer in LAYERS for path in (ROOT / layer).rglob("*.py") if path.name != "codes.py"
+    used = {code for layer in LAYERS for path in (ROOT / layer).rglob("*.py") if path.name != "log_codes.py"
             for code in re.findall(r'"(G\d{3})"', path.read_text())}
     assert used == set(CODES)
 
@@ -75,7 +75,8 @@ def test_every_code_and_every_alarm_has_a_page_that_names_it():
 
 
 def test_no_code_stands_twice_in_the_table():
-    [table] = [node.value for node in ast.walk(ast.parse((ROOT / "storage/codes.py").read_text())) if isinstance(node, ast.Assign)]
+    source = ast.parse((ROOT / "storage/runtime/log_codes.py").read_text())
+    [table] = [node.value for node in ast.walk(source) if isinstance(node, ast.Assign)]
     codes = [key.value for key in table.keys]
     assert len(codes) == len(set(codes)) and codes == sorted(codes)
 
@@ -163,7 +164,7 @@ def test_of_one_event_as_many_as_a_busy_minute_has_whatever_it_is_about(log):
 
 SAYS = """
 import sys
-from geminga.storage.log import log, LogOptions
+from geminga.storage.runtime.log import log, LogOptions
 log.begin(LogOptions(*sys.argv[1:]))
 log.bind(owner=3)
 log.warning("first\\nsecond \\x1b[31m\\udc80", code="G101", topic="t", subscription="s")
@@ -246,7 +247,7 @@ def test_stderr_is_the_journal_where_its_device_and_inode_are_named(monkeypatch,
 
 
 FLOODS = """
-from geminga.storage.log import log, LogOptions
+from geminga.storage.runtime.log import log, LogOptions
 log.begin(LogOptions())
 for number in range(5_000):
     log.info(f"{number} " + "x" * 200, code=f"{number}")
@@ -303,7 +304,7 @@ def test_a_line_that_was_cut_by_a_full_pipe_does_not_swallow_the_next(monkeypatc
 
 
 def test_what_libraries_log_goes_the_same_way():
-    code = "import logging\nfrom geminga.storage.log import log, LogOptions\nlog.begin(LogOptions(format='json'))\n" \
+    code = "import logging\nfrom geminga.storage.runtime.log import log, LogOptions\nlog.begin(LogOptions(format='json'))\n" \
            "logging.getLogger('asyncio').error('it %s', 'fails')\nlogging.getLogger('other').warning('late')\nlogging.info('not told')"
     said = [json.loads(line) for line in run(code, stderr=subprocess.PIPE).stderr.splitlines()]
     assert [(one["level"], one["message"], one["code"]) for one in said] == [

@@ -2,7 +2,7 @@
 import numpy as np
 
 from geminga.proto import envelope
-from geminga.storage.subscription import SubType
+from geminga.storage.topics.subscription import SubType
 
 ENTRIES, EACH = 1_000_000, 10_000
 UNLIMITED = {"max_unacked_messages_per_consumer": 0, "max_unacked_messages_per_subscription": 0, "journal_segment_bytes": 16 << 20}

@@ -3,8 +3,8 @@ import shutil
 
 import pytest
 
-from geminga.storage import missing
-from geminga.storage.log import log
+from geminga.storage.runtime.log import log
+from geminga.storage.upkeep import missing_files
 
 BLOCK = b"x" * 500
 
@@ -91,7 +91,7 @@ def test_a_state_that_was_there_is_missed(rigs, said):
 
 
 def test_of_many_partitions_all_are_looked_at_by_and_by(rigs, said, monkeypatch):
-    monkeypatch.setattr(missing, "_EACH_TICK", 6)
+    monkeypatch.setattr(missing_files, "_EACH_TICK", 6)
     rig = rigs()
     topics = [f"t{number}" for number in range(10)]
     for topic in topics:
@@ -109,7 +109,7 @@ def test_files_that_all_processes_share_are_watched_by_one(tmp_path):
     paths, lines = [tmp_path / name for name in ("one", "two", "never")], []
     for path in paths[:2]:
         path.touch()
-    watched = missing.Watched(paths, lines.append)
+    watched = missing_files.Watched(paths, lines.append)
     watched.look()
     assert lines == []
     paths[0].unlink()

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from geminga.proto import names
-from geminga.storage import append
-from geminga.storage.journal import Journal
+from geminga.storage.ledgers.journal import Journal
+from geminga.storage.topics import publish_plan
 
 from .files import read_mapped
 from .lives import Lives
@@ -195,7 +195,7 @@ class OwnerMachine(RuleBasedStateMachine):
         self.next_process(how)
 
     @rule(data=st.data(), how=st.sampled_from(["kill", "power cut", "power cut, lengths lost"]),
-          where=st.sampled_from([(Journal, "append"), (Journal, "sync"), (append, "apply")]))
+          where=st.sampled_from([(Journal, "append"), (Journal, "sync"), (publish_plan, "apply")]))
     def within_a_pass(self, data, how, where):
         """Before its record is written, before that is synced, or before it is applied."""
         sections, publishing, acking = self.draw_pass(data)

@@ -7,14 +7,16 @@ from pathlib import Path
 import pytest
 
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.storage import append, format, ledger
-from geminga.storage.catalogue import Catalogue
+from geminga.storage import format
+from geminga.storage.catalogue.catalogue import Catalogue
+from geminga.storage.cursors.state_file import StateFile
 from geminga.storage.errors import CorruptFile
-from geminga.storage.journal import Journal
-from geminga.storage.owner import TICK_MS
-from geminga.storage.recovery import journal_folder
-from geminga.storage.replay import replay
-from geminga.storage.state import StateFile
+from geminga.storage.ledgers import ledger
+from geminga.storage.ledgers.journal import Journal
+from geminga.storage.ledgers.journal_reader import replay
+from geminga.storage.owner.owner import TICK_MS
+from geminga.storage.owner.recovery import journal_folder
+from geminga.storage.topics import publish_plan
 
 from .disk import Disk
 from .files import copy_of, cut, flip, make_newer
@@ -112,7 +114,7 @@ def test_what_was_synced_and_not_yet_written_into_ledgers_is_recovered(rig, rigs
     producer, consumer = rig.producer("a"), rig.consumer("a")
     [first] = rig.publish(producer, b"1")
     rig.now_ms += rig.options.roll_over_age_s * 1000 + 1
-    dies(append, "apply")
+    dies(publish_plan, "apply")
     with pytest.raises(Died):
         rig.run(rig.acks(consumer, first), rig.sends((producer, b"2"), (producer, b"3")))
     monkeypatch.undo()

@@ -4,9 +4,10 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from geminga.storage import format, parts
-from geminga.storage.journal import Journal
-from geminga.storage.subscription import SubType
+from geminga.storage import format
+from geminga.storage.cursors import batch_acks
+from geminga.storage.ledgers.journal import Journal
+from geminga.storage.topics.subscription import SubType
 
 from .disk import Disk
 from .rig import Rig
@@ -185,22 +186,22 @@ def test_many_words_of_one_batch_are_back_after_a_crash(rigs):
 
 def test_words_are_64_bits_the_lowest_first():
     """Those behind the last that has a bit say nothing: to clients and to the journal what is not there is 0."""
-    assert parts.words(0b11000).tolist() == [24]
-    assert parts.words(1 << 64 | 3).tolist() == [3, 1]
-    assert parts.words(1 << 128).tolist() == [0, 0, 1]
-    assert parts.words(0).tolist() == [0]
-    assert parts.words(ALL_64).tobytes() == b"\xff" * 8
+    assert batch_acks.words(0b11000).tolist() == [24]
+    assert batch_acks.words(1 << 64 | 3).tolist() == [3, 1]
+    assert batch_acks.words(1 << 128).tolist() == [0, 0, 1]
+    assert batch_acks.words(0).tolist() == [0]
+    assert batch_acks.words(ALL_64).tobytes() == b"\xff" * 8
 
 
 @pytest.mark.parametrize("messages, bits", [(3, 0b111), (64, ALL_64), (65, 1 << 64 | ALL_64), (1 << 40, (1 << 192) - 1)])
 def test_words_are_read_as_far_as_the_batch_goes(messages, bits):
-    assert parts.bits_of(b"\xff" * 24, messages) == bits
+    assert batch_acks.bits_of(b"\xff" * 24, messages) == bits
 
 
 def test_words_take_the_place_of_others():
-    assert parts.put(5 << 64 | 3, np.array([0, 2]), np.array([0, 7], np.uint64)) == 7 << 128 | 5 << 64
-    assert parts.put(1 << 64 | 3, np.array([1]), np.array([0], np.uint64)) == 3
-    assert parts.put(0, np.array([3]), np.array([1], np.uint64)) == 1 << 192
+    assert batch_acks.put(5 << 64 | 3, np.array([0, 2]), np.array([0, 7], np.uint64)) == 7 << 128 | 5 << 64
+    assert batch_acks.put(1 << 64 | 3, np.array([1]), np.array([0], np.uint64)) == 3
+    assert batch_acks.put(0, np.array([3]), np.array([1], np.uint64)) == 1 << 192
 
 
 def test_what_is_left_goes_with_its_own_batch_whatever_was_acknowledged_first(rig, kind):

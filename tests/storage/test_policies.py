@@ -6,10 +6,18 @@ from pathlib import Path
 import pytest
 
 from geminga.proto.names import parse
-from geminga.storage.catalogue import RIGHTS, open_catalogue
+from geminga.storage.catalogue.catalogue import RIGHTS, open_catalogue
+from geminga.storage.catalogue.policies import (
+    AGE_QUOTA,
+    BYTES_QUOTA,
+    Policies,
+    applied,
+    broker_policies,
+    clash,
+    policies_of,
+)
+from geminga.storage.catalogue.policy_table import TABLE, Invalid, default, fields, flags_of, read
 from geminga.storage.options import StorageOptions
-from geminga.storage.policies import AGE_QUOTA, BYTES_QUOTA, Policies, applied, broker_policies, clash, policies_of
-from geminga.storage.policy_table import TABLE, Invalid, default, fields, flags_of, read
 
 ROOT = Path(__file__).resolve().parents[2]
 TOPIC = parse("persistent://public/default/orders")
@@ -118,10 +126,10 @@ def test_what_holds_is_shown_as_it_is_set(policy):
 
 def test_the_command_line_may_import_the_table_at_once():
     """Nothing of ours, no package that is not Python's own, comes with it."""
-    code = "import sys; before = set(sys.modules); import geminga.storage.policy_table; print(*sorted(set(sys.modules) - before))"
+    code = "import sys; before = set(sys.modules); import geminga.storage.catalogue.policy_table; print(*sorted(set(sys.modules) - before))"
     came = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert {name for name in came if name.split(".")[0] not in sys.stdlib_module_names} <= {
-        "geminga", "geminga.storage", "geminga.storage.policy_table"}
+        "geminga", "geminga.storage", "geminga.storage.catalogue", "geminga.storage.catalogue.policy_table"}
 
 
 @pytest.mark.parametrize(("name", "sent", "kept"), [

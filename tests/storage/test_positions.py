@@ -4,7 +4,7 @@ import base64
 import pytest
 
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.storage.subscription import SubType
+from geminga.storage.topics.subscription import SubType
 
 from .rig import payload_of
 

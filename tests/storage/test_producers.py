@@ -5,7 +5,14 @@ import pytest
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
-from geminga.storage.producers import Exclusive, ExclusiveWithFencing, Producer, Producers, Shared, WaitForExclusive
+from geminga.storage.topics.producers import (
+    Exclusive,
+    ExclusiveWithFencing,
+    Producer,
+    Producers,
+    Shared,
+    WaitForExclusive,
+)
 
 _numbers = itertools.count(1)
 MODES = {"Shared": Shared, "Exclusive": Exclusive, "WaitForExclusive": WaitForExclusive, "ExclusiveWithFencing": ExclusiveWithFencing}

@@ -5,7 +5,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from geminga.storage.protobuf_rules import STEPS_MAX, obstacle
+from geminga.storage.schemas.protobuf_rules import STEPS_MAX, obstacle
 
 F = descriptor_pb2.FieldDescriptorProto
 ONE, REQUIRED, MANY = F.LABEL_OPTIONAL, F.LABEL_REQUIRED, F.LABEL_REPEATED

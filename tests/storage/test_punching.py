@@ -4,13 +4,15 @@ import random
 import numpy as np
 import pytest
 
-from geminga.storage import dump, format, ledger
-from geminga.storage.cursor import SKIPPED
-from geminga.storage.findings import Severity
+from geminga.storage import format
+from geminga.storage.cursors.cursor import SKIPPED
 from geminga.storage.jobs import confirmed, reading
-from geminga.storage.punching import NOTHING
-from geminga.storage.subscription import SubType
-from geminga.storage.verify import walk
+from geminga.storage.ledgers import ledger
+from geminga.storage.offline import dump
+from geminga.storage.offline.findings import Severity
+from geminga.storage.offline.verify import walk
+from geminga.storage.topics.subscription import SubType
+from geminga.storage.upkeep.hole_punching import NOTHING
 
 from .files import read_mapped
 from .rig import Rig, copy_of, payload_of

@@ -5,8 +5,8 @@ import pytest
 
 from geminga.proto import envelope
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.storage.cursor import EVICTED
-from geminga.storage.subscription import SubType
+from geminga.storage.cursors.cursor import EVICTED
+from geminga.storage.topics.subscription import SubType
 
 from .rig import entry_of
 

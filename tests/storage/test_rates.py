@@ -5,13 +5,13 @@ import pytest
 
 from geminga.proto import envelope, names
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.storage import rates
-from geminga.storage.counters import make_counters
-from geminga.storage.policies import DISPATCH_RATE_OF
-from geminga.storage.policy_table import TABLE, read
-from geminga.storage.rates import Bucket, SharedLimit, Subscribed
-from geminga.storage.subscription import SubType
-from geminga.storage.throttling import LINES_MAX, PERIOD_MS, QUIET_MS
+from geminga.storage.catalogue.policies import DISPATCH_RATE_OF
+from geminga.storage.catalogue.policy_table import TABLE, read
+from geminga.storage.enforcement import rate_limiter
+from geminga.storage.enforcement.rate_limiter import Bucket, SharedLimit, Subscribed
+from geminga.storage.enforcement.throttle_log import LINES_MAX, PERIOD_MS, QUIET_MS
+from geminga.storage.runtime.counters import make_counters
+from geminga.storage.topics.subscription import SubType
 
 from .rig import T, entry_of
 
@@ -98,7 +98,7 @@ def test_tokens_come_at_the_rate_however_often_they_are_asked_for(rate, period_s
             if room > 0:
                 bucket.take(room)
                 taken += room
-        assert 60 * rate // period_s - 1 <= taken <= (60_000 + rates.SAVED_MS) * rate // (period_s * 1_000) + 1
+        assert 60 * rate // period_s - 1 <= taken <= (60_000 + rate_limiter.SAVED_MS) * rate // (period_s * 1_000) + 1
 
 
 def test_a_token_is_there_when_the_bucket_says():
@@ -330,7 +330,7 @@ def test_a_partition_that_deduplicates_knows_what_is_held_back(rig):
 
 def test_owners_hold_back_no_more_than_a_bound(rig, monkeypatch):
     """Above it topics run into debt."""
-    monkeypatch.setattr(rates, "_HELD_MAX", 100 * SIZE)
+    monkeypatch.setattr(rate_limiter, "_HELD_MAX", 100 * SIZE)
     producer = rig.producer("a")
     sets(rig, "publishRate", publish_rate(10))
     stored = len(rig.run(rig.sends(*[(producer, PAYLOAD)] * 50)).receipts)
@@ -639,7 +639,7 @@ def test_who_subscribes_too_often_is_refused_and_others_are_not(rig):
 
 
 def test_consumers_that_subscribed_long_ago_are_forgotten(monkeypatch):
-    monkeypatch.setattr(rates, "_CONSUMERS_MAX", 10)
+    monkeypatch.setattr(rate_limiter, "_CONSUMERS_MAX", 10)
     subscribed = Subscribed((1, 1))
     for number in range(100):
         subscribed.count((number,), number * 200)

@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 import pytest
 
 from geminga.storage.options import StorageOptions
-from geminga.storage.subscription import SubType
+from geminga.storage.topics.subscription import SubType
 
 from .rig import Rig, T
 

@@ -1,9 +1,10 @@
 """A start with fewer owners than before finds everything that the others' journals kept."""
-from geminga.storage import journal, recovery
-from geminga.storage.catalogue import open_catalogue
-from geminga.storage.counters import make_counters
+from geminga.storage.catalogue.catalogue import open_catalogue
+from geminga.storage.ledgers import journal
 from geminga.storage.options import StorageOptions
-from geminga.storage.owner import Owner
+from geminga.storage.owner import recovery
+from geminga.storage.owner.owner import Owner
+from geminga.storage.runtime.counters import make_counters
 
 OPTIONS = StorageOptions(journal_segment_bytes=1 << 20, journal_segments_max=2)
 

@@ -11,11 +11,11 @@ from google.protobuf import descriptor_pb2
 
 from geminga.proto.errors import Refusal
 from geminga.proto.names import parse
-from geminga.storage import avro_rules, schemas
-from geminga.storage.catalogue import open_catalogue
-from geminga.storage.counters import make_counters
-from geminga.storage.policies import Policies
-from geminga.storage.schemas import SIZE_MAX, TYPES, Definition, InvalidSchema, T
+from geminga.storage.catalogue.catalogue import open_catalogue
+from geminga.storage.catalogue.policies import Policies
+from geminga.storage.runtime.counters import make_counters
+from geminga.storage.schemas import avro_rules, registry
+from geminga.storage.schemas.registry import SIZE_MAX, TYPES, Definition, InvalidSchema, T
 
 BOTH, BACKWARD, FORWARD, NEITHER, SAME = "both", "backward", "forward", "neither", "same"      # the new one reads the old one, or is read
 
@@ -239,48 +239,48 @@ INVALID = [
 
 @pytest.mark.parametrize("text", VALID)
 def test_a_definition_of_avro(text):
-    schemas.validate(Definition(T.Avro, text.encode(), {}))
+    registry.validate(Definition(T.Avro, text.encode(), {}))
 
 
 @pytest.mark.parametrize("text", INVALID, ids=lambda text: text[:60])
 def test_no_definition_of_avro(text):
     with pytest.raises(InvalidSchema, match="AVRO schema|UNION"):
-        schemas.validate(Definition(T.Avro, text.encode(), {}))
+        registry.validate(Definition(T.Avro, text.encode(), {}))
 
 
 def test_bytes_that_are_no_text_are_no_definition():
     with pytest.raises(InvalidSchema):
-        schemas.validate(Definition(T.Avro, b"\xff\xfe", {}))
+        registry.validate(Definition(T.Avro, b"\xff\xfe", {}))
 
 
 @pytest.mark.parametrize("kind", [name for name in TYPES if name not in ("JSON", "PROTOBUF", "AVRO", "KEY_VALUE", "PROTOBUF_NATIVE")])
 def test_types_that_need_no_definition(kind):
-    number = schemas.kind_of(kind)
+    number = registry.kind_of(kind)
     if number >= T.AutoConsume:
         with pytest.raises(InvalidSchema, match="client-side"):
-            schemas.validate(Definition(number, b"", {}))
+            registry.validate(Definition(number, b"", {}))
         return
-    schemas.validate(Definition(number, b"", {}))
+    registry.validate(Definition(number, b"", {}))
     if kind == "STRING":
-        schemas.validate(Definition(number, b"null", {}))       # the Python client's
+        registry.validate(Definition(number, b"null", {}))       # the Python client's
     if kind != "NONE":
         with pytest.raises(InvalidSchema, match="Invalid schema definition data for"):
-            schemas.validate(Definition(number, b"abc", {}))
+            registry.validate(Definition(number, b"abc", {}))
 
 
 def test_every_type_of_the_protocol_has_a_name():
-    assert len(TYPES) == len(T.keys()) and [schemas.kind_of(name) for name in TYPES] == sorted(T.values())
-    assert schemas.kind_of("BYTES") == 0
+    assert len(TYPES) == len(T.keys()) and [registry.kind_of(name) for name in TYPES] == sorted(T.values())
+    assert registry.kind_of("BYTES") == 0
     with pytest.raises(InvalidSchema, match="No schema type"):
-        schemas.kind_of("int8")
+        registry.kind_of("int8")
 
 
 def test_json_schemas_of_old_clients_are_definitions_of_json():
     old = {"type": "object", "id": "urn:jsonschema:x:Foo", "properties": {"a": {"type": "integer"}}}
-    schemas.validate(Definition(T.Json, json.dumps(old).encode(), {}))
+    registry.validate(Definition(T.Json, json.dumps(old).encode(), {}))
     for text in ("", "{}", "null", "5", "nonsense", '{"type": "zzz"}', '{"type": ["object"]}'):
         with pytest.raises(InvalidSchema, match="Invalid schema definition data for JSON schema"):
-            schemas.validate(Definition(T.Json, text.encode(), {}))
+            registry.validate(Definition(T.Json, text.encode(), {}))
 
 
 # -- protobuf
@@ -296,16 +296,16 @@ def native(fields=(("a", 1, 5), ("b", 2, 9)), root="M", package="p", **more):
 
 
 def test_a_protobuf_message_goes_by_its_name_and_by_its_fields():
-    schemas.validate(native())
+    registry.validate(native())
     for other in (native([("a", 1, 5)]), native([]), native(more=1)):
-        schemas.validate(other)
-        assert schemas.obstacle(other, native(), schemas.FULL) == ""
-    assert schemas.obstacle(native([("a", 1, 9)]), native(), schemas.FULL) == "field M.a was of type int32, and is of type string"
+        registry.validate(other)
+        assert registry.obstacle(other, native(), registry.FULL) == ""
+    assert registry.obstacle(native([("a", 1, 9)]), native(), registry.FULL) == "field M.a was of type int32, and is of type string"
     wider = native([("a", 1, 3)])
-    assert schemas.obstacle(wider, native(), schemas.BACKWARD) == schemas.obstacle(native(), wider, schemas.FORWARD) == ""
-    assert schemas.obstacle(wider, native(), schemas.FULL) == "the other way: field M.a was of type int64, and is of type int32"
+    assert registry.obstacle(wider, native(), registry.BACKWARD) == registry.obstacle(native(), wider, registry.FORWARD) == ""
+    assert registry.obstacle(wider, native(), registry.FULL) == "the other way: field M.a was of type int64, and is of type int32"
     for other, name in ((native(root="N"), "p.N"), (native(package="q"), "q.M")):
-        assert schemas.obstacle(other, native(), schemas.FULL) == f"the root message was p.M, and is {name}"
+        assert registry.obstacle(other, native(), registry.FULL) == f"the root message was p.M, and is {name}"
 
 
 @pytest.mark.parametrize("found", [
@@ -316,45 +316,45 @@ def test_a_protobuf_message_goes_by_its_name_and_by_its_fields():
     ids=range(12))
 def test_what_does_not_describe_a_message_is_refused(found):
     with pytest.raises(InvalidSchema, match="deserialize ProtobufNative Schema failed"):
-        schemas.validate(found)
+        registry.validate(found)
 
 
 # -- key and value
 
 def pair(key, value, **properties):
     kinds = {"key.schema.type": "AVRO", "value.schema.type": "AVRO"} | properties
-    return Definition(T.KeyValue, schemas.joined(json.dumps(key).encode(), json.dumps(value).encode()), kinds)
+    return Definition(T.KeyValue, registry.joined(json.dumps(key).encode(), json.dumps(value).encode()), kinds)
 
 
 def test_keys_and_values_are_compared_each():
     old = pair(record(a), record(b))
-    schemas.validate(old)
-    assert schemas.obstacle(pair(record(a, field("c", "int", 1)), record(b)), old, schemas.FULL) == ""
-    assert schemas.obstacle(pair(record(a), record(a)), old, schemas.FULL).startswith("value: field a of R")
-    assert schemas.obstacle(pair(record(b), record(b)), old, schemas.FULL).startswith("key: field b of R")
+    registry.validate(old)
+    assert registry.obstacle(pair(record(a, field("c", "int", 1)), record(b)), old, registry.FULL) == ""
+    assert registry.obstacle(pair(record(a), record(a)), old, registry.FULL).startswith("value: field a of R")
+    assert registry.obstacle(pair(record(b), record(b)), old, registry.FULL).startswith("key: field b of R")
     other = pair(record(a), record(b), **{"key.schema.type": "JSON"})
-    assert schemas.obstacle(other, old, schemas.FULL) == "exists key schema type AVRO, new key schema type JSON"
+    assert registry.obstacle(other, old, registry.FULL) == "exists key schema type AVRO, new key schema type JSON"
 
 
 @pytest.mark.parametrize("data, properties", [
     (b"", {}), (b"xyz", {}), (b"\0\0\0\x09abc", {}), (b"\0\0\0\0", {}), (b"\x7f\xff\xff\xff\0\0\0\0", {}),
-    (schemas.joined(b"x", b""), {"key.schema.type": "AVRO"}), (schemas.joined(b"", b"x"), {"value.schema.type": "STRING"}),
-    (schemas.joined(b"", b""), {"key.schema.type": "NOPE"}), (schemas.joined(b"", b""), {"key.schema.type": "AUTO_CONSUME"}),
-    (schemas.joined(b"", b""), {"key.schema.type": "KEY_VALUE"})])
+    (registry.joined(b"x", b""), {"key.schema.type": "AVRO"}), (registry.joined(b"", b"x"), {"value.schema.type": "STRING"}),
+    (registry.joined(b"", b""), {"key.schema.type": "NOPE"}), (registry.joined(b"", b""), {"key.schema.type": "AUTO_CONSUME"}),
+    (registry.joined(b"", b""), {"key.schema.type": "KEY_VALUE"})])
 def test_no_definition_of_a_key_and_a_value(data, properties):
     with pytest.raises(InvalidSchema):
-        schemas.validate(Definition(T.KeyValue, data, properties))
+        registry.validate(Definition(T.KeyValue, data, properties))
 
 
 # -- large ones
 
 def test_a_definition_has_a_bound():
-    schemas.check_size(Definition(T.Json, bytes(SIZE_MAX), {}))
+    registry.check_size(Definition(T.Json, bytes(SIZE_MAX), {}))
     for found in (Definition(T.Json, bytes(SIZE_MAX + 1), {}), Definition(T.Json, b"", {"a": "x" * SIZE_MAX})):
         with pytest.raises(InvalidSchema, match="more than 262144 bytes"):
-            schemas.validate(found)
+            registry.validate(found)
     with pytest.raises(InvalidSchema, match="no text"):
-        schemas.validate(Definition(T.Json, b"", {"a": "\ud800"}))
+        registry.validate(Definition(T.Json, b"", {"a": "\ud800"}))
 
 
 def records(prefix, count, *fields):
@@ -384,10 +384,10 @@ def test_records_that_hold_each_other_under_other_names_are_compared_once():
 # -- keys and values
 
 def test_a_key_or_a_value_is_no_pair_itself():
-    inner = schemas.joined(b"", b"")
+    inner = registry.joined(b"", b"")
     for part in ("key", "value"):
         with pytest.raises(InvalidSchema, match="KEY_VALUE is not possible"):
-            schemas.validate(Definition(T.KeyValue, schemas.joined(inner, inner), {f"{part}.schema.type": "KEY_VALUE"}))
+            registry.validate(Definition(T.KeyValue, registry.joined(inner, inner), {f"{part}.schema.type": "KEY_VALUE"}))
 
 
 # -- defaults
@@ -414,14 +414,14 @@ def test_a_deleted_version_is_none(tmp_path):
     one, other = (Definition(T.Avro, json.dumps(of(kind)).encode(), {}) for kind in ("int", "string"))
     counters = make_counters(1)[0]
     try:
-        assert schemas.register(catalogue, topic, one, Policies(), counters) == 0
+        assert registry.register(catalogue, topic, one, Policies(), counters) == 0
         catalogue.delete_schema(topic)
-        assert schemas.versions(catalogue, topic) == [] and schemas.find(catalogue, topic) is None
-        schemas.check_missing(catalogue, topic, Policies(schema_enforced=True))
-        schemas.check(catalogue, topic, other, schemas.FULL, counters)
-        assert schemas.register(catalogue, topic, other, Policies(), counters) == 2
-        assert schemas.versions(catalogue, topic) == [2]
+        assert registry.versions(catalogue, topic) == [] and registry.find(catalogue, topic) is None
+        registry.check_missing(catalogue, topic, Policies(schema_enforced=True))
+        registry.check(catalogue, topic, other, registry.FULL, counters)
+        assert registry.register(catalogue, topic, other, Policies(), counters) == 2
+        assert registry.versions(catalogue, topic) == [2]
         with pytest.raises(Refusal, match="Incompatible"):
-            schemas.register(catalogue, topic, one, Policies(), counters)
+            registry.register(catalogue, topic, one, Policies(), counters)
     finally:
         catalogue.close()

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.storage import journal, ledger
 from geminga.storage.errors import NotDurable
-from geminga.storage.journal import put_on_disk
-from geminga.storage.owner import TICK_MS
-from geminga.storage.recovery import journal_folder
+from geminga.storage.ledgers import journal, ledger
+from geminga.storage.ledgers.journal import put_on_disk
+from geminga.storage.owner.owner import TICK_MS
+from geminga.storage.owner.recovery import journal_folder
 
 from ..crash import full
 from .rig import T

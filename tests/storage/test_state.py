@@ -7,11 +7,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from geminga.storage import format, journal, state
-from geminga.storage.cursor import NOBODY, Cursor
+from geminga.storage import format
+from geminga.storage.cursors import state_file
+from geminga.storage.cursors.cursor import NOBODY, Cursor
+from geminga.storage.cursors.producer_sequences import Progress, identity
+from geminga.storage.cursors.state_file import State, StateFile
 from geminga.storage.errors import CorruptFile
-from geminga.storage.sequences import Progress, identity
-from geminga.storage.state import State, StateFile
+from geminga.storage.ledgers import journal
 
 from .disk import Disk
 from .files import PARTITION, SUBSCRIPTION, Length, cut, flip, ids, make_newer
@@ -67,14 +69,14 @@ def write(folder, found):
 @given(states())
 def test_what_was_written_is_read(tmp_path, found):
     write(tmp_path, found)
-    again = state.read(tmp_path, PARTITION)
+    again = state_file.read(tmp_path, PARTITION)
     assert told(again) == told(found)
     assert again.damage == []
-    assert state.encode(PARTITION, again) == state.encode(PARTITION, found)
+    assert state_file.encode(PARTITION, again) == state_file.encode(PARTITION, found)
 
 
 def test_a_partition_without_a_file_has_no_state(tmp_path):
-    assert told(state.read(tmp_path, PARTITION)) == told(State())
+    assert told(state_file.read(tmp_path, PARTITION)) == told(State())
 
 
 # -- damage -----------------------------------------------------------------------------------------------------------------------
@@ -100,11 +102,11 @@ def test_every_single_flipped_bit_costs_nothing_and_is_told(whole):
     size = path.stat().st_size
     for bit in range(0, 8 * size, 3):
         flip(path, bit // 8, bit % 8)
-        again = state.read(path.parent, PARTITION)
+        again = state_file.read(path.parent, PARTITION)
         assert told(again) == told(found), bit
         assert len(again.damage) == 1 and f"{path}: copy {1 + 16 * (bit // 8) // size // 8} is damaged" in again.damage[0], bit
         flip(path, bit // 8, bit % 8)
-    assert state.read(path.parent, PARTITION).damage == []
+    assert state_file.read(path.parent, PARTITION).damage == []
 
 
 @pytest.mark.parametrize("damage", [
@@ -118,19 +120,19 @@ def test_a_file_of_which_no_copy_is_whole_is_refused_by_name(whole, damage):
     damage(path)
     kept = path.read_bytes()
     with pytest.raises(CorruptFile, match=str(path)):
-        state.read(path.parent, PARTITION)
+        state_file.read(path.parent, PARTITION)
     assert path.read_bytes() == kept
 
 
 def test_another_partitions_file_is_refused(whole):
     with pytest.raises(CorruptFile, match="it is not of partition 8"):
-        state.read(whole[1].parent, PARTITION + 1)
+        state_file.read(whole[1].parent, PARTITION + 1)
 
 
 def test_a_newer_version_is_refused_by_name(whole):
     make_newer(whole[1], format.STATE_HEADER)
     with pytest.raises(CorruptFile, match=f"{whole[1]}.*format version {format.VERSION + 1}"):
-        state.read(whole[1].parent, PARTITION)
+        state_file.read(whole[1].parent, PARTITION)
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------------------
@@ -140,7 +142,7 @@ def numbered(number):
 
 
 def number_in(folder):
-    return state.read(folder, PARTITION).cursors[SUBSCRIPTION].mark_delete[1]
+    return state_file.read(folder, PARTITION).cursors[SUBSCRIPTION].mark_delete[1]
 
 
 def test_a_late_snapshot_never_replaces_a_newer_one(tmp_path):
@@ -164,7 +166,7 @@ def test_a_snapshot_is_what_was_when_it_was_taken(tmp_path):
     found.cursors[SUBSCRIPTION].acknowledge(Length(1, 20), ids(7))
     found.cursors[SUBSCRIPTION].mark_delete = (1, 2)
     snapshot.write()
-    assert told(state.read(tmp_path, PARTITION)) == told(numbered(1))
+    assert told(state_file.read(tmp_path, PARTITION)) == told(numbered(1))
 
 
 @pytest.mark.parametrize("with_sizes", [True, False], ids=["with lengths", "lengths lost"])

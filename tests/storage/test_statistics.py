@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.sends import IS_CHUNK
-from geminga.storage.cursor import Cursor
-from geminga.storage.statistics import SUBSCRIPTION_COLUMNS, SUBSCRIPTIONS_EACH, TOPIC_COLUMNS, unpack
+from geminga.storage.cursors.cursor import Cursor
+from geminga.storage.statistics.statistics import SUBSCRIPTION_COLUMNS, SUBSCRIPTIONS_EACH, TOPIC_COLUMNS, unpack
 
 from .rig import entry_of
 

@@ -1,6 +1,6 @@
 """Key_Shared consumers that bring their ranges of hashes."""
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.storage.subscription import SubType
+from geminga.storage.topics.subscription import SubType
 
 from .rig import T
 

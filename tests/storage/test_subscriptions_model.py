@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from geminga.proto import envelope
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.storage.subscription import SubType
+from geminga.storage.topics.subscription import SubType
 
 from .rig import Handle, Rig, T
 

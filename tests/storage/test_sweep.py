@@ -1,5 +1,5 @@
 """Policies reach partitions that nobody uses: after a start, and when they are set."""
-from geminga.storage.cursor import EXPIRED
+from geminga.storage.cursors.cursor import EXPIRED
 
 HOUR_MS = 3_600_000
 

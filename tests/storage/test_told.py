@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from geminga.proto import envelope
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.storage.policy_table import TABLE, read
+from geminga.storage.catalogue.policy_table import TABLE, read
 
 SHARED, KEY_SHARED, FAILOVER = (api.CommandSubscribe.SubType.Value(name) for name in ("Shared", "Key_Shared", "Failover"))
 OUT_OF_ORDER = {"keySharedMode": "AUTO_SPLIT", "allowOutOfOrderDelivery": True}

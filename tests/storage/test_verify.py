@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from geminga.storage import format, verify, verify_catalogue
-from geminga.storage.catalogue import COLUMNS, open_catalogue, with_row
-from geminga.storage.cursor import NOBODY
-from geminga.storage.findings import Severity
-from geminga.storage.state import StateFile, read
-from geminga.storage.subscription import SubType
+from geminga.storage import format
+from geminga.storage.catalogue.catalogue import COLUMNS, open_catalogue, with_row
+from geminga.storage.cursors.cursor import NOBODY
+from geminga.storage.cursors.state_file import StateFile, read
+from geminga.storage.offline import verify, verify_catalogue
+from geminga.storage.offline.findings import Severity
+from geminga.storage.topics.subscription import SubType
 from geminga.supervisor.main import main
 
 from .files import copy_of, cut, flip, overwrite

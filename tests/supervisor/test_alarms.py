@@ -6,12 +6,12 @@ from pathlib import Path
 import click
 import pytest
 
-from geminga.storage.counters import make_counters
-from geminga.storage.log import log
+from geminga.storage.runtime.counters import make_counters
+from geminga.storage.runtime.log import log
 from geminga.supervisor import main
 from geminga.supervisor.admin import alarms
 from geminga.supervisor.admin.alarms import ALARMS, Alarms
-from geminga.supervisor.config import AlarmOptions, Config
+from geminga.supervisor.configuration.config import AlarmOptions, Config
 
 from ..harness import eventually, request, unique_topic
 from .test_serve import run
@@ -263,7 +263,7 @@ def test_others_are_over_when_they_are(host):
 
 
 def test_a_process_that_is_started_three_times_within_ten_minutes_is_an_alarm(host, monkeypatch):
-    monkeypatch.setattr("geminga.storage.counters.time.clock_gettime", lambda _: host.steady)
+    monkeypatch.setattr("geminga.storage.runtime.counters.time.clock_gettime", lambda _: host.steady)
     for _ in range(10):
         host.owner.process_began(17, is_wanted=False)
         host.passes(400)

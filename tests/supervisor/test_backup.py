@@ -14,8 +14,10 @@ from pathlib import Path
 import pulsar
 import pytest
 
-from geminga.storage import backup, format, locks
-from geminga.supervisor import beside
+from geminga.storage import format
+from geminga.storage.disk import locks
+from geminga.storage.offline import backup
+from geminga.supervisor.tasks import job_socket
 
 from ..crash.backups import CONFIGURATION
 from ..harness import Broker, eventually, request, unique_topic
@@ -335,7 +337,7 @@ def test_an_owner_that_is_killed_meanwhile_fails_the_backup_and_nothing_is_left_
         broker.wait_replaced("owner", 1, broker.kill("owner", 1), 20)
         return side.ask("backup-cut", owner="all")
 
-    with contextlib.closing(beside.Side(broker.data_dir)) as side, pytest.raises(beside.Refused, match="started again"):
+    with contextlib.closing(job_socket.Side(broker.data_dir)) as side, pytest.raises(job_socket.Refused, match="started again"):
         backup.make(broker.data_dir, place / "owners", lambda: side.ask("backup-begin", owner="all"), kill_and_cut)
     assert complete(place / "owners") and not format.linked_folder(broker.data_dir).exists()
     make(broker, place / "owners")

@@ -13,10 +13,10 @@ import pytest
 import uvloop
 from aiohttp import web
 
-from geminga.storage.counters import make_counters
-from geminga.storage.policy_table import TABLE
+from geminga.storage.catalogue.policy_table import TABLE
+from geminga.storage.runtime.counters import make_counters
 from geminga.supervisor.admin import app, topics
-from geminga.supervisor.config import load
+from geminga.supervisor.configuration.config import load
 from geminga.workers.addresses import Addresses
 from geminga.workers.identity.authentication import Authenticator
 

@@ -9,7 +9,7 @@ import time
 import bcrypt
 import pytest
 
-from geminga.supervisor.bundle import busiest, masked
+from geminga.supervisor.tasks.bundle import busiest, masked
 
 from ..harness import Broker
 from .test_serve import GEMINGA, run
@@ -68,7 +68,7 @@ def test_it_has_what_tells_how_a_broker_is_and_no_secret(broker, place, secrets)
     assert {"versions.txt", "configuration.txt", "host.txt", "folder.txt", "catalogue.txt", "http/metrics.txt", "tune.txt"} <= found.keys()
     stacks = {name.split("/")[1].rpartition("-")[0]: text for name, text in found.items() if name.endswith("stacks.txt")}
     assert {"geminga-o0", "geminga-w0", "geminga-admin"} < stacks.keys() and len(stacks) == len(broker.children()) + 1
-    assert "_loop" in stacks["geminga-o0"] and "storage/process.py" in stacks["geminga-o0"]
+    assert "_loop" in stacks["geminga-o0"] and "storage/owner/process.py" in stacks["geminga-o0"]
     assert "geminga_" in found["http/metrics.txt"] and "1 partitions" in found["catalogue.txt"]
     assert any(name.startswith("topics/") and name.endswith("internalStats.json") for name in found)
     assert [(name, secret) for name, text in found.items() for secret in secrets if secret in text] == []

@@ -4,7 +4,17 @@ import signal
 
 import pytest
 
-from geminga.supervisor.children import GONE, READY, STARTING, STOPPING, TRANSITIONS, Child, describe_exit, keep_to_core, spread
+from geminga.supervisor.processes.children import (
+    GONE,
+    READY,
+    STARTING,
+    STOPPING,
+    TRANSITIONS,
+    Child,
+    describe_exit,
+    keep_to_core,
+    spread,
+)
 
 STATES = (STARTING, READY, STOPPING, GONE)
 LEGAL = {(STARTING, READY), (STARTING, STOPPING), (STARTING, GONE), (READY, STOPPING), (READY, GONE), (STOPPING, GONE), (GONE, STARTING)}

@@ -340,5 +340,5 @@ def test_a_command_starts_without_what_only_a_broker_needs(served):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     loaded = set(done.stderr.split())
     assert "geminga.supervisor.cli.admin" in loaded and f"persistent://{TOPIC}" in done.stdout
-    assert loaded & {"numpy", "google.protobuf", "aiohttp", "asyncio", "http.client", "ssl", "sqlite3", "zmq", "geminga.storage.catalogue",
-                     "geminga.storage.policy_table"} == set()
+    assert loaded & {"numpy", "google.protobuf", "aiohttp", "asyncio", "http.client", "ssl", "sqlite3", "zmq",
+                     "geminga.storage.catalogue.catalogue", "geminga.storage.catalogue.policy_table"} == set()

@@ -8,11 +8,12 @@ import psutil
 import pulsar
 import pytest
 
-from geminga.storage import compacted, format
-from geminga.storage.catalogue import open_to_read
-from geminga.storage.statistics import LATENCIES_MS
-from geminga.supervisor import beside
+from geminga.storage import format
+from geminga.storage.catalogue.catalogue import open_to_read
+from geminga.storage.ledgers import compacted_ledgers
+from geminga.storage.statistics.statistics import LATENCIES_MS
 from geminga.supervisor.admin.compaction import Record
+from geminga.supervisor.tasks import job_socket
 
 from ..harness import Broker, eventually, partitioned_topic, request, unique_topic
 from .test_metrics import samples, value
@@ -69,7 +70,7 @@ def partition_id(broker, topic):
 
 
 def views(broker, topic):
-    return compacted.numbers(format.partition_folder(broker.data_dir, partition_id(broker, topic)))
+    return compacted_ledgers.numbers(format.partition_folder(broker.data_dir, partition_id(broker, topic)))
 
 
 def compacted_values(client, topic):
@@ -143,7 +144,7 @@ def test_a_threshold_begins_it(own, client):
 @contextlib.contextmanager
 def job(broker):
     """A job's way to the broker, as the tests speak for it: say(...) -> answer."""
-    with socket.socket(socket.AF_UNIX) as link, beside.short_path(broker.data_dir / beside.SOCKET) as path:
+    with socket.socket(socket.AF_UNIX) as link, job_socket.short_path(broker.data_dir / job_socket.SOCKET) as path:
         link.settimeout(WAIT_S)
         link.connect(path)
         with link.makefile("rwb") as file:
@@ -217,7 +218,7 @@ def test_of_all_partitions_the_last_compaction_is_told(own, client):
 
 
 def test_the_socket_is_for_whoever_may_write_the_folder_and_for_a_few_questions(own):
-    assert (own.data_dir / beside.SOCKET).stat().st_mode & 0o777 == 0o600
+    assert (own.data_dir / job_socket.SOCKET).stat().st_mode & 0o777 == 0o600
     with job(own) as say:
         assert say({"ask": "delete", "topic": "persistent://public/default/t", "force": True}) == {
             "refused": "There is no question delete", "again": False}
@@ -308,7 +309,7 @@ def test_a_job_goes_on_after_the_admin_process_was_killed(own, client):
     topic = unique_topic("goes-on")
     fill(client, topic)
     number = partition_id(own, topic)
-    with contextlib.closing(beside.Side(own.data_dir)) as served:
+    with contextlib.closing(job_socket.Side(own.data_dir)) as served:
         served.began({number: topic})
         admin = own.kill("admin")
         own.wait_replaced("admin", 0, admin, WAIT_S)
@@ -319,7 +320,7 @@ def test_a_job_goes_on_after_the_admin_process_was_killed(own, client):
 
 
 def test_an_owner_that_is_started_again_is_waited_for(own, client):
-    with contextlib.closing(beside.Side(own.data_dir)) as served:
+    with contextlib.closing(job_socket.Side(own.data_dir)) as served:
         owner = own.kill("owner", 0)
         assert served.ask("leftovers", owner=0)["left"] == 0
         own.wait_replaced("owner", 0, owner, WAIT_S)

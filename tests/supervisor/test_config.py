@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from geminga.storage.options import StorageOptions
-from geminga.supervisor.config import FORMS, KEYS, RANGES, SECTIONS, Config, ConfigError, core_count, load
-from geminga.supervisor.properties import UNMET, known_names, parse
+from geminga.supervisor.configuration.config import FORMS, KEYS, RANGES, SECTIONS, Config, ConfigError, core_count, load
+from geminga.supervisor.configuration.properties import UNMET, known_names, parse
 from geminga.workers.identity.options import Secret
 from geminga.workers.options import WorkerOptions
 
@@ -466,7 +466,7 @@ def test_a_properties_file_is_read_as_java_reads_it(text, expected):
 
 def test_the_list_of_pulsars_names_is_a_list_of_names():
     """Sorted, no name twice, only names, and whole: from broker, bookie and offloader settings something is there."""
-    lines = (Path(__file__).parents[2] / "supervisor" / "pulsar_keys.txt").read_text().splitlines()[1:]
+    lines = (Path(__file__).parents[2] / "supervisor" / "configuration" / "pulsar_keys.txt").read_text().splitlines()[1:]
     assert lines == sorted(set(lines))
     assert all(re.fullmatch(r"[A-Za-z]\w+", line) for line in lines)
     assert known_names() == set(lines)

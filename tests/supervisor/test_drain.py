@@ -11,10 +11,10 @@ import pulsar
 import pytest
 
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.storage.process import owner_of
-from geminga.supervisor import commands
-from geminga.supervisor.beside import short_path
-from geminga.supervisor.drain import Drain
+from geminga.storage.runtime.routing import owner_of
+from geminga.supervisor.processes import control_socket
+from geminga.supervisor.processes.drain import Drain
+from geminga.supervisor.tasks.job_socket import short_path
 
 from ..harness import Broker, eventually, request, unique_topic
 from ..proto.client_frames import T, command, entry_of, message_metadata, send
@@ -25,7 +25,7 @@ GEMINGA = str(Path(sys.executable).with_name("geminga"))
 
 def drain(broker, seconds):
     """Its answers, as they come."""
-    return commands.ask(broker.data_dir, drain=seconds)
+    return control_socket.ask(broker.data_dir, drain=seconds)
 
 
 def run(*arguments):
@@ -168,7 +168,7 @@ class Driven:
 
     def __init__(self, monkeypatch):
         self.now, self.outstanding, self.told, self.has_stopped = 100.0, 3, [], False
-        monkeypatch.setattr("geminga.supervisor.drain.time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr("geminga.supervisor.processes.drain.time", SimpleNamespace(monotonic=lambda: self.now))
         control = SimpleNamespace(send=lambda **message: self.told.append(message))
         self.child = SimpleNamespace(control=control, is_drained=False)
         counters = {("admin", 0): SimpleNamespace(total=lambda name: self.outstanding)}
@@ -256,7 +256,7 @@ def test_one_that_nobody_uses_is_gone_at_once(tmp_path):
                                   b'{"stop": 1}'])
 def test_what_is_no_command_is_hung_up_on(own, said):
     """And the broker goes on."""
-    with socket.socket(socket.AF_UNIX) as link, short_path(own.data_dir / commands.SOCKET) as path:
+    with socket.socket(socket.AF_UNIX) as link, short_path(own.data_dir / control_socket.SOCKET) as path:
         link.settimeout(10)
         link.connect(path)
         link.sendall(said + b"\n")

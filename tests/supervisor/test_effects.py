@@ -14,7 +14,7 @@ import pulsar
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from geminga.storage.policy_table import TABLE
+from geminga.storage.catalogue.policy_table import TABLE
 from geminga.supervisor.admin.alarms import ALARMS_OF
 
 from ..harness import Broker, eventually, request

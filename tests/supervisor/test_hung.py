@@ -9,8 +9,8 @@ import psutil
 import pulsar
 import pytest
 
-from geminga.storage.process import owner_of
-from geminga.supervisor import commands
+from geminga.storage.runtime.routing import owner_of
+from geminga.supervisor.processes import control_socket
 
 from ..harness import Broker, eventually, request, unique_topic
 
@@ -152,7 +152,7 @@ def test_a_reload_is_told_and_what_is_wrong_with_it(hung_broker, manager):
     for text, error in (("[storage]\nretention_s = -7\n", "storage.retention_s"), ("[storage]\nretention_s = 7\n", "")):
         file.write_text(text)
         before = len(manager.lines)
-        [answer] = commands.ask(hung_broker.data_dir, reload=True)
+        [answer] = control_socket.ask(hung_broker.data_dir, reload=True)
         assert error in answer["error"]
         eventually(lambda before=before: any(line == "READY=1" for _, line in manager.lines[before:]), 10)
         told = [line for _, line in manager.lines[before:] if not line.startswith("WATCHDOG")]

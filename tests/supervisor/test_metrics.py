@@ -15,10 +15,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
-from geminga.storage.counters import BOUNDS_S, make_counters
-from geminga.storage.topic_stats import QUESTIONS
+from geminga.storage.admin.topic_stats import QUESTIONS
+from geminga.storage.runtime.counters import BOUNDS_S, make_counters
 from geminga.supervisor.admin.metrics import SUBSCRIPTION_FAMILIES, TOPIC_FAMILIES, Metrics, _Links, _quantiles_ms
-from geminga.supervisor.config import load
+from geminga.supervisor.configuration.config import load
 from geminga.workers.worker import _begin_counters
 
 from ..harness import eventually, request, unique_topic

@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from geminga.storage import compacted, format, locks
+from geminga.storage import format
+from geminga.storage.disk import locks
 from geminga.storage.jobs import nightly as jobs
-from geminga.supervisor import beside
+from geminga.storage.ledgers import compacted_ledgers
 from geminga.supervisor.cli.nightly import _Shown, _text
 from geminga.supervisor.main import main
+from geminga.supervisor.tasks import job_socket
 
 from ..harness import COMMAND, request, unique_topic
 from .test_compaction import compacted_values, fill, partition_id, url_of, views
@@ -29,7 +31,7 @@ LATEST = {f"key-{number % 5}": number for number in range(45, 50)}
 def nightly(own, capsys, monkeypatch):
     """nightly(words...): exit status, standard output, complaints; in this process, which stays as polite as it was, and without Spark
     unless that is asked for."""
-    monkeypatch.setattr("geminga.supervisor.nights.be_polite", lambda niceness: None)
+    monkeypatch.setattr("geminga.supervisor.tasks.nights.be_polite", lambda niceness: None)
     monkeypatch.setenv("GEMINGA_NIGHTLY_ENGINE", "here")
 
     def run(*words, data_dir=own.data_dir):
@@ -83,7 +85,7 @@ def test_its_numbers_are_in_metrics(own, client, nightly):
     fill(client, topic)
     assert nightly("--topic", topic)[0] == 0
     found = samples(request("GET", f"{own.http_url}/metrics")[1])
-    report = beside.last_report(own.data_dir)
+    report = job_socket.last_report(own.data_dir)
     assert value(found, "geminga_nightly_last_status") == 0 and value(found, "geminga_nightly_last_compacted") == 1
     assert value(found, "geminga_nightly_last_success_timestamp_seconds") == report["ended_ms"] / 1000
     assert (value(found, "geminga_nightly_last_messages_in"), value(found, "geminga_nightly_last_messages_out")) == (50, 5)
@@ -120,8 +122,8 @@ def test_a_damaged_topic_fails_and_the_others_do_not(own, client, nightly):
         fill(client, name)
         assert nightly("--topic", name)[0] == 0
         fill(client, name)
-    before = beside.last_report(own.data_dir)["last_success_ms"]
-    manifest = compacted.format.compacted_folder(format.partition_folder(own.data_dir, partition_id(own, bad))) / "1" / "view"
+    before = job_socket.last_report(own.data_dir)["last_success_ms"]
+    manifest = compacted_ledgers.format.compacted_folder(format.partition_folder(own.data_dir, partition_id(own, bad))) / "1" / "view"
     whole = manifest.read_bytes()
     manifest.write_bytes(b"0" * len(whole))
     status, printed, _ = nightly("--topic", bad, "--topic", good, "--json")
@@ -156,7 +158,7 @@ def test_what_is_no_data_folder_is_left_as_it_is(nightly, tmp_path):
 
 def test_a_report_that_cannot_be_written_costs_no_night(own, nightly, tmp_path):
     shutil.copy(own.data_dir / "catalogue.sqlite", tmp_path)
-    (tmp_path / beside.REPORT).mkdir(parents=True)
+    (tmp_path / job_socket.REPORT).mkdir(parents=True)
     status, printed, complaint = nightly("--json", data_dir=tmp_path)
     report = json.loads(printed)
     assert (status, complaint, report["status"]) == (1, "", "failed")
@@ -174,7 +176,7 @@ def test_two_nights_at_once_are_refused(own, client, nightly):
 
 
 def test_a_folder_that_is_in_use_by_something_that_does_not_answer(own, nightly, tmp_path, monkeypatch):
-    monkeypatch.setattr(beside, "_PATIENCE_SECONDS", 0)
+    monkeypatch.setattr(job_socket, "_PATIENCE_SECONDS", 0)
     shutil.copy(own.data_dir / "catalogue.sqlite", tmp_path)
     with locks.lock(tmp_path / locks.LOCK):
         status, _, complaint = nightly(data_dir=tmp_path)
@@ -215,7 +217,7 @@ def test_a_night_without_a_broker(own, client, nightly):
     try:
         status, printed, _ = nightly("--topic", topic)
         assert status == 0 and "Compacted 1 of 1 partitions" in printed and "no broker serves" in printed
-        assert not beside.last_report(own.data_dir)["served"]
+        assert not job_socket.last_report(own.data_dir)["served"]
         assert views(own, topic) == [1]
     finally:
         own.start()
@@ -227,7 +229,7 @@ def test_a_broker_may_be_started_and_stopped_while_a_job_is_at_it(own, client):
     topic = unique_topic("up-and-down")
     fill(client, topic)
     target = jobs.Target(partition_id(own, topic), topic)
-    with contextlib.closing(beside.Side(own.data_dir)) as side:
+    with contextlib.closing(job_socket.Side(own.data_dir)) as side:
         for change, number in ((own.start, 1), (own.stop, 2)):
             def adopt(*about, change=change):
                 change()
@@ -263,7 +265,7 @@ def test_a_night_with_spark(own, client):
 
 
 def test_it_goes_behind_others():
-    code = "from geminga.supervisor.nights import be_polite; import os, psutil; be_polite(12); " \
+    code = "from geminga.supervisor.tasks.nights import be_polite; import os, psutil; be_polite(12); " \
            "print(os.nice(0), psutil.Process().ionice().ioclass.name, open('/proc/self/oom_score_adj').read().strip())"
     told = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert int(told[0]) == max(12, os.nice(0)) and told[1] == "IOPRIO_CLASS_IDLE"
@@ -294,14 +296,14 @@ def test_a_run_that_could_not_tell_how_it_ended_is_told_of(nightly, own):
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, env=environ).stderr
 
     assert nightly()[0] == 0
-    before = beside.last_report(own.data_dir)
+    before = job_socket.last_report(own.data_dir)
     failed("exit-code", "1")
-    assert beside.last_report(own.data_dir) == before      # that run has told all itself
+    assert job_socket.last_report(own.data_dir) == before      # that run has told all itself
     assert "the nightly job failed: it ended with exit status 3" in failed("exit-code", "3")
     assert "the nightly job failed: it ended with oom-kill" in failed("oom-kill", "KILL")
     status, told, _ = nightly("report")
     assert status == 0 and told.startswith("failed: ended") and "it ended with oom-kill" in told
-    assert beside.last_report(own.data_dir)["last_success_ms"] == before["last_success_ms"]
+    assert job_socket.last_report(own.data_dir)["last_success_ms"] == before["last_success_ms"]
 
 
 def test_on_a_terminal_there_is_a_bar(monkeypatch):

@@ -11,11 +11,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from geminga.storage.counters import make_counters
-from geminga.supervisor import host, main
+from geminga.storage.runtime.counters import make_counters
+from geminga.supervisor import main
 from geminga.supervisor.admin import health
 from geminga.supervisor.admin.alarms import ALARMS_OF
 from geminga.supervisor.admin.owners import OWNERS
+from geminga.supervisor.host import host
 
 from ..harness import COMMAND, Broker, eventually, request, unique_topic
 

@@ -4,7 +4,7 @@ import uuid
 
 import pytest
 
-from geminga.storage.policy_table import OWN_CLUSTER, TABLE, Nothing
+from geminga.storage.catalogue.policy_table import OWN_CLUSTER, TABLE, Nothing
 
 from ..harness import request
 

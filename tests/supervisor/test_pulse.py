@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from geminga.supervisor.pulse import ASK_SECONDS, BUSY_SECONDS, LOOK_SECONDS, Pulse, State, state_of
+from geminga.supervisor.processes.heartbeat import ASK_SECONDS, BUSY_SECONDS, LOOK_SECONDS, Pulse, State, state_of
 
 from ..harness import eventually
 

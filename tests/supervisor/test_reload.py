@@ -19,10 +19,10 @@ import pytest
 import trustme
 
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.supervisor import commands
-from geminga.supervisor.children import READY
-from geminga.supervisor.config import KEYS, RANGES, Config
-from geminga.supervisor.reload import NEEDS_RESTART, TLS_SWITCH, Reload, merged, shown, value
+from geminga.supervisor.configuration.config import KEYS, RANGES, Config
+from geminga.supervisor.processes import control_socket
+from geminga.supervisor.processes.children import READY
+from geminga.supervisor.processes.reload import NEEDS_RESTART, TLS_SWITCH, Reload, merged, shown, value
 from geminga.workers.identity.options import AuthenticationOptions, Secret, TlsOptions
 
 from ..clients.test_tls import Authority
@@ -178,7 +178,7 @@ def test_a_reload_waits_until_everybody_is_there_and_another_until_that_is_done(
 
 def test_a_child_that_cannot_follow_makes_room_for_one_that_can(monkeypatch):
     driven, killed = Driven(Config()), []
-    monkeypatch.setattr("geminga.supervisor.reload.os", SimpleNamespace(kill=lambda pid, how: killed.append(how)))
+    monkeypatch.setattr("geminga.supervisor.processes.reload.os", SimpleNamespace(kill=lambda pid, how: killed.append(how)))
     one, other, third, _ = driven.supervisor.children
     for child in (one, other, third):
         child.is_asked = True
@@ -221,7 +221,7 @@ class Reloaded:
     def holds(self, text, tls=None):
         """What `geminga reload` prints then."""
         self.file.write_text(text + "\n" + (self.tls if tls is None else tls))
-        [answer] = commands.ask(self.broker.data_dir, reload=True)
+        [answer] = control_socket.ask(self.broker.data_dir, reload=True)
         assert not answer["error"]
         return "".join(f"{change}\n" for change in answer["changes"])
 

@@ -7,8 +7,9 @@ import subprocess
 import pytest
 
 from geminga.storage.options import StorageOptions
-from geminga.supervisor import main, tune
-from geminga.supervisor.config import Config
+from geminga.supervisor import main
+from geminga.supervisor.configuration.config import Config
+from geminga.supervisor.host import tune
 from geminga.workers.options import WorkerOptions
 
 from ..harness import COMMAND, Broker

@@ -18,11 +18,11 @@ from types import SimpleNamespace
 
 from geminga.proto import envelope, names
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.storage.catalogue import open_catalogue
-from geminga.storage.counters import make_counters
+from geminga.storage.catalogue.catalogue import open_catalogue
 from geminga.storage.options import StorageOptions
-from geminga.storage.outbox import Outbox
-from geminga.storage.process import owner_of
+from geminga.storage.owner.outbox import Outbox
+from geminga.storage.runtime.counters import make_counters
+from geminga.storage.runtime.routing import owner_of
 from geminga.workers import worker as worker_module
 from geminga.workers.addresses import Addresses
 from geminga.workers.client import Client

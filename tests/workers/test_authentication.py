@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from passlib.hash import apr_md5_crypt, des_crypt, ldap_sha1
 
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.storage.counters import make_counters
+from geminga.storage.runtime.counters import make_counters
 from geminga.workers.identity import sources
 from geminga.workers.identity.attempts import Attempts
 from geminga.workers.identity.authentication import OURSELVES, Authenticator, Identity, Original

@@ -3,8 +3,8 @@ import time
 
 import pytest
 
-from geminga.storage.counters import make_counters
-from geminga.storage.log import Log
+from geminga.storage.runtime.counters import make_counters
+from geminga.storage.runtime.log import Log
 from geminga.workers.identity import attempts
 from geminga.workers.identity.attempts import Attempts, address_of
 from geminga.workers.identity.authentication import OURSELVES, Identity

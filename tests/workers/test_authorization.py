@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.connection import TRANSITIONS
 from geminga.proto.names import parse
-from geminga.storage.catalogue import open_catalogue
+from geminga.storage.catalogue.catalogue import open_catalogue
 from geminga.workers import rights
 from geminga.workers.identity import authorization as authorization_module
 from geminga.workers.identity.authentication import OURSELVES, Identity

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import pytest
 
 from geminga.proto import names
-from geminga.storage.catalogue import open_catalogue
+from geminga.storage.catalogue.catalogue import open_catalogue
 from geminga.storage.options import StorageOptions
-from geminga.storage.process import owner_of
+from geminga.storage.runtime.routing import owner_of
 from geminga.workers import patterns
 from geminga.workers.addresses import Addresses
 from geminga.workers.identity.authentication import Identity

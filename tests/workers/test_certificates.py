@@ -16,7 +16,7 @@ import uvloop
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat, load_pem_private_key
 
-from geminga.storage.counters import make_counters
+from geminga.storage.runtime.counters import make_counters
 from geminga.workers.identity import certificates
 from geminga.workers.identity.certificates import Tls, ciphers, load, warning
 from geminga.workers.identity.options import TlsOptions, Unusable

@@ -9,7 +9,8 @@ import pytest
 from geminga.proto import envelope
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.frames import SIZES
-from geminga.storage import compacted, format
+from geminga.storage import format
+from geminga.storage.ledgers import compacted_ledgers
 from geminga.workers import egress
 from geminga.workers.client import Client, Route, Run
 from geminga.workers.egress import LedgerGone, Ledgers
@@ -262,7 +263,7 @@ def store_view(data_dir: Path, entry_ids: list[int]) -> Path:
     folder.mkdir(parents=True)
     rows = np.zeros(len(entry_ids), format.COMPACTED_ROW)
     rows["entry_id"], rows["size"], rows["messages"] = entry_ids, 10, 1
-    with compacted.PartWriter(folder, PARTITION, LEDGER) as writer:
+    with compacted_ledgers.PartWriter(folder, PARTITION, LEDGER) as writer:
         writer.add(rows, np.zeros(len(rows), np.int64), [bytes([entry_id]) * 10 for entry_id in entry_ids], len(rows))
         writer.finish(max(entry_ids) + 1)
     return folder

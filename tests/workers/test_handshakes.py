@@ -8,7 +8,7 @@ from passlib.hash import ldap_sha1
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import ProtocolError
-from geminga.storage.counters import make_counters
+from geminga.storage.runtime.counters import make_counters
 from geminga.workers.identity import handshakes, hashes
 from geminga.workers.identity.authentication import OURSELVES, Authenticator, Identity
 from geminga.workers.identity.handshakes import Handshakes

@@ -3,9 +3,9 @@ import pytest
 
 from geminga.proto import envelope, names
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.storage import schemas
+from geminga.storage.catalogue.policies import policies_of
 from geminga.storage.options import StorageOptions
-from geminga.storage.policies import policies_of
+from geminga.storage.schemas import registry
 from geminga.workers import client as client_module
 from geminga.workers import worker as worker_module
 from geminga.workers.joins import JOINING_BYTES
@@ -309,9 +309,9 @@ def test_a_schema_is_looked_at_again_when_another_was_first(worker, crowd):
     asked(worker.owners[0])
     witness.say(producer(topic, 5_001, schema=SCHEMA))
     assert settled(worker, worker.owners[0]) == []
-    name, first = names.parse(topic), schemas.from_wire(api.Schema(name="s", type=api.Schema.Int32, schema_data=b""))
+    name, first = names.parse(topic), registry.from_wire(api.Schema(name="s", type=api.Schema.Int32, schema_data=b""))
     policies = policies_of(worker.catalogue, name, worker.catalogue.with_changes(StorageOptions()))
-    schemas.register(worker.catalogue, name, first, policies, worker.counters)
+    registry.register(worker.catalogue, name, first, policies, worker.counters)
     worker.catalogue.commit()
     looks(worker.owners[0])
     assert len(worker.worker._settling) == 1

@@ -4,7 +4,7 @@ from collections import Counter
 import pytest
 
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.storage.process import owner_of
+from geminga.storage.runtime.routing import owner_of
 from geminga.workers.addresses import addresses
 from geminga.workers.options import WorkerOptions
 from geminga.workers.requests import ANSWERS

@@ -9,7 +9,7 @@ import struct
 import pytest
 
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.storage.process import owner_of
+from geminga.storage.runtime.routing import owner_of
 
 from ..harness import Broker, eventually, request, unique_topic
 from ..proto.client_frames import PING, T, command, entry_of, message_metadata, send

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.storage.schemas import ALL_SIZE_MAX, SIZE_MAX, TYPES
+from geminga.storage.schemas.registry import ALL_SIZE_MAX, SIZE_MAX, TYPES
 
 from ..harness import Broker, eventually, partitioned_topic, request
 from ..proto.client_frames import T, command, entry_of, message_metadata, send

@@ -7,7 +7,7 @@ import pytest
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.names import parse
-from geminga.storage.catalogue import open_catalogue
+from geminga.storage.catalogue.catalogue import open_catalogue
 from geminga.workers.patterns import LENGTH_MAX, ForeignPattern, Pattern, topics_hash
 from geminga.workers.watchers import WATCHERS_MAX, Watcher, Watchers
 

@@ -8,8 +8,8 @@ import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from geminga.storage.counters import EXPIRING_MINUTES, Counters, authentication_counter
-from geminga.storage.log import log
+from geminga.storage.runtime.counters import EXPIRING_MINUTES, Counters, authentication_counter
+from geminga.storage.runtime.log import log
 from geminga.workers.identity.authentication import OURSELVES, Identity
 from geminga.workers.identity.shown import NotAuthenticated
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from geminga.proto.names import TopicName
-from geminga.storage.catalogue import ADMIN_ROLES, AUTH_MODE, PERMISSIONS, SUBSCRIPTION_PERMISSIONS, Catalogue
+from geminga.storage.catalogue.catalogue import ADMIN_ROLES, AUTH_MODE, PERMISSIONS, SUBSCRIPTION_PERMISSIONS, Catalogue
 from geminga.workers.identity.authentication import INTERNAL, Identity
 from geminga.workers.identity.options import AuthorizationOptions
 

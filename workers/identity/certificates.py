@@ -9,8 +9,8 @@ import time
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from geminga.storage.counters import Counters
-from geminga.storage.log import log
+from geminga.storage.runtime.counters import Counters
+from geminga.storage.runtime.log import log
 from geminga.workers.identity.options import TlsOptions, Unusable
 from geminga.workers.identity.sources import stamp
 

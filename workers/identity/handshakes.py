@@ -13,7 +13,7 @@ from functools import partial
 from geminga.proto import commands as answers
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import ProtocolError
-from geminga.storage.counters import Counters
+from geminga.storage.runtime.counters import Counters
 from geminga.workers.identity.attempts import Attempts
 from geminga.workers.identity.authentication import NOT_ASKED, OURSELVES, Authenticator, Identity, Original
 from geminga.workers.identity.hashes import Hashes

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 from urllib.parse import quote, unquote, unquote_to_bytes, urlsplit
 
-from geminga.storage.log import log
+from geminga.storage.runtime.log import log
 from geminga.workers.identity.options import Unusable
 
 T = TypeVar("T")

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from geminga.storage import folder, format
+from geminga.storage import format
+from geminga.storage.disk import data_folder
 
 from ..rig import Rig
 from .content import OPTIONS, fill, fill_2, fill_3
@@ -24,7 +25,7 @@ def test_make(tmp_path, name):
     if target.exists():
         pytest.skip(f"{target.name} is there already")
     rig = Rig(tmp_path / "data", **OPTIONS)
-    folder.claim(rig.data_dir)
+    data_folder.claim(rig.data_dir)
     fill(rig)
     fill_2(rig)
     fill_3(rig)

@@ -7,10 +7,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.storage import compacted, format
-from geminga.storage.amendments import Amendments
+from geminga.storage import format
+from geminga.storage.cursors.pending_acks import NEVER_MS
+from geminga.storage.delayed.amendments import Amendments
 from geminga.storage.jobs import compaction, engines, nightly
-from geminga.storage.pending import NEVER_MS
+from geminga.storage.ledgers import compacted_ledgers
 
 from .topics import CODECS, Message, Topic, adopt_here, metadata_of, sealed, single
 
@@ -286,13 +287,13 @@ class Looking:
         self.data_dir, self.seen = data_dir, {}
 
     def __call__(self, partition_id, _topic, number):
-        self.seen[partition_id] = files_in(compacted.unfinished(format.partition_folder(self.data_dir, partition_id), number))
+        self.seen[partition_id] = files_in(compacted_ledgers.unfinished(format.partition_folder(self.data_dir, partition_id), number))
         return "measured only"
 
 
 def files_in(folder):
     """{name: bytes} of a view's ledgers."""
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != compacted.MANIFEST}
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != compacted_ledgers.MANIFEST}
 
 
 def test_what_is_punched_while_it_is_copied_is_not_taken_for_an_entry(tmp_path, monkeypatch):

@@ -5,9 +5,11 @@ import shutil
 
 import pytest
 
-from geminga.storage import compacted, format, locks
+from geminga.storage import format
+from geminga.storage.disk import locks
 from geminga.storage.jobs import compaction, engines, nightly
 from geminga.storage.jobs.nightly import BUSY, COMPACTED, FAILED, NOT_ADOPTED, NOTHING_NEW
+from geminga.storage.ledgers import compacted_ledgers
 
 from .topics import Message, Topic, adopt_here
 
@@ -165,7 +167,7 @@ def test_a_broken_view_is_told_of_and_nothing_done(topics):
 
 
 def test_what_was_begun_and_left_goes(topics):
-    target = compacted.unfinished(topics[0].folder, 1)
+    target = compacted_ledgers.unfinished(topics[0].folder, 1)
     target.mkdir(parents=True)
     (target / "77.ledger").write_bytes(b"of a job that was killed")
     run(topics)

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from geminga.proto import batches, compression
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.sends import IS_BATCH, KEPT_CHECKSUM
-from geminga.storage import format, ledger
+from geminga.storage import format
 from geminga.storage.jobs import confirmed, reading
+from geminga.storage.ledgers import ledger
 
 from ..files import flip, overwrite
 from .topics import CODECS, NOW_MS, Message, Topic, batch, metadata_of, sealed, single

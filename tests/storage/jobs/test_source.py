@@ -15,7 +15,8 @@ from pulsar.schema import AvroSchema, Integer, JsonSchema, Long, Record, String
 
 from geminga.proto import compression, names
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.storage import catalogue, format
+from geminga.storage import format
+from geminga.storage.catalogue import catalogue
 from geminga.storage.jobs import one_by_one
 
 from ...harness import eventually, partitioned_topic, request, unique_topic

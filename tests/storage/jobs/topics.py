@@ -8,8 +8,9 @@ from crc32c import crc32c
 
 from geminga.proto import compression, sends
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.storage import compacted, format, ledger
+from geminga.storage import format
 from geminga.storage.jobs import confirmed, nightly, reading
+from geminga.storage.ledgers import compacted_ledgers, ledger
 
 PARTITION = 7
 NOW_MS = 1_700_000_000_000
@@ -21,8 +22,8 @@ def adopt_here(data_dir: Path) -> nightly.Adopt:
     """For a data folder that no broker serves."""
     def adopt(partition_id: int, topic: str, number: int) -> None:
         folder = format.partition_folder(data_dir, partition_id)
-        compacted.adopt(folder, number)
-        compacted.remove_unused(folder, [number])
+        compacted_ledgers.adopt(folder, number)
+        compacted_ledgers.remove_unused(folder, [number])
     return adopt
 
 
@@ -137,7 +138,7 @@ class Topic:
         return nightly.compact(self.data_dir, target, adopt_here(self.data_dir), engine)
 
     def view(self):
-        return compacted.open_view(self.folder)
+        return compacted_ledgers.open_view(self.folder)
 
     def newest(self, retains_keyless=False):
         """What a view should have: {id: (key, payload)}"""

@@ -1,0 +1,136 @@
+"""What administration asks of messages that wait for their time, and does to them; an owner's answers to questions, see queries.py.
+
+An entry waits or it does not, whoever is to get it: what is done here holds for all subscriptions of the partition.
+"""
+from collections import defaultdict
+from itertools import groupby
+
+import numpy as np
+
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.errors import Refusal
+from geminga.proto.names import TopicName
+from geminga.storage import format
+from geminga.storage.commands.topic_lookup import stored
+from geminga.storage.cursors.cursor import SKIPPED
+from geminga.storage.cursors.pending_acks import NEVER_MS
+from geminga.storage.delayed.index import Schedule
+from geminga.storage.errors import CorruptFile
+from geminga.storage.topics import acknowledge
+from geminga.storage.topics.acknowledge import Acks
+from geminga.storage.topics.partition import Partition
+
+_HOUR_MS = 3_600_000
+
+
+def _schedule_of(owner, found: Partition) -> Schedule | None:
+    """As of now; None: nothing waits."""
+    if found.schedule is None or not found.policies.delayed_delivery:
+        return None
+    owner.schedules.complete(found, owner.now_ms)
+    if owner.schedules.advance(found, owner.now_ms):
+        owner.wake(found)
+    return found.schedule
+
+
+def _delayed(owner, topic: TopicName, arguments: dict) -> dict:
+    """What waits, and how much of that falls due in [first_ms, end_ms): rows by window of the index, by hour, or for each entry.
+
+    Hours and windows are told whole, however little of them lies within the bounds.
+    """
+    found = stored(owner, topic)
+    schedule, bounds, most = _schedule_of(owner, found), (arguments["first_ms"], arguments["end_ms"]), arguments["at_most"]
+    if schedule is None:
+        return {"waiting": 0, "next_due_ms": None, "windows": 0, "index_bytes": 0, "memory_bytes": 0, "rows": []}
+    try:
+        due_ms = next_due_ms(schedule, schedule.next_due_ms())
+        if arguments["by"] == "message":
+            rows = _messages(found, *bounds, most)
+        else:
+            counts = _counts(schedule, *bounds, by_hour=arguments["by"] == "hour")
+            rows = [{"from": first, "to": end, "entries": entries} for first, end, entries in counts[:most]]
+    except CorruptFile as error:
+        schedule.rebuild(str(error))
+        owner.schedules.look(found)
+        owner.wake(found)
+        raise Refusal(api.ServiceNotReady, "The index of what waits was damaged, and is made anew; ask again") from error
+    return {"waiting": schedule.waiting, "next_due_ms": None if due_ms == NEVER_MS else due_ms, "windows": schedule.windows,
+            "index_bytes": schedule.index_bytes, "memory_bytes": schedule.memory_bytes, "rows": rows}
+
+
+def next_due_ms(schedule: Schedule, about_ms: int) -> int:
+    """When the next falls due, which may stand in a file, to the ms; what is known of it already where that file is damaged."""
+    try:
+        return next((due_ms for due_ms, _, _ in schedule.due(0, NEVER_MS, 1)), NEVER_MS)
+    except CorruptFile:      # is dealt with when it is needed
+        return about_ms
+
+
+def _counts(schedule: Schedule, first_ms: int, end_ms: int, *, by_hour: bool) -> list[tuple[int, int, int]]:
+    """(start, end, entries) of each window; of each hour with the windows that begin in it, and longer where such a window is."""
+    windows = schedule.counts(first_ms, end_ms)
+    if not by_hour:
+        return windows
+    counts = []
+    for hour, some in groupby(windows, key=lambda window: window[0] // _HOUR_MS):
+        _, ends, entries = zip(*some, strict=True)
+        counts.append((hour * _HOUR_MS, -(-max(ends) // _HOUR_MS) * _HOUR_MS, sum(entries)))
+    return counts
+
+
+def _messages(found: Partition, first_ms: int, end_ms: int, at_most: int) -> list[dict]:
+    """In the order of their times."""
+    due, by_ledger, known = found.schedule.due(first_ms, end_ms, at_most), defaultdict(list), {}
+    for _, ledger_id, entry_id in due:
+        by_ledger[ledger_id].append(entry_id)
+    for ledger_id, entries in by_ledger.items():
+        ledger = found.find(ledger_id)
+        columns = (ledger.column(name)[entries].tolist() for name in ("publish_time", "messages", "size"))
+        known |= zip(((ledger_id, entry_id) for entry_id in entries), zip(*columns, strict=True), strict=True)
+    rows = []
+    for due_ms, ledger_id, entry_id in due:
+        published_ms, messages, size = known[ledger_id, entry_id]
+        rows.append({"id": f"{ledger_id}:{entry_id}", "partition": found.name.partition, "deliverAt": due_ms, "publishTime": published_ms,
+                     "messages": messages, "bytes": size})
+    return rows
+
+
+def _waits(owner, found: Partition, ledger_id: int, entry_id: int) -> bool | None:
+    """None: there is no such entry."""
+    ledger, schedule = found.find(ledger_id), _schedule_of(owner, found)
+    if ledger is None or entry_id >= ledger.entries:
+        return None
+    return schedule is not None and schedule.time_of(ledger_id, entry_id) is not None
+
+
+def _cancel(owner, topic: TopicName, arguments: dict) -> bool | None:
+    """The entry is for nobody any more, also not for who comes later or goes back.  False: it does not wait.  None: there is none."""
+    found, (ledger_id, entry_id) = stored(owner, topic), arguments["position"]
+    if waits := _waits(owner, found, ledger_id, entry_id):
+        entries = np.array([entry_id])
+        for subscription in found.subscriptions.values():
+            acknowledge.move(owner, subscription, Acks(single={ledger_id: [entry_id]}), SKIPPED)
+        found.gone.acknowledge(found.find(ledger_id), entries)
+        owner.note_many(found, acknowledge.runs_of(
+            format.ACKNOWLEDGED, found.partition_id, found.gone.subscription_id, ledger_id, entries))
+        owner.commit()      # who is killed here has it fall due for nobody; the other way round it would wait for ever
+        _amend(owner, found, ledger_id, entry_id, None)
+    return waits
+
+
+def _reschedule(owner, topic: TopicName, arguments: dict) -> bool | None:
+    """The entry waits until another time; one that is past is now.  Answers as _cancel does."""
+    found, (ledger_id, entry_id) = stored(owner, topic), arguments["position"]
+    if waits := _waits(owner, found, ledger_id, entry_id):
+        _amend(owner, found, ledger_id, entry_id, max(arguments["deliver_at_ms"], owner.now_ms))
+    return waits
+
+
+def _amend(owner, found: Partition, ledger_id: int, entry_id: int, deliver_at_ms: int | None) -> None:
+    """On disk when this returns."""
+    found.schedule.amend(ledger_id, entry_id, deliver_at_ms)
+    owner.schedules.look(found)
+    owner.wake(found)
+
+
+QUESTIONS = {"delayed": _delayed, "cancel": _cancel, "reschedule": _reschedule}

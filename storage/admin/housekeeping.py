@@ -1,0 +1,109 @@
+"""What a night does to partitions, one at a time: what would be given back by and by is given back now, and it is told how much that was.
+
+A partition that is not open is looked at from outside, and opened only when there is something to be done.  It is closed then, unless a
+policy works on it.
+"""
+import contextlib
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+
+from geminga.proto.names import TopicName
+from geminga.storage import format
+from geminga.storage.catalogue.policies import policies_of
+from geminga.storage.cursors.cursor import EXPIRED
+from geminga.storage.ledgers import compacted_ledgers, ledger
+from geminga.storage.topics.partition import Partition
+
+_FOLDERS_MAX = 20      # of deleted partitions, removed at a time
+
+
+def enforce(owner, topic: TopicName, arguments: dict) -> dict | None:
+    """Retention, expiry, producers that stay away, views that nobody finishes; None when nothing came of it."""
+    if (stored := owner.catalogue.partition(topic)) is None:
+        return None
+    began, folder, is_open = time.perf_counter(), format.partition_folder(owner.data_dir, stored[0]), topic in owner.by_name
+    compacted_ledgers.remove_unused(folder, compacted_ledgers.numbers(folder))
+    unused_ms = None if is_open else _unused_since(owner, folder)
+    if not is_open and not _has_work(owner, topic, folder, unused_ms):
+        return None
+    found = owner.partition(topic)
+    before = _measured(found)
+    forgotten = 0 if is_open else _forget(owner, found, unused_ms)
+    owner.expiry.look(found, owner.now_ms)
+    if found.policies.retains:
+        owner.retention.look(found, owner.now_ms)
+    else:
+        owner.wake_trimming(found)
+    owner.trim()
+    after = _measured(found)
+    if not is_open and not found.policies.work_alone:
+        owner.release(found)
+    row = {"bytes_before": before[0], "bytes_after": after[0], "freed": before[0] - after[0], "messages_before": before[1],
+           "messages_after": after[1], "expired": after[2] - before[2], "names_forgotten": forgotten}
+    if not (row["freed"] or row["expired"] or forgotten):
+        return None
+    return {"topic": str(topic)} | row | {"seconds": round(time.perf_counter() - began, 6)}
+
+
+def _has_work(owner, topic: TopicName, folder: Path, unused_ms: int) -> bool:
+    return (policies_of(owner.catalogue, topic, owner.options).work_alone or len(ledger.ledger_ids(folder)) > 1
+            or (_is_long_ago(owner, unused_ms) and _has_producers(folder)))
+
+
+def _measured(found: Partition) -> tuple[int, int, int]:
+    """(bytes of entries, messages, those that subscriptions lost because they were old)"""
+    return (sum(one.size - format.HEADER_SIZE for one in found.ledgers), found.next_message - found.ledgers[0].first_message,
+            sum(subscription.cursor.totals[EXPIRED] for subscription in found.subscriptions.values()))
+
+
+# -- producers that deduplication knows
+
+def _unused_since(owner, folder: Path) -> int:
+    """Nobody has used the partition, which is not open, since then; while there was no broker nobody could."""
+    with contextlib.suppress(FileNotFoundError):
+        return max(owner.began_ms, int(format.state_path(folder).stat().st_mtime * 1000))
+    return owner.now_ms
+
+
+def _is_long_ago(owner, unused_ms: int) -> bool:
+    return owner.now_ms - unused_ms >= owner.options.deduplication_inactivity_s * 1000
+
+
+def _has_producers(folder: Path) -> bool:
+    with open(format.state_path(folder), "rb") as file:
+        head = file.read(format.HEADER_SIZE)
+    return len(head) == format.HEADER_SIZE and bool(np.frombuffer(head, format.STATE_HEADER)["sequences"][0])
+
+
+def _forget(owner, found: Partition, unused_ms: int) -> int:
+    """Producers that stayed away for too long are known no more; how many."""
+    before = len(found.sequences)
+    found.sequences.begin(unused_ms)
+    found.sequences.forget(owner.now_ms, owner.options.deduplication_inactivity_s * 1000, owner.options.deduplication_names_max, ())
+    if len(found.sequences) < before:
+        owner.journal.touched(found)
+    return before - len(found.sequences)
+
+
+# -- partitions that were deleted
+
+def leftovers(owner, topic: None, arguments: dict) -> dict:
+    """Folders of partitions that the catalogue does not have go, some at a time: what a crash has left of a deletion.
+
+    A partition that is being made has a higher id than all that the catalogue had before.
+    """
+    newest, known = owner.catalogue.newest_partition(), {partition_id for partition_id, _ in owner.catalogue.partitions()}
+    numbered = sorted(int(path.name) for path in (owner.data_dir / "partitions").glob("*") if path.name.isdigit())
+    gone = [partition_id for partition_id in numbered if partition_id <= newest and partition_id not in known]
+    freed = 0
+    for partition_id in gone[:_FOLDERS_MAX]:
+        folder = format.partition_folder(owner.data_dir, partition_id)
+        freed += sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
+        shutil.rmtree(folder)
+    return {"folders": len(gone[:_FOLDERS_MAX]), "freed": freed, "left": len(gone[_FOLDERS_MAX:])}
+
+
+QUESTIONS = {"enforce": enforce, "leftovers": leftovers}

@@ -1,0 +1,258 @@
+"""What administration asks of an owner: one function per question, found in a table.
+
+A question and its answer are JSON objects.  Each function takes (owner, topic, arguments) and returns the answer; it leaves when the
+pass that it is part of is durable.  A Refusal raised here becomes the answer's error.  positions.py has those about messages,
+delayed_messages.py those about messages that wait for their time.
+"""
+import json
+import traceback
+
+from geminga.proto import names
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.errors import Refusal
+from geminga.proto.names import TopicName
+from geminga.storage import format
+from geminga.storage.admin import delayed_messages, housekeeping, positions, topic_stats
+from geminga.storage.commands import commands
+from geminga.storage.commands.topic_lookup import has_subscription, stored, subscription_of, topic_of
+from geminga.storage.cursors.cursor import REASONS
+from geminga.storage.enforcement import rate_limiter
+from geminga.storage.errors import CorruptFile, NotDurable, StorageFull, text_of
+from geminga.storage.runtime.log import log
+from geminga.storage.topics import acknowledge
+from geminga.storage.topics.non_persistent import LiveTopic
+from geminga.storage.topics.partition import EARLIEST, Partition, op
+from geminga.storage.topics.subscription import Subscription
+from geminga.storage.upkeep import backup_snapshot, compacted_views
+
+_CAUSES_MAX = 100      # parked entries told of at a time
+
+
+def answer(owner, question: bytes) -> bytes:
+    """{"ask": ..., "topic": ..., ...} -> {"answer": ...}, or {"refused": error code, "text": ...}; some are about no one topic."""
+    try:
+        asked = json.loads(question)
+        ask, text = asked.pop("ask"), asked.pop("topic", None)
+        topic = text and names.parse(text)
+        if topic:
+            owner.refuse_foreign(topic)
+        found = QUESTIONS[ask](owner, topic, asked)
+        return found if isinstance(found, bytes) else json.dumps({"answer": found}).encode()      # what is no JSON says so by itself
+    except Refusal as refusal:
+        code, text = refusal.code, refusal.message
+    except (StorageFull, CorruptFile) as error:
+        code, text = api.PersistenceError, str(error)
+    except OSError as error:
+        code, text = api.PersistenceError, text_of(error)
+    except NotDurable:
+        raise
+    except Exception:
+        log.error(f"a question of administration failed: {question.decode()}: {traceback.format_exc()}", code="G291")
+        code, text = api.UnknownError, "An error of the broker's own; its log has the details"
+    return json.dumps({"refused": code, "text": text}).encode()
+
+
+# -- topics
+
+def _terminate(owner, topic: TopicName, arguments: dict) -> dict:
+    """Nothing is published any more: producers are told to go, and who comes back is refused.  The last message's id."""
+    found = stored(owner, topic)
+    if not found.is_terminated:
+        owner.catalogue.terminate(found.partition_id)
+        found.is_terminated = True
+        owner.answer_needs_sync()
+    for producer in found.producers.expel_all():
+        commands.expel_producer(owner, producer)
+    owner.wake(found)
+    ledger_id, entry_id = found.last_confirmed
+    return {"ledgerId": ledger_id, "entryId": entry_id, "partitionIndex": topic.partition}
+
+
+def _unload(owner, topic: TopicName, arguments: dict) -> None:
+    """Everybody is told to look the topic up again, and what is in memory of it is given up; it is opened anew from disk."""
+    found = topic_of(owner, topic)
+    commands.expel_all(owner, found)
+    if found.is_persistent:
+        owner.release(found)
+    else:
+        commands.forget_if_idle(owner, found)
+
+
+def _open(owner, topic: None, arguments: dict) -> list[str]:
+    """The topics of a namespace that there is something to unload of."""
+    return [str(name) for name in [*owner.by_name, *owner.live] if name.namespace == arguments["namespace"]]
+
+
+def _delete(owner, topic: TopicName, arguments: dict) -> None:
+    """The topic, or partition, with all that it holds; without force only one that nobody uses."""
+    if not topic.is_persistent:
+        return _delete_live(owner, topic, arguments)
+    if owner.catalogue.partition(topic) is None and not owner.catalogue.has_topic(topic):
+        if arguments.get("gone"):      # its partitioned topic is, already
+            return
+        raise Refusal(api.TopicNotFound, f"Topic {topic} not found")
+    if (found := owner.by_name.get(topic)) is not None:      # else nobody uses it, and it may be damaged
+        _refuse_used(found, arguments["force"])
+        commands.expel_all(owner, found)
+    owner.delete(topic)
+
+
+def _delete_live(owner, topic: TopicName, arguments: dict) -> None:
+    if (found := owner.live.get(topic)) is not None:
+        _refuse_used(found, arguments["force"])
+        commands.expel_all(owner, found)
+        commands.forget(owner, found)
+    elif not (owner.catalogue.has_topic(topic) or arguments.get("gone")):
+        raise Refusal(api.TopicNotFound, f"Topic {topic} not found")
+    owner.catalogue.delete_topic(topic)
+    owner.answer_needs_sync()
+
+
+def _is_used(owner, topic: TopicName, arguments: dict) -> bool:
+    """By producers or consumers."""
+    found = owner.by_name.get(topic) or owner.live.get(topic)
+    return found is not None and bool(_connected(found))
+
+
+def _refuse_used(found: Partition | LiveTopic, force: bool) -> None:
+    if not force and (connected := _connected(found)):
+        raise Refusal(api.ConsumerBusy, f"Topic has {connected} connected producers/consumers")
+
+
+def _connected(found: Partition | LiveTopic) -> int:
+    """Producers and consumers."""
+    return len(found.producers.live) + sum(len(subscription.consumers) for subscription in found.subscriptions.values())
+
+
+def _truncate(owner, topic: TopicName, arguments: dict) -> None:
+    """Everything is acknowledged, and gone."""
+    found = stored(owner, topic)
+    for subscription in found.subscriptions.values():
+        positions.skip_to(owner, subscription, found.last_confirmed)
+    owner.truncate(found)
+
+
+def _trim(owner, topic: TopicName, arguments: dict) -> None:
+    """What nobody needs, and is not to be kept, goes now."""
+    owner.wake_trimming(stored(owner, topic))
+
+
+# -- subscriptions
+
+def _subscriptions(owner, topic: TopicName, arguments: dict) -> list[str]:
+    return sorted({name for name, _ in topic_of(owner, topic).subscriptions})
+
+
+def _subscribe(owner, topic: TopicName, arguments: dict) -> bool:
+    """A durable subscription; False when there is one of that name.  new: on a partition that nobody has been told of yet."""
+    if arguments.get("new") and owner.catalogue.partition(topic) is None:
+        owner.create_partition(topic)
+    if arguments.get("may_create"):
+        commands.find_or_create(owner, topic)
+    found, name = stored(owner, topic), arguments["subscription"]
+    if (name, True) in found.subscriptions:
+        return False
+    commands.check_name(name)
+    position, words = positions.start_of(found, {"position": EARLIEST} | arguments)
+    made = commands.create_subscription(owner, found, name, found.before(position), arguments.get("properties"))
+    acknowledge.begin_within(owner, made, position, words)
+    if arguments.get("replicated"):
+        commands.set_replicated(owner, made, True)
+    return True
+
+
+def _unsubscribe(owner, topic: TopicName, arguments: dict) -> None:
+    found, name = topic_of(owner, topic), arguments["subscription"]
+    if arguments.get("everywhere") and not has_subscription(found, name):
+        return
+    subscription = subscription_of(found, name)
+    if subscription.consumers and not arguments["force"]:
+        raise Refusal(api.ConsumerBusy, "Subscription has active connected consumers")
+    commands.delete_subscription(owner, subscription)
+
+
+def _properties(owner, topic: TopicName, arguments: dict) -> dict[str, str]:
+    """Of a subscription, and new ones if there are some."""
+    subscription = subscription_of(topic_of(owner, topic), arguments["subscription"])
+    if "properties" in arguments:
+        commands.set_properties(owner, subscription, arguments["properties"])
+    return subscription.properties
+
+
+def _replicated(owner, topic: TopicName, arguments: dict) -> dict[str, bool]:
+    """Whether a subscription is to be replicated, from now on if that is said."""
+    subscription = subscription_of(stored(owner, topic), arguments["subscription"])
+    if "replicated" in arguments:
+        commands.set_replicated(owner, subscription, arguments["replicated"])
+    return {str(topic): subscription.is_replicated}
+
+
+def _why(owner, topic: TopicName, arguments: dict) -> dict:
+    """What keeps the subscription's consumers from getting more."""
+    found = topic_of(owner, topic)
+    subscription = subscription_of(found, arguments["subscription"])
+    found.now_ms = owner.now_ms
+    return {"topic": str(topic), "subscription": subscription.name, "type": subscription.kind_name,
+            "backlog": subscription.cursor.backlog(found.ledgers), "messages": _messages(subscription),
+            "causes": _causes(owner, subscription)}
+
+
+def _messages(subscription: Subscription) -> dict:
+    """What became of all that were published since the subscription began; the others together are `published`."""
+    found, cursor = subscription.partition, subscription.cursor
+    if not found.is_persistent:
+        return {}
+    return {"published": found.next_message - cursor.since, **dict(zip(REASONS, cursor.totals, strict=True)),
+            "backlog": cursor.backlog_messages(found.ledgers)}
+
+
+def _causes(owner, subscription: Subscription) -> list[dict]:
+    """{"cause": ..., and who and what is part of it} each."""
+    found = subscription.partition
+    slowed, waiting = rate_limiter.causes(owner, subscription), owner.rates.causes(found)
+    if found.is_persistent and not subscription.cursor.backlog(found.ledgers):
+        return [{"cause": "end of topic" if found.is_terminated else "no backlog"}, *waiting]
+    parked = [{"cause": "parked", "message": "{}:{}".format(*position), "deaths": subscription.deaths_max}
+              for position in subscription.all_parked()[:_CAUSES_MAX]]
+    others = subscription.dispatcher.causes() if subscription.dispatcher else [{"cause": "no consumer"}]
+    for cause in others:
+        if cause["cause"] == "delayed messages":
+            cause["until_ms"] = delayed_messages.next_due_ms(found.schedule, cause["until_ms"])
+    if slowed:      # what there is to say when nothing is in the way is not true then
+        others = [cause for cause in others if cause["cause"] != "no acknowledgements"]
+    return parked + slowed + others + waiting
+
+
+def _release(owner, topic: TopicName, arguments: dict) -> dict:
+    """What was parked because consumers died over it is given out again."""
+    subscription = subscription_of(stored(owner, topic), arguments["subscription"])
+    parked = subscription.all_parked()
+    subscription.cursor.deaths.clear()
+    owner.note(subscription.partition, op(format.DIED, subscription.partition.partition_id,
+                                          subscription_id=subscription.cursor.subscription_id, entry_id=-1))
+    owner.answer_needs_sync()
+    if parked and subscription.dispatcher is not None:
+        subscription.dispatcher.released(parked)
+        owner.wake(subscription.partition)
+    return {"entries": len(parked)}
+
+
+def _policies(owner, topic: None, arguments: dict) -> None:
+    """What was set for a namespace, or for a topic, binds its partitions when this is answered."""
+    for found in (*owner.by_name.values(), *owner.live.values()):
+        if arguments["scope"] in (found.name.namespace, str(found.name.base)):
+            owner.apply_policies(found)
+    owner.sweep.begin()
+
+
+def _options(owner, topic: None, arguments: dict) -> None:
+    """What was changed of the configuration binds this owner when this is answered."""
+    owner.apply_options()
+
+
+QUESTIONS = {
+    "terminate": _terminate, "unload": _unload, "open": _open, "delete": _delete, "is_used": _is_used, "truncate": _truncate,
+    "trim": _trim, "subscriptions": _subscriptions, "subscribe": _subscribe, "unsubscribe": _unsubscribe, "properties": _properties,
+    "replicated": _replicated,
+    "why": _why, "release": _release, "policies": _policies, "options": _options, **positions.QUESTIONS, **topic_stats.QUESTIONS,
+    **housekeeping.QUESTIONS, **compacted_views.QUESTIONS, **delayed_messages.QUESTIONS, **backup_snapshot.QUESTIONS}

@@ -1,0 +1,184 @@
+"""What is durable about a partition besides its entries, at rest: one file, written anew at a checkpoint.
+
+    state    copy, copy
+    copy     STATE_HEADER | CURSOR_ROWs | PART_ROWs | ARRAY_ROWs | SEQUENCE_ROWs | the arrays' bytes
+
+What has changed since is in the journal, whose records may be applied to this any number of times.  The file is replaced by a rename
+once the new one is synced, so a power cut finds the old or the new; and it is there twice in the file, so that a damaged
+copy costs nothing.
+"""
+import errno
+import shutil
+import sys
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from geminga.storage import format
+from geminga.storage.cursors import state_v1
+from geminga.storage.cursors.batch_acks import load, words
+from geminga.storage.cursors.cursor import NOBODY, NOWHERE, Cursor
+from geminga.storage.cursors.producer_sequences import Sequences
+from geminga.storage.errors import CorruptFile
+from geminga.storage.ledgers.ledger import write_anew
+
+_ATTEMPTS = 10      # to remove a folder
+
+
+@dataclass(slots=True)
+class State:
+    """Of one partition."""
+
+    cursors: dict[int, Cursor] = field(default_factory=dict)      # by subscription id, NOBODY's among them
+    sequences: Sequences = field(default_factory=Sequences)
+    damage: list[str] = field(default_factory=list)               # what was wrong with the file, and cost nothing
+    is_uncounted: bool = False                                    # of format version 1, which had no totals
+    delays: int = format.UNKNOWN                                  # whether entries ever waited for their time
+
+    def cursor(self, subscription_id: int) -> Cursor:
+        if subscription_id not in self.cursors:
+            self.cursors[subscription_id] = Cursor(subscription_id, NOWHERE, is_durable=True)
+        return self.cursors[subscription_id]
+
+    @property
+    def gone(self) -> Cursor:
+        """What is there for nobody any more, whoever begins anew: its place was given back, or it is damaged."""
+        return self.cursor(NOBODY)
+
+
+def encode(partition_id: int, state: State) -> bytes:
+    """The bytes of the file."""
+    cursors, parts, arrays, blobs = [], [], [], []
+    for subscription_id, cursor in state.cursors.items():
+        cursors.append((subscription_id, *cursor.mark_delete, cursor.since, cursor.totals))
+        parts += [(subscription_id, ledger_id, entry_id, number, word) for ledger_id, entries in cursor.parts.items()
+                  for entry_id, bits in entries.items() for number, word in enumerate(words(bits).tolist()) if word]
+        for kind, found in _arrays(cursor).items():
+            for ledger_id, array in found.items():
+                used = np.flatnonzero(array) if ledger_id >= cursor.mark_delete[0] else ()
+                if len(used):
+                    first, end = int(used[0]), int(used[-1]) + 1
+                    blobs.append(array[first:end].tobytes())
+                    arrays.append((subscription_id, ledger_id, kind, 0, first, len(blobs[-1])))
+    tables = [np.array(rows, dtype).tobytes() for rows, dtype in
+              ((cursors, format.CURSOR_ROW), (parts, format.PART_ROW), (arrays, format.ARRAY_ROW))]
+    sequences = state.sequences.rows()
+    body = b"".join([*tables, sequences.tobytes(), *blobs])
+    fields = {"magic": format.STATE_MAGIC, "partition_id": partition_id, "size": len(body), "cursors": len(cursors), "parts": len(parts),
+              "arrays": len(arrays), "sequences": len(sequences), "is_uncounted": state.is_uncounted, "delays": state.delays}
+    copy = format.header(format.STATE_HEADER, **fields, checksum=crc32c(body, crc32c(format.header(format.STATE_HEADER, **fields)))) + body
+    return copy + copy
+
+
+def _arrays(cursor: Cursor) -> dict[int, dict[int, NDArray]]:
+    return {format.ACKS: cursor.bitmaps, format.REDELIVERIES: cursor.redeliveries.arrays, format.DEATHS: cursor.deaths.arrays}
+
+
+def read(folder: Path, partition_id: int) -> State:
+    """What the partition's file says; of a partition that has none: nothing.  Raises CorruptFile when no copy is whole."""
+    path = format.state_path(folder)
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        return State(state_v1.read_cursors(folder, partition_id), is_uncounted=state_v1.is_there(folder))
+    half = len(raw) // 2
+    wrong = [why_wrong(raw[:half], partition_id), why_wrong(raw[half:], partition_id)]
+    if all(wrong):
+        raise CorruptFile(path, 0, "a copy of the partition's state that is whole", wrong[0])
+    state = _decode(raw[half:] if wrong[0] else raw[:half])
+    state.damage = [f"{path}: copy {number} is damaged ({why}); the other one is used" for number, why in enumerate(wrong, 1) if why]
+    return state
+
+
+def why_wrong(copy: bytes, partition_id: int) -> str:
+    """Why this is not such a copy; "" if it is one."""
+    if len(copy) < format.HEADER_SIZE:
+        return f"it has {len(copy)} bytes"
+    head = np.frombuffer(copy, format.STATE_HEADER, 1)
+    bare = head.copy()
+    bare["checksum"] = 0
+    if crc32c(memoryview(copy)[format.HEADER_SIZE:], crc32c(bare.tobytes())) != head["checksum"][0]:
+        return "its checksum is wrong"
+    if head["version"][0] > format.VERSION:
+        return f"it has format version {head['version'][0]}, and this program reads {format.VERSION} and older"
+    if (head["magic"][0], int(head["partition_id"][0])) != (format.STATE_MAGIC, partition_id):
+        return f"it is not of partition {partition_id}"
+    return ""
+
+
+def _decode(copy: bytes) -> State:
+    """Of a copy that is whole."""
+    head, at = np.frombuffer(copy, format.STATE_HEADER, 1)[0], format.HEADER_SIZE
+    tables = []
+    for name, dtype in (("cursors", format.CURSOR_ROW), ("parts", format.PART_ROW), ("arrays", format.ARRAY_ROW),
+                        ("sequences", format.SEQUENCE_ROW)):
+        tables.append(np.frombuffer(copy, dtype, int(head[name]), at))
+        at += tables[-1].nbytes
+    cursors, parts, arrays, sequences = tables
+    state = State(is_uncounted=bool(head["is_uncounted"]), delays=int(head["delays"]))
+    state.sequences.load(sequences)
+    for subscription_id, ledger_id, entry_id, since, totals in cursors.tolist():
+        found = Cursor(subscription_id, (ledger_id, entry_id), is_durable=True, since=since)
+        found.totals = totals.tolist()
+        state.cursors[subscription_id] = found
+    load(state.cursors, parts)
+    for subscription_id, ledger_id, kind, _, first, size in arrays.tolist():
+        found = _arrays(state.cursors[subscription_id])[kind]
+        items = np.frombuffer(copy[at:at + size], np.uint8 if kind == format.ACKS else np.uint16)
+        found[ledger_id] = np.concatenate((np.zeros(first, items.dtype), items))
+        at += size
+    return state
+
+
+class StateFile:
+    """Where one partition's state is written, by whoever has the newest: a checkpoint's thread may be late."""
+
+    def __init__(self, folder: Path, partition_id: int):
+        self.path, self.partition_id = format.state_path(folder), partition_id
+        self._lock = threading.Lock()
+        self._taken = self._written = 0
+
+    def take(self, state: State) -> "Snapshot":
+        """The state as it is now, to be written."""
+        self._taken += 1
+        return Snapshot(self, self._taken, encode(self.partition_id, state))
+
+    def write(self, number: int, data: bytes) -> None:
+        """The file has this, synced; its folder is the caller's business."""
+        with self._lock:
+            if number <= self._written:
+                return
+            write_anew(self.path, data)
+            self._written = number
+            state_v1.remove(self.path.parent)
+
+    def remove(self) -> None:
+        """The partition's folder is gone with all that was in it, and whoever is late writes nothing."""
+        with self._lock:
+            self._written = sys.maxsize
+            for left in reversed(range(_ATTEMPTS)):
+                try:
+                    if self.path.parent.exists():
+                        shutil.rmtree(self.path.parent)
+                    return
+                except OSError as error:      # a job has made, or removed, something in it meanwhile
+                    if error.errno not in (errno.ENOTEMPTY, errno.ENOENT) or not left:
+                        raise
+
+    def checkpoint(self) -> "tuple[list[Path], list[Snapshot]]":
+        """Of a partition that was removed: what named its folder is on disk."""
+        return [self.path], []
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    file: StateFile
+    number: int
+    data: bytes
+
+    def write(self) -> None:
+        self.file.write(self.number, self.data)

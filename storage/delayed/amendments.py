@@ -1,0 +1,108 @@
+"""What operators have changed of a schedule: messages that were cancelled, or have another time than they say.
+
+In memory by ledger, as they are few, and in a file that is appended to and synced before anybody is told.
+"""
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from geminga.proto.rows import struct_of
+from geminga.storage import format
+from geminga.storage.cursors.pending_acks import NEVER_MS
+from geminga.storage.ledgers.ledger import sync
+
+_ROW = struct_of(format.AMENDMENT_ROW)
+_NEVER = -1      # in a row
+
+
+class Amendments:
+    """Of one partition."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self.times: dict[int, dict[int, int]] = {}      # ledger id -> entry id -> its time now, NEVER_MS for never
+        self.never = 0                                  # entries that are never to be given out
+
+    def __bool__(self) -> bool:
+        return bool(self.times)
+
+    def __iter__(self) -> Iterator[tuple[int, int, int]]:
+        """(ledger id, entry id, time)"""
+        return ((ledger_id, entry_id, at_ms) for ledger_id, entries in self.times.items() for entry_id, at_ms in entries.items())
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file that count.  Raises OSError."""
+        return self._path.stat().st_size // _ROW.size * _ROW.size if self.times else 0
+
+    def knows(self, ledger_id: int) -> bool:
+        return ledger_id in self.times
+
+    def entries(self, ledger_id: int) -> NDArray[np.int64]:
+        """The ledger's that have one."""
+        return np.fromiter(self.times.get(ledger_id, ()), np.int64)
+
+    def cancelled(self) -> dict[int, list[int]]:
+        """Entries that are never to be given out, by ledger."""
+        found = {ledger_id: [entry_id for entry_id, at_ms in entries.items() if at_ms == NEVER_MS]
+                 for ledger_id, entries in self.times.items()}
+        return {ledger_id: entries for ledger_id, entries in found.items() if entries}
+
+    def apply(self, ledger_id: int, ids: NDArray[np.int64], times: NDArray[np.int64]) -> None:
+        """Put them in the place of what the ledger's entries (n,) say, in `times` (n,)."""
+        amended = self.times.get(ledger_id)
+        if amended is not None:
+            for at in np.flatnonzero(np.isin(ids, self.entries(ledger_id))).tolist():
+                times[at] = amended[int(ids[at])]
+
+    def add(self, ledger_id: int, entry_id: int, at_ms: int) -> None:
+        """NEVER_MS: never.  It is on disk when this returns.  Raises OSError, and nothing has changed then."""
+        row = ledger_id, entry_id, _NEVER if at_ms == NEVER_MS else at_ms
+        self._write(_ROW.pack(*row, crc32c(_ROW.pack(*row, 0, 0)), 0))
+        self._put(ledger_id, entry_id, at_ms)
+
+    def _put(self, ledger_id: int, entry_id: int, at_ms: int) -> None:
+        before = self.times.setdefault(ledger_id, {})
+        self.never += (at_ms == NEVER_MS) - (before.get(entry_id) == NEVER_MS)
+        before[entry_id] = at_ms
+
+    def _write(self, row: bytes) -> None:
+        self._path.parent.mkdir(exist_ok=True)
+        fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            size = os.fstat(fd).st_size
+            whole = size - size % len(row)             # what a kill left of one counts as not written
+            if whole != size:
+                os.ftruncate(fd, whole)
+            try:
+                if os.pwrite(fd, row, whole) != len(row):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+                os.fsync(fd)
+            except OSError:
+                os.ftruncate(fd, whole)
+                raise
+        finally:
+            os.close(fd)
+        if not whole:
+            for folder in self._path.parents[:2]:
+                sync(folder, os.fsync)
+
+    def read(self) -> list[str]:
+        """Know what the file has; returns what is wrong with it, a line each."""
+        raw, damage = self._path.read_bytes() if self._path.exists() else b"", []
+        for at in range(0, len(raw) - _ROW.size + 1, _ROW.size):
+            ledger_id, entry_id, after_ms, checksum, _ = _ROW.unpack_from(raw, at)
+            if crc32c(_ROW.pack(ledger_id, entry_id, after_ms, 0, 0)) == checksum:
+                self._put(ledger_id, entry_id, NEVER_MS if after_ms == _NEVER else after_ms)
+            else:
+                damage.append(f"{self._path}: at byte {at}: what was amended there is damaged, and does not count")
+        return damage
+
+    def forget(self, ledger_id: int) -> None:
+        """The ledger was deleted."""
+        self.never -= sum(at_ms == NEVER_MS for at_ms in self.times.pop(ledger_id, {}).values())

@@ -1,0 +1,60 @@
+"""What is saved of a schedule, and read at a start: which windows have which rows, which entries wait, and up to where all is known."""
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from geminga.storage import format
+from geminga.storage.cursors.cursor import Position
+from geminga.storage.delayed.window_files import File, Window
+from geminga.storage.errors import CorruptFile
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    files: dict[Window, File]
+    bitmaps: dict[int, NDArray[np.uint8]]
+    known: Position        # the first entry that the index does not have
+    behind: Position       # up to, and without, which the entries from that one on ascend in their times, ...
+    last_ms: int           # ... and the last one's
+
+
+def encode(partition_id: int, saved: Saved) -> bytes:
+    """The bytes of the file."""
+    files = np.array([(*window, file.size, file.rows) for window, file in saved.files.items()], format.WINDOW_FILE_ROW)
+    rows, blobs = [], []
+    for ledger_id, bits in saved.bitmaps.items():
+        if len(used := np.flatnonzero(bits)):
+            blobs.append(bits[used[0]:used[-1] + 1].tobytes())
+            rows.append((ledger_id, int(used[0]), len(blobs[-1])))
+    body = b"".join([files.tobytes(), np.array(rows, format.WAITING_ROW).tobytes(), *blobs])
+    fields = {"magic": format.SCHEDULE_MAGIC, "partition_id": partition_id, "files": len(files), "bitmaps": len(rows),
+              "ledger_id": saved.known[0], "entry_id": saved.known[1],
+              "sorted_ledger_id": saved.behind[0], "sorted_entry_id": saved.behind[1], "sorted_ms": saved.last_ms}
+    checksum = crc32c(body, crc32c(format.header(format.SCHEDULE_HEADER, **fields)))
+    return format.header(format.SCHEDULE_HEADER, **fields, checksum=checksum) + body
+
+
+def read(path: Path) -> Saved:
+    """Raises FileNotFoundError, CorruptFile."""
+    raw, size = path.read_bytes(), format.SCHEDULE_HEADER.itemsize
+    if len(raw) < size:
+        raise CorruptFile(path, 0, "a schedule", f"{len(raw)} bytes")
+    bare = np.frombuffer(raw, format.SCHEDULE_HEADER, 1).copy()
+    head = bare[0].copy()
+    bare["checksum"] = 0
+    if crc32c(memoryview(raw)[size:], crc32c(bare.tobytes())) != head["checksum"] or head["magic"] != format.SCHEDULE_MAGIC:
+        raise CorruptFile(path, 0, "a schedule that is whole", "another checksum")
+    if head["version"] > format.VERSION:
+        raise CorruptFile(path, 8, f"format version {format.VERSION} or older", int(head["version"]))
+    files = np.frombuffer(raw, format.WINDOW_FILE_ROW, int(head["files"]), size)
+    rows = np.frombuffer(raw, format.WAITING_ROW, int(head["bitmaps"]), size + files.nbytes)
+    at, bitmaps = size + files.nbytes + rows.nbytes, {}
+    for ledger_id, first, count in rows.tolist():
+        bitmaps[ledger_id] = np.concatenate((np.zeros(first, np.uint8), np.frombuffer(raw, np.uint8, count, at)))
+        at += count
+    return Saved({(start, width): File(in_file, count) for start, width, in_file, count in files.tolist()}, bitmaps,
+                 (int(head["ledger_id"]), int(head["entry_id"])), (int(head["sorted_ledger_id"]), int(head["sorted_entry_id"])),
+                 int(head["sorted_ms"]))

@@ -1,0 +1,119 @@
+"""Which entries of a partition wait for their time: a bit for each, by ledger."""
+import numpy as np
+from numpy.typing import NDArray
+
+from geminga.storage.cursors.cursor import Cursor
+from geminga.storage.cursors.pending_acks import Entries
+
+
+class Waiting:
+    def __init__(self) -> None:
+        self.bitmaps: dict[int, NDArray[np.uint8]] = {}      # ledger id -> 1 = waits, as far as any does
+        self.count = 0                                       # bits that are set
+
+    def knows(self, ledger_id: int) -> bool:
+        """Whether any of the ledger's entries ever waited."""
+        return ledger_id in self.bitmaps
+
+    def of(self, ledger_id: int, entries: Entries) -> NDArray[np.bool_] | None:
+        """Of each of the entries (n,), ascending, whether it does; None: none does."""
+        bits = self.bitmaps.get(ledger_id)
+        if bits is None:
+            return None
+        found = np.zeros(len(entries), bool)
+        if isinstance(entries, range):
+            some = np.unpackbits(bits[entries.start >> 3:(entries.stop + 7) >> 3], bitorder="little")[entries.start & 7:][:len(entries)]
+            found[:len(some)] = some
+        else:
+            known = entries[:np.searchsorted(entries, len(bits) * 8)]
+            found[:len(known)] = _bits_at(bits, known)
+        return found
+
+    def among(self, ledger_id: int, entries: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """The same of entries in any order, of a ledger that it knows."""
+        bits = self.bitmaps[ledger_id]
+        found = entries < len(bits) * 8
+        found[found] = _bits_at(bits, entries[found])
+        return found
+
+    def is_set(self, ledger_id: int, entry_id: int) -> bool:
+        bits = self.bitmaps.get(ledger_id)
+        return bits is not None and entry_id >> 3 < len(bits) and bool(bits[entry_id >> 3] >> (entry_id & 7) & 1)
+
+    def all_of(self, ledger_id: int) -> NDArray[np.int64]:
+        """The ledger's entries that do, ascending."""
+        bits = self.bitmaps.get(ledger_id)
+        return np.flatnonzero(np.unpackbits(bits, bitorder="little")) if bits is not None else np.zeros(0, np.int64)
+
+    def count_left(self, ledger_id: int, cursor: Cursor) -> int:
+        """How many of the ledger do that the cursor has not acknowledged."""
+        bits = self.bitmaps.get(ledger_id)
+        if bits is None:
+            return 0
+        left = bits.copy()
+        if (acknowledged := cursor.bitmaps.get(ledger_id)) is not None:
+            left[:len(acknowledged)] &= ~acknowledged[:len(left)]
+        if ledger_id == cursor.mark_delete[0]:
+            _clear_before(left, cursor.mark_delete[1] + 1)
+        return _count(left)
+
+    def mark(self, ledger_id: int, first: int, waits: NDArray[np.bool_]) -> None:
+        """Of the entries from `first` on these (n,) do, and the others do not."""
+        bits, end = self.bitmaps.get(ledger_id), first + len(waits)
+        if bits is None and not waits.any():
+            return
+        if bits is None or len(bits) * 8 < end:
+            grown = np.zeros(-(-3 * end // 2 // 64) * 8, np.uint8)
+            if bits is not None:
+                grown[:len(bits)] = bits
+            bits = self.bitmaps[ledger_id] = grown
+        some, shift = bits[first >> 3:(end + 7) >> 3], first & 7
+        before = _count(some)
+        new = np.zeros(8 * len(some), bool)
+        new[shift:shift + len(waits)] = waits
+        packed = np.packbits(new, bitorder="little")
+        packed[0] |= some[0] & ((1 << shift) - 1)
+        packed[-1] |= some[-1] & (0xFF << (end - 1 & 7) + 1 & 0xFF)
+        some[:] = packed
+        self.count += _count(some) - before
+
+    def clear(self, ledger_id: int, entries: NDArray[np.int64]) -> None:
+        """These do no more; all of them did, and each is there once."""
+        np.bitwise_and.at(self.bitmaps[ledger_id], entries >> 3, ~(np.uint8(1) << (entries & 7).astype(np.uint8)))
+        self.count -= len(entries)
+
+    def clear_from(self, ledger_id: int, entry_id: int) -> None:
+        """None does from this entry on."""
+        for other, bits in self.bitmaps.items():
+            if other >= ledger_id:
+                first = entry_id if other == ledger_id else 0
+                self.count -= _count(bits)
+                bits[(first + 7) >> 3:] = 0
+                if first & 7 and first >> 3 < len(bits):
+                    bits[first >> 3] &= (1 << (first & 7)) - 1
+                self.count += _count(bits)
+
+    def load(self, ledger_id: int, bits: NDArray[np.uint8]) -> None:
+        """What was saved of a ledger."""
+        self.bitmaps[ledger_id] = bits
+        self.count += _count(bits)
+
+    def forget(self, ledger_id: int) -> None:
+        """The ledger was deleted."""
+        bits = self.bitmaps.pop(ledger_id, None)
+        if bits is not None:
+            self.count -= _count(bits)
+
+
+def _bits_at(bits: NDArray[np.uint8], entries: NDArray[np.int64]) -> NDArray[np.bool_]:
+    return (bits[entries >> 3] >> (entries & 7).astype(np.uint8) & 1).astype(bool)
+
+
+def _count(bits: NDArray[np.uint8]) -> int:
+    return int(np.bitwise_count(bits).sum(dtype=np.int64))
+
+
+def _clear_before(bits: NDArray[np.uint8], end: int) -> None:
+    bits[:end >> 3] = 0
+    if end & 7 and end >> 3 < len(bits):
+        bits[end >> 3] &= 0xFF << (end & 7) & 0xFF

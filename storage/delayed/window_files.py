@@ -1,0 +1,271 @@
+"""The files of a schedule: a file for each window of time, appended to as entries come, read once when its time has come.
+
+A window is `width` ms wide and starts at a multiple of that.  Further ahead windows are wider, soon as wide as an hour, and from three
+months on by powers of two, so that a month takes some 1,200 files and nothing takes ten thousand.  A wide one is split when its time has
+come, and so is one that was made when windows were to be wider.
+
+A row that is here may be out of date, or here twice: whoever reads rows asks the schedule's bitmaps.
+"""
+import contextlib
+import heapq
+import os
+import struct
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import ArrayLike, NDArray
+
+from geminga.proto.rows import struct_of
+from geminga.storage import format
+from geminga.storage.cursors.pending_acks import NEVER_MS
+from geminga.storage.errors import CorruptFile
+
+FAR_MS = 1 << 43                 # of the year 2248 and all later ones there is one file
+_AHEAD = 288                     # windows of a width, from now on, before they are wider ...
+_HOURS_AHEAD = 2_304             # ... and from an hour's width on: what waits can be counted by the hour
+_HOUR_MS = 3_600_000
+_WIDTH_MAX = (1 << 32) - 1       # ms, as rows count them
+_BLOCK = struct_of(format.WINDOW_BLOCK)
+_ROW = format.WINDOW_ROW.itemsize
+_SPAN_MAX = 1 << 16              # windows in a row whose numbers are sorted as two bytes, five times as fast as others
+_LOOKS = 32                      # files appended to between two looks at the clock
+
+Window = tuple[int, int]         # start and width, ms
+Rows = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]     # times in ms, ledger ids, entry ids: (n,) each
+NO_ROWS: Rows = (np.zeros(0, np.int64),) * 3
+
+
+def joined(parts: list[Rows]) -> Rows:
+    return tuple(np.concatenate(columns) for columns in zip(*parts, strict=True)) if parts else NO_ROWS
+
+
+def rows_of(times: ArrayLike, ledger_id: int, entries: ArrayLike) -> Rows:
+    """Of one ledger; times and entries (n,)."""
+    return np.asarray(times, np.int64), np.broadcast_to(np.int64(ledger_id), len(entries)), np.asarray(entries, np.int64)
+
+
+@dataclass(slots=True)
+class File:
+    size: int = 0
+    rows: int = 0
+
+
+def _wider(width_ms: int) -> int:
+    """Of windows below an hour the next that divide one."""
+    if width_ms < _HOUR_MS and _HOUR_MS % width_ms == 0:
+        return 2 * width_ms if _HOUR_MS % (2 * width_ms) == 0 else _HOUR_MS
+    return 2 * width_ms
+
+
+def windows_of(times: NDArray[np.int64], width_ms: int, now_ms: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(starts, widths) of the windows of these times (n,)."""
+    widths, starts, width = np.full(len(times), width_ms, np.int64), times // width_ms * width_ms, width_ms
+    while (wider := _wider(width)) <= _WIDTH_MAX:
+        wide = times // wider * wider
+        far = np.flatnonzero(wide - now_ms >= (_AHEAD if width < _HOUR_MS else _HOURS_AHEAD) * width)
+        if not len(far):
+            break
+        width = wider
+        widths[far], starts[far] = width, wide[far]
+    is_far = times >= FAR_MS
+    starts[is_far], widths[is_far] = FAR_MS, 0
+    return starts, widths
+
+
+class Windows:
+    """Those of one partition."""
+
+    def __init__(self, folder: Path):
+        self.folder, self._prefix = folder, f"{folder}{os.sep}"
+        self.files: dict[Window, File] = {}
+        self.loaded: set[Window] = set()       # what is in them is in memory too
+        self.done: set[Window] = set()         # all that is in them is out of date: to be removed when what is saved knows that
+        self._ahead: list[Window] = []         # a heap of those that are not; some may be gone
+        self.created = self.read = self.unreadable = self.removed = 0      # files, since the partition was opened
+
+    def next_ms(self) -> int:
+        """When the next window begins that is not in memory; NEVER_MS when there is none."""
+        while self._ahead and (self._ahead[0] not in self.files or self._ahead[0] in self.loaded):
+            heapq.heappop(self._ahead)
+        return self._ahead[0][0] if self._ahead else NEVER_MS
+
+    def next(self) -> Window:
+        return self._ahead[0]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files.values())
+
+    # -- writing
+
+    def append(self, window: Window, rows: NDArray) -> None:
+        """Add a block of WINDOW_ROWs.  Raises OSError, and the file is as it was then."""
+        if not self.files:
+            self.folder.mkdir(exist_ok=True)
+        if (file := self.files.get(window)) is None:
+            file = self.files[window] = File()
+            self.created += 1
+            heapq.heappush(self._ahead, window)
+        data = rows.tobytes()
+        block = _BLOCK.pack(format.WINDOW_MAGIC, len(rows), crc32c(data), 0) + data
+        fd = os.open(f"{self._prefix}{window[0]}-{window[1]}.window", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            written = 0
+            if os.fstat(fd).st_size != file.size:      # what was written before a crash, and does not count
+                os.ftruncate(fd, file.size)
+            try:
+                while written < len(block):
+                    written += os.pwrite(fd, block[written:], file.size + written)
+            except OSError:
+                os.ftruncate(fd, file.size)
+                raise
+        finally:
+            os.close(fd)
+        file.size += len(block)
+        file.rows += len(rows)
+        self.done.discard(window)
+
+    # -- reading
+
+    def load(self, window: Window) -> Rows:
+        """What is in it; it is in memory from now on.  Raises CorruptFile."""
+        try:
+            found = self.peek(window)
+        except CorruptFile:
+            self.unreadable += 1
+            raise
+        self.read += 1
+        self.loaded.add(window)
+        return found
+
+    def peek(self, window: Window) -> Rows:
+        """What is in it.  Raises CorruptFile."""
+        start, _ = window
+        rows = list(self.blocks(window))
+        if not rows:
+            return NO_ROWS
+        found = np.concatenate(rows)
+        return start + found["after_ms"].astype(np.int64), found["ledger_id"].astype(np.int64), found["entry_id"].astype(np.int64)
+
+    def blocks(self, window: Window) -> Iterator[NDArray]:
+        """WINDOW_ROWs, as they were added to it.  Raises CorruptFile."""
+        path, size, at = self.path(window), self.files[window].size, 0
+        try:
+            with open(path, "rb") as file:
+                raw = file.read(size)
+        except FileNotFoundError as error:
+            raise CorruptFile(path, 0, "a window of delayed messages", "no file") from error
+        if len(raw) < size:
+            raise CorruptFile(path, len(raw), f"{size} bytes", "the end of the file")
+        while at < len(raw):
+            try:
+                magic, count, checksum, _ = _BLOCK.unpack_from(raw, at)
+            except struct.error as error:
+                raise CorruptFile(path, at, "a whole block", f"{len(raw) - at} bytes") from error
+            begins, ends = at + _BLOCK.size, at + _BLOCK.size + count * _ROW
+            if magic != format.WINDOW_MAGIC:
+                raise CorruptFile(path, at, "a block of a version that this program knows", f"{magic:#x}")
+            if ends > len(raw) or crc32c(memoryview(raw)[begins:ends]) != checksum:
+                raise CorruptFile(path, at, "a block that is whole", "one that is cut, or damaged")
+            yield np.frombuffer(raw, format.WINDOW_ROW, count, begins)
+            at = ends
+
+    # -- at a start, and at an end
+
+    def restore(self, known: dict[Window, File]) -> None:
+        """The files count as they were when that was known; what has come since will come again.  Raises CorruptFile."""
+        there = self._there()
+        for window in known.keys() - there:
+            raise CorruptFile(self.path(window), 0, f"{known[window].size} bytes", "no file")
+        self.files = {window: known.get(window) or File() for window in there}
+        self._ahead = sorted(self.files)
+
+    def clear(self) -> None:
+        """Nothing is in them; files go when their time has come."""
+        self.files = {window: File() for window in self._there()}
+        self.loaded, self.done, self._ahead = set(), set(), sorted(self.files)
+
+    def _there(self) -> set[Window]:
+        names = []
+        with contextlib.suppress(FileNotFoundError):
+            names = [name.removesuffix(".window").partition("-") for name in os.listdir(self.folder) if name.endswith(".window")]
+        return {(int(start), int(width)) for start, _, width in names}
+
+    def remove(self, window: Window) -> None:
+        self.removed += self.files.pop(window, None) is not None
+        self.loaded.discard(window)
+        self.done.discard(window)
+        self.path(window).unlink(missing_ok=True)
+
+    def path(self, window: Window) -> Path:
+        return self.folder / f"{window[0]}-{window[1]}.window"
+
+
+def _numbered(values: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray]:
+    """(values that there may be, ascending; of each of the values (n,) its number among them)."""
+    if len(values) and (last := int(values.max())) - (first := int(values.min())) < _SPAN_MAX:
+        return np.arange(first, last + 1), (values - first).astype(np.uint16)
+    return np.unique(values, return_inverse=True)
+
+
+class Flush:
+    """Rows on their way into the files of their windows, some files at a time."""
+
+    def __init__(self, windows: Windows, rows: Rows, width_ms: int, now_ms: int):
+        times, ledger_ids, entry_ids = self.rows = rows
+        narrow, numbers = _numbered(times // width_ms)
+        starts, widths = windows_of(narrow * width_ms, width_ms, now_ms)
+        is_next = np.ones(len(starts), bool)
+        is_next[1:] = (starts[1:] != starts[:-1]) | (widths[1:] != widths[:-1])
+        numbers = (np.cumsum(is_next) - 1).astype(numbers.dtype)[numbers]          # of the windows that have files
+        starts, widths = starts[is_next], widths[is_next]
+        self._order = order = np.argsort(numbers, kind="stable")
+        found = np.empty(len(times), format.WINDOW_ROW)
+        found["after_ms"], found["entry_id"], found["ledger_id"] = times - starts[numbers], entry_ids, ledger_ids
+        if not widths.all():
+            found["after_ms"][widths[numbers] == 0] = 0
+        self._rows = np.take(found.view(np.uint64).reshape(-1, 2), order, axis=0).view(format.WINDOW_ROW).ravel()
+        counts = np.bincount(numbers, minlength=len(starts))
+        there = np.flatnonzero(counts)
+        self._edges = [0, *np.cumsum(counts[there]).tolist()]
+        self._names = list(zip(starts[there].tolist(), widths[there].tolist(), strict=True))
+        self._windows, self._at = windows, 0
+        self._late: list[NDArray] = []
+        self._forgotten: list[int] = []
+
+    def forget(self, ledger_id: int) -> None:
+        """Rows of that ledger need not be written any more."""
+        self._forgotten.append(ledger_id)
+
+    def go_on(self, until: float) -> bool:
+        """Write until that time (time.perf_counter); whether all is written.  Raises OSError, and may be called again then."""
+        while self._at < len(self._names):
+            window, first, end = self._names[self._at], self._edges[self._at], self._edges[self._at + 1]
+            rows = self._rows[first:end]
+            if self._forgotten:
+                rows = rows[~np.isin(rows["ledger_id"], self._forgotten)]
+            if len(rows):
+                self._windows.append(window, rows)
+            if window in self._windows.loaded:
+                self._late.append(self._order[first:end])
+            self._at += 1
+            if self._at % _LOOKS == 0 and time.perf_counter() >= until:
+                break
+        return self._at == len(self._names)
+
+    def left(self) -> Rows:
+        """Those of the rows that are in no file yet that has yet to be loaded."""
+        picked = np.concatenate([self._order[self._edges[self._at]:], *self._late])
+        return tuple(column[picked] for column in self.rows)
+
+    def late(self) -> Rows:
+        """Those of the rows whose windows were in memory already."""
+        if not self._late:
+            return NO_ROWS
+        picked = np.concatenate(self._late)
+        return tuple(column[picked] for column in self.rows)

@@ -1,0 +1,85 @@
+"""Which data folders this program may write to: the file `format` of each has a number, that of the newest program it was served by.
+
+Whoever is about to write looks at it first: what a newer program has written there, this one might take for damage.
+"""
+import contextlib
+import errno
+import os
+from pathlib import Path
+
+from geminga.storage import format
+from geminga.storage.disk import regular_files
+from geminga.storage.ledgers.ledger import sync, write_anew
+
+_UNFINISHED = b"unfinished\n"
+_NUMBER_MAX = 64            # bytes that are looked at
+
+
+class CannotUse(Exception):
+    """The folder is not for this program: one line that says why."""
+
+
+def make(data_dir: Path) -> None:
+    """There is a folder; a new one is for its user alone.  Raises OSError."""
+    with contextlib.suppress(FileExistsError):
+        data_dir.mkdir(mode=0o700, parents=True)
+    if not data_dir.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(data_dir))
+
+
+def look(data_dir: Path) -> None:
+    """Raises OSError unless this user could make the folder, or write to it and to what lies in it.  Changes nothing."""
+    place = data_dir.absolute()
+    while not _is_there(place):
+        place = place.parent
+    if not place.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(place))
+    for path in (place, *(place.iterdir() if place == data_dir.absolute() else ())):
+        if not os.access(path, os.R_OK | os.W_OK | (os.X_OK if path.is_dir() else 0)):
+            raise PermissionError(errno.EACCES, "it cannot be written to", str(path))
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def check(data_dir: Path) -> int:
+    """The folder's number; 0 when nobody has written one.  Raises CannotUse, OSError."""
+    path = format.format_path(data_dir)
+    try:
+        said = regular_files.read(path, _NUMBER_MAX)
+    except FileNotFoundError:
+        return 0
+    if said == _UNFINISHED:
+        raise CannotUse(f"{data_dir}: a restore into it was not completed; remove it, and restore again")
+    if not said.strip().isdigit():
+        raise CannotUse(f"{path}: expected a number, found {said[:20]!r}")
+    if (number := int(said)) > format.FOLDER_VERSION:
+        raise CannotUse(f"{path}: {data_dir} has format {number}, and this program knows {format.FOLDER_VERSION} and older; "
+                        "a newer one wrote it")
+    return number
+
+
+def claim(data_dir: Path) -> None:
+    """This program writes to the folder from now on, and older ones do not.  Raises CannotUse, OSError."""
+    if check(data_dir) < format.FOLDER_VERSION:
+        _write(data_dir, b"%d\n" % format.FOLDER_VERSION)
+
+
+def begin(data_dir: Path) -> None:
+    """Nobody takes the folder for one before it is claimed.  Raises OSError."""
+    _write(data_dir, _UNFINISHED)
+
+
+def complete(data_dir: Path) -> None:
+    """It is one.  Raises OSError."""
+    _write(data_dir, b"%d\n" % format.FOLDER_VERSION)
+
+
+def _write(data_dir: Path, data: bytes) -> None:
+    write_anew(format.format_path(data_dir), data)
+    sync(data_dir, os.fsync)

@@ -1,0 +1,173 @@
+"""Backlog quotas: how much, and how old, what a durable subscription has not acknowledged may be.
+
+Judged whenever somebody publishes, by what is there: bytes are those of entries that the slowest durable subscription has not
+acknowledged, age that of the oldest whose time has come.  To count bytes costs time where acknowledgements left holes, so they
+are counted anew only when the last count and what was published since reach the limit: acknowledgements only make it less.
+"""
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.storage.catalogue.policy_table import EVICTION, EXCEPTION, HOLD
+from geminga.storage.cursors.cursor import EVICTED, Cursor
+from geminga.storage.enforcement.publish_gate import Barrier
+from geminga.storage.ledgers.ledger import Ledger
+from geminga.storage.topics import acknowledge
+from geminga.storage.topics.acknowledge import Acks
+from geminga.storage.topics.partition import Partition
+from geminga.storage.topics.subscription import Subscription
+
+_SPARE = 64          # eviction makes room for this part of the limit, so that not every entry has to make its own
+_AGAIN_MS = 1_000    # between two attempts to evict what cannot be
+_TEXT = "Cannot create producer on topic with backlog quota exceeded"
+_BARRIERS = {HOLD: Barrier(api.ProducerBlockedQuotaExceededError, _TEXT, is_waited_for=True),
+             EXCEPTION: Barrier(api.ProducerBlockedQuotaExceededException, _TEXT, is_waited_for=False)}
+
+
+@dataclass(slots=True)
+class _Count:
+    """Bytes that the slowest subscription had not acknowledged, when they were counted."""
+
+    size: int = 0
+    ledger_id: int = -1       # the open ledger then, ...
+    ledger_size: int = 0      # ... and its size
+    begun: int = 0            # Partition.begun, then
+    next_ms: int = 0          # when it is worth to try and evict something again
+
+
+class Quotas:
+    """Of the partitions of one owner that have any."""
+
+    def __init__(self, owner):
+        self._owner = owner
+        self._counts: dict[Partition, _Count] = {}
+
+    @property
+    def is_possible(self) -> bool:
+        return bool(self._counts)
+
+    def watch(self, partition: Partition) -> None:
+        """Its policies are new."""
+        self._counts.pop(partition, None)
+        if partition.policies.has_quota and self._owner.options.backlog_quota_check:
+            self._counts[partition] = _Count()
+
+    def release(self, partition: Partition) -> None:
+        self._counts.pop(partition, None)
+
+    # -- who publishes
+
+    def barrier(self, partition: Partition) -> Barrier | None:
+        policies = partition.policies
+        if partition not in self._counts:
+            return None
+        if policies.quota_bytes_action != EVICTION and self._is_too_large(partition):
+            return _BARRIERS[policies.quota_bytes_action]
+        if policies.quota_age_action != EVICTION and self._is_too_old(partition):
+            return _BARRIERS[policies.quota_age_action]
+        return None
+
+    def _is_too_large(self, partition: Partition) -> bool:
+        """As large as the limit; nothing at all is never too large."""
+        limit, count, last = partition.policies.quota_bytes, self._counts[partition], partition.open_ledger
+        if limit < 0:
+            return False
+        if (count.ledger_id, count.begun) != (last.ledger_id, partition.begun) or count.size + last.size - count.ledger_size >= limit:
+            self._count(partition)
+        return count.size + last.size - count.ledger_size >= max(limit, 1)
+
+    def _count(self, partition: Partition) -> None:
+        count, last = self._counts[partition], partition.open_ledger
+        count.size = max((backlog_bytes(one.cursor, partition) for one in _durable(partition)), default=0)
+        count.ledger_id, count.ledger_size, count.begun = last.ledger_id, last.size, partition.begun
+
+    def _is_too_old(self, partition: Partition) -> bool:
+        limit_ms = partition.policies.quota_age_s * 1000
+        return limit_ms > 0 and any(_is_behind(one.cursor, partition, self._owner.now_ms - limit_ms) for one in _durable(partition))
+
+    # -- eviction
+
+    def published(self, partition: Partition) -> None:
+        """The slowest subscriptions lose their oldest entries if that made the backlog too large and its quota says so."""
+        policies, count, now_ms = partition.policies, self._counts.get(partition), self._owner.now_ms
+        if count is None or policies.quota_bytes_action != EVICTION or now_ms < count.next_ms or not self._is_too_large(partition):
+            return
+        for subscription in _durable(partition):
+            excess = backlog_bytes(subscription.cursor, partition) - policies.quota_bytes
+            if excess > 0:
+                self._evict(subscription, excess + policies.quota_bytes // _SPARE, now_ms)
+        self._count(partition)
+        if count.size > policies.quota_bytes:      # what is left is to come later
+            count.next_ms = now_ms + _AGAIN_MS
+
+    def tick(self, now_ms: int) -> None:
+        """Entries get old although nobody publishes."""
+        with self._owner.counters.timed("quota_check"):
+            for partition in self._counts:
+                policies, came_ms = partition.policies, now_ms - partition.policies.quota_age_s * 1000
+                if policies.quota_age_action == EVICTION and policies.quota_age_s > 0:
+                    for subscription in _durable(partition):
+                        if _is_behind(subscription.cursor, partition, came_ms):
+                            self._evict(subscription, None, came_ms)
+                self.published(partition)
+
+    def _evict(self, subscription: Subscription, size: int | None, came_ms: int) -> None:
+        """The oldest entries that came, or were to come, until then go: so many bytes of them, or all."""
+        partition = subscription.partition
+        for ledger in partition.ledgers_from(subscription.cursor.mark_delete[0]):
+            entries = _due_by(subscription.cursor, partition, ledger, _came_until(ledger, came_ms), came_ms)
+            if size is not None and len(entries):
+                sizes = np.cumsum(ledger.column("size")[entries], dtype=np.int64)
+                entries = entries[:int(np.searchsorted(sizes, size)) + 1]
+                size -= int(sizes[len(entries) - 1])
+            if len(entries):
+                acknowledge.move(self._owner, subscription, Acks(single={ledger.ledger_id: entries}), EVICTED)
+                self._owner.counters.add("entries_evicted", len(entries))
+                by_size, by_age = partition.evictions
+                partition.evictions = (by_size + (size is not None), by_age + (size is None))
+            if size is not None and size <= 0:
+                return
+
+
+def _durable(partition: Partition) -> list[Subscription]:
+    return [subscription for subscription in partition.subscriptions.values() if subscription.is_durable]
+
+
+def backlog_bytes(cursor: Cursor, partition: Partition) -> int:
+    """Of the entries that are not acknowledged."""
+    total = 0
+    for ledger in partition.ledgers_from(cursor.mark_delete[0]):
+        first = cursor.mark_delete[1] + 1 if ledger.ledger_id == cursor.mark_delete[0] else 0
+        if ledger.ledger_id in cursor.bitmaps:
+            left = ~cursor.acknowledged(ledger.ledger_id, first, ledger.entries)
+            total += int(ledger.column("size")[first:ledger.entries].sum(where=left, dtype=np.int64))
+        elif first < ledger.entries:
+            total += ledger.size - int(ledger.column("offset")[first])
+    return total
+
+
+def _came_until(ledger: Ledger, came_ms: int) -> int:
+    """How many entries, from the first on, came until then: they come in the order of time."""
+    return int(np.searchsorted(ledger.column("broker_time")[:ledger.entries], came_ms, side="right"))
+
+
+def _due_by(cursor: Cursor, partition: Partition, ledger: Ledger, end: int, came_ms: int) -> NDArray[np.int64]:
+    """The ledger's entries before `end` that are not acknowledged and were to come until then, ascending."""
+    found, schedule = [], partition.schedule
+    for entries in cursor.left(ledger, 0, end if schedule is None else min(end, schedule.end(ledger))):
+        entries = np.asarray(entries if schedule is None else schedule.ready(ledger.ledger_id, entries))
+        found.append(entries[(ledger.deliver_at[entries] if schedule is None else schedule.times_of(ledger, entries)) <= came_ms])
+    return np.concatenate(found) if found else np.zeros(0, np.int64)
+
+
+def _is_behind(cursor: Cursor, partition: Partition, came_ms: int) -> bool:
+    """Whether an entry that came, or was to come, until then is not acknowledged."""
+    for ledger in partition.ledgers_from(cursor.mark_delete[0]):
+        end = _came_until(ledger, came_ms)
+        if len(_due_by(cursor, partition, ledger, end, came_ms)):
+            return True
+        if end < ledger.entries:
+            return False
+    return False

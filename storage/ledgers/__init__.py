@@ -1,0 +1,10 @@
+"""Entries on disk: ledgers, the journal in front of them, compacted ledgers.
+
+    ledger.py              entries and their index, mapped into memory
+    index_repair.py        an index made anew from the entries it describes
+    journal.py             segments that hold what a pass decided, synced once per pass
+    journal_reader.py      the records of segments, read back
+    compacted_ledgers.py   the newest message of each key, as jobs/ writes them
+
+Imports: `disk/`, `runtime/`, `cursors/` data types.  Start with `ledger.py`; every byte is in `../format.py`.
+"""

@@ -1,0 +1,440 @@
+"""A backup of a data folder: all that a start needs, as it was at one moment, while a broker goes on serving it.
+
+    <parent>/<time>/manifest                          CRC32-C of the rest in hexadecimal, a space, JSON: what is in it (Manifest)
+    <parent>/<time>/catalogue.sqlite
+    <parent>/<time>/partitions/<id>/...               as in a data folder: ledgers, indexes, state, what operators amended, the view
+    <parent>/<time>.new                               one that is being made, or was not completed
+    <parent>/lock                                     of whoever makes one here
+    <data>/backup/lock                                ... of this folder
+    <data>/backup/linked/<id>/...                     everything that may count, under a second name, until it is moved or copied
+
+Everything is linked first, then owners say where it ends (backup_snapshot.py), then it is synced and read, for its checksum.  Where the
+file system can, files that are only appended to share their blocks with the backup's; else, on the same one, a ledger's file stays linked,
+and nothing is given back within a file that has two names.  All else is copied, unless the backup before has the same.  Where a header is
+written in place, the manifest has it as it was.
+There is no journal in a backup: what a state and an index say is complete.
+"""
+import contextlib
+import json
+import os
+import re
+import shutil
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+from crc32c import crc32c
+
+from geminga.storage import format
+from geminga.storage.catalogue.catalogue import open_catalogue, open_to_read
+from geminga.storage.disk import locks, regular_files, syscalls
+from geminga.storage.errors import CorruptFile
+from geminga.storage.ledgers import compacted_ledgers
+from geminga.storage.ledgers.ledger import Ledger, sync, write_anew
+from geminga.storage.upkeep.backup_snapshot import link
+
+VERSION = 1
+MANIFEST, CATALOGUE, PARTITIONS, STATE = "manifest", "catalogue.sqlite", "partitions", "state"
+_UNFINISHED = ".new"
+_NAME = re.compile(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d-\d{3}Z")
+_AMENDED = format.amended_path(Path())
+_CHUNK = 1 << 20
+_MANIFEST_MAX = 1 << 30      # bytes; some 200 for each file
+
+
+class CannotBackUp(Exception):
+    """One line that says why."""
+
+
+@dataclass(slots=True)
+class Item:
+    """A file of a data folder, as a backup has it."""
+
+    path: str                # in the data folder, and in the backup
+    size: int                # bytes that count, with the header
+    crc32c: int = 0          # of these
+    header: str = ""         # hexadecimal; what it begins with, whatever is there now
+    source: list[int] = field(default_factory=list)      # inode and time of the last change of what it was made from
+
+
+@dataclass(slots=True)
+class Manifest:
+    """What a backup has."""
+
+    created_ms: int
+    folder_version: int
+    data_dir: str
+    items: list[Item]
+    version: int = VERSION
+
+    def encode(self) -> bytes:
+        text = json.dumps(asdict(self), separators=(",", ":")).encode()
+        return b"%08x %s" % (crc32c(text), text)
+
+
+def read_manifest(backup: Path) -> Manifest:
+    """Raises CorruptFile, OSError; CannotBackUp for a newer program's, and for what says something that no program writes."""
+    path = backup / MANIFEST
+    checksum, _, text = regular_files.read(path, _MANIFEST_MAX).partition(b" ")
+    if checksum != b"%08x" % crc32c(text):
+        raise CorruptFile(path, 0, f"checksum {crc32c(text):08x}", checksum[:16])
+    try:
+        said = json.loads(text)
+        for name, known in (("version", VERSION), ("folder_version", format.FOLDER_VERSION)):
+            if _number(said[name]) > known:
+                raise CannotBackUp(f"{path}: a newer program made it: its {name} is {said[name]}, and this one knows {known} and older")
+        found = Manifest(**said | {"items": [_item(path, Item(**item)) for item in said["items"]]})
+        _number(found.created_ms)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise CannotBackUp(f"{path}: it is no manifest that a program of ours has written") from None
+    if len({item.path for item in found.items}) < len(found.items):
+        raise CannotBackUp(f"{path}: it has a file twice")
+    return found
+
+
+def _item(manifest: Path, item: Item) -> Item:
+    """As it is.  Raises CannotBackUp, ValueError, TypeError when it is no file that a backup has."""
+    parts = Path(item.path).parts
+    is_partitions = len(parts) > 2 and parts[0] == PARTITIONS and ".." not in parts
+    if not (item.path == CATALOGUE or is_partitions and item.path == "/".join(parts) and item.path.isprintable()):
+        raise CannotBackUp(f"{manifest}: {item.path!a} is not in a data folder")
+    for number in (item.size, item.crc32c, *item.source):
+        _number(number)
+    if len(bytes.fromhex(item.header)) > item.size:
+        raise ValueError(item.header)
+    return item
+
+
+def _number(value: object) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise ValueError(value)
+    return value
+
+
+@dataclass(slots=True)
+class Report:
+    """What became of it."""
+
+    folder: str
+    partitions: int = 0
+    bytes: int = 0
+    shared_bytes: int = 0        # of these: with the data folder, or with the backup before
+    longest_pause_ms: float = 0  # that an owner stood still for
+    seconds: float = 0
+
+
+def backups(parent: Path) -> list[Path]:
+    """Those that are complete, the oldest first."""
+    return sorted(path.parent for path in parent.glob(f"*/{MANIFEST}") if _NAME.fullmatch(path.parent.name))
+
+
+def make(data_dir: Path, parent: Path, begin: Callable[[], None], cut: Callable[[], list[dict]], *, keep: int = 0) -> Report:
+    """Make one in a new folder of parent.  begin and cut ask all owners (backup_snapshot.py); keep: of how many the oldest are removed
+    then.
+
+    Raises CannotBackUp, OSError, CorruptFile, whatever begin and cut do; nothing is left of it then.
+    """
+    began = time.monotonic()
+    if parent.resolve().is_relative_to(data_dir.resolve()):
+        raise CannotBackUp(f"{parent} is in the data folder")
+    own = format.linked_folder(data_dir).parent
+    for folder in (parent, own):
+        folder.mkdir(parents=True, exist_ok=True)
+    with locks.lock(parent / locks.LOCK) as is_ours, locks.lock(own / locks.LOCK) as is_alone:
+        if not (is_ours and is_alone):
+            raise CannotBackUp(f"{parent if is_alone else data_dir}: another backup is being made")
+        _clean(data_dir, parent)
+        now_ms = time.time_ns() // 1_000_000
+        name = time.strftime("%Y-%m-%dT%H-%M-%S", time.gmtime(now_ms // 1000)) + f"-{now_ms % 1000:03}Z"
+        made = parent / f"{name}{_UNFINISHED}"
+        try:
+            made.mkdir()
+            report = _Making(data_dir, made, next(reversed(backups(parent)), None)).run(begin, cut)
+            made.rename(parent / name)
+            sync(parent, os.fsync)
+        finally:
+            _clean(data_dir, parent)
+        for old in backups(parent)[:-keep] if keep else ():
+            old.rename(old.with_suffix(_UNFINISHED))      # from here on it is none
+        _clean(data_dir, parent)
+        report.folder, report.seconds = str(parent / name), round(time.monotonic() - began, 3)
+        return report
+
+
+def remove_leftovers(data_dir: Path) -> None:
+    """What a backup that was killed has left in the data folder goes."""
+    linked = format.linked_folder(data_dir)
+    if linked.exists():
+        with locks.lock(linked.with_name(locks.LOCK)) as is_alone:
+            if is_alone:
+                shutil.rmtree(linked, ignore_errors=True)
+
+
+def _clean(data_dir: Path, parent: Path) -> None:
+    unfinished = [path for path in parent.glob(f"*{_UNFINISHED}") if _NAME.fullmatch(path.stem)]
+    for path in [format.linked_folder(data_dir), *unfinished]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+class _Making:
+    """One that is being made, in the folder `made`; `before` is the last one."""
+
+    def __init__(self, data_dir: Path, made: Path, before: Path | None):
+        self._data_dir, self._made, self._before = data_dir, made, before
+        self._known: dict[str, Item] = {}
+        if before is not None:
+            with contextlib.suppress(CorruptFile, CannotBackUp, OSError):
+                self._known = {item.path: item for item in read_manifest(before).items}
+        self._rows: dict[int, list[Item]] = {}       # by partition: as its files say
+        self._stays = False                          # whether what is linked is the backup's already
+        self._linked = format.linked_folder(data_dir)
+        self._linked.mkdir()
+        self._clones = True                          # whether files may share blocks without being one
+        self._report = Report("")
+
+    def run(self, begin: Callable[[], None], cut: Callable[[], list[dict]]) -> Report:
+        begin()
+        newest = self._newest_partition()
+        for folder in (self._data_dir / PARTITIONS).glob("*"):
+            if folder.name.isdigit():
+                self._rows[int(folder.name)] = self._link(folder, int(folder.name))
+        states = self._take(cut())
+        with contextlib.suppress(OSError):           # another file system, or a mount of its own
+            self._linked.rename(self._made / PARTITIONS)
+            self._linked, self._stays = self._made / PARTITIONS, True
+        created_ms = time.time_ns() // 1_000_000
+        stored = self._copy_catalogue(newest)
+        for partition_id, data in states.items():
+            if partition_id in stored:
+                self._write_state(partition_id, data)
+        items = [Item(CATALOGUE, (self._made / CATALOGUE).stat().st_size)]
+        items += [item for partition_id in sorted(stored & self._rows.keys()) for item in self._rows[partition_id]]
+        for item in items:
+            self._settle(item)
+        self._remove_others({item.path for item in items})
+        for folder, _, _ in os.walk(self._made):
+            sync(Path(folder), os.fsync)
+        write_anew(self._made / MANIFEST, Manifest(created_ms, format.FOLDER_VERSION, str(self._data_dir.resolve()), items).encode())
+        sync(self._made, os.fsync)
+        self._report.partitions = len(stored & self._rows.keys())
+        return self._report
+
+    # -- what there is
+
+    def _link(self, folder: Path, partition_id: int) -> list[Item]:
+        """All files of a partition have another name; what they say of it.  Those that go meanwhile are not needed."""
+        items = []
+        for path in _files(folder):
+            name = self._linked / path.relative_to(folder.parent)
+            with contextlib.suppress(FileNotFoundError):
+                if path == folder / _AMENDED:
+                    items.append(Item(self._name(path), path.stat().st_size))
+                link(path, name)
+                if path.parent == folder and path.suffix == ".index" and path.stem.isdigit():
+                    items += self._ledger(partition_id, int(path.stem))
+                elif path.parent != folder or path.suffix != ".ledger":
+                    items += [Item(self._name(path), name.stat().st_size)] if path != folder / _AMENDED else []
+        return items
+
+    def _name(self, path: Path) -> str:
+        return str(path.relative_to(self._data_dir))
+
+    def _ledger(self, partition_id: int, ledger_id: int) -> list[Item]:
+        """As the ledger's index says; whole files where that does not say it."""
+        folder = self._linked / str(partition_id)
+        paths = [path for path in (format.index_path(folder, ledger_id), format.ledger_path(folder, ledger_id))]
+        with open(paths[0], "rb") as file:
+            raw = file.read(format.HEADER_SIZE)
+        with contextlib.suppress(FileNotFoundError):
+            link(format.ledger_path(format.partition_folder(self._data_dir, partition_id), ledger_id), paths[1])
+        head = np.frombuffer(raw, format.INDEX_HEADER, 1) if len(raw) == format.HEADER_SIZE else None
+        if head is None or head["magic"][0] != format.INDEX_MAGIC or head["version"][0] == 1 or not format.is_whole(head):
+            sizes = [path.stat().st_size for path in paths]
+            return [Item(f"{PARTITIONS}/{partition_id}/{path.name}", size) for path, size in zip(paths, sizes, strict=True)]
+        return _items(Ledger(format.partition_folder(Path(), partition_id), partition_id, ledger_id), raw, int(head["entries"][0]),
+                      int(head["size"][0]))
+
+    def _take(self, cuts: list[dict]) -> dict[int, bytes]:
+        """What owners say is so; returns partitions' states."""
+        states = {}
+        for one in cuts:
+            self._report.longest_pause_ms = max(self._report.longest_pause_ms, round(1000 * one["seconds"], 3))
+            with open(self._linked / one["file"], "rb") as file:
+                for row in json.loads(file.readline()):
+                    states[row["id"]] = file.read(row["state"])
+                    self._take_row(row)
+            (self._linked / one["file"]).unlink()
+        return states
+
+    def _take_row(self, row: dict) -> None:
+        partition_id, named = row["id"], format.partition_folder(Path(), row["id"])
+        if "open" not in row:      # nobody has opened it since a start: its files are right, but for the state
+            items = [item for item in self._rows.get(partition_id, []) if item.path != str(named / STATE)]
+        else:
+            items = [item for ledger_id in row["sealed"] for item in self._ledger(partition_id, ledger_id)]
+            last = Ledger(named, partition_id, row["open"][0])
+            _, last.entries, last.size, last.first_message, last.created_ms = row["open"]
+            items += _items(last, last.header(), last.entries, last.size)
+            if row["view"]:
+                view = self._linked / str(partition_id) / "compacted" / str(row["view"])
+                items += [Item(str(named / "compacted" / view.name / path.name), path.stat().st_size) for path in view.iterdir()]
+            if row["amended"]:
+                items.append(Item(str(named / _AMENDED), row["amended"]))
+        self._rows[partition_id] = [*items, Item(str(named / STATE), row["state"])]
+
+    def _newest_partition(self) -> int:
+        with contextlib.closing(open_to_read(self._data_dir / CATALOGUE)) as catalogue:
+            return catalogue.newest_partition()
+
+    def _copy_catalogue(self, newest: int) -> set[int]:
+        """After the cuts; partitions that were made behind them, newer than that, are taken out.  The ids of those there are."""
+        with contextlib.closing(sqlite3.connect(f"{(self._data_dir / CATALOGUE).absolute().as_uri()}?mode=ro", uri=True)) as source, \
+                contextlib.closing(sqlite3.connect(self._made / CATALOGUE)) as copy:
+            source.backup(copy)
+        with contextlib.closing(open_catalogue(self._made / CATALOGUE)) as catalogue:
+            stored = {partition_id for partition_id, _ in catalogue.partitions()}
+            later = {partition_id for partition_id in stored - self._rows.keys() if partition_id > newest}
+            for partition_id in later:
+                catalogue.delete_partition(partition_id)
+            catalogue.commit()
+        return stored - later
+
+    def _write_state(self, partition_id: int, data: bytes) -> None:
+        path = self._linked / str(partition_id) / STATE
+        path.parent.mkdir(exist_ok=True)
+        write_anew(path, data)
+
+    # -- what becomes of it
+
+    def _settle(self, item: Item) -> None:
+        """Synced, in the backup, with its checksum."""
+        path = self._made / item.path
+        self._report.bytes += item.size
+        if item.path == CATALOGUE:
+            return self._sum_up(path, item)
+        linked = path if self._stays else self._linked / Path(item.path).relative_to(PARTITIONS)
+        with open(linked, "rb") as file:
+            os.fdatasync(file.fileno())
+            found = os.fstat(file.fileno())
+        item.source = [found.st_ino, found.st_mtime_ns]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        known = self._known.get(item.path)
+        is_same = known is not None and (known.size, known.header, known.source) == (item.size, item.header, item.source)
+        if is_same and _link_again(self._before / item.path, path):
+            self._report.shared_bytes += item.size
+            item.crc32c = known.crc32c
+            return None
+        is_written = path.suffix == ".index" and path.parents[1].name != "compacted" or path.name == _AMENDED.name
+        fresh = path.with_suffix(_UNFINISHED)
+        if not is_written and self._clone(linked, fresh):
+            fresh.replace(path)
+            self._report.shared_bytes += item.size
+        elif is_written or linked != path:
+            item.crc32c = copy_item(linked.parent, linked, fresh, item)
+            return fresh.replace(path)
+        else:
+            self._report.shared_bytes += item.size if found.st_nlink > 1 else 0
+        return self._sum_up(path, item)
+
+    def _sum_up(self, path: Path, item: Item) -> None:
+        with open(path, "rb") as file:
+            os.fdatasync(file.fileno())
+            item.crc32c = sum_up(item, _chunks(file, item))
+
+    def _clone(self, source: Path, target: Path) -> bool:
+        """Whether the target has the blocks of the source now, until either is written to: not all file systems can."""
+        if self._clones:
+            with open(source, "rb") as file, open(target, "wb") as copy:
+                try:
+                    syscalls.clone(file.fileno(), copy.fileno())
+                except OSError:
+                    self._clones = False
+                    target.unlink()
+        return self._clones
+
+    def _remove_others(self, wanted: set[str]) -> None:
+        """What was linked and does not count."""
+        for above, _, names in os.walk(self._made, topdown=False):
+            for name in names:
+                path = Path(above, name)
+                if str(path.relative_to(self._made)) not in wanted:
+                    path.unlink()
+            if not os.listdir(above) and Path(above) != self._made:
+                os.rmdir(above)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Of a partition, that a backup has: not what can be made anew, nor what is being made.
+
+    Indexes before ledgers, as a ledger without an index is none.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        for path in sorted(folder.iterdir(), key=lambda path: path.suffix != ".index"):
+            if path.is_file() and path.suffix != _UNFINISHED:
+                yield path
+    if (amended := folder / _AMENDED).exists():
+        yield amended
+    for number in compacted_ledgers.numbers(folder)[-1:]:
+        with contextlib.suppress(FileNotFoundError):
+            yield from (format.compacted_folder(folder) / str(number)).iterdir()
+
+
+def _items(found: Ledger, header: bytes, entries: int, size: int) -> list[Item]:
+    """Of a ledger with so many entries, of which the last ends there."""
+    return [Item(str(found.index_path), format.HEADER_SIZE + entries * format.INDEX_ROW.itemsize, header=header.hex()),
+            Item(str(found.ledger_path), size, header=found.ledger_header().hex())]
+
+
+def _link_again(path: Path, name: Path) -> bool:
+    try:
+        name.unlink(missing_ok=True)
+        os.link(path, name)
+    except OSError:
+        return False
+    return True
+
+
+# -- reading one
+
+def sum_up(item: Item, chunks: Iterator[tuple[int, bytes]]) -> int:
+    found = crc32c(bytes.fromhex(item.header))
+    for _, data in chunks:
+        found = crc32c(data, found)
+    return found
+
+
+def _chunks(file, item: Item) -> Iterator[tuple[int, bytes]]:
+    """(offset, bytes) of what comes behind the header."""
+    at = len(item.header) // 2
+    while at < item.size:
+        if not (data := os.pread(file.fileno(), min(_CHUNK, item.size - at), at)):
+            raise CorruptFile(file.name, at, f"{item.size} bytes", "the end of the file")
+        yield at, data
+        at += len(data)
+
+
+def copy_item(folder: Path, source: Path, target: Path, item: Item) -> int:
+    """The target is the item, synced, with holes where the source has nothing but zeros; the checksum of what was copied.
+
+    The source is a file in that folder.  Raises CorruptFile when it has less, OSError.
+    """
+    with regular_files.opened(source, folder) as file, open(target, "xb", buffering=0) as copy:
+        def copied() -> Iterator[tuple[int, bytes]]:
+            for at, data in _chunks(file, item):
+                if data.count(0) < len(data):
+                    _write(copy.fileno(), data, at)
+                yield at, data
+        _write(copy.fileno(), bytes.fromhex(item.header), 0)
+        found = sum_up(item, copied())
+        os.ftruncate(copy.fileno(), item.size)
+        os.fsync(copy.fileno())
+    return found
+
+
+def _write(fd: int, data: bytes, at: int) -> None:
+    while data:
+        written = os.pwrite(fd, data, at)
+        data, at = data[written:], at + written

@@ -1,0 +1,339 @@
+"""What one file of a data folder says, line by line: `geminga ledger dump`.  Read only; a broker may be writing the file.
+
+Each line is names and values, `damaged` among them where something is.  The readers are those that the broker, its recovery and
+`geminga verify` have, so what is whole here is whole there.
+"""
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from geminga.proto import checksums, sends
+from geminga.storage import format
+from geminga.storage.cursors import state_file
+from geminga.storage.cursors.cursor import NOBODY, REASONS, Cursor
+from geminga.storage.cursors.pending_acks import NEVER_MS
+from geminga.storage.delayed import snapshot_file
+from geminga.storage.delayed.amendments import Amendments
+from geminga.storage.delayed.window_files import FAR_MS, File, Windows
+from geminga.storage.disk import regular_files
+from geminga.storage.errors import CorruptFile
+from geminga.storage.jobs import one_by_one
+from geminga.storage.ledgers import compacted_ledgers, journal_reader, ledger
+from geminga.storage.ledgers.ledger import Ledger
+from geminga.storage.offline.verify_ledger import acknowledged, runs
+
+Line = dict[str, Any]      # *_ms are times; bytes are what clients sent
+KINDS = "N.ledger, N.index, N.journal, state, schedule, amended, N-N.window, view"
+
+_OPS = {getattr(format, name): name.lower().replace("_", " ") for name in (
+    "LEDGER_OPENED", "LEDGER_DELETED", "MARK_DELETE", "ACKNOWLEDGED", "CURSOR_RESET", "SUBSCRIPTION_DELETED", "PART_ACKNOWLEDGED",
+    "REDELIVERED", "DIED", "TOTAL", "PRODUCED", "CHUNKED", "SEQUENCES_FORGOTTEN", "PARTITION_DELETED", "DELAYED")}
+_FLAGS = {sends.IS_BATCH: "batch", sends.IS_CHUNK: "chunk", sends.HAS_KEY: "key", sends.IS_LAST_CHUNK: "last chunk",
+          format.IS_CUT: "cut"}
+_DELAYS = {format.UNKNOWN: "unknown", format.NONE_DELAYED: "none", format.SCHEDULED: "some"}
+
+
+class NotKnown(Exception):
+    """No file that this can read; one line."""
+
+
+def dump(path: Path, first: int = 0, end: int | None = None, *, payload: bool = False) -> Iterator[Line]:
+    """Of a ledger the entries, of a segment the records with numbers of first .. end - 1; payload: and what messages they hold.
+
+    Raises NotKnown, OSError, CorruptFile where nothing can be told.
+    """
+    name, suffix = path.name, path.suffix
+    number = int(path.stem) if path.stem.isascii() and path.stem.isdigit() else None
+    bounds = first, 1 << 63 if end is None else end
+    if not path.is_file():
+        raise NotKnown(f"{path}: there is no such file")
+    for beside in (path, path.with_suffix(".ledger"), path.with_suffix(".index"), format.state_path(path.parent)):      # read with it
+        if os.path.lexists(beside):
+            regular_files.opened(beside).close()
+    if suffix in (".ledger", ".index") and number is not None:
+        is_compacted = (path.parent / compacted_ledgers.MANIFEST).exists()
+        return (_compacted_ledger if is_compacted else _ledger)(path.parent, number, *bounds, payload)
+    if suffix in (".journal", journal_reader.BAD, journal_reader.ASIDE):
+        return _journal(path, *bounds, payload)
+    whole: Callable[[Path], Iterator[Line]] | None = {
+        "state": _state, "schedule": _schedule, "amended": _amended, compacted_ledgers.MANIFEST: _view}.get(name)
+    if suffix == ".window" and all(part.isascii() and part.isdigit() for part in path.stem.split("-")) and path.stem.count("-") == 1:
+        whole = _window
+    if whole is None:
+        raise NotKnown(f"{path}: no file that can be read here: {KINDS}")
+    if (first, end, payload) != (0, None, False):
+        raise NotKnown(f"{path}: there are no entries in it; --from, --to and --payload are for ledgers and segments of journals")
+    return whole(path)
+
+
+# -- ledgers
+
+def _ledger(folder: Path, ledger_id: int, first: int, end: int, payload: bool) -> Iterator[Line]:
+    partition_id = _partition_of(folder)
+    found = Ledger(folder, partition_id, ledger_id)
+    head = ledger.read_header(found, is_served=True)
+    line: Line = {"ledger": ledger_id, "partition": partition_id}
+    counted = 0
+    if head is None:
+        line["damaged"] = "the header of the index is damaged, of another ledger, or was never written"
+    else:
+        counted = int(head["entries"][0])
+        is_sealed = bool(head["state"][0] == format.SEALED)
+        line |= {"state": "sealed" if is_sealed else "open", "entries" if is_sealed else "entries_at_least": counted,
+                 "size" if is_sealed else "size_at_least": int(head["size"][0]), "first_message": int(head["first_message"][0]),
+                 "created_ms": int(head["created_ms"][0]), "format": int(head["version"][0])}
+    if found.ledger_path.exists() and not found.has_its_header():
+        line.setdefault("damaged", "the header of the ledger is damaged")
+    yield line
+    rows = _rows(found.index_path)
+    valid = format.is_valid(rows, ledger_id)
+    written = rows.view(np.uint64).reshape(len(rows), 8).any(axis=1)
+    if head is None:
+        count = int(np.flatnonzero(written)[-1]) + 1 if written.any() else 0
+    else:      # of an open one there may be more than its header counts; what is not whole behind the last row that is, is being written
+        behind = np.flatnonzero(valid[counted:]) if line["state"] == "open" else ()
+        count = counted + (int(behind[-1]) + 1 if len(behind) else 0)
+    gone = _gone(folder, partition_id)
+    given_back = acknowledged(gone, ledger_id, min(count, len(rows)))
+    with _Entries(found.ledger_path) as entries:
+        for entry_id in range(max(first, 0), min(count, len(rows), end)):
+            place = {"entry": f"{ledger_id}:{entry_id}"}
+            if not written[entry_id] and given_back[entry_id]:
+                yield place | {"checksum": "its row was given back: it is there for nobody any more"}
+            elif not written[entry_id]:
+                yield place | {"damaged": "the index has no row of it"}
+            elif not valid[entry_id]:
+                yield place | {"damaged": "its row in the index"}
+            elif given_back[entry_id]:
+                yield place | _of_row(rows[entry_id]) | {"checksum": "not looked at: it is there for nobody any more"}
+            else:
+                yield place | _of_row(rows[entry_id]) | entries.read(rows[entry_id], payload)
+    if len(rows) < min(count, end):
+        yield {"damaged": f"the index ends before entry {ledger_id}:{len(rows)}"}
+
+
+def _compacted_ledger(folder: Path, ledger_id: int, first: int, end: int, payload: bool) -> Iterator[Line]:
+    """What a compacted view has of it; those of its entries that are left."""
+    manifest = compacted_ledgers.decode((folder / compacted_ledgers.MANIFEST).read_bytes(), folder / compacted_ledgers.MANIFEST)
+    part = next((part for part in manifest.parts if part.ledger_id == ledger_id), None)
+    yield {"ledger": ledger_id, "partition": manifest.partition_id, "view": folder.name, **({
+        "damaged": "the view does not name it"} if part is None else {"entries": part.kept, "of_entries": part.entries, "size": part.size})}
+    if part is None:
+        return
+    rows = _rows(format.index_path(folder, ledger_id)).view(format.COMPACTED_ROW)[:part.kept]
+    valid = compacted_ledgers.is_valid(rows, ledger_id)
+    with _Entries(format.ledger_path(folder, ledger_id)) as entries:
+        for at in range(part.kept):
+            if at >= len(rows) or not valid[at]:
+                yield {"row": at, "damaged": "its row in the index"}
+            elif first <= rows["entry_id"][at] < end:
+                yield {"entry": f"{ledger_id}:{rows['entry_id'][at]}"} | _of_row(rows[at]) | entries.read(rows[at], payload)
+
+
+def _rows(path: Path) -> NDArray:
+    """INDEX_ROW (n,) of all that is allocated."""
+    raw = path.read_bytes()
+    whole = max(0, len(raw) - format.HEADER_SIZE) // format.INDEX_ROW.itemsize
+    return np.frombuffer(raw, format.INDEX_ROW, whole, min(len(raw), format.HEADER_SIZE))
+
+
+def _partition_of(folder: Path) -> int:
+    """By its name: what files say of it is held to that."""
+    return int(folder.name) if folder.name.isascii() and folder.name.isdigit() else -1
+
+
+def _gone(folder: Path, partition_id: int) -> Cursor | None:
+    """What of the partition was there for nobody any more at the last checkpoint."""
+    try:
+        return state_file.read(folder, partition_id).cursors.get(NOBODY)
+    except (CorruptFile, OSError):
+        return None
+
+
+def _of_row(row: NDArray) -> Line:
+    flags = int(row["flags"])
+    said = [text for bit, text in _FLAGS.items() if flags & bit]
+    line: Line = {"at": int(row["offset"]), "size": int(row["size"]), "messages": int(row["messages"]),
+                  "first_message": int(row["message_index"]), "publish_ms": int(row["publish_time"]), "broker_ms": int(row["broker_time"])}
+    if row["deliver_at"]:
+        line["deliver_ms"] = int(row["deliver_at"])
+    if said:
+        line["flags"] = ", ".join(said)
+    if flags & sends.IS_CHUNK:
+        line["chunk"] = flags >> sends.CHUNK_ID
+    return line
+
+
+class _Entries:
+    """The file that a ledger's entries lie in."""
+
+    def __init__(self, path: Path):
+        self._path = path
+
+    def __enter__(self) -> "_Entries":
+        try:
+            self._file, self._missing = open(self._path, "rb"), ""  # noqa: SIM115 - closed below
+        except FileNotFoundError:
+            self._file, self._missing = None, f"{self._path.name} is missing"
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def read(self, row: NDArray, payload: bool) -> Line:
+        if self._file is None:
+            return {"damaged": self._missing}
+        size = int(row["size"])
+        if int(row["offset"]) + size > self._path.stat().st_size:
+            return {"damaged": "it goes on behind the end of the file"}
+        self._file.seek(int(row["offset"]))
+        return _entry(self._file.read(size), row, payload)
+
+
+def _entry(data: bytes, row: NDArray, payload: bool) -> Line:
+    """What an entry says of itself."""
+    line: Line = {}
+    if not row["flags"] & sends.KEPT_CHECKSUM:
+        line["checksum"] = "none"
+    elif _is_damaged(data, row):
+        return {"damaged": "its checksum is wrong" if any(data) else "zeros: it was given back since the last checkpoint, or lost"}
+    else:
+        line["checksum"] = "whole"
+    try:
+        metadata, stored = one_by_one.split(data)
+        said = one_by_one.message(metadata, metadata, b"")
+        line |= {"producer": said["producer"], "sequence": said["sequence_id"]} | _named(said)
+        if payload:
+            line["payloads"] = [_named(one) | {"payload": one["payload"]} for one in one_by_one.messages(metadata, stored)]
+    except one_by_one.Damaged as damage:
+        line["unreadable"] = str(damage)
+    return line
+
+
+def _is_damaged(data: bytes, row: NDArray) -> bool:
+    """Whether the entry does not have the checksum that its row says."""
+    memory = np.frombuffer(bytearray(data).ljust(len(data) + checksums.BEHIND, b"\0"), np.uint8)
+    return len(checksums.wrong_entries(memory, np.array([0]), np.array([len(data)]), np.array([row["crc32c"]]))) > 0
+
+
+def _named(said: dict[str, Any]) -> Line:
+    return {name: said[name] for name in ("key", "properties", "is_encrypted") if said[name] is not None and said[name] not in ([], False)}
+
+
+# -- journals
+
+def _journal(path: Path, first: int, end: int, payload: bool) -> Iterator[Line]:
+    head, records, damage = journal_reader.read_segment(path)
+    if head is None:
+        with open(path, "rb") as file:
+            is_begun = any(file.read(format.HEADER_SIZE))
+        yield {"segment": path.name} | ({"damaged": "its header"} if is_begun else {"state": "to be used next"})
+        for text in damage:
+            yield {"damaged": text}
+        return
+    yield {"segment": path.name, "sequence": int(head["sequence"]), "first_record": int(head["first_record"]),
+           "state": "retired" if head["is_retired"] else "to be replayed", "format": int(head["version"])}
+    for text in damage:
+        yield {"damaged": text}
+    for number, at, record in records:
+        if not first <= number < end:
+            continue
+        yield {"record": number, "at": at, "entries": len(record.rows), "ops": len(record.ops), "bytes": record.size}
+        [data], start = record.data, 0
+        for partition_id, ledger_id, entry_id, count in record.groups.tolist():
+            for row, source in zip(record.rows[start:start + count], record.sources[start:start + count].tolist(), strict=True):
+                line = {"entry": f"{ledger_id}:{entry_id}", "partition": partition_id} | _of_row(row)
+                yield line | _entry(bytes(data[source:source + int(row["size"])]), row, payload)
+                entry_id += 1
+            start += count
+        for kind, subscription_id, partition_id, ledger_id, entry_id, value in record.ops.tolist():
+            yield {"op": _OPS.get(kind & format.KIND, kind & format.KIND), "partition": partition_id, "subscription": subscription_id,
+                   "ledger": ledger_id, "entry_id": entry_id, "value": value, "word": kind >> format.KIND_WORD}
+
+
+# -- what is known of a partition
+
+def _state(path: Path) -> Iterator[Line]:
+    folder, raw = path.parent, path.read_bytes()
+    partition_id, half = _partition_of(folder), len(raw) // 2
+    for number in (0, 1):
+        why = state_file.why_wrong(raw[number * half:(number + 1) * half], partition_id)
+        yield {"copy": number + 1, "size": half} | ({"damaged": why} if why else {"checksum": "whole"})
+    try:
+        known = state_file.read(folder, partition_id)
+    except CorruptFile:
+        return      # both copies are, which was told
+    yield {"partition": partition_id, "cursors": len(known.cursors), "producers": len(known.sequences.rows()),
+           "delayed": _DELAYS.get(known.delays, known.delays)} | ({"is_uncounted": True} if known.is_uncounted else {})
+    for subscription_id, cursor in known.cursors.items():
+        yield {"subscription": "nobody" if subscription_id == NOBODY else subscription_id, "up_to": "{}:{}".format(*cursor.mark_delete),
+               "since_message": cursor.since, **dict(zip(REASONS, cursor.totals, strict=True))}
+        yield from _beyond(cursor)
+    for row in known.sequences.rows():
+        yield {"producer": row["producer"].tobytes().hex(), "last_sequence": int(row["last"])} | (
+            {"under_way": int(row["sequence_id"]), "next_chunk": int(row["next_chunk"])} if row["next_chunk"] else {})
+
+
+def _beyond(cursor: Cursor) -> Iterator[Line]:
+    """What it knows of entries behind its position, ledger by ledger."""
+    for ledger_id, bitmap in sorted(cursor.bitmaps.items()):
+        done = np.flatnonzero(np.unpackbits(bitmap, bitorder="little"))
+        yield {"ledger": ledger_id, "acknowledged": [f"{first}-{end - 1}" if end - first > 1 else str(first) for first, end in runs(done)]}
+    for ledger_id, entries in sorted(cursor.parts.items()):
+        for entry_id, bits in sorted(entries.items()):
+            yield {"entry": f"{ledger_id}:{entry_id}", "not_acknowledged_of_batch": f"{bits:#x}"}
+    for name, counts in (("redelivered", cursor.redeliveries), ("died_over", cursor.deaths)):
+        for ledger_id, array in sorted(counts.arrays.items()):
+            if found := {str(at): int(array[at]) for at in np.flatnonzero(array).tolist()}:
+                yield {"ledger": ledger_id, name: found}
+
+
+# -- what waits for its time
+
+def _schedule(path: Path) -> Iterator[Line]:
+    saved = snapshot_file.read(path)
+    yield {"partition": _partition_of(path.parent.parent), "complete_up_to": "{}:{}".format(*saved.known),
+           "ascending_from": "{}:{}".format(*saved.behind), "last_ms": saved.last_ms, "checksum": "whole"}
+    for (start, width), file in sorted(saved.files.items()):
+        yield {"window": f"{start}-{width}.window", "from_ms": start, "width_s": width / 1_000, "rows": file.rows, "size": file.size}
+    for ledger_id, bits in sorted(saved.bitmaps.items()):
+        waiting = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
+        yield {"ledger": ledger_id, "waiting": [f"{first}-{end - 1}" if end - first > 1 else str(first) for first, end in runs(waiting)]}
+
+
+def _window(path: Path) -> Iterator[Line]:
+    """All that is in the file; what came behind the last save, or was dealt with, the schedule says."""
+    start, width = map(int, path.stem.split("-"))
+    windows = Windows(path.parent)
+    windows.files[start, width] = File(size=path.stat().st_size)
+    yield {"window": path.name, "from_ms": start, "width_s": width / 1_000, "size": path.stat().st_size}
+    if windows.path((start, width)) != path:
+        raise NotKnown(f"{path}: numbers in a window's name have no zeros before them")
+    try:
+        for block in windows.blocks((start, width)):
+            for after_ms, entry_id, ledger_id in block.tolist():
+                yield {"entry": f"{ledger_id}:{entry_id}"} | ({} if start >= FAR_MS else {"deliver_ms": start + after_ms})
+    except CorruptFile as error:
+        yield {"damaged": str(error)}
+
+
+def _amended(path: Path) -> Iterator[Line]:
+    known = Amendments(path)
+    for text in known.read():
+        yield {"damaged": text}
+    for ledger_id, entry_id, at_ms in known:
+        yield {"entry": f"{ledger_id}:{entry_id}"} | ({"cancelled": True} if at_ms == NEVER_MS else {"deliver_ms": at_ms})
+
+
+def _view(path: Path) -> Iterator[Line]:
+    manifest = compacted_ledgers.decode(path.read_bytes(), path)
+    yield {"view": path.parent.name, "partition": manifest.partition_id, "up_to": "{}:{}".format(*manifest.horizon),
+           "created_ms": manifest.created_ms, "entries": manifest.entries, "messages": manifest.messages, "size": manifest.size,
+           "checksum": "whole"}
+    for part in manifest.parts:
+        yield {"ledger": part.ledger_id, "entries": part.kept, "of_entries": part.entries, "messages": part.messages, "size": part.size}

@@ -1,0 +1,89 @@
+"""What `geminga verify --repair` does: damaged bytes are copied aside, and what can be made anew takes their place.
+
+    <data>/damaged/<time>/list.json                 a finding a line, with the file that has its bytes
+    <data>/damaged/<time>/<path>.<offset>           the bytes as they were
+
+Made anew are headers and rows of an index, a ledger's header, and a copy of a partition's state from the other one.  An entry that
+is damaged stays where it is, as consumers see its checksum fail.  Nothing is deleted.
+"""
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+
+from geminga.storage import format
+from geminga.storage.cursors import state_file
+from geminga.storage.cursors.state_file import Snapshot, StateFile
+from geminga.storage.errors import CorruptFile
+from geminga.storage.ledgers import ledger
+from geminga.storage.offline.findings import Finding, Severity
+
+
+def as_json(finding: Finding) -> dict:
+    return asdict(finding) | {"path": str(finding.path), "severity": finding.severity.name.lower()}
+
+
+def repair(data_dir: Path, findings: Iterable[Finding]) -> tuple[Path, int]:
+    """(where damaged bytes are now, how many files were made whole); nobody serves the folder meanwhile."""
+    damaged = [finding for finding in findings if finding.severity in (Severity.HARMLESS, Severity.LOSS) and finding.path.is_file()]
+    aside = data_dir / "damaged" / time.strftime("%Y-%m-%dT%H-%M-%SZ", time.gmtime())
+    aside.mkdir(parents=True)
+    with open(aside / "list.json", "w") as listed:
+        for finding in damaged:
+            copy = aside / f"{finding.path.relative_to(data_dir)}.{finding.offset}"
+            _copy(finding, copy)
+            listed.write(json.dumps(as_json(finding) | {"copy": str(copy)}) + "\n")
+        listed.flush()
+        os.fsync(listed.fileno())
+    made = 0
+    for path in sorted({finding.path for finding in damaged}):
+        made += _make_anew(data_dir, path, [finding for finding in damaged if finding.path == path])
+    return aside, made
+
+
+def _copy(finding: Finding, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with open(finding.path, "rb") as source, open(target, "wb") as copy:
+        if finding.size:
+            source.seek(finding.offset)
+            copy.write(source.read(finding.size))
+        else:
+            shutil.copyfileobj(source, copy)
+        copy.flush()
+        os.fsync(copy.fileno())
+
+
+def _make_anew(data_dir: Path, path: Path, findings: list[Finding]) -> bool:
+    """Whether the file is whole now, as far as what was found can be made anew."""
+    folder, partition_id = path.parent, path.parent.name
+    if folder.parent != data_dir / "partitions" or not any(finding.size for finding in findings):
+        return False
+    try:
+        if path == format.state_path(folder):
+            return _make_state(folder, int(partition_id))
+        if path.suffix == ".ledger" and all(finding.offset for finding in findings):
+            return False                                           # entries
+        found = ledger.open_ledger(folder, int(partition_id), int(path.stem))
+        if path.suffix == ".ledger":
+            found.write_ledger_header()
+        if found.entries:
+            _ = found.index                                        # looks at the rows, and makes them anew
+        found.close()
+    except CorruptFile:
+        return False
+    for written in found.files():
+        with open(written, "rb") as file:
+            os.fsync(file.fileno())
+    return True
+
+
+def _make_state(folder: Path, partition_id: int) -> bool:
+    raw = format.state_path(folder).read_bytes()
+    half = len(raw) // 2
+    whole = [copy for copy in (raw[:half], raw[half:]) if not state_file.why_wrong(copy, partition_id)]
+    if whole:
+        Snapshot(StateFile(folder, partition_id), 1, whole[0] * 2).write()
+    return bool(whole)

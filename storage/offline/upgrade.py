@@ -1,0 +1,82 @@
+"""Which formats a data folder has, and what a start of this program would make of it: `geminga upgrade check`.  Read only."""
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from geminga.storage import format
+from geminga.storage.catalogue import catalogue
+from geminga.storage.cursors import state_v1
+from geminga.storage.disk import data_folder, locks, regular_files
+from geminga.storage.offline.verify_catalogue import looked_at
+
+_VERSION_END = 12      # of a header: magic and version
+
+
+@dataclass(slots=True)
+class Outlook:
+    """folder, catalogue: their format versions; 0: there was no number yet.  files: {version: files} of ledgers, states and segments."""
+
+    folder: int = 0
+    catalogue: int = 0
+    files: dict[int, int] = field(default_factory=dict)
+    is_served: bool = False
+    refused: str = ""                                          # why this program cannot serve it
+    rewrites: list[str] = field(default_factory=list)          # what its first start, and what comes of that, changes
+    has_way_back: bool = False                                 # whoever served it last can serve it after that too
+
+
+def look(data_dir: Path) -> Outlook:
+    """Raises OSError, and DatabaseError of SQLite."""
+    found = Outlook()
+    if not (data_dir / "catalogue.sqlite").exists():
+        found.refused = f"{data_dir}: there is no catalogue.sqlite: this is no data folder"
+        return found
+    try:
+        found.folder = data_folder.check(data_dir)
+    except data_folder.CannotUse as error:
+        found.refused = str(error)
+        return found
+    regular_files.opened(data_dir / "catalogue.sqlite").close()
+    regular_files.check(data_dir / "partitions", data_dir / "journal")
+    with locks.hold(data_dir) as found.is_served, looked_at(data_dir, is_served=found.is_served) as db:
+        found.catalogue = db.execute("PRAGMA user_version").fetchone()[0]
+    of_version_1 = _count(data_dir, found)
+    newest = max(found.files, default=0)
+    for what, there, known in (("the catalogue", found.catalogue, catalogue.VERSION), ("a file", newest, format.VERSION)):
+        if there > known:
+            found.refused = f"{data_dir}: {what} has format version {there}, and this program knows {known} and older; a newer one wrote it"
+            return found
+    if found.folder < format.FOLDER_VERSION:
+        found.rewrites.append(f"`format` says {format.FOLDER_VERSION}: programs that know only less refuse the folder from then on")
+    if found.catalogue < catalogue.VERSION:
+        found.rewrites.append(f"the catalogue becomes version {catalogue.VERSION}, in one transaction, before anybody is served")
+    if of_version_1:
+        found.rewrites.append(f"what {of_version_1} partitions know of their subscriptions goes from the files of version 1 into `state`, "
+                              "when each is saved for the first time after a change")
+    found.has_way_back = (found.folder, found.catalogue) == (format.FOLDER_VERSION, catalogue.VERSION)
+    return found
+
+
+def _count(data_dir: Path, found: Outlook) -> int:
+    """Files by version; returns how many partitions have their cursors in version 1's."""
+    of_version_1 = 0
+    for partition in (data_dir / "partitions").glob("*"):
+        of_version_1 += state_v1.is_there(partition)
+        for path in (*partition.glob("*.index"), *partition.glob("state")):
+            _add(path, (format.INDEX_MAGIC, format.STATE_MAGIC), found)
+    for path in (data_dir / "journal").glob("*/*.journal"):
+        _add(path, (format.SEGMENT_MAGIC,), found)
+    return of_version_1
+
+
+def _add(path: Path, magics: tuple[bytes, ...], found: Outlook) -> None:
+    """What has none of these magics, being damaged or never begun, has no version."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(_VERSION_END)
+    except FileNotFoundError:      # its broker has just removed it
+        return
+    if head[:8] in magics and len(head) == _VERSION_END:
+        version = int(np.frombuffer(head, "<u4", 1, 8)[0])
+        found.files[version] = found.files.get(version, 0) + 1

@@ -1,0 +1,425 @@
+"""What of a data folder is damaged, where, and what that costs: read only, offline and while a broker serves the folder.
+
+    catalogue     SQLite's own check, and rows that refer to each other and to folders
+    journals      records that were synced and are not whole; what is only there yet counts as if it were in place
+    state         both copies, and cursors against the ledgers: positions, bitmaps, totals
+    ledgers       headers, each row's checksum over content and place, that rows follow each other without a gap, each entry's checksum
+    views         of what was compacted: what says what is in them, rows, entries' checksums, which messages of batches are left
+
+Entries that are there for nobody any more (cursor NOBODY) are not looked at: their place may have been given back.
+
+A broker that serves the folder writes to it meanwhile.  An entry is written before its row, and a row before the header counts it, so
+what has a valid row is whole; everything else that seems damaged is looked at again, and is told when it is found every time.
+"""
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from geminga.storage import format
+from geminga.storage.cursors import state_file, state_v1
+from geminga.storage.cursors.cursor import NOBODY, Cursor, Position
+from geminga.storage.cursors.state_file import State
+from geminga.storage.disk import locks, regular_files
+from geminga.storage.errors import CorruptFile
+from geminga.storage.ledgers import journal_reader, ledger
+from geminga.storage.ledgers.ledger import Ledger
+from geminga.storage.offline.findings import Finding, Severity, corrupt, place, unreadable
+from geminga.storage.offline.verify_catalogue import Names, read_names
+from geminga.storage.offline.verify_compacted import Looked, look_at_views
+from geminga.storage.offline.verify_ledger import Report, Task, acknowledged, entries, look_at, runs
+from geminga.storage.owner.recovery import Recovery
+
+_PROCESSES_MIN = 64 << 20  # bytes; processes for less cost more than they save
+_LOOKS = 3                 # how often something is found while a broker serves the folder before it is told
+
+
+@dataclass(slots=True)
+class Seen:
+    """How much was looked at."""
+
+    bytes: int = 0
+    entries: int = 0
+    ledgers: int = 0
+    partitions: int = 0
+
+
+def walk(data_dir: Path | str, *, processes: int = 1, seen: Seen | None = None) -> Iterator[Finding]:
+    """All findings about the folder.  No broker can be started on it meanwhile; one that serves it already goes on."""
+    data_dir, seen = Path(data_dir), seen or Seen()
+    path = data_dir / "catalogue.sqlite"
+    try:
+        if not path.exists():
+            yield Finding(data_dir, 0, 0, "there is no catalogue.sqlite", "this is no data folder", Severity.UNREADABLE)
+            return
+        regular_files.opened(path).close()
+        regular_files.check(data_dir / "partitions", data_dir / "journal")
+        with locks.hold(data_dir) as is_served:
+            yield from _Walk(data_dir, is_served, processes, seen).findings()
+    except OSError as error:
+        yield unreadable(data_dir, error)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+# -- the walk
+
+class _Walk:
+    def __init__(self, data_dir: Path, is_served: bool, processes: int, seen: Seen):
+        self.data_dir, self.is_served, self.processes, self.seen = data_dir, is_served, processes, seen
+
+    def findings(self) -> Iterator[Finding]:
+        """While a broker serves the folder what is found in every one of some looks, the later ones at what was found before only."""
+        known: dict[int, list[Finding]] = {}
+        for number in range(_LOOKS if self.is_served else 1):
+            names = read_names(self.data_dir, is_served=self.is_served)
+            if not number:
+                yield from names.findings
+                if any(found.severity == Severity.UNREADABLE for found in names.findings):
+                    return
+            found = self._look(names, set(known) if number else None)
+            known = {about: [one for one in some if not number or one in known.get(about, ())] for about, some in found.items()}
+            known = {about: some for about, some in known.items() if some}
+            if not known:
+                return
+        for about in sorted(known):
+            yield from known[about]
+
+    def _look(self, names: Names, wanted: set[int] | None) -> dict[int, list[Finding]]:
+        """{partition: findings}, those that are about none under 0; of all partitions, or of those only.
+
+        States are read before the journals, and ledgers after them: what a broker does meanwhile is in what is read later.
+        """
+        stored = {int(path.name) for path in (self.data_dir / "partitions").glob("*") if path.name.isdigit()}
+        ids = sorted((stored | set(names.partitions)) if wanted is None else wanted - {0})
+        found: dict[int, list[Finding]] = {0: []}
+        rehearsal = _Rehearsal(self.data_dir)
+        states = {}
+        for partition_id in ids:
+            found[partition_id], states[partition_id] = self._states(rehearsal, partition_id)
+        found[0] += self._journals(rehearsal)
+        ids = [partition_id for partition_id in ids if partition_id not in rehearsal.gone]
+        tasks = {partition_id: self._tasks(rehearsal, partition_id, found[partition_id]) for partition_id in ids}
+        reports = self._reports([task for some in tasks.values() for task in some])
+        for partition_id in ids:
+            some = [next(reports) for _ in tasks[partition_id]]
+            views = look_at_views(format.partition_folder(self.data_dir, partition_id), partition_id, is_served=self.is_served)
+            found[partition_id] += self._partition(names, rehearsal, partition_id, states[partition_id], some, views)
+            if wanted is None:
+                self.seen.partitions += 1
+        return found
+
+    def _reports(self, tasks: list[Task]) -> Iterator[Report]:
+        """In order; of much by several processes."""
+        if self.processes == 1 or sum(_size(format.ledger_path(task.folder, task.ledger_id)) for task in tasks) < _PROCESSES_MIN:
+            yield from map(look_at, tasks)
+            return
+        with ProcessPoolExecutor(self.processes, get_context("spawn")) as pool:
+            yield from pool.map(look_at, tasks)
+
+    # -- journals
+
+    def _journals(self, rehearsal: "_Rehearsal") -> list[Finding]:
+        findings, records = [], 0
+        for folder in sorted((self.data_dir / "journal").glob("*")):
+            if not folder.is_dir():
+                continue
+            try:
+                replayed = journal_reader.replay(folder)
+            except CorruptFile as error:
+                findings.append(corrupt(error, folder, "the broker does not start"))
+                continue
+            except OSError as error:
+                if not (self.is_served and isinstance(error, FileNotFoundError)):      # its broker has just used it otherwise
+                    findings.append(unreadable(folder, error))
+                continue
+            for record in replayed.records:
+                rehearsal.apply(record)
+            records += len(replayed.records)
+            findings += [_of_journal(text, folder) for text in replayed.damage]
+        if records and not self.is_served:
+            findings.append(Finding(self.data_dir / "journal", 0, 0, f"{records} records are to be replayed",
+                                    "the next start does that; all else was checked as if it had", Severity.NOTE))
+        return findings
+
+    # -- a partition
+
+    def _states(self, rehearsal: "_Rehearsal", partition_id: int) -> tuple[list[Finding], bool]:
+        """(findings about the partition's state, whether it can be used)"""
+        folder = format.partition_folder(self.data_dir, partition_id)
+        path = format.state_path(folder)
+        findings = [Finding(left, 0, 0, "was being written when its broker was killed", "it is left alone", Severity.NOTE)
+                    for left in folder.glob("*.new") if not self.is_served]
+        try:
+            raw = path.read_bytes()
+        except FileNotFoundError:
+            try:
+                rehearsal.know(partition_id, State(state_v1.read_cursors(folder, partition_id), is_uncounted=state_v1.is_there(folder)))
+                if not state_v1.is_there(folder):
+                    rehearsal.stateless.add(partition_id)
+            except CorruptFile as error:
+                return [*findings, corrupt(error, folder, "its topic is refused")], False
+            return findings, True
+        except OSError as error:
+            return [*findings, unreadable(path, error)], False
+        self.seen.bytes += len(raw)
+        half = len(raw) // 2
+        try:
+            halves = enumerate((raw[:half], raw[half:2 * half]))
+            wrong = [(number, why) for number, text in halves if (why := state_file.why_wrong(text, partition_id))]
+            is_lost = len(wrong) == 2
+            for number, why in wrong:
+                findings.append(Finding(
+                    path, number * half, half, f"copy {number + 1} of the partition's state is damaged: {why}",
+                    "so is the other: what its subscriptions have acknowledged is lost, and the topic refused" if is_lost
+                    else "the other is used", Severity.LOSS if is_lost else Severity.HARMLESS))
+            if is_lost:
+                return findings, False
+            rehearsal.know(partition_id, state_file.read(folder, partition_id))
+        except CorruptFile as error:
+            return [*findings, corrupt(error, path, "its topic is refused")], False
+        if state_v1.is_there(folder) and not self.is_served:
+            findings.append(Finding(folder / "cursors", 0, 0, "is left over from format version 1", "`state` replaced it", Severity.NOTE))
+        return findings, True
+
+    def _tasks(self, rehearsal: "_Rehearsal", partition_id: int, findings: list[Finding]) -> list[Task]:
+        """Its ledgers; what is left of some that are none any more goes to the findings."""
+        folder = format.partition_folder(self.data_dir, partition_id)
+        names = {suffix: {int(path.stem) for path in folder.glob(f"*{suffix}") if path.stem.isdigit()} for suffix in (".index", ".ledger")}
+        ids = names[".index"] | names[".ledger"] | {ledger_id for number, ledger_id in rehearsal.opened if number == partition_id}
+        positions = [cursor.mark_delete for number, cursor in rehearsal.state(partition_id).cursors.items() if number != NOBODY]
+        done = min(positions)[0] if positions else -1
+        tasks = []
+        for ledger_id in sorted(ids):
+            key = partition_id, ledger_id
+            if key in rehearsal.deleted:
+                continue
+            if key in rehearsal.opened or ledger.exists(folder, ledger_id):
+                tasks.append(Task(folder, partition_id, ledger_id, self.is_served, rehearsal.opened.get(key), rehearsal.rows.get(key, []),
+                                  rehearsal.state(partition_id).cursors.get(NOBODY)))
+            elif not self.is_served:
+                findings += _left(folder, ledger_id, is_needed=ledger_id >= done)
+        return tasks
+
+    def _partition(self, names: Names, rehearsal: "_Rehearsal", partition_id: int, has_state: bool, reports: list[Report],
+                   views: Looked) -> list[Finding]:
+        folder, known = format.partition_folder(self.data_dir, partition_id), rehearsal.state(partition_id)
+        subscriptions = names.subscriptions.get(partition_id, {})
+        findings, ledgers = list(views.findings), []
+        self.seen.bytes += views.bytes
+        cursors = {text: known.cursors[number] for number, text in subscriptions.items() if number in known.cursors}
+        for report in reports:
+            findings += report.findings
+            if len(report.wrong):
+                findings += _losses(report, cursors, len(subscriptions))
+            self.seen.bytes += report.bytes
+            self.seen.ledgers += 1
+            self.seen.entries += report.ledger.entries
+            if report.index is not None:
+                report.ledger._index = report.index
+            ledgers.append(report.ledger)
+        has_entries = any(found.entries for found in ledgers)
+        if partition_id not in names.partitions:
+            if not self.is_served:
+                findings.append(Finding(folder, 0, 0, "the catalogue has no such partition", "nobody can reach what it holds" if has_entries
+                                        else "it is empty, and left alone", Severity.LOSS if has_entries else Severity.NOTE))
+            return findings
+        if not all(report.is_readable for report in reports) or not has_state:
+            if partition_id in rehearsal.touched and not self.is_served:
+                findings.append(Finding(folder, 0, 0, "the journal has something for a file that cannot be used", "no broker starts",
+                                        Severity.LOSS))
+            return findings
+        if not folder.exists() and not ledgers:
+            findings.append(Finding(folder, 0, 0, f"the folder of {names.partitions[partition_id]} is missing",
+                                    "the topic begins anew" + (", and its subscriptions are lost" if subscriptions else ""),
+                                    Severity.LOSS if subscriptions else Severity.HARMLESS))
+            return findings
+        if subscriptions and has_entries and partition_id in rehearsal.stateless and partition_id not in rehearsal.touched:
+            findings.append(Finding(format.state_path(folder), 0, 0, "is missing", "what its subscriptions have acknowledged is lost",
+                                    Severity.LOSS))
+            return findings
+        if not ledgers and partition_id not in rehearsal.stateless:
+            findings.append(Finding(folder, 0, 0, "there is no ledger", "whatever it held is lost", Severity.LOSS))
+            return findings
+        findings += _chain(ledgers, min((cursor.mark_delete[0] for cursor in cursors.values()), default=-1))
+        for number, text in subscriptions.items():
+            if number not in known.cursors:
+                findings.append(Finding(format.state_path(folder), 0, 0, f"subscription {text} has no position",
+                                        "it is made anew when it is asked for, as its creation was never answered", Severity.NOTE))
+        for text, cursor in cursors.items():
+            findings += _positions(folder, text, cursor, ledgers, views.horizon)
+            if not known.is_uncounted and not any(found.lost for found in ledgers) and not any(one.severity for one in findings):
+                findings += _totals(folder, text, cursor, known, ledgers)
+        return findings
+
+
+class _Rehearsal(Recovery):
+    """What the next start would make of the journals, without a write."""
+
+    def __init__(self, data_dir: Path):
+        super().__init__(data_dir)
+        self.opened: dict[tuple[int, int], tuple[int, int]] = {}             # (partition, ledger) -> (first message, created, ms)
+        self.deleted: set[tuple[int, int]] = set()
+        self.rows: dict[tuple[int, int], list[tuple[int, NDArray]]] = {}
+        self.touched: set[int] = set()                                       # partitions that some record is about
+        self.stateless: set[int] = set()                                     # partitions without a file of their state
+
+    def know(self, partition_id: int, found: State) -> None:
+        self._states[partition_id] = found
+
+    def state(self, partition_id: int) -> State:
+        return self._state(partition_id)
+
+    def apply(self, record: journal_reader.Record) -> None:
+        self._apply_ops(record.ops, opened=True)
+        start = 0
+        for partition_id, ledger_id, first, count in record.groups.tolist():
+            if self._ledger(partition_id, ledger_id) is not None:
+                self.rows.setdefault((partition_id, ledger_id), []).append((first, record.rows[start:start + count]))
+            start += count
+        self._apply_ops(record.ops, opened=False)
+
+    def _state(self, partition_id: int) -> State:
+        if partition_id not in self._states:
+            self._states[partition_id] = State()
+        return self._states[partition_id]
+
+    def _ledger(self, partition_id: int, ledger_id: int) -> Ledger | None:
+        key = partition_id, ledger_id
+        if key not in self._ledgers:
+            folder = self._folder(partition_id)
+            self._ledgers[key] = Ledger(folder, partition_id, ledger_id) if ledger.exists(folder, ledger_id) else None
+        return self._ledgers[key]
+
+    def _apply_run(self, ops: NDArray) -> None:
+        last = ops[-1]
+        kind, key = int(last["kind"]), (int(last["partition_id"]), int(last["ledger_id"]))
+        self.touched.add(key[0])
+        if kind == format.PARTITION_DELETED:
+            self.gone.update(ops["partition_id"].tolist())
+        elif kind == format.LEDGER_OPENED:
+            self.opened[key] = int(last["value"]), int(last["entry_id"])
+            self.deleted.discard(key)
+            self._ledgers[key] = Ledger(self._folder(key[0]), *key)
+        elif kind == format.LEDGER_DELETED:
+            self.opened.pop(key, None)
+            self.rows.pop(key, None)
+            self.deleted.add(key)
+            self._ledgers[key] = None
+            for cursor in self._state(key[0]).cursors.values():
+                cursor.forget(key[1])
+        else:
+            super()._apply_run(ops)
+
+
+def _of_journal(text: str, folder: Path) -> Finding:
+    """What a replay says of a segment."""
+    path, offset, what = place(text, folder)
+    is_harmless = "entries []" in what or "made good" in what
+    return Finding(path, offset, 0, what, "nothing of it is lost" if is_harmless else "what only the journal had is lost",
+                   Severity.HARMLESS if is_harmless else Severity.LOSS)
+
+
+def _left(folder: Path, ledger_id: int, *, is_needed: bool) -> list[Finding]:
+    """Of a ledger with one file, or with an index that was never begun; is_needed: not every subscription has it behind it."""
+    data, index = format.ledger_path(folder, ledger_id), format.index_path(folder, ledger_id)
+    if _is_written(data) or _is_written(index):
+        path, missing = (data, index) if data.exists() else (index, data)
+        what = "the index is all zeros" if missing.exists() else f"{missing.name} is missing"
+        if not is_needed:
+            return [Finding(path, 0, 0, what, "all subscriptions have that ledger behind them", Severity.HARMLESS)]
+        return [Finding(path, 0, 0, what, "the ledger's entries are lost", Severity.LOSS)]
+    return [Finding(path, 0, 0, "is left of a ledger that was being made", "it is empty, and left alone", Severity.NOTE)
+            for path in (data, index) if path.exists()]
+
+
+def _is_written(path: Path) -> bool:
+    """Whether there is anything behind its header."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(format.HEADER_SIZE)
+            return any(any(block) for block in iter(lambda: file.read(1 << 20), b""))
+    except FileNotFoundError:
+        return False
+
+
+def _losses(report: Report, cursors: dict[str, Cursor], subscriptions: int) -> Iterator[Finding]:
+    """The entries that are damaged, by whom they concern."""
+    found, wrong = report.ledger, report.wrong
+    index = report.index if report.index is not None else found.index
+    needs = {text: ~acknowledged(cursor, found.ledger_id, found.entries)[wrong] for text, cursor in cursors.items()}
+    is_needed = np.logical_or.reduce(list(needs.values())) if needs else np.ones(len(wrong), bool)
+    if not subscriptions:
+        is_needed[:] = True
+    for chosen, severity in ((is_needed, Severity.LOSS), (~is_needed, Severity.HARMLESS)):
+        for first, end in runs(wrong[chosen]):
+            offset = int(index["offset"][first])
+            who = ", ".join(text for text, needed in needs.items() if needed[(wrong >= first) & (wrong < end)].any())
+            consequence = (f"consumers of {who} see the checksum fail" if who else "readers see the checksum fail"
+                           if severity == Severity.LOSS else "all subscriptions have it behind them; only readers see the checksum fail")
+            yield Finding(found.ledger_path, offset, int(index["offset"][end - 1]) + int(index["size"][end - 1]) - offset,
+                          f"{entries(found, first, end)} {'are' if end - first > 1 else 'is'} damaged", consequence, severity, end - first)
+
+
+# -- a partition as a whole
+
+def _chain(ledgers: list[Ledger], done: int) -> Iterator[Finding]:
+    """Each ledger goes on where the one before ends, and the last is open.
+
+    Those before `done`, which every subscription has behind it, may have come back from deletion, some without others.
+    """
+    for before, found in zip(ledgers, ledgers[1:], strict=False):
+        if found.is_header_lost:
+            found.first_message = before.next_message
+        missing = found.first_message - before.next_message
+        if missing > 0 and found.ledger_id > done or missing < 0:
+            yield Finding(found.index_path, 0, format.HEADER_SIZE,
+                          f"ledger {found.ledger_id} begins with message {found.first_message}, and the one before it ends before "
+                          f"{before.next_message}", f"{missing} messages are missing" if missing > 0 else "messages have numbers twice",
+                          Severity.LOSS if missing > 0 else Severity.HARMLESS)
+    if ledgers and ledgers[-1].is_sealed:
+        yield Finding(ledgers[-1].index_path, 0, format.HEADER_SIZE, f"ledger {ledgers[-1].ledger_id} is sealed, and none follows it",
+                      "if there was anything in that, it is lost", Severity.HARMLESS)
+
+
+def _positions(folder: Path, text: str, cursor: Cursor, ledgers: list[Ledger], horizon: Position) -> Iterator[Finding]:
+    """A cursor is about entries that there are; up to the horizon a compacted view may have had them."""
+    path, by_id = format.state_path(folder), {found.ledger_id: found for found in ledgers}
+    ledger_id, entry_id = cursor.mark_delete
+    if ledgers and (ledger_id > ledgers[-1].ledger_id or (ledger_id in by_id and entry_id >= by_id[ledger_id].entries)):
+        yield Finding(path, 0, 0, f"subscription {text} has acknowledged up to {ledger_id}:{entry_id}, which is not there",
+                      "messages that come there are not delivered", Severity.LOSS)
+    for number, bitmap in cursor.bitmaps.items():
+        used = np.flatnonzero(bitmap)
+        last = int(used[-1]) * 8 + int(bitmap[used[-1]]).bit_length() - 1 if len(used) else -1
+        if number > max(ledger_id, horizon[0]) and number not in by_id or number in by_id and last >= by_id[number].entries:
+            yield Finding(path, 0, 0, f"subscription {text} has acknowledged {number}:{last}, which is not there",
+                          "messages that come there are not delivered", Severity.LOSS)
+
+
+def _totals(folder: Path, text: str, cursor: Cursor, known: State, ledgers: list[Ledger]) -> Iterator[Finding]:
+    """published since = acknowledged + expired + skipped + evicted + backlog"""
+    if not ledgers:
+        return
+    for found in ledgers:
+        done = np.flatnonzero(acknowledged(known.cursors.get(NOBODY), found.ledger_id, found.entries))
+        if len(done):
+            cursor.acknowledge(found, done)
+    cursor.forget_acknowledged_parts()
+    backlog = cursor.backlog_messages(ledgers)
+    published, settled = ledgers[-1].next_message - cursor.since, sum(map(int, cursor.totals))
+    missing = published - settled - backlog
+    if missing:
+        yield Finding(format.state_path(folder), 0, 0,
+                      f"of the {published} messages since subscription {text} began {settled} are dealt with and {backlog} to come",
+                      f"{missing} messages are missing" if missing > 0 else "its figures are wrong",
+                      Severity.LOSS if missing > 0 else Severity.HARMLESS)

@@ -1,0 +1,131 @@
+"""The catalogue is looked at: SQLite's own check, rows that refer to each other, and its write-ahead log.
+
+SQLite has checksums of what is in that log only, and passes over all behind the first that is wrong: without a word.
+"""
+import contextlib
+import re
+import shutil
+import sqlite3
+import struct
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from geminga.storage.catalogue import catalogue
+from geminga.storage.disk import regular_files
+from geminga.storage.offline.findings import Finding, Severity
+
+_LOG_MAGIC = 0x377F0682                        # and one more: its checksums are over big-endian words
+_LOG_HEADER = struct.Struct(">IIIIIIII")       # magic, version, page size, sequence, salts, checksums
+_FRAME = struct.Struct(">IIIIII")              # page, pages of the database after a commit or 0, salts, checksums
+
+
+@dataclass(slots=True)
+class Names:
+    """What the catalogue says."""
+
+    partitions: dict[int, str] = field(default_factory=dict)
+    subscriptions: dict[int, dict[int, str]] = field(default_factory=dict)     # partition -> {id: name}
+    findings: list[Finding] = field(default_factory=list)
+
+
+def read_names(data_dir: Path, *, is_served: bool) -> Names:
+    path = data_dir / "catalogue.sqlite"
+    try:
+        with looked_at(data_dir, is_served=is_served) as db:
+            names = _read(path, db)
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:      # the latter when SQLite quotes what it found
+        names = Names(findings=[Finding(path, 0, 0, f"SQLite cannot read it: {error}", "no broker starts on it", Severity.UNREADABLE)])
+    if not is_served:
+        names.findings += _check_log(Path(f"{path}-wal"))
+    return names
+
+
+@contextlib.contextmanager
+def looked_at(data_dir: Path, *, is_served: bool) -> Iterator[sqlite3.Connection]:
+    """A broker's catalogue is read beside it; that of no broker as a copy, since SQLite would write beside it.  Raises DatabaseError."""
+    path = data_dir / "catalogue.sqlite"
+    with contextlib.ExitStack() as stack:
+        if is_served:
+            place = f"file:{path}?mode=ro"
+        else:
+            place = str(Path(stack.enter_context(tempfile.TemporaryDirectory()), path.name))
+            for suffix in ("", "-wal"):
+                with contextlib.suppress(FileNotFoundError), regular_files.opened(Path(f"{path}{suffix}")) as file, \
+                        open(f"{place}{suffix}", "wb") as copy:
+                    shutil.copyfileobj(file, copy, 1 << 20)
+        yield stack.enter_context(contextlib.closing(sqlite3.connect(place, uri=is_served, timeout=30)))
+
+
+def _read(path: Path, db: sqlite3.Connection) -> Names:
+    names = Names()
+
+    def tell(what: str, consequence: str, severity: Severity) -> None:
+        names.findings.append(Finding(path, 0, 0, what, consequence, severity))
+
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    if version > catalogue.VERSION:
+        tell(f"has format version {version}, and this program reads {catalogue.VERSION} and older", "nothing was looked at",
+             Severity.UNREADABLE)
+        return names
+    for text, in db.execute("PRAGMA integrity_check"):
+        if text != "ok":
+            tell(text, "what SQLite finds through that is wrong", Severity.LOSS)
+    for table, _, parent, _ in db.execute("PRAGMA foreign_key_check"):
+        tell(f"a row of {table} refers to a row of {parent} that is not there", "nobody finds what it names", Severity.LOSS)
+    sums = dict(db.execute("SELECT name, value FROM sums")) if version > 2 else {}
+    for table in sums.keys() & catalogue.COLUMNS.keys() if version > 2 else ():
+        if catalogue.sum_of(db, table) != sums[table]:
+            tell(f"a value in the table {table} is not what was written", "it has another effect, or names something else", Severity.LOSS)
+    names.partitions = dict(db.execute("SELECT id, name FROM partitions"))
+    for number, partition_id, name in db.execute("SELECT id, partition_id, name FROM subscriptions"):
+        names.subscriptions.setdefault(partition_id, {})[number] = name
+    topics = dict(db.execute("SELECT name, partitions FROM topics"))
+    for name in names.partitions.values():
+        base, number = re.fullmatch(r"(.*?)(?:-partition-(\d+))?", name).groups()
+        if name not in topics and (number is None or int(number) >= topics.get(base, 0)):
+            tell(f"there is no topic of partition {name}", "lists of topics lack it", Severity.HARMLESS)
+    return names
+
+
+def _check_log(path: Path) -> Iterator[Finding]:
+    """Frames behind one that is damaged do not count for SQLite.  What was being written when the power went was not answered."""
+    try:
+        with regular_files.opened(path) as file:
+            raw = file.readall()
+    except FileNotFoundError:
+        return
+    if len(raw) < _LOG_HEADER.size:
+        return
+    magic, _, page_size, _, *salts, first, second = _LOG_HEADER.unpack_from(raw)
+    words = np.dtype(">u4" if magic & 1 else "<u4")
+    checksum = _log_checksum(raw[:_LOG_HEADER.size - 8], words, (0, 0))
+    if magic & ~1 != _LOG_MAGIC or checksum != (first, second):
+        yield Finding(path, 0, _LOG_HEADER.size, "the header of SQLite's log is damaged", "what only the log has is lost", Severity.LOSS)
+        return
+    wrong, commits = None, 0
+    for at in range(_LOG_HEADER.size, len(raw) - _FRAME.size - page_size + 1, _FRAME.size + page_size):
+        _, pages, *found, first, second = _FRAME.unpack_from(raw, at)
+        if wrong is None:
+            checksum = _log_checksum(raw[at:at + 8] + raw[at + _FRAME.size:at + _FRAME.size + page_size], words, checksum)
+            if found != salts or checksum != (first, second):
+                wrong = at
+        if wrong is not None and found == salts and pages:
+            commits += 1
+    size = _FRAME.size + page_size
+    if commits > 1:
+        yield Finding(path, wrong, size, "SQLite's log is damaged", f"{commits} changes of the catalogue are lost", Severity.LOSS)
+    elif commits:
+        yield Finding(path, wrong, size, "the last change in SQLite's log is not whole", "if it was answered, it is lost", Severity.NOTE)
+
+
+def _log_checksum(data: bytes, words: np.dtype, checksum: tuple[int, int]) -> tuple[int, int]:
+    first, second = checksum
+    numbers = iter(np.frombuffer(data, words).tolist())
+    for even, odd in zip(numbers, numbers, strict=True):
+        first = first + even + second & 0xFFFFFFFF
+        second = second + odd + first & 0xFFFFFFFF
+    return first, second

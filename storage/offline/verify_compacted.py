@@ -1,0 +1,127 @@
+"""A partition's compacted view is looked at: what says what is in it, each row, each entry's checksum, the words of batches that were cut.
+
+All that is damaged is missing for who reads compacted; other consumers do not look there.
+"""
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from geminga.proto import checksums
+from geminga.proto.sends import KEPT_CHECKSUM
+from geminga.storage import format
+from geminga.storage.cursors.cursor import NOWHERE, Position
+from geminga.storage.disk import locks
+from geminga.storage.errors import CorruptFile
+from geminga.storage.ledgers import compacted_ledgers
+from geminga.storage.ledgers.compacted_ledgers import Part, View
+from geminga.storage.offline.findings import Finding, Severity, corrupt, unreadable
+from geminga.storage.offline.verify_ledger import runs
+
+_CHUNK = 8 << 20           # bytes of entries looked at together, or one entry
+_WIDTH = format.COMPACTED_ROW.itemsize
+_UNUSED = "it is not used, consumers that read compacted get what the ledgers have"
+_MISSING = "missing for consumers that read compacted"
+
+
+@dataclass(slots=True)
+class Looked:
+    """What was found out about the views of one partition."""
+
+    findings: list[Finding] = field(default_factory=list)
+    horizon: Position = NOWHERE
+    bytes: int = 0
+
+
+def look_at_views(folder: Path, partition_id: int, *, is_served: bool) -> Looked:
+    """folder: the partition's."""
+    looked, held = Looked(), compacted_ledgers.numbers(folder)
+    if not held:
+        return looked
+    path = format.compacted_folder(folder) / str(held[-1]) / compacted_ledgers.MANIFEST
+    try:
+        view = compacted_ledgers.open_view(folder, held[-1])
+        looked.horizon = view.horizon
+        if view.manifest.partition_id != partition_id:
+            looked.findings.append(Finding(path, 0, 0, f"it is of partition {view.manifest.partition_id}", _UNUSED, Severity.LOSS))
+        for part in view.manifest.parts:
+            looked.findings += _part(view, part, looked)
+    except FileNotFoundError as error:
+        looked.findings.append(Finding(Path(error.filename), 0, 0, "is missing", _UNUSED, Severity.LOSS))
+    except CorruptFile as error:
+        looked.findings.append(corrupt(error, path, _UNUSED))
+    except OSError as error:
+        looked.findings.append(unreadable(path, error))
+    if not is_served:
+        looked.findings += _left(format.compacted_folder(folder), held[-1])
+    return looked
+
+
+def _left(folder: Path, number: int) -> Iterator[Finding]:
+    for path in sorted(folder.iterdir()):
+        if path.name not in (str(number), locks.LOCK):
+            is_old = path.name.isdigit()
+            yield Finding(path, 0, 0, "was replaced" if is_old else "was being made when its job was killed",
+                          "its broker removes it" if is_old else "the next job removes it", Severity.NOTE)
+
+
+def _part(view: View, part: Part, looked: Looked) -> Iterator[Finding]:
+    """What it has of one ledger.  Raises CorruptFile when a file ends too early, OSError."""
+    index, data = format.index_path(view.folder, part.ledger_id), format.ledger_path(view.folder, part.ledger_id)
+    for path, needed in ((index, part.kept * _WIDTH), (data, part.size)):
+        if (size := path.stat().st_size) < format.HEADER_SIZE + needed:
+            raise CorruptFile(path, size, f"{format.HEADER_SIZE + needed} bytes", "the end of the file")
+    rows = compacted_ledgers.read_rows(index, part.kept)
+    looked.bytes += format.HEADER_SIZE + rows.nbytes + part.size
+    whole = compacted_ledgers.is_valid(rows, part.ledger_id)
+    whole[whole] &= _in_order(rows[whole], part)
+    for first, end in runs(np.flatnonzero(~whole)):
+        yield Finding(index, format.HEADER_SIZE + first * _WIDTH, (end - first) * _WIDTH,
+                      f"rows {first} to {end - 1} are damaged" if end - first > 1 else f"row {first} is damaged",
+                      f"what they are about is {_MISSING}", Severity.LOSS, end - first)
+    rows, ids = rows[whole], rows["entry_id"][whole]
+    for at in _wrong(data, rows):
+        yield Finding(data, int(rows["offset"][at]), int(rows["size"][at]), f"entry {part.ledger_id}:{ids[at]} is damaged",
+                      "consumers that read compacted see the checksum fail", Severity.LOSS, 1)
+    for at in _wrong_words(data, rows):
+        yield Finding(data, int(rows["offset"][at]) + int(rows["size"][at]), 8 * -(-int(rows["messages"][at]) // 64),
+                      f"which messages entry {part.ledger_id}:{ids[at]} has left is damaged",
+                      f"some of them are {_MISSING}, or come as empty ones", Severity.LOSS)
+
+
+def _in_order(rows: NDArray, part: Part) -> NDArray[np.bool_]:
+    """Which rows (n,) are behind the one before, and about entries that there are."""
+    ids, ends = rows["entry_id"].astype(np.int64), rows["offset"] + rows["size"]
+    found = (ids < part.entries) & (ends <= format.HEADER_SIZE + part.size)
+    found[1:] &= (ids[1:] > ids[:-1]) & (rows["offset"][1:] >= ends[:-1])
+    return found
+
+
+def _wrong(path: Path, rows: NDArray) -> Iterator[int]:
+    """Which entries do not have the checksum that their rows say."""
+    offsets, sizes = rows["offset"].astype(np.int64), rows["size"].astype(np.int64)
+    wanted, first = np.flatnonzero(rows["flags"] & KEPT_CHECKSUM != 0), 0
+    offsets, sizes, claimed = offsets[wanted], sizes[wanted], rows["crc32c"][wanted]
+    ends = offsets + sizes
+    with open(path, "rb") as file:
+        while first < len(wanted):
+            stop = max(first + 1, int(np.searchsorted(offsets, offsets[first] + _CHUNK)))
+            begin, size = int(offsets[first]), int(ends[stop - 1] - offsets[first])
+            file.seek(begin)
+            data = np.frombuffer(bytearray(file.read(size).ljust(size + checksums.BEHIND, b"\0")), np.uint8)
+            wrong = checksums.wrong_entries(data, offsets[first:stop] - begin, ends[first:stop] - begin, claimed[first:stop])
+            yield from wanted[first + wrong].tolist()
+            first = stop
+
+
+def _wrong_words(path: Path, rows: NDArray) -> Iterator[int]:
+    """Of which batches the words have no message, all, or others than there were."""
+    with open(path, "rb") as file:
+        for at in np.flatnonzero(rows["flags"] & format.IS_CUT != 0).tolist():
+            messages = int(rows["messages"][at])
+            file.seek(int(rows["offset"][at]) + int(rows["size"][at]))
+            bits = int.from_bytes(file.read(8 * -(-messages // 64)), "little")
+            if not 0 < bits < (1 << messages) - 1:
+                yield at

@@ -1,0 +1,287 @@
+"""All of one ledger is looked at: headers, the checksum of each row, that rows follow each other without a gap, each entry's checksum.
+
+Rows pass in blocks that a processor's cache holds, each with the entries it names.  When a row is damaged the index is read as a whole
+and mended in memory (index_repair.py), as its broker would, and the ledger looked at by that.
+"""
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from geminga.proto import checksums
+from geminga.proto.sends import KEPT_CHECKSUM
+from geminga.storage import format
+from geminga.storage.cursors.cursor import NOBODY, NOWHERE, Cursor
+from geminga.storage.errors import CorruptFile
+from geminga.storage.ledgers import index_repair, ledger
+from geminga.storage.ledgers.ledger import Ledger
+from geminga.storage.offline.findings import Finding, Severity, corrupt, unreadable
+
+_BLOCK = 8 << 10           # rows
+_CHUNK = 1 << 20           # bytes of entries read at once, or one entry
+_WIDTH = format.INDEX_ROW.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A ledger to be looked at."""
+
+    folder: Path
+    partition_id: int
+    ledger_id: int
+    is_served: bool                                 # a broker may be writing it
+    opened: tuple[int, int] | None                  # (first message, created, ms) if the journal has that
+    rows: list[tuple[int, NDArray]]                 # (first entry, rows) that only the journal may have
+    gone: Cursor | None                             # what is there for nobody any more
+
+
+@dataclass(slots=True)
+class Report:
+    """What was found out about it."""
+
+    ledger: Ledger
+    index: NDArray | None = None                    # its rows, where they are not those of its file
+    findings: list[Finding] = field(default_factory=list)
+    wrong: NDArray = field(default_factory=lambda: np.empty(0, np.int64))      # entries whose bytes are damaged
+    is_readable: bool = True
+    bytes: int = 0
+
+
+def look_at(task: Task) -> Report:
+    found = Ledger(task.folder, task.partition_id, task.ledger_id)
+    if not task.is_served:      # else more may be gone by now
+        found.gone = task.gone or Cursor(NOBODY, NOWHERE, is_durable=True)
+    report = Report(found)
+    try:
+        _find_rows(task, report)
+        if not _check(task, report):
+            _mend(report)
+            _check(task, report)
+    except FileNotFoundError as error:
+        report.is_readable = False
+        if not task.is_served:                      # else it has just been deleted
+            report.findings.append(Finding(Path(error.filename), 0, 0, "is missing", "the ledger's entries are lost", Severity.LOSS))
+    except CorruptFile as error:
+        report.is_readable = False
+        report.findings.append(corrupt(error, found.index_path, "its topic is refused"))
+    except OSError as error:
+        report.is_readable = False
+        report.findings.append(unreadable(found.ledger_path, error))
+    found.close()
+    return report
+
+
+def acknowledged(cursor: Cursor | None, ledger_id: int, entries: int) -> NDArray[np.bool_]:
+    """Which of a ledger's entries (n,) the cursor has behind it."""
+    return np.zeros(entries, bool) if cursor is None else cursor.acknowledged(ledger_id, 0, entries)
+
+
+def runs(numbers: NDArray) -> list[tuple[int, int]]:
+    """(first, end) of each run of numbers that follow each other."""
+    if not len(numbers):
+        return []
+    return [(int(run[0]), int(run[-1]) + 1) for run in np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1)]
+
+
+def entries(found: Ledger, first: int, end: int) -> str:
+    return f"entry {found.ledger_id}:{first}" if end - first == 1 else f"entries {found.ledger_id}:{first} to {found.ledger_id}:{end - 1}"
+
+
+# -- headers, and where the rows are
+
+def _find_rows(task: Task, report: Report) -> None:
+    """How many rows there are, and in report.index those that its file does not have, or not as it says."""
+    found = report.ledger
+    if task.opened is not None:
+        found.first_message, found.created_ms = task.opened
+    if task.opened is not None and not ledger.exists(task.folder, task.ledger_id):
+        stored = np.empty(0, format.INDEX_ROW)
+    else:
+        whole_rows = (found.index_path.stat().st_size - format.HEADER_SIZE) // _WIDTH
+        head = ledger.read_header(found, is_served=task.is_served)
+        _check_ledger_header(report)
+        if head is not None:
+            found.first_message, found.created_ms = int(head["first_message"][0]), int(head["created_ms"][0])
+            found.is_sealed = bool(head["state"][0] == format.SEALED)
+            found.entries, found.size = int(head["entries"][0]), int(head["size"][0])
+            if not found.is_sealed and head["version"][0] == 1:
+                index_repair.find_end(found)
+        if head is not None and not task.rows and (found.is_sealed or not task.is_served) and found.entries <= whole_rows:
+            return
+        stored = _read_rows(found)
+        report.bytes += stored.nbytes
+        if head is None:
+            index_repair.find_bounds(found, stored)
+            report.findings.append(Finding(found.index_path, 0, format.HEADER_SIZE, "the index's header is damaged",
+                                           f"it is made anew from its rows, with {found.entries} entries", Severity.HARMLESS))
+        elif task.is_served and not found.is_sealed:
+            valid = format.is_valid(stored, found.ledger_id)[found.entries:]
+            found.entries += len(valid) if valid.all() else int((~valid).argmax())
+        if found.entries > len(stored):
+            at = format.HEADER_SIZE + stored.nbytes
+            raise CorruptFile(found.index_path, at, f"rows of {found.entries} entries", "the end of the file")
+    end = max([found.entries, *(first + len(rows) for first, rows in task.rows)])
+    report.index = np.zeros(end, format.INDEX_ROW)
+    report.index[:len(stored)] = stored[:end]
+    for first, rows in task.rows:
+        report.index[first:first + len(rows)] = rows
+    found.entries = end
+    if end and (task.rows or task.is_served):
+        found.size = int(report.index["offset"][-1]) + int(report.index["size"][-1])
+
+
+def _check_ledger_header(report: Report) -> None:
+    found = report.ledger
+    if not found.has_its_header():
+        report.findings.append(Finding(found.ledger_path, 0, format.HEADER_SIZE, "the ledger's header is damaged",
+                                       "nothing in it is needed", Severity.HARMLESS))
+
+
+def _read_rows(found: Ledger) -> NDArray:
+    raw = found.index_path.read_bytes()
+    return np.frombuffer(raw, format.INDEX_ROW, max(0, len(raw) - format.HEADER_SIZE) // _WIDTH, min(len(raw), format.HEADER_SIZE))
+
+
+def _mend(report: Report) -> None:
+    """report.index has rows made anew in place of those that are damaged."""
+    found = report.ledger
+    rows = report.index if report.index is not None else _read_rows(found)[:found.entries]
+    report.index, wrong, found.lost = index_repair.mend(found, rows)
+    lost = np.array(found.lost, np.int64)
+    for first, end in runs(wrong):
+        gone = int(((lost >= first) & (lost < end)).sum())
+        report.findings.append(Finding(
+            found.index_path, format.HEADER_SIZE + first * _WIDTH, (end - first) * _WIDTH,
+            f"what the index says of {entries(found, first, end)} is damaged",
+            f"{gone} entries are lost with it" if gone else "it is made anew from what lies around",
+            Severity.LOSS if gone else Severity.HARMLESS, gone))
+
+
+# -- rows and entries
+
+def _check(task: Task, report: Report) -> bool:
+    """Everything about rows and entries; False as soon as a row is damaged."""
+    found = report.ledger
+    if not found.entries:
+        return True
+    size = found.ledger_path.stat().st_size if not task.rows else found.size
+    if size < found.size:
+        raise CorruptFile(found.ledger_path, size, f"{found.size} bytes", "the end of the file")
+    gone = acknowledged(task.gone, found.ledger_id, found.entries)
+    gone[found.lost] = True
+    is_elsewhere = gone.copy()                      # nowhere, or in the journal
+    for first, rows in task.rows:
+        is_elsewhere[first:first + len(rows)] = True
+    order, wrong = _Order(report), []
+    reader = None if is_elsewhere.all() else _Reader(found.ledger_path)
+    for first, rows in _blocks(report):
+        if not format.is_valid(rows, found.ledger_id, first).all():
+            return False
+        end = first + len(rows)
+        offsets, sizes = rows["offset"].astype(np.int64), rows["size"].astype(np.int64)
+        order.check(first, rows, offsets, sizes, gone[first:end])
+        wanted = ~is_elsewhere[first:end] & (rows["flags"] & KEPT_CHECKSUM != 0)
+        claimed = rows["crc32c"].copy()
+        for start, stop in _chunks(offsets, sizes, wanted):
+            begin = int(offsets[start])
+            begins, ends = offsets[start:stop] - begin, offsets[start:stop] + sizes[start:stop] - begin
+            data = reader.read(begin, int(ends[-1]))
+            report.bytes += int(ends[-1])
+            wrong.append(first + start + checksums.wrong_entries(data, begins, ends, claimed[start:stop]))
+    order.finish()
+    report.wrong = np.concatenate(wrong) if wrong else report.wrong
+    return True
+
+
+def _blocks(report: Report) -> Iterator[tuple[int, NDArray]]:
+    """(first, rows) of all rows; they are the caller's until it asks for the next."""
+    count = report.ledger.entries
+    if report.index is not None:
+        for first in range(0, count, _BLOCK):
+            yield first, report.index[first:min(first + _BLOCK, count)]
+        return
+    reader = _Reader(report.ledger.index_path)
+    for first in range(0, count, _BLOCK):
+        size = (min(first + _BLOCK, count) - first) * _WIDTH
+        report.bytes += size
+        yield first, reader.read(format.HEADER_SIZE + first * _WIDTH, size)[:size].view(format.INDEX_ROW)
+
+
+class _Reader:
+    """Reads a file into the same memory over and over.  Not through a mapping: a failing disk would end the process."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - as long as this lives
+        self._memory = np.empty(0, np.uint8)
+
+    def read(self, offset: int, size: int) -> NDArray[np.uint8]:
+        """(size + checksums.BEHIND,): at its end is whatever there was."""
+        if size + checksums.BEHIND > len(self._memory):
+            self._memory = np.empty(max(size, _CHUNK) + checksums.BEHIND, np.uint8)
+        self._file.seek(offset)
+        into, done = memoryview(self._memory)[:size], 0
+        while done < size:
+            try:
+                count = self._file.readinto(into[done:])
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, str(self.path)) from error
+            if not count:
+                raise CorruptFile(self.path, offset + done, f"{size - done} bytes more", "the end of the file")
+            done += count
+        return self._memory[:size + checksums.BEHIND]
+
+    def __del__(self) -> None:
+        self._file.close()
+
+
+class _Order:
+    """Entries lie one behind the other, and their messages are counted without a gap; what lies beside gone ones may not."""
+
+    def __init__(self, report: Report):
+        self._report, found = report, report.ledger
+        self._end, self._message, self._was_gone = format.HEADER_SIZE, found.first_message, found.is_header_lost
+        self._findings: list[Finding] = []
+
+    def check(self, first: int, rows: NDArray, offsets: NDArray, sizes: NDArray, gone: NDArray) -> None:
+        ends, numbers = offsets + sizes, rows["message_index"].astype(np.int64)
+        following = numbers + rows["messages"]
+        for begins, before, last, what, severity in (
+                (offsets, ends, self._end, "does not begin where the one before ends", Severity.LOSS),
+                (numbers, following, self._message, "does not count on from the one before", Severity.HARMLESS)):
+            is_off = np.empty(len(rows), bool)
+            is_off[0] = begins[0] != last and not self._was_gone
+            np.not_equal(begins[1:], before[:-1], out=is_off[1:])
+            if is_off.any():
+                is_off &= ~gone
+                is_off[1:] &= ~gone[:-1]
+                self._tell(first + np.flatnonzero(is_off), what, severity)
+        self._end, self._message, self._was_gone = int(ends[-1]), int(following[-1]), bool(gone[-1])
+
+    def _tell(self, which: NDArray, what: str, severity: Severity) -> None:
+        found = self._report.ledger
+        for first, end in runs(which):
+            self._findings.append(Finding(found.index_path, format.HEADER_SIZE + first * _WIDTH, (end - first) * _WIDTH,
+                                          f"{entries(found, first, end)} {what}", "the index was written so", severity))
+
+    def finish(self) -> None:
+        found = self._report.ledger
+        if self._end != found.size:
+            self._findings.append(Finding(found.index_path, 0, format.HEADER_SIZE, f"entries end at byte {self._end}, by the header at "
+                                          f"{found.size}", "there may be a gap in the ledger", Severity.HARMLESS))
+        self._report.findings += self._findings
+
+
+def _chunks(offsets: NDArray, sizes: NDArray, wanted: NDArray) -> Iterator[tuple[int, int]]:
+    """(first, end) of wanted entries that lie one behind the other and are read at once."""
+    joined = offsets[1:] == offsets[:-1] + sizes[:-1]
+    joined &= wanted[1:] & wanted[:-1]
+    borders = np.concatenate(([0], np.flatnonzero(~joined) + 1, [len(offsets)])).tolist()
+    for first, end in zip(borders, borders[1:], strict=False):
+        while first < end and wanted[first]:
+            until = max(first + 1, int(np.searchsorted(offsets[:end], offsets[first] + _CHUNK, side="right")) - 1)
+            until = end if offsets[end - 1] + sizes[end - 1] <= offsets[first] + _CHUNK else until
+            yield first, until
+            first = until

@@ -1,0 +1,181 @@
+"""The owner's process: a loop around `Owner`.  Wait, drain a bounded batch, decide, sync, answer.
+
+When the disk fails it begins anew with what is there, and waits as long as it takes: it says why once, and goes on by itself.
+"""
+import os
+import select
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import zmq
+
+from geminga.proto import envelope
+from geminga.storage.catalogue.catalogue import CatalogueError, open_catalogue
+from geminga.storage.disk.syscalls import give_back_memory
+from geminga.storage.errors import NotDurable, StorageFull, is_of_disk, text_of
+from geminga.storage.ledgers.journal import open_journal
+from geminga.storage.options import StorageOptions
+from geminga.storage.owner.owner import TICK_MS, Owner
+from geminga.storage.owner.recovery import Told, journal_folder, recover_owner
+from geminga.storage.runtime import zmq_frames
+from geminga.storage.runtime.control import Control, unpacked
+from geminga.storage.runtime.counters import Counters
+from geminga.storage.runtime.log import log
+from geminga.storage.runtime.routing import owner_of, socket_path, worker_identity
+
+_AGAIN_SECONDS = 1          # between attempts to begin
+_TELL_SECONDS = 0.25        # between words of how far a recovery is; pings are answered then
+_ENVELOPES_MAX = 256        # taken in by one pass; its bytes are bounded by pass_bytes_max
+_RECEIVE_SECONDS = 0.1      # then a pass ends with what it has taken in: commands may take long, and all wait for its answers
+
+
+class FolderGone(Exception):
+    """The data folder was removed; there is nothing to go on with."""
+
+
+def run(index: int, owners: int, serial: int, run_dir: Path, data_dir: Path, options: StorageOptions, control: Control,
+        counters: Counters, *, has_moved: bool) -> None:
+    """Be an owner until told to stop.  Raises CorruptFile, FolderGone, NotDurable."""
+    said = ""
+    while True:
+        try:
+            owner, entries = _begin(index, owners, data_dir, options, counters, has_moved, _teller(control),
+                                    _answerer(control))
+            break
+        except (StorageFull, NotDurable, CatalogueError, OSError) as error:
+            text = text_of(error) if isinstance(error, OSError) else str(error)
+        if text != said:
+            log.error(f"owner {index} cannot begin, and tries again: {text}", code="G102")
+            said = text
+        counters.set("is_waiting", 1)
+        if not control.has_kept:
+            select.select([control.fileno()], [], [], _AGAIN_SECONDS)
+        for message in control.receive():
+            if "stop" in message:
+                return
+            if "options" in message:
+                options, of_log = unpacked(message["options"])
+                log.begin(of_log)
+                control.send(configured="")
+        if not control.is_open:
+            return
+    counters.set("is_waiting", 0)
+    context = zmq.Context()
+    router = context.socket(zmq.ROUTER)
+    router.setsockopt(zmq.SNDHWM, 0)       # bounded by permits and by what workers may have unanswered
+    router.setsockopt(zmq.RCVHWM, 0)
+    router.setsockopt(zmq.LINGER, 1_000)
+    router.bind(socket_path(run_dir, serial))
+    give_back_memory()        # what was replayed has been in memory whole
+    counters.set("serving_pid", os.getpid())
+    control.send(ready={"recovered": entries})
+    try:
+        _loop(owner, router, control)
+    except OSError as error:
+        if is_of_disk(error):
+            raise NotDurable(text_of(error)) from error
+        raise
+    finally:
+        router.close()
+        context.term()
+    owner.close()
+
+
+def _begin(index: int, owners: int, data_dir: Path, options: StorageOptions, counters: Counters, has_moved: bool,
+           told: Told, sign_of_life: Callable[[], None]) -> tuple[Owner, int]:
+    """(an owner with all that its predecessor answered, entries that were put in place for that).
+
+    Raises as run does; OSError, StorageFull, CatalogueError.
+    """
+    if not (data_dir / "catalogue.sqlite").exists():
+        raise FolderGone(f"{data_dir}: it was removed, or something else was mounted there")
+    recovered = recover_owner(data_dir, index, owners, told, has_moved=has_moved)
+    catalogue = open_catalogue(data_dir / "catalogue.sqlite")
+    journal = open_journal(journal_folder(data_dir, index), segment_bytes=options.journal_segment_bytes,
+                           segments_max=options.journal_segments_max, kept=recovered.kept, changed=recovered.recovery)
+    for name in ("partitions_open", "producers", "consumers", "unacknowledged"):
+        counters.set(name, 0)
+    owner = Owner(data_dir, options, catalogue, journal, counters, _clock_ms(), recovered.recovery,
+                  lambda partition: owner_of(partition, owners) == index)
+    owner.sign_of_life = sign_of_life
+    for text in recovered.damage:
+        owner.report_damage(text)
+    return owner, recovered.entries
+
+
+def _teller(control: Control) -> Told:
+    """Has the supervisor told how far a recovery is, and that this process is alive, now and then."""
+    due = 0.0
+
+    def told(what: str, done: int, of: int) -> None:
+        nonlocal due
+        if (now := time.monotonic()) >= due:
+            due = now + _TELL_SECONDS
+            control.send(recovering=[what, done, of])
+            control.answer()
+
+    return told
+
+
+def _answerer(control: Control) -> Callable[[], None]:
+    """Answers the supervisor's pings within a long pass, now and then."""
+    due = 0.0
+
+    def answer() -> None:
+        nonlocal due
+        if (now := time.monotonic()) >= due:
+            due = now + _TELL_SECONDS
+            control.answer()
+
+    return answer
+
+
+def _loop(owner: Owner, router: zmq.Socket, control: Control) -> None:
+    poller = zmq.Poller()
+    poller.register(router, zmq.POLLIN)
+    poller.register(control.fileno(), zmq.POLLIN)
+    now_ms = _clock_ms()
+    while True:
+        ready = dict(poller.poll(0 if control.has_kept else min(max(0, owner.next_deadline_ms() - now_ms), TICK_MS)))
+        now_ms = _clock_ms()
+        owner.begin_pass(now_ms)
+        if router in ready:
+            _receive(owner, router, owner.options.pass_bytes_max)
+        if control.fileno() in ready or control.has_kept:
+            for message in control.receive():
+                if "worker_gone" in message:
+                    owner.worker_gone(message["worker_gone"])
+                elif "options" in message:
+                    options, of_log = unpacked(message["options"])
+                    log.begin(of_log)
+                    if not owner.can_be_configured(options):
+                        control.send(configured="again")
+                        return
+                    owner.configure(options)
+                    control.send(configured="")
+                elif "drain" in message:
+                    owner.drain()
+                    control.send(drained=True)
+                elif "stop" in message:
+                    return
+            if not control.is_open:
+                return
+        for worker, frames in owner.end_pass():
+            zmq_frames.send(router, [worker_identity(worker), *frames])
+        owner.counters.add("passes")
+
+
+def _receive(owner: Owner, router: zmq.Socket, bytes_max: int) -> None:
+    """Hand what has come, something at least, to the owner, up to a bound."""
+    size, until = 0, time.monotonic() + _RECEIVE_SECONDS
+    for _ in range(_ENVELOPES_MAX):
+        identity, *parts = zmq_frames.receive(router)
+        owner.receive(int(identity.bytes[1:]), envelope.unseal(parts)[1])
+        size += sum(map(len, parts))
+        if size >= bytes_max or time.monotonic() >= until or not zmq_frames.has_come(router):
+            return
+
+
+def _clock_ms() -> int:
+    return time.time_ns() // 1_000_000

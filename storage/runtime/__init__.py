@@ -1,0 +1,11 @@
+"""What every process of the broker has, whatever its task.
+
+    log.py          lines with fields and levels, and where they go
+    log_codes.py    the code of each warning and error, with its page of the runbook
+    counters.py     numbers in shared memory that the supervisor reads
+    control.py      messages between the supervisor and its children
+    zmq_frames.py   envelopes over ZeroMQ
+    routing.py      which owner has a partition, and where owners listen
+
+Imports: `errors.py` and `format.py` of storage, and proto.  Start with `log.py`.
+"""

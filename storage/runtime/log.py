@@ -1,0 +1,289 @@
+"""Lines for operators: what happened, with fields to search by.
+
+    stderr is the journal       a datagram in journald's own protocol: MESSAGE, PRIORITY, CODE, TOPIC, SUBSCRIPTION, CLIENT, OWNER, ...
+    [log] format = "json"       a line of JSON
+    else                        geminga: text
+
+A line at warning or error has a code, which stands in log_codes.py with the page of the runbook that says what to do.  Fields are appended
+to the text where it does not name them.  A line that cannot be written is lost rather than waited for, and the next one says how many were.
+What one code or event has to say is bounded: what comes above is counted, and the next line of its kind says so.
+
+Rules, of operators at run time, make more or less be told for a while: of all, or of one topic or client.  Every process has the same, and
+forgets them by itself when their time is over.
+"""
+import array
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import re
+import socket
+import stat
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+ERROR, WARNING, INFO, DEBUG = 3, 4, 6, 7           # as syslog numbers them: more is less important
+LEVELS = {"error": ERROR, "warning": WARNING, "info": INFO, "debug": DEBUG}
+NAMES = {level: name for name, level in LEVELS.items()}
+JOURNAL = "/run/systemd/journal/socket"
+_WARNINGS_MAX, _EVENTS_MAX, _PERIOD_SECONDS = 30, 1_000, 60.0      # lines of a code, or of an event, in a period; arbitrary
+_LINE_MAX = 32 << 10                                # characters of a line that are kept
+_CONTROL = {number: f"\\x{number:02x}" for number in (*range(32), *range(127, 160)) if chr(number) not in "\n\t"} | {ord("\n"): "\n    "}
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE      # which journald demands of a file
+_TOO_LARGE = errno.EMSGSIZE, errno.ENOBUFS          # for a datagram
+
+
+@dataclass(frozen=True, slots=True)
+class LogOptions:
+    """What is told, and how."""
+
+    level: str = "info"                       # error, warning, info or debug: what is less important is left out
+    format: str = "text"                      # "text" or "json"; where the journal is listening it gets fields
+
+
+class Rule(NamedTuple):
+    """For a while, of all or of some, this much is told."""
+
+    level: int
+    until: float              # monotonic time, the same in all processes of a host
+    topic: str = ""
+    client: str = ""
+
+    def matches(self, fields: Mapping[str, Any]) -> bool:
+        return (not self.topic or _is_of_topic(str(fields.get("topic", "")), self.topic)) and (
+            not self.client or self.client in _addresses(str(fields.get("client", ""))))
+
+
+def _is_of_topic(name: str, wanted: str) -> bool:
+    """Whether it is that topic, or a partition of it."""
+    return name == wanted or (name.startswith(wanted) and re.fullmatch(r"-partition-\d+", name[len(wanted):]) is not None)
+
+
+def _addresses(client: str) -> tuple[str, str]:
+    """HOST:PORT, and HOST."""
+    return client, client.rpartition(":")[0].strip("[]")
+
+
+class Log:
+    """What one process tells.  Its methods never wait and never raise."""
+
+    def __init__(self) -> None:
+        self.level = self._configured = INFO      # at most what any line may be of; rules may leave it out all the same
+        self._rules: tuple[Rule, ...] = ()
+        self._always: dict[str, Any] = {}         # fields of every line of this process
+        self._write: Callable[[int, str, str, dict[str, Any]], None] = _print
+        self._has_begun = False
+        self._episodes: dict[str, list] = {}      # code or event -> [since when, lines, lines left out]
+        self._lost = 0
+
+    def begin(self, options: LogOptions) -> None:
+        """Write as this process's stderr and the options demand.  Children that are forked later do likewise."""
+        self._has_begun, self._configured = True, LEVELS[options.level]
+        if isinstance(self._write, _Stream | _Journal):
+            self._write.close()
+        if is_journal(2):
+            self._write = _Journal()
+        else:
+            self._write = _Stream(_as_json if options.format == "json" else _as_text)
+        self.follow(self._rules)
+        _take_over_logging()
+
+    def bind(self, **fields: Any) -> None:
+        """Every line of this process has these."""
+        self._always |= fields
+
+    def follow(self, rules: Iterable[Rule]) -> None:
+        """These hold from now on, beside the configuration."""
+        self._rules = tuple(rules)
+        self.level = max([self._configured, *(rule.level for rule in self._rules)])
+
+    def rules(self) -> list[Rule]:
+        """Those whose time is not over."""
+        self._expire()
+        return list(self._rules)
+
+    @property
+    def configured(self) -> int:
+        return self._configured
+
+    def error(self, text: str, *, code: str, **fields: Any) -> None:
+        """Something was lost, or is not served."""
+        self._tell(ERROR, text, code, fields)
+
+    def warning(self, text: str, *, code: str, **fields: Any) -> None:
+        """Somebody should look, or will have to soon."""
+        if self.level >= WARNING:
+            self._tell(WARNING, text, code, fields)
+
+    def info(self, text: str, *, code: str = "", **fields: Any) -> None:
+        """What happens now and then, and is as it should be."""
+        if self.level >= INFO:
+            self._tell(INFO, text, code, fields)
+
+    def debug(self, text: str, **fields: Any) -> None:
+        """What happens often; never of each message."""
+        if self.level >= DEBUG:
+            self._tell(DEBUG, text, "", fields)
+
+    def _tell(self, level: int, text: str, code: str, fields: dict[str, Any]) -> None:
+        if self._rules:
+            self._expire()
+            found = [rule.level for rule in self._rules if rule.matches(fields)]
+            if level > (max(found) if found else self._configured):
+                return
+        fields = {name: value for name, value in fields.items() if value != ""}
+        left_out = self._left_out(level, code or text.partition(":")[0])
+        if left_out is None:
+            return
+        text += "".join(f" {name}={_word(value)}" for name, value in fields.items() if not _names(text, str(value)))
+        if left_out:
+            text += f" ({left_out} more like it were left out)"
+        if self._lost:
+            text += f" ({self._lost} lines before it could not be written)"
+        try:
+            self._write(level, text[:_LINE_MAX], code, {**self._always, **fields})
+            self._lost = 0
+        except (OSError, ValueError):      # full, gone or closed
+            self._lost += 1
+
+    def _left_out(self, level: int, kind: str) -> int | None:
+        """How many of a kind have been left out before this one; None: this one is too."""
+        now = time.monotonic()
+        if len(self._episodes) > _EVENTS_MAX:
+            self._episodes.clear()
+        episode = self._episodes.setdefault(kind, [now, 0, 0])
+        left_out = 0
+        if now - episode[0] >= _PERIOD_SECONDS:
+            left_out = episode[2]
+            episode[:] = now, 0, 0
+        if self._has_begun and episode[1] >= (_WARNINGS_MAX if level <= WARNING else _EVENTS_MAX):
+            episode[2] += 1
+            return None
+        episode[1] += 1
+        return left_out
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        if any(rule.until <= now for rule in self._rules):
+            self.follow(rule for rule in self._rules if rule.until > now)
+
+
+def _names(text: str, value: str) -> bool:
+    return value in text and re.search(rf"(?<![\w.]){re.escape(value)}(?![\w.])", text) is not None
+
+
+def _word(value: Any) -> str:
+    text = str(value)
+    return json.dumps(text) if re.search(r"[\s\"=]", text) or not text else text
+
+
+def _take_over_logging() -> None:
+    """What libraries have to say goes the same way."""
+    import logging
+
+    class Bridge(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            (log.error if record.levelno >= logging.ERROR else log.warning)(self.format(record), code="G290")
+
+    logging.basicConfig(handlers=[Bridge()], format="%(name)s: %(message)s", level=logging.WARNING, force=True)
+
+
+# -- where lines go
+
+def is_journal(fd: int) -> bool:
+    """Whether what is written there is read by journald."""
+    try:
+        device, inode = map(int, os.environ.get("JOURNAL_STREAM", "").split(":"))
+        found = os.fstat(fd)
+    except (ValueError, OSError):
+        return False
+    return (found.st_dev, found.st_ino) == (device, inode)
+
+
+def _print(level: int, text: str, code: str, fields: dict[str, Any]) -> None:
+    """Of a process that has not begun: a command, a test."""
+    print(_as_text(level, text, code, fields), file=sys.stderr, flush=True)
+
+
+def _as_text(level: int, text: str, code: str, fields: dict[str, Any]) -> str:
+    """What comes of a client cannot look as a line of its own."""
+    return f"geminga: {text.translate(_CONTROL)}"
+
+
+def _as_json(level: int, text: str, code: str, fields: dict[str, Any]) -> str:
+    found = {"time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"), "level": NAMES[level], "message": text}
+    return json.dumps(found | ({"code": code} if code else {}) | {name: value if isinstance(value, int) else str(value)
+                                                                  for name, value in fields.items()})
+
+
+class _Stream:
+    """stderr, without waiting for whoever reads it."""
+
+    def __init__(self, render: Callable[[int, str, str, dict[str, Any]], str]):
+        self._render, self._fd = render, 2
+        self._end = b""      # of a line that was not written to its end
+        found = os.fstat(2).st_mode
+        self._is_socket = stat.S_ISSOCK(found)
+        if stat.S_ISFIFO(found) or stat.S_ISCHR(found):
+            # Its flags are those of everybody who has it; opened anew it has its own.  Where that is forbidden, a reader may hold us up.
+            with contextlib.suppress(OSError):
+                self._fd = os.open("/proc/self/fd/2", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        if self._fd != 2:
+            os.close(self._fd)
+
+    def __call__(self, level: int, text: str, code: str, fields: dict[str, Any]) -> None:
+        data = self._end + self._render(level, text, code, fields).encode(errors="backslashreplace") + b"\n"
+        if self._is_socket:
+            with socket.socket(fileno=os.dup(2)) as stream:
+                written = stream.send(data, socket.MSG_DONTWAIT)
+        else:
+            written = os.write(self._fd, data)
+        self._end = b"" if written == len(data) else b"\n"
+
+
+class _Journal:
+    """journald's own protocol: a datagram of KEY=value lines, or a file in memory where it is too large for one."""
+
+    def __init__(self) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def __call__(self, level: int, text: str, code: str, fields: dict[str, Any]) -> None:
+        known = {"MESSAGE": f"{text} [{code}]" if code else text, "PRIORITY": level, "SYSLOG_IDENTIFIER": "geminga"}
+        known |= {name.upper(): value for name, value in fields.items()} | ({"CODE": code} if code else {})
+        data = b"".join(_journal_field(name, str(value).encode(errors="backslashreplace")) for name, value in known.items())
+        try:
+            self._socket.sendto(data, JOURNAL)
+        except OSError as error:
+            if error.errno not in _TOO_LARGE:
+                raise
+            self._send_file(data)
+
+    def _send_file(self, data: bytes) -> None:
+        fd = os.memfd_create("geminga-log", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+        try:
+            os.write(fd, data)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+            self._socket.sendmsg([], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))], 0, JOURNAL)
+        finally:
+            os.close(fd)
+
+
+def _journal_field(name: str, value: bytes) -> bytes:
+    if b"\n" in value:
+        return name.encode() + b"\n" + struct.pack("<Q", len(value)) + value + b"\n"
+    return name.encode() + b"=" + value + b"\n"
+
+
+log = Log()

@@ -1,0 +1,388 @@
+"""Schemas: what a topic's messages look like, by version, and which versions get along.
+
+A topic's versions lie in the catalogue, under its base name, in the order they came.  Who brings a definition that is there already is
+given its version; another is added when it gets along with those before it, as the topic's policies say.  Definitions are kept as they
+came, to the byte.  Those of type AVRO, JSON and PROTOBUF are Avro's; JSON's may be those of old clients, which are JSON Schema.
+AVRO and JSON are compared by avro_rules.py, PROTOBUF_NATIVE by protobuf_rules.py.
+
+To parse a large definition takes tenths of a second.  So workers and the admin process `validate` and `register` in a thread of their own
+(workers/schemas.py), and owners are told of what is known; an owner that is told of something new adds it, as nobody else may
+create a topic.  What does the parsing is imported when it is first needed.
+"""
+import hashlib
+import json
+import struct
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.errors import Refusal
+from geminga.proto.names import TopicName
+from geminga.storage.catalogue.catalogue import Catalogue
+from geminga.storage.catalogue.policies import Policies
+from geminga.storage.runtime.counters import Counters
+
+SIZE_MAX = 256 << 10          # bytes of a definition; arbitrary, and more than anybody uses: such a new one takes a second to compare
+ALL_SIZE_MAX = 16 << 20       # ... of all versions of a topic, with each of which one may have to be compared
+BACKWARD, FORWARD, FULL = "BACKWARD", "FORWARD", "FULL"
+ALWAYS_COMPATIBLE, ALWAYS_INCOMPATIBLE = "ALWAYS_COMPATIBLE", "ALWAYS_INCOMPATIBLE"
+_TRANSITIVE = "_TRANSITIVE"
+NOT_HASHED = b""
+_SHOWN_MAX = 500              # characters of what is in the way
+T = api.Schema.Type
+# As they are called over HTTP and in properties, by number.
+TYPES = ("NONE", "STRING", "JSON", "PROTOBUF", "AVRO", "BOOLEAN", "INT8", "INT16", "INT32", "INT64", "FLOAT", "DOUBLE", "DATE", "TIME",
+         "TIMESTAMP", "KEY_VALUE", "INSTANT", "LOCAL_DATE", "LOCAL_TIME", "LOCAL_DATE_TIME", "PROTOBUF_NATIVE", "AUTO_CONSUME", "EXTERNAL")
+_AVRO = (T.Avro, T.Json, T.Protobuf)
+_JSON_TYPES = ("object", "string", "integer", "number", "boolean", "array", "null", "any")      # of JSON Schema
+
+
+class Definition(NamedTuple):
+    """Of a schema: its type is a Schema.Type."""
+
+    kind: int
+    data: bytes
+    properties: dict[str, str]
+
+    @property
+    def said(self) -> tuple[bytes, list[str]]:
+        """What makes it what it is: its bytes, and the types of key and value."""
+        return self.data, [self.properties.get(f"{part}.schema.type", "") for part in ("key", "value")] if self.kind == T.KeyValue else []
+
+
+class Version(NamedTuple):
+    """A definition that is kept."""
+
+    version: int
+    definition: Definition
+    created_ms: int
+
+
+class InvalidSchema(Refusal):
+    """A definition that is none."""
+
+    def __init__(self, text: str):
+        super().__init__(api.IncompatibleSchema, text)
+
+
+def from_wire(schema: api.Schema) -> Definition:
+    return Definition(schema.type, schema.schema_data, {one.key: one.value for one in schema.properties})
+
+
+def to_wire(definition: Definition, name: str) -> api.Schema:
+    return api.Schema(name=name, schema_data=definition.data, type=definition.kind,
+                      properties=[api.KeyValue(key=key, value=value) for key, value in definition.properties.items()])
+
+
+def incompatible(text: str) -> Refusal:
+    return Refusal(api.IncompatibleSchema, text[:_SHOWN_MAX])      # names may be as long as definitions
+
+
+# -- what is there
+
+def versions(catalogue: Catalogue, topic: TopicName) -> list[int]:
+    """In order; those before a deletion are gone."""
+    return [version for version, kind, _ in catalogue.schema_versions(topic.base) if kind is not None]
+
+
+def find(catalogue: Catalogue, topic: TopicName, version: int | None = None) -> Version | None:
+    """That version, or the last one; None when there is none."""
+    if version is None:
+        version = next(reversed(versions(catalogue, topic)), -1)
+    kept = catalogue.schema(topic.base, version)
+    if kept is None or kept[0] is None:
+        return None
+    kind, created_ms, properties, data = kept
+    return Version(version, Definition(kind, data, properties), created_ms)
+
+
+def known(catalogue: Catalogue, topic: TopicName, definition: Definition) -> int | None:
+    """The version of the definition, as far as that can be told without parsing it."""
+    if definition.kind in _AVRO:
+        return catalogue.schema_version(topic.base, definition.kind, definition.data)
+    return _with_hash(catalogue, topic, definition.kind, _hash(definition))
+
+
+def _with_hash(catalogue: Catalogue, topic: TopicName, wanted: int, hashed: bytes) -> int | None:
+    for version, kind, other in catalogue.schema_versions(topic.base):
+        if kind == wanted:
+            if other == NOT_HASHED and (found := find(catalogue, topic, version)):
+                other = _hash(found.definition)
+            if other == hashed:
+                return version
+    return None
+
+
+def _hash(definition: Definition) -> bytes:
+    """The same for all that mean the same, however they are written.  Raises InvalidSchema."""
+    said = definition.said
+    if definition.kind in _AVRO and not isinstance(parsed := _parsed(definition), str):
+        from geminga.storage.schemas import avro_rules
+        said = avro_rules.meaning(parsed)
+    return hashlib.sha256(repr(said).encode()).digest()
+
+
+def version_of(catalogue: Catalogue, topic: TopicName, definition: Definition) -> int | None:
+    """The version that means the same.  Raises InvalidSchema."""
+    return _same(catalogue, topic, definition)[0]
+
+
+def _same(catalogue: Catalogue, topic: TopicName, definition: Definition) -> tuple[int | None, bytes]:
+    """(version that means the same, hash of what that is unless it was not needed).  Raises InvalidSchema."""
+    version = known(catalogue, topic, definition)
+    if version is not None:
+        return version, NOT_HASHED
+    hashed = _hash(definition)
+    return _with_hash(catalogue, topic, definition.kind, hashed), hashed
+
+
+# -- what is added, and who may read
+
+def register(catalogue: Catalogue, topic: TopicName, definition: Definition, policies: Policies, counters: Counters) -> int:
+    """The version of the definition, which is valid; added if there is none, and if it gets along.  Part of the open transaction.
+
+    Raises Refusal, StorageFull.
+    """
+    began = time.perf_counter()
+    while True:
+        there, hashed = catalogue.schema_versions(topic.base), NOT_HASHED      # the first is added by an owner, who has no time to parse it
+        is_first = all(kind is None for _, kind, _ in there)
+        if not is_first:
+            version, hashed = _same(catalogue, topic, definition)
+            if version is not None:
+                return version
+        if not policies.schema_updates:
+            raise incompatible("Schema not found and schema auto updating is disabled.")
+        if not is_first:
+            check(catalogue, topic, definition, policies.schema_strategy, counters)
+            if catalogue.schema_bytes(topic.base) + len(definition.data) > ALL_SIZE_MAX:
+                raise incompatible(f"All versions of a schema together have at most {ALL_SIZE_MAX} bytes")
+        version = there[-1][0] + 1 if there else 0
+        if catalogue.add_schema(topic.base, version, definition.kind, hashed, definition.properties, definition.data):
+            counters.observe("schema_put", time.perf_counter() - began)
+            return version      # else somebody was quicker, whose version is there to be looked at; nobody else writes from here on
+
+
+def check(catalogue: Catalogue, topic: TopicName, definition: Definition, strategy: str, counters: Counters) -> None:
+    """Whether a producer may bring it.  Raises Refusal."""
+    found = versions(catalogue, topic)
+    _compare(catalogue, topic, definition, strategy, found if strategy.endswith(_TRANSITIVE) else found[-1:], counters)
+
+
+def check_consumer(catalogue: Catalogue, topic: TopicName, definition: Definition, strategy: str, counters: Counters) -> None:
+    """Whether a consumer with that definition may read a topic that has a schema.  Raises Refusal."""
+    found = versions(catalogue, topic)
+    if strategy in (BACKWARD, FORWARD, FORWARD + _TRANSITIVE, FULL):
+        _compare(catalogue, topic, definition, BACKWARD, found[-1:], counters)
+    else:
+        _compare(catalogue, topic, definition, strategy, found, counters)
+
+
+def _compare(catalogue: Catalogue, topic: TopicName, definition: Definition, strategy: str, numbers: list[int], counters: Counters) -> None:
+    text = _in_the_way(catalogue, topic, definition, strategy, numbers)
+    counters.add("schemas_incompatible" if text else "schemas_compatible")
+    if text:
+        raise incompatible(text)
+
+
+def _in_the_way(catalogue: Catalogue, topic: TopicName, definition: Definition, strategy: str, numbers: list[int]) -> str:
+    if strategy == ALWAYS_COMPATIBLE:
+        return ""
+    for number in reversed(numbers):
+        found = find(catalogue, topic, number)
+        if found is None:      # deleted meanwhile
+            continue
+        other = found.definition
+        if other.kind != definition.kind:
+            return f"Incompatible schema: exists schema type {TYPES[other.kind]}, new schema type {TYPES[definition.kind]}"
+        if strategy == ALWAYS_INCOMPATIBLE:
+            return "Schema compatibility strategy is ALWAYS_INCOMPATIBLE"
+        if other.said != definition.said and (text := obstacle(definition, other, strategy.removesuffix(_TRANSITIVE))):
+            return f"Incompatible schema: by strategy {strategy} with version {number}: {text}"
+    return ""
+
+
+def obstacle(new: Definition, old: Definition, strategy: str) -> str:
+    """What keeps the two, of one type, from getting along; "" when nothing does.
+
+    As Apache Pulsar has it, definitions of type PROTOBUF are not compared.
+    """
+    if new.kind == T.KeyValue:
+        for part, one, other in zip(("key", "value"), parts(new), parts(old), strict=True):
+            if one.kind != other.kind:
+                return f"exists {part} schema type {TYPES[other.kind]}, new {part} schema type {TYPES[one.kind]}"
+            if text := obstacle(one, other, strategy):
+                return f"{part}: {text}"
+    if new.kind == T.ProtobufNative:
+        return _native_obstacle(new, old, strategy)
+    if new.kind in (T.Avro, T.Json):
+        return _avro_obstacle(new, old, strategy)
+    return ""
+
+
+def _native_obstacle(new: Definition, old: Definition, strategy: str) -> str:
+    from geminga.storage.schemas import protobuf_rules
+    after, before = _native_root(new), _native_root(old)
+    if after.full_name != before.full_name:
+        return f"the root message was {before.full_name}, and is {after.full_name}"
+    return _both_ways(protobuf_rules.obstacle, after, before, strategy)
+
+
+def _avro_obstacle(new: Definition, old: Definition, strategy: str) -> str:
+    from geminga.storage.schemas import avro_rules
+    after, before = _parsed(new), _parsed(old)
+    if isinstance(after, str) and isinstance(before, str):
+        return "" if after == before else f"the id was {before}, and is {after}"
+    if isinstance(after, str) or isinstance(before, str):      # JSON Schema does not say enough to tell
+        return ""
+    return _both_ways(avro_rules.obstacle, after, before, strategy)
+
+
+def _both_ways(obstacle: Callable[[Any, Any], str], after: Any, before: Any, strategy: str) -> str:
+    """obstacle: what keeps the first from reading what the second has written."""
+    text = obstacle(after, before) if strategy in (BACKWARD, FULL) else ""
+    if not text and strategy in (FORWARD, FULL) and (text := obstacle(before, after)):
+        text = f"the other way: {text}"
+    return text
+
+
+# -- who comes to a topic
+
+def admit_producer(owner, found, schema: api.Schema | None) -> bytes:
+    """The version, as the protocol has it, of what a producer of the Partition or LiveTopic brings.  Raises Refusal, StorageFull."""
+    if schema is not None:
+        return version_bytes(register(owner.catalogue, found.name, from_wire(schema), found.policies, owner.counters))
+    check_missing(owner.catalogue, found.name, found.policies)
+    return b""
+
+
+def check_missing(catalogue: Catalogue, topic: TopicName, policies: Policies) -> None:
+    """Whether a producer may come without a schema.  Raises Refusal."""
+    if policies.schema_enforced and versions(catalogue, topic):
+        raise incompatible("Producers cannot connect or send message without a schema to topics with a schema "
+                           "when SchemaValidationEnforced is enabled")
+
+
+def admit_consumer(owner, found, schema: api.Schema) -> None:
+    """The first to come to an empty topic brings its schema.  Raises Refusal, StorageFull."""
+    if schema.type == T.AutoConsume:
+        return
+    definition = from_wire(schema)
+    if versions(owner.catalogue, found.name):
+        check_consumer(owner.catalogue, found.name, definition, found.policies.schema_strategy, owner.counters)
+    elif _is_unused(found):
+        register(owner.catalogue, found.name, definition, found.policies, owner.counters)
+    else:
+        raise incompatible(f"Failed to add schema to an active topic with empty(BYTES) schema: new schema type {TYPES[definition.kind]}")
+
+
+def _is_unused(found) -> bool:
+    """Nothing was published that is still there, and nobody is there who would mind a schema."""
+    is_empty = not any(ledger.entries for ledger in found.ledgers) if found.is_persistent else not found.published
+    return is_empty and not found.producers.live and all(
+        consumer.takes_any_schema for subscription in found.attached for consumer in subscription.consumers)
+
+
+def version_bytes(version: int) -> bytes:
+    return version.to_bytes(8, "big")
+
+
+# -- definitions
+
+def check_size(definition: Definition) -> None:
+    """Raises InvalidSchema."""
+    try:
+        size = len(definition.data) + sum(len(text.encode()) for one in definition.properties.items() for text in one)
+    except UnicodeEncodeError:
+        raise InvalidSchema("A property of the schema is no text") from None
+    if size > SIZE_MAX:
+        raise InvalidSchema(f"Schema definition of more than {SIZE_MAX} bytes")
+
+
+def validate(definition: Definition) -> None:
+    """Raises InvalidSchema."""
+    check_size(definition)
+    kind, size = definition.kind, len(definition.data)
+    if kind >= T.AutoConsume:
+        raise InvalidSchema(f"Schema {TYPES[kind]} is a client-side schema type")
+    if kind == T.KeyValue:
+        for part in parts(definition):
+            validate(part)
+    elif kind in _AVRO:
+        parsed = _parsed(definition)
+        if kind == T.Avro and parsed.type == "union":
+            raise InvalidSchema("Avro schema typed [UNION] is not supported")
+    elif kind == T.ProtobufNative:
+        _native_root(definition)
+    elif kind == T.String and definition.data in (b"", b"null"):      # as the Python client has it
+        return
+    elif kind == T.String:
+        raise InvalidSchema(f"Invalid schema definition data for string schema : '{definition.data[:100].decode(errors='replace')}'")
+    elif kind != getattr(T, "None") and size:
+        raise InvalidSchema("Invalid schema definition data for primitive schemas :"
+                            f"length of schema data should be zero, but {size} bytes is found")
+
+
+def _parsed(definition: Definition):
+    """As the Avro library has it; of one that is JSON Schema its id.  Raises InvalidSchema."""
+    from geminga.storage.schemas import avro_rules
+    try:
+        return avro_rules.parse(definition.data.decode())
+    except ValueError as error:
+        if definition.kind == T.Json and (found := _json_schema_id(definition.data)) is not None:
+            return found
+        raise InvalidSchema(f"Invalid schema definition data for {TYPES[definition.kind]} schema: {error}") from None
+
+
+def _json_schema_id(data: bytes) -> str | None:
+    """What JSON Schema calls itself; None when it is none."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return str(found.get("id", "")) if isinstance(found, dict) and found.get("type") in _JSON_TYPES else None
+
+
+def _native_root(definition: Definition):
+    """The descriptor of its message.  Raises InvalidSchema."""
+    from geminga.storage.schemas import protobuf_rules
+    try:
+        return protobuf_rules.parse(definition.data)
+    except ValueError as error:
+        raise InvalidSchema(f"deserialize ProtobufNative Schema failed: {error}") from None
+
+
+# -- a key's and a value's, in one
+
+def parts(definition: Definition) -> tuple[Definition, Definition]:
+    """The key's and the value's definition of one of type KEY_VALUE.  Raises InvalidSchema."""
+    pieces, rest = [], definition.data
+    for _ in range(2):
+        size = struct.unpack_from(">i", rest)[0] if len(rest) >= 4 else len(rest)
+        if len(rest) < 4 + max(0, size):
+            raise InvalidSchema("Invalid schema definition data for KEY_VALUE schema: a size, the key's, a size, the value's")
+        pieces.append(rest[4:4 + max(0, size)])
+        rest = rest[4 + max(0, size):]
+    return tuple(_part(definition, name, data) for name, data in zip(("key", "value"), pieces, strict=True))
+
+
+def _part(definition: Definition, name: str, data: bytes) -> Definition:
+    said = definition.properties.get(f"{name}.schema.type", "BYTES")
+    kind = kind_of(said)
+    if kind == T.KeyValue:
+        raise InvalidSchema("A key or a value of type KEY_VALUE is not possible")
+    return Definition(kind, data, {})
+
+
+def kind_of(name: str) -> int:
+    """Of a type's name; BYTES are of no schema.  Raises InvalidSchema."""
+    name = {"BYTES": "NONE", "AUTO": "AUTO_CONSUME", "AUTO_PUBLISH": "AUTO_CONSUME"}.get(name, name)
+    if name not in TYPES:
+        raise InvalidSchema(f"No schema type {name[:80]!r}: one of {', '.join(TYPES)}")
+    return TYPES.index(name)
+
+
+def joined(key: bytes, value: bytes) -> bytes:
+    """The definition of both."""
+    return b"".join(struct.pack(">i", len(part)) + part for part in (key, value))

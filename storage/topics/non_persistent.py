@@ -1,0 +1,134 @@
+"""A non-persistent topic: nothing is kept.
+
+What is published goes, in the same pass, to those who are there and have permits.  What nobody can take is dropped, and counted.
+The dispatchers are those of stored topics: they look at the entries of one pass as at a ledger that is gone with it.
+"""
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from geminga.proto.names import TopicName
+from geminga.storage.catalogue.policies import Policies
+from geminga.storage.cursors.cursor import Cursor, Position
+from geminga.storage.dispatch.base import Batch
+from geminga.storage.options import StorageOptions
+from geminga.storage.topics.producers import Producers
+from geminga.storage.topics.subscription import Subscription
+
+if TYPE_CHECKING:
+    from geminga.storage.enforcement.rate_limiter import Limits
+
+LEDGER_ID = 0                          # in message ids; no ledger has it
+BEGINNING: Position = LEDGER_ID, -1
+
+
+class Passing:
+    """The entries of one topic in one pass."""
+
+    ledger_id = LEDGER_ID
+    has_lost = False
+    view = 0
+
+    def __init__(self, rows: NDArray):
+        """rows: (n,) SEND_ROW"""
+        self.index = rows
+        self.messages: NDArray[np.uint32] = rows["messages"]
+        self.entries = len(rows)
+
+    def column(self, name: str) -> NDArray:
+        return self.index[name]
+
+
+@dataclass(eq=False, slots=True)
+class LiveTopic:
+    """What a Partition is for stored topics, as far as it makes sense without a store."""
+
+    name: TopicName
+    options: StorageOptions
+    producers: Producers = field(default_factory=lambda: Producers(None))
+    subscriptions: dict[tuple[str, bool], Subscription] = field(default_factory=dict)
+    attached: dict[Subscription, None] = field(default_factory=dict)
+    published: int = 0                 # entries
+    messages_in: int = 0
+    bytes_in: int = 0
+    chunks_in: int = 0
+    gone_out: tuple[int, int, int] = (0, 0, 0)       # as of a Partition, for statistics.py
+    window: object = None
+    last_window: object = None
+    counted: tuple = ()
+    rates: tuple = ()
+    dropped: int = 0                   # entries that a subscription's consumers could not take
+    now_ms: int = 0
+    policies: Policies = Policies()    # what holds for it now
+    rate_limits: "Limits | None" = None
+    passing: Passing | None = None
+
+    is_persistent = False
+    is_terminated = False
+    view = schedule = None
+    damage = losses = ()
+    last_confirmed = BEGINNING
+
+    def bind(self, policies: Policies) -> None:
+        """They hold from here on; nothing waits to be acknowledged, or for its time."""
+        self.policies = replace(policies, max_unacked_messages_per_consumer=0, max_unacked_messages_per_subscription=0,
+                                delayed_delivery=False)
+
+    @property
+    def entries_in(self) -> int:
+        return self.published
+
+    @property
+    def is_idle(self) -> bool:
+        """Nobody is there any more."""
+        return not (self.attached or self.producers.live or self.producers.waiting)
+
+    @property
+    def ledgers(self) -> list:
+        return []
+
+    def ledgers_from(self, ledger_id: int) -> list:
+        """There is never anything to catch up with."""
+        return []
+
+    def find(self, ledger_id: int) -> Passing | None:
+        return self.passing
+
+    def before(self, position: Position) -> Position:
+        return BEGINNING
+
+    def before_time(self, publish_time_ms: int) -> Position:
+        return BEGINNING
+
+    def add_subscription(self, name: str, cursor: Cursor) -> Subscription:
+        subscription = Subscription(name, cursor, self, self.options)
+        self.subscriptions[subscription.key] = subscription
+        return subscription
+
+    def remove_subscription(self, subscription: Subscription) -> None:
+        """This one; another that has its name by now stays."""
+        if self.subscriptions.get(subscription.key) is subscription:
+            self.gone_out = tuple(map(sum, zip(self.gone_out, subscription.gone_out, strict=False)))
+            del self.subscriptions[subscription.key]
+
+    def pass_on(self, rows: NDArray, next_batches: Callable[[Subscription, list], list[Batch]]) -> list[Batch]:
+        """Who gets which of these rows (n,) SEND_ROW; next_batches: what rates leave of them to a subscription."""
+        self.passing = Passing(rows)
+        batches: list[Batch] = []
+        for subscription in self.attached:
+            subscription.read = LEDGER_ID, 0
+            ledgers = [self.passing]
+            found = subscription.dispatcher.next_batches(ledgers) if self.rate_limits is None else next_batches(subscription, ledgers)
+            subscription.dispatcher.let_go()
+            given = sum(len(entries) for _, _, entries in found)
+            self.dropped += len(rows) - given
+            if given < len(rows):
+                everything = int(rows["messages"].sum())
+                subscription.dropped += everything - sum(int(rows["messages"][np.asarray(entries)].sum()) for _, _, entries in found)
+            batches += found
+        self.passing = None
+        self.published += len(rows)
+        return batches

@@ -1,0 +1,510 @@
+"""The configuration: where the value of each key comes from, and what is refused before a process starts.
+
+    command line  >  GEMINGA_<SECTION>_<KEY>  >  PULSAR_PREFIX_<name>  >  file (TOML, or Pulsar's key=value)  >  defaults
+
+KEYS is derived from the dataclasses that the layers declare beside their use; a field added there is a key here, and RANGES or FORMS says
+which values it takes.  Nothing below the supervisor reads a file or the environment: it is handed its part of a Config.
+"""
+import itertools
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from geminga.storage.catalogue.policy_table import (
+    DELAY_MS_MAX,
+    DELETE_MODES,
+    QUOTA_ACTIONS,
+    STRATEGIES,
+    SUBSCRIPTION_TYPES,
+    TICK_MS_MAX,
+    WINDOW_MS_MAX,
+    WINDOW_MS_MIN,
+)
+from geminga.storage.options import StorageOptions
+from geminga.storage.runtime.log import LEVELS, LogOptions
+from geminga.supervisor.configuration.properties import (
+    ConfigError,
+    Setting,
+    from_environment,
+    nearest,
+    parse,
+    translate,
+)
+from geminga.supervisor.host import host
+from geminga.workers.identity.options import AuthenticationOptions, AuthorizationOptions, IdentityOptions, Secret, TlsOptions
+from geminga.workers.options import WorkerOptions
+
+__all__ = ["Config", "ConfigError", "KEYS", "core_count", "load"]
+
+FRAME_OVERHEAD = 10 * 1024     # what a frame may hold beside the message, as Pulsar has it
+MIB = 1 << 20
+ENVIRONMENT_PREFIX = "GEMINGA_"
+Settings = dict[str, Setting]
+
+
+@dataclass(frozen=True, slots=True)
+class HttpOptions:
+    """Who may ask over HTTP, beside what [authentication] and [authorization] say."""
+
+    hosts: tuple[str, ...] = ()                   # names that the broker is asked by, beside those it knows
+    backup_folders: tuple[str, ...] = ()          # where backups over HTTP may be made; none: by authorized or local callers anywhere
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsOptions:
+    """What /metrics has series of."""
+
+    topics: bool = True                           # topics and their subscriptions; else only namespaces
+    topics_max: int = 500                         # at most so many; others are summed up by namespace
+    consumers: bool = False                       # consumers of those topics, each by itself
+    producers: bool = False                       # likewise producers
+
+
+@dataclass(frozen=True, slots=True)
+class AlarmOptions:
+    """From when on memory is an alarm."""
+
+    memory_percent: int = 85                      # of the control group's limit, or the host's memory: used above this is one
+    memory_refuse_percent: int = 95               # ... and above this nobody may publish until it is less; 0: everybody may
+
+
+@dataclass(frozen=True, slots=True)
+class NightlyOptions:
+    """How the nightly job, and compaction on demand, deal with their host."""
+
+    engine: str = "auto"                          # "here": in one process; "spark"; "auto": a night by Spark, on demand what is large
+    in_process_bytes: int = 256 << 20             # ... that is larger than this
+    master: str = ""                              # of Spark; empty: this host's cores
+    cores: int = 0                                # of this host that Spark may use; 0: all
+    memory_bytes: int = 640 << 20                 # of Spark's own process; its Python workers have some 200 MiB each beside it
+    niceness: int = 10                            # 0 to 19; the disk is asked for only while nobody else wants it
+    retain_keyless: bool = False                  # messages without a key are kept
+    check_interval_s: int = 60                    # between looks at which partitions have passed their threshold
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Everything the supervisor knows when it starts.  What load() returns has its zeros and blanks filled in."""
+
+    data_dir: Path = Path("data")                  # relative to where it is started; everything that is kept lies below
+    cluster_name: str = "standalone"              # as clients and tools see it
+    http_port: int = 8080                         # administration, HTTP lookup and metrics; 0 takes a free one
+    http_bind: str = ""                           # address for these; empty: the same as network.bind
+    workers: int = 0                              # processes that serve connections; 0: one per core
+    owners: int = 0                               # processes that keep partitions; 0: one per core
+    affinity: str = "none"                        # "spread": each worker and owner keeps to a core, in turn; "none": the kernel chooses
+    storage: StorageOptions = field(default_factory=StorageOptions)
+    worker: WorkerOptions = field(default_factory=WorkerOptions)
+    http: HttpOptions = field(default_factory=HttpOptions)
+    metrics: MetricsOptions = field(default_factory=MetricsOptions)
+    nightly: NightlyOptions = field(default_factory=NightlyOptions)
+    log: LogOptions = field(default_factory=LogOptions)
+    alarms: AlarmOptions = field(default_factory=AlarmOptions)
+    tls: TlsOptions = field(default_factory=TlsOptions)
+    authentication: AuthenticationOptions = field(default_factory=AuthenticationOptions)
+    authorization: AuthorizationOptions = field(default_factory=AuthorizationOptions)
+
+    @property
+    def identity(self) -> IdentityOptions:
+        return IdentityOptions(self.tls, self.authentication, self.authorization)
+
+
+# Section: (field of Config, dataclass).  A key is "name" or "section.name".
+SECTIONS = {"storage": ("storage", StorageOptions), "network": ("worker", WorkerOptions),
+            "http": ("http", HttpOptions), "metrics": ("metrics", MetricsOptions),
+            "nightly": ("nightly", NightlyOptions), "log": ("log", LogOptions), "alarms": ("alarms", AlarmOptions),
+            "tls": ("tls", TlsOptions),
+            "authentication": ("authentication", AuthenticationOptions),
+            "authorization": ("authorization", AuthorizationOptions)}
+# Told to both sides, so that they cannot disagree: an owner takes over what [network] says.
+SHARED = {"storage.keep_alive_interval_ms": "network.keep_alive_interval_ms"}
+
+
+class Key(NamedTuple):
+    type: Any
+    default: Any
+
+
+def _keys() -> dict[str, Key]:
+    sections = {name for name, _ in SECTIONS.values()}
+    keys = {f.name: Key(f.type, f.default) for f in fields(Config) if f.name not in sections}
+    for section, (_, options) in SECTIONS.items():
+        keys |= {f"{section}.{f.name}": Key(f.type, f.default) for f in fields(options)}
+    return {name: key for name, key in keys.items() if name not in SHARED}
+
+
+KEYS = _keys()
+
+# First and last value allowed.  Where nothing else sets a bound, it is arbitrary: far beyond use, and small enough to catch a wrong unit.
+RANGES = {
+    "http_port": (-1, 65_535),
+    "workers": (0, 1_024),
+    "owners": (0, 1_024),
+    "storage.sync_interval_ms": (1, 3_600_000),
+    "storage.roll_over_bytes": (MIB, 1 << 40),
+    "storage.roll_over_entries": (1, (1 << 31) - 1),
+    "storage.roll_over_age_s": (1, 10 * 365 * 24 * 3600),
+    "storage.journal_segment_bytes": (MIB, 4 << 30),
+    "storage.journal_segments_max": (2, 1_024),          # one is written while the others are checkpointed
+    "storage.pass_bytes_max": (64 << 10, 1 << 30),
+    "storage.disk_refuse_below_bytes": (0, 1 << 50),
+    "storage.disk_accept_above_bytes": (0, 1 << 50),
+    "storage.disk_reserve_bytes": (0, 1 << 40),
+    "storage.auto_create_partitions": (0, 10_000),
+    "storage.deduplication_names_max": (1, (1 << 31) - 1),
+    "storage.deduplication_inactivity_s": (1, 10 * 365 * 24 * 3600),
+    "storage.discovery_grace_s": (0, 24 * 3600),
+    "storage.max_unacked_messages_per_consumer": (0, (1 << 31) - 1),
+    "storage.max_unacked_messages_per_subscription": (0, (1 << 31) - 1),
+    "storage.max_unacked_messages_per_broker": (0, (1 << 31) - 1),
+    "storage.max_unacked_percent_when_blocked": (1, 100),
+    "storage.max_live_messages_per_connection": (0, (1 << 31) - 1),
+    "storage.max_same_address_producers_per_topic": (0, (1 << 31) - 1),
+    "storage.max_same_address_consumers_per_topic": (0, (1 << 31) - 1),
+    "storage.max_producers_per_topic": (0, (1 << 31) - 1),
+    "storage.max_consumers_per_topic": (0, (1 << 31) - 1),
+    "storage.max_consumers_per_subscription": (0, (1 << 31) - 1),
+    "storage.max_subscriptions_per_topic": (0, (1 << 31) - 1),
+    "storage.max_topics_per_namespace": (0, (1 << 31) - 1),
+    "storage.inactive_topic_s": (1, (1 << 31) - 1),
+    "storage.subscription_expiration_s": (0, 100 * 365 * 24 * 3600),
+    "storage.retention_s": (-1, 100 * 365 * 24 * 3600),
+    "storage.retention_bytes": (-1, 1 << 50),
+    "storage.delayed_delivery_tick_ms": (1, TICK_MS_MAX),
+    "storage.delayed_delivery_window_ms": (WINDOW_MS_MIN, WINDOW_MS_MAX),
+    "storage.delayed_delivery_max_ms": (0, DELAY_MS_MAX),
+    "storage.delayed_delivery_fixed_ms": (0, DELAY_MS_MAX),
+    "storage.compaction_threshold_bytes": (0, 1 << 50),
+    "storage.stats_window_s": (1, 3_600),
+    "storage.message_ttl_s": (0, 100 * 365 * 24 * 3600),
+    "storage.backlog_quota_bytes": (-1, 1 << 50),
+    "storage.backlog_quota_age_s": (-1, 100 * 365 * 24 * 3600),
+    "storage.publish_messages_per_topic": (-1, (1 << 31) - 1),
+    "storage.publish_bytes_per_topic": (-1, 1 << 50),
+    "storage.publish_messages_per_broker": (-1, (1 << 31) - 1),
+    "storage.publish_bytes_per_broker": (-1, 1 << 50),
+    "storage.dispatch_messages_per_topic": (-1, (1 << 31) - 1),
+    "storage.dispatch_bytes_per_topic": (-1, 1 << 50),
+    "storage.dispatch_messages_per_subscription": (-1, (1 << 31) - 1),
+    "storage.dispatch_bytes_per_subscription": (-1, 1 << 50),
+    "storage.dispatch_messages_per_broker": (-1, (1 << 31) - 1),
+    "storage.dispatch_bytes_per_broker": (-1, 1 << 50),
+    "storage.subscribes_per_consumer": (-1, (1 << 31) - 1),
+    "storage.subscribe_period_s": (1, 24 * 3600),
+    "metrics.topics_max": (0, 1_000_000),
+    "alarms.memory_percent": (1, 100),
+    "alarms.memory_refuse_percent": (0, 100),
+    "nightly.in_process_bytes": (0, 1 << 40),
+    "nightly.cores": (0, 1_024),
+    "nightly.memory_bytes": (256 << 20, 1 << 44),
+    "nightly.niceness": (0, 19),
+    "nightly.check_interval_s": (1, 24 * 3600),
+    "network.port": (-1, 65_535),
+    "network.max_message_size": (1_024, 256 << 20),      # a worker holds a whole frame in memory
+    "network.keep_alive_interval_ms": (100, 3_600_000),
+    "network.write_buffer_bytes": (64 << 10, 1 << 30),
+    "network.in_flight_bytes": (MIB, 1 << 34),
+    "tls.port": (-1, 65_535),
+    "tls.http_port": (-1, 65_535),
+    "authentication.refresh_interval_s": (1, 24 * 3600),
+    "authentication.clock_skew_s": (0, 24 * 3600),
+}
+
+# Files that the service manager may hand over: "credential:NAME".
+FILES = {"tls.certificate", "tls.key", "tls.trusted", "authentication.secret_keys", "authentication.public_keys", "authentication.users"}
+CREDENTIAL = "credential:"
+CREDENTIALS = "/run/credentials/geminga.service"      # where systemd has them, for a command that it did not start
+
+_HOST = r"[^\s/,]+"
+_LINE = r"[^\n]*", "one line"
+# What a text, or each of a list of texts, must match, and how an error says so.
+FORMS = {
+    "affinity": ("none|spread", "none or spread"),
+    "cluster_name": (r"[-=:.\w]+", "letters, digits and -=:._"),
+    "http_bind": (rf"({_HOST})?", "an address"),
+    "storage.backlog_quota_policy": ("|".join(QUOTA_ACTIONS), ", ".join(QUOTA_ACTIONS)),
+    "storage.failover_selection": (r"name|join-order|hashring", "name, join-order or hashring"),
+    "storage.inactive_topic_mode": ("|".join(DELETE_MODES), ", ".join(DELETE_MODES)),
+    "storage.subscription_types": ("|".join(SUBSCRIPTION_TYPES), ", ".join(SUBSCRIPTION_TYPES)),
+    "storage.schema_compatibility_strategy": ("|".join(STRATEGIES[1:]), ", ".join(STRATEGIES[1:])),      # not UNDEFINED
+    "storage.sync": (r"group|interval|none", "group, interval or none"),
+    "nightly.engine": ("auto|here|spark", "auto, here or spark"),
+    "nightly.master": (r"(local\[(\*|\d+)\]|(spark|k8s)://\S+|yarn)?", "local[N], spark://HOST:PORT or another master of Spark"),
+    "http.hosts": (r"[-.\w]+|\[?[0-9A-Fa-f:.]+\]?", "a host name or address, without scheme and port"),
+    "http.backup_folders": (r"[^\0\n]+", "a path"),
+    "network.bind": (_HOST, "an address"),
+    "network.advertised_address": (rf"({_HOST})?", "a host name or address, without scheme"),
+    "network.advertised_listeners": (r"[-.\w]+:pulsar(\+ssl)?://(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):\d{1,5}",
+                                     "name:pulsar://host:port or name:pulsar+ssl://host:port"),
+    "network.broker_entry_metadata": (r"timestamp|index", "timestamp or index"),
+    "log.level": ("|".join(LEVELS), ", ".join(LEVELS)),
+    "log.format": ("text|json", "text or json"),
+    "tls.client_certificates": ("none|wanted|required", "none, wanted or required"),
+    "tls.versions": (r"TLSv1\.[23]", "TLSv1.2 or TLSv1.3"),
+    "authentication.methods": ("token|basic|tls", "token, basic or tls"),
+    "tls.certificate": _LINE, "tls.key": _LINE, "tls.trusted": _LINE, "tls.ciphers": _LINE,
+    "authentication.role_claim": (r"[^\n]+", "the name of a claim"),
+    "authentication.audience_claim": _LINE, "authentication.audience": _LINE, "authentication.anonymous_role": _LINE,
+    "authentication.secret_keys": _LINE, "authentication.public_keys": _LINE, "authentication.users": _LINE,
+    "authorization.super_user_roles": _LINE, "authorization.proxy_roles": _LINE,
+    "authentication.public_key_algorithm": (r"[RPE]S(256|384|512)", "RS256, ES256 or one of their kind"),
+}
+
+
+def load(config_path: Path | str | None, environ: Mapping[str, str], overrides: Mapping[str, Any]) -> tuple[Config, list[str]]:
+    """(the configuration, notes for the log); ConfigError names the first key that is wrong.
+
+    overrides: the command line's values by key ("http_port", "network.port"), None for what was not given.
+    """
+    given, notes = _gather(config_path, environ, overrides)
+    values = {name: key.default for name, key in KEYS.items()}
+    values |= {name: value_of(name, setting) for name, setting in given.items()}
+    for name in FILES & given.keys():
+        values[name] = _located(name, values[name], given[name].origin, environ.get("CREDENTIALS_DIRECTORY", CREDENTIALS))
+    notes += _relate(values, given)
+    values["http_bind"] = values["http_bind"] or values["network.bind"]
+    for name in ("workers", "owners"):
+        values[name] = values[name] or core_count()
+    return _compose(values), notes
+
+
+def origins(config_path: Path | str | None, environ: Mapping[str, str], overrides: Mapping[str, Any]) -> dict[str, str]:
+    """Where the value of each key that was given comes from.  Raises ConfigError."""
+    return {name: setting.origin for name, setting in _gather(config_path, environ, overrides)[0].items()}
+
+
+def _gather(config_path: Path | str | None, environ: Mapping[str, str], overrides: Mapping[str, Any]) -> tuple[Settings, list[str]]:
+    """Each key's strongest setting, still as it was written."""
+    document, properties = _read(config_path) if config_path is not None else ({}, {})
+    # Pulsar's settings are merged before they are translated: two of them may make one of ours.
+    translated, notes = translate(properties | from_environment(environ))
+    variables, more = _variables(environ)
+    line = {name: Setting(value, "command line") for name, value in overrides.items() if value is not None}
+    given = document | translated | variables | line
+    for name, setting in given.items():
+        if name not in KEYS:
+            raise ConfigError(f"{setting.origin}: {name} is not a key{nearest(name, KEYS)}")
+    return given, notes + more
+
+
+def _read(config_path: Path | str) -> tuple[Settings, Settings]:
+    """(settings of a TOML file, settings of a properties file): one of them is empty."""
+    path = Path(config_path)
+    try:
+        text = path.read_text("utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: is not UTF-8 text") from None
+    if path.suffix in (".conf", ".properties"):
+        return {}, parse(text, str(path))
+    try:
+        return _flat(tomllib.loads(text), "", text, path), {}
+    except tomllib.TOMLDecodeError as error:
+        if path.suffix == ".toml":
+            raise ConfigError(f"{path}: {error}") from None
+        return {}, parse(text, str(path))
+
+
+def _flat(table: Mapping[str, Any], section: str, text: str, path: Path) -> Settings:
+    settings = {}
+    for name, value in table.items():
+        name = section + name
+        if isinstance(value, dict) and (value or name in SECTIONS):
+            settings |= _flat(value, name + ".", text, path)
+        else:
+            settings[name] = Setting(value, f"{path}{_line_of(name, text)}")
+    return settings
+
+
+def _line_of(name: str, text: str) -> str:
+    """":7" where the key stands on line 7; nothing where it is written in one of TOML's rarer ways."""
+    wanted, _, key = name.rpartition(".")
+    section = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := re.match(r"\s*\[\s*([^\[\]]*?)\s*\]", line):
+            section = header[1]
+        elif section == wanted and re.match(rf"\s*{re.escape(key)}\s*=", line):
+            return f":{number}"
+    return ""
+
+
+def _variables(environ: Mapping[str, str]) -> tuple[Settings, list[str]]:
+    names = {ENVIRONMENT_PREFIX + name.replace(".", "_").upper(): name for name in KEYS}
+    sections = tuple(f"{ENVIRONMENT_PREFIX}{section.upper()}_" for section in SECTIONS)
+    given, strange = {}, []
+    for variable in sorted(environ):
+        if variable in names:
+            given[names[variable]] = Setting(environ[variable], variable)
+        elif variable.startswith(ENVIRONMENT_PREFIX):
+            # Not all are errors: Kubernetes gives every pod GEMINGA_SERVICE_HOST and GEMINGA_PORT when a service is called geminga.
+            hint = nearest(variable, names, cutoff=0.87)
+            if hint or variable.startswith(sections):
+                raise ConfigError(f"{variable}: there is no such setting{hint or nearest(variable, names)}")
+            strange.append(variable)
+    return given, [f"variables without effect: {', '.join(strange)}"] if strange else []
+
+
+def value_of(name: str, setting: Setting) -> Any:
+    """The setting's value as the key's type, within its bounds."""
+    try:
+        value = READERS[KEYS[name].type](setting.value)
+    except ValueError as error:
+        shown = "what it is" if "Secret" in str(KEYS[name].type) else repr(setting.value)
+        raise ConfigError(f"{setting.origin}: {name} must be {error}, not {shown}") from None
+    if name in RANGES and not RANGES[name][0] <= value <= RANGES[name][1]:
+        raise ConfigError(f"{setting.origin}: {name} must be {RANGES[name][0]} to {RANGES[name][1]}, not {value}")
+    if name in FORMS:
+        for text in value if isinstance(value, tuple) else (value,):
+            if not re.fullmatch(FORMS[name][0], text):
+                raise ConfigError(f"{setting.origin}: {name} must be {FORMS[name][1]}, not {text!r}")
+    return value
+
+
+def _located(name: str, value: Any, origin: str, folder: str) -> Any:
+    """Credentials are where the service manager has put them."""
+    if isinstance(value, tuple):
+        return tuple(_located(name, one, origin, folder) for one in value)
+    if not value.startswith(CREDENTIAL):
+        return value
+    if not re.fullmatch(r"(?!\.)[-.\w]+", credential := value.removeprefix(CREDENTIAL)):
+        raise ConfigError(f"{origin}: {name} must be {CREDENTIAL}NAME, with a name that LoadCredential= of the unit gives to one")
+    return type(value)(Path(folder) / credential)
+
+
+def _integer(value: Any) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, str) and re.fullmatch(r"[+-]?\d+", value.strip()):
+        return int(value)
+    raise ValueError("a whole number")
+
+
+def _boolean(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.strip().lower() in ("true", "false"):
+        return value.strip().lower() == "true"
+    raise ValueError("true or false")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value.strip()
+    raise ValueError("text")
+
+
+def _path(value: Any) -> Path:
+    if isinstance(value, (str, Path)) and str(value).strip():
+        return Path(value)
+    raise ValueError("a path")
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    if isinstance(value, (list, tuple)) and all(isinstance(part, str) for part in value):
+        return tuple(value)
+    raise ValueError("a list of texts")
+
+
+def _secrets(value: Any) -> tuple[Secret, ...]:
+    """The comma of data:;base64,... is not one between two of them."""
+    return tuple(map(Secret, _texts(re.split(r"(?<!base64),", value) if isinstance(value, str) else value)))
+
+
+READERS: dict[Any, Callable[[Any], Any]] = {int: _integer, bool: _boolean, str: _text, Path: _path, tuple[str, ...]: _texts,
+                                            Secret: lambda value: Secret(_text(value)), tuple[Secret, ...]: _secrets}
+
+
+def _relate(values: dict[str, Any], given: Mapping[str, Setting]) -> list[str]:
+    """Refuse values that do not go together; a default that another key has outgrown grows with it, and a note says so."""
+    notes = []
+    message_size = values["network.max_message_size"]
+    reason = f"for network.max_message_size = {message_size}"
+    least_values = {
+        "storage.roll_over_bytes": message_size + FRAME_OVERHEAD + 1,    # any one entry fits a ledger
+        # A pass is one record: what it takes in, one frame more, and tables that may be as large as small entries are.
+        "storage.journal_segment_bytes": 2 * message_size + 4 * values["storage.pass_bytes_max"] + MIB,
+    }
+    for name, least in least_values.items():
+        if values[name] >= least:
+            continue
+        if name in given:
+            raise ConfigError(f"{given[name].origin}: {name} must be at least {least} {reason}, not {values[name]}")
+        values[name] = -(-least // MIB) * MIB
+        notes.append(f"{name} is {values[name]}, more than by default, {reason}")
+    below, above = "storage.disk_refuse_below_bytes", "storage.disk_accept_above_bytes"
+    if values[above] < values[below]:
+        if above in given:
+            raise ConfigError(f"{given[above].origin}: {above} must be at least {values[below]}, as {below} is, not {values[above]}")
+        values[above] = values[below] + values[below] // 2
+        notes.append(f"{above} is {values[above]}, more than by default, for {below} = {values[below]}")
+    if (values["storage.retention_s"] == 0) != (values["storage.retention_bytes"] == 0):
+        notes.append("nothing is retained while one of storage.retention_s and storage.retention_bytes is 0; -1 is no bound")
+    if not values["tls.versions"]:
+        raise ConfigError(f"{given['tls.versions'].origin}: tls.versions must be one of TLSv1.2 and TLSv1.3, or both")
+    _refuse_clashes(values, given)
+    _refuse_halves(values, given)
+    return notes
+
+
+def _refuse_clashes(values: Mapping[str, Any], given: Mapping[str, Setting]) -> None:
+    ports = ["http_port", "network.port", *(["tls.http_port", "tls.port"] if values["tls.certificate"] else [])]
+    for one, other in itertools.combinations(ports, 2):
+        shares = "http_port" not in one or "http_port" in other or values["http_bind"] in ("", values["network.bind"])
+        if values[one] > 0 and values[one] == values[other] and shares:
+            setting = given.get(one) or given[other]
+            raise ConfigError(f"{setting.origin}: {one} and {other} must differ, both are {values[one]}")
+    names = [listener.partition("://")[0] for listener in values["network.advertised_listeners"]]
+    if len(set(names)) < len(names):
+        origin = given["network.advertised_listeners"].origin
+        raise ConfigError(f"{origin}: network.advertised_listeners must have one address for each name and scheme")
+
+
+def _refuse_halves(values: Mapping[str, Any], given: Mapping[str, Setting]) -> None:
+    """What nobody could be sure to be safe behind: half of what identity needs."""
+    needed = [(key, needs) for key, needs in (
+        ("tls.certificate", "tls.key"), ("tls.key", "tls.certificate"), ("tls.trusted", "tls.certificate"),
+        ("authentication.audience", "authentication.audience_claim"), ("authentication.audience_claim", "authentication.audience"),
+        ("authorization.enabled", "authentication.methods")) if values[key]]
+    needed += [(key, "tls.certificate") for key in ("tls.port", "tls.http_port") if key in given and values[key] >= 0]
+    for key, other in (("network.port", "tls.port"), ("http_port", "tls.http_port")):
+        if values[key] < 0 and not (values["tls.certificate"] and values[other] >= 0):
+            raise ConfigError(f"{given[key].origin}: {key} is -1, which needs tls.certificate and {other}: nobody could connect")
+    if values["tls.client_certificates"] == "required":
+        needed.append(("tls.client_certificates", "tls.trusted"))
+    by_method = {"token": ("authentication.secret_keys", "authentication.public_keys"), "basic": ("authentication.users",),
+                 "tls": ("tls.trusted",)}
+    needed += [("authentication.methods", " or ".join(by_method[method])) for method in values["authentication.methods"]]
+    for key, needs in needed:
+        if not any(values[one] for one in needs.split(" or ")):
+            raise ConfigError(f"{given[key].origin}: {key} needs {needs}")
+
+
+def _compose(values: Mapping[str, Any]) -> Config:
+    whole = values | {name: values[source] for name, source in SHARED.items()}
+    parts = {
+        name: options(**{f.name: whole[f"{section}.{f.name}"] for f in fields(options)})
+        for section, (name, options) in SECTIONS.items()
+    }
+    return Config(**{name: value for name, value in values.items() if "." not in name}, **parts)
+
+
+def core_count(root: Path = Path("/")) -> int:
+    """Cores this process may keep busy: its CPU affinity, or less where a control group's quota allows less.  At least 1."""
+    # A quota of one and a half cores is worth two processes.
+    limits = [-(-quota // period) for quota, period in _quotas(root)]
+    return max(1, min([len(os.sched_getaffinity(0)), *limits]))
+
+
+def _quotas(root: Path) -> list[tuple[int, int]]:
+    """(µs, of so many µs) for each control group that this process is in and that has a limit."""
+    groups = root / "sys/fs/cgroup"
+    limits = [host.words(level / "cpu.max") for level in host.control_groups(root)]
+    limits.append(host.words(groups / "cpu/cpu.cfs_quota_us") + host.words(groups / "cpu/cpu.cfs_period_us"))    # version 1: -1 is no limit
+    return [(int(limit[0]), int(limit[1])) for limit in limits if len(limit) == 2 and limit[0].isdigit()]

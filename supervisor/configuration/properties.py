@@ -1,0 +1,439 @@
+"""Pulsar's own settings, broker.conf and standalone.conf and PULSAR_PREFIX_ variables, said in our keys.
+
+    key=value ──parse──▶ {name: Setting} ──translate──▶ {our key: Setting}, notes
+
+The name of a setting is of one of five kinds: translated (TRANSLATED and SPECIAL); refused (REFUSED: to pass over its value would leave
+open what its owner wanted closed); not followed (NOT_YET, UNMET: a line at start says what its value does not bring about); without
+effect here (all others in pulsar_keys.txt, and those above while they demand nothing: one line at start lists them); or misspelt, which
+is an error.  Ranges are not looked at here: supervisor/configuration/config.py checks them once, wherever a value came from.
+"""
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+ENVIRONMENT_PREFIX = "PULSAR_PREFIX_"
+FREE_PREFIXES = ("bookkeeper_", "brokerClient_")   # Pulsar hands whatever follows to a client library of its own
+NEVER_S = 10 * 365 * 24 * 3600                     # Pulsar's "no limit" for a ledger's age: ten years stand for never
+
+LATER = "not available in this version"
+
+
+def _is_on(text: str) -> bool:
+    return text.lower() != "false"
+
+
+def _is_off(text: str) -> bool:
+    return text.lower() == "false"
+
+
+def _is_said(text: str) -> bool:
+    return True
+
+
+def _is_bound(text: str) -> bool:
+    return text.isdigit() and int(text) > 0
+
+
+def _is_foreign(text: str) -> bool:
+    """A class that Pulsar does not come with."""
+    return not text.startswith("org.apache.")
+
+
+_PLUGINS = "plug-ins of Pulsar are not loaded"
+# Name: (whether a value demands what is not here, why it is refused).
+REFUSED: dict[str, tuple[Callable[[str], bool], str]] = {
+    "tlsEnabledWithKeyStore": (_is_on, "Java's key stores are not read: name PEM files, by tlsCertificateFilePath and its like"),
+    "tlsAllowInsecureConnection": (_is_on, "client certificates that nobody has signed are not accepted"),
+    "entryFilterNames": (_is_said, "there are no entry filters: consumers would be given what these keep back"),
+    "brokerInterceptors": (_is_said, f"{_PLUGINS}: nobody would look at what these look at"),
+    "brokerEntryPayloadProcessors": (_is_said, f"{_PLUGINS}: payloads would be stored as they come"),
+    "enablePersistentTopics": (_is_off, "persistent topics cannot be switched off"),
+    "haProxyProtocolEnabled": (_is_on, "PROXY headers are not understood: connections would end"),
+    "webServiceHaProxyProtocolEnabled": (_is_on, "PROXY headers are not understood: connections would end"),
+    "bindAddresses": (_is_said, "names one address only: say bindAddress and ports"),
+    "tokenSettingPrefix": (_is_said, "keys under another prefix are not read: name them by tokenSecretKey and its like"),
+    "sslFactoryPlugin": (_is_foreign, f"{_PLUGINS}: name PEM files, by tlsCertificateFilePath and its like"),
+    "clientLibraryVersionCheckEnabled": (_is_on, "versions of clients are not checked: all that speak the protocol may connect"),
+}
+# Name: (whether a value demands what is not here, what is so instead).
+UNMET: dict[str, tuple[Callable[[str], bool], str]] = {
+    "systemTopicEnabled": (_is_off, "policies of topics are kept in the catalogue, without system topics, and go on"),
+    "topicLevelPoliciesEnabled": (_is_off, "policies of topics go on"),
+    "brokerMaxConnections": (_is_bound, "connections are not bounded by that"),
+    "brokerMaxConnectionsPerIp": (_is_bound, "connections are not bounded by that"),
+    "maxTenants": (_is_bound, "any number may be made"),
+    "maxNamespacesPerTenant": (_is_bound, "any number may be made"),
+    "maxNumPartitionsPerPartitionedTopic": (_is_bound, "the number is not bounded by that"),
+    "httpRequestsLimitEnabled": (_is_on, "requests over HTTP have no rate"),
+    "webSocketServiceEnabled": (_is_on, "WebSocket is not served"),
+    "functionsWorkerEnabled": (_is_on, "functions are not run"),
+    "enablePackagesManagement": (_is_on, "packages are not managed"),
+    "messagingProtocols": (_is_said, _PLUGINS),
+    "additionalServlets": (_is_said, _PLUGINS),
+    "extraServerComponents": (_is_said, _PLUGINS),
+    "managedLedgerOffloadDriver": (_is_said, "nothing is offloaded"),
+    "bootstrapNamespaces": (_is_said, "these are not made"),
+    "internalListenerName": (_is_said, "clients that name no listener are told network.advertised_address"),
+    "subscriptionRedeliveryTrackerEnabled": (_is_off, "redeliveries are counted"),
+    "enableBrokerSideSubscriptionPatternEvaluation": (_is_off, "patterns are evaluated by the broker where clients ask for that"),
+    "enableBrokerTopicListWatcher": (_is_off, "lists of topics may be watched"),
+    "brokerDeleteInactivePartitionedTopicMetadataEnabled": (_is_on, "a topic's partitions stay known when all of them were deleted"),
+    "strictTopicNameEnabled": (_is_on, "names are checked as without it"),
+    "splitTopicAndPartitionLabelInPrometheus": (_is_on, "metrics have a partition's name in one label"),
+    "exposeCustomTopicMetricLabelsEnabled": (_is_on, "metrics have no labels of topics' properties"),
+    "webServiceTrustXForwardedFor": (_is_on, "addresses are those that connections come from"),
+    "topicFactoryClassName": (_is_foreign, _PLUGINS),
+    "compactionServiceFactoryClassName": (_is_foreign, _PLUGINS),
+    "dispatchRateLimiterFactoryClassName": (_is_foreign, _PLUGINS),
+    "delayedDeliveryTrackerFactoryClassName": (_is_foreign, _PLUGINS),
+    "schemaRegistryStorageClassName": (_is_foreign, _PLUGINS),
+}
+METHODS = {"AuthenticationProviderTls": "tls", "AuthenticationProviderToken": "token", "AuthenticationProviderBasic": "basic"}
+AUTHORIZATION_PROVIDER = "PulsarAuthorizationProvider"
+ALIASES = {"delayedDeliveryMaxDeliveryDelayInMillis": "delayedDeliveryMaxDelayInMillis"}      # names of proposals
+NOT_YET = {"transactionCoordinatorEnabled": "transactions are"}
+PORTS = {"brokerServicePort": "network.port", "webServicePort": "http_port"}
+TLS_PORTS = {"brokerServicePortTls": "tls.port", "webServicePortTls": "tls.http_port"}
+INTERCEPTORS = {"AppendIndexMetadataInterceptor": "index", "AppendBrokerTimestampMetadataInterceptor": "timestamp"}
+
+
+class ConfigError(ValueError):
+    """What is wrong with the configuration: always one line, and it names the key."""
+
+    exit_status = 2
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split()))
+
+
+class Setting(NamedTuple):
+    value: Any
+    origin: str     # as errors print it: "broker.conf:3: maxMessageSize", "geminga.toml:7", "GEMINGA_HTTP_PORT"
+
+
+def parse(text: str, path: str) -> dict[str, Setting]:
+    """What a Java properties file says; of a name said twice the last counts, as in Java."""
+    settings = {}
+    for number, line in _logical_lines(text):
+        name, value = _split(line)
+        settings[name] = Setting(value, f"{path}:{number}: {name}")
+    return settings
+
+
+def from_environment(environ: Mapping[str, str]) -> dict[str, Setting]:
+    """Settings given the way Pulsar's container images take them: PULSAR_PREFIX_maxMessageSize=1048576."""
+    return {
+        name.removeprefix(ENVIRONMENT_PREFIX): Setting(environ[name].strip(), name)
+        for name in sorted(environ) if name.startswith(ENVIRONMENT_PREFIX)
+    }
+
+
+def translate(properties: Mapping[str, Setting]) -> tuple[dict[str, Setting], list[str]]:
+    """(settings under our keys, notes for the log); ConfigError for a name Pulsar does not have or a demand we cannot meet."""
+    _refuse_unknown(properties)
+    properties = {ALIASES.get(name, name): setting for name, setting in properties.items()}
+    _refuse_demands(properties)
+    said = {name: setting for name, setting in properties.items() if setting.value}
+    given = {ours: _converted(said[name], convert) for name, (ours, convert) in TRANSLATED.items() if name in said}
+    special, notes = _special(said, properties)
+    unmet = {name: text for name, (demands, text) in UNMET.items() if name in said and demands(said[name].value)}
+    notes += [f"{said[name].origin}: not followed: {text}" for name, text in unmet.items()]
+    unheard = sorted(said.keys() - TRANSLATED.keys() - SPECIAL - NOT_YET.keys() - REFUSED.keys() - unmet.keys())
+    if unheard:
+        notes.append(f"{len(unheard)} settings of Pulsar have no effect here: {', '.join(unheard)}")
+    return given | special, notes
+
+
+def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:
+    """", did you mean …?" when some name comes close, else nothing."""
+    found = difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
+    return f", did you mean {found[0]}?" if found else ""
+
+
+@cache
+def known_names() -> frozenset[str]:
+    lines = files("geminga.supervisor.configuration").joinpath("pulsar_keys.txt").read_text("ascii").splitlines()
+    return frozenset(line for line in lines if line and not line.startswith("#"))
+
+
+def _refuse_unknown(properties: Mapping[str, Setting]) -> None:
+    for name, setting in properties.items():
+        if name not in known_names() and not name.startswith(FREE_PREFIXES):
+            raise ConfigError(f"{setting.origin}: Pulsar has no such setting{nearest(name, sorted(known_names()))}")
+
+
+def _refuse_demands(properties: Mapping[str, Setting]) -> None:
+    for name, (demands, why) in REFUSED.items():
+        if name in properties and properties[name].value and demands(properties[name].value):
+            raise ConfigError(f"{properties[name].origin}: {why}")
+    for name, tls in (("webServiceTlsProtocols", "tlsProtocols"), ("webServiceTlsCiphers", "tlsCiphers")):
+        setting = properties.get(name)
+        if setting and setting.value and setting.value != (properties[tls].value if tls in properties else ""):
+            raise ConfigError(f"{setting.origin}: is one with {tls} here: say that, with the same value")
+
+
+def _converted(setting: Setting, convert: Callable[[str], Any]) -> Setting:
+    try:
+        return Setting(convert(setting.value), setting.origin)
+    except ValueError as error:
+        raise ConfigError(f"{setting.origin}: {error}") from None
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"must be a whole number, not {text!r}") from None
+
+
+def _scaled(factor: int) -> Callable[[str], int]:
+    return lambda text: _whole(text) * factor
+
+
+def _bounded(factor: int) -> Callable[[str], int]:
+    """A number that says "no bound" when it is negative."""
+    return lambda text: number * factor if (number := _whole(text)) > 0 else number
+
+
+def _percent(text: str) -> int:
+    """A part of one, such as 0.16."""
+    try:
+        return round(float(text) * 100)
+    except (ValueError, OverflowError):
+        raise ValueError(f"must be a number, not {text!r}") from None
+
+
+def _age_s(text: str) -> int:
+    minutes = _whole(text)
+    return minutes * 60 if minutes > 0 else NEVER_S
+
+
+def _interceptors(text: str) -> tuple[str, ...]:
+    names = [part.strip().rpartition(".")[2] for part in text.split(",") if part.strip()]
+    for name in names:
+        if name not in INTERCEPTORS:
+            raise ValueError(f"knows {' and '.join(INTERCEPTORS)}, not {name!r}")
+    return tuple(dict.fromkeys(INTERCEPTORS[name] for name in names))
+
+
+def _wanted(text: str) -> str:
+    if text.lower() not in ("true", "false"):
+        raise ValueError(f"must be true or false, not {text!r}")
+    return "required" if text.lower() == "true" else "wanted"
+
+
+# Pulsar's name: (our key, converter).  Where the converter is str, the text is read as an environment variable of ours would be.
+TRANSLATED: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "acknowledgmentAtBatchIndexLevelEnabled": ("storage.batch_index_acknowledgement", str),
+    "advertisedAddress": ("network.advertised_address", str),
+    "advertisedListeners": ("network.advertised_listeners", str),
+    "allowAutoSubscriptionCreation": ("storage.auto_create_subscriptions", str),
+    "allowAutoTopicCreation": ("storage.auto_create_topics", str),
+    "anonymousUserRole": ("authentication.anonymous_role", str),
+    "authenticateMetricsEndpoint": ("authentication.metrics", str),
+    "authenticateOriginalAuthData": ("authentication.original_authentication", str),
+    "authenticationRefreshCheckSeconds": ("authentication.refresh_interval_s", str),
+    "authorizationAllowWildcardsMatching": ("authorization.wildcards", str),
+    "authorizationEnabled": ("authorization.enabled", str),
+    "backlogQuotaCheckEnabled": ("storage.backlog_quota_check", str),
+    "backlogQuotaDefaultLimitBytes": ("storage.backlog_quota_bytes", str),
+    "backlogQuotaDefaultLimitSecond": ("storage.backlog_quota_age_s", str),
+    "backlogQuotaDefaultRetentionPolicy": ("storage.backlog_quota_policy", str),
+    "basicAuthConf": ("authentication.users", str),
+    "bindAddress": ("network.bind", str),
+    "brokerDeduplicationEnabled": ("storage.deduplication", str),
+    "brokerDeduplicationMaxNumberOfProducers": ("storage.deduplication_names_max", str),
+    "brokerDeduplicationProducerInactivityTimeoutMinutes": ("storage.deduplication_inactivity_s", _scaled(60)),
+    "brokerDeleteInactiveTopicsEnabled": ("storage.delete_inactive_topics", str),
+    "brokerDeleteInactiveTopicsMaxInactiveDurationSeconds": ("storage.inactive_topic_s", str),
+    "brokerDeleteInactiveTopicsMode": ("storage.inactive_topic_mode", str),
+    "brokerEntryMetadataInterceptors": ("network.broker_entry_metadata", _interceptors),
+    "brokerPublisherThrottlingMaxByteRate": ("storage.publish_bytes_per_broker", str),
+    "brokerPublisherThrottlingMaxMessageRate": ("storage.publish_messages_per_broker", str),
+    "brokerServicePort": ("network.port", str),
+    "brokerServicePortTls": ("tls.port", str),
+    "brokerServiceCompactionMonitorIntervalInSeconds": ("nightly.check_interval_s", str),
+    "brokerServiceCompactionThresholdInBytes": ("storage.compaction_threshold_bytes", str),
+    "clusterName": ("cluster_name", str),
+    "defaultRetentionSizeInMB": ("storage.retention_bytes", _bounded(1 << 20)),
+    "defaultRetentionTimeInMinutes": ("storage.retention_s", _bounded(60)),
+    "delayedDeliveryEnabled": ("storage.delayed_delivery", str),
+    "delayedDeliveryMaxDelayInMillis": ("storage.delayed_delivery_max_ms", str),
+    "delayedDeliveryTickTimeMillis": ("storage.delayed_delivery_tick_ms", str),
+    "dispatchThrottlingOnBatchMessageEnabled": ("storage.dispatch_limits_entries", str),
+    "dispatchThrottlingOnNonBacklogConsumerEnabled": ("storage.dispatch_limits_without_backlog", str),
+    "dispatchThrottlingRateInByte": ("storage.dispatch_bytes_per_broker", str),
+    "dispatchThrottlingRateInMsg": ("storage.dispatch_messages_per_broker", str),
+    "dispatchThrottlingRatePerSubscriptionInByte": ("storage.dispatch_bytes_per_subscription", str),
+    "dispatchThrottlingRatePerSubscriptionInMsg": ("storage.dispatch_messages_per_subscription", str),
+    "dispatchThrottlingRatePerTopicInByte": ("storage.dispatch_bytes_per_topic", str),
+    "dispatchThrottlingRatePerTopicInMsg": ("storage.dispatch_messages_per_topic", str),
+    "dispatchThrottlingRateRelativeToPublishRate": ("storage.dispatch_relative_to_publish", str),
+    "enableNonPersistentTopics": ("storage.non_persistent_topics", str),
+    "encryptionRequireOnProducer": ("storage.encryption_required", str),
+    "exposeConsumerLevelMetricsInPrometheus": ("metrics.consumers", str),
+    "exposeProducerLevelMetricsInPrometheus": ("metrics.producers", str),
+    "exposeTopicLevelMetricsInPrometheus": ("metrics.topics", str),
+    "exposingBrokerEntryMetadataToClientEnabled": ("network.expose_broker_entry_metadata", str),
+    "forceDeleteNamespaceAllowed": ("storage.force_delete_namespaces", str),
+    "forceDeleteTenantAllowed": ("storage.force_delete_tenants", str),
+    "isAllowAutoUpdateSchemaEnabled": ("storage.schema_auto_update", str),
+    "isDelayedDeliveryDeliverAtTimeStrict": ("storage.delayed_delivery_strict", str),
+    "isSchemaValidationEnforced": ("storage.schema_validation_enforced", str),
+    "keepAliveIntervalSeconds": ("network.keep_alive_interval_ms", _scaled(1_000)),
+    "managedLedgerMaxEntriesPerLedger": ("storage.roll_over_entries", str),
+    "managedLedgerMaxLedgerRolloverTimeMinutes": ("storage.roll_over_age_s", _age_s),
+    "managedLedgerMaxSizePerLedgerMbytes": ("storage.roll_over_bytes", _scaled(1 << 20)),
+    "maxConcurrentNonPersistentMessagePerConnection": ("storage.max_live_messages_per_connection", str),
+    "maxConsumersPerSubscription": ("storage.max_consumers_per_subscription", str),
+    "maxConsumersPerTopic": ("storage.max_consumers_per_topic", str),
+    "maxMessageSize": ("network.max_message_size", str),
+    "maxProducersPerTopic": ("storage.max_producers_per_topic", str),
+    "maxPublishRatePerTopicInBytes": ("storage.publish_bytes_per_topic", str),
+    "maxPublishRatePerTopicInMessages": ("storage.publish_messages_per_topic", str),
+    "maxSameAddressConsumersPerTopic": ("storage.max_same_address_consumers_per_topic", str),
+    "maxSameAddressProducersPerTopic": ("storage.max_same_address_producers_per_topic", str),
+    "maxSubscriptionsPerTopic": ("storage.max_subscriptions_per_topic", str),
+    "maxTopicsPerNamespace": ("storage.max_topics_per_namespace", str),
+    "maxUnackedMessagesPerBroker": ("storage.max_unacked_messages_per_broker", str),
+    "maxUnackedMessagesPerConsumer": ("storage.max_unacked_messages_per_consumer", str),
+    "maxUnackedMessagesPerSubscription": ("storage.max_unacked_messages_per_subscription", str),
+    "maxUnackedMessagesPerSubscriptionOnBrokerBlocked": ("storage.max_unacked_percent_when_blocked", _percent),
+    "proxyRoles": ("authorization.proxy_roles", str),
+    "schemaCompatibilityStrategy": ("storage.schema_compatibility_strategy", str),
+    "statsUpdateFrequencyInSecs": ("storage.stats_window_s", str),
+    "subscribeRatePeriodPerConsumerInSecond": ("storage.subscribe_period_s", str),
+    "subscribeThrottlingRatePerConsumer": ("storage.subscribes_per_consumer", str),
+    "subscriptionExpirationTimeMinutes": ("storage.subscription_expiration_s", _scaled(60)),
+    "subscriptionKeySharedEnable": ("storage.key_shared_enabled", str),
+    "subscriptionKeySharedUseConsistentHashing": ("storage.key_shared_consistent_hashing", str),
+    "subscriptionTypesEnabled": ("storage.subscription_types", str),
+    "superUserRoles": ("authorization.super_user_roles", str),
+    "tlsCertificateFilePath": ("tls.certificate", str),
+    "tlsCiphers": ("tls.ciphers", lambda text: ":".join(part.strip() for part in text.split(","))),
+    "tlsKeyFilePath": ("tls.key", str),
+    "tlsProtocols": ("tls.versions", str),
+    "tlsRequireTrustedClientCertOnConnect": ("tls.client_certificates", _wanted),
+    "tlsTrustCertsFilePath": ("tls.trusted", str),
+    "tokenAllowedClockSkewSeconds": ("authentication.clock_skew_s", str),
+    "tokenAudience": ("authentication.audience", str),
+    "tokenAudienceClaim": ("authentication.audience_claim", str),
+    "tokenAuthClaim": ("authentication.role_claim", str),
+    "tokenPublicAlg": ("authentication.public_key_algorithm", str),
+    "tokenPublicKey": ("authentication.public_keys", lambda text: (text,)),
+    "tokenSecretKey": ("authentication.secret_keys", lambda text: (text,)),
+    "topicCompactionRetainNullKey": ("nightly.retain_keyless", str),
+    "ttlDurationDefaultInSeconds": ("storage.message_ttl_s", str),
+    "webServicePort": ("http_port", str),
+    "webServicePortTls": ("tls.http_port", str),
+}
+SPECIAL = {"activeConsumerFailoverConsistentHashing", "allowAutoTopicCreationType", "authenticationEnabled", "authenticationProviders",
+           "authorizationProvider", "backlogQuotaDefaultLimitGB", "defaultNumPartitions", "journalSyncData", "tlsEnabled",
+           "webServiceTlsCiphers", "webServiceTlsProtocols"}
+
+
+def _special(said: Mapping[str, Setting], properties: Mapping[str, Setting]) -> tuple[dict[str, Setting], list[str]]:
+    _refuse_tls_without_certificate(said)
+    given = _partitions(said) | _ports(properties) | _methods(said) | _quota(said) | _failover(said)
+    wanted = [name for name in NOT_YET if name in said and said[name].value.lower() == "true"]
+    notes = [f"{said[name].origin}: {NOT_YET[name]} {LATER}" for name in wanted]
+    sync = said.get("journalSyncData")
+    if sync and sync.value.lower() == "true":
+        given["storage.sync"] = Setting("group", sync.origin)
+    elif sync:
+        # Pulsar's standalone.conf ships with false; whoever copies that file has not chosen to lose messages.
+        notes.append(f"{sync.origin}: not followed: what is acknowledged stays on disk unless storage.sync says otherwise")
+    return given, notes
+
+
+def _quota(said: Mapping[str, Setting]) -> dict[str, Setting]:
+    """The older name of the bound in bytes; Pulsar prefers it when it is above 0."""
+    setting = said.get("backlogQuotaDefaultLimitGB")
+    size = _converted(setting, _whole) if setting else None
+    return {"storage.backlog_quota_bytes": size._replace(value=size.value << 30)} if size and size.value > 0 else {}
+
+
+def _failover(said: Mapping[str, Setting]) -> dict[str, Setting]:
+    setting = said.get("activeConsumerFailoverConsistentHashing")
+    return {"storage.failover_selection": Setting("hashring", setting.origin)} if setting and not _is_off(setting.value) else {}
+
+
+def _partitions(said: Mapping[str, Setting]) -> dict[str, Setting]:
+    kind = said.get("allowAutoTopicCreationType")
+    if kind is None:
+        return {}
+    if kind.value not in ("partitioned", "non-partitioned"):
+        raise ConfigError(f"{kind.origin}: must be partitioned or non-partitioned, not {kind.value!r}")
+    if kind.value == "non-partitioned":
+        return {"storage.auto_create_partitions": Setting(0, kind.origin)}
+    number = _converted(said.get("defaultNumPartitions", Setting("1", kind.origin)), _whole)
+    if number.value < 1:
+        raise ConfigError(f"{number.origin}: must be at least 1, not {number.value}")
+    return {"storage.auto_create_partitions": number}
+
+
+def _refuse_tls_without_certificate(said: Mapping[str, Setting]) -> None:
+    if said.get("tlsEnabled", Setting("", "")).value.lower() == "true" and "tlsCertificateFilePath" not in said:
+        raise ConfigError(f"{said['tlsEnabled'].origin}: needs tlsCertificateFilePath")
+
+
+def _ports(properties: Mapping[str, Setting]) -> dict[str, Setting]:
+    """An empty port is not listened on, nor is one of TLS that is not named although there is a certificate."""
+    closed = {ours: properties[theirs] for theirs, ours in PORTS.items() if theirs in properties and not properties[theirs].value}
+    certificate = properties.get("tlsCertificateFilePath")
+    if certificate and certificate.value:
+        closed |= {ours: certificate for theirs, ours in TLS_PORTS.items() if theirs not in properties or not properties[theirs].value}
+    return {ours: Setting(-1, setting.origin) for ours, setting in closed.items()}
+
+
+def _methods(said: Mapping[str, Setting]) -> dict[str, Setting]:
+    """Of authentication, by Pulsar's classes; what is not known is refused, for what it was to keep out would come in."""
+    provider = said.get("authorizationProvider")
+    if provider and provider.value.rpartition(".")[2] != AUTHORIZATION_PROVIDER:
+        raise ConfigError(f"{provider.origin}: knows {AUTHORIZATION_PROVIDER} only, not {provider.value!r}")
+    enabled, providers = said.get("authenticationEnabled"), said.get("authenticationProviders")
+    if enabled is None or enabled.value.lower() != "true":
+        return {}
+    names = [part.strip().rpartition(".")[2] for part in providers.value.split(",") if part.strip()] if providers else []
+    for name in names:
+        if name not in METHODS:
+            raise ConfigError(f"{providers.origin}: knows {', '.join(METHODS)}, not {name!r}")
+    if not names:
+        raise ConfigError(f"{enabled.origin}: needs authenticationProviders")
+    return {"authentication.methods": Setting(tuple(METHODS[name] for name in names), providers.origin)}
+
+
+def _logical_lines(text: str) -> Iterable[tuple[int, str]]:
+    """(line number, line) without blanks and comments; an odd number of backslashes at the end takes the next line in."""
+    joined, first = "", 0
+    for number, line in enumerate(text.splitlines(), 1):
+        line = line.lstrip()
+        if not joined and (not line or line[0] in "#!"):
+            continue
+        first = first if joined else number
+        if (len(line) - len(line.rstrip("\\"))) % 2:
+            joined += line[:-1]
+            continue
+        yield first, joined + line
+        joined = ""
+    if joined:
+        yield first, joined
+
+
+_NAME = re.compile(r"((?:\\.|[^\\=:\s])*)\s*[=:]?\s*(.*)", re.DOTALL)
+_ESCAPE = re.compile(r"\\(u[0-9A-Fa-f]{4}|.)", re.DOTALL)
+
+
+def _split(line: str) -> tuple[str, str]:
+    name, value = _NAME.fullmatch(line).groups()
+    return _unescaped(name), _unescaped(value).strip()
+
+
+def _unescaped(text: str) -> str:
+    def one(match: re.Match[str]) -> str:
+        escape = match[1]
+        return chr(int(escape[1:], 16)) if len(escape) == 5 else {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}.get(escape, escape)
+    return _ESCAPE.sub(one, text)

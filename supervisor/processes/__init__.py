@@ -1,0 +1,13 @@
+"""A broker's life: its processes start, are watched, reload, drain and stop.
+
+    serve.py            the supervisor: sockets, children, signals, the end
+    children.py         fork, watch, restart
+    heartbeat.py        whether a child answers, and when it is given up
+    reload.py           a changed configuration in a running broker
+    drain.py            consumers acknowledge what they have before a stop
+    control_socket.py   what commands on the host ask of a running broker
+    notify.py           messages to systemd
+    stacks.py           stack traces of all processes, on demand
+
+Imports: `configuration/`, `host/`, workers, storage.  Start with `serve.py`.
+"""

@@ -1,0 +1,44 @@
+"""A backup of a data folder that a broker serves, or none."""
+import contextlib
+from pathlib import Path
+
+from geminga.storage.catalogue.catalogue import CatalogueError, open_catalogue
+from geminga.storage.disk import data_folder, locks
+from geminga.storage.errors import CorruptFile, NotDurable, StorageFull
+from geminga.storage.offline import backup
+from geminga.storage.offline.backup import Report
+from geminga.storage.owner import recovery
+from geminga.supervisor.tasks import job_socket
+from geminga.supervisor.tasks.job_socket import CannotRun, Refused, Side
+
+
+def make(data_dir: Path, parent: Path, keep: int = 0) -> Report:
+    """In a new folder of parent; keep: of how many the oldest go then.  Raises CannotRun, OSError; nothing is left of it then."""
+    try:
+        data_folder.check(data_dir)
+        job_socket.check_user(data_dir)
+        with contextlib.closing(Side(data_dir)) as side:
+            if side.is_served():
+                return backup.make(data_dir, parent, lambda: side.ask("backup-begin", owner="all"),
+                                   lambda: side.ask("backup-cut", owner="all"), keep=keep)
+        with locks.lock(data_dir / locks.LOCK) as is_ours:
+            if not is_ours:
+                raise CannotRun(f"{data_dir}: a broker has just been started on it; try again")
+            _put_in_place(data_dir)
+            return backup.make(data_dir, parent, lambda: None, list, keep=keep)
+    except (data_folder.CannotUse, backup.CannotBackUp, CatalogueError, CorruptFile, StorageFull, NotDurable) as error:
+        raise CannotRun(str(error)) from None
+    except Refused as error:
+        raise CannotRun(f"the broker refuses: {error}") from None
+
+
+def _put_in_place(data_dir: Path) -> None:
+    """The folder is as after this program's next start on it: what a kill has left in journals only is where it belongs.
+
+    Raises CorruptFile, CatalogueError.
+    """
+    data_folder.claim(data_dir)
+    open_catalogue(data_dir / backup.CATALOGUE).close()
+    for journal in (data_dir / "journal").glob("*"):
+        if journal.name.isdigit():
+            recovery.recover(data_dir, journal, is_put_on_disk=True)

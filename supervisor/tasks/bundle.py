@@ -1,0 +1,226 @@
+"""What somebody needs who is to find out what is wrong with a broker, in one archive, and no secrets.
+
+Each part is there or says why it is not: of a broker that hangs, or is not running, what can be had.  Every part has its time.
+"""
+import contextlib
+import gzip
+import io
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+
+from geminga.storage import format
+from geminga.storage.catalogue.catalogue import VERSION as CATALOGUE_VERSION
+from geminga.storage.offline.verify_catalogue import read_names
+from geminga.supervisor.cli.rest import Broker, NotReachable, Refused, topic_path
+from geminga.supervisor.configuration.config import Config
+from geminga.supervisor.processes import stacks
+from geminga.supervisor.tasks.job_socket import REPORT
+from geminga.workers.identity.options import Secret
+
+_HTTP_SECONDS, _ALL_HTTP_SECONDS, _COMMAND_SECONDS, _FOLDER_SECONDS = 3.0, 10.0, 4.0, 3.0
+_TOPICS_MAX = 10             # whose stats are told, those that move most
+_FOLDERS_MAX = 50            # of partitions, the largest
+_LOG_LINES = 5_000
+_OF_PROCESSES = "status", "limits", "io", "stat", "sched", "schedstat", "wchan", "smaps_rollup", "cgroup", "oom_score_adj"
+_OF_HOST = ("meminfo", "loadavg", "vmstat", "stat", "mounts", "diskstats", "pressure/cpu", "pressure/io", "pressure/memory",
+            "sys/fs/file-nr", "net/sockstat", "version", "uptime")
+_STARS = "*****"
+_NAMED = re.compile("TOKEN|PASS|SECRET|KEY|PARAMS|USERS|CRED", re.IGNORECASE)      # variables whose values are nobody's business
+# What looks like a secret, whoever wrote it: tokens, what shows who somebody is over HTTP, private keys, hashes of passwords.
+_LOOKS = re.compile(r"eyJ[\w-]{5,}\.[\w-]+\.[\w-]*|(?<=Bearer )\S+|(?<=Basic )\S+|"
+                    r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*-----|"
+                    r"\$(?:2[abxy]|apr1|[156])\$[^\s:\"']+|\{SHA\}[\w+/=]+|(?<=data:;base64,)[\w+/=]+", re.DOTALL)
+
+
+def write(target: Path, config: Config, admin_url: str, credentials, options: list[str], environ: Mapping[str, str]) -> list[str]:
+    """Make the archive; returns what is missing, a line each.  options: of `geminga config show`.  Raises OSError."""
+    hidden, missing, broker = secrets(config, environ, credentials), [], Broker(admin_url, _HTTP_SECONDS, credentials)
+    began = time.time()
+    with open(target, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file, \
+            gzip.GzipFile("", "wb", 6, file) as packed, tarfile.open(fileobj=packed, mode="w") as archive:
+        for name, part in _parts(config, broker, admin_url, options, environ):
+            try:
+                text = part()
+            except Exception as error:      # whatever is wrong is what this is about
+                missing.append(f"{name}: {error or type(error).__name__}")
+                continue
+            _add(archive, name, masked(text, hidden), began)
+        _add(archive, "missing.txt", masked("\n".join(missing), hidden), began)
+    return missing
+
+
+def _add(archive: tarfile.TarFile, name: str, text: str, when: float) -> None:
+    data = text.encode(errors="replace")
+    member = tarfile.TarInfo(f"geminga-debug/{name}")
+    member.size, member.mtime, member.mode = len(data), when, 0o600
+    archive.addfile(member, io.BytesIO(data))
+
+
+# -- secrets
+
+def secrets(config: Config, environ: Mapping[str, str], credentials) -> list[str]:
+    """Texts that are in no bundle, the longest first."""
+    found = {value for name, value in environ.items() if name.startswith(("GEMINGA_", "PULSAR_")) and _NAMED.search(name)}
+    said = [config.authentication.users, *config.authentication.secret_keys, *config.authentication.public_keys, Secret(config.tls.key)]
+    for text in said:
+        path = Path(text.removeprefix("file://").removeprefix("file:"))
+        if text.startswith("data:"):
+            found |= {str(text), text.partition(",")[2]}
+        else:
+            with contextlib.suppress(OSError, ValueError):
+                found |= _lines(path.read_bytes().decode("latin-1"))
+    for header in credentials.headers():
+        found |= {header.partition(": ")[2], header.rpartition(" ")[2]}
+    found |= {part for text in list(found) for part in _lines(text)}
+    return sorted((one for one in found if len(one) >= 6), key=len, reverse=True)
+
+
+def _lines(text: str) -> set[str]:
+    """Of a file of keys or of users: its lines, and what of them is not a user's name."""
+    lines = {line.strip() for line in text.splitlines() if line.strip() and not line.startswith("-----")}
+    return lines | {line.partition(":")[2] for line in lines if ":" in line}
+
+
+def masked(text: str, hidden: list[str]) -> str:
+    for one in hidden:
+        text = text.replace(one, _STARS)
+    return _LOOKS.sub(_STARS, text)
+
+
+# -- parts
+
+def _parts(config: Config, broker: Broker, admin_url: str, options: list[str], environ: Mapping[str, str]) -> Iterator[
+        tuple[str, Callable[[], str]]]:
+    """(name, what makes it)"""
+    data_dir = config.data_dir
+    found = stacks.processes(data_dir)
+    for pid, comm in found.items():      # first: before what is asked here changes what they do
+        yield f"processes/{comm}-{pid}/stacks.txt", lambda pid=pid: stacks.ask(data_dir, pid) or _refuse("it did not answer SIGUSR1")
+        yield f"processes/{comm}-{pid}/proc.txt", lambda pid=pid: _process(pid)
+    yield "versions.txt", lambda: _versions(data_dir)
+    yield "configuration.txt", lambda: _command("config", "show", *options)
+    yield "environment.txt", lambda: "".join(
+        f"{name}={_STARS if _NAMED.search(name) else value}\n" for name, value in sorted(environ.items())
+        if name.startswith(("GEMINGA_", "PULSAR_", "PYTHON", "LC_", "LANG")))
+    yield "host.txt", _host
+    yield "folder.txt", lambda: _folder(data_dir)
+    yield "catalogue.txt", lambda: _catalogue(data_dir)
+    yield "sockets.txt", lambda: _run("ss", "-a", "-n", "-x", "-t", "-p")
+    yield "log.txt", lambda: _run("journalctl", "--unit", "geminga*", "--lines", str(_LOG_LINES), "--no-pager", "--output", "short-precise")
+    yield "night.json", (data_dir / REPORT).read_text
+    yield "status.txt", lambda: _command("status", "--admin-url", admin_url)
+    yield "tune.txt", lambda: _command("tune", *options)
+    yield from _asked(broker)
+
+
+def _asked(broker: Broker) -> Iterator[tuple[str, Callable[[], str]]]:
+    """What the broker tells over HTTP; when it does not answer at all it is asked no more."""
+    until = time.monotonic() + _ALL_HTTP_SECONDS
+
+    def ask(path: str) -> str:
+        nonlocal until
+        if time.monotonic() > until:
+            _refuse("not asked: the broker does not answer in good time")
+        try:
+            return broker.ask("GET", path).body.decode(errors="replace")
+        except NotReachable:
+            until = 0
+            raise
+
+    yield "http/metrics.txt", lambda: ask("/metrics")
+    for name, path in (("brokers", "/admin/v2/brokers/ready"), ("configuration", "/admin/v2/brokers/configuration/runtime"),
+                       ("changed", "/admin/v2/brokers/configuration/values"), ("load", "/admin/v2/broker-stats/load-report"),
+                       ("status", "/ops/v1/status"), ("compaction", "/ops/v1/compaction/report")):
+        yield f"http/{name}.json", lambda path=path: ask(path)
+    try:
+        topics = busiest(ask("/metrics"))
+    except (Refused, NotReachable, ValueError):
+        return
+    for topic in topics:
+        for kind in ("stats", "internalStats"):
+            path = f"/admin/v2/{topic_path(topic)}/{kind}"
+            yield f"topics/{topic.replace('/', '_')}/{kind}.json", lambda path=path: ask(path)
+
+
+def busiest(metrics: str) -> list[str]:
+    """Topics, or partitions, by how much goes in and out."""
+    rates: dict[str, float] = {}
+    for labels, value in re.findall(r"^pulsar_rate_(?:in|out)\{([^}]*)\} (\S+)", metrics, re.MULTILINE):
+        if topic := re.search(r'topic="([^"]+)"', labels):
+            rates[topic[1]] = rates.get(topic[1], 0) + float(value)
+    return sorted(rates, key=lambda topic: -rates[topic])[:_TOPICS_MAX]
+
+
+def _refuse(why: str) -> str:
+    raise ValueError(why)
+
+
+def _command(*words: str) -> str:
+    return _run(sys.executable, "-P", "-m", "geminga.supervisor.main", *words)
+
+
+def _run(*command: str) -> str:
+    """What it prints, and its complaints."""
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_COMMAND_SECONDS, check=False,
+                          stdin=subprocess.DEVNULL)
+    return done.stdout + done.stderr
+
+
+def _versions(data_dir: Path) -> str:
+    number = format.format_path(data_dir)
+    lines = [f"geminga {metadata.version('geminga')}", f"python {sys.version}", platform.platform(),
+             f"formats: folder {format.FOLDER_VERSION}, files {format.VERSION}, catalogue {CATALOGUE_VERSION}",
+             f"folder's: {number.read_text().strip() if number.exists() else 'none'}"]
+    return "\n".join([*lines, *sorted(f"{one.name} {one.version}" for one in metadata.distributions())])
+
+
+def _process(pid: int) -> str:
+    place, said = Path("/proc", str(pid)), []
+    for name in _OF_PROCESSES:
+        with contextlib.suppress(OSError):
+            said.append(f"== {name}\n{(place / name).read_text()}")
+    descriptors = len(list((place / "fd").iterdir()))
+    threads = [" ".join([thread.name, *((thread / name).read_text().strip() for name in ("comm", "wchan"))])
+               for thread in (place / "task").iterdir()]
+    return "\n".join([f"{descriptors} descriptors", *threads, *said])
+
+
+def _host() -> str:
+    said = []
+    for name in _OF_HOST:
+        with contextlib.suppress(OSError):
+            said.append(f"== {name}\n{Path('/proc', name).read_text()}")
+    return "\n".join([f"{os.cpu_count()} cores", *said])
+
+
+def _folder(data_dir: Path) -> str:
+    """How much lies where; of very many partitions of some."""
+    usage, system, until = shutil.disk_usage(data_dir), os.statvfs(data_dir), time.monotonic() + _FOLDER_SECONDS
+    sizes: dict[str, list[int]] = {}
+    for above, _, names in os.walk(data_dir):
+        parts = Path(above).relative_to(data_dir).parts
+        total = sizes.setdefault("/".join(parts[:2]), [0, 0, 0])
+        for name in names:
+            with contextlib.suppress(OSError):
+                found = os.stat(Path(above, name))
+                total[:] = total[0] + 1, total[1] + found.st_size, total[2] + found.st_blocks * 512
+        if time.monotonic() > until:
+            sizes["... and more that was not looked at"] = [0, 0, 0]
+            break
+    largest = sorted(sizes.items(), key=lambda one: (one[0].startswith("partitions/"), -one[1][2]))[:_FOLDERS_MAX]
+    rows = [f"{total[0]:>9} files {total[1]:>16,} bytes {total[2]:>16,} on disk  {name or '.'}" for name, total in largest]
+    return "\n".join([f"disk: {usage.total:,} bytes, {usage.free:,} free; inodes: {system.f_files:,}, {system.f_ffree:,} free", *rows])
+
+
+def _catalogue(data_dir: Path) -> str:
+    names = read_names(data_dir, is_served=True)
+    return "\n".join([f"{len(names.partitions)} partitions; found: {len(names.findings)}", *map(str, names.findings)])

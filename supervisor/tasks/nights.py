@@ -1,0 +1,239 @@
+"""A whole night: what is to be compacted is, then each partition gives back what it need not keep; and a report of it."""
+import contextlib
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from geminga.proto import names
+from geminga.storage import format
+from geminga.storage.catalogue.policies import policies_of
+from geminga.storage.disk import data_folder
+from geminga.storage.errors import text_of
+from geminga.storage.jobs import confirmed, nightly
+from geminga.storage.jobs.engines import Here, NoSpark, NotInstalled, Spark
+from geminga.storage.jobs.nightly import Night, Planned, Progress, Target
+from geminga.storage.ledgers import compacted_ledgers
+from geminga.storage.ledgers.ledger import write_anew
+from geminga.supervisor.configuration.config import Config, core_count
+from geminga.supervisor.tasks.job_socket import REPORT, CannotRun, Gone, Refused, Side, check_user, last_report
+
+SUCCESS, FAILED = "success", "failed"
+_OOM_SCORE = 500             # when memory runs out this goes before the broker
+Tell = Callable[[str, int, int], None]      # (what is being done, done, of so many)
+
+
+# -- what there is to do
+
+def targets(config: Config, topics: tuple[str, ...] = (), pattern: str = "") -> list[Target]:
+    """Named ones; else those that have a threshold or a view.  Raises LookupError, Refusal, re.error, CatalogueError."""
+    catalogue = confirmed.open_catalogue(config.data_dir)
+    try:
+        options = catalogue.with_changes(config.storage)
+        if topics or pattern:
+            found = set(confirmed.partitions(config.data_dir, topics)) if topics else set()
+            found |= set(confirmed.partitions(config.data_dir, re.compile(pattern))) if pattern else set()
+        else:
+            found = [(partition_id, name) for partition_id, name in catalogue.partitions()
+                     if policies_of(catalogue, names.parse(name), options).compaction_threshold > 0
+                     or compacted_ledgers.numbers(format.partition_folder(config.data_dir, partition_id))]
+    finally:
+        catalogue.close()
+    return [Target(partition_id, str(name), config.nightly.retain_keyless) for partition_id, name in sorted(found)]
+
+
+def chosen(config: Config, partition_ids: Iterable[int]) -> list[Target]:
+    """Of these partitions those that there are.  Raises CatalogueError."""
+    wanted = set(partition_ids)
+    catalogue = confirmed.open_catalogue(config.data_dir)
+    try:
+        return [Target(partition_id, name, config.nightly.retain_keyless) for partition_id, name in catalogue.partitions()
+                if partition_id in wanted]
+    finally:
+        catalogue.close()
+
+
+def planned(config: Config, found: list[Target]) -> list[Planned]:
+    return nightly.plan(config.data_dir, found)
+
+
+# -- where it is computed
+
+class Engines:
+    """This process, and Spark when it is needed, once.  With engine = "auto" a night is Spark's, where it is installed; on demand what is
+    little is done here."""
+
+    def __init__(self, config: Config, *, is_night: bool):
+        self._config, self._options, self._is_night = config, config.nightly, is_night
+        self._spark: Spark | None = None
+
+    def __enter__(self) -> "Engines":
+        for path in (self._config.data_dir / "nightly").glob("scratch-*"):      # of those that were killed
+            if not psutil.pid_exists(int(path.name.rpartition("-")[2])):
+                shutil.rmtree(path, ignore_errors=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._spark is not None:
+            self._spark.close()
+
+    def for_bytes(self, size: int) -> Here | Spark:
+        """To read so many.  Raises CannotRun."""
+        options = self._options
+        may_be_here = options.engine == "auto" and not self._is_night
+        if not size or options.engine == "here" or (may_be_here and size <= options.in_process_bytes):
+            return Here()
+        if self._spark is None:
+            master = options.master or f"local[{options.cores or core_count()}]"
+            try:
+                scratch = self._config.data_dir / "nightly" / f"scratch-{os.getpid()}"
+                self._spark = Spark(scratch, master, f"{options.memory_bytes >> 20}m")
+            except NoSpark as error:
+                if may_be_here or (options.engine == "auto" and isinstance(error, NotInstalled)):
+                    return Here()
+                raise CannotRun(f"{error}; --engine here does it in one process, whatever its size") from None
+        return self._spark
+
+
+def size_of(found: Iterable[Planned]) -> int:
+    """Bytes that are read."""
+    return sum(one.size + one.view_size for one in found if one.is_due)
+
+
+# -- doing it
+
+def be_polite(niceness: int) -> None:
+    """Others go first: for a core, for the disk, and when memory runs out."""
+    with contextlib.suppress(OSError):
+        os.nice(max(0, niceness - os.nice(0)))
+    with contextlib.suppress(OSError, psutil.Error):
+        psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
+
+
+def on_demand(config: Config, partition_ids: Iterable[int]) -> bool:
+    """What the broker has started this process for: one partition after the other.  Whether all is well.  Raises CannotRun."""
+    found, is_well = chosen(config, partition_ids), True
+    with contextlib.closing(Side(config.data_dir)) as side, Engines(config, is_night=False) as engines:
+        side.began({target.partition_id: target.topic for target in found})
+        for target in found:
+            engine = engines.for_bytes(size_of(nightly.plan(config.data_dir, [target])))
+            report = nightly.compact(config.data_dir, target, side.adopt, engine)
+            side.ended(asdict(report))
+            is_well &= not report.error
+    return is_well
+
+
+def compact(side: Side, config: Config, found: list[Planned], progress: Callable[[Progress], None]) -> Night:
+    """All that is due of these.  Raises CannotRun."""
+    with Engines(config, is_night=True) as engines:
+        engine = engines.for_bytes(size_of(found))
+        begun = {one.target.partition_id: one.target.topic for one in found if one.is_due}
+        side.began(begun)
+        try:
+            night = nightly.run(config.data_dir, found, side.adopt, engine, progress)
+        except nightly.AlreadyRunning as error:
+            raise CannotRun(str(error)) from None
+    for report in night.reports:
+        if report.outcome != nightly.NOTHING_NEW or report.partition_id in begun:
+            side.ended(asdict(report))
+    return night
+
+
+def give_back(side: Side, config: Config, tell: Tell) -> dict[str, Any]:
+    """Each partition gives back what it need not keep, and folders of deleted ones go."""
+    began, rows, errors = time.monotonic(), [], []
+    catalogue = confirmed.open_catalogue(config.data_dir)
+    found = [name for _, name in catalogue.partitions()]
+    catalogue.close()
+    for done, topic in enumerate(found):
+        tell("giving back space", done, len(found))
+        try:
+            row = side.ask("enforce", topic=topic)
+            rows += [row] if row else []
+        except Refused as refused:
+            errors.append({"topic": topic, "error": str(refused)})
+            if isinstance(refused, Gone):
+                break
+    removed = {"folders": 0, "freed": 0}
+    with contextlib.suppress(Refused):
+        while (some := side.ask("leftovers"))["folders"]:
+            removed = {name: removed[name] + some[name] for name in removed}
+    return {"partitions": len(found), "topics": rows, "errors": errors, "deleted": removed, "seconds": round(time.monotonic() - began, 3)}
+
+
+def check(config: Config) -> None:
+    """Raises CannotRun where this program must not write."""
+    try:
+        data_folder.check(config.data_dir)
+    except data_folder.CannotUse as error:
+        raise CannotRun(str(error)) from None
+
+
+def run(config: Config, found: list[Target], progress: Callable[[Progress], None], tell: Tell) -> dict[str, Any]:
+    """A night, as its report tells of it.  Raises CannotRun."""
+    began, started_ms = time.monotonic(), time.time_ns() // 1_000_000
+    check_user(config.data_dir)
+    with contextlib.closing(Side(config.data_dir)) as side:
+        due = planned(config, found)
+        night = compact(side, config, due, progress)
+        is_served = side.is_served()
+        given = give_back(side, config, tell) if is_served else None
+    compaction = [asdict(report) for report in night.reports if report.outcome != nightly.NOTHING_NEW]
+    wrong = [report for report in night.reports if report.outcome in (nightly.FAILED, nightly.NOT_ADOPTED)]
+    is_well = not (wrong or night.error or (given and given["errors"]))
+    ended_ms = time.time_ns() // 1_000_000
+    report = {
+        "status": SUCCESS if is_well else FAILED, "error": night.error, "started_ms": started_ms, "ended_ms": ended_ms,
+        "seconds": round(time.monotonic() - began, 3),
+        "last_success_ms": ended_ms if is_well else last_report(config.data_dir).get("last_success_ms", 0),
+        "engine": night.engine, "served": is_served, "partitions": len(due), "totals": _totals(compaction, given),
+        "compaction": compaction, "retention": given}
+    try:
+        keep(config, report)
+    except OSError as failure:      # what was done is
+        report |= {"status": FAILED, "error": report["error"] or f"its report cannot be written: {text_of(failure)}"}
+    return report
+
+
+def _totals(compaction: list[dict[str, Any]], given: dict[str, Any] | None) -> dict[str, int]:
+    names = "messages_in", "messages_out", "bytes_in", "bytes_out", "keys", "tombstones"
+    done = [report for report in compaction if report["outcome"] == nightly.COMPACTED]
+    found = {name: sum(report[name] for report in done) for name in names} | {
+        "compacted": len(done), "failed": len(compaction) - len(done), "given_back": 0, "expired": 0, "names_forgotten": 0}
+    if given:
+        found["given_back"] = sum(row["freed"] for row in given["topics"]) + given["deleted"]["freed"]
+        found |= {name: sum(row[name] for row in given["topics"]) for name in ("expired", "names_forgotten")}
+    return found
+
+
+def failed(config: Config, environ: Mapping[str, str]) -> str:
+    """How a run ended that failed, by what the service manager has seen of it (MONITOR_... in systemd.exec(5)).
+
+    The report tells it, where that run could not leave one of its own.
+    """
+    result, status = environ.get("MONITOR_SERVICE_RESULT", ""), environ.get("MONITOR_EXIT_STATUS", "")
+    why = f"it ended with {f'exit status {status}' if result == 'exit-code' else result or 'nobody knows what'}"
+    if (result, status) == ("exit-code", "1"):
+        return last_report(config.data_dir).get("error") or "some of it could not be done"
+    now_ms = time.time_ns() // 1_000_000
+    given = {"partitions": 0, "topics": [], "errors": [], "deleted": {"folders": 0, "freed": 0}, "seconds": 0.0}
+    keep(config, {
+        "status": FAILED, "error": why, "started_ms": now_ms, "ended_ms": now_ms, "seconds": 0.0,
+        "last_success_ms": last_report(config.data_dir).get("last_success_ms", 0), "engine": "not known", "served": True,
+        "partitions": 0, "totals": _totals([], given), "compaction": [], "retention": given})
+    return why
+
+
+def keep(config: Config, report: dict[str, Any]) -> None:
+    path = config.data_dir / REPORT
+    path.parent.mkdir(exist_ok=True)
+    write_anew(path, json.dumps(report).encode())
