@@ -18,7 +18,7 @@ COMPLETIONS = {"bash": "bash-completion/completions/geminga", "zsh": "zsh/vendor
 FILES = {
     "/etc/geminga/geminga.toml": "The configuration; every key stands in it with its default.",
     "/var/lib/geminga": "The data folder of the system's broker.",
-    "/usr/share/doc/geminga": "README.md, which tells of everything; pages for operators (runbook); rules and dashboards for Prometheus.",
+    "/usr/share/doc/geminga": "README.md; pages for users and operators (docs, runbook); rules and dashboards for Prometheus.",
 }
 UNITS = "geminga.service runs the broker, geminga-nightly.timer the nightly job: systemctl status geminga, journalctl -u geminga."
 

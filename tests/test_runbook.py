@@ -1,4 +1,4 @@
-"""Command lines that operators are told to type, in the runbook, the README and the units: the command knows each, on an installed host."""
+"""Command lines that the runbook, the documents and the units tell operators to type: the installed command knows each of them."""
 import os
 import re
 import shlex
@@ -16,6 +16,7 @@ from .harness import Broker
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted((ROOT / "systemd/runbook").glob("*.md"))
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 UNITS = sorted((ROOT / "systemd").glob("*.service"))
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 FINDS = ("backup", "config check", "config show", "debug bundle", "drain", "nightly", "reload", "tune")      # what an installed broker has
@@ -61,7 +62,7 @@ def test_every_line_of_the_runbook_is_one_that_the_command_takes(page, words):
     parsed(words)
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, *DOCUMENTS], ids=lambda page: page.name)
 def test_every_command_and_option_that_a_page_names_is_there(page):
     wrong = []
     for words in inline_of(page):
@@ -80,8 +81,8 @@ def test_commands_are_found_in_the_pages():
     assert [page for page in PAGES if "runuser -u geminga -- geminga" in page.read_text()]
 
 
-def test_every_line_of_readmes_synopsis_names_a_command_and_options_that_are_there():
-    synopsis = re.findall(r"^    geminga (.*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+def test_every_line_of_the_synopsis_names_a_command_and_options_that_are_there():
+    synopsis = re.findall(r"^    geminga (.*)$", (ROOT / "docs/command.md").read_text(), re.MULTILINE)
     assert len(synopsis) > 20
     for line in synopsis:
         *group, last = re.match(r"[a-z ]+(\|[a-z|]+)?", line)[0].split()

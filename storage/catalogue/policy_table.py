@@ -7,7 +7,7 @@ Everything that has to do with policies is made from TABLE:
                        that holds where nobody set anything; whoever puts it into effect looks at `partition.policies.FIELD`
     REST               supervisor/admin/policies.py makes GET, POST or PUT, and DELETE of every `Level`
     command line       `geminga admin namespaces|topics set-VERB, get-VERB, remove-VERB` with an option per part
-    documentation      `geminga admin policies` prints the table, `python -m geminga.supervisor.configuration.documents` README's part
+    documentation      `geminga admin policies` prints the table, `python -m geminga.supervisor.configuration.documents` docs/policies.md's
 
 A policy more is one row, a field of Policies, a key of StorageOptions if the broker is to have a default, and its effect.  A row has
 parts.  One part without a `json` name is a policy whose JSON is the bare value: `Policy("messageTTL", ..., (Part("", INTEGER, ...),))` is

@@ -1,4 +1,4 @@
-"""README's tables of policies, out of the table that declares them: `python -m geminga.supervisor.configuration.documents` prints them."""
+"""The tables of docs/policies.md; `python -m geminga.supervisor.configuration.documents` prints them."""
 from geminga.storage.catalogue.policy_table import TABLE, Policy
 from geminga.supervisor.configuration.properties import TRANSLATED
 
