@@ -15,6 +15,7 @@ import tomllib
 import zipfile
 from dataclasses import replace
 from fnmatch import fnmatch
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import click
@@ -28,6 +29,7 @@ from geminga.supervisor.main import geminga
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SETUPTOOLS = PROJECT["tool"]["setuptools"]
+PACKAGES = [name for name in SETUPTOOLS["packages"] if name != "geminga"]       # without the namespace, which has no folder of its own
 LAYERS = ("proto", "storage", "workers", "supervisor")
 NOT_SHIPPED = {".py", ".pyc"}  # the first is taken as code, the second made where it runs
 
@@ -39,8 +41,32 @@ def packages_on_disk():
 
 def test_every_package_on_disk_is_packaged_and_no_other():
     """A folder that pyproject.toml forgets works in an editable install and is missing from the wheel."""
-    assert sorted(SETUPTOOLS["packages"]) == sorted(packages_on_disk())
-    assert SETUPTOOLS["package-dir"] == {f"geminga.{layer}": layer for layer in LAYERS}
+    assert sorted(PACKAGES) == sorted(packages_on_disk())
+    assert SETUPTOOLS["package-dir"] == {"": ".source"}
+    links = {link.name: link.readlink() for link in (ROOT / ".source/geminga").iterdir()}
+    assert links == {layer: Path("../..", layer) for layer in LAYERS}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_an_editor_finds_every_package(package):
+    """The folders on sys.path lead to each package: editors and type checkers look there, and run no import hook."""
+    path = None
+    for depth in range(1, package.count(".") + 2):
+        spec = PathFinder.find_spec(".".join(package.split(".")[:depth]), path)
+        path = list(spec.submodule_search_locations)
+    assert [Path(folder).resolve() for folder in path] == [ROOT / package.removeprefix("geminga.").replace(".", "/")]
+
+
+def test_a_new_package_needs_no_new_installation(tmp_path):
+    """An editable install of a copy, as pip asks for it, is one line with a path."""
+    for name in (*LAYERS, ".source", "pyproject.toml", "README.md", "LICENSE"):
+        copy(name, tmp_path)
+    build = "import sys; from setuptools.build_meta import build_editable; build_editable(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", build, str(tmp_path)], check=True, cwd=tmp_path, stdout=subprocess.DEVNULL)
+    [wheel] = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        [link] = [name for name in archive.namelist() if ".dist-info/" not in name]
+        assert link.endswith(".pth") and archive.read(link).decode().split() == [str(tmp_path / ".source")]
 
 
 def test_every_folder_with_code_is_a_package():
@@ -52,7 +78,7 @@ def test_every_folder_with_code_is_a_package():
 def test_every_data_file_of_a_package_is_packaged():
     """Every file beside the code matches a package-data pattern, and every pattern matches some file."""
     unmatched, used = [], set()
-    for package in SETUPTOOLS["packages"]:
+    for package in PACKAGES:
         folder = ROOT / package.removeprefix("geminga.").replace(".", "/")
         patterns = [(key, pattern) for key in ("*", package) for pattern in SETUPTOOLS["package-data"].get(key, [])]
         for path in data_files(folder):
@@ -204,9 +230,8 @@ def test_an_environment_of_somebody_else_is_never_removed(environment):
 
 def test_a_wheel_has_every_file_of_the_four_layers(tmp_path):
     """Built as on any other machine, from a copy, as setuptools leaves folders behind."""
-    for name in (*LAYERS, "pyproject.toml", "README.md", "LICENSE"):
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-        copy(ROOT / name, tmp_path / name)
+    for name in (*LAYERS, ".source", "pyproject.toml", "README.md", "LICENSE"):
+        copy(name, tmp_path)
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path)]
     subprocess.run([*pip, str(tmp_path)], check=True, cwd=tmp_path)
     [wheel] = tmp_path.glob("*.whl")
@@ -215,6 +240,14 @@ def test_a_wheel_has_every_file_of_the_four_layers(tmp_path):
         [scripts] = [archive.read(name).decode() for name in archive.namelist() if name.endswith("/entry_points.txt")]
         assert "geminga = geminga.supervisor.main:main" in scripts.splitlines()
     assert held == {f"geminga/{path}" for path in shipped()}
+
+
+def copy(name, folder):
+    """Copy a file or folder of the checkout; links stay links."""
+    if (ROOT / name).is_dir():
+        shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("*.egg-info"))
+    else:
+        shutil.copy(ROOT / name, folder)
 
 
 def shipped():

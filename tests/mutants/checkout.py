@@ -16,7 +16,6 @@ import psutil
 
 from .bugs import ROOT
 
-LAYERS = ("proto", "storage", "workers", "supervisor")
 COMMAND = "#!{python}\nimport sys\nfrom geminga.supervisor.main import main\nsys.exit(main())\n"
 PYTEST = "#!{python}\nimport sys\nfrom pytest import console_main\nsys.exit(console_main())\n"
 SURVIVED, CAUGHT, LATE = "survived", "caught", "caught by its timeout"
@@ -33,7 +32,7 @@ class Checkout:
         listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, check=True,
                                 capture_output=True, text=True).stdout
         for name in filter(None, listed.split("\0")):
-            if (ROOT / name).is_file():
+            if (ROOT / name).is_file() or (ROOT / name).is_symlink():
                 (self.root / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, self.root / name, follow_symlinks=False)
         self._make_environment()
@@ -43,10 +42,8 @@ class Checkout:
         made.create(self.root / ".venv")
         bin_folder = self.root / ".venv" / "bin"
         packages = Path(site.getsitepackages([str(self.root / ".venv")])[0])
-        (packages / "ours.pth").write_text("\n".join(site.getsitepackages()) + "\n")       # whose own .pth files do not count
-        (packages / "geminga").mkdir()
-        for layer in LAYERS:
-            (packages / "geminga" / layer).symlink_to(self.root / layer)
+        # A .pth file in a folder that a .pth file names is not read: our environment's own link to geminga does not count.
+        (packages / "ours.pth").write_text("\n".join([str(self.root / ".source"), *site.getsitepackages()]) + "\n")
         for name, text in (("geminga", COMMAND), ("pytest", PYTEST)):
             (bin_folder / name).write_text(text.format(python=bin_folder / "python"))
             (bin_folder / name).chmod(0o755)

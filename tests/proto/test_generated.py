@@ -1,4 +1,4 @@
-"""The committed module is what the definition beside it says."""
+"""The committed module and its types are what the definition beside them says."""
 import ast
 import subprocess
 import sys
@@ -28,14 +28,26 @@ def parsed(content):
     return descriptor_pb2.FileDescriptorProto.FromString(content)
 
 
+def generate(folder):
+    """Run the command of pulsar_api.proto; the module and its types go to `folder`."""
+    plugin = Path(sys.executable).parent / "protoc-gen-mypy"
+    command = [sys.executable, "-m", "grpc_tools.protoc", f"--plugin={plugin}", "-I", PROTO, "--python_out", folder, "--mypy_out", folder]
+    subprocess.run([*command, "pulsar_api.proto"], cwd=folder, check=True)
+
+
 def test_the_committed_module_is_generated_from_the_definition(tmp_path):
     """Every message, field, number, label and default is equal: nobody edited one and forgot the other.
 
     The text around the descriptor is not compared; it changes with each release of the generator.
     """
-    command = [sys.executable, "-m", "grpc_tools.protoc", "-I", str(PROTO), "--python_out", str(tmp_path), "pulsar_api.proto"]
-    subprocess.run(command, cwd=tmp_path, check=True)
+    generate(tmp_path)
     generated = serialized_file((tmp_path / "pulsar_api_pb2.py").read_text())
     committed = pulsar_api_pb2.DESCRIPTOR.serialized_pb
     assert parsed(generated) == parsed(committed)  # first, because its difference can be read
     assert generated == committed
+
+
+def test_the_committed_types_are_generated_from_the_definition(tmp_path):
+    """The type checker knows every message and field that the module has."""
+    generate(tmp_path)
+    assert (tmp_path / "pulsar_api_pb2.pyi").read_text() == (PROTO / "pulsar_api_pb2.pyi").read_text()
