@@ -1,4 +1,4 @@
-"""Pages agree with the code: the tables of policies, the files and functions that pages name."""
+"""Pages agree with the code and with each other: generated tables, links, and the files, functions and scripts that pages name."""
 import ast
 import re
 from functools import cache
@@ -6,16 +6,18 @@ from pathlib import Path
 
 import pytest
 
+from geminga.supervisor import bootstrap
 from geminga.supervisor.configuration.documents import policies_in_force, policies_without_effect
 
 ROOT = Path(__file__).resolve().parent.parent
 POLICIES = (ROOT / "docs/policies.md").read_text()
 DOCS = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [ROOT / "README.md", *DOCS, *sorted((ROOT / "systemd/runbook").glob("*.md"))]
 TOURS = [ROOT / "docs" / name for name in ("architecture.md", "source-tour.md")]
 ASSIGNMENTS = ast.Assign | ast.AnnAssign
 FOLDERS = "proto|storage|workers|supervisor|systemd|tests|docs"
 
-each_page = pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
+each_page = pytest.mark.parametrize("page", [ROOT / "README.md", *DOCS], ids=lambda page: page.relative_to(ROOT).as_posix())
 each_tour = pytest.mark.parametrize("page", [page for page in TOURS if page.exists()], ids=lambda page: page.name)
 
 
@@ -72,3 +74,84 @@ def test_the_check_of_pages_sees_files_and_names():
     text = "See `storage/a.py` `Owner.receive`,\n`plan` and `storage/b/`. Run tests/crash/*.py, not http://host/docs/x.md"
     assert files_named(text) == ["storage/a.py", "storage/b/", "tests/crash/*.py"]
     assert list(names_beside_files(text)) == [("storage/a.py", "Owner.receive"), ("storage/a.py", "plan")]
+
+
+# -- links
+
+def links_of(text):
+    """(path, anchor) of links to other pages and places; either may be empty.  Code is no link."""
+    for target in re.findall(r"\]\(([^()\s]+)\)", without_code(text)):
+        if "://" not in target:
+            path, _, anchor = target.partition("#")
+            yield path, anchor
+
+
+def without_code(text):
+    return re.sub(r"^(?:```.*?^```| {4}.*?)$|`[^`\n]*`", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors_of(text):
+    """Names by which headings are linked to: small letters, digits, `_`, and `-` for each blank."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_link_leads_to_a_page_and_a_heading(page):
+    wrong = []
+    for path, anchor in links_of(page.read_text()):
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in anchors_of(target.read_text())):
+            wrong.append(f"{path}#{anchor}")
+    assert wrong == []
+
+
+def test_every_page_is_linked_from_the_index():
+    """docs/README.md names each page of docs/, and the repository's README names the index."""
+    linked = {path for path, _ in links_of((ROOT / "docs/README.md").read_text())}
+    assert {page.name for page in DOCS} - {"README.md"} <= linked
+    assert "docs/README.md" in {path for path, _ in links_of((ROOT / "README.md").read_text())}
+
+
+def test_readme_is_short():
+    """At most 150 lines: a page of its own has what does not fit."""
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_the_check_of_links_sees_links_and_headings():
+    """A canary: links in sentences and tables, none in code; anchors of headings with code and punctuation."""
+    text = "# The `x` page, now\n[a](b.md#c) | [d](#e) `[f](g)` [h](https://i/j)\n    [k](l)\n```text\n# m\n[n](o)\n```\n"
+    assert list(links_of(text)) == [("b.md", "c"), ("", "e")]
+    assert anchors_of(text) == {"the-x-page-now"}
+
+
+# -- scripts
+
+def scripts_of(text):
+    """(kind, name, options) of lines that run a script or a module of the checkout: sh FILE, python3 FILE, python -m MODULE."""
+    for line in re.findall(r"^ {4}(.*)$", text, re.MULTILINE):
+        command = line.partition(" #")[0]
+        if match := re.match(r"(sh|(?:\.venv/bin/)?python3?(?: -m)?) ((?:tests[.]|[a-z]+/)[\w./]+)(.*)", command):
+            yield "module" if match[1].endswith("-m") else "file", match[2], re.findall(r"(?<=[\s\[])--[a-z][\w-]*", match[3])
+
+
+def options_of(script):
+    """Options that a script takes, by the quoted words of its folder's files: options of several scripts may be declared together."""
+    texts = [path.read_text() for path in script.parent.glob(f"*{script.suffix}")]
+    return {f"--{word}" for text in texts for word in re.findall(r"(?:--|[\"'])([a-z][a-z-]*)", text)}
+
+
+@each_page
+def test_every_script_and_option_that_a_page_runs_is_there(page):
+    wrong = []
+    for kind, name, options in scripts_of(page.read_text()):
+        path = ROOT / (name.replace(".", "/") if kind == "module" else name)
+        script = next((one for one in (path, path.with_suffix(".py"), path / "__main__.py") if one.is_file()), None)
+        if script is None or not set(options) <= options_of(script):
+            wrong.append((name, options))
+    assert wrong == []
+
+
+def test_bootstrap_knows_the_verbs_that_pages_name():
+    verbs = {verb for page in PAGES for verb in re.findall(r"supervisor/bootstrap\.py (\w+)", page.read_text())}
+    assert verbs <= bootstrap.PROGRAMS.keys() and {"serve", "test"} <= verbs

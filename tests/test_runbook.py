@@ -24,9 +24,14 @@ FINDS = ("backup", "config check", "config show", "debug bundle", "drain", "nigh
 
 def lines_of(page):
     """Words behind `geminga` of each line to be typed as it stands."""
-    for line in page.read_text().splitlines():
+    for line in page.read_text().replace(synopsis(), "").splitlines():
         if found := re.match(r" {4,7}(?:runuser -u geminga -- )?geminga ((?!\[).*)", line):
-            yield shlex.split(found[1], comments=True)
+            yield shlex.split(re.sub(r"\$\(.*?\)", "1", found[1]), comments=True)
+
+
+def synopsis():
+    """Lines of docs/command.md that list the commands, with brackets around what may be left out."""
+    return re.search(r"(?:^    geminga .*\n){10,}", (ROOT / "docs/command.md").read_text(), re.MULTILINE)[0]
 
 
 def inline_of(page):
@@ -56,9 +61,9 @@ def parsed(words):
     context.command.make_context(context.info_name, rest, parent=context.parent)
 
 
-@pytest.mark.parametrize(("page", "words"), [(page.name, words) for page in PAGES for words in lines_of(page)],
+@pytest.mark.parametrize(("page", "words"), [(page.name, words) for page in [*PAGES, *DOCUMENTS] for words in lines_of(page)],
                          ids=lambda value: value if isinstance(value, str) else " ".join(value))
-def test_every_line_of_the_runbook_is_one_that_the_command_takes(page, words):
+def test_every_line_of_the_runbook_and_of_documents_is_one_that_the_command_takes(page, words):
     parsed(words)
 
 
@@ -77,14 +82,15 @@ def test_every_command_and_option_that_a_page_names_is_there(page):
 def test_commands_are_found_in_the_pages():
     """Or the looks at each of them would be at nothing."""
     assert len([words for page in PAGES for words in lines_of(page)]) > 10
+    assert len([words for page in DOCUMENTS for words in lines_of(page)]) > 40
     assert len([words for page in PAGES for words in inline_of(page)]) > 10
     assert [page for page in PAGES if "runuser -u geminga -- geminga" in page.read_text()]
 
 
 def test_every_line_of_the_synopsis_names_a_command_and_options_that_are_there():
-    synopsis = re.findall(r"^    geminga (.*)$", (ROOT / "docs/command.md").read_text(), re.MULTILINE)
-    assert len(synopsis) > 20
-    for line in synopsis:
+    lines = re.findall(r"^    geminga (.*)$", synopsis(), re.MULTILINE)
+    assert len(lines) > 20
+    for line in lines:
         *group, last = re.match(r"[a-z ]+(\|[a-z|]+)?", line)[0].split()
         options = set()
         for name in last.split("|"):
