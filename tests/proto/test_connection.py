@@ -146,6 +146,13 @@ def test_a_frame_of_exactly_the_limit_is_taken_and_one_byte_more_is_not():
     assert listen([CONNECT, too_large[:8]], LIMIT).error      # before anybody sets memory aside for it
 
 
+def test_before_it_is_known_who_that_is_a_frame_is_small():
+    """However large messages may be."""
+    assert not listen([struct.pack(">II", connections.FIRST_SIZE_MAX, 20)]).error
+    assert listen([struct.pack(">II", connections.FIRST_SIZE_MAX + 1, 20)]).error
+    assert not listen([CONNECT, struct.pack(">II", connections.FIRST_SIZE_MAX + 1, 20)]).error
+
+
 @pytest.mark.parametrize("cut_at", range(1, 40))
 def test_a_frame_cut_short_is_waited_for(cut_at):
     """Partial sizes, a partial command, half a magic: nothing has happened yet, and then all of it."""

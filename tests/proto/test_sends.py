@@ -216,6 +216,14 @@ def test_a_key_that_is_no_text_is_the_same_key_alone_and_in_a_run():
     assert at_once.events[-1][1][FIELDS.index("key_hash")] == mmh3.hash(b"\xff\xfe\x80!", signed=False) & 0x7FFFFFFF
 
 
+def test_an_ordering_key_counts_before_the_key_alone_and_in_a_run():
+    stream = CONNECT + send(entry_of(message_metadata(partition_key="key", ordering_key=b"order"))) * 64
+    at_once = listen([stream])
+    assert (at_once.runs, at_once.error) == (1, "")
+    assert at_once.events == listen(byte_by_byte(stream)).events
+    assert {row[FIELDS.index("key_hash")] for _, row, _ in at_once.events[1:]} == {mmh3.hash(b"order", signed=False) & 0x7FFFFFFF}
+
+
 def test_a_field_of_another_wire_type_is_not_taken_for_a_number():
     """CommandSend with bytes where a second sequence id would stand: unknown to the library, and so to runs."""
     said = api.CommandSend(producer_id=1, sequence_id=1_000).SerializeToString() + b"\x12\x02\x05\x06"

@@ -47,6 +47,14 @@ def test_who_subscribes_to_the_end_of_a_topic_is_told(rig, tmp_path):
     one.close()
 
 
+@pytest.mark.parametrize(("version", "is_told"), [(8, False), (9, True)])
+def test_the_end_of_a_topic_is_told_since_version_9(rig, version, is_told):
+    rig.producer("t")
+    rig.asked("terminate", "t")
+    section, _ = rig.subscribe("t", "sub", connection=2, version=version)
+    assert bool(rig.run(section).commands(T.REACHED_END_OF_TOPIC)) == is_told
+
+
 # -- unloading
 
 def test_an_unloaded_topic_is_found_as_it_was_left(rig):

@@ -395,6 +395,23 @@ def test_a_namespace_is_made_with_its_rights(guarded, place):
     assert reader.ask(T.LOOKUP, topic=topic) == "allowed"
 
 
+def test_over_http_a_subscription_for_certain_roles_is_for_these(guarded):
+    place = guarded.people.place()
+    for name, role in (("theirs", "others"), ("ours", "namespace-consumer")):
+        guarded.done("POST", f"/admin/v2/namespaces/{place}/permissions/subscription/{name}", [role])
+        guarded.done("PUT", f"/admin/v2/persistent/{place}/plain/subscription/{name}")
+    found = {name: guarded.ask("namespace-consumer", "POST", f"/admin/v2/persistent/{place}/plain/subscription/{name}/skip_all")[0]
+             for name in ("theirs", "ours")}
+    assert found == {"theirs": 401, "ours": 204}
+
+
+def test_rights_on_several_topics_are_granted_by_administrators(guarded, place):
+    """The path does not say which tenant it is about."""
+    body = [{"topic": f"persistent://{place}/plain", "role": "several", "actions": ["produce"]}]
+    path = "/admin/v2/namespaces/grantPermissionsOnTopics"
+    assert [guarded.ask(role, "POST", path, body)[0] for role in ("namespace-producer", "anonymous", "tenant-admin")] == [401, 401, 204]
+
+
 def test_can_i_tells_why_to_who_administers(guarded, place):
     path = f"/ops/v1/can-i/persistent/{place}/plain?role="
     assert guarded.ask("tenant-admin", "GET", f"{path}topic-producer&action=produce") == (
@@ -441,6 +458,12 @@ def test_what_is_changed_or_refused_is_written_down_with_who(guarded, place):
     assert "nobody" in refused["reason"]
     assert (policies["role"], policies["request"]) == ("admin", f"POST {path}/offloadPolicies")
     assert "hush" not in (guarded.process.data_dir / audit.NAME).read_text()
+
+
+def test_the_rights_that_a_namespace_is_made_with_are_written_down_and_nothing_else_of_it(guarded, place):
+    path, rights_of = f"/admin/v2/namespaces/{place}-audited", {"namespace_auth": {"svc": ["produce"]}}
+    guarded.done("PUT", path, {"auth_policies": rights_of, "properties": {"token": "secret"}})
+    assert lines(guarded.process.data_dir)[-1]["body"] == {"auth_policies": rights_of}
 
 
 def test_who_was_refused_by_a_worker_is_counted(guarded, place):
