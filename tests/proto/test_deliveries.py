@@ -35,6 +35,14 @@ def frames_of(data: bytes) -> list[tuple[api.BaseCommand, bytes]]:
 
 # -- receipts
 
+@pytest.mark.parametrize("count", [2, FEW_MAX + 2])
+def test_each_connection_has_its_own_receipts(count):
+    """Whichever has the larger number."""
+    rows = np.zeros(count, RECEIPT_ROW)
+    rows["connection"][0], rows["connection"][1:-1], rows["connection"][-1] = 7, 7, 5
+    assert [connection for connection, _ in deliveries.receipts(rows)] == [7, 5]
+
+
 @settings(deadline=None, derandomize=True, max_examples=150)
 @given(asked=st.lists(st.tuples(st.integers(7, 8), NUMBERS, NUMBERS, st.just(0) | NUMBERS, NUMBERS, NUMBERS), min_size=1, max_size=30))
 def test_receipts_say_what_was_asked_in_its_order(asked):

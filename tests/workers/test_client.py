@@ -583,6 +583,19 @@ def look(worker):
 
 
 @both
+def test_a_command_without_a_right_leaves_the_id_to_whoever_has_it(guarded, rights, kind):
+    """It names the id of one that is being made for another topic."""
+    client = guarded.client()
+    rights.withdraw(guarded.topic(0, 1))
+    client.say(kind.make(guarded.topic(0), 1), kind.make(guarded.topic(0, 1), 2))
+    assert client.told() == [("ERROR", 2, api.AuthorizationError)]
+    guarded.owners[0].heard()
+    is_ready(guarded.owners[0], client, kind, 10)
+    assert client.told() == [kind.told_success(1)]
+    assert guarded.owners[0].commands() == []      # nor is it told to end it
+
+
+@both
 def test_what_is_there_is_told_to_go_once(guarded, rights, kind):
     client = guarded.client()
     open_on(guarded, client, kind)
@@ -917,6 +930,13 @@ def test_what_nobody_keeps_is_passed_on_or_its_permits_are_given_back(worker, cl
     assert worker.owners[0].heard() == [("flow", 10, 6)]
     read = worker.counters.read()
     assert (read["deliveries"], read["deliveries_dropped"]) == (2, 2)
+
+
+def test_what_nobody_keeps_is_not_written_to_a_consumer_that_its_client_has_closed(worker, client):
+    open_on(worker, client, CONSUMER)
+    client.say(close_consumer(2))
+    worker.owners[0].says(passed(client, [(0, b"\x0e\x01aaaa", 1)]))
+    assert client.hear() == []
 
 
 def test_receipts_reach_their_connections(worker, client):
