@@ -324,6 +324,24 @@ def test_a_durable_subscription_is_done_when_it_has_what_is_left(rigs):
     assert topic.partition.subscriptions["sub", True].cursor.mark_delete >= positions[-1]
 
 
+def test_who_reads_compacted_no_more_waits_for_nothing_that_only_the_view_has(rigs):
+    """Its position would stand for ever where no ledger is."""
+    topic = small(rigs, retention_s=0)
+    other = topic.rig.consumer("t", "other")
+    positions = topic.publish(*[(f"k{number}", b"1") for number in range(10)])
+    topic.compact()
+    topic.run(topic.rig.acks(other, positions[-1], cumulative=True))
+    topic.run(after_ms=2 * SECOND)
+    reading = Reading(topic, "sub")
+    reading.read(2)
+    reading.ack(*reading.positions)
+    reading.close()
+    plain = Reading(topic, "sub", compacted=False)
+    assert [position for position, *_ in plain.read()] == positions[8:]
+    plain.ack(*positions[8:])
+    assert topic.partition.subscriptions["sub", True].cursor.mark_delete == positions[-1]
+
+
 def test_acknowledgements_of_what_only_the_view_has_are_kept(rigs):
     topic = small(rigs)
     other = topic.rig.consumer("t", "other")

@@ -12,6 +12,8 @@ from geminga.storage.errors import CorruptFile
 from geminga.storage.ledgers import compacted_ledgers
 from geminga.storage.ledgers.compacted_ledgers import Manifest, Part, PartWriter, View
 
+from .test_journal_order import Kernel
+
 PARTITION, LEDGER = 3, 7
 BODY = b"what the checksum covers"
 CHECKSUM = crc32c(BODY)
@@ -62,6 +64,19 @@ def test_entries_are_written_with_the_checksums_that_their_rows_say(tmp_path):
     for wrong in ({"entry": bytes(len(ENTRY))}, {"checksum": 5}):
         with pytest.raises(CorruptFile):
             written(tmp_path, LEDGER + 1, [1, 4], **wrong)
+
+
+def test_all_of_a_view_is_synced_and_its_folder_last(tmp_path, monkeypatch):
+    """A power cut leaves all of it, or no view."""
+    folder = tmp_path / "partition" / "1.view"
+    folder.mkdir(parents=True)
+    kernel = Kernel(monkeypatch)
+    compacted_ledgers.finish(folder, manifest(written(folder, LEDGER, [1, 4])))
+    for path in (format.ledger_path(folder, LEDGER), format.index_path(folder, LEDGER)):
+        assert kernel.of(path.name)[-1] == "sync"
+    [renamed] = [at for at, (what, _) in enumerate(kernel.calls) if what in ("rename", "replace")]
+    assert kernel.calls[renamed - 1][0] == "sync"
+    assert kernel.calls[-2:] == [("sync", "1.view"), ("sync", "partition")] and renamed < len(kernel.calls) - 2
 
 
 # -- where things are in it

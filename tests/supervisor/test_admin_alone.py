@@ -8,7 +8,7 @@ from multidict import CIMultiDict
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
-from geminga.storage.log import log
+from geminga.storage.runtime.log import log
 from geminga.supervisor.admin import app, operations, origins, topics
 
 from .test_bad_requests import made_app

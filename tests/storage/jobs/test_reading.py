@@ -382,10 +382,20 @@ def test_chunks_are_joined_over_other_messages_and_ledgers(topic, codec):
     ([0, 1, 0, 1, 2], [[2, 3, 4]]),           # begun anew
     ([0, 1, 2, 2], [[0, 1, 2]]),              # the last one was sent again
     ([0, 1, 2, 0, 1, 2], [[0, 1, 2], [3, 4, 5]]),
+    ([0, 1, 0, 2], []),                       # begun anew, and not gone on with
 ])
 def test_chunks_that_come_again_or_never(topic, numbers, expected):
     publish_chunks(topic, *numbers)
     assert rows_of(topic, ("chunks",))["chunks"].to_pylist() == expected == rows_of(topic, ALL)["chunks"].to_pylist()
+
+
+def test_chunks_of_another_producer_are_of_another_message(topic):
+    """Even one that uses the same uuid."""
+    publish_chunks(topic, 0, 1, producer_name="one")
+    publish_chunks(topic, 0, 1, 2, producer_name="other")
+    publish_chunks(topic, 2, producer_name="one")
+    publish_chunks(topic, 2, producer_name="a third")
+    assert rows_of(topic, ("chunks",))["chunks"].to_pylist() == [[2, 3, 4], [0, 1, 5]]
 
 
 def test_a_message_of_which_a_chunk_is_damaged_is_told_of(topic):

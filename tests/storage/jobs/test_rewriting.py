@@ -123,6 +123,13 @@ def test_many_are_cut_as_one_by_one(some):
     assert [str(found) if isinstance(found, Exception) else found for found in rewriting.cut(entries, masks)] == expected
 
 
+@pytest.mark.parametrize("together", [1, 10, 10**6])
+def test_however_many_are_cut_together_each_is_there_once(monkeypatch, together):
+    monkeypatch.setattr(rewriting, "_TOGETHER_SIZE", together)
+    entries, mask = [batch_of([({}, b"%d" % number), ({}, b"gone")]) for number in range(5)], np.array([True, False])
+    assert rewriting.cut(entries, [mask] * 5) == [cut_one(entry, mask) for entry in entries]
+
+
 def test_a_size_before_compression_is_right_where_there_is_no_compression():
     """Some clients say it all the same."""
     entry = batch_of([({}, b"first"), ({}, b"second")], uncompressed_size=len(b"anything"))
