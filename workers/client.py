@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,10 +30,12 @@ from geminga.workers.egress import LedgerGone
 from geminga.workers.identity.authentication import Identity
 from geminga.workers.identity.authorization import Right
 from geminga.workers.links import OwnerLink
-from geminga.workers.patterns import Pattern
 from geminga.workers.requests import ANSWERS
 from geminga.workers.rights import right_of
 from geminga.workers.turns import UNREAD_MIN
+
+if TYPE_CHECKING:
+    from geminga.workers.patterns import Pattern
 
 T = api.BaseCommand.Type
 _CUMULATIVE = api.CommandAck.Cumulative
@@ -327,7 +330,7 @@ class Client(asyncio.BufferedProtocol):
     def waits_for_owners(self) -> bool:
         """Whether owners have to catch up before anything more is asked of them for this client."""
         worker = self.worker
-        return self.is_crowding or worker.is_paused and bool(self.producers or self._asked and not worker.is_draining)
+        return self.is_crowding or (worker.is_paused and bool(self.producers or (self._asked and not worker.is_draining)))
 
     @property
     def is_crowding(self) -> bool:
@@ -550,7 +553,7 @@ class Client(asyncio.BufferedProtocol):
                 raise Refusal(api.ServiceNotReady, "The broker is being stopped; try again")
             topic = names.parse(request.topic)
             link, withdraw = None, None
-            is_valid = is_settled or route is not None and route.is_valid
+            is_valid = is_settled or (route is not None and route.is_valid)
             if not is_settled and not schemas.is_settled(self.worker.directory.catalogue, topic, request, is_valid=is_valid):
                 withdraw = self.worker.settle(self, command, topic, schemas.settle(request, topic, self.worker.counters))
             elif (link := self.worker.room_of(topic)) is None:

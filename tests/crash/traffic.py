@@ -254,7 +254,7 @@ class GoingOn:
             try:
                 with self._begin() as life:
                     self.lives += 1
-                    eventually(lambda: life.has_ended or self._over.is_set(), 3600)       # noqa: B023 - asked here only
+                    eventually(lambda: life.has_ended or self._over.is_set(), 3600)
                 self.unexpected += life.unexpected
             except Exception as error:
                 if not is_end(error):

@@ -12,7 +12,20 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.connection import AUTHENTICATING, CONNECTED, NEW, TRANSITIONS
 from geminga.proto.frames import FRAME_PADDING
 
-from .client_frames import CONNECT, PING, T, byte_by_byte, command, cut, entry_of, field_of, frame, listen, message_metadata, send
+from .client_frames import (
+    CONNECT,
+    PING,
+    T,
+    byte_by_byte,
+    command,
+    cut,
+    entry_of,
+    field_of,
+    frame,
+    listen,
+    message_metadata,
+    send,
+)
 
 TO_REACH = {NEW: b"", AUTHENTICATING: CONNECT, CONNECTED: CONNECT}
 UNKNOWN_TYPES = (0, 1, 48, 69, 99, 127, 128, 1_000_000, 2**31 - 1)

@@ -498,7 +498,7 @@ def test_what_was_truncated_does_not_come_back_with_a_view_that_was_being_made(r
         return topic.adopt(*which)
 
     report = nightly.compact(topic.rig.data_dir, nightly.Target(topic.partition.partition_id, NAME), truncate_and_adopt)
-    assert report.outcome == nightly.NOT_ADOPTED and "already" in report.error or "deleted meanwhile" in report.error
+    assert (report.outcome == nightly.NOT_ADOPTED and "already" in report.error) or "deleted meanwhile" in report.error
     assert topic.reader().read() == []
 
 

@@ -989,7 +989,7 @@ def test_the_files_of_a_truncated_topic_bring_nothing_back(rigs, flushed):
         life.wait(31_000)
         life.wait(31_000)
     life.rig.asked("truncate", "t")
-    life.publish(new=300_000, **{"newer": 400_000, "between": 350_000})
+    life.publish(new=300_000, newer=400_000, between=350_000)
     if flushed:
         life.move(rigs.crash(life.rig))
         consumer = life.consumer()

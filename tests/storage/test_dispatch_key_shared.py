@@ -227,7 +227,7 @@ def test_a_key_changes_hands_when_the_last_of_it_is_acknowledged(moved):
 @pytest.mark.parametrize("how", ["given back", "closed", "one each"])
 def test_a_key_changes_hands_when_it_is_given_back(moved, how):
     """All of it in order, what came back and what has been waiting."""
-    rig, producer, old, new, positions = moved
+    rig, _producer, old, new, positions = moved
     mine = [positions[n] for n in (1, 3, 4, 6)]
     if how == "given back":
         answers = rig.run(rig.redeliver(old, *positions[:4]))
@@ -254,7 +254,7 @@ def hashes_told(rig):
 
 def test_stats_tell_of_each_consumer_which_of_its_keys_others_wait_for(moved):
     """How many messages of a key are out, and how often one more of it could not be given out; and how many keys are done with."""
-    rig, producer, old, new, positions = moved
+    rig, producer, old, _new, positions = moved
     counts, [mine, others] = hashes_told(rig)
     assert (counts, others) == ([(1, 0, 2), (1, 0, 2), (0, 0, 0)], [])
     assert mine == [{"hash": 27274, "unackMsgs": 2, "blockedAttempts": 2}]
@@ -267,7 +267,7 @@ def test_stats_tell_of_each_consumer_which_of_its_keys_others_wait_for(moved):
 
 
 def test_a_key_that_comes_back_counts_as_done_with(moved):
-    rig, _, old, new, _ = moved
+    rig, _, _old, new, _ = moved
     rig.close_consumer(new)
     assert hashes_told(rig) == ([(0, 1, 0), (0, 1, 0)], [[]])
 

@@ -103,7 +103,7 @@ def test_what_lies_before_a_message_expires(rig, topic, behind, left):
 @pytest.mark.parametrize("ask", ["reset", "subscribe"])
 def test_a_subscription_begins_at_a_message_of_a_batch_or_behind_it(rig, rigs, topic, ask, where, entries, words):
     """F201: also after a crash; messages of the batch that lie before count as skipped."""
-    positions, _, consumer = topic
+    positions, _, _consumer = topic
     rig.consumer("t", "keeps everything")
     name = {"reset": "sub", "subscribe": "made"}[ask]
     rig.asked(ask, "t", subscription=name, position=positions[3], **where)

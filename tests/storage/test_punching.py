@@ -273,7 +273,7 @@ def test_of_entries_that_are_there_again_after_a_power_cut_rows_are_made_anew(ri
 
 
 def test_jobs_pass_over_rows_that_were_given_back(rigs):
-    rig, found, lone = with_lone_ones(rigs, 2_500)
+    rig, found, _lone = with_lone_ones(rigs, 2_500)
     told, seen = [], []
     rig.close()
     partition_id = found.partition_id

@@ -184,8 +184,7 @@ def over_binary(guarded, place, role, original=""):
     """{what: what became of it}"""
     connection = guarded.connect(role, original)
     assert connection.connected == "allowed"
-    found = {name: connection.ask(kind, **fields) for name, kind, fields in rights.commands(place) if "subscription" not in name}
-    return found
+    return {name: connection.ask(kind, **fields) for name, kind, fields in rights.commands(place) if "subscription" not in name}
 
 
 TEXTS = {"PARTITIONED_METADATA": "Client is not authorized to Get Partition Metadata", "LOOKUP": "Client is not authorized to Lookup",

@@ -89,7 +89,7 @@ def take_all(consumer, timeout_ms=300, acknowledge=False):
     found = []
     with contextlib.suppress(pulsar.Timeout):
         while True:
-            message = consumer.receive(found and timeout_ms or 10_000)
+            message = consumer.receive((found and timeout_ms) or 10_000)
             found.append((str(message.message_id()), message.data(), message.redelivery_count()))
             if acknowledge:
                 consumer.acknowledge(message)

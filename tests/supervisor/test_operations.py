@@ -167,7 +167,7 @@ def test_a_process_serves_when_it_has_said_so_itself():
     counters = dict(zip((("admin", 0), ("worker", 0), ("owner", 0)), make_counters(3), strict=True))
     is_up = [True]
     app = {health.COUNTERS: counters, OWNERS: SimpleNamespace(is_up=lambda index: is_up[0]),
-           ALARMS_OF: SimpleNamespace(obstacles=lambda: [])}
+           ALARMS_OF: SimpleNamespace(obstacles=list)}
     for row in counters.values():
         row.set("pid", os.getpid())
         row.set("serving_pid", os.getpid())

@@ -25,7 +25,13 @@ from geminga.storage.runtime.counters import make_counters
 from geminga.workers.identity import sources
 from geminga.workers.identity.attempts import Attempts
 from geminga.workers.identity.authentication import OURSELVES, Authenticator, Identity, Original
-from geminga.workers.identity.options import AuthenticationOptions, AuthorizationOptions, IdentityOptions, Secret, Unusable
+from geminga.workers.identity.options import (
+    AuthenticationOptions,
+    AuthorizationOptions,
+    IdentityOptions,
+    Secret,
+    Unusable,
+)
 from geminga.workers.identity.shown import NotAuthenticated, Shown
 
 SECRET = b"0123456789abcdef" * 4

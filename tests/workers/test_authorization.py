@@ -172,7 +172,7 @@ def test_a_right_that_nobody_granted_is_never_given(catalogue, made, grants, adm
             "*" + one[start:] for start in range(len(one) + 1)}
         scopes = {TOPIC: ["acme/eu", TOPIC], PARTITION: ["acme/eu", TOPIC, PARTITION], OTHER: ["acme/eu", OTHER]}.get(resource, [resource])
         granted = {what for scope in scopes for holder, some in grants.get(str(scope), {}).items() if holder in names for what in some}
-        return action in granted or action == LOOKUP and bool(granted & {PRODUCE, CONSUME})
+        return action in granted or (action == LOOKUP and bool(granted & {PRODUCE, CONSUME}))
 
     assert made(wildcards=wildcards).allows(Identity(role, proxy=proxy), action, resource) == (has(role) and (not proxy or has(proxy)))
 

@@ -14,7 +14,12 @@ import pytest
 import trustme
 import uvloop
 from cryptography import x509
-from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat, load_pem_private_key
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 
 from geminga.storage.runtime.counters import make_counters
 from geminga.workers.identity import certificates

@@ -59,7 +59,7 @@ class Handshakes:
             what = Shown(request.original_auth_method, request.original_auth_data.encode(), shown.certificate)
             original = Original(request.original_principal, what)
         demand = partial(self._authenticator.admit, shown, original, names_proxy=request.HasField("proxy_version"))
-        if not (self._authenticator.is_slow(shown) or original and self._authenticator.is_slow(original.shown)):
+        if not (self._authenticator.is_slow(shown) or (original and self._authenticator.is_slow(original.shown))):
             return self._checked(client, shown.method, demand, partial(self._admitted, client, request))
         client.stop_reading()
         self._beside(client, shown.method, demand, partial(self._admitted, client, request))
@@ -139,7 +139,7 @@ class Handshakes:
         for client in [client for client in self._expiring if client.identity.expires_s <= now]:
             if client.is_challenged:
                 self._drop(client, NotAuthenticated("NO_ANSWER", "the token has expired, and no other came"))
-            elif not client.supports_auth_refresh or client.identity.proxy and not self._authenticator.checks_originals:
+            elif not client.supports_auth_refresh or (client.identity.proxy and not self._authenticator.checks_originals):
                 # A proxy that does not pass on what its clients show does not pass on either that they are asked.
                 self._drop(client, NotAuthenticated("EXPIRED_TOKEN", "the token of a client that cannot be asked for another has expired"))
             else:
