@@ -21,7 +21,7 @@ from .promises import Place, Promises, body, number_of
 
 WINDOW = 500          # messages published and not receipted
 BURST = 50            # messages, or permits, that are written at once
-SECONDS = 15          # for what should take far less, on a busy machine
+SECONDS = 30          # for what should take far less, on a busy machine
 HELD = 40             # messages that wait for their acknowledgement, which goes in random order
 KEYS = 7
 LAST = b"the last"

@@ -8,7 +8,7 @@ from geminga.proto import pulsar_api_pb2 as api
 
 from ..proto.client_frames import CONNECT, T, command, entry_of, field_of, message_metadata, send
 
-SECONDS = 10          # nothing takes so long; a test that waits for it has failed
+SECONDS = 30          # nothing takes so long; a test that waits for it has failed
 
 
 class Closed(Exception):
