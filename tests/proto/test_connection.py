@@ -219,6 +219,7 @@ def damaged(draw) -> bytes:
     return bytes(stream)
 
 
+@pytest.mark.slow
 @settings(deadline=None, derandomize=True, max_examples=300)
 @given(stream=st.one_of(damaged(), st.binary(max_size=60)), places=st.lists(st.integers(0, 2**16), max_size=6))
 @example(stream=b"\0\0\0\x03", places=[])

@@ -25,6 +25,8 @@ from .lives import AtOnce
 from .rig import START_MS, Rig, entry_of
 from .test_limits import set_policy
 
+pytestmark = pytest.mark.slow
+
 SECOND_MS, HOUR_MS, DAY_MS = 1_000, 3_600_000, 24 * 3_600_000
 DELAY_TICK_MS = 1_000                      # by default
 NAMESPACE, TOPIC = "public/default", "persistent://public/default/t"

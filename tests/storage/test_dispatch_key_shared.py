@@ -74,6 +74,7 @@ def test_what_somebody_leaves_goes_to_the_region_on_its_right(leaver, expected):
     assert {seat: ranges.of(seat) for seat in expected} == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [AutoSplit, Consistent])
 def test_every_hash_is_somebodys_through_all_comings_and_goings(kind):
     """Nobody's only when nobody is there; a change concerns only who comes, or goes."""
@@ -95,6 +96,7 @@ def test_every_hash_is_somebodys_through_all_comings_and_goings(kind):
     assert not ranges.seats(ALL).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [AutoSplit, Consistent])
 def test_however_many_come_between_two_looks_the_regions_are_the_same(kind):
     """Which are only laid out when they are looked at."""
@@ -292,6 +294,7 @@ def test_within_a_key_what_comes_back_comes_before_what_has_been_waiting(rig):
     assert found == [positions[0], positions[1], positions[4], positions[5]]
 
 
+@pytest.mark.slow
 def test_much_that_came_back_is_given_before_anything_new(rigs):
     """However much it is; and who stalls holds up only its own keys."""
     rig = rigs(max_unacked_messages_per_consumer=0, max_unacked_messages_per_subscription=0, **SPLIT)

@@ -48,6 +48,7 @@ def calls():
                     yield path.relative_to(ROOT), node.lineno, node.func.attr, codes[0] if codes else None
 
 
+@pytest.mark.slow
 def test_every_warning_and_error_has_a_code_of_the_table():
     found = list(calls())
     assert len(found) >= len(CODES)

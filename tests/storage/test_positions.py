@@ -93,6 +93,7 @@ def test_what_lies_before_a_message_expires(rig, topic, behind, left):
     assert rig.asked("analyze", "t", subscription="sub")["entries"] == left
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("where", "entries", "words"), [
     ({"batch_index": 2}, [3, 4, 5], [0b1100]), ({"batch_index": 2, "behind": True}, [3, 4, 5], [0b1000]),
     ({"batch_index": 3}, [3, 4, 5], [0b1000]), ({"batch_index": 3, "behind": True}, [4, 5], []),

@@ -25,6 +25,8 @@ from .test_compaction import ended, fill, url_of
 from .test_delayed import ask, ids, now_ms
 from .test_serve import GEMINGA, run
 
+pytestmark = pytest.mark.slow
+
 BLOCK = b"x" * 8_000
 FAR_MS = 3_600_000
 

@@ -98,6 +98,7 @@ def filled(path, value):
     return re.sub(r"\{(\w+)\}", lambda match: {"domain": "persistent", "bundle": "0x00000000_0xffffffff"}.get(match[1], value), path)
 
 
+@pytest.mark.slow
 def test_strange_names_are_refused_by_every_route(routes, broker, ask):
     before = seen(broker)
     for method, path in routes:

@@ -93,6 +93,7 @@ def equal(ours, theirs):
         value == "false" or (name in ALWAYS and name not in our_query) for name, value in differing.items())
 
 
+@pytest.mark.slow
 def test_what_is_sent_is_what_pulsar_admin_sends(run, listener, monkeypatch):
     """For hundreds of commands as they were recorded: the same methods, paths, parameters and JSON."""
     monkeypatch.chdir(SCHEMAS)
@@ -229,6 +230,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 def test_every_example_is_done_or_refused(run, tmp_path, monkeypatch):
     """With a real broker: nothing is wrong usage, and what is refused is known, with a reason."""
     (tmp_path / "schema.json").write_text((SCHEMAS / "avro.json").read_text())
@@ -333,6 +335,7 @@ def test_names_are_completed_as_far_as_the_broker_tells_them(served):
     assert completed("http://127.0.0.1:1", ["topics", "stats"], "pub") == set()
 
 
+@pytest.mark.slow
 def test_a_command_starts_without_what_only_a_broker_needs(served):
     """Most of what a command costs is what it imports."""
     words = ["admin", "--admin-url", served, "topics", "list", "public/default"]

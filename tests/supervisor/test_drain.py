@@ -243,6 +243,7 @@ def test_of_a_folder_that_nobody_serves(tmp_path):
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
 
 
+@pytest.mark.slow
 def test_one_that_nobody_uses_is_gone_at_once(tmp_path):
     broker = Broker(tmp_path / "data").start()
     try:

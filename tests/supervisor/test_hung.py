@@ -89,6 +89,7 @@ def test_readiness_is_told_when_everybody_is(hung_broker, manager):
     assert hung_broker.service_url in told[-1]      # STATUS: what is served
 
 
+@pytest.mark.slow
 def test_whoever_hangs_is_replaced_and_others_go_on(hung_broker, manager):
     """A worker, an owner and the admin at once: clients of the other worker with topics of the other owner publish as if nothing was."""
     broker = hung_broker
@@ -129,6 +130,7 @@ def test_whoever_hangs_is_replaced_and_others_go_on(hung_broker, manager):
     hit.close()
 
 
+@pytest.mark.slow
 def test_a_supervisor_that_was_stopped_kills_nobody(hung_broker):
     """Nor do children mind: they go on meanwhile, and answer when they are asked again."""
     broker = hung_broker
@@ -161,6 +163,7 @@ def test_a_reload_is_told_and_what_is_wrong_with_it(hung_broker, manager):
         assert ("not reloaded: " in manager.said("STATUS")[-1]) == bool(error)
 
 
+@pytest.mark.slow
 def test_the_end_is_told(hung_broker, manager):
     assert hung_broker.stop() == 0
     eventually(lambda: manager.said("STOPPING=1"), 30)

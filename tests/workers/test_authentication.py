@@ -224,6 +224,7 @@ RSA_GOOD = token({"sub": "who"}, RSA, "RS256")
 BOTH = asking(public_keys=(inline(public(RSA)),))
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(good=st.sampled_from([GOOD, RSA_GOOD]), at=st.integers(0, 600), byte=st.integers(0, 255),
        how=st.sampled_from(["change", "insert", "delete"]))

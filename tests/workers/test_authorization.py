@@ -151,6 +151,7 @@ GRANTS = st.dictionaries(st.sampled_from(["acme/eu", "acme/us", str(TOPIC), str(
                          st.dictionaries(HOLDERS, st.lists(st.sampled_from(GRANTED), max_size=3), max_size=3), max_size=4)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(GRANTS, st.sets(ROLES, max_size=2), ROLES, st.sampled_from(["", "a", "b"]), st.sampled_from(ACTIONS), st.sampled_from(RESOURCES),
        st.booleans())

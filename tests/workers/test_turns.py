@@ -16,6 +16,8 @@ from ..harness import Broker, Stopwatch, partitioned_topic, unique_topic
 from ..proto.client_frames import MESSAGE_SIZE_MAX, PING, T, command, entry_of, message_metadata, send
 from .peer import Bystander, Peer
 
+pytestmark = pytest.mark.slow
+
 WAIT_MAX = 2          # seconds that a witness may wait for its message; a busy machine takes some of them
 PONG = command(T.PONG)
 
