@@ -7,17 +7,18 @@ usage() {
 usage: sh install.sh [--spark] [PACKAGE.deb ...]      install, or upgrade in place, and start
        sh install.sh --remove [--purge]               remove; keeps data and configuration, unless --purge
 
-In a checkout the packages are built from it; elsewhere those that lie beside this file are taken, or those that are named.
+In a checkout, packages are built from it.  Elsewhere, named packages or those beside this file are installed.
 
-  --spark    geminga-nightly too: Spark and a Java runtime for the nightly job, half a gigabyte.  Without them it works in one process
+  --spark    also geminga-nightly: Spark and a Java runtime for the nightly job, half a gigabyte.
+             Without them a night compacts in one process
   --remove   as `apt-get remove geminga`: stops and removes the programs
-  --purge    as `apt-get purge geminga`: /etc/geminga/geminga.toml and /var/lib/geminga, with every message in it, too
+  --purge    as `apt-get purge geminga`: also deletes /etc/geminga/geminga.toml and /var/lib/geminga with all messages
 
-Exit status: 0 done; 1 it could not be done, a line says why; 2 wrong usage.
+Exit status: 0 done; 1 failed, and a line gives the reason; 2 wrong usage.
 END
 }
 
-# Names of packages may have blanks.
+# Paths of packages may contain blanks, so only a newline separates them.
 IFS='
 '
 here=$(cd "$(dirname "$0")" && pwd)
@@ -50,26 +51,27 @@ main() {
 install() {
     release=$(. /etc/os-release && echo "${ID-} ${VERSION_ID-}")
     case $release in 'debian 12'|'debian 13') ;; *) fail "needs Debian 12 or 13, and this is $release" ;; esac
-    dpkg --configure -a >/dev/null 2>&1 || true      # what a power cut has left of an installation
-    say "fetching what Debian has"
-    apt-get -qq update >/dev/null 2>&1 || say "its lists of packages could not be fetched; going on with those that are here"
+    dpkg --configure -a >/dev/null 2>&1 || true      # completes an installation that a power cut interrupted
+    say "fetching the lists of Debian's packages"
+    apt-get -qq update >/dev/null 2>&1 || say "lists of packages could not be fetched; going on with the old ones"
     [ -n "$packages" ] || find_packages
     say "installing$(for package in $packages; do printf ' %s' "$(basename "$package")"; done)"
     apt_get install --no-install-recommends --allow-downgrades $packages
     wait_until_ready
 }
 
-# Those of the checkout, made now; or the newest beside this file, for this release.
+# Builds the packages of a checkout, or finds the newest packages for this release beside this file.
 find_packages() {
     if [ -f "$here/../pyproject.toml" ]; then
         [ "$(dpkg-query -W -f '${db:Status-Status}' geminga-nightly 2>/dev/null)" != installed ] || spark=yes
         apt_get install --no-install-recommends python3 python3-pip
         say "building the package"
-        packages=$(/usr/bin/python3 "$here/package.py" --out "$here/../dist" ${spark:+--spark}) || fail "the package could not be built"
+        packages=$(/usr/bin/python3 "$here/package.py" --out "$here/../dist" ${spark:+--spark}) ||
+            fail "the package could not be built"
         return
     fi
     packages=$(newest geminga)
-    [ -n "$packages" ] || fail "no package was named, none lies beside this file, and this is no checkout"
+    [ -n "$packages" ] || fail "no package was named, none lies beside this file, and this is not a checkout"
     [ -z "$spark" ] || packages=$packages$IFS$(newest geminga-nightly)
 }
 
@@ -77,7 +79,7 @@ newest() {
     ls -t "$here/$1"_*~deb"${release#debian }"_*.deb 2>/dev/null | head -n 1
 }
 
-# Its output is shown when it failed.
+# Shows the output of apt-get only when it failed.
 apt_get() {
     output=$(apt-get --yes -qq -o Dpkg::Use-Pty=0 -o Dpkg::Options::=--force-confold "$@" 2>&1) && return
     printf '%s\n' "$output" >&2
@@ -86,18 +88,19 @@ apt_get() {
 
 wait_until_ready() {
     if ! [ -d /run/systemd/system ]; then
-        say "installed; systemd does not run this host: runuser -u geminga -- geminga serve --config /etc/geminga/geminga.toml"
+        say "installed; this host does not run systemd.  Start the broker yourself:
+  runuser -u geminga -- geminga serve --config /etc/geminga/geminga.toml"
         return
     elif ! systemctl is-enabled --quiet geminga.service; then
-        say "installed; geminga.service is switched off here: systemctl enable --now geminga"
+        say "installed; geminga.service is disabled here.  To start it: systemctl enable --now geminga"
         return
     fi
     status=0
     timeout $READY_SECONDS systemctl start geminga.service || status=$?
     if [ $status != 0 ]; then
         journalctl --unit geminga.service --lines 10 --no-pager --output cat >&2
-        [ $status != 124 ] || fail "installed, and not ready within $READY_SECONDS s: systemctl status geminga tells how far it is"
-        fail "installed, and geminga.service did not start; journalctl -u geminga tells more"
+        [ $status != 124 ] || fail "installed, not ready within $READY_SECONDS s: see systemctl status geminga"
+        fail "installed, and geminga.service did not start: see journalctl -u geminga"
     fi
     say "ready.  Publish a first message, and read it:
   geminga publish my-topic 'Hello'

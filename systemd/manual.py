@@ -1,6 +1,8 @@
-"""What the command says of itself, as manual pages and as shells' completion: it cannot be out of date.
+"""Manual pages and shell completion, made from the command's own help so that they cannot be out of date.
 
-    python manual.py SHARE      # with geminga importable: SHARE/man/man1/geminga.1.gz, geminga-admin.1.gz, and a file for each shell
+    python manual.py SHARE      # with geminga importable
+
+writes SHARE/man/man1/geminga.1.gz, SHARE/man/man1/geminga-admin.1.gz and a completion file for each shell.
 """
 import gzip
 import re
@@ -16,11 +18,13 @@ from geminga.supervisor.main import geminga
 COMPLETIONS = {"bash": "bash-completion/completions/geminga", "zsh": "zsh/vendor-completions/_geminga",
                "fish": "fish/vendor_completions.d/geminga.fish"}
 FILES = {
-    "/etc/geminga/geminga.toml": "The configuration; every key stands in it with its default.",
+    "/etc/geminga/geminga.toml": "The configuration. The file shows every key with its default.",
     "/var/lib/geminga": "The data folder of the system's broker.",
-    "/usr/share/doc/geminga": "README.md; pages for users and operators (docs, runbook); rules and dashboards for Prometheus.",
+    "/usr/share/doc/geminga": "README.md, pages for users and operators (docs, runbook), alert rules and dashboards "
+                              "for Prometheus.",
 }
-UNITS = "geminga.service runs the broker, geminga-nightly.timer the nightly job: systemctl status geminga, journalctl -u geminga."
+UNITS = ("geminga.service runs the broker, and geminga-nightly.timer starts the nightly job. systemctl status geminga "
+         "shows the broker's state, journalctl -u geminga its log.")
 
 
 def main(share: Path) -> None:
@@ -36,7 +40,7 @@ def write(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
 
-# -- commands, each in a context that knows its full name
+# -- commands, each in a context with its full name
 
 def member(context: click.Context, name: str) -> click.Context:
     command = context.command.get_command(context, name)
@@ -44,7 +48,7 @@ def member(context: click.Context, name: str) -> click.Context:
 
 
 def members(context: click.Context) -> list[click.Context]:
-    """What people are shown of a group."""
+    """Contexts of the commands of a group that help shows."""
     found = [member(context, name) for name in context.command.list_commands(context)]
     return [one for one in found if not one.command.hidden]
 
@@ -52,7 +56,7 @@ def members(context: click.Context) -> list[click.Context]:
 # -- pages
 
 def page(context: click.Context) -> str:
-    """The page of a group: what it is, then its commands."""
+    """The roff source of a group's page: name, synopsis, description, options, commands."""
     name = context.command_path.replace(" ", "-")
     lines = [f'.TH "{plain(name.upper())}" 1', ".nh", ".ad l",
              ".SH NAME", f"{plain(name)} \\- {plain(context.command.get_short_help_str(200).rstrip('.'))}",
@@ -61,29 +65,32 @@ def page(context: click.Context) -> str:
 
 
 def commands(context: click.Context) -> Iterator[str]:
-    """Of the top: all but `admin`, which has a page of its own."""
+    """Sections for all commands but `admin`, which has a page of its own."""
     yield ".SH COMMANDS"
     for one in members(context):
         if one.info_name == "admin":
-            yield from [f'.SS "{plain(one.command_path)}"', *prose(one.command.help), "Its verbs are in", ".BR geminga\\-admin (1)."]
+            yield from [f'.SS "{plain(one.command_path)}"', *prose(one.command.help), "Its verbs are in",
+                        ".BR geminga\\-admin (1)."]
         else:
             yield from (line for command in flat(one) for line in section(command))
     yield ".SH FILES"
     for path, text in FILES.items():
         yield from (".TP", f".I {plain(path)}", plain(text))
-    yield from (".PP", plain(UNITS), ".SH SEE ALSO", ".BR geminga\\-admin (1),", ".BR systemctl (1),", ".BR journalctl (1)")
+    yield from (".PP", plain(UNITS), ".SH SEE ALSO", ".BR geminga\\-admin (1),", ".BR systemctl (1),",
+                ".BR journalctl (1)")
 
 
 def groups(context: click.Context) -> Iterator[str]:
-    """Of `admin`: a chapter for each of its groups."""
+    """A section for each group of `geminga admin`."""
     for one in members(context):
         yield from [f'.SH "{plain(one.info_name.upper())}"', *prose(one.command.help)]
-        yield from (line for command in flat(one) if not isinstance(command.command, click.Group) for line in section(command))
+        commands_below = (command for command in flat(one) if not isinstance(command.command, click.Group))
+        yield from (line for command in commands_below for line in section(command))
     yield from (".SH SEE ALSO", ".BR geminga (1)")
 
 
 def flat(context: click.Context) -> Iterator[click.Context]:
-    """It, and all that is below."""
+    """The command and, of a group, every command below it."""
     yield context
     if isinstance(context.command, click.Group):
         for one in members(context):
@@ -91,9 +98,9 @@ def flat(context: click.Context) -> Iterator[click.Context]:
 
 
 def section(context: click.Context) -> list[str]:
-    """One command: how it is called, what it does, its options."""
-    return [f'.SS "{plain(context.command_path)}"', *usage(context), ".PP", *prose(context.command.help), *options(context),
-            *prose(context.command.epilog)]
+    """A subsection for one command: usage, help, options."""
+    return [f'.SS "{plain(context.command_path)}"', *usage(context), ".PP", *prose(context.command.help),
+            *options(context), *prose(context.command.epilog)]
 
 
 def usage(context: click.Context) -> list[str]:
@@ -104,15 +111,16 @@ def options(context: click.Context) -> list[str]:
     lines = []
     for parameter in context.command.get_params(context):
         record = parameter.get_help_record(context)
-        if record and isinstance(parameter, click.Option) and "--help" not in parameter.opts:      # arguments stand in the usage
+        if record and isinstance(parameter, click.Option) and "--help" not in parameter.opts:   # usage shows arguments
             lines += [".TP", f".B {plain(record[0])}", plain(record[1]) or "\\&"]
     return [*lines, ".PP"] if lines else []
 
 
 def prose(text: str | None) -> list[str]:
-    """Paragraphs; those that begin with \\b keep their lines."""
+    """Paragraphs as roff. A paragraph that begins with \\b keeps its lines, as in click."""
     lines = []
-    for paragraph in re.split(r"\n\s*\n", "\n".join(line.strip(" ") for line in (text or "").strip(" \n").splitlines())):
+    stripped = "\n".join(line.strip(" ") for line in (text or "").strip(" \n").splitlines())
+    for paragraph in re.split(r"\n\s*\n", stripped):
         if paragraph.startswith("\b"):
             lines += [".nf", *map(plain, paragraph.lstrip("\b\n").splitlines()), ".fi", ".PP"]
         elif paragraph:
@@ -121,7 +129,7 @@ def prose(text: str | None) -> list[str]:
 
 
 def plain(text: str) -> str:
-    """As it is, for roff: no escape, no request, hyphens that can be copied, and lists of words that need not fit a line."""
+    """Text escaped for roff: no escapes or requests, hyphens that can be copied, and lines that may break after `|`."""
     text = " ".join(text.split()).replace("\\", "\\e").replace("-", "\\-").replace('"', "\\(dq").replace("|", "|\\:")
     return "\\&" + text if text.startswith((".", "'")) else text
 

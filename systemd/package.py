@@ -2,20 +2,22 @@
 
     python3 systemd/package.py [--out DIR] [--version VERSION] [--spark]
 
-geminga is the broker: a program of its own below /usr/lib/geminga, laid out as a virtual environment of Debian's interpreter is, so that it
-has its pinned dependencies, and sees neither Debian's modules nor a user's.  geminga-nightly (--spark) adds Spark and depends on a Java
-runtime; it is versioned by what is in it, so that the broker is upgraded without it.
+The package geminga is the broker, below /usr/lib/geminga.  Its folders are laid out like a virtual environment of
+Debian's interpreter, so the broker uses its pinned dependencies and sees neither Debian's modules nor a user's.  The
+package geminga-nightly (--spark) adds Spark and depends on a Java runtime.  Its version is made of the versions in it,
+so that an upgrade of the broker does not replace it.
 
-    /usr/bin/geminga                    starts it
-    /usr/lib/geminga                    bin/python3, which is Debian's; lib/python3.N/site-packages: the four layers, dependencies, bytecode
+    /usr/bin/geminga                    the command
+    /usr/lib/geminga                    bin/python3, a link to Debian's; lib/python3.N/site-packages: the four layers,
+                                        dependencies, bytecode
     /usr/lib/{systemd,sysusers.d,tmpfiles.d}
-    /etc/geminga/geminga.toml           geminga.toml.example, with the data folder of the units; dpkg keeps what was changed in it
-    /usr/share/{man,bash-completion,zsh,fish}     made by the command from itself (manual.py)
+    /etc/geminga/geminga.toml           geminga.toml.example, with the units' data folder; dpkg keeps local changes
+    /usr/share/{man,bash-completion,zsh,fish}     made from the command's help (manual.py)
     /usr/share/doc/geminga              README.md, docs, runbook, Prometheus' rules, dashboards, licences
 
-Only the standard library is used, and of Debian python3, pip (not with --site-packages) and dpkg-deb.  The path of a finished package goes
-to standard output.  Rejected: debhelper, which brings half a gigabyte to a machine that only wants to install a broker; xz,
-which takes a minute for what zstd does in two seconds.
+The script needs the standard library, and Debian's python3, pip (not with --site-packages) and dpkg-deb.  It prints the
+path of each finished package.  Rejected: debhelper, which brings half a gigabyte to a machine that only wants to install
+a broker, and xz, which takes a minute where zstd takes two seconds.
 """
 import argparse
 import gzip
@@ -40,7 +42,8 @@ OWN = "geminga"
 LAYERS = ("proto", "storage", "workers", "supervisor")
 JAVA = {"12": "openjdk-17-jre-headless", "13": "openjdk-21-jre-headless"}      # by release of Debian
 UNITS = (".service", ".timer", ".slice")
-NOT_NEEDED = ("bin", "**/test", "**/tests", "pyarrow/include", "pyarrow/src", "numpy/_core/include")      # of dependencies, at run time
+# Folders of dependencies that are not needed at run time.
+NOT_NEEDED = ("bin", "**/test", "**/tests", "pyarrow/include", "pyarrow/src", "numpy/_core/include")
 INTERPRETER = "usr/lib/geminga/bin/python3"
 LAUNCHER = f"""#!/{INTERPRETER} -I
 import sys
@@ -69,21 +72,25 @@ License: Apache-2.0
 
 
 class PackageError(Exception):
-    """No package can be made; the text is the line to show."""
+    """No package can be made.  The text is one line for the user."""
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Make Debian packages of this checkout, for the release of Debian that this runs on.")
-    parser.add_argument("--out", metavar="DIR", type=Path, default=CHECKOUT / "dist", help="where they go (default: dist)")
-    parser.add_argument("--version", help="of geminga (default: the project's, with the time of day)")
-    parser.add_argument("--spark", action="store_true", help="make geminga-nightly, which is Spark, beside it")
-    parser.add_argument("--site-packages", metavar="DIR", type=Path, help="take dependencies from there, rather than from a package index")
+    parser = argparse.ArgumentParser(
+        description="Make Debian packages of this checkout, for the release of Debian that this runs on.")
+    parser.add_argument("--out", metavar="DIR", type=Path, default=CHECKOUT / "dist",
+                        help="folder for the packages (default: dist)")
+    parser.add_argument("--version", help="version of geminga (default: the project's, with date and time)")
+    parser.add_argument("--spark", action="store_true", help="also make geminga-nightly, which has Spark")
+    parser.add_argument("--site-packages", metavar="DIR", type=Path,
+                        help="take dependencies from this folder instead of a package index")
     given = parser.parse_args()
     try:
         release = debian_release()
         project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
         given.out.mkdir(parents=True, exist_ok=True)
-        os.environ["TMPDIR"] = tempfile.tempdir = str(given.out.resolve())      # pip's too: /tmp may be in memory, and Spark is large
+        # Spark is large, and /tmp may be in memory, for this script and for pip.
+        os.environ["TMPDIR"] = tempfile.tempdir = str(given.out.resolve())
         print(broker(project, release, given.out, given.version, given.site_packages), flush=True)
         if given.spark:
             print(spark(project, release, given.out), flush=True)
@@ -97,23 +104,25 @@ def main() -> int:
 
 
 def debian_release() -> str:
-    """"12", "13"."""
+    """"12" or "13".  Raises PackageError elsewhere."""
     facts = platform.freedesktop_os_release()
     release = facts.get("VERSION_ID", "")
     if facts.get("ID") != "debian" or release not in JAVA:
-        raise PackageError(f"packages are made on Debian {' or '.join(JAVA)}, and this is {facts.get('PRETTY_NAME', 'something else')}")
+        here = facts.get("PRETTY_NAME", "something else")
+        raise PackageError(f"packages are made on Debian {' or '.join(JAVA)}, and this is {here}")
     return release
 
 
 def python_minor() -> str:
-    """"python3.11": Debian's, whichever this runs on."""
+    """Name of Debian's interpreter, such as "python3.11"."""
     return Path("/usr/bin/python3").resolve(strict=True).name
 
 
 def spark_version(project: dict, release: str) -> str:
-    """Of geminga-nightly: what is pinned in it, and for which Debian."""
+    """Version of geminga-nightly: its pinned dependencies and the release of Debian."""
     pins = dict(pin.split("==") for pin in project["optional-dependencies"]["nightly"])
-    return "+".join([pins.pop("pyspark"), *(f"{name}{version}" for name, version in pins.items())]) + f"~deb{release}"
+    others = [f"{name}{version}" for name, version in pins.items() if name != "pyspark"]
+    return "+".join([pins["pyspark"], *others]) + f"~deb{release}"
 
 
 # -- the two packages
@@ -133,14 +142,14 @@ def broker(project: dict, release: str, out: Path, version: str | None, site_pac
         relations = [f"Depends: {python_minor()}, libc6, libgcc-s1, libstdc++6, systemd",
                      f"Suggests: geminga-nightly (>= {with_spark})",
                      f"Breaks: geminga-nightly (<< {with_spark})",
-                     "Replaces: geminga-nightly"]      # a dependency of Spark's may become one of the broker's
+                     "Replaces: geminga-nightly"]      # a dependency of Spark may become one of the broker
         description = ("message broker that Apache Pulsar clients talk to\n"
-                       " An appliance for one host: what it answers is on disk, and every night it gives space back.")
+                       " An appliance for one host: an answered message is on disk, and every night gives space back.")
         return finished(root, out, "geminga", f"{version}~deb{release}", relations, description)
 
 
 def spark(project: dict, release: str, out: Path) -> Path:
-    """The same version has the same in it: one that lies there already is it."""
+    """The package geminga-nightly.  One of the same version that exists already has the same content and is used."""
     version = spark_version(project, release)
     if (package := package_path(out, "geminga-nightly", version)).exists():
         return package
@@ -150,11 +159,11 @@ def spark(project: dict, release: str, out: Path) -> Path:
         lay_documents(root, "geminga-nightly")
         relations = [f"Depends: geminga, {python_minor()}, {JAVA[release]}"]
         description = ("Spark for Geminga's nightly job\n"
-                       " With it a night compacts topics also when their keys do not fit into memory.")
+                       " With Spark, a night also compacts topics whose keys do not fit into memory.")
         return finished(root, out, "geminga-nightly", version, relations, description)
 
 
-# -- what goes in
+# -- content
 
 def lay_program(root: Path, project: dict, site_packages: Path | None, version: str) -> None:
     program, target = root / "usr/lib/geminga", site_packages_of(root)
@@ -167,14 +176,18 @@ def lay_program(root: Path, project: dict, site_packages: Path | None, version: 
         shutil.copytree(site_packages, target)
     for layer in LAYERS:
         shutil.copytree(CHECKOUT / layer, target / "geminga" / layer, ignore=shutil.ignore_patterns("__pycache__"))
-    # As pip leaves it: the program asks for its version there.
-    write(target / f"geminga-{project['version']}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {OWN}\nVersion: {version}\n")
+    # The program reads its version where pip would have written it.
+    write(target / f"geminga-{project['version']}.dist-info/METADATA",
+          f"Metadata-Version: 2.1\nName: {OWN}\nVersion: {version}\n")
     compile_bytecode(root)
     write(root / "usr/bin/geminga", LAUNCHER, 0o755)
 
 
 def lay_spark(root: Path, project: dict) -> None:
-    """What it needs and the broker has is not there twice; pip is told of both, so that it is the same."""
+    """Spark and its dependencies, but for those that the broker's package has.
+
+    pip is given the requirements of both packages, so that both agree on versions.
+    """
     target = site_packages_of(root)
     pip_install(target, project["dependencies"] + project["optional-dependencies"]["nightly"], binary_only=False)
     with tempfile.TemporaryDirectory(prefix="geminga-package-") as folder:
@@ -182,14 +195,14 @@ def lay_spark(root: Path, project: dict) -> None:
         for path in Path(folder).rglob("*"):
             if not path.is_dir():
                 (target / path.relative_to(folder)).unlink(missing_ok=True)
-    for folder in sorted((path for path in target.rglob("*") if path.is_dir()), reverse=True):      # the innermost first
+    for folder in sorted((path for path in target.rglob("*") if path.is_dir()), reverse=True):      # innermost first
         if not any(folder.iterdir()):
             folder.rmdir()
     compile_bytecode(root)
 
 
 def lay_system(root: Path) -> None:
-    """Units, user, folders, configuration; man pages and completion, which the program makes."""
+    """Units, user, folders, configuration, man pages and completion."""
     for path in HERE.iterdir():
         if path.suffix in UNITS:
             write(root / "usr/lib/systemd/system" / path.name, path.read_text())
@@ -200,8 +213,9 @@ def lay_system(root: Path) -> None:
 
 
 def configuration() -> str:
-    """The example, whose keys are all commented out, with the one that a package knows better."""
-    text, lines = re.subn(r'^#data_dir = .*$', 'data_dir = "/var/lib/geminga"', (HERE / "geminga.toml.example").read_text(), flags=re.M)
+    """The example configuration, whose keys are all commented out, with the data folder of the units."""
+    example = (HERE / "geminga.toml.example").read_text()
+    text, lines = re.subn(r'^#data_dir = .*$', 'data_dir = "/var/lib/geminga"', example, flags=re.M)
     assert lines == 1, "geminga.toml.example names data_dir"
     return text
 
@@ -217,7 +231,7 @@ def lay_documents(root: Path, name: str) -> None:
 
 
 def licences(site_packages: Path) -> list[str]:
-    """A paragraph for each dependency; the texts are beside it."""
+    """A paragraph for each dependency; the licences' texts lie in its dist-info folder."""
     paragraphs = []
     for metadata in sorted(site_packages.glob("*.dist-info/METADATA")):
         about = HeaderParser().parsestr(metadata.read_text("utf-8"))
@@ -225,7 +239,8 @@ def licences(site_packages: Path) -> list[str]:
             continue
         licence = about["License-Expression"] or (about["License"] or "").partition("\n")[0] or "as its files say"
         who = (about["Author"] or about["Author-email"] or "its authors").partition("\n")[0]
-        paragraphs.append(f"\nFiles: *\nComment: {about['Name']} {about['Version']}, the files in {metadata.parent.name}/RECORD\n"
+        paragraphs.append(f"\nFiles: *\nComment: {about['Name']} {about['Version']}, "
+                          f"the files in {metadata.parent.name}/RECORD\n"
                           f"Copyright: {who}\nLicense: {licence}\n")
     return paragraphs
 
@@ -235,23 +250,27 @@ def site_packages_of(root: Path) -> Path:
 
 
 def folder_version() -> str:
-    """The number of the data folder's format; read, as importing it would take numpy."""
+    """Number of the data folder's format, read from the source, because an import would need numpy."""
     found = re.search(r"^FOLDER_VERSION\b.*?= (\d+)", (CHECKOUT / "storage/format.py").read_text(), re.M)
     assert found, "storage/format.py has FOLDER_VERSION"
     return found[1]
 
 
 def pip_install(target: Path, requirements: list[str], *, binary_only: bool) -> None:
-    """Just these and what they need; nothing is compiled here that comes ready made; Spark comes as what a wheel is made of."""
+    """Install requirements and their dependencies into a folder.
+
+    binary_only: take wheels only.  Spark is published as a source archive, from which pip builds a wheel.
+    """
     only = ["--only-binary", ":all:"] if binary_only else ["--use-pep517"]
-    subprocess.run(["/usr/bin/python3", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--root-user-action", "ignore",
-                    "--no-compile", *only, "--target", target, *requirements], check=True, stdout=sys.stderr)
+    subprocess.run(["/usr/bin/python3", "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
+                    "--root-user-action", "ignore", "--no-compile", *only, "--target", target, *requirements],
+                   check=True, stdout=sys.stderr)
     for path in [path for pattern in NOT_NEEDED for path in target.glob(pattern)]:
         shutil.rmtree(path)
 
 
 def compile_bytecode(root: Path) -> None:
-    """Beside each module, with the place where it will be: the broker's user may write nothing there."""
+    """Compile modules for their final place, because the broker's user may not write bytecode there."""
     compileall = ["/usr/bin/python3", "-I", "-m", "compileall", "-q", "-j", "0", "-s", root, "-p", "/"]
     subprocess.run([*compileall, site_packages_of(root)], check=True)
 
@@ -273,20 +292,22 @@ def package_path(out: Path, name: str, version: str) -> Path:
 
 
 def finished(root: Path, out: Path, name: str, version: str, relations: list[str], description: str) -> Path:
-    """The package, in `out`."""
+    """Build the package in `out` and return its path."""
     write_changelog(root, name, version)
     files = sorted(path for path in root.rglob("*") if not path.is_relative_to(root / "DEBIAN"))
     regular = [path for path in files if path.is_file() and not path.is_symlink()]
     sums = "".join(f"{hashlib.md5(path.read_bytes()).hexdigest()}  {path.relative_to(root)}\n" for path in regular)
     write(root / "DEBIAN/md5sums", sums)
     size_kib = sum(-(-path.lstat().st_size // 1024) if path in regular else 1 for path in files)
-    write(root / "DEBIAN/control", CONTROL.format(name=name, version=version, architecture=architecture(), size_kib=size_kib,
-                                                  relations="\n".join(relations), description=description))
+    write(root / "DEBIAN/control", CONTROL.format(
+        name=name, version=version, architecture=architecture(), size_kib=size_kib, relations="\n".join(relations),
+        description=description))
     for path in [root, *root.rglob("*")]:
         normalise_mode(path)
     package = package_path(out, name, version)
     part = package.with_suffix(".part")
-    subprocess.run(["dpkg-deb", "--root-owner-group", "-Zzstd", "-z3", "--build", root, part], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(["dpkg-deb", "--root-owner-group", "-Zzstd", "-z3", "--build", root, part], check=True,
+                   stdout=subprocess.DEVNULL)
     return part.rename(package)
 
 
@@ -297,7 +318,7 @@ def write_changelog(root: Path, name: str, version: str) -> None:
 
 
 def normalise_mode(path: Path) -> None:
-    """Whatever the umask was and wheels say: nobody but root writes, and what is no script is not started."""
+    """Set modes that depend on neither umask nor wheels: only root writes, and only scripts are executable."""
     if path.is_symlink():
         return
     is_program = path.is_dir() or (path.stat().st_mode & stat.S_IXUSR and path.read_bytes()[:2] == b"#!")
