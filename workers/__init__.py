@@ -1,17 +1,14 @@
-"""The network's side: accept, read, route, write.
+"""Workers: network processes that accept clients, read their commands, route them to owners, and write owners' answers.
 
-    options.py   what a worker can be told
-    worker.py    the process: its loop, its clients, its links to the owners
-    listeners.py where a process accepts clients; addresses.py, where those are told to go
-    client.py    one connection's events turned into envelopes, and back
-    turns.py     whose turn it is, and how much memory clients that are slow may take
-    joins.py     how many producers and consumers an owner is asked for at a time, and whose turn it is
-    requests.py  what a worker answers by itself: lookup, partition metadata
-    schemas.py   what is done to schemas, in a thread
-    patterns.py  topics chosen by a pattern
-    watchers.py  clients that discover topics
-    rights.py    what each command demands, and who has lost the right to what it has
-    identity/    who somebody is, and what they may do
-    links.py     the way to one owner, and which owner has what
-    egress.py    runs of entries -> bytes, from the mapped ledgers
+    options.py     what can be configured of a worker
+    addresses.py   where clients are told to connect
+    failures.py    an unexpected error ends one client's connection only
+    identity/      who a client is, and what it may do
+    owners/        the links to the owners, and commands that wait for them
+    directory/     answers from the catalogue: lookup, lists of topics, schemas
+    clients/       one connection: its bytes, its producers and consumers, its deliveries
+    process/       the process: listeners, the worker, what the supervisor tells it
+
+Each folder may import those above it, `geminga.storage` and `geminga.proto`; never `geminga.supervisor`.
+Start with clients/__init__.py, which follows a SEND, an ACK and a delivery.
 """

@@ -48,12 +48,12 @@ from geminga.supervisor.admin import (
 from geminga.supervisor.admin.owners import OWNERS, Owners
 from geminga.supervisor.configuration.config import Config
 from geminga.workers.addresses import Addresses
+from geminga.workers.directory.schemas import SchemaThread
 from geminga.workers.identity.authentication import Authenticator
 from geminga.workers.identity.authorization import Authorization
 from geminga.workers.identity.certificates import Tls
-from geminga.workers.links import follow
-from geminga.workers.listeners import Listeners, inside_path
-from geminga.workers.schemas import SchemaThread
+from geminga.workers.owners.following import follow
+from geminga.workers.process.listeners import Listeners, inside_path
 
 _STATUSES = {api.InvalidTopicName: 412, api.TopicNotFound: 404, api.SubscriptionNotFound: 404, api.NotAllowedError: 405,
              api.ServiceNotReady: 503, api.PersistenceError: 503, api.ConsumerBusy: 412, api.ProducerBusy: 412, api.MetadataError: 404,
@@ -135,7 +135,7 @@ def make_app(config: Config, owners: Owners, addresses: Addresses, run_dir: Path
     app[OWNERS], app[audit.AUDIT] = owners, audit.Audit(config.data_dir)
     app.on_cleanup.append(audit.close)
     app[authorization.AUTHORIZATION] = Authorization(config.authorization, catalogue)
-    app[authentication.DOOR] = authentication.Door(authenticator, config.identity, counters["admin", 0])
+    app[authentication.AUTHENTICATOR] = authentication.HttpAuthenticator(authenticator, config.identity, counters["admin", 0])
     app[health.INSIDE], app[health.COUNTERS] = inside_path(run_dir), counters
     app[compaction.COMPACTIONS] = compactions = compaction.Compactions(config, catalogue, owners)
     app.cleanup_ctx.append(compactions.serve)
@@ -155,7 +155,7 @@ def configure(app: web.Application, config: Config, addresses: Addresses, certif
     if certificates is not None:
         certificates.configure(config.tls)
     app[origins.GUARD].configure(config, addresses)
-    app[authentication.DOOR].configure(config.identity)
+    app[authentication.AUTHENTICATOR].configure(config.identity)
     app[authorization.AUTHORIZATION].configure(config.authorization)
     app[topics.TOPICS].configure(config, addresses)
     app[compaction.COMPACTIONS].configure(config)

@@ -9,6 +9,7 @@ import asyncio
 import base64
 import binascii
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from aiohttp import web
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
@@ -17,9 +18,9 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.runtime.counters import EXPIRING_MINUTES, METHODS, RESULTS, Counters, authentication_counter
 from geminga.workers.identity.attempts import Attempts
 from geminga.workers.identity.authentication import NOT_ASKED, Authenticator, Identity, Original
+from geminga.workers.identity.credentials import Credentials, NotAuthenticated, certificate_of
 from geminga.workers.identity.hashes import Hashes
 from geminga.workers.identity.options import IdentityOptions
-from geminga.workers.identity.shown import NotAuthenticated, Shown, certificate_of
 
 IDENTITY = web.RequestKey("identity", Identity)
 _OPEN = "/status.html", "/ready"         # probes have nothing to show
@@ -28,8 +29,8 @@ _SCHEMES = {"bearer": "token", "basic": "basic"}
 _SPOOFED = "Invalid combination of Original principal cannot be empty if the request is via proxy."      # in Pulsar's words
 
 
-class Door:
-    """What the middleware needs."""
+class HttpAuthenticator:
+    """Authenticates requests over HTTP, and slows down addresses that fail again and again."""
 
     def __init__(self, authenticator: Authenticator, options: IdentityOptions, counters: Counters):
         self._authenticator, self._counters = authenticator, counters
@@ -54,47 +55,48 @@ class Door:
         if self._attempts is None:
             loop = asyncio.get_running_loop()
             self._attempts, self._hashes = Attempts(self._counters, loop), Hashes(loop)
-        shown = Shown("", b"")
+        credentials = Credentials("", b"")
         try:
-            shown = self._shown(request)
-            identity = await self._admit(request, shown)
+            credentials = self._credentials(request)
+            identity = await self._admit(request, credentials)
         except NotAuthenticated as error:
-            await asyncio.sleep(self._attempts.failed(request.remote or "local", shown.method, error))
+            await asyncio.sleep(self._attempts.failed(request.remote or "local", credentials.method, error))
             if error.code == api.ServiceNotReady:
-                raise web.HTTPServiceUnavailable(text=error.told) from None
+                raise web.HTTPServiceUnavailable(text=error.text) from None
             told = _SPOOFED if error.code == api.AuthorizationError else "Authentication required"
             raise web.HTTPUnauthorized(text=told, headers=[("WWW-Authenticate", way) for way in self._ways]) from None
         self._attempts.succeeded(identity)
         return identity
 
-    async def _admit(self, request: web.Request, shown: Shown) -> Identity:
+    async def _admit(self, request: web.Request, credentials: Credentials) -> Identity:
         principal = request.headers.get("X-Original-Principal")
         original = Original(principal) if principal is not None else None
-        if not self._authenticator.is_slow(shown):
-            return self._authenticator.admit(shown, original, may_repeat=True)
-        return await self._hashes.result(request.remote or "local", lambda: self._authenticator.admit(shown, original, may_repeat=True))
+        if not self._authenticator.is_slow(credentials):
+            return self._authenticator.admit(credentials, original, may_repeat=True)
+        check = partial(self._authenticator.admit, credentials, original, may_repeat=True)
+        return await self._hashes.result(request.remote or "local", check)
 
-    def _shown(self, request: web.Request) -> Shown:
+    def _credentials(self, request: web.Request) -> Credentials:
         header = request.headers.get("Authorization", "")
         scheme, _, rest = header.partition(" ")
         method = _SCHEMES.get(scheme.lower(), scheme.lower())
         certificate = certificate_of(request.transport) if request.transport is not None else None
         if not header and certificate is not None and self._authenticator.asks_for("tls"):
-            return Shown("tls", b"", certificate)
+            return Credentials("tls", b"", certificate)
         if method != "basic":
-            return Shown(method, rest.strip().encode("utf-8", "surrogateescape"), certificate)
+            return Credentials(method, rest.strip().encode("utf-8", "surrogateescape"), certificate)
         try:
-            return Shown(method, base64.b64decode(rest.strip(), validate=True), certificate)
+            return Credentials(method, base64.b64decode(rest.strip(), validate=True), certificate)
         except (binascii.Error, ValueError):
-            return Shown(method, b"", certificate)      # which is nobody's user and password
+            return Credentials(method, b"", certificate)      # which is nobody's user and password
 
 
-DOOR = web.AppKey("door", Door)
+AUTHENTICATOR = web.AppKey("authenticator", HttpAuthenticator)
 
 
 @web.middleware
 async def identify(request: web.Request, handler) -> web.StreamResponse:
-    request[IDENTITY] = await request.app[DOOR].identify(request)
+    request[IDENTITY] = await request.app[AUTHENTICATOR].identify(request)
     return await handler(request)
 
 

@@ -13,7 +13,7 @@ from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
 from geminga.storage.runtime import zmq_frames
 from geminga.storage.runtime.routing import owner_of
-from geminga.workers.links import OwnerLink
+from geminga.workers.owners.links import OwnerLink
 
 _ANSWER_SECONDS = 10
 

@@ -13,7 +13,7 @@ from geminga.storage.runtime.counters import Counters
 from geminga.storage.schemas import registry
 from geminga.storage.schemas.registry import Definition, InvalidSchema, T, Version
 from geminga.supervisor.admin.topics import TOPICS, as_properties, body_of, catalogue_of, is_set, namespace_of, part_of
-from geminga.workers.schemas import SchemaThread, Work
+from geminga.workers.directory.schemas import SchemaThread, Work
 
 routes = web.RouteTableDef()
 THREAD = web.AppKey("thread", SchemaThread)

@@ -19,7 +19,7 @@ from geminga.storage.runtime.counters import Counters
 from geminga.supervisor.admin.owners import OWNERS
 from geminga.supervisor.configuration.config import Config
 from geminga.workers.addresses import Addresses
-from geminga.workers.requests import Directory
+from geminga.workers.directory.directory import Directory
 
 routes = web.RouteTableDef()
 # The last part may have braces, which aiohttp leaves out where it is not told.

@@ -51,12 +51,12 @@ from geminga.supervisor.processes.heartbeat import BUSY_SECONDS, LOOK_SECONDS, S
 from geminga.supervisor.processes.notify import Notify
 from geminga.supervisor.processes.reload import Reload
 from geminga.supervisor.processes.stacks import listen
-from geminga.workers import worker as worker_process
 from geminga.workers.addresses import addresses, url
 from geminga.workers.identity.authentication import Authenticator
 from geminga.workers.identity.certificates import Tls
 from geminga.workers.identity.options import Unusable
-from geminga.workers.listeners import Listeners, inside_path
+from geminga.workers.process import main as worker_process
+from geminga.workers.process.listeners import Listeners, inside_path
 
 STOP_SECONDS = {"worker": 2.5, "admin": 2.5, "owner": 4.0}     # from the beginning of the stop until those that are still there are killed
 _SOCKET_PATH_MAX = 80         # a Unix socket's path takes 107 bytes; this leaves room for its name

@@ -191,6 +191,6 @@ def test_a_payload_that_looks_like_entries_does_not_mislead(tmp_path):
 
 
 def test_looking_at_whole_rows_writes_nothing(index, monkeypatch):
-    _path, opened, rows = index
+    path, opened, rows = index
     monkeypatch.setattr(index_repair, "_write", None)
     compare(opened(), rows)

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.supervisor.admin import app, audit, authorization, brokers
-from geminga.workers.rights import DEMANDS
+from geminga.workers.identity.demands import DEMANDS
 
 from ..harness import Broker
 from ..proto.client_frames import T, command, entry_of, frame, message_metadata, send
@@ -184,7 +184,8 @@ def over_binary(guarded, place, role, original=""):
     """{what: what became of it}"""
     connection = guarded.connect(role, original)
     assert connection.connected == "allowed"
-    return {name: connection.ask(kind, **fields) for name, kind, fields in rights.commands(place) if "subscription" not in name}
+    found = {name: connection.ask(kind, **fields) for name, kind, fields in rights.commands(place) if "subscription" not in name}
+    return found
 
 
 TEXTS = {"PARTITIONED_METADATA": "Client is not authorized to Get Partition Metadata", "LOOKUP": "Client is not authorized to Lookup",
@@ -355,7 +356,6 @@ def test_who_watches_a_list_of_topics_hears_no_more_without_a_right(guarded):
 
 # -- how a broker is set up
 
-@pytest.mark.slow
 def test_the_tenant_that_every_broker_has_can_be_made_once_by_a_super_user(fresh):
     """The start scripts of clients' suites make it and ignore the answer; others change it because it is there."""
     public = "/admin/v2/tenants/public"
@@ -499,7 +499,6 @@ def test_a_large_log_is_set_aside(log, tmp_path, monkeypatch):
     assert all(path.stat().st_size <= 1_000 for path in tmp_path.glob("audit.log*"))
 
 
-@pytest.mark.slow
 def test_who_is_refused_again_and_again_does_not_push_out_what_others_did(log, tmp_path, monkeypatch):
     monkeypatch.setattr(audit, "_REFUSALS_MAX", 10)
     monkeypatch.setattr(audit, "_REFUSALS_PER_SECOND", 0)

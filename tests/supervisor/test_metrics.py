@@ -19,13 +19,11 @@ from geminga.storage.admin.topic_stats import QUESTIONS
 from geminga.storage.runtime.counters import BOUNDS_S, make_counters
 from geminga.supervisor.admin.metrics import SUBSCRIPTION_FAMILIES, TOPIC_FAMILIES, Metrics, _Links, _quantiles_ms
 from geminga.supervisor.configuration.config import load
-from geminga.workers.worker import _begin_counters
+from geminga.workers.process.main import begin_counters
 
 from ..harness import eventually, request, unique_topic
 from ..storage.rig import Rig
 from ..workers.peer import Peer, T
-
-pytestmark = pytest.mark.slow
 
 WAIT_S = 60
 SHIPPED = Path(__file__).parents[2] / "systemd" / "prometheus"
@@ -220,7 +218,7 @@ def test_what_a_worker_had_open_ended_with_it():
     counters.add("connections_opened", 5)
     counters.add("connections_closed", 3)
     counters.set("connections_throttled", 1)
-    _begin_counters(counters)
+    begin_counters(counters)
     found = counters.read()
     assert (found["connections_opened"], found["connections_closed"], found["connections_throttled"]) == (5, 5, 0)
 

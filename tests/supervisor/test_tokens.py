@@ -10,8 +10,8 @@ import pytest
 from geminga.supervisor.cli import credentials
 from geminga.supervisor.main import main
 from geminga.workers.identity.authentication import Authenticator
+from geminga.workers.identity.credentials import Credentials
 from geminga.workers.identity.options import AuthenticationOptions, IdentityOptions
-from geminga.workers.identity.shown import Shown
 
 # Made by `pulsar tokens` of Apache Pulsar 4.0: keys, and a token for "me" with each.
 PULSARS_SECRET = "VYFmrgLV0pat/tRofdGdh6Gn8v+6aNpQsTtRQre31a0="
@@ -37,7 +37,7 @@ def run(capfdbinary, monkeypatch):
 
 def role(token: bytes, **options) -> str:
     authenticator = Authenticator(IdentityOptions(authentication=AuthenticationOptions(methods=("token",), **options)))
-    return authenticator.identify(Shown("token", token.strip())).role
+    return authenticator.identify(Credentials("token", token.strip())).role
 
 
 @pytest.mark.parametrize("algorithm, size", [("HS256", 32), ("HS384", 48), ("HS512", 64)])
@@ -65,7 +65,7 @@ def test_a_key_pair_and_its_tokens(run, tmp_path, algorithm):
     private, public = tmp_path / "private.key", tmp_path / "public.key"
     assert run("create-key-pair", "-a", algorithm, "--output-private-key", private, "--output-public-key", public) == (0, b"", "")
     assert stat.S_IMODE(private.stat().st_mode) == 0o600
-    _status, token, _ = run("create", "-a", algorithm, "--private-key", private, "-s", "joe", "-hs", "kid=one", "--headers", "x=y")
+    status, token, _ = run("create", "-a", algorithm, "--private-key", private, "-s", "joe", "-hs", "kid=one", "--headers", "x=y")
     assert jwt.get_unverified_header(token.strip()) == {"alg": algorithm, "kid": "one", "x": "y"}
     assert role(token, public_keys=(f"file://{public}",), public_key_algorithm=algorithm) == "joe"
     (tmp_path / "token").write_bytes(token)

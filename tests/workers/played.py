@@ -23,16 +23,17 @@ from geminga.storage.options import StorageOptions
 from geminga.storage.owner.outbox import Outbox
 from geminga.storage.runtime.counters import make_counters
 from geminga.storage.runtime.routing import owner_of
-from geminga.workers import worker as worker_module
 from geminga.workers.addresses import Addresses
-from geminga.workers.client import Client
+from geminga.workers.clients.client import Client
+from geminga.workers.clients.commands import HANDLERS
+from geminga.workers.directory.directory import Directory
+from geminga.workers.directory.schemas import SchemaThread
 from geminga.workers.identity.authentication import Authenticator
 from geminga.workers.identity.authorization import Decision
 from geminga.workers.identity.options import IdentityOptions
 from geminga.workers.options import WorkerOptions
-from geminga.workers.requests import Directory
-from geminga.workers.schemas import SchemaThread
-from geminga.workers.worker import Worker
+from geminga.workers.owners import links
+from geminga.workers.process.worker import Worker
 
 from ..proto.client_frames import CONNECT, field_of
 
@@ -105,7 +106,7 @@ class PlayedOwner:
     def up(self) -> None:
         """It is started, or started again."""
         self._worker.owner_up(self.index, 1)
-        self.link = self._worker._links[self.index]
+        self.link = self._worker.owners._links[self.index]
 
     def gone(self) -> None:
         self._worker.owner_gone(self.index)
@@ -127,7 +128,7 @@ class PlayedOwner:
         for say in sayings:
             say(outbox)
         self.link.socket.inbox.append([bytes(part) for part in outbox.seal(taken)])
-        self._worker._receive(self.link)
+        self._worker.owners.receive(self.link)
 
     def replies(self, client: "PlayedClient", data: bytes = b"", **how) -> None:
         self.says(lambda outbox: outbox.reply(client.number, data, **how))
@@ -171,7 +172,7 @@ class Transport:
     def close(self) -> None:
         if not self.is_closed:
             self.is_closed = True
-            self._client.client.connection_lost(None)
+            self._client.client.stream.connection_lost(None)
 
     def abort(self) -> None:
         self.was_aborted = True
@@ -183,9 +184,9 @@ class PlayedClient:
 
     def __init__(self, worker: "PlayedWorker"):
         self._turn = worker.turn
-        self.client = Client(worker.worker)
+        self.client = Client(worker.worker, HANDLERS)
         self.transport = Transport(self)
-        self.client.connection_made(self.transport)
+        self.client.stream.connection_made(self.transport)
         self.number = self.client.number
         self.say(CONNECT)
         assert [heard.type for heard in self.hear()] == [api.BaseCommand.CONNECTED]
@@ -194,12 +195,12 @@ class PlayedClient:
         """In one piece, as far as there is room; all of it has been dealt with then, unless the client is not read from."""
         data = b"".join(frames)
         while data and not self.transport.is_closed:
-            buffer = self.client.get_buffer(-1)
+            buffer = self.client.stream.get_buffer(-1)
             size = min(len(buffer), len(data))
             buffer[:size] = data[:size]
-            self.client.buffer_updated(size)
+            self.client.stream.buffer_updated(size)
             data = data[size:]
-            while self.client._is_waiting and not self.transport.is_closed:
+            while self.client.stream._is_waiting and not self.transport.is_closed:
                 self._turn()
 
     def hear_frames(self) -> list[tuple]:
@@ -257,8 +258,8 @@ class PlayedWorker:
 
     def __init__(self, folder: Path, monkeypatch, *, rights: PlayedRights | None = None, **options):
         self.loop = asyncio.new_event_loop()
-        monkeypatch.setattr(worker_module, "OwnerLink", lambda *_: PlayedLink(self.loop))
-        monkeypatch.setattr(worker_module, "channel", SimpleNamespace(
+        monkeypatch.setattr(links, "OwnerLink", lambda *_: PlayedLink(self.loop))
+        monkeypatch.setattr(links, "zmq_frames", SimpleNamespace(
             has_come=lambda socket: bool(socket.inbox), receive=lambda socket: socket.inbox.popleft()))
         self.counters = make_counters(1)[0]
         path = folder / "catalogue.sqlite"
@@ -290,7 +291,7 @@ class PlayedWorker:
         for owner in self.owners:
             owner.gone()
         self.turn()
-        self.worker._context.term()
+        self.worker.owners._context.term()
         for task in asyncio.all_tasks(self.loop):
             task.cancel()
         self.turn()

@@ -8,7 +8,7 @@ from geminga.storage.runtime.log import Log
 from geminga.workers.identity import attempts
 from geminga.workers.identity.attempts import Attempts, address_of
 from geminga.workers.identity.authentication import OURSELVES, Identity
-from geminga.workers.identity.shown import NotAuthenticated
+from geminga.workers.identity.credentials import NotAuthenticated
 
 
 class Loop:

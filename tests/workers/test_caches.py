@@ -8,13 +8,13 @@ from geminga.proto import names
 from geminga.storage.catalogue.catalogue import open_catalogue
 from geminga.storage.options import StorageOptions
 from geminga.storage.runtime.routing import owner_of
-from geminga.workers import patterns
 from geminga.workers.addresses import Addresses
+from geminga.workers.directory import patterns
+from geminga.workers.directory.directory import Directory
+from geminga.workers.directory.patterns import ForeignPattern, Pattern, pattern
 from geminga.workers.identity.authentication import Identity
 from geminga.workers.identity.authorization import CONSUME, Authorization
 from geminga.workers.identity.options import AuthorizationOptions
-from geminga.workers.patterns import ForeignPattern, Pattern, pattern
-from geminga.workers.requests import Directory
 
 GROWTH_MAX = 1 << 20          # bytes, for what would be several megabytes
 

@@ -11,10 +11,10 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.frames import SIZES
 from geminga.storage import format
 from geminga.storage.ledgers import compacted_ledgers
-from geminga.workers import egress
-from geminga.workers.client import Client, Route, Run
-from geminga.workers.egress import LedgerGone, Ledgers
-from geminga.workers.options import WorkerOptions
+from geminga.workers.clients import egress
+from geminga.workers.clients.delivery_queue import DeliveryQueue, Run
+from geminga.workers.clients.egress import LedgerGone, Ledgers
+from geminga.workers.clients.routes import Route, Routes
 
 PARTITION, LEDGER = 3, 7
 
@@ -166,13 +166,14 @@ def test_a_ledger_that_somebody_cut_is_not_read_behind_its_end(tmp_path, capfd):
 # -- entries whose space was given back
 
 def client_of(tmp_path, **run):
-    """A client before whom a run of eight entries of a Delivery of its own lies: (client, what its owner is sent)."""
+    """A client's queue with a run of eight entries: (queue, permits that their owner gets back)."""
     store(tmp_path, [10] * 8)
     flows = []
     link = SimpleNamespace(flow=lambda *flow: flows.append(flow))
-    client = Client(SimpleNamespace(ledgers=Ledgers(tmp_path), next_connection=lambda: 1, options=WorkerOptions()))
-    route = client.consumers[5] = Route(link, 5, handle=77)
-    client._runs.append(Run(route, PARTITION, LEDGER, **{"first": 0, "count": 8, "epoch": -1} | run))
+    routes = Routes()
+    client = DeliveryQueue(SimpleNamespace(ledgers=Ledgers(tmp_path)), None, routes)
+    route = routes.consumers[5] = Route(link, 5, False, handle=77)
+    client.runs.append(Run(route, PARTITION, LEDGER, **{"first": 0, "count": 8, "epoch": -1} | run))
     return client, flows
 
 
@@ -200,11 +201,11 @@ def test_entries_that_are_gone_are_left_out_and_what_they_would_have_taken_is_as
     client, flows = client_of(tmp_path)
     store(tmp_path, [10] * 8, first=1)
     give_back(tmp_path, *gone)
-    count, frames = client._next_of_run(client._runs)
+    count, frames = client.next_frames()
     there = [entry for entry in range(8) if entry not in gone]
     assert delivered(frames) == [(entry, bytes([entry + 1]) * 10) for entry in there]
     assert (count, sum(messages for _, messages in flows), {handle for handle, _ in flows}) == (len(there), len(gone), {77})
-    assert not client._runs
+    assert not client.runs
 
 
 def test_of_entries_that_were_picked_too(tmp_path):
@@ -214,12 +215,12 @@ def test_of_entries_that_were_picked_too(tmp_path):
     client, flows = client_of(tmp_path, first=1, count=3, picked=picked, words=np.array([11, 21, 22, 31], np.uint64))
     store(tmp_path, [10] * 8, first=1)
     give_back(tmp_path, 4)
-    _, frames = client._next_of_run(client._runs)
+    _, frames = client.next_frames()
     commands = b"".join(frames)
     assert [entry for entry, _ in delivered(frames)] == [1, 6]
     assert api.BaseCommand.FromString(commands[8:8 + SIZES.unpack_from(commands)[1]]).message.ack_set == [11]
     assert flows == [(77, 1)]
-    assert not client._runs
+    assert not client.runs
 
 
 @pytest.mark.parametrize("picked", [False, True], ids=["run", "picked"])
@@ -229,7 +230,7 @@ def test_entries_whose_rows_were_given_back_too_are_left_out(tmp_path, picked, v
     entries = np.zeros(8, envelope.PICKED)
     entries["entry_id"] = range(8)
     client, flows = client_of(tmp_path, **({"picked": entries, "words": np.empty(0, np.uint64)} if picked else {}))
-    client.takes_checksums = version > 5
+    client.has_checksums = version > 5
     store(tmp_path, [10] * 8, first=1)
     give_back(tmp_path, 2, 3, 4)
     with format.index_path(format.partition_folder(tmp_path, PARTITION), LEDGER).open("r+b") as index:
@@ -239,10 +240,10 @@ def test_entries_whose_rows_were_given_back_too_are_left_out(tmp_path, picked, v
         index.write(head.tobytes())
         index.seek(format.HEADER_SIZE + 2 * format.INDEX_ROW.itemsize)
         index.write(bytes(3 * format.INDEX_ROW.itemsize))
-    _, frames = client._next_of_run(client._runs)
+    _, frames = client.next_frames()
     assert [entry for entry, _ in delivered(frames)] == [0, 1, 5, 6, 7]
     assert sum(messages for _, messages in flows) == 3
-    assert not client._runs
+    assert not client.runs
 
 
 def test_an_entry_without_checksum_begins_with_a_zero_and_is_there(tmp_path):

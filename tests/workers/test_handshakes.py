@@ -65,6 +65,7 @@ class Client:
         self.is_challenged, self.supports_auth_refresh, self.is_inside = False, refreshes, is_inside
         self.heard: list[api.BaseCommand] = []
         self.is_reading, self.is_closed = True, False
+        self.stream = self
         self.transport = SimpleNamespace(is_closing=lambda: self.is_closed, abort=self.abort, get_extra_info=lambda name: None)
 
     def write(self, frame: bytes) -> None:
@@ -72,6 +73,8 @@ class Client:
 
     def abort(self) -> None:
         self.is_closed = True
+
+    close = abort
 
     def stop_reading(self) -> None:
         self.is_reading = False
@@ -203,7 +206,7 @@ def test_with_many_addresses_each_has_fewer_that_wait(made, loop):
 
 
 def test_who_has_left_costs_no_hash(made, loop):
-    _first, *others = [connect(made, Client(), "basic", b"joe:guess") for _ in range(10)]
+    first, *others = [connect(made, Client(), "basic", b"joe:guess") for _ in range(10)]
     for client in others:
         client.is_closed = True
     future = loop.threads.pop(0)

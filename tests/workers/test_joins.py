@@ -6,34 +6,22 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.catalogue.policies import policies_of
 from geminga.storage.options import StorageOptions
 from geminga.storage.schemas import registry
-from geminga.workers import client as client_module
-from geminga.workers import worker as worker_module
-from geminga.workers.joins import JOINING_BYTES
+from geminga.workers.clients import stream
+from geminga.workers.owners import waiting as waiting_commands
+from geminga.workers.owners.opening import OPENING_BYTES
 
 from ..harness import unique_topic
 from ..proto.client_frames import PING, T, command, entry_of, message_metadata, send
 from .peer import Peer
 from .played import PlayedLink, PlayedRights, PlayedWorker
-from .test_client import (
-    CONSUMER,
-    PRODUCER,
-    SCHEMA,
-    both,
-    close_consumer,
-    is_ready,
-    look,
-    open_on,
-    producer,
-    settled,
-    subscribe,
-)
+from .test_client import CONSUMER, PRODUCER, SCHEMA, both, close_consumer, is_ready, look, open_on, producer, settled, subscribe
 
 CROWD = 1_000
 
 
 def played(tmp_path, monkeypatch, **options):
     """A worker whose links count commands as real ones do, and which has all the time it needs."""
-    monkeypatch.setattr(worker_module, "_RELEASE_SECONDS", 60)
+    monkeypatch.setattr(waiting_commands, "_RELEASE_SECONDS", 60)
     monkeypatch.setattr(PlayedLink, "command_cost", envelope.COMMAND_COST)
     return PlayedWorker(tmp_path, monkeypatch, **options)
 
@@ -71,7 +59,7 @@ def asked_till_the_end(owner):
     """All of them, looked at part by part."""
     found = []
     while part := asked(owner):
-        assert len(part) * envelope.COMMAND_COST <= JOINING_BYTES + envelope.COMMAND_COST
+        assert len(part) * envelope.COMMAND_COST <= OPENING_BYTES + envelope.COMMAND_COST
         found += part
         looks(owner)
     return found
@@ -84,7 +72,7 @@ def waiting(worker):
 @both
 def test_a_crowd_comes_in_order_and_few_at_a_time(worker, kind):
     come(worker, CROWD, kind)
-    assert waiting(worker) >= CROWD - JOINING_BYTES // envelope.COMMAND_COST
+    assert waiting(worker) >= CROWD - OPENING_BYTES // envelope.COMMAND_COST
     assert asked_till_the_end(worker.owners[0]) == list(range(1, CROWD + 1))
     assert waiting(worker) == 0
 
@@ -196,7 +184,7 @@ def test_a_right_that_is_lost_while_one_waits_for_room(tmp_path, monkeypatch):
     assert look(worker) == 1
     assert asked_till_the_end(worker.owners[0]) == [*range(1, 201), 301]
     assert crowd.told() == [("ERROR", 300, api.AuthorizationError)]
-    assert sorted(crowd.client.consumers) == [*range(1, 201), 301]
+    assert sorted(crowd.client.routes.consumers) == [*range(1, 201), 301]
     worker.close()
 
 
@@ -213,13 +201,13 @@ def test_a_drain_keeps_nobody_waiting_for_room(worker):
 
 
 def test_many_refusals_leave_time_for_others(worker, crowd, monkeypatch):
-    monkeypatch.setattr(worker_module, "_RELEASE_SECONDS", 0)
+    monkeypatch.setattr(waiting_commands, "_RELEASE_SECONDS", 0)
     asked(worker.owners[0])
     worker.worker.is_draining = True
     before = waiting(worker)
     looks(worker.owners[0])
     assert (waiting(worker), crowd.told()) == (before, [])
-    monkeypatch.setattr(worker_module, "_RELEASE_SECONDS", 60)
+    monkeypatch.setattr(waiting_commands, "_RELEASE_SECONDS", 60)
     worker.turn()
     assert waiting(worker) == 0
     assert len(crowd.told()) == before
@@ -227,12 +215,12 @@ def test_many_refusals_leave_time_for_others(worker, crowd, monkeypatch):
 
 @pytest.mark.parametrize(("name", "bound"), [("_WAITING_MAX", 10), ("_WAITING_BYTES_MAX", 1_000)])
 def test_what_waits_for_room_is_bounded(worker, monkeypatch, name, bound):
-    monkeypatch.setattr(worker_module, name, bound)
+    monkeypatch.setattr(waiting_commands, name, bound)
     crowd = come(worker, 200)
     refused = [number for _, number, _ in crowd.told()]
     assert refused and refused == list(range(201 - len(refused), 201))
     assert asked_till_the_end(worker.owners[0]) == list(range(1, 201 - len(refused)))
-    assert sorted(crowd.client.consumers) == list(range(1, 201 - len(refused)))
+    assert sorted(crowd.client.routes.consumers) == list(range(1, 201 - len(refused)))
     assert len(come(worker, 200).told()) == len(refused)      # what has waited counts no more
 
 
@@ -272,21 +260,21 @@ def test_a_producer_that_is_held_goes_on_while_others_join(narrow):
 
 def test_who_has_too_much_waiting_is_not_read_from(worker, monkeypatch):
     """Its connection stays, and it is read from when less waits."""
-    monkeypatch.setattr(client_module, "_WAITING_MAX", 500)
+    monkeypatch.setattr(stream, "_WAITING_MAX", 500)
     crowd = come(worker, 127 + 499)
     assert crowd.transport.is_reading
     crowd.say(subscribe(worker.topic(0), 5_001, 5_001))
     assert not crowd.transport.is_reading
     for _ in range(3):
         crowd.client.keep_alive()
-    crowd.client.resume_reading()
+    crowd.client.stream.resume_reading()
     assert not crowd.transport.is_reading
     assert not crowd.transport.is_closed
     asked(worker.owners[0])
     looks(worker.owners[0])
     assert crowd.transport.is_reading
     assert asked_till_the_end(worker.owners[0])[-1] == 5_001
-    assert crowd.client.waiting == 0
+    assert crowd.client.stream._waiting_commands == 0
 
 
 @pytest.mark.parametrize("is_up", [True, False])
@@ -312,7 +300,7 @@ def test_a_schema_is_looked_at_once_though_its_command_waits(worker, crowd, kind
     witness.say(kind.make(worker.topic(0), 5_001, schema=SCHEMA))
     assert settled(worker, worker.owners[0]) == []
     looks(worker.owners[0])
-    assert not worker.worker._settling
+    assert not worker.worker.schema_checks._checking
     assert 5_001 in asked(worker.owners[0])
 
 
@@ -326,7 +314,7 @@ def test_a_schema_is_looked_at_again_when_another_was_first(worker, crowd):
     registry.register(worker.catalogue, name, first, policies, worker.counters)
     worker.catalogue.commit()
     looks(worker.owners[0])
-    assert len(worker.worker._settling) == 1
+    assert len(worker.worker.schema_checks._checking) == 1
     settled(worker, worker.owners[0])
     looks(worker.owners[0])
     assert [one for one in witness.told() if one[0] == "ERROR"] == [("ERROR", 5_001, api.IncompatibleSchema)]

@@ -6,8 +6,8 @@ import pytest
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.runtime.routing import owner_of
 from geminga.workers.addresses import addresses
+from geminga.workers.directory.requests import ANSWERS
 from geminga.workers.options import WorkerOptions
-from geminga.workers.requests import ANSWERS
 
 PARTITIONS = [f"persistent://public/default/topic-{number}" for number in range(4_000)]
 OWNERS_OF_EIGHT = [7, 4, 3, 1, 5, 2, 7, 1]     # of the first eight partitions

@@ -8,8 +8,8 @@ import pytest
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.names import parse
 from geminga.storage.catalogue.catalogue import open_catalogue
-from geminga.workers.patterns import LENGTH_MAX, ForeignPattern, Pattern, topics_hash
-from geminga.workers.watchers import WATCHERS_MAX, Watcher, Watchers
+from geminga.workers.directory.patterns import LENGTH_MAX, ForeignPattern, Pattern, topics_hash
+from geminga.workers.directory.watchers import WATCHERS_MAX, Watcher, Watchers
 
 from ..harness import Broker, partitions_url, request
 from ..proto.client_frames import CONNECT, T
@@ -234,7 +234,7 @@ class Told:
     """A client, and what it was told."""
 
     def __init__(self, *, is_writable: bool = True):
-        self.is_writable, self.heard = is_writable, []
+        self.stream, self.is_writable, self.heard = self, is_writable, []
 
     def write(self, data: bytes) -> None:
         self.heard.append(api.BaseCommand.FromString(data[8:]).watchTopicUpdate)

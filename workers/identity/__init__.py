@@ -1,15 +1,18 @@
-"""Identity: who is at the other end of a connection or request, and what they may do.
+"""Identity: who is at the other end of a connection or of an HTTP request, and what they may do.
 
     options.py           what can be configured of it
-    certificates.py      TLS: contexts for listeners, certificates that change while they are used
-    pem.py               certificates and keys in files
-    authentication.py    what somebody shows -> Identity
-    shown.py             what that is, and how it is refused
+    credentials.py       what a client authenticates with, and the error for what is not accepted
+    authentication.py    Credentials -> Identity, by the methods of the configuration
     tokens.py            JSON Web Tokens
     basic.py             users and passwords
+    certificates.py      TLS: contexts for listeners, certificates that change while they are used
+    pem.py               certificates and keys in files
     sources.py           keys and password files, which change while they are used
-    attempts.py          those that fail: counted, told, slowed down
-    hashes.py            the thread for what is slow, shared out by address
-    handshakes.py        the same over the binary protocol, and again when a token expires
+    attempts.py          failed attempts: counted, logged, slowed down
+    hashes.py            a thread for slow checks, shared out by address
+    handshakes.py        authentication over the binary protocol, and again when a token expires
     authorization.py     (Identity, action, resource) -> allowed or not, and why
+    demands.py           the right that each command demands
+
+May import storage and proto, and nothing else in workers.  Start with authentication.py and authorization.py.
 """

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from geminga.storage.runtime.counters import EXPIRING_MINUTES, Counters, authentication_counter
 from geminga.storage.runtime.log import log
 from geminga.workers.identity.authentication import OURSELVES, Identity
-from geminga.workers.identity.shown import NotAuthenticated
+from geminga.workers.identity.credentials import NotAuthenticated
 
 _REST_SECONDS = 60.0          # without a failure, after which an episode is over
 _UNSLOWED = 2                 # failures that are answered at once

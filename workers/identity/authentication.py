@@ -1,24 +1,26 @@
-"""Who somebody is: what they show -> Identity.
+"""Authentication: Credentials -> Identity.
 
-One Authenticator is made by the supervisor before it forks, so that all processes have the same keys; each looks for itself whether their
-files have changed.  It has no sockets and counts nothing: attempts.py does, and handshakes.py leads the binary protocol's handshake.
+The supervisor makes one Authenticator before it forks, so that all processes have the same keys; each process looks for
+itself whether the keys' files have changed.  An Authenticator has no sockets and counts nothing: attempts.py counts, and
+handshakes.py leads the handshake of the binary protocol.
 """
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.workers.identity.options import IdentityOptions
-from geminga.workers.identity.shown import NotAuthenticated, Shown
+from geminga.workers.identity.credentials import Credentials, NotAuthenticated
+from geminga.workers.identity.options import AuthenticationOptions, IdentityOptions
 
-INTERNAL = "internal"          # the method of our own processes: they come by a socket that nobody else reaches
+INTERNAL = "internal"          # method of the broker's own processes: they come by a socket that no other user reaches
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Somebody who has shown who they are, or was not asked."""
+    """A client that has authenticated, or did not have to."""
 
-    role: str                          # "": nobody is asked
-    method: str = ""                   # "token", "basic" or "tls"; "" for the anonymous role, or when nobody is asked; INTERNAL: ourselves
-    expires_s: float | None = None     # seconds since 1970 when what was shown is no longer good
+    role: str                          # "": authentication is off
+    method: str = ""                   # "token", "basic", "tls", INTERNAL; "": the anonymous role, or authentication is off
+    expires_s: float | None = None     # when its credentials expire, in seconds since 1970; None: never
     proxy: str = ""                    # the role of the proxy that asks on behalf of `role`
 
 
@@ -28,33 +30,47 @@ OURSELVES = Identity("geminga", INTERNAL)
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """On whose behalf a proxy asks, and what that one has shown to it."""
+    """The client on whose behalf a proxy asks, and the credentials that the proxy passes on."""
 
     principal: str
-    shown: Shown | None = None
+    credentials: Credentials | None = None
+
+
+class Method(Protocol):
+    """One way to authenticate."""
+
+    def is_slow(self, data: bytes) -> bool:
+        """Whether checking these credentials takes so long that it belongs into a thread."""
+
+    def identify(self, data: bytes, certificate: bytes | None) -> tuple[str, float | None]:
+        """(role, when the credentials expire in seconds since 1970, or None).  Raises NotAuthenticated."""
 
 
 class Authenticator:
-    """Knows the methods of the configuration."""
+    """Checks credentials by the methods of the configuration."""
 
     def __init__(self, options: IdentityOptions):
         """Raises Unusable: a key or a file of users cannot be read."""
         self.configure(options)
 
     def configure(self, options: IdentityOptions) -> None:
-        """These hold from now on.  Raises Unusable, and those before hold on."""
-        self._methods = {name: _MAKERS[name](options.authentication) for name in options.authentication.methods}
+        """Take over new options.  Raises Unusable, and keeps the former ones: a key or a file of users cannot be read."""
+        self._methods: dict[str, Method] = {name: _MAKERS[name](options.authentication) for name in options.authentication.methods}
         self._options = options.authentication
         self._proxies = frozenset(options.authorization.proxy_roles)
         self._is_authorization_on = options.authorization.enabled
 
+    def __repr__(self) -> str:
+        return f"<Authenticator {', '.join(self._methods) or 'off'}>"
+
     @property
     def is_on(self) -> bool:
-        """Whether anybody is asked."""
+        """Whether clients have to authenticate."""
         return bool(self._methods)
 
     @property
     def checks_originals(self) -> bool:
+        """Whether proxies have to pass on their clients' credentials, which are checked too."""
         return self._options.original_authentication
 
     @property
@@ -62,36 +78,39 @@ class Authenticator:
         return self._options.refresh_interval_s
 
     def asks_for(self, method: str) -> bool:
+        """Whether clients may authenticate by this method."""
         return method in self._methods
 
-    def is_slow(self, shown: Shown | None) -> bool:
-        """Whether it takes so long to check that it belongs into a thread."""
-        method = self._methods.get(shown.method) if shown else None
-        return method is not None and method.is_slow(shown.data)
+    def is_slow(self, credentials: Credentials | None) -> bool:
+        """Whether checking these credentials takes so long that it belongs into a thread."""
+        method = self._methods.get(credentials.method) if credentials else None
+        return credentials is not None and method is not None and method.is_slow(credentials.data)
 
-    def identify(self, shown: Shown) -> Identity:
-        """Raises NotAuthenticated."""
-        method = self._methods.get(shown.method)
+    def identify(self, credentials: Credentials) -> Identity:
+        """The identity that the credentials prove.  Raises NotAuthenticated."""
+        method = self._methods.get(credentials.method)
         if method is not None:
-            role, expires_s = method.identify(shown.data, shown.certificate)
-            return Identity(role, shown.method, expires_s)
+            role, expires_s = method.identify(credentials.data, credentials.certificate)
+            return Identity(role, credentials.method, expires_s)
         if self._options.anonymous_role:
             return Identity(self._options.anonymous_role)
-        raise NotAuthenticated("UNKNOWN_METHOD", "nothing was shown" if shown.method in ("", "none") else "a method that is not configured")
+        why = "nothing was shown" if credentials.method in ("", "none") else "a method that is not configured"
+        raise NotAuthenticated("UNKNOWN_METHOD", why)
 
-    def admit(self, shown: Shown, original: Original | None = None, *, names_proxy: bool = False, may_repeat: bool = False) -> Identity:
-        """Who it is, and on whose behalf.  Raises NotAuthenticated.
+    def admit(self, credentials: Credentials, original: Original | None = None, *, names_proxy: bool = False,
+              may_repeat: bool = False) -> Identity:
+        """The identity that a new client proves, its own or the one on whose behalf it asks.  Raises NotAuthenticated.
 
-        names_proxy: it says that it is a proxy; may_repeat: it may name itself as the original, as clients of REST do.
+        names_proxy: it says that it is a proxy.  may_repeat: it may name itself as the original, as clients of REST do.
         """
-        identity = self.identify(shown)
+        identity = self.identify(credentials)
         is_proxy = identity.role in self._proxies
         principal = original.principal.strip() if original else ""
         if self._is_authorization_on:
             if is_proxy:
                 is_right = bool(principal) and principal not in self._proxies
             else:
-                is_right = not principal or (may_repeat and principal == identity.role)
+                is_right = not principal or may_repeat and principal == identity.role
             if not is_right:
                 why = "a proxy must say on whose behalf it asks" if is_proxy else "only a proxy may ask on behalf of others"
                 raise NotAuthenticated("INVALID_PRINCIPAL", why, api.AuthorizationError, "Invalid roles.")
@@ -100,32 +119,33 @@ class Authenticator:
                                        "Must not set proxyVersion without connecting as a ProxyRole.")
         if not is_proxy or not principal:
             return identity
-        if self.checks_originals and original.shown is not None:
-            found = self.identify(original.shown)
-            if found.role in self._proxies:
-                raise NotAuthenticated("INVALID_PRINCIPAL", "a proxy asks on behalf of a proxy", api.AuthorizationError, "Invalid roles.")
-            return replace(found, proxy=identity.role)
+        if self.checks_originals and original is not None and original.credentials is not None:
+            passed_on = self.identify(original.credentials)
+            if passed_on.role in self._proxies:
+                raise NotAuthenticated("INVALID_PRINCIPAL", "a proxy asks on behalf of a proxy", api.AuthorizationError,
+                                       "Invalid roles.")
+            return replace(passed_on, proxy=identity.role)
         return replace(identity, role=principal, proxy=identity.role)
 
     def accepts(self, identity: Identity) -> bool:
-        """Whether somebody who was admitted by options that held before could be now, by the same way."""
+        """Whether an identity that former options have admitted could be admitted now in the same way."""
         if not self.is_on or identity.method == INTERNAL:
             return True
         if not identity.method:
             return bool(identity.role) and identity.role == self._options.anonymous_role
         return self.asks_for(identity.method) and (not identity.proxy or identity.proxy in self._proxies)
 
-    def renew(self, identity: Identity, shown: Shown) -> Identity:
-        """The identity with what was shown anew; it must be the same role.  Raises NotAuthenticated."""
-        found = self.identify(shown)
+    def renew(self, identity: Identity, credentials: Credentials) -> Identity:
+        """The identity with new credentials, which must prove the same role.  Raises NotAuthenticated."""
+        renewed = self.identify(credentials)
         is_of_proxy = bool(identity.proxy) and not self.checks_originals
-        if found.role != (identity.proxy if is_of_proxy else identity.role):
+        if renewed.role != (identity.proxy if is_of_proxy else identity.role):
             raise NotAuthenticated("ROLE_CHANGED", "the role is another one than before")
-        return replace(identity, expires_s=found.expires_s)
+        return replace(identity, expires_s=renewed.expires_s)
 
 
 class _Certificates:
-    """The method "tls": what the listener has checked already."""
+    """The method "tls": a client certificate, which the listener has checked already."""
 
     def is_slow(self, data: bytes) -> bool:
         return False
@@ -143,16 +163,20 @@ class _Certificates:
         return names[-1].value, None
 
 
-# The libraries are loaded where they are used: they take tens of megabytes together.
+# These libraries take tens of megabytes together, so each is loaded only if its method is configured.
 
-def _tokens(options):
+def _tokens(options: AuthenticationOptions) -> Method:
     from geminga.workers.identity.tokens import Tokens
     return Tokens(options)
 
 
-def _basic(options):
+def _basic(options: AuthenticationOptions) -> Method:
     from geminga.workers.identity.basic import Basic
     return Basic(options)
 
 
-_MAKERS = {"token": _tokens, "basic": _basic, "tls": lambda options: _Certificates()}
+def _certificates(options: AuthenticationOptions) -> Method:
+    return _Certificates()
+
+
+_MAKERS = {"token": _tokens, "basic": _basic, "tls": _certificates}

@@ -6,8 +6,8 @@ import threading
 from passlib.apache import HtpasswdFile
 from passlib.context import CryptContext
 
+from geminga.workers.identity.credentials import NotAuthenticated
 from geminga.workers.identity.options import AuthenticationOptions
-from geminga.workers.identity.shown import NotAuthenticated
 from geminga.workers.identity.sources import Source, SourceError
 
 _HASHES = CryptContext(schemes=["bcrypt", "apr_md5_crypt", "ldap_sha1", "sha256_crypt", "sha512_crypt", "des_crypt"])

@@ -1,100 +1,134 @@
-"""How clients of the binary protocol show who they are: at CONNECT, and again when what they have shown expires.
+"""How clients of the binary protocol authenticate: at CONNECT, and again when their credentials expire.
 
-    CONNECT -> CONNECTED                                          nobody is asked, or it was checked at once
+    CONNECT -> CONNECTED                                          authentication is off, or the credentials were checked at once
     CONNECT -> (a thread computes a hash) -> CONNECTED            nothing more is read from the client meanwhile
-    CONNECT -> (a wait, see attempts.py) -> ERROR, closed         refused
-    AUTH_CHALLENGE -> AUTH_RESPONSE                               every refresh_interval_s, to those whose token has expired
+    CONNECT -> (a delay, see attempts.py) -> ERROR, closed        refused
+    AUTH_CHALLENGE -> AUTH_RESPONSE                               every refresh_interval_s, for clients whose token has expired
 """
 import asyncio
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
-from geminga.proto import commands as answers
+from geminga.proto import commands as responses
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import ProtocolError
 from geminga.storage.runtime.counters import Counters
 from geminga.workers.identity.attempts import Attempts
 from geminga.workers.identity.authentication import NOT_ASKED, OURSELVES, Authenticator, Identity, Original
+from geminga.workers.identity.credentials import Credentials, NotAuthenticated, certificate_of
 from geminga.workers.identity.hashes import Hashes
-from geminga.workers.identity.shown import NotAuthenticated, Shown, certificate_of
 
 _SECONDS = 30                # from a connection to the end of its handshake
-_DELAYED_MAX = 1_000         # answers that are kept back; what comes above is answered at once
+_DELAYED_MAX = 1_000         # refusals that are delayed at a time; another one is sent at once
+
+
+class Stream(Protocol):
+    """The bytes of one connection, as far as its handshake concerns them."""
+
+    transport: asyncio.Transport
+
+    @property
+    def host(self) -> str: ...
+    def write(self, data: bytes) -> None: ...
+    def stop_reading(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class Client(Protocol):
+    """A client, as far as its handshake concerns it."""
+
+    is_inside: bool
+    identity: Identity | None
+    is_challenged: bool
+    protocol_version: int
+    supports_auth_refresh: bool
+
+    @property
+    def stream(self) -> Stream: ...
+    def welcome(self, request: api.CommandConnect, identity: Identity) -> None: ...
 
 
 class Handshakes:
-    """Of all clients of a worker."""
+    """Handshakes of all clients of a worker."""
 
     def __init__(self, authenticator: Authenticator, counters: Counters, loop: asyncio.AbstractEventLoop):
         self._authenticator, self._counters, self._loop = authenticator, counters, loop
         self._attempts = Attempts(counters, loop)
         self._hashes = Hashes(loop)
         self._delayed = 0
-        self._expiring: set = set()                            # clients whose identities do
+        self._expiring: set[Client] = set()                    # those whose credentials expire
         self._round = loop.call_later(authenticator.refresh_interval_s, self._refresh)
 
+    def __repr__(self) -> str:
+        return f"<Handshakes delayed={self._delayed} expiring={len(self._expiring)}>"
+
     def configured(self) -> None:
-        """The authenticator has other options."""
+        """Go by the authenticator's options, which have changed."""
         self._round.cancel()
         self._round = self._loop.call_later(self._authenticator.refresh_interval_s, self._refresh)
 
-    def accepts(self, client) -> bool:
-        """Whether the client could come now as it did."""
+    def accepts(self, client: Client) -> bool:
+        """Whether the client, admitted by former options, could be admitted by these in the same way."""
         return client.identity is None or self._authenticator.accepts(client.identity)
 
-    def opened(self, client) -> asyncio.TimerHandle:
-        """The connection ends unless its handshake does; the timer is to be cancelled then."""
-        return self._loop.call_later(_SECONDS, client.transport.abort)
+    def opened(self, client: Client) -> asyncio.TimerHandle:
+        """Start the timer that ends the connection; to be cancelled when the handshake is done."""
+        return self._loop.call_later(_SECONDS, client.stream.transport.abort)
 
-    def closed(self, client) -> None:
+    def closed(self, client: Client) -> None:
+        """Forget the client: its connection has ended."""
         self._expiring.discard(client)
 
-    def connect(self, client, request: api.CommandConnect) -> None:
+    def connect(self, client: Client, request: api.CommandConnect) -> None:
+        """Deal with CONNECT: the client is welcomed, at once or later, or refused."""
         if not self._authenticator.is_on or client.is_inside:
             return client.welcome(request, OURSELVES if client.is_inside else NOT_ASKED)
-        shown = Shown(method_of(request), request.auth_data, certificate_of(client.transport))
+        credentials = Credentials(method_of(request), request.auth_data, certificate_of(client.stream.transport))
         original = None
         if request.HasField("original_principal"):
-            what = Shown(request.original_auth_method, request.original_auth_data.encode(), shown.certificate)
-            original = Original(request.original_principal, what)
-        demand = partial(self._authenticator.admit, shown, original, names_proxy=request.HasField("proxy_version"))
-        if not (self._authenticator.is_slow(shown) or (original and self._authenticator.is_slow(original.shown))):
-            return self._checked(client, shown.method, demand, partial(self._admitted, client, request))
-        client.stop_reading()
-        self._beside(client, shown.method, demand, partial(self._admitted, client, request))
+            passed_on = Credentials(request.original_auth_method, request.original_auth_data.encode(), credentials.certificate)
+            original = Original(request.original_principal, passed_on)
+        check = partial(self._authenticator.admit, credentials, original, names_proxy=request.HasField("proxy_version"))
+        done = partial(self._admitted, client, request)
+        if not (self._authenticator.is_slow(credentials) or original and self._authenticator.is_slow(original.credentials)):
+            return self._checked(client, credentials.method, check, done)
+        client.stream.stop_reading()
+        self._check_in_thread(client, credentials.method, check, done)
 
-    def response(self, client, response: api.CommandAuthResponse) -> None:
-        """The client shows itself anew."""
+    def response(self, client: Client, response: api.CommandAuthResponse) -> None:
+        """Deal with AUTH_RESPONSE: the client authenticates again.  Raises ProtocolError: authentication is off."""
         if not self._authenticator.is_on:
-            raise ProtocolError("AUTH_RESPONSE, and nobody asked")
-        said = response.response
-        shown = Shown(said.auth_method_name, said.auth_data, certificate_of(client.transport))
-        demand = partial(self._authenticator.renew, client.identity, shown)
-        if self._authenticator.is_slow(shown):
-            self._beside(client, shown.method, demand, partial(self._renewed, client))
+            raise ProtocolError("AUTH_RESPONSE, and authentication is off")
+        data = response.response
+        credentials = Credentials(data.auth_method_name, data.auth_data, certificate_of(client.stream.transport))
+        check = partial(self._authenticator.renew, client.identity, credentials)
+        if self._authenticator.is_slow(credentials):
+            self._check_in_thread(client, credentials.method, check, partial(self._renewed, client))
         else:
-            self._checked(client, shown.method, demand, partial(self._renewed, client))
+            self._checked(client, credentials.method, check, partial(self._renewed, client))
 
-    # -- what comes of it
+    # -- outcomes
 
-    def _beside(self, client, method: str, demand: Callable[[], Identity], done: Callable[[Identity], None]) -> None:
-        """Check it in a thread."""
+    def _check_in_thread(self, client: Client, method: str, check: Callable[[], Identity], done: Callable[[Identity], None]) -> None:
         try:
-            self._hashes.put(client.host, demand, partial(self._came_back, client, method, done), lambda: not client.transport.is_closing())
+            self._hashes.put(client.stream.host, check, partial(self._came_back, client, method, done),
+                             lambda: not client.stream.transport.is_closing())
         except NotAuthenticated as busy:
             self._refuse(client, method, busy)
 
-    def _came_back(self, client, method: str, done: Callable[[Identity], None], future: asyncio.Future) -> None:
-        if future.cancelled() or client.transport.is_closing():
+    def _came_back(self, client: Client, method: str, done: Callable[[Identity], None], future: asyncio.Future[Identity]) -> None:
+        if future.cancelled() or client.stream.transport.is_closing():
             if not future.cancelled():
-                future.exception()      # else asyncio tells that nobody asked
+                future.exception()      # else asyncio logs that it was never retrieved
             return
         self._checked(client, method, future.result, done)
 
-    def _checked(self, client, method: str, demand: Callable[[], Identity], done: Callable[[Identity], None]) -> None:
+    def _checked(self, client: Client, method: str, check: Callable[[], Identity], done: Callable[[Identity], None]) -> None:
+        """Call done(identity) if the check returns one; else refuse the client, or end its connection if it had been admitted before."""
         try:
-            identity = demand()
+            identity = check()
         except NotAuthenticated as error:
             if client.identity is None:
                 return self._refuse(client, method, error)
@@ -102,60 +136,64 @@ class Handshakes:
         self._attempts.succeeded(identity)
         done(identity)
 
-    def _admitted(self, client, request: api.CommandConnect, identity: Identity) -> None:
+    def _admitted(self, client: Client, request: api.CommandConnect, identity: Identity) -> None:
         client.welcome(request, identity)
-        self._watch(client)
+        self._watch(client, identity)
 
-    def _renewed(self, client, identity: Identity) -> None:
+    def _renewed(self, client: Client, identity: Identity) -> None:
         client.identity, client.is_challenged = identity, False
-        self._watch(client)
+        self._watch(client, identity)
 
-    def _watch(self, client) -> None:
-        if client.identity.expires_s is not None:
+    def _watch(self, client: Client, identity: Identity) -> None:
+        """Ask the client to authenticate again when its credentials expire, if they do."""
+        if identity.expires_s is not None:
             self._expiring.add(client)
         else:
             self._expiring.discard(client)
 
-    def _refuse(self, client, method: str, error: NotAuthenticated) -> None:
-        """Say so, perhaps later, and end the connection."""
+    def _refuse(self, client: Client, method: str, error: NotAuthenticated) -> None:
+        """Send an error and end the connection; if the address has failed repeatedly, after a delay."""
         self._counters.add("handshakes_refused")
-        delay = self._attempts.failed(client.host, method, error)
-        client.stop_reading()
+        delay = self._attempts.failed(client.stream.host, method, error)
+        client.stream.stop_reading()
         if not delay or self._delayed >= _DELAYED_MAX:
             return _end(client, error)
         self._delayed += 1
         self._loop.call_later(delay, self._end_late, client, error)
 
-    def _end_late(self, client, error: NotAuthenticated) -> None:
+    def _end_late(self, client: Client, error: NotAuthenticated) -> None:
         self._delayed -= 1
         _end(client, error)
 
-    # -- what expires
+    # -- credentials that expire
 
     def _refresh(self) -> None:
-        """A round: those whose tokens have expired are asked for others; who was asked in the last one and has not answered is gone."""
+        """Ask clients whose tokens have expired for others, and end connections of those that did not answer the round before."""
         self._round = self._loop.call_later(self._authenticator.refresh_interval_s, self._refresh)
         now = time.time()
-        for client in [client for client in self._expiring if client.identity.expires_s <= now]:
+        for client in list(self._expiring):
+            identity = client.identity
+            if identity is None or identity.expires_s is None or identity.expires_s > now:
+                continue
             if client.is_challenged:
                 self._drop(client, NotAuthenticated("NO_ANSWER", "the token has expired, and no other came"))
-            elif not client.supports_auth_refresh or (client.identity.proxy and not self._authenticator.checks_originals):
-                # A proxy that does not pass on what its clients show does not pass on either that they are asked.
+            elif not client.supports_auth_refresh or identity.proxy and not self._authenticator.checks_originals:
+                # A proxy that does not pass on its clients' credentials does not pass a challenge on to them either.
                 self._drop(client, NotAuthenticated("EXPIRED_TOKEN", "the token of a client that cannot be asked for another has expired"))
             else:
                 client.is_challenged = True
-                client.write(answers.auth_challenge(client.identity.method, client.protocol_version))
+                client.stream.write(responses.auth_challenge(identity.method, client.protocol_version))
 
-    def _drop(self, client, error: NotAuthenticated, *, is_told: bool = False) -> None:
-        """End the connection of a client that was there: without a word, but for a wrong answer."""
-        self._attempts.failed(client.host, client.identity.method, error)
+    def _drop(self, client: Client, error: NotAuthenticated, *, is_told: bool = False) -> None:
+        """End the connection of a client that had been admitted; is_told: after an error that says why."""
+        self._attempts.failed(client.stream.host, client.identity.method if client.identity else "", error)
         self._expiring.discard(client)
-        client.stop_reading()
-        _end(client, error) if is_told else client.abort()
+        client.stream.stop_reading()
+        _end(client, error) if is_told else client.stream.close()
 
 
 def method_of(request: api.CommandConnect) -> str:
-    """By its name, or as old clients say it."""
+    """The authentication method that CONNECT names, by its name, or by the number that old clients send."""
     if request.HasField("auth_method_name"):
         return request.auth_method_name
     if request.HasField("auth_method"):
@@ -163,7 +201,7 @@ def method_of(request: api.CommandConnect) -> str:
     return "none"
 
 
-def _end(client, error: NotAuthenticated) -> None:
-    if not client.transport.is_closing():
-        client.write(answers.error(answers.NO_REQUEST, error.code, error.told))
-        client.abort()
+def _end(client: Client, error: NotAuthenticated) -> None:
+    if not client.stream.transport.is_closing():
+        client.stream.write(responses.error(responses.NO_REQUEST, error.code, error.text))
+        client.stream.close()

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.workers.identity.attempts import address_of
 from geminga.workers.identity.authentication import Identity
-from geminga.workers.identity.shown import NotAuthenticated
+from geminga.workers.identity.credentials import NotAuthenticated
 
 OF_ADDRESS_MAX = 100         # that wait of one address; what comes above is told to try again
 _WAITING_MAX = 1_000         # of all; the more addresses there are, the fewer of each may wait, but always one

@@ -8,8 +8,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import load_der_public_key, load_pem_public_key
 from jwt.utils import base64url_decode, base64url_encode
 
+from geminga.workers.identity.credentials import NotAuthenticated
 from geminga.workers.identity.options import AuthenticationOptions
-from geminga.workers.identity.shown import NotAuthenticated
 from geminga.workers.identity.sources import Source, SourceError
 
 _SIZE_MAX = 16 << 10          # of a token; HTTP servers take no larger headers

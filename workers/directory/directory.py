@@ -1,8 +1,4 @@
-"""What a worker answers by itself, from the catalogue: lookup, partition metadata, schemas.  Lists of topics are in watchers.py.
-
-Each function returns the bytes of the answer; failures are answers of the same kind, as clients expect.
-"""
-from geminga.proto import commands as answers
+"""The catalogue as this worker knows it: partitions, namespaces and topics, remembered until anybody commits to the catalogue."""
 from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
@@ -12,14 +8,13 @@ from geminga.storage.catalogue.policies import policies_of, refuse_topics
 from geminga.storage.errors import NotDurable, StorageFull
 from geminga.storage.options import StorageOptions
 from geminga.storage.runtime.log import log
-from geminga.storage.schemas import registry
 from geminga.workers.addresses import Addresses
 
-_CACHE_MAX = 16_384
+_CACHE_MAX = 16_384          # names that are remembered
 
 
 class Directory:
-    """What this worker knows of the catalogue; forgotten whenever anybody has committed to it."""
+    """A worker's view of the catalogue, and the addresses at which topics are served."""
 
     def __init__(self, catalogue: Catalogue, addresses: Addresses, storage: StorageOptions):
         self.catalogue = catalogue
@@ -29,8 +24,11 @@ class Directory:
         self._topics_version: int | None = None
 
     def configure(self, addresses: Addresses, storage: StorageOptions) -> None:
-        """These hold from now on."""
+        """Take over new options."""
         self.addresses, self._configured, self._storage = addresses, storage, self.catalogue.with_changes(storage)
+
+    def __repr__(self) -> str:
+        return f"<Directory {len(self._counts)} topics and {len(self._namespaces)} namespaces remembered>"
 
     def _refresh(self) -> None:
         if self.catalogue.changed() or len(self._counts) + len(self._namespaces) > _CACHE_MAX:
@@ -54,7 +52,10 @@ class Directory:
         return self._namespaces[namespace]
 
     def partitions(self, text: str, *, may_create: bool = True) -> int:
-        """How many partitions the topic has, 0 when it is not partitioned.  Raises Refusal."""
+        """The number of partitions of a topic, 0 if it is not partitioned; a topic that is missing is made if its policies say so.
+
+        Raises Refusal: the namespace or topic does not exist, or may not be made.
+        """
         self._refresh()
         topic = names.parse(text)
         if not self.has_namespace(topic.namespace):
@@ -79,93 +80,45 @@ class Directory:
                 self.catalogue.create_topic(topic, policies.new_topics_partitions)
                 self.catalogue.commit()
                 log.info("a topic was made", topic=topic, partitions=policies.new_topics_partitions)
-            except (StorageFull, NotDurable) as error:      # there is nothing else in this transaction
+            except (StorageFull, NotDurable) as error:      # the transaction is undone, and has nothing else in it
                 raise Refusal(api.ServiceNotReady, str(error)) from None
             self._counts.clear()
             self._topics_version = None
             return self._partition_count(topic)
-        return 0        # made when it is first produced to or subscribed
+        return 0        # its owner makes it for the first producer or consumer
 
     def urls(self, text: str, listener: str = "") -> tuple[str, str]:
-        """Where the topic is served without TLS, and with it; empty where it is not.  Raises Refusal."""
+        """(URL without TLS, URL with TLS) at which the topic is served, "" where it is not; listener: a name of advertised_listeners.
+
+        Raises Refusal: the namespace does not exist, or no listener has that name.
+        """
         self._refresh()
         topic = names.parse(text)
         if not self.has_namespace(topic.namespace):
             raise Refusal(api.TopicNotFound, f"Namespace {topic.namespace} does not exist")
         if listener and listener not in self.addresses.listeners:
-            raise Refusal(api.ServiceNotReady, f"the broker do not have {listener} listener")   # clients look for these words
+            raise Refusal(api.ServiceNotReady, f"the broker do not have {listener} listener")   # clients look for this text
         return self.addresses.listeners[listener] if listener else self.addresses[:2]
 
     def topics(self, namespace: str, mode: int) -> list[str]:
-        """Complete names of the namespace's topics, partitions one by one.  Raises Refusal."""
+        """Complete names of the namespace's topics, each partition by itself; mode: of CommandGetTopicsOfNamespace.  Raises Refusal."""
         domains = {api.CommandGetTopicsOfNamespace.PERSISTENT: ("persistent://",),
                    api.CommandGetTopicsOfNamespace.NON_PERSISTENT: ("non-persistent://",)}.get(mode, ("persistent://", "non-persistent://"))
         topics = self.catalogue.topics(names.namespace(namespace))
         return [name for name in topics if name.startswith(domains) and not names.is_system(name)]
 
     def topics_version(self) -> int:
-        """Another one whenever topics have come or gone."""
+        """A number that is another one whenever topics were made or deleted."""
         self._refresh()
         if self._topics_version is None:
             self._topics_version = self.catalogue.topics_version()
         return self._topics_version
 
     def newest_partition(self) -> int:
-        """Partitions that are made later have higher ids."""
+        """The highest id of a partition; partitions that are made later have higher ones."""
         return self.catalogue.newest_partition()
 
     def is_newer(self, topic: TopicName, newest: int) -> bool:
-        """Whether the topic was made, or is going to be, after that was the newest partition."""
+        """Whether the topic was made after `newest` was the newest partition, or is not made yet."""
         stored = self.catalogue.partition(topic)
         return stored is None or stored[0] > newest
-
-
-def partition_metadata(directory: Directory, command: api.BaseCommand) -> bytes:
-    request = command.partitionMetadata
-    try:
-        count = directory.partitions(request.topic, may_create=request.metadata_auto_creation_enabled)
-        return answers.partitions(request.request_id, count)
-    except Refusal as refusal:
-        return answers.partitions_failed(request.request_id, refusal.code, refusal.message)
-
-
-def lookup(directory: Directory, command: api.BaseCommand) -> bytes:
-    """Where the topic is served.  Raises Refusal, which the caller answers and counts."""
-    request = command.lookupTopic
-    return answers.lookup(request.request_id, *directory.urls(request.topic, request.advertised_listener_name))
-
-
-def get_schema(directory: Directory, command: api.BaseCommand) -> bytes:
-    request = command.getSchema
-    try:
-        topic, version = names.parse(request.topic), None
-        if request.HasField("schema_version"):
-            if len(request.schema_version) != 8:
-                raise Refusal(api.IncompatibleSchema, "A schema version has eight bytes")
-            version = int.from_bytes(request.schema_version, "big", signed=True)
-        found = registry.find(directory.catalogue, topic, version)
-        if found is None:
-            raise Refusal(api.TopicNotFound, f"Topic not found or no-schema {request.topic}")
-    except Refusal as refusal:
-        return answers.schema_missing(request.request_id, refusal.code, refusal.message)
-    except StorageFull as error:
-        return answers.schema_missing(request.request_id, api.PersistenceError, str(error))
-    name = f"{topic.namespace}/{topic.base.local_name}"
-    return answers.schema(request.request_id, registry.to_wire(found.definition, name), registry.version_bytes(found.version))
-
-
-def no_transactions(directory: Directory, command: api.BaseCommand) -> bytes:
-    return answers.error(_body(command).request_id, api.NotAllowedError, "Transactions are not enabled.")
-
-
-def _body(command: api.BaseCommand):
-    """The command inside: the field that its type names, whatever else the client has filled in."""
-    return getattr(command, command.DESCRIPTOR.fields_by_number[command.type].name)
-
-
-T = api.BaseCommand.Type
-ANSWERS = {
-    T.PARTITIONED_METADATA: partition_metadata,
-    T.TC_CLIENT_CONNECT_REQUEST: no_transactions, T.NEW_TXN: no_transactions, T.ADD_PARTITION_TO_TXN: no_transactions,
-    T.ADD_SUBSCRIPTION_TO_TXN: no_transactions, T.END_TXN: no_transactions,
-}

@@ -1,6 +1,6 @@
-"""Topics chosen by a pattern, and the hash by which a client knows a list of topics again.
+"""Patterns that choose topics, and the hash by which a client recognises a list of topics.
 
-A pattern is matched against a topic's whole name without scheme and without -partition-N, as Pulsar does it.
+A pattern is matched against a topic's whole name without scheme and without -partition-N, as in Pulsar.
 """
 import struct
 import time
@@ -12,16 +12,16 @@ from crc32c import crc32c
 
 from geminga.proto import names
 
-LENGTH_MAX = 1_000              # characters of a pattern; arbitrary, and more than anybody writes by hand
-_MEMORY_MAX = 1 << 20           # bytes of one compiled pattern and of what it caches
-PATTERNS_MAX = 256              # compiled at a time, by all who watch and have asked; clients evaluate what comes above
-_SECONDS, _SECONDS_PER_NAME = 0.1, 1e-5     # of CPU that a pattern may take for a list: ten times what usual ones do
+LENGTH_MAX = 1_000              # characters of a pattern; an arbitrary bound, above what is written by hand
+_MEMORY_MAX = 1 << 20           # bytes of one compiled pattern with its cache
+PATTERNS_MAX = 256              # compiled at a time for all clients; above it, clients evaluate patterns themselves
+_SECONDS, _SECONDS_PER_NAME = 0.1, 1e-5     # of CPU that a pattern may take for a list: ten times as much as usual ones
 _LOOK_EVERY = 64                # names between two looks at the clock
-_HOPELESS = (b"missing", b"unexpected", b"trailing", b"no argument")     # how RE2 says that no dialect has such a pattern
+_HOPELESS = (b"missing", b"unexpected", b"trailing", b"no argument")     # RE2's words for a pattern that no dialect has
 
 
 class BrokenPattern(Exception):
-    """It is no pattern."""
+    """A text that is a pattern in no dialect."""
 
 
 class ForeignPattern(Exception):
@@ -31,13 +31,13 @@ class ForeignPattern(Exception):
 class Pattern:
     """A client's pattern.  Raises BrokenPattern, ForeignPattern."""
 
-    # RE2, which is Pulsar's dialect as well: patterns come from any client, and Python's re may take for ever over a short one.
-    # RE2 takes time in proportion to the names.  A set of one pattern, as that has the leanest way to ask whether a name matches.
+    # Patterns come from any client, and Python's re may take for ever over a short one.  RE2, which is Pulsar's dialect as well, takes
+    # time in proportion to the names.  A set of one pattern is RE2's cheapest way to ask whether a name matches.
     def __init__(self, text: str):
         if len(text) > LENGTH_MAX:
             raise ForeignPattern(f"Pattern longer than maximum: {LENGTH_MAX}")
         if len(_compiled) >= PATTERNS_MAX:
-            pattern.cache_clear()       # those that nobody uses any more
+            pattern.cache_clear()       # frees those that no client uses any more
             if len(_compiled) >= PATTERNS_MAX:
                 raise ForeignPattern("Too many patterns")
         self._set = re2.Set.FullMatchSet(_options())
@@ -51,19 +51,20 @@ class Pattern:
         _compiled.add(self)
 
     def choose(self, topics: list[str]) -> list[str]:
-        """Those of the complete names that match.  Raises ForeignPattern when that takes too long."""
+        """The complete names of topics that match.  Raises ForeignPattern: matching takes too long."""
         match, chosen = self._set.Match, []
         began, allowed = time.thread_time(), _SECONDS + _SECONDS_PER_NAME * len(topics)
         for number, topic in enumerate(topics, 1):
-            if self._is_slow or (number % _LOOK_EVERY == 0 and time.thread_time() - began > allowed):
-                self._is_slow = True        # told at once the next time
+            if self._is_slow or number % _LOOK_EVERY == 0 and time.thread_time() - began > allowed:
+                self._is_slow = True        # refused at once the next time
                 raise ForeignPattern("Pattern takes too long")
             if match(names.without_partition(topic).partition("://")[2]):
                 chosen.append(topic)
         return chosen
 
     def matches(self, topic: str) -> bool:
-        return not self._is_slow and bool(self.choose([topic]))     # one name never takes long
+        """Whether a topic's complete name matches."""
+        return not self._is_slow and bool(self.choose([topic]))     # one name never takes too long
 
 
 _compiled: WeakSet[Pattern] = WeakSet()
@@ -76,12 +77,12 @@ def pattern(text: str) -> Pattern:
 
 
 def topics_hash(topics: list[str]) -> str:
-    """As Pulsar's clients compute it: CRC32-C of the sorted names, its bytes from the lowest on in hexadecimal."""
+    """The hash of a list of topics as Pulsar's clients compute it: CRC32-C of the sorted names, in hexadecimal, lowest byte first."""
     return struct.pack("<I", crc32c(",".join(sorted(topics)).encode())).hex()
 
 
 def _options() -> re2.Options:
-    """Of all patterns that come from clients.  Errors are not logged: RE2 would print what a client has sent, raw, to standard error."""
+    """RE2's options for clients' patterns.  Errors are not logged, as RE2 would print a client's text, raw, to standard error."""
     options = re2.Options()
     options.log_errors, options.max_mem = False, _MEMORY_MAX
     return options
@@ -98,7 +99,7 @@ def _without_scheme(text: str) -> str:
 
 
 def _why(path: str) -> BrokenPattern | ForeignPattern:
-    """What RE2 has against a pattern that it does not take."""
+    """The error for a pattern that RE2 has refused."""
     try:
         re2.compile(path, _options())
     except re2.error as error:

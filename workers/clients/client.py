@@ -1,0 +1,187 @@
+"""One client of this worker: its identity, its protocol version, and its parts.
+
+    stream       its bytes, read in turns and written as it reads         stream.py
+    routes       its producers and consumers, and their owners            routes.py
+    requests     its requests that owners have not answered               pending_requests.py
+    deliveries   entries that wait until it reads                         delivery_queue.py
+
+What it asks is in messages.py (SEND, ACK, FLOW) and commands.py (all else), what owners answer in replies.py.
+"""
+from typing import Protocol
+
+from geminga.proto import commands as responses
+from geminga.proto import envelope
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.connection import CONNECTED
+from geminga.storage.runtime.log import DEBUG, log
+from geminga.workers.clients.delivery_queue import DeliveryQueue, DeliveryWorker
+from geminga.workers.clients.pending_requests import PendingRequests
+from geminga.workers.clients.rights import Rights
+from geminga.workers.clients.routes import Routes
+from geminga.workers.clients.stream import Handlers, Stream, StreamWorker
+from geminga.workers.directory.directory import Directory
+from geminga.workers.directory.patterns import Pattern
+from geminga.workers.directory.schemas import SchemaChecks
+from geminga.workers.directory.watchers import Watchers
+from geminga.workers.identity.authentication import Identity
+from geminga.workers.identity.handshakes import Handshakes
+from geminga.workers.owners.links import OwnerLink, OwnerLinks
+from geminga.workers.owners.waiting import WaitingCommands
+
+_VERSION_MAX = 200               # characters of the client's own name for its library that are kept
+_CHECKSUMS_SINCE = 11            # protocol version; C++ consumers know checksums since 6, but before 11 take them for wrong
+_BROKER_FIELDS_SINCE = 18        # protocol version that knows BrokerEntryMetadata
+
+
+class ClientWorker(StreamWorker, DeliveryWorker, Protocol):
+    """The worker, as far as its clients use it."""
+
+    directory: Directory
+    handshakes: Handshakes
+    rights: Rights | None                # None: authorization is off
+    broker_fields: int                   # bits of deliveries.BROKER_* that are written to clients which understand them
+    is_draining: bool                    # nobody may produce or subscribe any more
+
+    @property
+    def owners(self) -> OwnerLinks: ...
+    @property
+    def waiting(self) -> WaitingCommands: ...
+    @property
+    def schema_checks(self) -> SchemaChecks: ...
+    @property
+    def watchers(self) -> Watchers: ...
+    def next_connection(self) -> int: ...
+    def opened(self, client: "Client") -> None: ...
+    def closed(self, client: "Client") -> None: ...
+    def end_if_silent_soon(self, client: "Client") -> None: ...
+
+
+class Client:
+    """The other end of one connection."""
+
+    def __init__(self, worker: ClientWorker, handlers: Handlers, *, is_inside: bool = False):
+        """handlers: by the event's type, what is done with (client, event).  is_inside: a process of the broker itself."""
+        self.worker = worker
+        self.is_inside = is_inside
+        self.number = worker.next_connection()
+        self.stream = Stream(worker, self, handlers)
+        self.routes = Routes()
+        self.requests = PendingRequests(worker.counters)
+        self.deliveries = DeliveryQueue(worker, self.stream, self.routes)
+        self.identity: Identity | None = None      # None: CONNECT has not succeeded yet
+        self.is_challenged = False                 # it was asked to authenticate again
+        self.protocol_version = 0
+        self.client_version = ""                   # name of its library, as the client says
+        self.supports_partial_producer = self.supports_auth_refresh = False
+        self._takes_broker_fields = False          # it understands BrokerEntryMetadata
+        # (namespace, pattern's text) of topic lists it has asked for -> (the pattern, the newest partition when it asked first)
+        self.discoveries: dict[tuple[str, str | None], tuple[Pattern | None, int]] = {}
+        self.probed_by: list[OwnerLink] = []       # links of owners that ask whether it lives
+        self.introduced: set[OwnerLink] = set()    # links of owners that know it, and have to be told of its end
+
+    def __repr__(self) -> str:
+        return f"<Client {self.number} {self.routes} {self.requests}>"
+
+    # -- calls of its stream
+
+    def opened(self) -> None:
+        """Register with the worker: its connection has been made."""
+        self.worker.opened(self)
+        self._timer = self.worker.handshakes.opened(self)
+
+    def closed(self) -> None:
+        """Leave the worker: its connection has ended."""
+        self.deliveries.runs.clear()
+        self.requests.clear()
+        self.worker.closed(self)
+
+    def answer_probes(self) -> None:
+        """Tell owners that have asked that the client lives."""
+        for link in self.probed_by:
+            link.command(self.number, self.protocol_version, b"", envelope.CONNECTION_ALIVE)
+        self.probed_by = []
+        self.worker.owners.schedule_flush()
+
+    def write_deliveries(self) -> None:
+        self.deliveries.write()
+
+    @property
+    def waits_for_owners(self) -> bool:
+        """Whether owners have to catch up before anything more is asked of them for this client."""
+        if self.stream.has_many_waiting:
+            return True
+        worker = self.worker
+        return worker.owners.is_paused and (bool(self.routes.producers) or len(self.requests) > 0 and not worker.is_draining)
+
+    # -- its life
+
+    def welcome(self, request: api.CommandConnect, identity: Identity) -> None:
+        """Answer CONNECT: it is known who the client is."""
+        self._timer.cancel()
+        self.stream.connection.state, self.identity = CONNECTED, identity
+        self.protocol_version = max(0, min(request.protocol_version, responses.PROTOCOL_VERSION))
+        self.worker.counters.add("handshakes")
+        self.client_version = request.client_version[:_VERSION_MAX]
+        features = request.feature_flags
+        self.supports_partial_producer = features.supports_partial_producer
+        self.supports_auth_refresh = features.supports_auth_refresh
+        self._takes_broker_fields = self.protocol_version >= _BROKER_FIELDS_SINCE and features.supports_broker_entry_metadata
+        self.deliveries.has_checksums = self.protocol_version >= _CHECKSUMS_SINCE
+        self.deliveries.broker_fields = self.worker.broker_fields if self._takes_broker_fields else 0
+        self.stream.write(responses.connected(self.protocol_version, self.worker.options.max_message_size))
+        if log.level >= DEBUG:
+            log.debug("a connection was opened", client=self.stream.address, version=self.client_version, role=identity.role)
+        if self.stream.is_stopped:
+            self.stream.start_reading()
+
+    def keep_alive(self) -> None:
+        """Send PING.  A client that has said nothing since the last one is taken for dead, unless it was not read from.
+
+        Clients of version 0 know no PING, and are left alone.  A client that is not connected yet may not answer it, and its handshake
+        has a time of its own.
+        """
+        stream = self.stream
+        if stream.connection.state != CONNECTED or self.protocol_version < 1:
+            return
+        if not (stream.was_heard or stream.is_held or stream.has_many_waiting):
+            return stream.transport.abort()
+        stream.was_heard = False
+        stream.tell(responses.PING)
+
+    def configured(self) -> None:
+        """Take over the worker's options, which have changed; a client that could not come any more as it came is closed."""
+        self.stream.configured()
+        self.deliveries.broker_fields = self.worker.broker_fields if self._takes_broker_fields else 0
+        self.deliveries.configured()
+        if not self.worker.handshakes.accepts(self):
+            self.stream.transport.abort()
+
+    def expel(self, link: OwnerLink, object_id: int, handle: int, *, is_producer: bool) -> None:
+        """Tell the owner to end a producer or consumer; handle 0: one that it has not made yet."""
+        kind = envelope.PRODUCER_EXPELLED if is_producer else envelope.CONSUMER_EXPELLED
+        link.command(self.number, self.protocol_version, b"%d %d" % (object_id, handle), kind)
+        self.worker.owners.schedule_flush()
+
+    def close_producers(self) -> None:
+        """Close all producers for a drain: everything they have published is answered, and what their client sends now is ignored."""
+        for producer_id, route in list(self.routes.producers.items()):
+            if route.handle:
+                self.routes.drop(route)
+                self.routes.remember_closed(producer_id)
+                self.stream.tell(responses.close_producer(producer_id))
+            elif route.link is None:
+                route.withdraw()
+                self.routes.drop(route)
+                self.stream.write(responses.error(route.request_id, api.ServiceNotReady, "The broker is being stopped; try again"))
+            elif not route.is_expelled:      # its owner may wait for another producer to go, which may never happen
+                route.is_expelled = True
+                self.expel(route.link, producer_id, 0, is_producer=True)
+        self.stream.resume_reading()
+
+    def say_goodbye(self) -> None:
+        """Have the client look its topics up again, and close its connection: the broker stops."""
+        for producer_id in self.routes.producers:
+            self.stream.tell(responses.close_producer(producer_id))
+        for consumer_id in self.routes.consumers:
+            self.stream.tell(responses.close_consumer(consumer_id))
+        self.stream.close()

@@ -1,0 +1,230 @@
+"""Entries that owners have dispatched to a client's consumers, written as MESSAGE frames as far as the client reads.
+
+    RUNS     entries in a row of a ledger                                          -> runs
+    PICKS    entries that lie apart, are redelivered, or are of a compacted view   -> runs
+    PASSED   entries of a non-persistent topic, with their bytes                   -> written at once, or dropped
+
+Bytes of runs are read from the mapped ledgers only when they can be written, so a client that does not read costs no memory.
+"""
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from geminga.proto import envelope
+from geminga.proto.deliveries import Delivery
+from geminga.storage.runtime.counters import Counters
+from geminga.workers.clients import egress
+from geminga.workers.clients.egress import LedgerGone, Ledgers
+from geminga.workers.clients.routes import Route, Routes
+from geminga.workers.clients.stream import Stream
+from geminga.workers.failures import attempt
+from geminga.workers.owners.links import OwnerLink, OwnerLinks
+
+
+@dataclass(eq=False, slots=True)
+class Run:
+    """Entries to be written to a consumer: `count` in a row from `first` on, or those that are picked."""
+
+    route: Route
+    partition_id: int
+    ledger_id: int
+    first: int
+    count: int
+    epoch: int
+    picked: NDArray | None = None                # rows PICKED
+    words: NDArray[np.uint64] | None = None      # ack sets of the picked entries, one behind the other
+    view: int = 0                                # number of the compacted view that has the entries; 0: the ledger itself
+
+
+class DeliveryWorker(Protocol):
+    """The worker, as far as deliveries use it."""
+
+    ledgers: Ledgers
+    counters: Counters
+
+    @property
+    def owners(self) -> OwnerLinks: ...
+
+
+class DeliveryQueue:
+    """Entries that wait until their client reads."""
+
+    def __init__(self, worker: DeliveryWorker, stream: Stream, routes: Routes):
+        self._worker, self._stream, self._routes = worker, stream, routes
+        self.runs: deque[Run] = deque()
+        self.has_checksums = True          # entries are written with the checksums that they are stored with
+        self.broker_fields = 0             # bits of deliveries.BROKER_*: fields of BrokerEntryMetadata that are written
+
+    def __repr__(self) -> str:
+        return f"<DeliveryQueue {sum(run.count for run in self.runs)} entries in {len(self.runs)} runs>"
+
+    def add(self, link: OwnerLink, handle: int, partition_id: int, ledger_id: int, first: int, count: int) -> None:
+        """Add `count` entries from `first` on, for the consumer with this handle; the next `write` begins with what can be written."""
+        route = self._routes.by_handle.get((link, handle))
+        if route is None:
+            return
+        last = self.runs[-1] if self.runs else None
+        if last is not None and last.route is route and last.ledger_id == ledger_id and last.first + last.count == first \
+                and last.epoch == route.epoch:
+            last.count += count
+        else:
+            self.runs.append(Run(route, partition_id, ledger_id, first, count, route.epoch))
+
+    def add_picked(self, link: OwnerLink, handle: int, partition_id: int, ledger_id: int, picked: NDArray,
+                   words: NDArray[np.uint64], view: int) -> None:
+        """Add entries that lie apart, have ack sets or redelivery counts, or are of a compacted view: rows (n,) PICKED, their words."""
+        route = self._routes.by_handle.get((link, handle))
+        if route is not None:
+            self.runs.append(Run(route, partition_id, ledger_id, -1, len(picked), route.epoch, picked, words, view))
+
+    def write_passed(self, link: OwnerLink, handle: int, entries: NDArray, data: memoryview) -> None:
+        """Write entries of a non-persistent topic, rows (n,) ENTRY; a client that does not read loses them, but not its permits."""
+        route = self._routes.by_handle.get((link, handle))
+        if route is None:
+            return
+        if not self._stream.is_writable:
+            self._worker.counters.add("deliveries_dropped", len(entries))
+            link.flow(handle, int(entries["messages"].sum()))
+            return self._worker.owners.schedule_flush()
+        delivery = Delivery(route.object_id, 0, route.partition, epoch=route.epoch, has_checksums=self.has_checksums)
+        self._stream.transport.write(delivery.passed(entries, data))
+        self._worker.counters.add("deliveries", len(entries))
+
+    def write(self) -> None:
+        """Write entries until the client leaves as many bytes unread as it may."""
+        runs, stream, out, size, count = self.runs, self._stream, [], 0, 0
+        while runs and stream.is_writable:
+            entries, frames = self.next_frames()
+            count += entries
+            out += frames
+            size += sum(map(len, frames))
+            if size >= egress.BYTES_MAX or not runs:
+                stream.transport.writelines(out)
+                out, size = [], 0
+        if out:
+            stream.transport.writelines(out)
+        self._worker.counters.add("deliveries", count)
+
+    def next_frames(self) -> tuple[int, list]:
+        """Take as many entries off the first run as are read at a time: (how many of them are left, their MESSAGE frames)."""
+        run, ledgers = self.runs[0], self._worker.ledgers
+        try:
+            if self._routes.consumers.get(run.route.object_id) is not run.route:      # its client has closed it meanwhile
+                raise LedgerGone
+            if run.picked is None:
+                rows, data = ledgers.read(run.partition_id, run.ledger_id, run.first, run.count)
+            else:
+                rows, data = ledgers.pick(run.partition_id, run.ledger_id, run.picked["entry_id"], run.view)
+        except LedgerGone:
+            self.runs.popleft()
+            return 0, []
+        route, count = run.route, len(rows)
+        if route.delivery is None or route.delivery_to != (run.ledger_id, run.epoch):
+            route.delivery = Delivery(route.object_id, run.ledger_id, route.partition, self.broker_fields, run.epoch,
+                                      has_checksums=self.has_checksums)
+            route.delivery_to = run.ledger_id, run.epoch
+        if run.picked is None:
+            frames = route.delivery.frames(run.first, rows, data)
+        else:
+            frames = route.delivery.picked(run.picked[:count], run.words, rows, data)
+        is_left = egress.still_there(rows, data)
+        if is_left is not None:
+            rows, frames = _frames_of_left(run, rows, data, is_left)
+        self._advance(run, count)
+        return len(rows), frames
+
+    def _advance(self, run: Run, count: int) -> None:
+        """Remove the first `count` entries of the first run."""
+        if run.picked is None:
+            run.first += count
+        else:
+            run.words = run.words[int(run.picked["words"][:count].sum()):]
+            run.picked = run.picked[count:]
+        run.count -= count
+        if not run.count:
+            self.runs.popleft()
+
+    def configured(self) -> None:
+        """Write entries from now on as the worker's options, which have changed, say."""
+        for route in self._routes.consumers.values():
+            route.delivery_to = (-1, -1)
+
+
+def _frames_of_left(run: Run, rows: NDArray, data: memoryview, is_left: NDArray[np.bool_] | None) -> tuple[NDArray, list]:
+    """(index rows, MESSAGE frames) of the first entries of a run that are left; rows: of all of them.
+
+    The others have been acknowledged by other consumers meanwhile, and their space was given back.  Their permits go back to the owner,
+    so that the client gets as many messages as it has asked for.
+    """
+    route, frames = run.route, []
+    picked, words = _picked(run, len(rows))
+    while is_left is not None:      # space may be given back while frames are copied
+        route.link.flow(route.handle, int(rows["messages"][~is_left].sum()))
+        words = words[np.repeat(is_left, picked["words"].astype(np.int64))]
+        picked, rows = picked[is_left], rows[is_left]
+        frames = route.delivery.picked(picked, words, rows, data) if len(rows) else []
+        is_left = egress.still_there(rows, data)
+    return rows, frames
+
+
+def _picked(run: Run, count: int) -> tuple[NDArray, NDArray[np.uint64]]:
+    """(rows (count,) PICKED, their words) of the first entries of a run, whether they were picked or lie in a row."""
+    if run.picked is not None:
+        picked = run.picked[:count]
+        return picked, run.words[:int(picked["words"].sum())]
+    picked = np.zeros(count, envelope.PICKED)
+    picked["entry_id"] = np.arange(run.first, run.first + count)
+    return picked, np.zeros(0, np.uint64)
+
+
+# -- sections of an owner's envelope
+
+class Receiver(Protocol):
+    """A client that entries are delivered to."""
+
+    @property
+    def stream(self) -> Stream: ...
+    @property
+    def deliveries(self) -> DeliveryQueue: ...
+
+
+def deliver_runs(clients: Mapping[int, Receiver], link: OwnerLink, rows: NDArray, data: memoryview) -> None:
+    """Deliver entries in a row: rows (n,) RUN_ROW."""
+    receivers = {}
+    for connection, count, consumer, partition_id, ledger_id, first in rows.tolist():
+        client = clients.get(connection)
+        if client is not None:
+            client.deliveries.add(link, consumer, partition_id, ledger_id, first, count)
+            receivers[connection] = client
+    for client in receivers.values():
+        attempt(client.stream, client.deliveries.write)
+
+
+def deliver_picks(clients: Mapping[int, Receiver], link: OwnerLink, rows: NDArray, data: memoryview) -> None:
+    """Deliver picked entries: rows (n,) PICK_ROW; data: for each its rows PICKED and their words."""
+    at, receivers = 0, {}
+    for connection, count, consumer, partition_id, ledger_id, size, view in rows.tolist():
+        picked = np.frombuffer(data, envelope.PICKED, count, at)
+        words = np.frombuffer(data[at + picked.nbytes:at + size], np.uint64)
+        at += size
+        client = clients.get(connection)
+        if client is not None:
+            client.deliveries.add_picked(link, consumer, partition_id, ledger_id, picked, words, view)
+            receivers[connection] = client
+    for client in receivers.values():
+        attempt(client.stream, client.deliveries.write)
+
+
+def deliver_passed(clients: Mapping[int, Receiver], link: OwnerLink, rows: NDArray, data: memoryview) -> None:
+    """Deliver entries of non-persistent topics: rows (n,) PASSED_ROW; data: for each its rows ENTRY and the entries."""
+    at = 0
+    for connection, count, consumer, size in rows.tolist():
+        client = clients.get(connection)
+        if client is not None:
+            entries = np.frombuffer(data, envelope.ENTRY, count, at)
+            attempt(client.stream, client.deliveries.write_passed, link, consumer, entries, data[at + entries.nbytes:at + size])
+        at += size

@@ -1,0 +1,218 @@
+"""Ledgers that owners write, mapped into the worker to read entries from.
+
+A mapping is made when a run first names its ledger, and made anew when the ledger has grown past it.  It is given up when the owner says
+that the ledger was deleted, or when too many are mapped.
+"""
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from geminga.proto.deliveries import FEW_MAX
+from geminga.storage import format
+from geminga.storage.ledgers.compacted_ledgers import is_valid
+from geminga.storage.ledgers.ledger import map_file, open_max
+from geminga.storage.runtime.log import log
+from geminga.storage.upkeep.hole_punching import NOTHING
+from geminga.workers.owners.links import OwnerLink
+
+LEDGERS_MAX = 1_024          # mapped at a time by one worker, or fewer where descriptors are few
+ENTRIES_MAX = 8_192          # read at a time
+BYTES_MAX = 1 << 20          # likewise, of entries; one entry may be larger
+_GONE = 64                   # bytes of zeros that stand for an entry whose row was given back
+
+_Key = tuple[int, int]       # (ledger id, number of a compacted view or 0)
+
+
+def still_there(rows: NDArray, data: memoryview) -> NDArray[np.bool_] | None:
+    """Which entries of these index rows (n,) have not been given back; None if all are still there.
+
+    To be asked after they were copied: an entry that is still there then was whole when it was copied.
+    """
+    if len(rows) <= FEW_MAX:
+        begin = all(map(data.__getitem__, rows["offset"].tolist()))
+    else:
+        begin = np.frombuffer(data, np.uint8)[rows["offset"]].all()
+    if begin:      # no entry begins with a zero: nearly always
+        return None
+    is_left = np.array([data[at:at + len(NOTHING)] != NOTHING for at in rows["offset"].tolist()])
+    return None if is_left.all() else is_left
+
+
+class LedgerGone(Exception):
+    """The ledger was deleted before it was read, as all its entries are acknowledged."""
+
+
+@dataclass(frozen=True, slots=True)
+class MappedLedger:
+    """A ledger's files as they were when they were mapped."""
+
+    index: NDArray
+    # Columns of the index, which are used for every run: making a view of one takes a microsecond.
+    offsets: NDArray[np.uint64]
+    sizes: NDArray[np.uint32]
+    data: memoryview
+    is_sealed: bool                # rows of entries that were given back may be zeros
+
+    def __repr__(self) -> str:
+        return f"<MappedLedger {len(self.index)} rows, {len(self.data)} bytes{' sealed' if self.is_sealed else ''}>"
+
+    def holds(self, end: int) -> bool:
+        """Whether all entries before `end` were there when it was mapped."""
+        return end <= len(self.index) and self.end_of(end - 1) <= len(self.data)
+
+    def end_of(self, entry_id: int) -> int:
+        """Offset behind the entry, in bytes of the ledger's file."""
+        return self.offsets.item(entry_id) + self.sizes.item(entry_id)
+
+    def rows_of(self, first: int, rows: NDArray, entries: NDArray | None = None) -> NDArray:
+        """Index rows (n,) of entries from `first` on, or of the given entries (n,), with a row of its own for each that is zeros.
+
+        Such a row was given back with its entry.  The row made for it names bytes behind the entry before it, which are zeros too, so that
+        `still_there` tells it from the others.
+        """
+        if not self.is_sealed or rows["size"].all() or not self.sizes[0]:
+            return rows
+        rows, empty = rows.copy(), np.flatnonzero(rows["size"] == 0)
+        wanted = first + empty if entries is None else entries[empty].astype(np.int64)
+        whole = np.flatnonzero(self.sizes[:int(wanted[-1])])
+        before = whole[np.searchsorted(whole, wanted) - 1]
+        rows["offset"][empty], rows["size"][empty], rows["messages"][empty] = self.offsets[before] + self.sizes[before], _GONE, 1
+        return rows
+
+
+class MappedView(NamedTuple):
+    """Entries of one ledger that a compacted view has kept: their index rows, by `entry_ids`, ascending."""
+
+    index: NDArray
+    entry_ids: NDArray[np.uint64]
+    data: memoryview
+
+    def find(self, entries: NDArray[np.uint64]) -> NDArray | None:
+        """Index rows of the entries (n,); None if the view does not have all of them."""
+        at = np.searchsorted(self.entry_ids, entries)
+        if not len(self.entry_ids) or not (self.entry_ids[np.minimum(at, len(self.entry_ids) - 1)] == entries).all():
+            return None
+        rows = self.index[at]
+        return rows if int((rows["offset"] + rows["size"]).max()) <= len(self.data) else None
+
+
+class Ledgers:
+    """Ledgers that this worker has mapped; the ones not read for longest are given up first."""
+
+    def __init__(self, data_dir: Path):
+        self._data_dir = data_dir
+        self._mapped: OrderedDict[_Key, Any] = OrderedDict()      # a MappedLedger, or a MappedView where the key has a view
+        self._short: set[_Key] = set()      # shorter than what was written to them, as a line in the log has said
+
+    def __repr__(self) -> str:
+        return f"<Ledgers {len(self._mapped)} mapped>"
+
+    def read(self, partition_id: int, ledger_id: int, first: int, count: int) -> tuple[NDArray, memoryview]:
+        """(index rows, the ledger's bytes) of `count` entries from `first` on, or of as many as are read at a time.  Raises LedgerGone."""
+        end = first + min(count, ENTRIES_MAX)
+        ledger = self._ledger(partition_id, ledger_id, end)
+        if ledger.end_of(end - 1) - ledger.offsets.item(first) > BYTES_MAX:
+            reach = np.cumsum(ledger.sizes[first:end], dtype=np.int64)
+            end = first + max(1, int(np.searchsorted(reach, BYTES_MAX)))
+        return ledger.rows_of(first, ledger.index[first:end]), ledger.data
+
+    def pick(self, partition_id: int, ledger_id: int, entries: NDArray[np.uint64], view: int = 0) -> tuple[NDArray, memoryview]:
+        """(index rows, the ledger's bytes) of these entries (n,), ascending, or of as many as are read at a time.  Raises LedgerGone.
+
+        view: number of the compacted view that has them; 0: the ledger itself.
+        """
+        entries = entries[:ENTRIES_MAX]
+        if view:
+            return self._pick_from_view(partition_id, ledger_id, entries, view)
+        ledger = self._ledger(partition_id, ledger_id, int(entries[-1]) + 1)
+        reach = np.cumsum(ledger.sizes[entries], dtype=np.int64)
+        entries = entries[:max(1, int(np.searchsorted(reach, BYTES_MAX)))]
+        return ledger.rows_of(0, ledger.index[entries], entries), ledger.data
+
+    def forget(self, ledger_id: int, view: int = 0) -> None:
+        """Give up the mapping of a ledger, or of its part of a compacted view, if there is one."""
+        self._mapped.pop((ledger_id, view), None)
+
+    def forget_all(self, link: OwnerLink, rows: NDArray, data: memoryview) -> None:
+        """Give up mappings of files that an owner has deleted: rows (n,) FORGET_ROW, a section of its envelope."""
+        for ledger_id, view in rows.tolist():
+            self.forget(ledger_id, view)
+
+    def _ledger(self, partition_id: int, ledger_id: int, end: int) -> MappedLedger:
+        """The ledger, mapped as far as its entry `end` - 1 at least."""
+        ledger: MappedLedger | None = self._mapped.get((ledger_id, 0))
+        if ledger is None or not ledger.holds(end):
+            ledger = self._map_ledger(partition_id, ledger_id)
+            if not ledger.holds(end):
+                raise self._too_short((ledger_id, 0), format.ledger_path(self._folder(partition_id), ledger_id))
+            return ledger
+        self._mapped.move_to_end((ledger_id, 0))
+        return ledger
+
+    def _map_ledger(self, partition_id: int, ledger_id: int) -> MappedLedger:
+        folder = self._folder(partition_id)
+        try:
+            mapped = map_file(format.index_path(folder, ledger_id), writable=False)
+            index = np.frombuffer(mapped, format.INDEX_ROW, offset=format.HEADER_SIZE)
+            is_sealed = bool(np.frombuffer(mapped, format.INDEX_HEADER, 1)["state"][0] == format.SEALED)
+            data = memoryview(map_file(format.ledger_path(folder, ledger_id), writable=False))
+        except FileNotFoundError as error:
+            self.forget(ledger_id)
+            raise LedgerGone from error
+        except ValueError as error:      # the index ends within a row, or is empty
+            raise self._too_short((ledger_id, 0), format.ledger_path(folder, ledger_id)) from error
+        ledger = MappedLedger(index, index["offset"], index["size"], data, is_sealed)
+        self._keep((ledger_id, 0), ledger)
+        return ledger
+
+    def _pick_from_view(self, partition_id: int, ledger_id: int, entries: NDArray[np.uint64], view: int) -> tuple[NDArray, memoryview]:
+        key = ledger_id, view
+        mapped: MappedView = self._mapped.get(key) or self._map_view(partition_id, ledger_id, view)
+        self._mapped.move_to_end(key)
+        rows = mapped.find(entries)
+        if rows is None:      # ids of damaged rows are out of order, which hides others from the search
+            index = mapped.index[is_valid(mapped.index, ledger_id)]
+            mapped = MappedView(index, index["entry_id"].astype(np.uint64), mapped.data)
+            self._keep(key, mapped)
+            rows = mapped.find(entries)
+        if rows is None:
+            raise self._too_short(key, format.ledger_path(self._view_folder(partition_id, view), ledger_id))
+        reach = np.cumsum(rows["size"], dtype=np.int64)
+        return rows[:max(1, int(np.searchsorted(reach, BYTES_MAX)))], mapped.data
+
+    def _map_view(self, partition_id: int, ledger_id: int, view: int) -> MappedView:
+        folder = self._view_folder(partition_id, view)
+        try:
+            index = np.frombuffer(map_file(format.index_path(folder, ledger_id), writable=False), format.COMPACTED_ROW,
+                                  offset=format.HEADER_SIZE)
+            data = memoryview(map_file(format.ledger_path(folder, ledger_id), writable=False))
+        except FileNotFoundError as error:
+            raise LedgerGone from error
+        except ValueError as error:      # the index ends within a row, or is empty
+            raise self._too_short((ledger_id, view), format.index_path(folder, ledger_id)) from error
+        mapped = MappedView(index, index["entry_id"].astype(np.uint64), data)
+        self._keep((ledger_id, view), mapped)
+        return mapped
+
+    def _folder(self, partition_id: int) -> Path:
+        return format.partition_folder(self._data_dir, partition_id)
+
+    def _view_folder(self, partition_id: int, view: int) -> Path:
+        return format.compacted_folder(self._folder(partition_id)) / str(view)
+
+    def _keep(self, key: _Key, mapped: MappedLedger | MappedView) -> None:
+        self._mapped[key] = mapped
+        while len(self._mapped) > min(LEDGERS_MAX, open_max()):
+            self._mapped.popitem(last=False)
+
+    def _too_short(self, key: _Key, path: Path) -> LedgerGone:
+        """The error for a file that somebody has cut; its owner finds out what is left of it when it opens the file again."""
+        self._mapped.pop(key, None)
+        if key not in self._short:
+            self._short.add(key)
+            log.error(f"{path}: it, or its index, is shorter than what was written to it; what is missing is not delivered", code="G123")
+        return LedgerGone(str(path))

@@ -1,0 +1,151 @@
+"""Messages of a client on their way to owners, and owners' receipts on their way back: SEND, ACK and FLOW.
+
+Rows get the owner's handle here, and gather in the link to that owner until the end of the pass.
+"""
+import struct
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from geminga.proto import commands as responses
+from geminga.proto import deliveries, envelope
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.acks import WORDS_MAX, Acks
+from geminga.proto.connection import Send, SendRefused, Sends
+from geminga.proto.errors import ProtocolError
+from geminga.proto.sends import PRODUCER_ID
+from geminga.workers.clients.client import Client
+from geminga.workers.clients.stream import Stream
+from geminga.workers.owners.links import OwnerLink
+
+_CUMULATIVE = api.CommandAck.Cumulative
+_DAMAGED_MAX = 100               # messages of one ACK that its client could not read; their owner is told of no more
+
+
+# -- SEND
+
+def publish_one(client: Client, send: Send) -> None:
+    """Hand one SEND to its producer's owner."""
+    route = client.routes.publishing(send.row[PRODUCER_ID])
+    if route is not None:
+        link = route.link
+        link.send(route.handle, client.number, send.row, send.entry)
+        client.worker.owners.schedule_flush(link)
+
+
+def publish(client: Client, sends: Sends) -> None:
+    """Hand a run of SENDs, rows (n,) and entries (n, size), to the owners of their producers."""
+    rows, entries = sends.rows, sends.entries
+    ids = rows["producer_id"]
+    rows["connection"] = client.number
+    first = ids.item(0)
+    if (ids == first).all():
+        route = client.routes.publishing(first)
+        if route is not None:
+            rows["producer"] = route.handle
+            _forward(client, route.link, rows, entries)
+        return
+    distinct, inverse = np.unique(ids, return_inverse=True)
+    routes = [client.routes.publishing(producer_id) for producer_id in distinct.tolist()]
+    rows["producer"] = np.array([route.handle if route else 0 for route in routes], np.uint64)[inverse]
+    for link in {route.link for route in routes if route}:
+        is_for_link = np.array([route is not None and route.link is link for route in routes])[inverse]
+        _forward(client, link, rows[is_for_link], entries[is_for_link])
+
+
+def _forward(client: Client, link: OwnerLink, rows: NDArray, entries: NDArray[np.uint8]) -> None:
+    rows["offset"] = np.arange(len(rows)) * entries.shape[1]
+    link.sends(rows, entries.tobytes())
+    client.worker.owners.schedule_flush(link)
+
+
+def refuse_send(client: Client, refused: SendRefused) -> None:
+    """Answer a SEND that no owner gets.  Raises ProtocolError: the client has no such producer."""
+    client.worker.counters.add("sends_refused")
+    client.routes.publishing(refused.producer_id)
+    client.stream.write(responses.send_error(refused.producer_id, refused.sequence_id, refused.code, refused.message))
+
+
+class Publisher(Protocol):
+    """A client that receipts are written to."""
+
+    @property
+    def stream(self) -> Stream: ...
+
+
+def write_receipts(clients: Mapping[int, Publisher], link: OwnerLink, rows: NDArray, data: memoryview) -> None:
+    """Write SEND_RECEIPTs: rows (n,) RECEIPT_ROW, a section of an owner's envelope."""
+    for connection, frames in deliveries.receipts(rows):
+        client = clients.get(connection)
+        if client is not None:
+            client.stream.write(frames)
+
+
+# -- FLOW and ACK
+
+def flow(client: Client, command: api.BaseCommand) -> None:
+    """Hand permits to the consumer's owner.  Raises ProtocolError: there are none."""
+    request = command.flow
+    if request.messagePermits == 0:
+        raise ProtocolError("FLOW with no permits")
+    route = client.routes.consuming(request.consumer_id)
+    if route is not None:
+        route.link.flow(route.handle, request.messagePermits)
+        client.worker.owners.schedule_flush()
+
+
+def acknowledge_many(client: Client, acks: Acks) -> None:
+    """Hand acknowledgements of whole entries to the consumer's owner."""
+    route = client.routes.consuming(acks.consumer_id)
+    if route is None:
+        return
+    rows = np.zeros(len(acks.ledger_ids), envelope.ACK_ROW)
+    rows["consumer"], rows["ledger_id"], rows["entry_id"] = route.handle, acks.ledger_ids, acks.entry_ids
+    if acks.request_id is not None:
+        rows["request_id"][-1], rows["flags"][-1] = acks.request_id, envelope.WANTS_RESPONSE
+    route.link.many_acks(rows)
+    if acks.request_id is None:
+        client.worker.owners.flush_acks_soon(route.link)
+    else:
+        client.worker.owners.schedule_flush(route.link)
+
+
+def acknowledge(client: Client, command: api.BaseCommand) -> None:
+    """Hand acknowledgements of any kind to the consumer's owner."""
+    request = command.ack
+    route = client.routes.consuming(request.consumer_id)
+    if route is None:
+        return
+    if request.txnid_most_bits or request.txnid_least_bits:
+        refusal = api.NotAllowedError, "Transactions are not enabled."
+        return client.stream.write(responses.ack_response(request.consumer_id, request.request_id, refusal))
+    link = route.link
+    if request.HasField("validation_error"):
+        damaged = api.CommandAck(consumer_id=request.consumer_id, ack_type=request.ack_type,
+                                 validation_error=request.validation_error, message_id=request.message_id[:_DAMAGED_MAX])
+        link.command(client.number, client.protocol_version, damaged.SerializeToString(), envelope.DAMAGED)
+    rows, words = _ack_rows(request, route.handle)
+    if not request.HasField("request_id"):
+        link.acks(rows, words)
+        return client.worker.owners.flush_acks_soon(link)
+    if not rows:
+        rows.append((route.handle, 0, 0, 0, envelope.NOTHING, 0))
+    rows[-1] = (*rows[-1][:3], request.request_id, rows[-1][4] | envelope.WANTS_RESPONSE, rows[-1][5])
+    link.acks(rows, words)
+    client.worker.owners.schedule_flush(link)
+
+
+def _ack_rows(request: api.CommandAck, handle: int) -> tuple[list[tuple], list[bytes]]:
+    """(ACK_ROWs, words of those with ack sets).  None for a cumulative ACK of several ids: as in Pulsar it acknowledges nothing."""
+    flags = envelope.CUMULATIVE if request.ack_type == _CUMULATIVE else 0
+    if flags and len(request.message_id) != 1:
+        return [], []
+    partial = flags | envelope.PARTIAL
+    rows = [(handle, message_id.ledgerId, message_id.entryId, 0, partial if message_id.ack_set else flags,
+             min(len(message_id.ack_set), WORDS_MAX))
+            for message_id in request.message_id]
+    words = [struct.pack(f"<{min(len(message_id.ack_set), WORDS_MAX)}q", *message_id.ack_set[:WORDS_MAX])
+             for message_id in request.message_id if message_id.ack_set]
+    return rows, words

@@ -1,0 +1,75 @@
+"""Requests of one client that owners have not answered, and answers to LOOKUP that are withheld until an owner has."""
+import time
+from typing import NamedTuple
+
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.storage.runtime.counters import Counters
+from geminga.workers.owners.links import OwnerLink
+
+_PENDING_MAX = 100_000          # requests; another one is answered with an error that asks to try again
+
+
+class Withheld(NamedTuple):
+    """The answer to a LOOKUP, which the client gets when the topic's owner knows that it discovers topics."""
+
+    command: api.BaseCommand
+    answer: bytes
+    since: float                # of time.perf_counter
+
+
+class PendingRequests:
+    """Requests by (link to the owner, request id), so that each is answered even if its owner ends before it answers."""
+
+    def __init__(self, counters: Counters):
+        self._counters = counters
+        self._kinds: dict[tuple[OwnerLink, int], int] = {}           # the commands' types
+        self._withheld: dict[tuple[OwnerLink, int], Withheld] = {}
+
+    def __repr__(self) -> str:
+        return f"<PendingRequests {len(self._kinds)}, withheld {len(self._withheld)}>"
+
+    def __len__(self) -> int:
+        return len(self._kinds)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as many requests are unanswered as may be."""
+        return len(self._kinds) >= _PENDING_MAX
+
+    def add(self, link: OwnerLink, request_id: int, kind: int) -> None:
+        """Record a request that an owner was asked; kind: its command's type."""
+        self._kinds[link, request_id] = kind
+
+    def withhold(self, link: OwnerLink, command: api.BaseCommand, answer: bytes) -> bool:
+        """Withhold the answer to a LOOKUP until the owner has answered; False, and nothing is withheld, if there is no room for it.
+
+        Nor is there while the owner has to answer another request with that id.
+        """
+        key = link, command.lookupTopic.request_id
+        if key in self._kinds or self.is_full:
+            return False
+        self._kinds[key] = api.BaseCommand.LOOKUP
+        self._counters.add("lookups_waiting")
+        self._withheld[key] = Withheld(command, answer, time.perf_counter())
+        return True
+
+    def answered(self, link: OwnerLink, request_id: int) -> Withheld | None:
+        """Forget a request that its owner has answered; returns the answer that was withheld for it, if any."""
+        self._kinds.pop((link, request_id), None)
+        return self._release((link, request_id)) if self._withheld else None
+
+    def owner_gone(self, link: OwnerLink) -> list[tuple[int, int, Withheld | None]]:
+        """Forget all requests that an owner which has ended was asked: [(command's type, request id, answer that was withheld)]."""
+        return [(self._kinds.pop(key), key[1], self._release(key)) for key in [key for key in self._kinds if key[0] is link]]
+
+    def clear(self) -> None:
+        """Forget all requests: the client's connection has ended."""
+        self._counters.add("lookups_waiting", -len(self._withheld))
+        self._kinds.clear()
+        self._withheld.clear()
+
+    def _release(self, key: tuple[OwnerLink, int]) -> Withheld | None:
+        withheld = self._withheld.pop(key, None)
+        if withheld is not None:
+            self._counters.add("lookups_waiting", -1)
+        return withheld

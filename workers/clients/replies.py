@@ -1,0 +1,114 @@
+"""Answers of owners to what a client has asked: its producers and consumers are made and ended, its requests are answered.
+
+An owner whose process ends answers nothing any more.  Its clients get an answer from here then, or their requests go to its successor.
+"""
+from collections.abc import Mapping
+
+from numpy.typing import NDArray
+
+from geminga.proto import commands as responses
+from geminga.proto import envelope
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.errors import Refusal
+from geminga.workers.clients import commands
+from geminga.workers.clients.client import Client
+from geminga.workers.clients.routes import Route
+from geminga.workers.failures import attempt
+from geminga.workers.owners.links import OwnerLink
+
+T = api.BaseCommand.Type
+_READY = envelope.PRODUCER_READY, envelope.CONSUMER_READY
+_GONE = envelope.PRODUCER_GONE, envelope.CONSUMER_GONE
+
+
+def handle_replies(clients: Mapping[int, Client], link: OwnerLink, rows: NDArray, data: memoryview) -> None:
+    """Deal with an owner's answers: rows (n,) REPLY_ROW, a section of its envelope; data: their frames."""
+    at = 0
+    for connection, action, object_id, handle, request_id, size, partition in rows.tolist():
+        client = clients.get(connection)
+        if client is not None:
+            attempt(client.stream, _answered, client, link, request_id)
+            attempt(client.stream, reply, client, link, action, object_id, handle, request_id, partition, bytes(data[at:at + size]))
+        at += size
+
+
+def _answered(client: Client, link: OwnerLink, request_id: int) -> None:
+    withheld = client.requests.answered(link, request_id)
+    if withheld is not None:
+        commands.answer_lookup(client, withheld.answer, withheld.since)
+
+
+def reply(client: Client, link: OwnerLink, action: int, object_id: int, handle: int, request_id: int, partition: int, data: bytes) -> None:
+    """Do as a REPLY_ROW says, then write its frames to the client."""
+    route = None
+    if action in _READY:
+        route = _made(client, link, object_id, handle, request_id, is_producer=action == envelope.PRODUCER_READY)
+        if route is None:
+            pass      # its owner is going to end it
+        elif route.is_producer:
+            route.success = data
+        else:
+            route.partition = partition
+    elif action in _GONE:
+        is_producer = action == envelope.PRODUCER_GONE
+        ended = client.routes.ended(link, object_id, handle, request_id, is_producer=is_producer)
+        if ended is None and request_id == envelope.NO_REQUEST:
+            return      # its client has closed it meanwhile, and may have used the id again
+    elif action == envelope.CONSUMER_EPOCH and (consumer := client.routes.by_handle.get((link, object_id))) is not None:
+        consumer.epoch = handle
+    elif action == envelope.HOLD:
+        client.stream.throttle(link)
+    elif action == envelope.GO_ON:
+        client.stream.unthrottle(link)
+    elif action == envelope.PROBE:
+        if link not in client.probed_by:
+            client.probed_by.append(link)
+        client.worker.end_if_silent_soon(client)
+        data = responses.PING
+    elif action == envelope.END:
+        return client.stream.close()
+    if data:
+        client.stream.tell(data)
+    if client.worker.rights is not None and route is not None:
+        client.worker.rights.keeps(client, route)      # it may have taken long to make
+
+
+def _made(client: Client, link: OwnerLink, object_id: int, handle: int, request_id: int, *, is_producer: bool) -> Route | None:
+    """The route whose producer or consumer the owner has made; it is to end one that its client has closed meanwhile."""
+    route = client.routes.made(link, object_id, handle, request_id, is_producer=is_producer)
+    if route is None:
+        client.expel(link, object_id, handle, is_producer=is_producer)
+    return route
+
+
+def owner_gone(client: Client, link: OwnerLink) -> None:
+    """Close what the owner had, as its process has ended, and answer what it was asked."""
+    lost, unanswered = client.routes.owner_gone(link)
+    for route in lost:
+        close = responses.close_producer if route.is_producer else responses.close_consumer
+        client.stream.tell(close(route.object_id))
+    client.probed_by = [probing for probing in client.probed_by if probing is not link]
+    client.stream.unthrottle(link)
+    client.introduced.discard(link)
+    for kind, request_id, withheld in client.requests.owner_gone(link):
+        if withheld is not None:
+            commands.handle(client, withheld.command)
+        elif kind in (T.CLOSE_PRODUCER, T.CLOSE_CONSUMER):
+            client.stream.write(responses.success(request_id))
+        else:
+            client.stream.write(responses.error(request_id, api.ServiceNotReady, "The topic's owner ended before it answered"))
+    for route in unanswered:
+        _ask_successor(client, route)
+
+
+def _ask_successor(client: Client, route: Route) -> None:
+    """Repeat the request once: if it ends every owner it is given to, it must not do so for ever."""
+    topic, command = route.request
+    try:
+        if route.is_repeated:
+            raise Refusal(api.ServiceNotReady, "The topic's owner ended twice over this request")
+        route.withdraw = client.worker.waiting.wait(client, topic, command)
+        route.link, route.is_repeated, route.is_expelled = None, True, False
+    except Refusal as refusal:
+        client.routes.drop(route)
+        client.stream.write(responses.error(route.request_id, refusal.code, refusal.message))

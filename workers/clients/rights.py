@@ -1,0 +1,131 @@
+"""Rights of clients: each command is checked before it is dealt with, producers and consumers again whenever rights have changed.
+
+Nothing is checked per message.  A producer or consumer that was made had the right, and is expelled when its client loses the right.
+Nobody tells workers of changes: they look at the catalogue many times a second, and the counter `rights_seen` says which version of the
+rights they go by.  A change of rights over HTTP is answered when all workers go by it.
+"""
+import asyncio
+import sqlite3
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.errors import Refusal
+from geminga.storage.errors import StorageFull
+from geminga.storage.runtime.counters import Counters
+from geminga.workers.clients.routes import Route, Routes
+from geminga.workers.directory.directory import Directory
+from geminga.workers.directory.watchers import Watchers
+from geminga.workers.identity.authentication import Identity
+from geminga.workers.identity.authorization import CONSUME, LOOKUP, Authorization, Decision
+from geminga.workers.identity.demands import DEMANDS, right_of
+from geminga.workers.owners.links import OwnerLink
+
+T = api.BaseCommand.Type
+_LOOK_SECONDS = 0.1            # between two looks at the catalogue; a change of rights waits for one
+_AGAIN_SECONDS = 0.005         # between looks for producers and consumers that were told to go and have not gone
+
+
+class Client(Protocol):
+    """A client, as far as rights concern it."""
+
+    identity: Identity | None
+
+    @property
+    def routes(self) -> Routes: ...
+    def expel(self, link: OwnerLink, object_id: int, handle: int, *, is_producer: bool) -> None: ...
+
+
+class Worker(Protocol):
+    """The worker whose clients these are."""
+
+    counters: Counters
+    directory: Directory
+
+    @property
+    def watchers(self) -> Watchers: ...
+    def all_clients(self) -> Iterable[Client]: ...
+
+
+class Rights:
+    """Rights of all clients of a worker.  Made only where authorization is on."""
+
+    def __init__(self, worker: Worker, authorization: Authorization, loop: asyncio.AbstractEventLoop):
+        self._worker, self._authorization, self._loop = worker, authorization, loop
+        self._seen = -1      # version of the rights that all producers and consumers have been checked by
+        self._look()
+
+    def __repr__(self) -> str:
+        return f"<Rights of version {self._seen}>"
+
+    def close(self) -> None:
+        """Check nobody any more."""
+        self._again.cancel()
+
+    def configured(self) -> None:
+        """Check everybody anew: the options of authorization have changed."""
+        self._seen = -1
+
+    # -- before a command is dealt with
+
+    def refused(self, client: Client, command: api.BaseCommand) -> bytes | None:
+        """The answer to a command that its client has no right to; None if it has the right."""
+        demand = DEMANDS[command.type]
+        if demand is None:
+            return None
+        request = getattr(command, demand.field)
+        decision = self._decide(client, command.type, request)
+        if decision is None or decision.is_allowed:
+            return None
+        self._worker.counters.add("commands_refused")
+        self._worker.counters.add("lookups_failed", command.type == T.LOOKUP)
+        return demand.answer(request.request_id, api.AuthorizationError, decision.told or demand.text)
+
+    def _decide(self, client: Client, kind: int, request: Any) -> Decision | None:
+        """The decision about a command; None if there is something else wrong with it, which its handler tells the client."""
+        try:
+            right = right_of(kind, request)
+        except Refusal:
+            return None
+        decision = self._authorization.decide(client.identity, *right)
+        if decision.is_allowed and kind == T.PRODUCER and request.initial_subscription_name:
+            return self._authorization.decide(client.identity, CONSUME, right.resource, request.initial_subscription_name)
+        if not decision.is_allowed and kind == T.PARTITIONED_METADATA \
+                and not self._worker.directory.catalogue.has_tenant(right.resource.tenant):
+            return None
+        return decision
+
+    # -- after rights have changed
+
+    def keeps(self, client: Client, route: Route) -> bool:
+        """Whether the client still has the right to its producer or consumer; if not, the owner is told to end it."""
+        if self._authorization.allows(client.identity, *route.right):
+            return True
+        if not route.is_expelled:
+            route.is_expelled = True
+            client.expel(route.link, route.object_id, route.handle, is_producer=route.is_producer)
+        return False
+
+    def _look(self) -> None:
+        again = _LOOK_SECONDS
+        try:
+            version = self._authorization.version()
+            if version != self._seen:
+                if self._all_kept():
+                    self._seen = version
+                    self._worker.counters.set("rights_seen", version)
+                else:
+                    again = _AGAIN_SECONDS
+        except (StorageFull, sqlite3.OperationalError):
+            pass      # rights_seen stays as it is, and the change is answered with an error
+        finally:
+            self._again = self._loop.call_later(again, self._look)
+
+    def _all_kept(self) -> bool:
+        """Whether nobody has a producer or consumer without the right to it; watchers without the right are ended."""
+        self._worker.watchers.end(lambda watcher: not self._authorization.allows(watcher.client.identity, LOOKUP, watcher.namespace))
+        lost = 0
+        for client in self._worker.all_clients():
+            # Routes whose producer or consumer is being made count too.  Commands that wait in this worker are checked at their turn.
+            lost += sum(route.link is not None and not self.keeps(client, route) for route in client.routes.all())
+        return not lost

@@ -1,0 +1,340 @@
+"""The bytes of one client connection: asyncio's protocol object, which reads frames in turns and writes no faster than the client reads.
+
+    socket -> the worker's buffer -> proto/connection.py -> events -> handlers (a table by the event's type, see commands.py)
+
+One connection is not read from, while all others are, as long as
+
+    it waits for its turn             it had more whole frames than one slice of time is enough for
+    an owner throttles it             it publishes faster than a rate allows
+    its client leaves answers unread  too many bytes wait to be written to it
+    owners are behind                 the worker has too much in flight, or too many of its commands wait for owners
+"""
+import asyncio
+import mmap
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from geminga.proto import commands as responses
+from geminga.proto.connection import CONNECTED, FIRST_SIZE_MAX, Connection
+from geminga.proto.errors import ProtocolError
+from geminga.storage.runtime.counters import Counters
+from geminga.workers.clients.turns import UNREAD_MIN, Turns, UnfinishedFrames
+from geminga.workers.failures import attempt, end_failed
+from geminga.workers.options import WorkerOptions
+
+_OWN_BUFFER_MIN = 64 << 10       # an unfinished frame that is larger gets a buffer of its own size
+_OWN_BUFFER_MAPPED = 256 << 10   # a larger one takes memory only as bytes come, since eight bytes can announce megabytes
+_WAITING_MAX = 10_000            # commands that wait for owners; with as many the connection is not read from
+_UNREAD_MAX = 8                  # times write_buffer_bytes that answers may wait before the connection is not read from
+_SLICE_SECONDS = 0.001           # that a client is dealt with before the others have their turn; one command may take longer
+_EMPTY = memoryview(b"")
+
+Handlers = Mapping[type, Callable[[Any, Any], None]]      # by the event's type: what is done with (client, event)
+
+
+class StreamWorker(Protocol):
+    """The worker, as far as streams use it."""
+
+    options: WorkerOptions
+    counters: Counters
+    turns: Turns
+    unfinished: UnfinishedFrames
+    buffer: memoryview                   # shared by all connections: a read is dealt with before the next one
+    buffer_array: NDArray[np.uint8]      # the same bytes
+
+
+class StreamClient(Protocol):
+    """The client whose bytes a stream carries."""
+
+    protocol_version: int
+    probed_by: Sequence[object]      # links of owners that ask whether the client lives
+
+    @property
+    def waits_for_owners(self) -> bool: ...
+    def opened(self) -> None: ...
+    def closed(self) -> None: ...
+    def answer_probes(self) -> None: ...
+    def write_deliveries(self) -> None: ...
+
+
+class Stream(asyncio.BufferedProtocol):
+    """Reads frames from one connection and hands their events to handlers; writes answers."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, worker: StreamWorker, client: StreamClient, handlers: Handlers):
+        self._worker, self._client, self._handlers = worker, client, handlers
+        self.connection = Connection(worker.options.max_message_size)
+        self.was_heard = True                      # since the last keep-alive tick
+        self.is_writable = True                    # the client reads what is written to it
+        # Bytes read and not dealt with, in memory of their own: an unfinished frame, or all that waits for this stream's turn.
+        self._rest = _EMPTY
+        self._own: bytearray | mmap.mmap | None = None   # a large unfinished frame, in a buffer of its own size
+        self._filled = 0                           # bytes of it
+        self._is_waiting = False                   # for its turn
+        self._has_more = False                     # whole frames, which wait for owners before they wait for a turn
+        self._is_reading = True                    # False: until the client reads its answers, or its handshake is done
+        self._waiting_commands = 0                 # that wait for their owners, or for room there
+        self._throttled_by: set[object] = set()    # links of the owners that throttle its producers
+
+    def __repr__(self) -> str:
+        kept = len(self._rest) if self._own is None else self._filled
+        states = {"waiting": self._is_waiting, "stopped": not self._is_reading, "throttled": bool(self._throttled_by),
+                  "unwritable": not self.is_writable}
+        return f"<Stream of {self._client} {' '.join(name for name, holds in states.items() if holds) or 'reading'}, {kept} bytes kept>"
+
+    @property
+    def host(self) -> str:
+        """The client's address."""
+        peer = self.transport.get_extra_info("peername")
+        return peer[0] if isinstance(peer, tuple) else "local"
+
+    @property
+    def address(self) -> str:
+        """The client's address with its port."""
+        peer = self.transport.get_extra_info("peername")
+        host, port = peer[:2] if isinstance(peer, tuple) else ("local", 0)
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    # -- calls of the loop
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self.transport.set_write_buffer_limits(high=self._worker.options.write_buffer_bytes)
+        self._client.opened()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._count_throttled(bool(self._throttled_by), False)
+        self.drop_input()
+        self._worker.turns.read(self)
+        self._client.closed()
+
+    def get_buffer(self, hint: int) -> memoryview:
+        if self._own is not None:
+            return memoryview(self._own)[self._filled:]
+        buffer, size = self._worker.buffer, len(self._rest)
+        buffer[:size] = self._rest
+        return buffer[size:size + (self._worker.turns.room if self.connection.state == CONNECTED else FIRST_SIZE_MAX + 4)]
+
+    def buffer_updated(self, count: int) -> None:
+        self.was_heard = True
+        if self._client.probed_by:
+            self._client.answer_probes()
+        if self._own is not None:
+            self._filled += count
+            if self._filled == len(self._own):
+                own, self._own = self._own, None
+                self._rest = _EMPTY
+                self._read(np.frombuffer(own, np.uint8), memoryview(own), len(own))
+            elif len(self._own) > _OWN_BUFFER_MAPPED:
+                self._worker.unfinished.grew(self, count)
+            return
+        self._read(self._worker.buffer_array, self._worker.buffer, len(self._rest) + count)
+
+    def pause_writing(self) -> None:
+        self.is_writable = False
+
+    def resume_writing(self) -> None:
+        self.is_writable = self.was_heard = True      # a client that reads is alive
+        self._worker.turns.read(self)
+        attempt(self, self._go_on_writing)
+
+    def _go_on_writing(self) -> None:
+        if self._is_reading:
+            self.resume_reading()
+        elif self.connection.state == CONNECTED:
+            self.transport.set_write_buffer_limits(high=self._worker.options.write_buffer_bytes)
+            self.start_reading()
+        self._client.write_deliveries()
+
+    # -- reading
+
+    def _read(self, array: NDArray[np.uint8], data: memoryview, end: int) -> None:
+        """Deal with whole frames in the first `end` bytes of the array, and of data, the same bytes, for a slice of time; keep the rest.
+
+        A stream that still has whole frames afterwards waits for its turn, and nothing more is read from it before.
+        """
+        connection, client, handlers = self.connection, self._client, self._handlers
+        taken, before, is_late, self._has_more = 0, -1, False, False
+        until = time.monotonic() + _SLICE_SECONDS
+        try:
+            while taken != before and self._is_reading and not is_late:
+                before = taken
+                try:
+                    taken = connection.receive(array, data, taken, end)
+                finally:
+                    events, connection.events = connection.events, []
+                    for event in events:
+                        handlers[type(event)](client, event)
+                is_late = time.monotonic() >= until
+        except ProtocolError:
+            self.drop_input()
+            self._worker.counters.add("protocol_errors")
+            return self.close()
+        except Exception:
+            self.drop_input()
+            return end_failed(self)
+        self._keep(data, taken, end, is_late)
+
+    def _keep(self, data: memoryview, taken: int, end: int, is_late: bool) -> None:
+        """Keep the bytes taken .. end-1.  is_late: the slice ended before they were looked at, so whole frames may be in them."""
+        if taken == end or self.transport.is_closing():
+            return self.drop_input()
+        held, needed = end - taken, self.connection.needed(data, taken, end) if self._is_reading else 0
+        if is_late and self._is_reading and needed <= held:
+            self._rest = data[taken:end] if data is not self._worker.buffer else memoryview(bytearray(data[taken:end]))
+            self._is_waiting = True
+            self._worker.unfinished.keep(self, 0)
+            self.pause_reading()
+            return self._worker.turns.wait(self)
+        self._rest = memoryview(bytearray(data[taken:end]))
+        if needed > max(_OWN_BUFFER_MIN, held):
+            is_mapped = needed > _OWN_BUFFER_MAPPED
+            self._own = mmap.mmap(-1, needed) if is_mapped else bytearray(needed)
+            self._filled = held
+            self._own[:held] = self._rest
+            self._rest, held = _EMPTY, held if is_mapped else needed
+        self._worker.unfinished.keep(self, held)
+
+    def drop_input(self) -> None:
+        """Free the bytes that were read and not dealt with."""
+        self._rest, self._own = _EMPTY, None
+        self._worker.unfinished.keep(self, 0)
+
+    def give_up(self) -> None:
+        """Drop an unfinished frame, and end the connection: unfinished frames of all clients take too much memory."""
+        self._rest, self._own = _EMPTY, None
+        self.transport.abort()
+
+    def take_turn(self) -> None:
+        """Go on with frames that have been read."""
+        self._is_waiting, self.was_heard = False, True
+        if self._is_reading and not self.transport.is_closing():
+            self._go_on_reading()
+
+    def stop_reading(self) -> None:
+        """Deal with no frame before `start_reading`: the handshake is not done, or answers are unread."""
+        self._is_reading = False
+        self.pause_reading()
+
+    def start_reading(self) -> None:
+        """Go on with frames that had been read before `stop_reading`, then read more."""
+        self._is_reading = True
+        if not self._is_waiting:
+            self._go_on_reading()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether `stop_reading` holds."""
+        return not self._is_reading
+
+    def _go_on_reading(self) -> None:
+        if self._own is None and self._rest:
+            if self._client.waits_for_owners:
+                self._has_more = True
+                return
+            rest = self._rest
+            self._read(np.frombuffer(rest, np.uint8), rest, len(rest))
+        self.resume_reading()
+
+    def pause_reading(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read on, unless one of the reasons above not to read holds."""
+        if not self._is_reading or self._is_waiting or self._throttled_by or self.transport.is_closing() \
+                or self._client.waits_for_owners:
+            return
+        if self._has_more:
+            self._has_more, self._is_waiting = False, True
+            return self._worker.turns.wait(self)
+        self.transport.resume_reading()
+
+    # -- reasons not to read
+
+    @property
+    def has_many_waiting(self) -> bool:
+        """Whether so many of its commands wait for owners that the connection is not read from."""
+        return self._waiting_commands >= _WAITING_MAX
+
+    def add_waiting(self) -> None:
+        """Count one more of its commands as waiting for an owner."""
+        self._waiting_commands += 1
+        if self.has_many_waiting:
+            self.pause_reading()
+
+    def remove_waiting(self) -> None:
+        """Count one of its commands as waiting no more."""
+        had_many, self._waiting_commands = self.has_many_waiting, self._waiting_commands - 1
+        if had_many and not self.has_many_waiting:
+            self.resume_reading()
+
+    def throttle(self, link: object) -> None:
+        """Read no more until the owner behind this link lets it go on: its producers are above a rate."""
+        self._count_throttled(bool(self._throttled_by), True)
+        self._throttled_by.add(link)
+        self.pause_reading()
+
+    def unthrottle(self, link: object) -> None:
+        """Read on, as far as the owner behind this link is concerned."""
+        if link in self._throttled_by:
+            self._throttled_by.remove(link)
+            self._count_throttled(True, bool(self._throttled_by))
+            self.resume_reading()
+
+    def unthrottle_to_hear(self) -> None:
+        """Read on although owners throttle it, to hear whether its client lives; an owner throttles it again if it publishes more."""
+        self._count_throttled(bool(self._throttled_by), False)
+        self._throttled_by.clear()
+        self.resume_reading()
+
+    def _count_throttled(self, was: bool, is_now: bool) -> None:
+        if was != is_now:
+            self._worker.counters.add("connections_throttled", is_now - was)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it is not read from because an owner throttles it, or because other clients have their turn."""
+        return self._is_waiting or bool(self._throttled_by)
+
+    # -- writing
+
+    def write(self, data: bytes) -> None:
+        """Send an answer.  A client that does not read its answers is not read from either."""
+        self.transport.write(data)
+        if self._is_reading and (not self.is_writable or self._worker.turns.is_crowded):
+            self._stop_if_unread()
+
+    def tell(self, data: bytes) -> None:
+        """Send frames that the client may be too old for: it gets those that its protocol version knows, or its connection is closed."""
+        version = self._client.protocol_version
+        if version < responses.ALL_SINCE:
+            data, is_over = responses.understood(data, version)
+            if is_over:
+                self.transport.write(data)
+                return self.close()
+        self.write(data)
+
+    def _stop_if_unread(self) -> None:
+        """Read no more from a client that leaves too many answers unread."""
+        turns, size, unread_max = self._worker.turns, self.transport.get_write_buffer_size(), self._worker.options.write_buffer_bytes
+        if self.transport.is_closing() or size <= UNREAD_MIN:
+            return
+        turns.unread(self, size)
+        if size > _UNREAD_MAX * unread_max or turns.is_crowded:
+            self.transport.set_write_buffer_limits(high=min(UNREAD_MIN, unread_max))      # it goes on when it has read nearly all
+            self.stop_reading()
+
+    def configured(self) -> None:
+        """Take over the worker's options, which have changed."""
+        self.connection.bound(self._worker.options.max_message_size)
+        self.transport.set_write_buffer_limits(high=self._worker.options.write_buffer_bytes)
+
+    def close(self) -> None:
+        """End the connection once everything written to it is on its way."""
+        self.transport.close()

@@ -1,0 +1,114 @@
+"""Bounds on what one client costs the worker it shares: time by taking turns, memory by counting unfinished frames and unread answers.
+
+    a read -> a slice of time -> whole frames are left:     the stream waits for its turn, and is not read from meanwhile
+    a read -> a slice of time -> part of a frame is left:   its bytes count among the unfinished frames until the rest has come
+"""
+import asyncio
+import time
+from collections import OrderedDict, deque
+from typing import Protocol
+
+from geminga.storage.runtime.log import log
+from geminga.workers.failures import Peer, attempt
+
+_TURN_SECONDS = 0.01              # for all streams that wait, between two looks at sockets
+_READ_MIN = 16 << 10              # bytes that one read may bring when many streams wait
+UNFINISHED_MAX = 128 << 20        # bytes of unfinished frames, of all clients of a worker
+UNREAD_MAX = 64 << 20             # bytes of answers that clients have not read, of all clients of a worker; above it ...
+UNREAD_MIN = 64 << 10             # ... each client may leave only so many unread
+
+
+class Stream(Peer, Protocol):
+    """The bytes of one connection, as far as turns concern them."""
+
+    def take_turn(self) -> None:
+        """Go on with frames that have been read."""
+
+    def give_up(self) -> None:
+        """Drop an unfinished frame, and end the connection."""
+
+
+class Turns:
+    """Streams that have read more than could be dealt with at once, in the order in which they go on."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, buffer_size: int):
+        self._loop, self._buffer_size = loop, buffer_size
+        self._waiting: deque[Stream] = deque()
+        self._unread: dict[Stream, int] = {}
+        self._unread_total = 0
+        self._is_due = False
+        self.room = buffer_size      # bytes that one read may bring: the more streams wait, the less each of them has to keep
+        self.is_crowded = False      # clients have left so much unread that no client may leave more
+
+    def __repr__(self) -> str:
+        return f"<Turns waiting={len(self._waiting)} unread={self._unread_total} in {len(self._unread)} streams>"
+
+    def wait(self, stream: Stream) -> None:
+        """Queue the stream for a turn behind all that wait already."""
+        self._waiting.append(stream)
+        self._set_room()
+        if not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self._give_turns)
+
+    def _give_turns(self) -> None:
+        until = time.monotonic() + _TURN_SECONDS
+        while self._waiting and time.monotonic() < until:
+            stream = self._waiting.popleft()
+            attempt(stream, stream.take_turn)
+        self._set_room()
+        self._is_due = bool(self._waiting)
+        if self._is_due:
+            self._loop.call_soon(self._give_turns)      # behind what sockets have brought meanwhile
+
+    def unread(self, stream: Stream, size: int) -> None:
+        """Record how many bytes written to the stream its client has not read."""
+        self._unread_total += size - self._unread.get(stream, 0)
+        self._unread[stream] = size
+        self.is_crowded = self._unread_total > UNREAD_MAX
+        self._set_room()
+
+    def read(self, stream: Stream) -> None:
+        """Forget the stream's unread bytes: its client reads again, or has gone."""
+        if stream in self._unread:
+            self._unread_total -= self._unread.pop(stream)
+            self.is_crowded = self._unread_total > UNREAD_MAX
+            self._set_room()
+
+    def _set_room(self) -> None:
+        self.room = max(_READ_MIN, self._buffer_size // (1 + len(self._waiting) + len(self._unread)))
+
+
+class UnfinishedFrames:
+    """Bytes kept of frames whose rest has not come.
+
+    If all of them take more than UNFINISHED_MAX, the connection whose frame was begun first is ended: it has had the most time.
+    """
+
+    def __init__(self) -> None:
+        self._sizes: OrderedDict[Stream, int] = OrderedDict()      # the frame that was begun first comes first
+        self._total = 0
+
+    def __repr__(self) -> str:
+        return f"<UnfinishedFrames {self._total} bytes of {len(self._sizes)} streams>"
+
+    def keep(self, stream: Stream, size: int) -> None:
+        """Record that the stream has begun another frame and keeps `size` bytes of it; 0: it keeps nothing."""
+        self._total += size - self._sizes.pop(stream, 0)
+        if size:
+            self._sizes[stream] = size
+            self._make_room()
+
+    def grew(self, stream: Stream, count: int) -> None:
+        """Record that `count` more bytes of the stream's frame have come."""
+        self._sizes[stream] += count
+        self._total += count
+        self._make_room()
+
+    def _make_room(self) -> None:
+        while self._total > UNFINISHED_MAX:
+            stream, size = self._sizes.popitem(last=False)
+            self._total -= size
+            log.warning(f"unfinished messages take more than {UNFINISHED_MAX >> 20} MiB: the connection from {stream.address} ends, "
+                        f"whose {size} bytes have waited longest", code="G322", client=stream.address)
+            stream.give_up()

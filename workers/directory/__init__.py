@@ -1,0 +1,10 @@
+"""Answers that a worker takes from the catalogue, without asking an owner.
+
+    directory.py   the catalogue as this worker remembers it
+    requests.py    lookup, partition metadata, schemas by version
+    schemas.py     checks of schemas, in a thread beside the loop
+    patterns.py    topics chosen by a pattern, in bounded time
+    watchers.py    clients that discover topics, and what owners are told of them
+
+May import workers/owners, workers/identity and storage; knows clients only by Protocols.  Start with directory.py.
+"""

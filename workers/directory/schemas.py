@@ -1,0 +1,169 @@
+"""Work on schemas beside the loop: definitions are parsed in a thread, which has a connection to the catalogue of its own.
+
+    PRODUCER, SUBSCRIBE -> is_settled: the owner can go by the request as it is
+                        -> SchemaChecks, in the thread -> the request with a definition that is compatible, or a refusal
+    GET_OR_CREATE_SCHEMA -> SchemaChecks, in the thread -> the version
+"""
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.errors import Refusal
+from geminga.proto.names import TopicName
+from geminga.storage.catalogue.catalogue import Catalogue
+from geminga.storage.catalogue.policies import Policies, policies_of
+from geminga.storage.errors import NotDurable, StorageFull
+from geminga.storage.options import StorageOptions
+from geminga.storage.runtime.counters import Counters
+from geminga.storage.schemas import registry
+from geminga.workers.failures import Peer, end_failed
+
+_CHECKING_BYTES_MAX = 64 << 20   # of commands whose schemas are being checked; another one is answered with an error: try again
+
+Answer = TypeVar("Answer")
+Work = Callable[[Catalogue, Policies], Answer]
+Opening = api.CommandProducer | api.CommandSubscribe
+
+
+class SchemaThread:
+    """Works one after the other; neither the thread nor the modules it needs are there before a client has a schema."""
+
+    def __init__(self, path: Path, options: StorageOptions):
+        self._path, self.options = path, options      # options may be replaced while it runs
+        self._thread = ThreadPoolExecutor(1)
+        self._catalogue: Catalogue | None = None
+
+    async def do(self, topic: TopicName, work: Work) -> Answer:
+        """Return what work(catalogue, the topic's policies) returns, when everything it wrote is on disk.  Raises Refusal."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._do, topic, work)
+
+    def _do(self, topic: TopicName, work: Work) -> Answer:
+        try:
+            if self._catalogue is None:
+                self._catalogue = Catalogue(self._path)
+            answer = work(self._catalogue, policies_of(self._catalogue, topic, self._catalogue.with_changes(self.options)))
+            self._catalogue.commit()
+            return answer
+        except (StorageFull, NotDurable, sqlite3.OperationalError) as error:      # sqlite3's: it cannot be opened
+            raise Refusal(api.PersistenceError, str(error)) from None
+        finally:
+            if self._catalogue is not None:
+                self._catalogue.undo()
+
+
+class CheckingClient(Protocol):
+    """A client, as far as checks of its schemas concern it."""
+
+    number: int
+
+    @property
+    def stream(self) -> Peer: ...
+
+
+class SchemaChecks:
+    """Commands of all clients of a worker whose schemas are being checked."""
+
+    def __init__(self, thread: SchemaThread, resume: Callable[[Any, api.BaseCommand, Any, Refusal | None], None],
+                 loop: asyncio.AbstractEventLoop):
+        """resume: goes on with (client, command, what the work returned, the refusal if there is one)."""
+        self._thread, self._resume, self._loop = thread, resume, loop
+        self._checking: set[asyncio.Task[None]] = set()
+        self._bytes = 0
+
+    def __repr__(self) -> str:
+        return f"<SchemaChecks {len(self._checking)} of {self._bytes} bytes>"
+
+    def begin(self, client: CheckingClient, command: api.BaseCommand, topic: TopicName, work: Work[Any]) -> Callable[[], None]:
+        """Do the work in the thread, then go on with the command; returns a function that withdraws the command.
+
+        Raises Refusal: too many schemas are being checked.
+        """
+        size = command.ByteSize()
+        if self._bytes + size > _CHECKING_BYTES_MAX:
+            raise Refusal(api.ServiceNotReady, "Too many schemas are being looked at; try again")
+        self._bytes += size
+        task = self._loop.create_task(self._check(client, command, topic, work, size))
+        self._checking.add(task)
+        return partial(self._checking.discard, task)
+
+    async def _check(self, client: CheckingClient, command: api.BaseCommand, topic: TopicName, work: Work[Any], size: int) -> None:
+        answer = refusal = None
+        try:
+            answer = await self._thread.do(topic, work)
+        except Refusal as error:
+            refusal = error
+        except Exception:
+            return end_failed(client.stream)
+        finally:
+            task = asyncio.current_task()
+            is_wanted = task in self._checking
+            self._checking.discard(task)
+            self._bytes -= size
+        if is_wanted:
+            self._resume(client, command, answer, refusal)
+
+
+def is_settled(catalogue: Catalogue, topic: TopicName, request: Opening, *, is_valid: bool = False) -> bool:
+    """Whether the topic's owner can go by the schema that a PRODUCER or SUBSCRIBE brings, without a check in the thread.
+
+    is_valid: `settle` has checked it.  It is settled then until the topic has its first definition, which others may have brought.
+    """
+    if not request.HasField("schema"):
+        return True
+    try:
+        if is_valid and not registry.versions(catalogue, topic):
+            return True
+        if isinstance(request, api.CommandSubscribe):
+            return request.schema.type == api.Schema.AutoConsume
+        return registry.known(catalogue, topic, registry.from_wire(request.schema)) is not None
+    except StorageFull:
+        return False      # the thread meets the same error, and the client is told
+
+
+def settle(request: Opening, topic: TopicName, counters: Counters) -> Work[None]:
+    """Work that settles a request: a producer's definition becomes one of the topic's versions, a consumer's is compared and dropped.
+
+    A topic without versions gets its first one from its owner, which may have to make the topic, so the definition is only validated.
+    Raises Refusal, here or in the thread.
+    """
+    definition = registry.from_wire(request.schema)
+    registry.check_size(definition)
+
+    def work(catalogue: Catalogue, policies: Policies) -> None:
+        registry.validate(definition)
+        if not registry.versions(catalogue, topic):
+            return
+        if isinstance(request, api.CommandSubscribe):
+            registry.check_consumer(catalogue, topic, definition, policies.schema_strategy, counters)
+            request.ClearField("schema")
+        else:
+            version = registry.find(catalogue, topic, registry.register(catalogue, topic, definition, policies, counters))
+            assert version is not None
+            request.schema.CopyFrom(registry.to_wire(version.definition, ""))
+
+    return work
+
+
+def get_or_create(request: api.CommandGetOrCreateSchema, topic: TopicName, counters: Counters) -> Work[bytes]:
+    """Work that returns the version of a definition, as the protocol writes it, and registers it if need be; b"" for no schema.
+
+    Raises Refusal, here or in the thread.
+    """
+    definition = registry.from_wire(request.schema)
+    registry.check_size(definition)
+
+    def work(catalogue: Catalogue, policies: Policies) -> bytes:
+        if catalogue.partition_count(topic) is None and catalogue.partition_count(topic.base) is None:
+            raise Refusal(api.TopicNotFound, f"Topic not found {topic}")
+        if definition.kind == getattr(api.Schema, "None"):
+            registry.check_missing(catalogue, topic, policies)
+            return b""
+        registry.validate(definition)
+        return registry.version_bytes(registry.register(catalogue, topic, definition, policies, counters))
+
+    return work

@@ -1,0 +1,36 @@
+"""Credentials that clients authenticate with, and the error for those that are not accepted."""
+import asyncio
+import ssl
+from dataclasses import dataclass
+
+from geminga.proto import pulsar_api_pb2 as api
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What a client authenticates with, by one method; `repr`, and so errors and logs, never show the data."""
+
+    method: str
+    data: bytes
+    certificate: bytes | None = None       # the client's own on this connection, in DER
+
+    def __repr__(self) -> str:
+        return f"<Credentials {self.method}>"
+
+
+def certificate_of(transport: asyncio.BaseTransport) -> bytes | None:
+    """The certificate, in DER, that the other end of a TLS connection has shown; None if it has shown none."""
+    tls: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
+    return tls.getpeercert(binary_form=True) if tls is not None else None
+
+
+class NotAuthenticated(Exception):
+    """Credentials are not accepted.
+
+    reason: a word of Pulsar's metrics, to count by.  why: for the log, without anything of the credentials.
+    code, text: for the client.
+    """
+
+    def __init__(self, reason: str, why: str, code: int = api.AuthenticationError, text: str = "Failed to authenticate"):
+        super().__init__(why)
+        self.reason, self.why, self.code, self.text = reason, why, code, text

@@ -1,0 +1,53 @@
+"""The right that each command of a client demands."""
+from collections.abc import Callable
+from typing import NamedTuple
+
+from geminga.proto import commands as responses
+from geminga.proto import names
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.workers.identity.authorization import CONSUME, LOOKUP, PRODUCE, Right
+
+T = api.BaseCommand.Type
+
+
+class Demand(NamedTuple):
+    """A right that a command demands, to do something with the topic or the namespace that it names."""
+
+    field: str                                                  # of BaseCommand
+    action: str
+    text: str                                                   # for a client that lacks the right
+    answer: Callable[[int, int, str], bytes] = responses.error  # (request id, code, text) -> the frame that says so
+
+
+# All commands that a client may send.  None: the command does nothing to what other clients have, or it is about a producer, consumer or
+# watcher of its own connection, which was allowed when it was made.
+DEMANDS: dict[int, Demand | None] = {
+    T.CONNECT: None, T.AUTH_RESPONSE: None, T.PING: None, T.PONG: None,
+    T.PARTITIONED_METADATA: Demand("partitionMetadata", LOOKUP, "Client is not authorized to Get Partition Metadata",
+                                   responses.partitions_failed),
+    T.LOOKUP: Demand("lookupTopic", LOOKUP, "Client is not authorized to Lookup", responses.lookup_failed),
+    T.PRODUCER: Demand("producer", PRODUCE, "Client is not authorized to Produce"),
+    T.SUBSCRIBE: Demand("subscribe", CONSUME, "Client is not authorized to subscribe"),
+    T.GET_SCHEMA: Demand("getSchema", LOOKUP, "Client is not authorized to Get Schema", responses.schema_missing),
+    T.GET_OR_CREATE_SCHEMA: Demand("getOrCreateSchema", PRODUCE, "Client is not authorized to Get or Create Schema",
+                                   responses.schema_refused),
+    T.GET_TOPICS_OF_NAMESPACE: Demand("getTopicsOfNamespace", LOOKUP, "Client is not authorized to GetTopicsOfNamespace"),
+    T.WATCH_TOPIC_LIST: Demand("watchTopicList", LOOKUP, "Proxy Client is not authorized to watchTopicList"),
+    T.SEND: None, T.CLOSE_PRODUCER: None,
+    T.FLOW: None, T.ACK: None, T.REDELIVER_UNACKNOWLEDGED_MESSAGES: None, T.UNSUBSCRIBE: None, T.CLOSE_CONSUMER: None, T.SEEK: None,
+    T.GET_LAST_MESSAGE_ID: None, T.CONSUMER_STATS: None, T.WATCH_TOPIC_LIST_CLOSE: None,
+    # Transactions are refused to everybody.
+    T.TC_CLIENT_CONNECT_REQUEST: None, T.NEW_TXN: None, T.ADD_PARTITION_TO_TXN: None, T.ADD_SUBSCRIPTION_TO_TXN: None, T.END_TXN: None,
+}
+_ABOUT_NAMESPACES = (T.GET_TOPICS_OF_NAMESPACE, T.WATCH_TOPIC_LIST)
+
+
+def right_of(kind: int, request) -> Right:
+    """The right that a command with a demand needs; kind: its type, request: the message within it that the type names.
+
+    Raises Refusal: it names no topic, or no namespace.
+    """
+    demand = DEMANDS[kind]
+    assert demand is not None
+    resource = names.namespace(request.namespace) if kind in _ABOUT_NAMESPACES else names.parse(request.topic)
+    return Right(demand.action, resource, request.subscription if kind == T.SUBSCRIBE else "")

@@ -1,0 +1,301 @@
+"""The ways to the owners: what a pass of the worker has for each of them is put together into one envelope."""
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+import zmq
+from numpy.typing import NDArray
+
+from geminga.proto import envelope
+from geminga.proto.names import TopicName
+from geminga.proto.sends import SEND
+from geminga.storage.runtime import zmq_frames
+from geminga.storage.runtime.counters import Counters
+from geminga.storage.runtime.routing import owner_of, socket_path, worker_identity
+from geminga.workers.options import WorkerOptions
+from geminga.workers.owners.opening import OpeningQueue
+
+_ENVELOPE_BYTES = 512 << 10      # of entries; an owner begins with them while more is read
+_ACK_SECONDS = 0.02              # that an acknowledgement may wait for something to go along with
+
+
+class OwnerLink:
+    """A ZeroMQ socket (DEALER) to one owner process.  Sections of an envelope are gathered in order and leave with `flush`."""
+
+    def __init__(self, context: zmq.Context, run_dir: Path, owner_serial: int, worker_serial: int):
+        self.socket = context.socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.IDENTITY, worker_identity(worker_serial))
+        self.socket.setsockopt(zmq.SNDHWM, 0)      # in_flight_bytes bounds it, see OwnerLinks
+        self.socket.setsockopt(zmq.RCVHWM, 0)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.connect(socket_path(run_dir, owner_serial))
+        self.gathered = 0                          # bytes of entries and acknowledgements in the next envelope
+        self.sent = 0                              # bytes of entries, and of what commands count for, since the link was made
+        self.taken = 0                             # bytes of them that the owner has taken
+        self._handed: deque[tuple[int, float]] = deque()      # (sent, when) of envelopes that the owner has not taken
+        self.is_unheard = False                    # something was sent, and the socket was not looked at since
+        self._sections: list[tuple[int, NDArray | bytes, bytes]] = []
+        self._sends: list[bytes] = []              # rows that came one by one, and their entries
+        self._entries: list[bytes] = []
+        self._entries_size = 0
+        self._acks: list[tuple] = []
+        self._ack_words: list[bytes] = []
+        self._flows: list[tuple] = []
+        self._commands: list[tuple] = []
+        self._command_data: list[bytes] = []
+
+    def __repr__(self) -> str:
+        return f"<OwnerLink in_flight={self.in_flight} gathered={self.gathered}>"
+
+    @property
+    def in_flight(self) -> int:
+        """Bytes that were sent, or are going to be, and that the owner has not taken."""
+        return self.sent - self.taken
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there is something to send, or the socket has to be looked at."""
+        return bool(self._sections or self._sends or self._acks or self._flows or self._commands) or self.is_unheard
+
+    def sends(self, rows: NDArray, entries: bytes) -> None:
+        """Add many SENDs: rows (n,) SEND_ROW, filled in, and their entries one behind the other."""
+        self._close_commands()
+        self._close_sends()
+        self._sections.append((envelope.SENDS, rows, entries))
+        self._count(len(entries))
+
+    def send(self, producer: int, connection: int, row: tuple, entry: bytes) -> None:
+        """Add one SEND: its row as sends.read_one made it, its producer's handle, its client's number."""
+        self._close_commands()
+        self._sends.append(SEND.pack(producer, connection, *row[2:8], self._entries_size, *row[9:]))
+        self._entries.append(entry)
+        self._entries_size += len(entry)
+        self._count(len(entry))
+
+    def _count(self, size: int) -> None:
+        self.gathered += size
+        self.sent += size
+
+    def acks(self, rows: list[tuple], words: list[bytes]) -> None:
+        """Add acknowledgements: ACK_ROWs, and the words of those that are about parts of batches."""
+        self._close_commands()
+        self._acks += rows
+        self._ack_words += words
+        self.gathered += len(rows) * envelope.ACK_ROW.itemsize + sum(map(len, words))
+
+    def many_acks(self, rows: NDArray) -> None:
+        """Add acknowledgements of whole entries: rows (n,) ACK_ROW, filled in."""
+        self._close_commands()
+        self._sections.append((envelope.ACKS, rows, b""))
+        self.gathered += rows.nbytes
+
+    def flow(self, consumer: int, permits: int) -> None:
+        """Add permits, in messages, of the consumer with this handle."""
+        self._close_commands()
+        self._flows.append((consumer, permits))
+
+    def command(self, connection: int, protocol_version: int, data: bytes, kind: int = envelope.COMMAND) -> None:
+        """Add a client's BaseCommand, or another kind of COMMAND_ROW; it stays behind all that was added before it."""
+        self._close_data()
+        self._commands.append((connection, kind, protocol_version, len(data), 0))
+        self._command_data.append(data)
+        self.sent += envelope.COMMAND_COST + len(data)
+
+    def question(self, number: int, data: bytes) -> None:
+        """Add a question of administration, which has a link of its own: order does not matter there."""
+        self._sections.append((envelope.QUESTIONS, envelope.pack(envelope.QUESTIONS, [(number, len(data))]), data))
+
+    def _close_sends(self) -> None:
+        if self._sends:
+            self._sections.append((envelope.SENDS, b"".join(self._sends), b"".join(self._entries)))
+            self._sends, self._entries, self._entries_size = [], [], 0
+
+    def _close_data(self) -> None:
+        self._close_sends()
+        if self._acks:
+            self._sections.append((envelope.ACKS, envelope.pack(envelope.ACKS, self._acks), b"".join(self._ack_words)))
+            self._acks, self._ack_words = [], []
+        if self._flows:
+            self._sections.append((envelope.FLOWS, envelope.pack(envelope.FLOWS, self._flows), b""))
+            self._flows = []
+
+    def _close_commands(self) -> None:
+        if self._commands:
+            self._sections.append((envelope.COMMANDS, envelope.pack(envelope.COMMANDS, self._commands), b"".join(self._command_data)))
+            self._commands, self._command_data = [], []
+
+    def flush(self) -> None:
+        """Send everything gathered as one envelope."""
+        self._close_data()
+        self._close_commands()
+        if self._sections:
+            if self.sent > (self._handed[-1][0] if self._handed else self.taken):
+                self._handed.append((self.sent, time.perf_counter()))
+            zmq_frames.send(self.socket, envelope.seal(self._sections))
+            self._sections, self.gathered, self.is_unheard = [], 0, True
+
+    def seconds_taken(self) -> list[float]:
+        """Seconds that the owner took to take each envelope, of those it has taken since this was last asked."""
+        seconds, now = [], time.perf_counter()
+        while self._handed and self._handed[0][0] <= self.taken:
+            seconds.append(now - self._handed.popleft()[1])
+        return seconds
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+class LinksUser(Protocol):
+    """The worker whose links these are."""
+
+    options: WorkerOptions
+    is_draining: bool            # nobody may publish any more: publishers stay paused
+
+    def stop_publishers(self) -> None:
+        """Read no more from clients that publish: owners have too much in flight."""
+
+    def resume_publishers(self) -> None:
+        """Read again from clients that `stop_publishers` has stopped."""
+
+    def received(self) -> None:
+        """Do what had to wait for an owner's credit."""
+
+
+Section = Callable[["OwnerLink", NDArray, memoryview], None]     # deals with (link, rows, data) of a section
+
+
+class OwnerLinks:
+    """The links to all owners of the broker, by the owner's index; None while an owner's process is being started again."""
+
+    def __init__(self, run_dir: Path, worker_serial: int, owners: int, user: LinksUser, counters: Counters,
+                 loop: asyncio.AbstractEventLoop):
+        self._run_dir, self._worker_serial, self._user, self._counters, self._loop = run_dir, worker_serial, user, counters, loop
+        self._context = zmq.Context()
+        self._links: list[OwnerLink | None] = [None] * owners
+        self._queues: list[OpeningQueue] = [OpeningQueue() for _ in range(owners)]
+        self.sections: dict[int, Section] = {}      # by their kind
+        self.is_paused = False                      # owners have so much in flight that no publisher is read from
+        self._flush_is_due = False
+        self._ack_timer: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        return f"<OwnerLinks {self._links}{' paused' if self.is_paused else ''}>"
+
+    def __iter__(self) -> Iterator[OwnerLink]:
+        """The links to owners that are there."""
+        return (link for link in self._links if link is not None)
+
+    def link_of(self, topic: TopicName) -> OwnerLink | None:
+        """The link to the partition's owner; None while that is being started again."""
+        return self._links[owner_of(str(topic), len(self._links))]
+
+    def with_room(self, topic: TopicName) -> OwnerLink | None:
+        """The link to the partition's owner; None also while that has no room for a command that opens a producer or consumer."""
+        index = owner_of(str(topic), len(self._links))
+        link = self._links[index]
+        return link if link is not None and self._queues[index].has_room(link) else None
+
+    def queue_of(self, topic: TopicName) -> OpeningQueue:
+        return self._queues[owner_of(str(topic), len(self._links))]
+
+    def with_queues(self) -> Iterator[tuple[OwnerLink, OpeningQueue]]:
+        """(link, commands that wait for its owner) of owners that are there."""
+        for link, queue in zip(self._links, self._queues, strict=True):
+            if link is not None:
+                yield link, queue
+
+    @property
+    def has_in_flight(self) -> bool:
+        """Whether an owner has not taken everything that was sent to it."""
+        return any(link.in_flight for link in self)
+
+    # -- owners come and go
+
+    def connect(self, index: int, serial: int) -> OwnerLink:
+        """Make the link to an owner's new process."""
+        link = self._links[index] = OwnerLink(self._context, self._run_dir, serial, self._worker_serial)
+        self._loop.add_reader(link.socket.getsockopt(zmq.FD), self.receive, link)
+        return link
+
+    def disconnect(self, index: int) -> OwnerLink | None:
+        """Give up the link to an owner whose process has ended, after receiving its last answers; None if there is no link."""
+        link, self._links[index] = self._links[index], None
+        if link is not None:
+            self._queues[index].owner_gone()
+            self.receive(link)
+        return link
+
+    def close(self, link: OwnerLink) -> None:
+        """Close the socket of a link that was given up."""
+        self._loop.remove_reader(link.socket.getsockopt(zmq.FD))
+        link.close()
+        self.resume_if_possible()
+
+    # -- a pass
+
+    def command_all(self, client: int, protocol_version: int, data: bytes, kind: int) -> None:
+        """Tell all owners something about a client's connection; kind: of envelope's COMMAND_ROW."""
+        for link in self:
+            link.command(client, protocol_version, data, kind)
+        self.schedule_flush()
+
+    def schedule_flush(self, link: OwnerLink | None = None) -> None:
+        """Send what was gathered when everything that this pass brought has been read; at once what has become large on one link."""
+        if link is not None and link.gathered >= _ENVELOPE_BYTES:
+            link.flush()
+        if not self._flush_is_due:
+            self._flush_is_due = True
+            self._loop.call_soon(self._flush)
+
+    def flush_acks_soon(self, link: OwnerLink) -> None:
+        """Send acknowledgements that nobody waits for along with whatever is sent next; by themselves only after a while."""
+        if link.gathered >= _ENVELOPE_BYTES:
+            link.flush()
+        if self._ack_timer is None:
+            self._ack_timer = self._loop.call_later(_ACK_SECONDS, self.schedule_flush)
+
+    def _flush(self) -> None:
+        self._flush_is_due = False
+        if self._ack_timer is not None:
+            self._ack_timer.cancel()
+            self._ack_timer = None
+        in_flight = 0
+        for link, queue in zip(self._links, self._queues, strict=True):
+            if link is None or not link.is_busy:
+                continue
+            link.flush()
+            in_flight += link.in_flight
+            if link.in_flight - queue.size(link) > self._user.options.in_flight_bytes and not self.is_paused:
+                self.pause()
+            self.receive(link)      # ZeroMQ's descriptor tells of changes only: what came while sending would not be noticed
+        self._counters.set("in_flight_bytes", in_flight)
+
+    def pause(self) -> None:
+        """Read no more from clients that publish until `resume_if_possible` finds that owners have caught up."""
+        self.is_paused = True
+        self._user.stop_publishers()
+
+    def resume_if_possible(self) -> None:
+        """Read again from clients that publish, if every owner has taken at least half of what may be in flight."""
+        limit = self._user.options.in_flight_bytes // 2
+        if self.is_paused and not self._user.is_draining \
+                and all(link.in_flight - queue.size(link) <= limit for link, queue in self.with_queues()):
+            self.is_paused = False
+            self._user.resume_publishers()
+
+    def receive(self, link: OwnerLink) -> None:
+        """Deal with all envelopes that have come from an owner."""
+        link.is_unheard = False
+        sections = self.sections
+        while not link.socket.closed and zmq_frames.has_come(link.socket):
+            link.taken, found = envelope.unseal(zmq_frames.receive(link.socket))
+            for seconds in link.seconds_taken():
+                self._counters.observe("answer", seconds)
+            for kind, rows, data in found:
+                sections[kind](link, rows, data)
+        if self.is_paused:
+            self.resume_if_possible()
+        self._user.received()

@@ -1,0 +1,79 @@
+"""Commands that open producers and consumers, on their way to one owner: few of them are with it at a time, and clients take turns.
+
+    PRODUCER, SUBSCRIBE -> there is room: the owner is asked
+                        -> there is none: it waits in this worker, behind those of its client -> its client's turn, with room
+
+An owner carries out all commands of an envelope before anybody's messages of the next one.  Without this bound, thousands of consumers
+that subscribe at once would delay everybody's messages for seconds.  A command takes room until the owner has carried it out, as the
+credit of the owner's next pass says.  It does not take room until it is answered, since an answer may wait for another producer to go.
+"""
+from collections import OrderedDict, deque
+from collections.abc import Hashable
+from typing import Any, Protocol
+
+from geminga.proto import pulsar_api_pb2 as api
+
+OPENING_BYTES = 2 << 20      # as a link counts them: 127 commands, which take an owner some thirty milliseconds
+
+
+class Credit(Protocol):
+    """A link's count of what was sent to its owner, and of what the owner has taken; bytes since the link was made."""
+
+    sent: int
+    taken: int
+
+
+class OpeningQueue:
+    """Commands of all clients of a worker for one owner.  While the owner is being started, all of them wait."""
+
+    def __init__(self) -> None:
+        self._queues: OrderedDict[Hashable, OrderedDict[int, api.BaseCommand]] = OrderedDict()     # the client whose turn is next first
+        self._asked: deque[tuple[int, int]] = deque()      # (the link's `sent` behind it, its size) of commands not carried out
+        self._size = 0
+
+    def __repr__(self) -> str:
+        return f"<OpeningQueue of {len(self._queues)} clients, {len(self._asked)} asked>"
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no command waits."""
+        return not self._queues
+
+    def size(self, link: Credit) -> int:
+        """Bytes in flight, as the link counts them, of commands that the owner was asked and has not carried out."""
+        while self._asked and self._asked[0][0] <= link.taken:
+            self._size -= self._asked.popleft()[1]
+        return self._size
+
+    def has_room(self, link: Credit) -> bool:
+        """Whether the owner may be asked one more."""
+        return self.size(link) < OPENING_BYTES
+
+    def asked(self, link: Credit, since: int) -> None:
+        """Count one more command that the owner was asked; the link's `sent` was `since` before it."""
+        self._asked.append((link.sent, link.sent - since))
+        self._size += link.sent - since
+
+    def owner_gone(self) -> None:
+        """Forget which commands the owner was asked: its process has ended, and its successor was asked none."""
+        self._asked.clear()
+        self._size = 0
+
+    def wait(self, client: Hashable, number: int, command: api.BaseCommand) -> None:
+        """Queue the command behind its client's others; number: names it."""
+        self._queues.setdefault(client, OrderedDict())[number] = command
+
+    def withdraw(self, client: Hashable, number: int) -> None:
+        """Take back a command that waits."""
+        queue = self._queues[client]
+        del queue[number]
+        if not queue:
+            del self._queues[client]
+
+    def take(self) -> tuple[Any, int, api.BaseCommand]:
+        """Remove the command whose turn it is: (client, number, command).  The client's next one waits behind all other clients."""
+        client, queue = self._queues.popitem(last=False)
+        number, command = queue.popitem(last=False)
+        if queue:
+            self._queues[client] = queue      # behind all others
+        return client, number, command

@@ -1,0 +1,71 @@
+"""The worker's process: begins with what the supervisor hands down, follows its orders, and ends when told to.
+
+Its loop is asyncio with uvloop, which reads straight into the worker's buffer and keeps what a socket cannot take yet.
+"""
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import uvloop
+
+from geminga.storage.catalogue.catalogue import open_catalogue
+from geminga.storage.options import StorageOptions
+from geminga.storage.runtime.control import Control, unpacked
+from geminga.storage.runtime.counters import Counters
+from geminga.storage.runtime.log import log
+from geminga.workers.addresses import Addresses
+from geminga.workers.clients.client import Client
+from geminga.workers.clients.commands import HANDLERS
+from geminga.workers.directory.directory import Directory
+from geminga.workers.directory.schemas import SchemaThread
+from geminga.workers.identity.authentication import Authenticator
+from geminga.workers.identity.authorization import Authorization
+from geminga.workers.identity.options import AuthorizationOptions
+from geminga.workers.options import WorkerOptions
+from geminga.workers.owners.following import follow
+from geminga.workers.process.listeners import Listeners
+from geminga.workers.process.worker import Worker, WorkerConfig
+
+
+def run(serial: int, owners: int, run_dir: Path, data_dir: Path, options: WorkerOptions, listeners: Listeners, addresses: Addresses,
+        control: Control, counters: Counters, storage: StorageOptions, authenticator: Authenticator, rights: AuthorizationOptions) -> None:
+    """Run a worker until the supervisor says stop, or has ended."""
+    begin_counters(counters)
+    catalogue = open_catalogue(data_dir / "catalogue.sqlite")
+    directory = Directory(catalogue, addresses, storage)
+    if listeners.certificates is not None:
+        listeners.certificates.counters = counters
+    schemas = SchemaThread(data_dir / "catalogue.sqlite", storage)
+    authorization = Authorization(rights, catalogue)
+
+    def make() -> Worker:
+        return Worker(serial, owners, run_dir, data_dir, options, directory, schemas, counters, authenticator, authorization)
+
+    uvloop.run(_serve(make, listeners, control))
+
+
+def begin_counters(counters: Counters) -> None:
+    """Take the connections and requests of the process before this one for ended: they ended with it."""
+    counters.set("connections_closed", counters.read()["connections_opened"])
+    for name in ("lookups_waiting", "commands_waiting", "connections_throttled", "in_flight_bytes"):
+        counters.set(name, 0)
+
+
+async def _serve(make: Callable[[], Worker], listeners: Listeners, control: Control) -> None:
+    worker = make()
+
+    def configure(text: str) -> None:
+        config = WorkerConfig(*unpacked(text))
+        if listeners.certificates is not None:
+            listeners.certificates.configure(config.identity.tls)
+        worker.configure(config)
+        log.begin(config.log)
+
+    stopping = follow(control, worker, configure, worker.drain)
+    servers = await listeners.serve(lambda: Client(worker, HANDLERS).stream, lambda: Client(worker, HANDLERS, is_inside=True).stream)
+    worker.counters.set("serving_pid", os.getpid())
+    control.send(ready={})
+    await stopping.wait()
+    for server in servers:
+        server.close()
+    await worker.stop()

@@ -1,0 +1,239 @@
+"""The worker: all clients of one network process, between them and the owners.
+
+One pass of the loop reads what sockets have brought, and then sends each owner one envelope (owners/links.py).  Answers of owners are
+written to clients as they come.
+"""
+import asyncio
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from geminga.proto import deliveries, envelope
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.errors import Refusal
+from geminga.storage.disk.syscalls import give_back_memory
+from geminga.storage.options import StorageOptions
+from geminga.storage.runtime.counters import Counters
+from geminga.storage.runtime.log import DEBUG, LogOptions, log
+from geminga.workers.addresses import Addresses
+from geminga.workers.clients import commands, delivery_queue, messages, replies
+from geminga.workers.clients.client import Client
+from geminga.workers.clients.egress import Ledgers
+from geminga.workers.clients.rights import Rights
+from geminga.workers.clients.turns import Turns, UnfinishedFrames
+from geminga.workers.directory.directory import Directory
+from geminga.workers.directory.schemas import SchemaChecks, SchemaThread
+from geminga.workers.directory.watchers import Watchers
+from geminga.workers.failures import attempt
+from geminga.workers.identity.authentication import Authenticator
+from geminga.workers.identity.authorization import Authorization
+from geminga.workers.identity.handshakes import Handshakes
+from geminga.workers.identity.options import IdentityOptions
+from geminga.workers.options import WorkerOptions
+from geminga.workers.owners.links import OwnerLinks
+from geminga.workers.owners.waiting import WaitingCommands
+
+_BUFFER_BYTES = 1 << 20          # that one read can bring, shared by all connections: a read is dealt with before the next
+_PROBE_SECONDS = 2               # of silence after a PING, which end a connection that another client wants to replace
+_GOODBYE_SECONDS = 2             # until everything written to clients must have been sent when the broker stops
+_POLL_SECONDS = 0.005            # between looks at what a drain or a stop waits for
+
+
+class WorkerConfig(NamedTuple):
+    """Options that a worker takes over while it runs, when the configuration has changed."""
+
+    options: WorkerOptions
+    storage: StorageOptions
+    identity: IdentityOptions
+    addresses: Addresses
+    log: LogOptions
+
+
+class Worker:
+    """All clients of one process, and the parts that they share."""
+
+    def __init__(self, serial: int, owners: int, run_dir: Path, data_dir: Path, options: WorkerOptions, directory: Directory,
+                 schemas: SchemaThread, counters: Counters, authenticator: Authenticator, authorization: Authorization):
+        """serial: number of this process among all of the broker's.  owners: how many there are."""
+        self.options, self.directory, self.counters = options, directory, counters
+        self._loop = asyncio.get_running_loop()
+        self._authenticator, self._authorization, self._schemas = authenticator, authorization, schemas
+        self.is_draining = False                  # nobody may produce or subscribe any more
+        self.buffer = memoryview(bytearray(_BUFFER_BYTES))
+        self.buffer_array = np.frombuffer(self.buffer, np.uint8)
+        self.broker_fields = _broker_fields(options)
+        self.clients: dict[int, Client] = {}      # by their connections' numbers
+        self._connections = 0
+        self.ledgers = Ledgers(data_dir)
+        self.owners = OwnerLinks(run_dir, serial, owners, self, counters, self._loop)
+        self.owners.sections = {
+            envelope.RECEIPTS: partial(messages.write_receipts, self.clients),
+            envelope.RUNS: partial(delivery_queue.deliver_runs, self.clients),
+            envelope.PICKS: partial(delivery_queue.deliver_picks, self.clients),
+            envelope.PASSED: partial(delivery_queue.deliver_passed, self.clients),
+            envelope.REPLIES: partial(replies.handle_replies, self.clients),
+            envelope.FORGET: self.ledgers.forget_all,
+        }
+        self.waiting = WaitingCommands(self.owners, self._resume, counters, self._loop)
+        self.schema_checks = SchemaChecks(schemas, self._schema_checked, self._loop)
+        self.turns = Turns(self._loop, _BUFFER_BYTES)
+        self.unfinished = UnfinishedFrames()
+        self.watchers = Watchers(self, self._loop)
+        self.handshakes = Handshakes(authenticator, counters, self._loop)
+        self.rights = Rights(self, authorization, self._loop) if authorization.is_enabled else None
+        self._keep_alive = self._loop.call_later(options.keep_alive_interval_ms / 1000, self.keep_alive)
+
+    def __repr__(self) -> str:
+        return f"<Worker of {len(self.clients)} clients{' draining' if self.is_draining else ''}, {self.owners}, {self.waiting}>"
+
+    def configure(self, config: WorkerConfig) -> None:
+        """Take over new options, for all clients.  Raises Unusable: keys or users cannot be read, and nothing has changed."""
+        identity = config.identity
+        self._authenticator.configure(identity)
+        self.options, self._schemas.options, self.broker_fields = config.options, config.storage, _broker_fields(config.options)
+        self.directory.configure(config.addresses, config.storage)
+        self.handshakes.configured()
+        self._authorization.configure(identity.authorization)
+        if self.rights is not None and not self._authorization.is_enabled:
+            self.rights.close()
+            self.rights = None
+        elif self.rights is not None:
+            self.rights.configured()
+        elif self._authorization.is_enabled:
+            self.rights = Rights(self, self._authorization, self._loop)
+        self._keep_alive.cancel()
+        self._keep_alive = self._loop.call_later(self.options.keep_alive_interval_ms / 1000, self.keep_alive)
+        for client in self.all_clients():
+            attempt(client.stream, client.configured)
+        self.owners.resume_if_possible()
+
+    # -- clients
+
+    def all_clients(self) -> list[Client]:
+        return list(self.clients.values())
+
+    def next_connection(self) -> int:
+        """The number of another connection, as owners know it."""
+        self._connections += 1
+        return self._connections & 0xFFFFFFFF
+
+    def opened(self, client: Client) -> None:
+        """Add a client whose connection has been made."""
+        self.clients[client.number] = client
+        self.counters.add("connections_opened")
+
+    def closed(self, client: Client) -> None:
+        """Remove a client whose connection has ended, and tell owners that know it."""
+        if self.clients.pop(client.number, None) is None:
+            return
+        self.counters.add("connections_closed")
+        if log.level >= DEBUG:
+            log.debug("a connection was closed", client=client.stream.address)
+        self.watchers.forget(client)
+        self.handshakes.closed(client)
+        for route in client.routes.all():
+            if route.link is None:
+                route.withdraw()
+        for link in self.owners:
+            if link in client.introduced or client.discoveries:
+                link.command(client.number, client.protocol_version, b"", envelope.CONNECTION_GONE)
+        self.owners.schedule_flush()
+
+    def end_if_silent_soon(self, client: Client) -> None:
+        """End the connection unless the client says something soon: an owner has asked whether it lives."""
+        client.stream.was_heard = False
+        client.stream.unthrottle_to_hear()
+        self._loop.call_later(_PROBE_SECONDS, self._end_if_silent, client)
+
+    def _end_if_silent(self, client: Client) -> None:
+        stream = client.stream
+        if stream.was_heard:
+            return
+        if stream.is_held or stream.has_many_waiting:      # its answer may lie unread behind what it had sent before
+            return self.end_if_silent_soon(client)
+        stream.transport.abort()
+
+    def keep_alive(self) -> None:
+        """Send PING to all clients, and end connections of those that have been silent since the last one."""
+        for client in self.all_clients():
+            attempt(client.stream, client.keep_alive)
+        give_back_memory()        # of connections that have ended; takes a tenth of a millisecond when there is none
+        self._keep_alive = self._loop.call_later(self.options.keep_alive_interval_ms / 1000, self.keep_alive)
+
+    def _resume(self, client: Client, command: api.BaseCommand) -> None:
+        """Deal with a command that has waited for its owner."""
+        if client.number in self.clients:
+            attempt(client.stream, commands.handle, client, command)
+
+    def _schema_checked(self, client: Client, command: api.BaseCommand, answer: Any, refusal: Refusal | None) -> None:
+        """Deal with a command whose schema has been checked."""
+        if client.number in self.clients:
+            attempt(client.stream, commands.schema_checked, client, command, answer, refusal)
+
+    # -- owners
+
+    def owner_up(self, index: int, serial: int) -> None:
+        """Connect to an owner's new process, and hand it commands that have waited for it."""
+        self.owner_gone(index)
+        self.watchers.introduce(self.owners.connect(index, serial))
+        self.owners.schedule_flush()
+        self.waiting.release()
+
+    def owner_gone(self, index: int) -> None:
+        """Give up the link to an owner whose process has ended."""
+        link = self.owners.disconnect(index)
+        if link is None:
+            return
+        for client in self.all_clients():
+            attempt(client.stream, replies.owner_gone, client, link)
+        self.owners.close(link)
+
+    def stop_publishers(self) -> None:
+        for client in self.clients.values():
+            if client.routes.producers:
+                client.stream.pause_reading()
+
+    def resume_publishers(self) -> None:
+        for client in self.clients.values():
+            client.stream.resume_reading()
+
+    def received(self) -> None:
+        self.waiting.release_soon()
+
+    # -- the end
+
+    async def drain(self) -> None:
+        """Have everything published answered, and close all producers; nobody may produce or subscribe any more."""
+        self.is_draining = True
+        self.owners.pause()
+        while True:      # also what clients have published with producers that they have closed
+            is_in_flight = self.owners.has_in_flight
+            producing = [client for client in self.clients.values() if client.routes.producers]
+            if not (producing or is_in_flight):
+                return
+            for client in producing if not is_in_flight else ():
+                if not client.stream.is_held:
+                    client.close_producers()
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def stop(self) -> None:
+        """Close all connections, once owners have answered and clients have been told and were sent what was written to them."""
+        for client in self.clients.values():
+            client.stream.pause_reading()
+        deadline = self._loop.time() + _GOODBYE_SECONDS
+        while self.owners.has_in_flight and self._loop.time() < deadline:
+            await asyncio.sleep(_POLL_SECONDS)
+        for client in self.all_clients():
+            client.say_goodbye()
+        while self.clients and self._loop.time() < deadline:
+            await asyncio.sleep(_POLL_SECONDS)
+
+
+def _broker_fields(options: WorkerOptions) -> int:
+    """Bits of deliveries.BROKER_*: fields of BrokerEntryMetadata that clients get."""
+    if not options.expose_broker_entry_metadata:
+        return 0
+    bits = {"timestamp": deliveries.BROKER_TIMESTAMP, "index": deliveries.BROKER_INDEX}
+    return sum(bits[name] for name in options.broker_entry_metadata)
