@@ -1,31 +1,71 @@
-"""Pages agree with the code and with each other: generated tables, links, and the files, functions and scripts that pages name."""
+"""Pages agree with the code and with each other: generated parts, links, and the files, functions and scripts named."""
 import ast
 import re
+import runpy
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from geminga.storage.catalogue.policy_table import TABLE
 from geminga.supervisor import bootstrap
-from geminga.supervisor.configuration.documents import policies_in_force, policies_without_effect
+from geminga.supervisor.configuration.config import KEYS
+from geminga.supervisor.configuration.properties import NOT_YET, REFUSED, SPECIAL, TRANSLATED, UNMET
 
 ROOT = Path(__file__).resolve().parent.parent
-POLICIES = (ROOT / "docs/policies.md").read_text()
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [ROOT / "README.md", *DOCS, *sorted((ROOT / "systemd/runbook").glob("*.md"))]
 TOURS = [ROOT / "docs" / name for name in ("architecture.md", "source-tour.md")]
 ASSIGNMENTS = ast.Assign | ast.AnnAssign
 FOLDERS = "proto|storage|workers|supervisor|systemd|tests|docs"
 
-each_page = pytest.mark.parametrize("page", [ROOT / "README.md", *DOCS], ids=lambda page: page.relative_to(ROOT).as_posix())
+def each(pages):
+    return pytest.mark.parametrize("page", pages, ids=lambda page: page.relative_to(ROOT).as_posix())
+
+
+each_page = each([ROOT / "README.md", *DOCS])
 each_tour = pytest.mark.parametrize("page", [page for page in TOURS if page.exists()], ids=lambda page: page.name)
 
 
-@pytest.mark.parametrize("table", [policies_in_force(), policies_without_effect()], ids=["in force", "without effect"])
-def test_the_page_has_the_table_of_policies(table):
-    """Made anew by `python -m geminga.supervisor.configuration.documents`."""
-    assert table in POLICIES
+# -- generated pages
 
+REFERENCE = runpy.run_path(str(ROOT / "systemd/reference.py"))
+
+
+@pytest.mark.parametrize("page", REFERENCE["PAGES"], ids=lambda page: page.name)
+def test_generated_parts_of_a_page_are_those_that_the_code_gives(page):
+    """Made anew by `python systemd/reference.py`."""
+    assert page.read_text() == REFERENCE["rewritten"](page.read_text())
+
+
+def test_every_generated_part_is_in_a_page():
+    pages = "".join(page.read_text() for page in REFERENCE["PAGES"])
+    assert set(re.findall(r"<!-- begin ([\w ]+):", pages)) == REFERENCE["PARTS"].keys()
+
+
+def test_the_page_of_the_configuration_has_every_key_and_every_key_of_pulsars_that_means_something():
+    text = (ROOT / "docs/configuration.md").read_text()
+    shown = re.findall(r"^- \*\*`(\w+) = ", text, re.MULTILINE)
+    assert shown == [key.rpartition(".")[2] for key in KEYS]
+    assert [name for name in [*TRANSLATED, *SPECIAL, *NOT_YET, *REFUSED, *UNMET] if f"`{name}`" not in text] == []
+
+
+def test_the_page_of_policies_has_every_policy():
+    """With what it is, each of its fields and its verbs; or with why it has no effect."""
+    text = (ROOT / "docs/policies.md").read_text()
+    for policy in TABLE.values():
+        if policy.where:
+            chapter = re.search(rf"^### {re.escape(policy.name)}\n(.*?)(?=^##|\Z)", text, re.MULTILINE | re.DOTALL)[1]
+            assert policy.doc in " ".join(chapter.split())
+            assert [part.json for part in policy.parts if part.json and f"`{part.json}`" not in chapter] == []
+            verbs = [level.verb for level in (policy.namespace, policy.topic) if level]
+            assert [verb for verb in verbs if f"set-{verb}`" not in chapter] == []
+        else:
+            row = rf"^\| `{re.escape(policy.name)}` \| .* \| {re.escape(policy.why)} \|$"
+            assert re.search(row, text, re.MULTILINE)
+
+
+# -- files and functions
 
 def files_named(text):
     """Paths from the checkout's root, such as storage/format.py, storage/dispatch/ or tests/crash/*.py."""
@@ -71,7 +111,8 @@ def test_every_function_named_beside_its_file_exists(page):
 
 def test_the_check_of_pages_sees_files_and_names():
     """A canary: paths in code and in sentences, globs and folders, names behind a file over a line's end."""
-    text = "See `storage/a.py` `Owner.receive`,\n`plan` and `storage/b/`. Run tests/crash/*.py, not http://host/docs/x.md"
+    text = ("See `storage/a.py` `Owner.receive`,\n`plan` and `storage/b/`. "
+            "Run tests/crash/*.py, not http://host/docs/x.md")
     assert files_named(text) == ["storage/a.py", "storage/b/", "tests/crash/*.py"]
     assert list(names_beside_files(text)) == [("storage/a.py", "Owner.receive"), ("storage/a.py", "plan")]
 
@@ -96,7 +137,7 @@ def anchors_of(text):
     return {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+@each(PAGES)
 def test_every_link_leads_to_a_page_and_a_heading(page):
     wrong = []
     for path, anchor in links_of(page.read_text()):
@@ -120,7 +161,8 @@ def test_readme_is_short():
 
 def test_the_check_of_links_sees_links_and_headings():
     """A canary: links in sentences and tables, none in code; anchors of headings with code and punctuation."""
-    text = "# The `x` page, now\n[a](b.md#c) | [d](#e) `[f](g)` [h](https://i/j)\n    [k](l)\n```text\n# m\n[n](o)\n```\n"
+    text = ("# The `x` page, now\n[a](b.md#c) | [d](#e) `[f](g)` [h](https://i/j)\n"
+            "    [k](l)\n```text\n# m\n[n](o)\n```\n")
     assert list(links_of(text)) == [("b.md", "c"), ("", "e")]
     assert anchors_of(text) == {"the-x-page-now"}
 
@@ -128,15 +170,19 @@ def test_the_check_of_links_sees_links_and_headings():
 # -- scripts
 
 def scripts_of(text):
-    """(kind, name, options) of lines that run a script or a module of the checkout: sh FILE, python3 FILE, python -m MODULE."""
+    """Find lines that run a script or module of the checkout: sh FILE, python3 FILE, python -m MODULE.
+
+    Yields ("file" or "module", its name, its options).
+    """
     for line in re.findall(r"^ {4}(.*)$", text, re.MULTILINE):
         command = line.partition(" #")[0]
         if match := re.match(r"(sh|(?:\.venv/bin/)?python3?(?: -m)?) ((?:tests[.]|[a-z]+/)[\w./]+)(.*)", command):
-            yield "module" if match[1].endswith("-m") else "file", match[2], re.findall(r"(?<=[\s\[])--[a-z][\w-]*", match[3])
+            kind = "module" if match[1].endswith("-m") else "file"
+            yield kind, match[2], re.findall(r"(?<=[\s\[])--[a-z][\w-]*", match[3])
 
 
 def options_of(script):
-    """Options that a script takes, by the quoted words of its folder's files: options of several scripts may be declared together."""
+    """Options that a script may take, by the quoted words of its folder's files: scripts share declarations."""
     texts = [path.read_text() for path in script.parent.glob(f"*{script.suffix}")]
     return {f"--{word}" for text in texts for word in re.findall(r"(?:--|[\"'])([a-z][a-z-]*)", text)}
 

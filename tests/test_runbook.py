@@ -1,4 +1,4 @@
-"""Command lines that the runbook, the documents and the units tell operators to type: the installed command knows each of them."""
+"""Command lines that the runbook, the documents and the units tell operators to type are known to the command."""
 import os
 import re
 import shlex
@@ -61,7 +61,8 @@ def parsed(words):
     context.command.make_context(context.info_name, rest, parent=context.parent)
 
 
-@pytest.mark.parametrize(("page", "words"), [(page.name, words) for page in [*PAGES, *DOCUMENTS] for words in lines_of(page)],
+@pytest.mark.parametrize(("page", "words"),
+                         [(page.name, words) for page in [*PAGES, *DOCUMENTS] for words in lines_of(page)],
                          ids=lambda value: value if isinstance(value, str) else " ".join(value))
 def test_every_line_of_the_runbook_and_of_documents_is_one_that_the_command_takes(page, words):
     parsed(words)

@@ -7,7 +7,7 @@ Everything that has to do with policies is made from TABLE:
                        that holds where nobody set anything; whoever puts it into effect looks at `partition.policies.FIELD`
     REST               supervisor/admin/policies.py makes GET, POST or PUT, and DELETE of every `Level`
     command line       `geminga admin namespaces|topics set-VERB, get-VERB, remove-VERB` with an option per part
-    documentation      `geminga admin policies` prints the table, `python -m geminga.supervisor.configuration.documents` docs/policies.md's
+    documentation      `geminga admin policies` prints the table, systemd/reference.py makes docs/policies.md
 
 A policy more is one row, a field of Policies, a key of StorageOptions if the broker is to have a default, and its effect.  A row has
 parts.  One part without a `json` name is a policy whose JSON is the bare value: `Policy("messageTTL", ..., (Part("", INTEGER, ...),))` is
@@ -386,26 +386,26 @@ _OFFLOAD_MORE = (
     Part("managedLedgerOffloadAutoTriggerSizeThresholdBytes", LONG))
 _SWITCH = "--enable -e / --disable -d"
 TABLE = {policy.name: policy for policy in (
-    Policy("retention", "How long, and how much of, what everybody has acknowledged is kept.", (
+    Policy("retention", "Time and size up to which messages are kept after every subscription has acknowledged them.", (
         Part("retentionTimeInMinutes", INTEGER, "--time -t", "minutes", required=True, field="retention_s", scale=60, key="retention_s",
              default=0),
         Part("retentionSizeInMB", LONG, "--size -s", "MB", required=True, field="retention_bytes", scale=MIB, key="retention_bytes",
              default=0)),
         Level("retention", "retention", nullable=True, member="retention_policies"), Level("retention", "retention", nullable=True),
         where="storage/enforcement/retention.py", check=_retention),
-    Policy("messageTTL", "How long what is not acknowledged is kept; 0: for ever.", (
+    Policy("messageTTL", "Time for which unacknowledged messages are kept; 0: for ever.", (
         Part("", INTEGER, unit="seconds", required=True, field="message_ttl_s", key="message_ttl_s", least=0),),
         Level("messageTTL", "message-ttl", ("--messageTTL -ttl",), member="message_ttl_in_seconds",
               refusal="Invalid value for message TTL, message TTL must >= 0"),
         Level("messageTTL", "message-ttl", ("--ttl -t",), query="messageTTL", nullable=True, refusal="Invalid value for message TTL"),
         where="storage/enforcement/message_ttl.py"),
-    Policy("backlogQuota/destination_storage", "Bytes that the slowest subscription may have before it, and what happens above.",
+    Policy("backlogQuota/destination_storage", "Bytes of backlog that the slowest subscription may have, and the effect above.",
            _quota_parts("quota_bytes", "", "quota_bytes_action"), *_quota_levels("destination_storage"),
            where="storage/enforcement/backlog_quota.py", check=_quota),
-    Policy("backlogQuota/message_age", "Age of the oldest message that is not acknowledged, and what happens above.",
+    Policy("backlogQuota/message_age", "Age that the oldest unacknowledged message may have, and the effect above.",
            _quota_parts("", "quota_age_s", "quota_age_action"), *_quota_levels("message_age"),
            where="storage/enforcement/backlog_quota.py", check=_quota),
-    Policy("deduplication", "Whether what a producer sends again is stored once.", (
+    Policy("deduplication", "Whether a message that a producer sends again is stored once.", (
         Part("", BOOLEAN, _SWITCH, required=True, field="deduplication", key="deduplication"),),
         Level("deduplication", "deduplication", member="deduplicationEnabled"),
         Level("deduplicationEnabled", "deduplication", nullable=True),
@@ -416,7 +416,7 @@ TABLE = {policy.name: policy for policy in (
               member="deduplicationSnapshotIntervalSeconds", refusal="interval must be greater than or equal to 0"),
         Level("deduplicationSnapshotInterval", "deduplication-snapshot-interval", nullable=True, refusal="interval must be 0 or more"),
         why="There are no snapshots: sequence ids are stored with their entries."),
-    Policy("delayedDelivery", "Whether messages are delivered not before their time, and how long they may, or have to, be delayed.", (
+    Policy("delayedDelivery", "Whether messages are delivered not before their time, and how long they may or must be delayed.", (
         Part("tickTime", LONG, "--time -t", "ms", sent=1_000, field="delay_tick_ms", key="delayed_delivery_tick_ms", default=0, blank=0,
              least=0, most=TICK_MS_MAX),
         Part("active", BOOLEAN, _SWITCH, required=True, unless="fixed_delay", field="delayed_delivery", key="delayed_delivery"),
@@ -429,13 +429,13 @@ TABLE = {policy.name: policy for policy in (
         Level("delayedDelivery", "delayed-delivery", nullable=True, member="delayed_delivery_policies"),
         Level("delayedDelivery", "delayed-delivery", nullable=True),
         where="storage/enforcement/delay_policy.py", check=_delays),
-    Policy("compactionThreshold", "Bytes that may come after a compaction before the next; 0: a topic is not compacted by itself.", (
+    Policy("compactionThreshold", "Bytes that may come after a compaction before the next one; 0: the topic is not compacted by itself.", (
         Part("", LONG, "--threshold -t", "bytes", required=True, field="compaction_threshold", key="compaction_threshold_bytes", least=0),),
         Level("compactionThreshold", "compaction-threshold", method="PUT", member="compaction_threshold",
               refusal="compactionThreshold must be 0 or more"),
         Level("compactionThreshold", "compaction-threshold", refusal="Invalid value for compactionThreshold"),
         where="supervisor/admin/compaction.py"),
-    Policy("persistence", "On how many storage nodes entries are kept.", (
+    Policy("persistence", "Number of storage nodes that keep each entry.", (
         Part("bookkeeperEnsemble", INTEGER, "--bookkeeper-ensemble -e", default=2, otherwise=1),
         Part("bookkeeperWriteQuorum", INTEGER, "--bookkeeper-write-quorum -w", default=2, otherwise=1),
         Part("bookkeeperAckQuorum", INTEGER, "--bookkeeper-ack-quorum -a", default=2, otherwise=1),
@@ -444,14 +444,14 @@ TABLE = {policy.name: policy for policy in (
         Level("persistence", "persistence", member="persistence"),
         Level("persistence", "persistence"),
         why="There is one host.", check=_persistence),
-    Policy("maxUnackedMessagesPerConsumer", "Messages that a consumer of a shared subscription may have unacknowledged; 0: no bound.", (
+    Policy("maxUnackedMessagesPerConsumer", "Unacknowledged messages of a Shared or Key_Shared consumer; 0: no bound.", (
         Part("", INTEGER, required=True, field="max_unacked_messages_per_consumer", key="max_unacked_messages_per_consumer", least=0),),
         Level("maxUnackedMessagesPerConsumer", "max-unacked-messages-per-consumer", ("--max-unacked-messages-per-topic -c",),
               member="max_unacked_messages_per_consumer"),
         Level("maxUnackedMessagesOnConsumer", "max-unacked-messages-per-consumer", ("--maxNum -m",), nullable=True,
               refusal="maxUnackedNum must be 0 or more"),
         where="storage/dispatch/shared.py"),
-    Policy("maxUnackedMessagesPerSubscription", "Messages that all its consumers may have unacknowledged; 0: no bound.", (
+    Policy("maxUnackedMessagesPerSubscription", "Unacknowledged messages of a Shared or Key_Shared subscription; 0: no bound.", (
         Part("", INTEGER, required=True, field="max_unacked_messages_per_subscription", key="max_unacked_messages_per_subscription",
              least=0),),
         Level("maxUnackedMessagesPerSubscription", "max-unacked-messages-per-subscription",
@@ -482,15 +482,15 @@ TABLE = {policy.name: policy for policy in (
               member="max_subscriptions_per_topic"),
         Level("maxSubscriptionsPerTopic", "max-subscriptions-per-topic", ("--max-subscriptions-per-topic -s",), unset=NO_CONTENT),
         where="storage/commands/commands.py"),
-    Policy("maxTopicsPerNamespace", "Topics of a namespace, each partition counts; 0: no bound.", (
+    Policy("maxTopicsPerNamespace", "Topics of a namespace, where each partition counts; 0: no bound.", (
         Part("", INTEGER, "--max-topics-per-namespace -t", required=True, field="max_topics", key="max_topics_per_namespace", least=0),),
         Level("maxTopicsPerNamespace", "max-topics-per-namespace", unset=0, member="max_topics_per_namespace"),
         where="storage/catalogue/policies.py"),
-    Policy("maxMessageSize", "Bytes of the largest message; 0: what the broker takes.", (
+    Policy("maxMessageSize", "Bytes of the largest message; 0: the broker's own bound.", (
         Part("", INTEGER, "--max-message-size -m", required=True, field="max_message_size", least=0),),
         topic=Level("maxMessageSize", "max-message-size", unset=NO_CONTENT, refusal=TOO_LARGE_SIZE),
         where="storage/owner/owner.py"),
-    Policy("inactiveTopicPolicies", "Whether topics that nobody uses are deleted, and after how long.", (
+    Policy("inactiveTopicPolicies", "Whether unused topics are deleted, and after how long.", (
         Part("inactiveTopicDeleteMode", one_of(*DELETE_MODES), "--delete-mode -m", required=True, field="inactive_topic_mode",
              key="inactive_topic_mode"),
         Part("maxInactiveDurationSeconds", INTEGER, "--max-inactive-duration -t", "seconds", required=True, field="inactive_topic_s",
@@ -500,41 +500,41 @@ TABLE = {policy.name: policy for policy in (
         Level("inactiveTopicPolicies", "inactive-topic-policies", nullable=True, member="inactive_topic_policies"),
         Level("inactiveTopicPolicies", "inactive-topic-policies", nullable=True),
         where="storage/enforcement/inactive_topics.py", check=_inactive),
-    Policy("autoTopicCreation", "Whether a topic comes to be when it is first used, and with how many partitions.", (
+    Policy("autoTopicCreation", "Whether a topic is created when it is first used, and with how many partitions.", (
         Part("allowAutoTopicCreation", BOOLEAN, _SWITCH, required=True, field="auto_create_topics", key="auto_create_topics",
              default=False),
         Part("topicType", one_of("partitioned", "non-partitioned", ""), "--type -t", sent="non-partitioned", field="auto_topic_type"),
         Part("defaultNumPartitions", INTEGER, "--num-partitions -n", field="auto_create_partitions", key="auto_create_partitions")),
         Level("autoTopicCreation", "auto-topic-creation", nullable=True, member="autoTopicCreationOverride"),
         where="storage/commands/commands.py", check=_auto_creation),
-    Policy("autoSubscriptionCreation", "Whether a subscription comes to be when it is first used.", (
+    Policy("autoSubscriptionCreation", "Whether a subscription is created when it is first used.", (
         Part("allowAutoSubscriptionCreation", BOOLEAN, "--enable -e", field="auto_create_subscriptions", key="auto_create_subscriptions",
              default=False),),
         Level("autoSubscriptionCreation", "auto-subscription-creation", nullable=True, member="autoSubscriptionCreationOverride"),
         Level("autoSubscriptionCreation", "auto-subscription-creation", nullable=True),
         where="storage/commands/commands.py"),
-    Policy("subscriptionTypesEnabled", "Types of subscriptions that consumers may ask for.", (
+    Policy("subscriptionTypesEnabled", "Subscription types that consumers may ask for.", (
         Part("", some_of(*SUBSCRIPTION_TYPES), "--types -t", required=True, field="subscription_types", key="subscription_types",
              blank=[]),),
         Level("subscriptionTypesEnabled", "subscription-types-enabled", unset=[], member="subscription_types_enabled"),
         Level("subscriptionTypesEnabled", "subscription-types-enabled", unset=NO_CONTENT),
         where="storage/commands/commands.py"),
-    Policy("subscriptionExpirationTime", "Minutes after which a subscription that nobody uses is deleted; 0: it is not.", (
+    Policy("subscriptionExpirationTime", "Minutes after which an unused subscription is deleted; 0: never.", (
         Part("", INTEGER, "--time -t", required=True, field="subscription_expiration_s", scale=60, key="subscription_expiration_s",
              least=0),),
         Level("subscriptionExpirationTime", "subscription-expiration-time", member="subscription_expiration_time_minutes",
               refusal="Invalid value for subscription expiration time"),
         where="storage/enforcement/inactive_topics.py"),
-    Policy("encryptionRequired", "Whether producers must encrypt.", (
+    Policy("encryptionRequired", "Whether producers must encrypt their messages.", (
         Part("", BOOLEAN, _SWITCH, required=True, field="encryption_required", key="encryption_required"),),
         Level("encryptionRequired", "encryption-required", unset=False, removable=False, member="encryption_required"),
         where="storage/commands/commands.py"),
-    Policy("schemaValidationEnforced", "Whether producers without a schema are refused where the topic has one.", (
+    Policy("schemaValidationEnforced", "Whether a topic with a schema refuses producers without one.", (
         Part("", BOOLEAN, _SWITCH, required=True, field="schema_enforced", key="schema_validation_enforced"),),
         Level("schemaValidationEnforced", "schema-validation-enforce", unset=False, removable=False, member="schema_validation_enforced"),
         Level("schemaValidationEnforced", "schema-validation-enforce", unset=False, removable=False),
         where="storage/schemas/registry.py"),
-    Policy("isAllowAutoUpdateSchema", "Whether producers may bring new versions of a schema.", (
+    Policy("isAllowAutoUpdateSchema", "Whether producers may add versions of a schema.", (
         Part("", BOOLEAN, _SWITCH, required=True, field="schema_updates", key="schema_auto_update"),),
         Level("isAllowAutoUpdateSchema", "is-allow-auto-update-schema", unset=True, removable=False, member="is_allow_auto_update_schema"),
         where="storage/schemas/registry.py"),
@@ -543,13 +543,13 @@ TABLE = {policy.name: policy for policy in (
         Level("schemaAutoUpdateCompatibilityStrategy", "schema-autoupdate-strategy", method="PUT", unset=NO_CONTENT, nullable=True,
               removable=False, member="schema_auto_update_compatibility_strategy"),
         where="storage/schemas/registry.py"),
-    Policy("schemaCompatibilityStrategy", "What a new version of a schema must be compatible with.", (
+    Policy("schemaCompatibilityStrategy", "Compatibility that a new version of a schema needs.", (
         Part("", one_of(*STRATEGIES), required=True, field="schema_strategy", key="schema_compatibility_strategy", blank="UNDEFINED"),),
         Level("schemaCompatibilityStrategy", "schema-compatibility-strategy", ("--compatibility -c",), method="PUT", unset="UNDEFINED",
               nullable=True, removable=False, member="schema_compatibility_strategy"),
         Level("schemaCompatibilityStrategy", "schema-compatibility-strategy", ("--strategy -s",), method="PUT", nullable=True),
         where="storage/schemas/registry.py"),
-    Policy("subscriptionAuthMode", "Whether subscriptions' names begin with the role that may use them.", (
+    Policy("subscriptionAuthMode", "Whether a subscription's name must begin with the role that uses it.", (
         Part("", one_of("None", "Prefix"), "--subscription-auth-mode -m", required=True),),
         Level("subscriptionAuthMode", "subscription-auth-mode", unset="None", nullable=True, removable=False,
               member="subscription_auth_mode"),
@@ -559,7 +559,7 @@ TABLE = {policy.name: policy for policy in (
         Level("entryFilters", "entry-filters", nullable=True, member="entryFilters"),
         Level("entryFilters", "entry-filters-per-topic", nullable=True),
         why="There are no plug-ins: every name is refused.", check=_entry_filters),
-    Policy("dispatcherPauseOnAckStatePersistent", "Whether dispatch pauses when there are more acknowledgements than can be kept.", (
+    Policy("dispatcherPauseOnAckStatePersistent", "Whether dispatch pauses while there are more acknowledgements than can be kept.", (
         Part("", BOOLEAN),),
         Level("dispatcherPauseOnAckStatePersistent", "dispatcher-pause-on-ack-state-persistent", implied=True, unset=False,
               member="dispatcherPauseOnAckStatePersistentEnabled"),
@@ -617,22 +617,22 @@ TABLE = {policy.name: policy for policy in (
         Part("bookkeeperAffinityGroupSecondary", TEXT, "--secondary-group -sg")),
         Level("persistence/bookieAffinity", "bookie-affinity-group", unset=NO_CONTENT, nullable=True),
         why="There is one host."),
-    Policy("publishRate", "What may be published to a topic in a second; what comes above waits, and 0 or less is no bound.", (
+    Policy("publishRate", "Messages and bytes a second that may be published to a topic; 0 or less: no bound.", (
         Part("publishThrottlingRateInMsg", INTEGER, "--msg-publish-rate -m", field="publish_messages", key="publish_messages_per_topic",
              default=-1),
         Part("publishThrottlingRateInByte", LONG, "--byte-publish-rate -b", "bytes", field="publish_bytes", key="publish_bytes_per_topic",
              default=-1)),
         Level("publishRate", "publish-rate", nullable=True, member="publishMaxMessageRate", by_cluster=True),
         Level("publishRate", "publish-rate", nullable=True, unset=NO_CONTENT), where="storage/enforcement/rate_limiter.py"),
-    Policy("dispatchRate", "What all consumers of a topic together are given in a time.", _dispatch_parts("dispatch", "topic"),
+    Policy("dispatchRate", "Messages and bytes that a topic's consumers together get in a period.", _dispatch_parts("dispatch", "topic"),
            Level("dispatchRate", "dispatch-rate", nullable=True, member="topicDispatchRate", by_cluster=True),
            Level("dispatchRate", "dispatch-rate", nullable=True), where="storage/enforcement/rate_limiter.py"),
-    Policy("subscriptionDispatchRate", "What the consumers of each subscription together are given in a time.",
+    Policy("subscriptionDispatchRate", "Messages and bytes that the consumers of each subscription together get in a period.",
            _dispatch_parts("subscription_dispatch", "subscription"),
            Level("subscriptionDispatchRate", "subscription-dispatch-rate", nullable=True, member="subscriptionDispatchRate",
                  by_cluster=True),
            Level("subscriptionDispatchRate", "subscription-dispatch-rate", nullable=True), where="storage/enforcement/rate_limiter.py"),
-    Policy("subscribeRate", "How often a consumer may subscribe to a topic in a time.", (
+    Policy("subscribeRate", "Number of times that a consumer may subscribe to a topic in a period.", (
         Part("subscribeThrottlingRatePerConsumer", INTEGER, "--subscribe-rate -sr", field="subscribe_count",
              key="subscribes_per_consumer", default=-1),
         Part("ratePeriodInSecond", INTEGER, "--subscribe-rate-period -st", "seconds", field="subscribe_period_s",

@@ -3,7 +3,6 @@
     config.py         geminga.toml: keys, ranges, defaults
     properties.py     Pulsar's broker.conf and standalone.conf -> the same options
     pulsar_keys.txt   keys of Pulsar that have no effect here
-    documents.py      tables of policies for the documents
 
 Imports: options of the layers below.  Start with `config.py`.
 """

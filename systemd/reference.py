@@ -1,0 +1,184 @@
+"""Reference pages that are made from the code: docs/configuration.md and docs/policies.md.
+
+    python systemd/reference.py       # with geminga importable: writes the generated parts of both pages anew
+
+A generated part stands between `<!-- begin NAME: ... -->` and `<!-- end -->`; the rest of a page is written by hand.
+The explanation of a configuration key is its comment in geminga.toml.example.  Ranges, Pulsar's names and everything
+about policies come from the code.
+"""
+import re
+import textwrap
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from geminga.storage.catalogue.policy_table import TABLE, Level, Part, Policy, flags_of
+from geminga.supervisor.configuration import properties
+from geminga.supervisor.configuration.config import FORMS, RANGES
+from geminga.supervisor.processes.reload import NEEDS_RESTART, TLS_SWITCH
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+EXAMPLE = CHECKOUT / "systemd/geminga.toml.example"
+PAGES = CHECKOUT / "docs/configuration.md", CHECKOUT / "docs/policies.md"
+WIDTH = 120
+PULSARS = {ours: theirs for theirs, (ours, _) in properties.TRANSLATED.items()}
+DEMANDS = {properties._is_on: "any value but `false`", properties._is_off: "`false`", properties._is_said: "any value",
+           properties._is_bound: "a number above 0", properties._is_foreign: "a class that is not Pulsar's"}
+SIZES = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
+UNITS = {"": "", "MB": ", MiB"}      # of policies, where the text is not the unit's own name
+NO_BOUND = (1 << 31) - 1             # as a largest value it says no more than that the key is a number
+
+
+def main() -> None:
+    for page in PAGES:
+        page.write_text(rewritten(page.read_text()))
+
+
+def rewritten(text: str) -> str:
+    """Make the generated parts of a page anew.  Raises KeyError for a part that nothing makes."""
+    def make(match: re.Match[str]) -> str:
+        return f"{match[1]}\n{PARTS[match[2]]()}\n\n{match[3]}"
+    return re.sub(r"(<!-- begin ([\w ]+):[^\n]*-->\n).*?(<!-- end -->)", make, text, flags=re.DOTALL)
+
+
+# -- configuration
+
+def keys() -> str:
+    """A paragraph for each key, under a heading for each section."""
+    lines, section = ["### Top of the file"], ""
+    for name, (line, text) in explained().items():
+        if name.rpartition(".")[0] != section:
+            section = name.rpartition(".")[0]
+            lines += ["", f"### [{section}]"]
+        paragraph = f"- **`{line}`** {text}{limits(name)}{pulsars(name)}"
+        wrapped = textwrap.wrap(paragraph, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        lines += ["", *wrapped]
+    return "\n".join(lines)
+
+
+def explained() -> dict[str, tuple[str, str]]:
+    """Give each key, in the order of the example, its line (`port = 6650`) and the comment above that line."""
+    found, section, comment = {}, "", []
+    for line in EXAMPLE.read_text().splitlines():
+        if match := re.match(r"\[(\w+)\]", line):
+            section = match[1] + "."
+        elif match := re.match(r"#((\w+) = .*)", line):
+            found[section + match[2]] = match[1], " ".join(" ".join(comment).split())
+        comment = [*comment, line[2:]] if line.startswith("# ") else []
+    return found
+
+
+def limits(name: str) -> str:
+    """Say which values a key takes, unless its type says so."""
+    if name in RANGES:
+        first, last = (amount(name, number) for number in RANGES[name])
+        return f" Values: {first} or more." if RANGES[name][1] == NO_BOUND else f" Values: {first} to {last}."
+    return f" Values: {FORMS[name][1]}." if name in FORMS and FORMS[name][1] != "one line" else ""
+
+
+def amount(name: str, number: int) -> str:
+    """Write a number of bytes with a unit, any other number as it is."""
+    if "bytes" in name or name.endswith("message_size"):
+        whole = (f"{number // size} {unit}" for unit, size in SIZES if number > 0 and number % size == 0)
+        return next(whole, str(number))
+    return str(number)
+
+
+def pulsars(name: str) -> str:
+    """Name Pulsar's key, and say whether a change needs a restart."""
+    theirs = f" Pulsar: `{PULSARS[name]}`." if name in PULSARS else ""
+    return theirs + (" Needs a restart." if name in NEEDS_RESTART else "")
+
+
+def restarts() -> str:
+    """Keys whose change needs a restart, and why."""
+    names: dict[str, list[str]] = {}
+    for name, why in NEEDS_RESTART.items():
+        names.setdefault(why, []).append(f"`{name}`")
+    rows = [(", ".join(some), why) for why, some in names.items()]
+    return table(("key", "why"), [*rows, ("`tls.certificate`, from empty or to empty", TLS_SWITCH)])
+
+
+def refused() -> str:
+    rows = [(f"`{name}`", DEMANDS[demands], why) for name, (demands, why) in properties.REFUSED.items()]
+    return table(("Pulsar's key", "refused with", "because"), rows)
+
+
+def unmet() -> str:
+    rows = [(f"`{name}`", DEMANDS[demands], text) for name, (demands, text) in properties.UNMET.items()]
+    return table(("Pulsar's key", "not followed with", "instead"), rows)
+
+
+# -- policies
+
+def policies() -> str:
+    """A chapter for each policy that has an effect."""
+    return "\n\n".join(chapter(policy) for policy in TABLE.values() if policy.where)
+
+
+def chapter(policy: Policy) -> str:
+    levels = [setting(name, level) for name, level in levels_of(policy).items()]
+    return "\n".join([f"### {policy.name}", "", *textwrap.wrap(policy.doc, WIDTH), "", *levels, "", values(policy)])
+
+
+def levels_of(policy: Policy) -> dict[str, Level]:
+    levels = {"namespace": policy.namespace, "topic": policy.topic}
+    return {name: level for name, level in levels.items() if level}
+
+
+def setting(name: str, level: Level) -> str:
+    """Say how a policy is set for a namespace, or for a topic."""
+    group = {"namespace": "namespaces", "topic": "topicPolicies"}[name]
+    return f"- {name.title()}: `geminga admin {group} set-{level.verb}`, REST `{level.method} .../{level.path}`"
+
+
+def values(policy: Policy) -> str:
+    """A row for each value: its name in JSON, its option, and the key that holds where nothing is set."""
+    flags = {name: {part.json: text for part, text in flags_of(policy, level)}
+             for name, level in levels_of(policy).items()}
+    rows = [(f"`{part.json}`" if part.json else "(the value)", kind(part),
+             options({name: some[part.json] for name, some in flags.items() if part.json in some}), default(part))
+            for part in policy.parts]
+    return table(("field", "value", "option", "the broker's default"), rows)
+
+
+def kind(part: Part) -> str:
+    choices = [f"`{choice}`" for choice in part.type.choices if choice]
+    return ", ".join(choices) or part.type.name + UNITS.get(part.unit, f", {part.unit}")
+
+
+def options(flags: dict[str, str]) -> str:
+    """Name an option, of a switch both; with its level, where an option has another name there."""
+    names = {level: ", ".join(f"`{side.split()[0]}`" for side in text.split("/")) for level, text in flags.items()}
+    if len(set(names.values())) > 1:
+        return ", ".join(f"{level} {text}" for level, text in names.items())
+    return next(iter(names.values()), "")
+
+
+def default(part: Part) -> str:
+    if not part.key:
+        return ""
+    name = f"storage.{part.key}"
+    return f"`{name}`" + (f" (Pulsar: `{PULSARS[name]}`)" if name in PULSARS else "")
+
+
+def without_effect() -> str:
+    """Policies that are stored and returned, and why nothing follows from them."""
+    rows = [(f"`{policy.name}`", ", ".join(levels_of(policy)), policy.why)
+            for policy in TABLE.values() if not policy.where]
+    return table(("policy", "set for", "no effect, because"), rows)
+
+
+# -- text
+
+def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [f"| {' | '.join(row)} |" for row in (head, *rows)]
+    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "keys": keys, "restarts": restarts, "refused": refused, "unmet": unmet,
+    "policies": policies, "without effect": without_effect,
+}
+
+if __name__ == "__main__":
+    main()
