@@ -110,9 +110,9 @@ def _cancel(owner, topic: TopicName, arguments: dict) -> bool | None:
         entries = np.array([entry_id])
         for subscription in found.subscriptions.values():
             acknowledge.move(owner, subscription, Acks(single={ledger_id: [entry_id]}), SKIPPED)
-        found.gone.acknowledge(found.find(ledger_id), entries)
+        found.discarded.acknowledge(found.find(ledger_id), entries)
         owner.note_many(found, acknowledge.runs_of(
-            format.ACKNOWLEDGED, found.partition_id, found.gone.subscription_id, ledger_id, entries))
+            format.ACKNOWLEDGED, found.partition_id, found.discarded.subscription_id, ledger_id, entries))
         owner.commit()      # who is killed here has it fall due for nobody; the other way round it would wait for ever
         _amend(owner, found, ledger_id, entry_id, None)
     return waits

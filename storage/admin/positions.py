@@ -65,10 +65,10 @@ def _reset(owner, topic: TopicName, arguments: dict) -> None:
     subscription = subscription_of(found, arguments["subscription"])
     commands.expel_consumers(owner, subscription)
     if "time_ms" in arguments:
-        commands.reset(owner, subscription, found.before_time(arguments["time_ms"]))
+        commands.reset(owner, subscription, found.mark_delete_before_time(arguments["time_ms"]))
     else:
         position, words = start_of(found, arguments)
-        commands.reset(owner, subscription, found.before(position))
+        commands.reset(owner, subscription, found.mark_delete_before(position))
         acknowledge.begin_within(owner, subscription, position, words)
     owner.answer_needs_sync()
 
@@ -104,7 +104,7 @@ def _expire_of(owner, subscription: Subscription, arguments: dict) -> int:
     found, before_ = subscription.partition, subscription.cursor.backlog(subscription.partition.ledgers)
     if "position" in arguments:
         position, _ = start_of(found, arguments)
-        skip_to(owner, subscription, found.before((position[0], position[1] + 1)), EXPIRED)
+        skip_to(owner, subscription, found.mark_delete_before((position[0], position[1] + 1)), EXPIRED)
     else:
         came_ms = owner.now_ms - arguments["seconds"] * 1000
         for ledger in found.ledgers_from(subscription.cursor.mark_delete[0]):
@@ -122,7 +122,7 @@ def _analyze(owner, topic: TopicName, arguments: dict) -> dict:
     """What the subscription has before it, from its own position on or from another."""
     found = stored(owner, topic)
     subscription = subscription_of(found, arguments["subscription"])
-    start = found.before(start_of(found, arguments)[0]) if "position" in arguments else subscription.cursor.mark_delete
+    start = found.mark_delete_before(start_of(found, arguments)[0]) if "position" in arguments else subscription.cursor.mark_delete
     entries = messages = 0
     first = last = None
     for ledger in found.ledgers_from(start[0]):
@@ -149,7 +149,7 @@ def _last(owner, topic: TopicName, arguments: dict) -> dict:
 def _at_time(owner, topic: TopicName, arguments: dict) -> Position:
     """The first that was published then or later; the one that comes next when there is none."""
     found = stored(owner, topic)
-    return _following(found, found.before_time(arguments["time_ms"]))
+    return _following(found, found.mark_delete_before_time(arguments["time_ms"]))
 
 
 def _following(found: Partition, position: Position) -> Position:
@@ -175,7 +175,7 @@ def _by_index(owner, topic: TopicName, arguments: dict) -> Position:
 def _peek(owner, topic: TopicName, arguments: dict) -> dict:
     """The unacknowledged entry of that number; of a subscription that is not there yet, as if it began at the earliest message."""
     found, name = stored(owner, topic), arguments["subscription"]
-    cursor = subscription_of(found, name).cursor if has_subscription(found, name) else found.gone
+    cursor = subscription_of(found, name).cursor if has_subscription(found, name) else found.discarded
     return _shown(found, _nth(found, cursor, arguments["number"]))
 
 

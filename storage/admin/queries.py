@@ -18,10 +18,11 @@ from geminga.storage.commands.topic_lookup import has_subscription, stored, subs
 from geminga.storage.cursors.cursor import REASONS
 from geminga.storage.enforcement import rate_limiter
 from geminga.storage.errors import CorruptFile, NotDurable, StorageFull, text_of
+from geminga.storage.ledgers.managed_ledger import EARLIEST
 from geminga.storage.runtime.log import log
 from geminga.storage.topics import acknowledge
-from geminga.storage.topics.non_persistent import LiveTopic
-from geminga.storage.topics.partition import EARLIEST, Partition, op
+from geminga.storage.topics.non_persistent import NonPersistentTopic
+from geminga.storage.topics.partition import Partition, op
 from geminga.storage.topics.subscription import Subscription
 from geminga.storage.upkeep import backup_snapshot, compacted_views
 
@@ -114,12 +115,12 @@ def _is_used(owner, topic: TopicName, arguments: dict) -> bool:
     return found is not None and bool(_connected(found))
 
 
-def _refuse_used(found: Partition | LiveTopic, force: bool) -> None:
+def _refuse_used(found: Partition | NonPersistentTopic, force: bool) -> None:
     if not force and (connected := _connected(found)):
         raise Refusal(api.ConsumerBusy, f"Topic has {connected} connected producers/consumers")
 
 
-def _connected(found: Partition | LiveTopic) -> int:
+def _connected(found: Partition | NonPersistentTopic) -> int:
     """Producers and consumers."""
     return len(found.producers.live) + sum(len(subscription.consumers) for subscription in found.subscriptions.values())
 
@@ -154,7 +155,7 @@ def _subscribe(owner, topic: TopicName, arguments: dict) -> bool:
         return False
     commands.check_name(name)
     position, words = positions.start_of(found, {"position": EARLIEST} | arguments)
-    made = commands.create_subscription(owner, found, name, found.before(position), arguments.get("properties"))
+    made = commands.create_subscription(owner, found, name, found.mark_delete_before(position), arguments.get("properties"))
     acknowledge.begin_within(owner, made, position, words)
     if arguments.get("replicated"):
         commands.set_replicated(owner, made, True)

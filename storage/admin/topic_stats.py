@@ -39,12 +39,12 @@ from geminga.storage.statistics.statistics import (
     topic_counts,
     unacknowledged,
 )
-from geminga.storage.topics.non_persistent import LiveTopic
+from geminga.storage.topics.non_persistent import NonPersistentTopic
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.producers import Producer
 from geminga.storage.topics.subscription import Consumer, Subscription, SubType
 
-Topic = Partition | LiveTopic
+Topic = Partition | NonPersistentTopic
 _RANGES_MAX = 1_000          # of acknowledged entries beyond the mark-delete position that are told
 
 

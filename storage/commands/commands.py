@@ -22,15 +22,15 @@ from geminga.storage.cursors.cursor import SKIPPED, Cursor, Position
 from geminga.storage.cursors.pending_acks import CONSUMERS_MAX
 from geminga.storage.cursors.producer_sequences import NONE
 from geminga.storage.dispatch import DISPATCHERS, ranges
-from geminga.storage.dispatch.base import Obstacle, busy
 from geminga.storage.errors import NotDurable, StorageFull
+from geminga.storage.ledgers.managed_ledger import EARLIEST
 from geminga.storage.runtime.log import DEBUG, log
 from geminga.storage.schemas import registry
-from geminga.storage.topics import acknowledge, partition
-from geminga.storage.topics.non_persistent import LiveTopic
+from geminga.storage.topics import acknowledge
+from geminga.storage.topics.non_persistent import NonPersistentTopic
 from geminga.storage.topics.partition import Partition, op
 from geminga.storage.topics.producers import Producer
-from geminga.storage.topics.subscription import Consumer, Subscription, SubType
+from geminga.storage.topics.subscription import Consumer, Obstacle, Subscription, SubType, busy
 
 T = api.BaseCommand.Type
 _RESERVED = ("pulsar.repl",)              # prefixes of subscription names that Pulsar keeps for itself
@@ -156,7 +156,7 @@ def _withdraw(owner, session, kind: int, object_id: int) -> api.BaseCommand | No
 
 # -- topics
 
-def find_or_create(owner, name: TopicName, *, may_create: bool = True) -> Partition | LiveTopic:
+def find_or_create(owner, name: TopicName, *, may_create: bool = True) -> Partition | NonPersistentTopic:
     """The partition of that name; made when it may be.  Raises Refusal."""
     if not (name.is_persistent or owner.options.non_persistent_topics):
         raise Refusal(api.NotAllowedError, "Non-persistent topics are switched off")
@@ -182,12 +182,12 @@ def find_or_create(owner, name: TopicName, *, may_create: bool = True) -> Partit
     owner.answer_needs_sync()
     if name.is_persistent:
         return owner.create_partition(name)
-    found = owner.live[name] = LiveTopic(name, owner.options)
+    found = owner.live[name] = NonPersistentTopic(name, owner.options)
     owner.apply_policies(found)
     return found
 
 
-def forget_if_idle(owner, found: Partition | LiveTopic) -> None:
+def forget_if_idle(owner, found: Partition | NonPersistentTopic) -> None:
     """A topic that keeps nothing is only there as long as somebody uses it."""
     if not found.is_persistent and found.is_idle and forget(owner, found) and found.name.partition < 0:
         try:
@@ -196,7 +196,7 @@ def forget_if_idle(owner, found: Partition | LiveTopic) -> None:
             owner.complain(f"{error}; {found.name} stays in lists of topics", code="G103")
 
 
-def forget(owner, found: LiveTopic) -> bool:
+def forget(owner, found: NonPersistentTopic) -> bool:
     """Nothing is left of it in memory; whether there was anything."""
     if owner.live.pop(found.name, None) is None:
         return False
@@ -220,7 +220,7 @@ def _producer(owner, session, command: api.BaseCommand, *, probed: bool = False)
     if len(request.producer_name) > _NAME_MAX:
         raise Refusal(api.NotAllowedError, f"Producer name longer than {_NAME_MAX} characters")
     found = find_or_create(owner, names.parse(request.topic))
-    if found.is_terminated:
+    if found.is_persistent and found.is_terminated:
         raise Refusal(api.TopicTerminatedError, "Topic was already terminated")
     if found.policies.encryption_required and not request.encrypted:
         raise Refusal(api.MetadataError, f"Encryption is required in {found.name}")
@@ -253,7 +253,7 @@ def _producer(owner, session, command: api.BaseCommand, *, probed: bool = False)
             raise Refusal(api.NotAllowedError,
                           "Could not create the initial subscription due to the auto subscription creation is not allowed.")
         check_name(initial)
-        create_subscription(owner, found, initial, found.before(partition.EARLIEST))
+        create_subscription(owner, found, initial, found.mark_delete_before(EARLIEST))
     for outcast in found.producers.admit(producer):
         expel_producer(owner, outcast)
     session.producers[producer.producer_id] = producer
@@ -295,7 +295,7 @@ def _remove_producer(owner, session, producer: Producer) -> None:
     forget_if_idle(owner, producer.partition)
 
 
-def _log(session, what: str, found: Partition | LiveTopic, **fields: str) -> None:
+def _log(session, what: str, found: Partition | NonPersistentTopic, **fields: str) -> None:
     log.debug(what, topic=found.name, **fields, client=session.address.removeprefix("/") if session is not None else "")
 
 
@@ -340,7 +340,7 @@ def expel_producer(owner, producer: Producer, why: Refusal = _FENCED) -> None:
     owner.outbox(producer.worker).reply(producer.connection, data, action=envelope.PRODUCER_GONE, object_id=producer.producer_id, **which)
 
 
-def _farewell_to_producer(found: Partition | LiveTopic, producer_id: int) -> bytes:
+def _farewell_to_producer(found: Partition | NonPersistentTopic, producer_id: int) -> bytes:
     """What closes it at its client; which is told before where to go, if that is another cluster."""
     close, to = answers.close_producer(producer_id), found.policies.migrated_to if found.is_persistent else ()
     return answers.topic_migrated(api.CommandTopicMigrated.Producer, producer_id, *to) + close if to else close
@@ -351,7 +351,7 @@ def _dismiss(owner, producer: Producer, why: Refusal = _FENCED) -> None:
     _let_next_in(owner, producer)
 
 
-def dismiss_open_text(owner, found: Partition | LiveTopic) -> None:
+def dismiss_open_text(owner, found: Partition | NonPersistentTopic) -> None:
     """Producers that do not encrypt are told to go."""
     for producer in [one for one in found.producers.live.values() if not one.is_encrypted]:
         _dismiss(owner, producer)
@@ -505,7 +505,7 @@ def _check_subscribe(owner, request: api.CommandSubscribe) -> None:
             raise Refusal(api.NotAllowedError, "read_compacted is not for consumers with ranges of key hashes")
 
 
-def _is_full_for(owner, session, found: Partition | LiveTopic, limit: int, there: Iterable[Producer | Consumer]) -> bool:
+def _is_full_for(owner, session, found: Partition | NonPersistentTopic, limit: int, there: Iterable[Producer | Consumer]) -> bool:
     """Whether clients at the session's address have as many of these as one address may."""
     if not limit or is_system(str(found.name)):
         return False
@@ -514,7 +514,7 @@ def _is_full_for(owner, session, found: Partition | LiveTopic, limit: int, there
     return sum(other is not None and other.address.rpartition(":")[0] == host for other in others) >= limit
 
 
-def _refuse_consumer(owner, session, found: Partition | LiveTopic, request: api.CommandSubscribe) -> None:
+def _refuse_consumer(owner, session, found: Partition | NonPersistentTopic, request: api.CommandSubscribe) -> None:
     """One of a type that is not wanted, or one more than there may be."""
     policies, kind = found.policies, SubType.Name(request.subType)
     if kind not in policies.subscription_types:
@@ -553,16 +553,16 @@ def _beginning(owner, found: Partition, request: api.CommandSubscribe) -> Positi
     if request.HasField("start_message_id") and not request.durable:
         position = _position(request.start_message_id)
         if (position[0], position[1] - 1) <= found.last_confirmed:
-            return found.before(position, view)
+            return found.mark_delete_before(position, view)
     elif owner.discovery.is_expected(found, owner.now_ms):
         is_earliest = True
-    return found.before(partition.EARLIEST, view) if is_earliest else found.last_confirmed
+    return found.mark_delete_before(EARLIEST, view) if is_earliest else found.last_confirmed
 
 
 def _rolled_back(owner, found: Partition, request: api.CommandSubscribe) -> Position:
     """As far as the request says that its consumer goes back in time."""
     view = found.view if request.read_compacted else None
-    return found.before_time(owner.now_ms - request.start_message_rollback_duration_sec * 1000, view)
+    return found.mark_delete_before_time(owner.now_ms - request.start_message_rollback_duration_sec * 1000, view)
 
 
 def _refuse_subscriptions(found: Partition) -> None:
@@ -618,7 +618,7 @@ def delete_subscription(owner, subscription: Subscription) -> None:
 
 def reset(owner, subscription: Subscription, position: Position) -> None:
     """The cursor starts anew behind position."""
-    subscription.partition.begin(subscription.cursor, position)
+    subscription.partition.reset_cursor(subscription.cursor, position)
     _note_beginning(owner, subscription)
 
 
@@ -711,7 +711,7 @@ def expel(owner, session, object_id: int, handle: int, *, is_producer: bool) -> 
         owner.outbox(session.worker).reply(session.connection, farewell(object_id), action=gone, object_id=object_id, handle=found.handle)
 
 
-def expel_all(owner, found: Partition | LiveTopic) -> None:
+def expel_all(owner, found: Partition | NonPersistentTopic) -> None:
     """Producers and consumers are told to look the topic up again; what only was there for them is gone."""
     for producer in found.producers.expel_all():
         expel_producer(owner, producer)
@@ -820,9 +820,9 @@ def _seek(owner, session, command: api.BaseCommand) -> None:
     start = None
     if request.HasField("message_id"):
         start = _position(request.message_id)
-        position = found.before(start, view)
+        position = found.mark_delete_before(start, view)
     elif request.HasField("message_publish_time"):
-        position = found.before_time(min(request.message_publish_time, (1 << 63) - 1), view)
+        position = found.mark_delete_before_time(min(request.message_publish_time, (1 << 63) - 1), view)
     else:
         raise Refusal(api.MetadataError, "SEEK names neither a message id nor a time")
     expel_consumers(owner, subscription)

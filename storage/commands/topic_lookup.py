@@ -3,12 +3,12 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
 from geminga.storage.commands import commands
-from geminga.storage.topics.non_persistent import LiveTopic
+from geminga.storage.topics.non_persistent import NonPersistentTopic
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.subscription import Subscription
 
 
-def topic_of(owner, name: TopicName) -> Partition | LiveTopic:
+def topic_of(owner, name: TopicName) -> Partition | NonPersistentTopic:
     """A topic that was made and never used is there too."""
     found = owner.partition(name) if name.is_persistent else owner.live.get(name)
     if found is None:
@@ -24,11 +24,11 @@ def stored(owner, name: TopicName) -> Partition:
     return topic_of(owner, name)
 
 
-def has_subscription(found: Partition | LiveTopic, name: str) -> bool:
+def has_subscription(found: Partition | NonPersistentTopic, name: str) -> bool:
     return (name, True) in found.subscriptions or (name, False) in found.subscriptions
 
 
-def subscription_of(found: Partition | LiveTopic, name: str) -> Subscription:
+def subscription_of(found: Partition | NonPersistentTopic, name: str) -> Subscription:
     """The durable one, when there are two of that name."""
     subscription = found.subscriptions.get((name, True)) or found.subscriptions.get((name, False))
     if subscription is None:

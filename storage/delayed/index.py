@@ -31,11 +31,10 @@ from geminga.storage.delayed.window_files import FAR_MS, NO_ROWS, Flush, Rows, W
 from geminga.storage.disk.syscalls import give_back_memory
 from geminga.storage.errors import CorruptFile
 from geminga.storage.ledgers.ledger import Ledger
+from geminga.storage.ledgers.managed_ledger import ManagedLedger
 
 if TYPE_CHECKING:
-    from geminga.storage.cursors.cursor import Position
-    from geminga.storage.topics.partition import Partition
-    from geminga.storage.topics.subscription import Subscription
+    from geminga.storage.cursors.cursor import Cursor, Position
 
 _STRETCH = 1 << 16               # entries put into the index in one go
 _FEW = 64                        # of these it mostly shows already that times do not ascend
@@ -101,8 +100,12 @@ class _Wheel:
 class Schedule:
     """Of one partition; made when the first entry comes that waits, and there for good then."""
 
-    def __init__(self, partition: "Partition", *, is_strict: bool):
-        """is_strict: nothing is due before its time, but up to a tick later; else it may be a tick early."""
+    def __init__(self, partition: ManagedLedger, *, is_strict: bool, tick_ms: int = 1_000, window_ms: int = 300_000):
+        """is_strict: nothing is due before its time, but up to a tick later; else it may be a tick early.
+
+        tick_ms: how exactly entries are delivered at their times.  window_ms: the stretch of time of one file.
+        """
+        self.tick_ms, self.window_ms = tick_ms, window_ms
         self._partition, self.is_strict = partition, is_strict
         self.folder = format.delayed_folder(partition.folder)
         self.files = Windows(self.folder)
@@ -150,9 +153,9 @@ class Schedule:
         """Entries that wait."""
         return self._bits.count - self._amended.never + sum(self._beyond(ledger) for ledger in self._sorted_ledgers())
 
-    def waiting_of(self, subscription: "Subscription") -> int:
-        """Entries that wait and that the subscription has not acknowledged."""
-        cursor, count = subscription.cursor, 0
+    def waiting_of(self, cursor: "Cursor") -> int:
+        """Delayed entries that the cursor has not acknowledged."""
+        count = 0
         for ledger in self._partition.ledgers_from(cursor.mark_delete[0]):
             count += self._bits.count_left(ledger.ledger_id, cursor)
             if self._is_limit_sorted and self.end(ledger) < ledger.entries:
@@ -178,7 +181,7 @@ class Schedule:
 
     def _until(self, now_ms: int) -> int:
         """What is to come until then is due."""
-        return now_ms if self.is_strict else now_ms + self._partition.policies.delay_tick_ms
+        return now_ms if self.is_strict else now_ms + self.tick_ms
 
     # -- entries come
 
@@ -227,7 +230,7 @@ class Schedule:
         soonest = min(self._wheel_ms(), self.files.next_ms())
         if self._released_ms > self._partition.now_ms:      # the clock was put back
             self._released_ms = 0
-        return max(soonest, self._released_ms + self._partition.policies.delay_tick_ms) if soonest < NEVER_MS else NEVER_MS
+        return max(soonest, self._released_ms + self.tick_ms) if soonest < NEVER_MS else NEVER_MS
 
     def next_due_ms(self) -> int:
         """The time of what falls due next; NEVER_MS when nothing waits.  Of a window that is not in memory, when that begins."""
@@ -270,10 +273,10 @@ class Schedule:
         rows = self.files.load(window)
         if start == FAR_MS:
             rows = self._with_times(rows)
-        if width <= self._partition.policies.delay_window_ms:
+        if width <= self.window_ms:
             self._wheel.add(rows)
             return
-        split = Flush(self.files, rows, self._partition.policies.delay_window_ms, now_ms)
+        split = Flush(self.files, rows, self.window_ms, now_ms)
         try:
             split.go_on(NEVER_MS)
         except OSError:                           # no room: all of it is in memory until its time has come
@@ -373,7 +376,7 @@ class Schedule:
         if self._flush is None and self._fresh.count:
             rows, soonest_ms = joined(self._fresh.parts), self._fresh.soonest_ms
             self._flushing, self._fresh = _Fresh([rows], len(rows[0]), soonest_ms), _Fresh()
-            self._flush = Flush(self.files, rows, self._partition.policies.delay_window_ms, now_ms)
+            self._flush = Flush(self.files, rows, self.window_ms, now_ms)
 
     def flush(self, now_ms: int) -> None:
         """All that waits is in files.  Raises OSError."""
@@ -505,7 +508,7 @@ class Schedule:
         self._load_begun(self._partition.now_ms)
         found = {(start, start + max(width, 1)): self.files.files[start, width].rows for start, width in self._ahead()
                  if start < end_ms and start + max(width, 1) > first_ms}
-        width_ms = self._partition.policies.delay_window_ms
+        width_ms = self.window_ms
         self._leave_out_amended(found, width_ms)
         starts = joined([self._holding(self._in_memory()), self._moved_rows()])[0] // width_ms * width_ms
         for start, count in zip(*np.unique(starts, return_counts=True), strict=True):

@@ -6,10 +6,10 @@ from numpy.typing import NDArray
 
 from geminga.storage.cursors.cursor import Position
 from geminga.storage.cursors.pending_acks import Entries
-from geminga.storage.dispatch.base import Batch, Dispatcher, Nacked, Obstacle, busy, has_unread, within_permits
 from geminga.storage.dispatch.ranges import HASHES, hashes_of
 from geminga.storage.ledgers.ledger import Ledger
-from geminga.storage.topics.subscription import Consumer
+from geminga.storage.topics.permits import within_permits
+from geminga.storage.topics.subscription import Batch, Consumer, Dispatcher, Nacked, Obstacle, busy
 
 _STRETCH = 4_096      # entries of which the keys' hashes are looked at together
 
@@ -109,8 +109,8 @@ class Exclusive(Dispatcher):
         found = self.subscription.deliverable(ledger, first, end)
         return found if consumer.ranges is None else _within(consumer.ranges, ledger, found)
 
-    def is_hungry(self, ledgers: list[Ledger]) -> bool:
-        return self.active is not None and self.active.permits > 0 and has_unread(self.subscription, ledgers)
+    def has_demand(self, ledgers: list[Ledger]) -> bool:
+        return self.active is not None and self.active.permits > 0 and self.has_unread(ledgers)
 
 
 def _within(wanted: list[tuple[int, int]], ledger: Ledger, found: Iterator[Entries]) -> Iterator[Entries]:

@@ -5,9 +5,8 @@ import mmh3
 import numpy as np
 from numpy.typing import NDArray
 
-from geminga.storage.dispatch.base import Nacked, Obstacle
 from geminga.storage.dispatch.exclusive import Exclusive
-from geminga.storage.topics.subscription import Consumer, Subscription
+from geminga.storage.topics.subscription import Consumer, Nacked, Obstacle, Subscription
 
 _RING_POINTS = 100      # of each consumer
 _RING_MASK = 0x7FFFFFFF

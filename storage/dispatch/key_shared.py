@@ -15,11 +15,10 @@ from geminga.proto.errors import Refusal
 from geminga.storage.cursors.cursor import Position
 from geminga.storage.cursors.pending_acks import AGAIN, NOBODY, Entries
 from geminga.storage.delayed.index import Released
-from geminga.storage.dispatch.base import Batch, Nacked, Obstacle, busy, has_unread
 from geminga.storage.dispatch.ranges import AutoSplit, Consistent, Sticky, hashes_of
 from geminga.storage.dispatch.shared import Shared
 from geminga.storage.ledgers.ledger import Ledger
-from geminga.storage.topics.subscription import Consumer, Subscription
+from geminga.storage.topics.subscription import Batch, Consumer, Nacked, Obstacle, Subscription, busy
 
 _LOOK_AHEAD_MAX = 20_000        # entries withheld by one subscription
 _LOOK_AHEAD_EACH = 2_000        # for each of its consumers
@@ -184,7 +183,7 @@ class KeyShared(Shared):
         self._have_theirs = frozenset()
 
     def next_batches(self, ledgers: list[Ledger]) -> list[Batch]:
-        if not self.pending.again and not has_unread(self.subscription, ledgers):      # nobody has to be asked what it can take
+        if not self.pending.again and not self.has_unread(ledgers):      # nobody has to be asked what it can take
             return []
         takers = self._takers()
         batches = super().next_batches(ledgers)

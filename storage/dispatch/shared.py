@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 from geminga.storage.cursors.cursor import Position
 from geminga.storage.cursors.pending_acks import AGAIN, NOBODY, SEATS_MAX, Entries, Pending
 from geminga.storage.delayed.index import Released, Schedule
-from geminga.storage.dispatch.base import Batch, Dispatcher, Nacked, has_unread
 from geminga.storage.ledgers.ledger import Ledger
-from geminga.storage.topics.subscription import Consumer, Subscription
+from geminga.storage.topics.subscription import Batch, Consumer, Dispatcher, Nacked, Subscription
 
 _TURN = 500                # entries in a row to one consumer, when there are enough to go round
 _TURNS = 4                 # so many turns each, when there are many more
@@ -97,7 +96,7 @@ class Shared(Dispatcher):
                               "messages": consumer.unacknowledged, "limit": policies.max_unacked_messages_per_consumer})
             elif consumer.permits <= 0:
                 found.append({"cause": "no permits", "consumer": consumer.name})
-        if self._schedule is not None and (later := self._schedule.waiting_of(self.subscription)):
+        if self._schedule is not None and (later := self._schedule.waiting_of(self.subscription.cursor)):
             found.append({"cause": "delayed messages", "until_ms": self._schedule.next_due_ms(), "messages": later})
         return found or [{"cause": "no acknowledgements", "messages": self.unacknowledged}]
 
@@ -105,7 +104,7 @@ class Shared(Dispatcher):
 
     def next_batches(self, ledgers: list[Ledger]) -> list[Batch]:
         batches: list[Batch] = []
-        if not self.pending.again and not has_unread(self.subscription, ledgers):      # nobody has to be asked what it can take
+        if not self.pending.again and not self.has_unread(ledgers):      # nobody has to be asked what it can take
             return batches
         if self._give_again(batches):
             self._give_new(batches, ledgers)
@@ -184,12 +183,12 @@ class Shared(Dispatcher):
         ahead = sum(map(self.room, takers))
         return ahead if self.subscription.allowance is None else min(ahead, self.subscription.allowance.room)
 
-    def is_hungry(self, ledgers: list[Ledger]) -> bool:
+    def has_demand(self, ledgers: list[Ledger]) -> bool:
         if not self._takers():
             return False
         schedule = self._schedule
         is_all_later = schedule is not None and schedule.limit is not None and self.subscription.read >= schedule.limit
-        return self.pending.again > 0 or (not is_all_later and has_unread(self.subscription, ledgers))
+        return self.pending.again > 0 or (not is_all_later and self.has_unread(ledgers))
 
     def deal(self, takers: list[Consumer], ledger: Ledger, entries: Entries, batches: list[Batch], *, is_again: bool) -> int:
         """Give out entries from the first on, in turns; returns how many."""

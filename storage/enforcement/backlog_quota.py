@@ -33,7 +33,7 @@ class _Count:
     size: int = 0
     ledger_id: int = -1       # the open ledger then, ...
     ledger_size: int = 0      # ... and its size
-    begun: int = 0            # Partition.begun, then
+    begun: int = 0            # Partition.cursor_resets, then
     next_ms: int = 0          # when it is worth to try and evict something again
 
 
@@ -74,14 +74,15 @@ class Quotas:
         limit, count, last = partition.policies.quota_bytes, self._counts[partition], partition.open_ledger
         if limit < 0:
             return False
-        if (count.ledger_id, count.begun) != (last.ledger_id, partition.begun) or count.size + last.size - count.ledger_size >= limit:
+        has_changed = (count.ledger_id, count.begun) != (last.ledger_id, partition.cursor_resets)
+        if has_changed or count.size + last.size - count.ledger_size >= limit:
             self._count(partition)
         return count.size + last.size - count.ledger_size >= max(limit, 1)
 
     def _count(self, partition: Partition) -> None:
         count, last = self._counts[partition], partition.open_ledger
         count.size = max((backlog_bytes(one.cursor, partition) for one in _durable(partition)), default=0)
-        count.ledger_id, count.ledger_size, count.begun = last.ledger_id, last.size, partition.begun
+        count.ledger_id, count.ledger_size, count.begun = last.ledger_id, last.size, partition.cursor_resets
 
     def _is_too_old(self, partition: Partition) -> bool:
         limit_ms = partition.policies.quota_age_s * 1000

@@ -30,7 +30,7 @@ class _Watch:
     """Over one partition."""
 
     next_ms: int = 0                       # nothing expires before, unless a subscription begins anew
-    begun: int = -1                        # Partition.begun, when it was last looked at
+    begun: int = -1                        # Partition.cursor_resets, when it was last looked at
     ledgers: dict[int, _Progress] = field(default_factory=dict)
 
 
@@ -53,7 +53,7 @@ class Expiry:
     def tick(self, now_ms: int) -> None:
         """What is due by now has expired."""
         for partition, watch in self._watches.items():
-            if now_ms >= watch.next_ms or watch.begun != partition.begun:
+            if now_ms >= watch.next_ms or watch.begun != partition.cursor_resets:
                 self._expire(partition, watch, now_ms)
 
     def look(self, partition: Partition, now_ms: int) -> None:
@@ -67,7 +67,7 @@ class Expiry:
         soonest_ms = now_ms                # when what expires next came: nothing that comes from now on is sooner
         subscriptions = list(partition.subscriptions.values())
         first = min((subscription.cursor.mark_delete for subscription in subscriptions), default=partition.last_confirmed)
-        watch.begun, watch.ledgers = partition.begun, {id_: one for id_, one in watch.ledgers.items() if id_ >= first[0]}
+        watch.begun, watch.ledgers = partition.cursor_resets, {id_: one for id_, one in watch.ledgers.items() if id_ >= first[0]}
         for ledger in partition.ledgers_from(first[0]):
             if ledger.has_lost:
                 partition.give_up_lost(ledger)

@@ -14,7 +14,6 @@ Topics without a rate do not get here.
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Union
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,133 +21,24 @@ from numpy.typing import NDArray
 from geminga.proto import envelope
 from geminga.storage.catalogue.policies import DISPATCH_RATE_OF
 from geminga.storage.cursors.pending_acks import NEVER_MS
-from geminga.storage.dispatch.base import UNBOUNDED, Batch, within_permits
 from geminga.storage.enforcement.throttle_log import Slowed, Throttling
 from geminga.storage.ledgers.ledger import Ledger
-from geminga.storage.runtime.counters import Counters
-from geminga.storage.topics.partition import Partition
+from geminga.storage.topics.permits import UNBOUNDED, Allowance, within_permits
 from geminga.storage.topics.producers import Producer
 from geminga.storage.topics.publish_plan import Group, Sends
-from geminga.storage.topics.subscription import Allowance, Subscription
+from geminga.storage.topics.rate_limits import (
+    Limit,
+    Limited,
+    Limits,
+    SharedLimit,
+    Subscribed,
+    next_step,
+    renew_limit,
+)
+from geminga.storage.topics.subscription import Batch, Subscription, Topic
 
-SAVED_MS = 150              # worth of tokens that are saved up
-STEP_MS = 20                # what waits for tokens is looked at so often, all of an owner together: one sync for all of it
-_HELD_MAX = 64 << 20        # bytes that an owner holds back; of what comes above, topics run into debt instead
+_HELD_MAX = 64 << 20        # bytes that an owner holds back; above it, a topic's SENDs are published and overdraw its rate
 _BACKLOG_MIN = 1_000        # entries that a subscription may be behind and still count as one without a backlog
-_CONSUMERS_MAX = 1_000      # that have subscribed to a topic of late
-
-if TYPE_CHECKING:
-    from geminga.storage.topics.non_persistent import LiveTopic
-
-Topic = Union[Partition, "LiveTopic"]
-Rate = tuple[int, int, int, bool]      # messages, bytes, in so many seconds, more than is published
-
-
-class Bucket:
-    """Tokens, `rate` of them in `period_s`; in integers, so that nothing is lost by rounding: each is worth `_price` units."""
-
-    __slots__ = ("rate", "_price", "_most", "_level", "_at_ms")
-
-    def __init__(self, rate: int, period_s: int, now_ms: int, saved_ms: int = SAVED_MS):
-        self.rate = rate                                  # units that come in a millisecond, too
-        self._price = 1_000 * period_s
-        self._most = self._level = self._price + rate * saved_ms
-        self._at_ms = now_ms
-
-    def room(self, now_ms: int) -> int:
-        """Whole tokens that are there; none below 1."""
-        if now_ms != self._at_ms:                         # a clock that is set back brings nothing, and takes nothing
-            self._level = min(self._level + self.rate * max(0, now_ms - self._at_ms), self._most)
-            self._at_ms = now_ms
-        return self._level // self._price
-
-    def take(self, count: int) -> None:
-        """As of the last `room`; fewer than none are given, and kept until the next."""
-        self._level -= count * self._price
-
-    def ready_ms(self) -> int:
-        """When there is a token."""
-        return self._at_ms + max(0, -((self._level - self._price) // self.rate))
-
-    def owes(self, other: "Bucket") -> None:
-        """The other's debt, and nothing that it has saved up."""
-        self._level = min(other._level // other._price * self._price, self._price)
-
-
-class Limit:
-    """A rule: so many messages, and so many bytes, in a time; 0 or less: no bound of this kind."""
-
-    __slots__ = ("level", "rates", "messages", "size")
-
-    def __init__(self, level: str, rates: Rate, now_ms: int, before: "Limit | None" = None):
-        self.level = level                                # "Topic", "Subscription" or "Broker"
-        self.rates = rates
-        messages, size, period_s, _ = rates
-        self.messages = Bucket(messages, period_s, now_ms) if messages > 0 else None
-        self.size = Bucket(size, period_s, now_ms) if size > 0 else None
-        for mine, other in ((self.messages, before and before.messages), (self.size, before and before.size)):
-            if mine is not None and other is not None:
-                other.room(now_ms)
-                mine.owes(other)
-
-    def room(self, now_ms: int) -> tuple[int, int]:
-        """(messages, bytes)"""
-        return (self.messages.room(now_ms) if self.messages is not None else UNBOUNDED,
-                self.size.room(now_ms) if self.size is not None else UNBOUNDED)
-
-    def take(self, messages: int, size: int) -> None:
-        if self.messages is not None:
-            self.messages.take(messages)
-        if self.size is not None:
-            self.size.take(size)
-
-    def published(self, messages: int, size: int, now_ms: int) -> None:
-        """So much may be given out at once, beyond the rate, where that is relative to what is published."""
-        if self.rates[3]:
-            self.room(now_ms)
-            self.take(-messages, -size)
-
-    def ready_ms(self) -> int:
-        """When there is room."""
-        return max(bucket.ready_ms() for bucket in (self.messages, self.size) if bucket is not None)
-
-    def __str__(self) -> str:
-        messages, size, period_s, is_relative = self.rates
-        bounds = " and ".join(f"{count} {what}" for count, what in ((messages, "messages"), (size, "bytes")) if count > 0)
-        return f"{bounds} in {f'{period_s} seconds' if period_s > 1 else 'a second'}{' more than is published' if is_relative else ''}"
-
-
-class SharedLimit(Limit):
-    """One for all owners: each counts what it takes where the others see it, and pays for what they took."""
-
-    __slots__ = ("_counters", "_names", "_seen")
-
-    def __init__(self, counters: Counters, names: tuple[str, str], rates: Rate, now_ms: int):
-        super().__init__("Broker", rates, now_ms)
-        self._counters, self._names = counters, names
-        self._seen = [counters.total(name) for name in names]
-
-    def room(self, now_ms: int) -> tuple[int, int]:
-        seen, self._seen = self._seen, [self._counters.total(name) for name in self._names]
-        super().take(*[now - before for now, before in zip(self._seen, seen, strict=True)])
-        return super().room(now_ms)
-
-    def take(self, messages: int, size: int) -> None:
-        for name, count in zip(self._names, (messages, size), strict=True):
-            self._counters.add(name, count)
-        self._seen = [before + count for before, count in zip(self._seen, (messages, size), strict=True)]
-        super().take(messages, size)
-
-
-def _limit(before: Limit | None, level: str, rates: Rate, now_ms: int) -> Limit | None:
-    """What is to hold from now on; the one that held before, where that is the same."""
-    if rates[0] <= 0 and rates[1] <= 0:
-        return None
-    return before if before is not None and before.rates == rates else Limit(level, rates, now_ms, before)
-
-
-def _step(ms: int) -> int:
-    return -(-ms // STEP_MS) * STEP_MS
 
 
 # -- what is published
@@ -162,21 +52,6 @@ class _Held:
 
     def entries(self) -> int:
         return sum(len(rows) for _, rows, _ in self.pieces)
-
-
-@dataclass(eq=False, slots=True)
-class Limits:
-    """Of a topic that has any."""
-
-    rates: "Rates"
-    publish: Limit | None = None
-    dispatch: Limit | None = None                         # of all its subscriptions together
-    broker: SharedLimit | None = None                     # likewise of all topics
-    subscribed: "Subscribed | None" = None
-    served_ms: int = 0                                    # when a consumer last got anything
-    counts_entries: bool = False                          # a batch is one message
-    spares_keen: bool = False                             # subscriptions that are hardly behind get all there is
-    publish_limited_times: int = 0                        # how often something was held back
 
 
 @dataclass(slots=True)
@@ -227,11 +102,11 @@ class Rates:
         if limits is None:
             if self._dispatch is None and not policies.has_rates:
                 return
-            limits = topic.rate_limits = Limits(self)
+            limits = topic.rate_limits = Limits()
         options, limits.broker = self._owner.options, self._dispatch
         limits.counts_entries, limits.spares_keen = options.dispatch_limits_entries, not options.dispatch_limits_without_backlog
-        limits.publish = _limit(limits.publish, "Topic", (policies.publish_messages, policies.publish_bytes, 1, False), now_ms)
-        limits.dispatch = _limit(limits.dispatch, "Topic", policies.dispatch_rate, now_ms)
+        limits.publish = renew_limit(limits.publish, "Topic", (policies.publish_messages, policies.publish_bytes, 1, False), now_ms)
+        limits.dispatch = renew_limit(limits.dispatch, "Topic", policies.dispatch_rate, now_ms)
         for subscription in topic.subscriptions.values():
             watch_subscription(subscription, now_ms)
         self.is_relative |= policies.dispatch_relative or policies.subscription_dispatch_relative or any(
@@ -305,9 +180,44 @@ class Rates:
     def tick(self, now_ms: int) -> None:
         self._throttling.tick(now_ms)
 
-    def slowed(self, subscription: Subscription) -> None:
-        """A rate keeps its consumers waiting."""
-        self._throttling.happened(subscription, 1, self._owner.now_ms, lambda: _rules(causes(self._owner, subscription)))
+    def next_batches(self, subscription: Subscription, ledgers: list[Ledger]) -> list[Batch]:
+        """Batches of the subscription's dispatcher, as many as its rates allow; see Dispatcher.next_batches."""
+        found, dispatcher = subscription.partition, subscription.dispatcher
+        now_ms, of_topic = found.now_ms, found.rate_limits
+        if subscription.limited is None:
+            watch_subscription(subscription, now_ms)
+        limited = subscription.limited
+        limits = [limit for limit in (limited.limit, of_topic.dispatch, of_topic.broker) if limit is not None]
+        limited.until_ms, limited.by = NEVER_MS, []
+        if not limits or (of_topic.spares_keen and not _is_behind(subscription)):
+            limited.since_ms = 0
+            return dispatcher.next_batches(ledgers)
+        messages, size = (min(room) for room in zip(*[limit.room(now_ms) for limit in limits], strict=True))
+        allowance = subscription.allowance = Allowance(messages, size, of_topic.counts_entries)
+        batches = dispatcher.next_batches(ledgers)
+        subscription.allowance = None
+        if batches:
+            limited.served_ms = of_topic.served_ms = now_ms
+            for limit in limits:
+                limit.take(messages - allowance.messages, size - allowance.size)
+        if not allowance.room and dispatcher.has_demand(ledgers):
+            self._note(subscription, [(limit, limit.room(now_ms)) for limit in limits], now_ms)
+        else:
+            limited.since_ms = 0
+        return batches
+
+    def _note(self, subscription: Subscription, rooms: list[tuple[Limit, tuple[int, int]]], now_ms: int) -> None:
+        """Note that limits throttle the subscription: entries are left, and some limit has no room."""
+        limited = subscription.limited
+        limited.by = [limit for limit, room in rooms if min(room) <= 0]
+        limited.until_ms = next_step(max([now_ms + 1, *[limit.ready_ms() for limit in limited.by]]))
+        limited.since_ms = limited.since_ms or now_ms
+        for limit, room in rooms:
+            for what, left in zip(("Msg", "Bytes"), room, strict=True):
+                if left <= 0:
+                    name = f"dispatchThrottled{what}EventsBy{limit.level}Limit"
+                    limited.times[name] = limited.times.get(name, 0) + 1
+        self._throttling.happened(subscription, 1, now_ms, lambda: _rules(causes(self._owner, subscription)))
 
     def _is_waiting(self, slowed: Slowed) -> bool:
         if not isinstance(slowed, Subscription):
@@ -319,7 +229,7 @@ class Rates:
         """What keeps its producers waiting."""
         held = self._held.get(topic)
         return [{"cause": "publish rate", "rule": _rule(self._owner, topic, limit, "publishRate"), "held_back": held.entries(),
-                 "since_ms": held.since_ms, "until_ms": _step(limit.ready_ms())}
+                 "since_ms": held.since_ms, "until_ms": next_step(limit.ready_ms())}
                 for limit in self._limits(topic) if held is not None and limit.ready_ms() > self._owner.now_ms]
 
     # -- how
@@ -328,7 +238,7 @@ class Rates:
         return [limit for limit in (topic.rate_limits and topic.rate_limits.publish, self._publish) if limit is not None]
 
     def _ready_ms(self, topic: Topic) -> int:
-        return _step(max((limit.ready_ms() for limit in self._limits(topic)), default=0))
+        return next_step(max((limit.ready_ms() for limit in self._limits(topic)), default=0))
 
     def _fallen_due(self) -> Sends:
         """Those first that have waited longest since they last got anything."""
@@ -403,7 +313,7 @@ class Rates:
 
     def _count_time(self, topic: Topic) -> None:
         if topic.rate_limits is None:
-            topic.rate_limits = Limits(self)
+            topic.rate_limits = Limits()
         topic.rate_limits.publish_limited_times += 1
 
     def _reach(self, limits: Iterable[Limit], rows: NDArray) -> int:
@@ -475,66 +385,13 @@ def _packed(rows: NDArray, data: memoryview) -> tuple[NDArray, memoryview]:
 
 # -- what is given out
 
-@dataclass(eq=False, slots=True)
-class Limited:
-    """A subscription of a topic that has any limits."""
-
-    limit: Limit | None = None                            # its own
-    served_ms: int = 0                                    # when its consumers last got anything
-    since_ms: int = 0                                     # that a rate keeps them waiting; 0: none does
-    until_ms: int = NEVER_MS
-    by: list[Limit] = field(default_factory=list)
-    times: dict[str, int] = field(default_factory=dict)   # how often, by the names that statistics have for it
-
-
 def watch_subscription(subscription: Subscription, now_ms: int) -> None:
     """Its topic's policies are new, or it is."""
     limited = subscription.limited = subscription.limited or Limited()
     policies = subscription.partition.policies
     rate = dict(policies.dispatch_rates_of).get(subscription.name, policies.subscription_dispatch_rate)
-    limited.limit = _limit(limited.limit, "Subscription", rate, now_ms)
+    limited.limit = renew_limit(limited.limit, "Subscription", rate, now_ms)
     limited.since_ms, limited.until_ms, limited.by = 0, NEVER_MS, []
-
-
-def next_batches(subscription: Subscription, ledgers: list[Ledger]) -> list[Batch]:
-    """As the dispatcher's, no more than the rates allow."""
-    found, dispatcher = subscription.partition, subscription.dispatcher
-    now_ms, of_topic = found.now_ms, found.rate_limits
-    if subscription.limited is None:
-        watch_subscription(subscription, now_ms)
-    limited = subscription.limited
-    limits = [limit for limit in (limited.limit, of_topic.dispatch, of_topic.broker) if limit is not None]
-    limited.until_ms, limited.by = NEVER_MS, []
-    if not limits or (of_topic.spares_keen and not _is_behind(subscription)):
-        limited.since_ms = 0
-        return dispatcher.next_batches(ledgers)
-    messages, size = (min(room) for room in zip(*[limit.room(now_ms) for limit in limits], strict=True))
-    allowance = subscription.allowance = Allowance(messages, size, of_topic.counts_entries)
-    batches = dispatcher.next_batches(ledgers)
-    subscription.allowance = None
-    if batches:
-        limited.served_ms = of_topic.served_ms = now_ms
-        for limit in limits:
-            limit.take(messages - allowance.messages, size - allowance.size)
-    if not allowance.room and dispatcher.is_hungry(ledgers):
-        _note(subscription, [(limit, limit.room(now_ms)) for limit in limits], now_ms)
-    else:
-        limited.since_ms = 0
-    return batches
-
-
-def _note(subscription: Subscription, rooms: list[tuple[Limit, tuple[int, int]]], now_ms: int) -> None:
-    """Something is left, and these are why."""
-    limited = subscription.limited
-    limited.by = [limit for limit, room in rooms if min(room) <= 0]
-    limited.until_ms = _step(max([now_ms + 1, *[limit.ready_ms() for limit in limited.by]]))
-    limited.since_ms = limited.since_ms or now_ms
-    for limit, room in rooms:
-        for what, left in zip(("Msg", "Bytes"), room, strict=True):
-            if left <= 0:
-                name = f"dispatchThrottled{what}EventsBy{limit.level}Limit"
-                limited.times[name] = limited.times.get(name, 0) + 1
-    subscription.partition.rate_limits.rates.slowed(subscription)
 
 
 def _is_behind(subscription: Subscription) -> bool:
@@ -585,25 +442,3 @@ def _rule(owner, topic: Topic, limit: Limit, policy: str) -> str:
     scopes = [f"{kind} {scope}" for kind, scope in (("topic", str(topic.name.base)), ("namespace", topic.name.namespace))
               if limit.level != "Broker" and policy in owner.catalogue.policies(scope)]
     return f"{policy} of {scopes[0] if scopes else 'the broker'}: {limit}"
-
-
-# -- who subscribes
-
-class Subscribed:
-    """How often each consumer has of late."""
-
-    def __init__(self, limit: tuple[int, int]):
-        self.limit = limit                                # so often in so many seconds
-        self._buckets: dict[tuple, Bucket] = {}
-
-    def may(self, consumer: tuple, now_ms: int) -> bool:
-        return consumer not in self._buckets or self._buckets[consumer].room(now_ms) > 0
-
-    def count(self, consumer: tuple, now_ms: int) -> None:
-        if consumer not in self._buckets:
-            if len(self._buckets) >= _CONSUMERS_MAX:
-                self._buckets = {one: bucket for one, bucket in self._buckets.items() if bucket.room(now_ms) < self.limit[0]}
-            count, period_s = self.limit
-            self._buckets[consumer] = Bucket(count, period_s, now_ms, (period_s * 1_000) * (count - 1) // count)
-        self._buckets[consumer].room(now_ms)
-        self._buckets[consumer].take(1)

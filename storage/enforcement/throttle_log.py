@@ -5,20 +5,15 @@ them; of the others there is a number, once in a while.
 """
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Union
 
 from geminga.storage.runtime.log import log
-from geminga.storage.topics.partition import Partition
-from geminga.storage.topics.subscription import Subscription
-
-if TYPE_CHECKING:
-    from geminga.storage.topics.non_persistent import LiveTopic
+from geminga.storage.topics.subscription import Subscription, Topic
 
 QUIET_MS = 10_000
 LINES_MAX = 20               # beginnings that an owner prints in a PERIOD_MS
 PERIOD_MS = 60_000
 
-Slowed = Union[Partition, "LiveTopic", Subscription]      # a topic's producers, or a subscription's consumers
+Slowed = Topic | Subscription      # a topic's producers, or a subscription's consumers
 
 
 @dataclass(slots=True)

@@ -38,7 +38,6 @@ from geminga.storage.cursors.batch_acks import words as parts_words
 from geminga.storage.cursors.pending_acks import NEVER_MS, Entries
 from geminga.storage.cursors.producer_sequences import NOWHERE
 from geminga.storage.cursors.state_file import StateFile
-from geminga.storage.delayed.index import Schedule
 from geminga.storage.enforcement import rate_limiter
 from geminga.storage.enforcement.backlog_quota import Quotas
 from geminga.storage.enforcement.closed_partition_scan import Sweep
@@ -60,7 +59,7 @@ from geminga.storage.runtime.counters import Counters
 from geminga.storage.runtime.log import log
 from geminga.storage.statistics.statistics import Statistics
 from geminga.storage.topics import acknowledge, publish_plan
-from geminga.storage.topics.non_persistent import LiveTopic
+from geminga.storage.topics.non_persistent import NonPersistentTopic
 from geminga.storage.topics.partition import Partition, op, open_partition
 from geminga.storage.topics.producers import Producer
 from geminga.storage.topics.subscription import Consumer, Subscription
@@ -119,7 +118,7 @@ class Owner:
         self.producers: dict[int, Producer] = {}                  # by handle
         self.consumers: dict[int, Consumer] = {}
         self.discovery = Discovery(catalogue, options.discovery_grace_s * 1000)
-        self.live: dict[TopicName, LiveTopic] = {}                # topics that keep nothing
+        self.live: dict[TopicName, NonPersistentTopic] = {}                # topics that keep nothing
         self.live_producers: dict[int, Producer] = {}             # theirs, by handle
         self.expiry, self.quotas, self.retention, self.puncher = Expiry(self), Quotas(self), Retention(self), Puncher(self)
         self.inactive, self.views, self.schedules = Inactive(self), Views(self), Schedules(self)
@@ -145,7 +144,7 @@ class Owner:
         self._next_handle = 1
         self._next_slot = -1
         self._sends: list[tuple[int, NDArray, memoryview]] = []
-        self.strict: dict[Partition | LiveTopic, None] = {}       # topics that do not take every message
+        self.strict: dict[Partition | NonPersistentTopic, None] = {}       # topics that do not take every message
         self._send_errors: dict[int, list[tuple[int, int, int, bytes]]] = {}     # by worker, of what is being published
         self._acks: list[NDArray] = []
         self._parts: list[tuple[NDArray, memoryview]] = []        # those of them that are about parts of batches, and their words
@@ -361,13 +360,10 @@ class Owner:
             self.apply_policies(partition)
         self.sweep.begin()
 
-    def apply_policies(self, partition: Partition | LiveTopic) -> None:
+    def apply_policies(self, partition: Partition | NonPersistentTopic) -> None:
         """What is set for it in the catalogue holds from here on."""
         policies = policies_of(self.catalogue, partition.name, self.options)
-        if partition.is_persistent:
-            partition.policies = policies
-        else:
-            partition.bind(policies)
+        partition.bind(policies)
         self.statistics.changed[partition] = None
         self.rates.watch(partition)
         if policies.max_message_size or policies.encryption_required:
@@ -384,7 +380,6 @@ class Owner:
         for watcher in (self.expiry, self.quotas, self.retention, self.puncher, self.inactive, self.schedules):
             watcher.watch(partition)
         self.delays.watch(partition)
-        partition.deduplicates = partition.policies.deduplication
         if policies.migrated_to:
             self._migrate(partition)
 
@@ -512,7 +507,7 @@ class Owner:
             for part in self.rates.admit(sends) if self.rates.is_possible else [sends]:
                 self._publish(part)
 
-    def publish_held(self, topic: Partition | LiveTopic) -> None:
+    def publish_held(self, topic: Partition | NonPersistentTopic) -> None:
         """What a rate holds back of it is published now: something that came behind it must not overtake it."""
         for part in self.rates.take_all(topic):
             self._publish(part)
@@ -579,7 +574,7 @@ class Owner:
             partition = group.partition
             if partition.schedule is None and (publish_plan.deliver_at(planned, group) > self.now_ms).any():
                 self.note(partition, op(format.DELAYED, partition.partition_id))
-                partition.schedule = Schedule(partition, is_strict=self.options.delayed_delivery_strict)
+                partition.begin_schedule(is_strict=self.options.delayed_delivery_strict)
                 self.schedules.watch(partition)
 
     def _refuse(self, refused: list[tuple[int, int, int, int, str]]) -> None:
@@ -658,7 +653,7 @@ class Owner:
             self._drop(worker, producer, above)
             before = topic.dropped
             topic.now_ms = self.now_ms
-            for consumer, _, chosen in topic.pass_on(mine, rate_limiter.next_batches):
+            for consumer, _, chosen in topic.pass_on(mine, self.rates.next_batches):
                 some = mine[chosen.start:chosen.stop] if isinstance(chosen, range) else mine[chosen]
                 pieces = [data[at:at + size] for at, size in zip(some["offset"].tolist(), some["size"].tolist(), strict=True)]
                 self.outbox(consumer.worker).passed(consumer, entries[np.asarray(chosen)], b"".join(pieces))
@@ -772,7 +767,7 @@ class Owner:
         schedule, has_rates = partition.schedule, partition.rate_limits is not None
         if schedule is not None:
             self.schedules.advance(partition, self.now_ms)
-        moves, moved = bool(partition.policies.migrated_to), []
+        is_stored, moves, moved = partition.is_persistent, bool(partition.policies.migrated_to), []
         for subscription in rate_limiter.in_turn(partition) if has_rates else partition.attached:
             for consumer, is_active in subscription.dispatcher.news():
                 self._tell_active(consumer, is_active)
@@ -781,17 +776,17 @@ class Owner:
                 view = None
             ledgers = partition.ledgers_from(began[0]) if view is None else subscription.ledgers_from(began[0])
             for consumer, ledger, entries in \
-                    rate_limiter.next_batches(subscription, ledgers) if has_rates else subscription.dispatcher.next_batches(ledgers):
+                    self.rates.next_batches(subscription, ledgers) if has_rates else subscription.dispatcher.next_batches(ledgers):
                 self._deliver(subscription, consumer, ledger, entries)
             if view is not None:
                 acknowledge.pass_over(self, subscription, began)
             if moves and subscription.has_moved:
                 moved.append(subscription)
-            elif partition.is_terminated and subscription.cursor.mark_delete >= partition.last_confirmed:
+            elif is_stored and partition.is_terminated and subscription.cursor.mark_delete >= partition.last_confirmed:
                 self._tell_end(subscription)
         for subscription in moved:
             commands.expel_consumers(self, subscription)
-        if partition.damage or partition.losses:
+        if is_stored and (partition.damage or partition.losses):
             self._deal_with_damage(partition)
         is_awaited = schedule is not None and any(subscription.is_spread for subscription in partition.attached)
         due_ms = schedule.next_ms() if is_awaited else NEVER_MS

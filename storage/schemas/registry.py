@@ -250,7 +250,7 @@ def _both_ways(obstacle: Callable[[Any, Any], str], after: Any, before: Any, str
 # -- who comes to a topic
 
 def admit_producer(owner, found, schema: api.Schema | None) -> bytes:
-    """The version, as the protocol has it, of what a producer of the Partition or LiveTopic brings.  Raises Refusal, StorageFull."""
+    """The version, as the protocol has it, of the schema that a producer of the topic brings.  Raises Refusal, StorageFull."""
     if schema is not None:
         return version_bytes(register(owner.catalogue, found.name, from_wire(schema), found.policies, owner.counters))
     check_missing(owner.catalogue, found.name, found.policies)

@@ -25,13 +25,13 @@ from geminga.proto.sends import IS_CHUNK
 from geminga.storage import format
 from geminga.storage.errors import CorruptFile
 from geminga.storage.ledgers.ledger import Ledger
-from geminga.storage.topics.non_persistent import LiveTopic
+from geminga.storage.topics.non_persistent import NonPersistentTopic
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.producers import Producer
 from geminga.storage.topics.publish_plan import Plan
 from geminga.storage.topics.subscription import Consumer, Subscription, SubType
 
-Topic = Partition | LiveTopic
+Topic = Partition | NonPersistentTopic
 SIZES = (128, 512, 1 << 10, 2 << 10, 4 << 10, 16 << 10, 100 << 10, 1 << 20)      # bytes of an entry, up to which a bucket reaches
 _SIZES = np.array(SIZES, np.uint32)
 LATENCIES_MS = (0.5, 1, 5, 10, 20, 50, 100, 200, 1_000)                          # likewise of a write
@@ -207,7 +207,7 @@ def delayed(subscription: Subscription) -> int:
     kind = subscription.last_kind if subscription.kind is None else subscription.kind
     if partition.schedule is None or kind in _IMPATIENT or not partition.policies.delayed_delivery:
         return 0
-    return partition.schedule.waiting_of(subscription)
+    return partition.schedule.waiting_of(subscription.cursor)
 
 
 def delayed_index(topic: Topic) -> tuple[int, ...]:

@@ -5,7 +5,6 @@ The dispatchers are those of stored topics: they look at the entries of one pass
 """
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,19 +12,16 @@ from numpy.typing import NDArray
 from geminga.proto.names import TopicName
 from geminga.storage.catalogue.policies import Policies
 from geminga.storage.cursors.cursor import Cursor, Position
-from geminga.storage.dispatch.base import Batch
 from geminga.storage.options import StorageOptions
 from geminga.storage.topics.producers import Producers
-from geminga.storage.topics.subscription import Subscription
-
-if TYPE_CHECKING:
-    from geminga.storage.enforcement.rate_limiter import Limits
+from geminga.storage.topics.rate_limits import Limits
+from geminga.storage.topics.subscription import Batch, Subscription
 
 LEDGER_ID = 0                          # in message ids; no ledger has it
 BEGINNING: Position = LEDGER_ID, -1
 
 
-class Passing:
+class TransientEntries:
     """The entries of one topic in one pass."""
 
     ledger_id = LEDGER_ID
@@ -43,7 +39,7 @@ class Passing:
 
 
 @dataclass(eq=False, slots=True)
-class LiveTopic:
+class NonPersistentTopic:
     """What a Partition is for stored topics, as far as it makes sense without a store."""
 
     name: TopicName
@@ -63,13 +59,11 @@ class LiveTopic:
     dropped: int = 0                   # entries that a subscription's consumers could not take
     now_ms: int = 0
     policies: Policies = Policies()    # what holds for it now
-    rate_limits: "Limits | None" = None
-    passing: Passing | None = None
+    rate_limits: Limits | None = None
+    passing: TransientEntries | None = None
 
     is_persistent = False
-    is_terminated = False
     view = schedule = None
-    damage = losses = ()
     last_confirmed = BEGINNING
 
     def bind(self, policies: Policies) -> None:
@@ -94,14 +88,8 @@ class LiveTopic:
         """There is never anything to catch up with."""
         return []
 
-    def find(self, ledger_id: int) -> Passing | None:
+    def find(self, ledger_id: int) -> TransientEntries | None:
         return self.passing
-
-    def before(self, position: Position) -> Position:
-        return BEGINNING
-
-    def before_time(self, publish_time_ms: int) -> Position:
-        return BEGINNING
 
     def add_subscription(self, name: str, cursor: Cursor) -> Subscription:
         subscription = Subscription(name, cursor, self, self.options)
@@ -116,7 +104,7 @@ class LiveTopic:
 
     def pass_on(self, rows: NDArray, next_batches: Callable[[Subscription, list], list[Batch]]) -> list[Batch]:
         """Who gets which of these rows (n,) SEND_ROW; next_batches: what rates leave of them to a subscription."""
-        self.passing = Passing(rows)
+        self.passing = TransientEntries(rows)
         batches: list[Batch] = []
         for subscription in self.attached:
             subscription.read = LEDGER_ID, 0

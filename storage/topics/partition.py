@@ -1,12 +1,9 @@
-"""One partition: its chain of ledgers, its subscriptions and its producers.
+"""One partition: a managed ledger with its subscriptions and its producers.
 
-Ledgers are ascending by id; the last one is open, all others are sealed.  What changes here is told to the journal as ops
-(format.OP_ROW) by whoever calls; nothing in this file syncs or answers.
+Callers tell the journal of changes as ops (format.OP_ROW); nothing in this file syncs or answers.
 """
-import bisect
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,54 +12,44 @@ from geminga.proto.names import TopicName
 from geminga.storage import format
 from geminga.storage.catalogue.policies import Policies
 from geminga.storage.cursors import state_file
-from geminga.storage.cursors.cursor import ACKNOWLEDGED, NOBODY, NOWHERE, SKIPPED, Cursor, Position
+from geminga.storage.cursors.cursor import ACKNOWLEDGED, NOBODY, SKIPPED, Cursor, Position
 from geminga.storage.cursors.producer_sequences import Sequences
 from geminga.storage.cursors.state_file import Snapshot, State, StateFile
 from geminga.storage.delayed.index import Schedule
 from geminga.storage.errors import CorruptFile, text_of
 from geminga.storage.ledgers import compacted_ledgers, ledger
-from geminga.storage.ledgers.compacted_ledgers import View
 from geminga.storage.ledgers.ledger import Ledger
+from geminga.storage.ledgers.managed_ledger import EARLIEST, ManagedLedger
 from geminga.storage.options import StorageOptions
 from geminga.storage.topics.producers import Producers
+from geminga.storage.topics.rate_limits import Limits
 from geminga.storage.topics.subscription import Subscription
 
-if TYPE_CHECKING:
-    from geminga.storage.enforcement.rate_limiter import Limits
-
-EARLIEST, LATEST = (-1, -1), ((1 << 63) - 1, (1 << 63) - 1)     # as clients write them in message ids
 _SHRINK_MIN = 1 << 20      # bytes that an idle, drained ledger must occupy before it is given up for a fresh one
 
 
-@dataclass(eq=False, slots=True)
-class Partition:
-    partition_id: int
-    name: TopicName
-    folder: Path
+@dataclass(eq=False, slots=True, repr=False)
+class Partition(ManagedLedger):
+    """A topic partition that one owner serves: a stored topic in the sense of `Topic`."""
+
     file: StateFile
     producers: Producers
     options: StorageOptions
-    gone: Cursor = field(default_factory=lambda: Cursor(NOBODY, EARLIEST, is_durable=True))      # what is there for nobody any more
-    ledgers: list[Ledger] = field(default_factory=list)
+    # Entries that no subscription gets any more, present or future: lost, cancelled, or overwritten by a hole.
+    discarded: Cursor = field(default_factory=lambda: Cursor(NOBODY, EARLIEST, is_durable=True))
     subscriptions: dict[tuple[str, bool], Subscription] = field(default_factory=dict)
     attached: dict[Subscription, None] = field(default_factory=dict)      # those with consumers
     sequences: Sequences = field(default_factory=Sequences)
     deduplicates: bool = False       # what a producer sends again is not stored again
-    next_message: int = 0            # messages ever published
-    now_ms: int = 0                  # of the pass
     is_terminated: bool = False      # nothing is published any more
-    is_released: bool = False        # somebody else may have opened it anew: this says nothing any more
+    is_released: bool = False        # given up: another object may stand for the partition now
     schedule: Schedule | None = None      # what waits for its time, once anything did
-    damage: list[str] = field(default_factory=list)                       # found, and not reported yet
     losses: list[tuple[Ledger, NDArray[np.int64]]] = field(default_factory=list)  # entries that are gone, not in the journal yet
     slot: int = -1                   # in the owner's table
     policies: Policies = Policies()  # what holds for it now
-    rate_limits: "Limits | None" = None
+    rate_limits: Limits | None = None
     last_fixed_ms: int = 0           # the latest time that a fixed delay gave since it was set; 0: none
-    begun: int = 0                   # how often a cursor began anew
-    view: View | None = None         # the compacted view that holds
-    view_number: int = 0             # of that, or of one that cannot be used; 0: there is none
-    replaced: list[View] = field(default_factory=list)       # views that somebody may read yet
+    cursor_resets: int = 0           # since it was opened
     # For statistics.py, since it was opened:
     loaded_message: int = 0          # next_message, then
     bytes_in: int = 0                # published
@@ -79,110 +66,28 @@ class Partition:
 
     is_persistent = True
 
-    def __repr__(self) -> str:
-        return f"<Partition {self.partition_id} {self.name} ledgers={len(self.ledgers)}>"
+    def bind(self, policies: Policies) -> None:
+        """Apply the policies that hold from now on."""
+        self.policies, self.deduplicates = policies, policies.deduplication
+        if self.schedule is not None:
+            self.schedule.tick_ms, self.schedule.window_ms = policies.delay_tick_ms, policies.delay_window_ms
+
+    def begin_schedule(self, *, is_strict: bool) -> Schedule:
+        """Give the partition an index of delayed entries, as its first one comes."""
+        self.schedule = Schedule(self, is_strict=is_strict, tick_ms=self.policies.delay_tick_ms, window_ms=self.policies.delay_window_ms)
+        return self.schedule
 
     @property
     def messages_in(self) -> int:
         """Published since it was opened."""
         return self.next_message - self.loaded_message
 
-    # -- positions
-
-    @property
-    def open_ledger(self) -> Ledger:
-        return self.ledgers[-1]
-
-    @property
-    def last_confirmed(self) -> Position:
-        """The last entry; entry -1 of the open ledger when that is empty."""
-        return self.open_ledger.ledger_id, self.open_ledger.last_entry
-
-    def ledgers_from(self, ledger_id: int) -> list[Ledger]:
-        """The ledger with that id, or the next there is, and all behind it."""
-        if ledger_id >= self.open_ledger.ledger_id:      # nearly always
-            return self.ledgers[-1:]
-        return self.ledgers[bisect.bisect_left(self.ledgers, ledger_id, key=_ledger_id):]
-
-    def find(self, ledger_id: int) -> Ledger | None:
-        found = self.ledgers_from(ledger_id)
-        return found[0] if found and found[0].ledger_id == ledger_id else None
-
-    def has(self, position: Position) -> bool:
-        """Whether there is such an entry, or it would be the one before a ledger's first."""
-        found = self.find(position[0])
-        return found is not None and -1 <= position[1] < found.entries
-
-    def take_over(self, view: View) -> None:
-        """It holds from now on; who reads the one before goes on with that."""
-        view.damage = self.damage
-        for part in view.ledgers:
-            part.damage = self.damage
-        view.cover((found.ledger_id, found.entries) for found in self.ledgers)
-        if self.view is not None:
-            self.replaced.append(self.view)
-        self.view, self.view_number = view, view.number
-
-    def with_view(self, view: View, ledger_id: int) -> list:
-        """What the view has from there on, up to its horizon, and the ledgers behind that."""
-        return [*view.ledgers_from(ledger_id), *self.ledgers_from(max(ledger_id, view.horizon[0]))]
-
-    def before(self, position: Position, view: View | None = None) -> Position:
-        """The mark-delete position of a cursor whose next entry is the one at position, or the first behind it that exists.
-
-        view: where entries up to its horizon are looked for.
-        """
-        if view is not None and position <= view.horizon:
-            return view.before(position)
-        if position == EARLIEST or position[0] < self.ledgers[0].ledger_id:
-            return self.ledgers[0].ledger_id, -1
-        found = self.find(position[0])
-        if found is None:
-            behind = self.ledgers_from(position[0])[0]
-            return (behind.ledger_id, -1) if behind.ledger_id > position[0] else self.last_confirmed
-        return found.ledger_id, min(max(position[1] - 1, -1), found.last_entry)
-
-    def before_time(self, publish_time_ms: int, view: View | None = None) -> Position:
-        """The mark-delete position of a cursor whose next entry is the first published at that time or later."""
-        for found in self.ledgers if view is None else self.with_view(view, 0):
-            late = found.column("publish_time")[:found.entries] >= publish_time_ms
-            if view is not None and not found.view and found.ledger_id == view.horizon[0]:
-                late[:view.horizon[1] + 1] = False
-            if late.any():
-                return found.ledger_id, int(late.argmax()) - 1
-        return self.last_confirmed
-
-    def last_message(self) -> tuple[int, int, int]:
-        """(ledger, entry, batch index) of the last message there is; -1 each when there is none."""
-        for found in reversed(self.ledgers):
-            if found.entries:
-                row = found.index[found.last_entry]
-                is_batch = int(row["flags"]) & 2
-                return found.ledger_id, found.last_entry, int(row["messages"]) - 1 if is_batch else -1
-        return -1, -1, -1
-
     # -- ledgers
-
-    def add_ledger(self, ledger_id: int, now_ms: int, ahead: int = 1 << 62) -> None:
-        """Seal the open ledger and go on in a new one, for which so many bytes may be allocated ahead.  Raises StorageFull and changes
-        nothing then."""
-        extent = 0
-        if self.ledgers:
-            extent = min(self.open_ledger.allocated, self.open_ledger.size, ahead)    # the next one fills up as fast as this one did
-        fresh = ledger.create(self.folder, self.partition_id, ledger_id, first_message=self.next_message, created_ms=now_ms, extent=extent)
-        if self.ledgers:
-            self.open_ledger.seal()
-        self.ledgers.append(fresh)
 
     @property
     def compacts(self) -> bool:
         """Whether what is not in a compacted view yet is kept for the next."""
         return self.view_number > 0 or self.policies.compaction_threshold > 0
-
-    @property
-    def horizon(self) -> Position:
-        """The last entry that the compacted view takes the place of."""
-        return NOWHERE if self.view is None else self.view.horizon
 
     def take_acknowledged_ledgers(self, at_most: int) -> list[Ledger]:
         """Remove from the chain the first sealed ledgers, so many, that nobody needs; they are to be unlinked.
@@ -201,7 +106,7 @@ class Partition:
                 break
             gone.append(self.ledgers.pop(0))
         for found in gone:
-            self.gone.forget(found.ledger_id)
+            self.discarded.forget(found.ledger_id)
             if self.schedule is not None:
                 self.schedule.forget(found)
             for subscription in self.subscriptions.values():
@@ -232,20 +137,13 @@ class Partition:
         """Entries that are lost with their index are nobody's business any more; the owner reports and records that."""
         lost, found.lost = found.lost, []
         entries = np.array(lost, np.int64)
-        self.gone.acknowledge(found, entries)
+        self.discarded.acknowledge(found, entries)
         for subscription in self.subscriptions.values():
             fresh = subscription.cursor.acknowledge(found, entries)
             subscription.cursor.totals[SKIPPED] += int(found.messages[fresh].sum())
         self.losses.append((found, entries))
 
     # -- subscriptions
-
-    def since(self, position: Position) -> int:
-        """Messages of the partition up to and with position."""
-        found = self.ledgers_from(position[0])[0]
-        if found.ledger_id != position[0] or not found.entries:
-            return found.first_message
-        return found.first_message + found.messages_in(0, position[1] + 1)
 
     def add_subscription(self, name: str, cursor: Cursor) -> Subscription:
         subscription = Subscription(name, cursor, self, self.options)
@@ -256,18 +154,18 @@ class Partition:
     def new_cursor(self, subscription_id: int, position: Position, *, is_durable: bool) -> Cursor:
         """One whose next entry is the one behind position."""
         cursor = Cursor(subscription_id, position, is_durable=is_durable)
-        self.begin(cursor, position)
+        self.reset_cursor(cursor, position)
         return cursor
 
-    def begin(self, cursor: Cursor, position: Position) -> None:
-        """The cursor begins anew behind position; what is gone beyond that counts as skipped."""
-        position = max(position, self.gone.mark_delete)
-        self.begun += 1
+    def reset_cursor(self, cursor: Cursor, position: Position) -> None:
+        """Reset the cursor's mark-delete position; discarded entries behind it count as skipped."""
+        position = max(position, self.discarded.mark_delete)
+        self.cursor_resets += 1
         cursor.move(position, self.since(position))
         for found in self.ledgers_from(position[0]):
-            if found.ledger_id in self.gone.bitmaps:
+            if found.ledger_id in self.discarded.bitmaps:
                 before = cursor.unacknowledged_messages(found, 0, found.entries)
-                cursor.bitmaps[found.ledger_id] = self.gone.bitmaps[found.ledger_id].copy()
+                cursor.bitmaps[found.ledger_id] = self.discarded.bitmaps[found.ledger_id].copy()
                 cursor.totals[SKIPPED] += before - cursor.unacknowledged_messages(found, 0, found.entries)
         if cursor.bitmaps and position[0] >= self.ledgers[0].ledger_id:
             cursor.advance(self.ledgers_from(position[0]))
@@ -290,11 +188,7 @@ class Partition:
         """All else that is durable about it, as it is now."""
         cursors = {s.cursor.subscription_id: s.cursor for s in self.subscriptions.values() if s.is_durable}
         delays = format.NONE_DELAYED if self.schedule is None else format.SCHEDULED
-        return State({NOBODY: self.gone, **cursors}, self.sequences, delays=delays)
-
-
-def _ledger_id(found: Ledger) -> int:
-    return found.ledger_id
+        return State({NOBODY: self.discarded, **cursors}, self.sequences, delays=delays)
 
 
 def op(kind: int, partition_id: int, *, subscription_id: int = 0, ledger_id: int = 0, entry_id: int = 0, value: int = 0) -> tuple:
@@ -324,8 +218,7 @@ def open_partition(data_dir: Path, partition_id: int, name: TopicName, topic_epo
         partition.next_message = partition.loaded_message = partition.open_ledger.next_message
     _open_view(partition)
     if stored.delays == format.SCHEDULED or (stored.delays == format.UNKNOWN and _has_delayed(partition)):
-        partition.schedule = Schedule(partition, is_strict=options.delayed_delivery_strict)
-        partition.schedule.open()
+        partition.begin_schedule(is_strict=options.delayed_delivery_strict).open()
     for text, subscription_id in names.items():
         if subscription_id in stored.cursors:     # else its creation was never answered; whoever asks again has it made anew
             cursor = stored.cursors[subscription_id]
@@ -375,7 +268,7 @@ def _check(partition: Partition) -> None:
     """Its ledgers are as long as they say, and begin where the one before ends.  Raises CorruptFile."""
     for before, found in zip([None, *partition.ledgers], partition.ledgers, strict=False):
         found.check_lengths()
-        found.gone = partition.gone
+        found.gone = partition.discarded
         if found.is_header_lost and before is not None:
             found.first_message = before.next_message
         partition.damage += found.damage

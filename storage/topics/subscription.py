@@ -1,27 +1,89 @@
 """A subscription: a name, a cursor, the consumers attached, and how far they have been given entries."""
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.errors import Refusal
+from geminga.proto.names import TopicName
+from geminga.storage.catalogue.policies import Policies
 from geminga.storage.cursors.cursor import Cursor, Position
 from geminga.storage.cursors.pending_acks import Entries
+from geminga.storage.delayed.index import Released, Schedule
 from geminga.storage.ledgers.compacted_ledgers import CompactedLedger, View
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.options import StorageOptions
+from geminga.storage.topics.permits import PERMITS_MAX, UNBOUNDED, Allowance, within_permits
+from geminga.storage.topics.producers import Producers
+from geminga.storage.topics.rate_limits import Limited, Limits
 
-if TYPE_CHECKING:
-    from geminga.storage.dispatch.base import Dispatcher
-    from geminga.storage.enforcement.rate_limiter import Limited
-    from geminga.storage.topics.partition import Partition
-
-PERMITS_MAX = 1 << 31      # a consumer that asks for more is not lied to: it will not get there
 SubType = api.CommandSubscribe.SubType
 _SPREAD = SubType.Shared, SubType.Key_Shared
 _STRETCH = 4_096           # entries of a compacted view that are looked at together
+
+Nacked = list[tuple[int, NDArray[np.int64]]]     # [(ledger id, entries)]
+
+
+class Topic(Protocol):
+    """A topic as its subscriptions, and the commands of clients, see it: a Partition, or a NonPersistentTopic.
+
+    A topic without a store has no ledgers but the one of the entries that pass through it.
+    """
+
+    name: TopicName
+    options: StorageOptions
+    policies: Policies                # that hold now
+    producers: Producers
+    subscriptions: dict[tuple[str, bool], "Subscription"]      # by name, and whether it is durable
+    attached: dict["Subscription", None]                       # subscriptions that have consumers
+    rate_limits: Limits | None
+    now_ms: int                       # time of the pass
+    chunks_in: int                    # published chunks of large messages, since it was opened
+
+    @property
+    def is_persistent(self) -> bool:
+        """Whether entries are stored."""
+
+    @property
+    def last_confirmed(self) -> Position:
+        """Position of the last entry."""
+
+    @property
+    def ledgers(self) -> list[Ledger]:
+        """All ledgers, ascending."""
+
+    @property
+    def view(self) -> View | None:
+        """The compacted view that holds; None: there is none."""
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """The index of delayed entries; None: no entry was ever delayed."""
+
+    def find(self, ledger_id: int) -> Ledger | None:
+        """The ledger with that id."""
+
+    def ledgers_from(self, ledger_id: int) -> list[Ledger]:
+        """The ledger with that id, or the next one, and all behind it."""
+
+    def with_view(self, view: View, ledger_id: int) -> list[Ledger]:
+        """The view's compacted ledgers from that id up to its horizon, and the ledgers behind."""
+
+    def give_up_lost(self, ledger: Ledger) -> None:
+        """Discard the entries whose index rows are lost."""
+
+    def bind(self, policies: Policies) -> None:
+        """Apply the policies that hold from now on."""
+
+    def add_subscription(self, name: str, cursor: Cursor) -> "Subscription":
+        """A new subscription with that cursor."""
+
+    def remove_subscription(self, subscription: "Subscription") -> None:
+        """Remove this subscription; another that has its name by now stays."""
 
 
 @dataclass(eq=False, slots=True)
@@ -72,20 +134,126 @@ class Consumer:
         return self.granted - self.permits
 
 
-@dataclass(slots=True)
-class Allowance:
-    """What a subscription's consumers may be given in a pass, whatever they ask for."""
+Batch = tuple[Consumer, Ledger, Entries]      # to be delivered: these entries of the ledger, ascending
 
-    messages: int             # or entries
-    size: int                 # bytes
-    counts_entries: bool      # a batch is one
 
-    @property
-    def room(self) -> int:
-        """Messages; a batch may exceed them once."""
-        if self.messages <= 0 or self.size <= 0:
-            return 0
-        return PERMITS_MAX if self.counts_entries else self.messages
+def busy(text: str) -> Refusal:
+    return Refusal(api.ConsumerBusy, text)
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why somebody may not attach, and who is in the way."""
+
+    holder: Consumer
+    refusal: Refusal
+
+
+class Dispatcher(ABC):
+    """What a subscription asks of its way of choosing."""
+
+    is_woken_by_acknowledgements = False     # they may let something be given out
+
+    def __init__(self, subscription: "Subscription"):
+        self.subscription = subscription
+
+    # -- consumers
+
+    def obstacle(self, consumer: Consumer) -> Obstacle | None:
+        """What keeps this consumer from attaching, as long as the one in its way lives."""
+        return None
+
+    @abstractmethod
+    def attach(self, consumer: Consumer) -> None:
+        """The consumer is among the subscription's now."""
+
+    @abstractmethod
+    def detach(self, consumer: Consumer) -> None:
+        """It is no longer; what it had is to be given out again."""
+
+    def news(self) -> list[tuple[Consumer, bool]]:
+        """Whom to tell, since the last time this was asked, that it has become the active consumer, or not."""
+        return []
+
+    # -- entries
+
+    @abstractmethod
+    def next_batches(self, ledgers: list[Ledger]) -> list[Batch]:
+        """Who gets what now.  Takes permits, and moves the read position.
+
+        ledgers: those from the read position's on.
+        """
+
+    def bounds_changed(self) -> None:      # noqa: B027
+        """Policies of its consumers, or the options of its subscription, are new."""
+
+    def fell_due(self, released: Released) -> None:      # noqa: B027
+        """The time of these has come; whoever does not wait for it has given them out long ago."""
+
+    @abstractmethod
+    def has_demand(self, ledgers: list[Ledger]) -> bool:
+        """Whether a consumer has permits, and there are entries for it."""
+
+    def has_unread(self, ledgers: list[Ledger]) -> bool:
+        """Whether the ledgers, those from the read position on, have entries at or behind it."""
+        return bool(ledgers) and self.subscription.read < (ledgers[-1].ledger_id, ledgers[-1].entries)
+
+    def reach(self, ledger: Ledger, entries: Entries, messages: NDArray[np.uint32], permits: int) -> tuple[int, int]:
+        """(entries, messages) that permits for so many messages, and the subscription's allowance, reach; that is taken off it."""
+        allowance = self.subscription.allowance
+        if allowance is None:
+            return within_permits(messages, permits)
+        count = within_permits(messages, min(permits, allowance.room))[0]
+        if allowance.counts_entries:
+            count = min(count, allowance.messages)
+        if allowance.size < UNBOUNDED:
+            sizes = ledger.column("size")
+            sizes = sizes[entries.start:entries.start + count] if isinstance(entries, range) else sizes[entries[:count]]
+            count, size = within_permits(sizes, allowance.size)
+            allowance.size -= size
+        many = int(messages[:count].sum())
+        allowance.messages -= count if allowance.counts_entries else many
+        return count, many
+
+    @abstractmethod
+    def acknowledged(self, ledger: Ledger, entries: list[int] | NDArray[np.int64]) -> None:
+        """These (n,), sorted, were not acknowledged before."""
+
+    @abstractmethod
+    def acknowledged_up_to(self, position: Position) -> None:
+        """So is everything up to there."""
+
+    @abstractmethod
+    def part_acknowledged(self, ledger: Ledger, entry_id: int, messages: int) -> None:
+        """So many messages of that entry are acknowledged now, others are not."""
+
+    @abstractmethod
+    def held_by(self, consumer: Consumer) -> list[tuple[int, NDArray[np.int64]]]:
+        """[(ledger id, entries)] that the consumer has been given, and that are not acknowledged."""
+
+    @abstractmethod
+    def holds(self, consumer: Consumer, position: Position) -> bool:
+        """Whether the consumer has been given that entry, and it is not acknowledged."""
+
+    @abstractmethod
+    def released(self, parked: list[Position]) -> None:
+        """These entries were passed over, and may be given out now."""
+
+    @abstractmethod
+    def redeliver(self, consumer: Consumer, wanted: dict[int, NDArray[np.int64]]) -> Nacked:
+        """The consumer wants what it has again, or of that only the wanted {ledger id: entries}; returns what counts as redelivered."""
+
+    @abstractmethod
+    def let_go(self) -> None:
+        """What was given out is not to be given again, whatever becomes of it."""
+
+    @abstractmethod
+    def causes(self) -> list[dict]:
+        """What keeps consumers from getting more, one {"cause": ...} each."""
+
+    @abstractmethod
+    def forget(self, ledger: Ledger) -> None:
+        """The ledger is about to be deleted."""
 
 
 @dataclass(eq=False, slots=True)
@@ -94,7 +262,7 @@ class Subscription:
 
     name: str
     cursor: Cursor
-    partition: "Partition" = field(repr=False)
+    partition: Topic = field(repr=False)
     options: StorageOptions = field(repr=False)
     deaths_max: int = 0                                        # an entry that had so many is parked; 0: deaths are not counted
     dispatcher: "Dispatcher | None" = field(default=None, repr=False)     # as long as anybody is attached
@@ -103,8 +271,8 @@ class Subscription:
     reads_compacted: bool = False                              # its consumers, as the first of them asked for
     view: View | None = None           # that they get up to its horizon, as long as the mark-delete position has not reached that
     read: Position = (0, 0)
-    allowance: Allowance | None = None                         # in this pass, where a rate bounds it; see rate_limiter.py
-    limited: "Limited | None" = None
+    allowance: Allowance | None = None                         # in this pass, where a rate bounds it
+    limited: Limited | None = None
     last_kind: int | None = None                               # of the consumers that were attached last
     gone_out: tuple[int, ...] = (0, 0, 0, 0, 0)                # messages, bytes, entries given out, redelivered, chunks: who has left
     dropped: int = 0                                           # messages that nobody could take, of a topic that keeps none

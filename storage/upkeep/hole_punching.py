@@ -1,7 +1,7 @@
 """The space of what everybody has acknowledged is given back within ledgers that are still needed: holes in their files.
 
 Which entries are gone is in the journal, synced, before their bytes are: whoever begins anew passes over them
-(Partition.gone).  A worker that still has one before it sees by its first bytes that it is gone: no entry begins with NOTHING.
+(Partition.discarded).  A worker that still has one before it sees by its first bytes that it is gone: no entry begins with NOTHING.
 
 Of a sealed ledger the index's blocks are given back too, where nothing is left of any of their entries (index_repair.py says how such rows
 are read).
@@ -88,7 +88,7 @@ class Puncher:
         if first >= end:
             return []
         settled = np.logical_and.reduce([cursor.acknowledged(ledger.ledger_id, first, end) for cursor in cursors])
-        fresh = settled & ~partition.gone.acknowledged(ledger.ledger_id, first, end)
+        fresh = settled & ~partition.discarded.acknowledged(ledger.ledger_id, first, end)
         if not (fresh & (ledger.column("size")[first:end] > 0)).any() or ledger.is_shared:
             return []
         edges = np.flatnonzero(np.diff(settled, prepend=False, append=False))
@@ -106,9 +106,9 @@ class Puncher:
         chosen = np.zeros(end - first + 1, np.int8)
         chosen[firsts[worth]], chosen[ends[worth]] = 1, -1
         entries = np.flatnonzero((np.cumsum(chosen[:-1]) > 0) & fresh) + first
-        partition.gone.acknowledge(ledger, entries)
+        partition.discarded.acknowledge(ledger, entries)
         self._owner.note_many(partition, acknowledge.runs_of(
-            format.ACKNOWLEDGED, partition.partition_id, partition.gone.subscription_id, ledger.ledger_id, entries))
+            format.ACKNOWLEDGED, partition.partition_id, partition.discarded.subscription_id, ledger.ledger_id, entries))
         entry_at = np.maximum.accumulate(offsets)
         reaching = entry_at[np.searchsorted(entry_at, begins[worth], side="right") - 1]      # the entry that holds a hole's first byte
         reaching = np.where((reaching >= starts[worth]) & (reaching < begins[worth]), reaching, -1)
@@ -137,7 +137,7 @@ class Puncher:
         looked_at = made_anew = 0
         for partition in partitions:
             for ledger in partition.ledgers[:-1]:
-                if not (ledger.is_index_new and ledger.is_sealed and ledger.ledger_id in partition.gone.bitmaps) or ledger.is_shared:
+                if not (ledger.is_index_new and ledger.is_sealed and ledger.ledger_id in partition.discarded.bitmaps) or ledger.is_shared:
                     continue
                 if looked_at >= _INDEXES_MAX or made_anew >= _ANEW_MAX:
                     self.acknowledged[partition] = None      # there are more
@@ -166,7 +166,7 @@ def _plan_index(partition: Partition, ledger: Ledger, now_ms: int) -> list[tuple
     blocks = np.arange(1, ledger.entries // _ROWS)      # the first and the last stay: they say where the ledger begins and ends
     firsts, ends = blocks * _ROWS - format.HEADER_SIZE // format.INDEX_ROW.itemsize, (blocks + 1) * _ROWS - 1
     every, times = range(ledger.entries), ledger.deliver_at[:ledger.entries]
-    is_done = partition.gone.acknowledged(ledger.ledger_id, 0, ledger.entries) & (times <= now_ms)
+    is_done = partition.discarded.acknowledged(ledger.ledger_id, 0, ledger.entries) & (times <= now_ms)
     if (schedule := partition.schedule) is not None:
         is_done &= schedule.times_of(ledger, every) == times
         waits = schedule.waits(ledger.ledger_id, every)
@@ -210,4 +210,4 @@ def _window(partition: Partition, ledger: Ledger, cursors: list[Cursor]) -> tupl
     end = ledger.entries
     if not any(ledger.ledger_id in cursor.bitmaps for cursor in cursors):
         end = min((cursor.mark_delete[1] + 1 for cursor in cursors if cursor.mark_delete[0] == ledger.ledger_id), default=end)
-    return max(0, partition.gone.first_hole(ledger, 0) - _BEFORE), end
+    return max(0, partition.discarded.first_hole(ledger, 0) - _BEFORE), end

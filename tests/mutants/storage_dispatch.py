@@ -192,7 +192,7 @@ BUGS = [
         ),
     ),
     *of(
-        "storage/dispatch/base.py",
+        "storage/topics/permits.py",
         _DISPATCH,
         ("if total >= permits:\n                break", "if total > permits:\n                break", "permits are exceeded by one entry"),
         (
@@ -200,6 +200,10 @@ BUGS = [
             'int(np.searchsorted(reach, permits, side="right")) + 1)',
             "likewise where there are many",
         ),
+    ),
+    *of(
+        "storage/topics/subscription.py",
+        _DISPATCH,
         (
             "subscription.read < (ledgers[-1].ledger_id, ledgers[-1].entries)",
             "subscription.read <= (ledgers[-1].ledger_id, ledgers[-1].entries)",
@@ -252,8 +256,8 @@ BUGS = [
         ("room = min(room, limit - self.unacknowledged)", "room = min(room, limit)", "all together may have too much"),
         ("unacknowledged >= (limit // 2 + 1 if was else limit)", "unacknowledged >= limit", "who was blocked goes on too early"),
         (
-            "if not self.pending.again and not has_unread(self.subscription, ledgers):",
-            "if not has_unread(self.subscription, ledgers):",
+            "if not self.pending.again and not self.has_unread(ledgers):",
+            "if not self.has_unread(ledgers):",
             "what came back waits for something new",
         ),
         (

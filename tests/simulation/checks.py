@@ -156,7 +156,7 @@ def chain(topic: Topic, partition: Partition) -> None:
 def _gone(partition: Partition) -> set[tuple[int, int]]:
     """Positions whose space was given back within their ledgers."""
     return {(ledger.ledger_id, number) for ledger in partition.ledgers
-            for number in np.flatnonzero(partition.gone.acknowledged(ledger.ledger_id, 0, ledger.entries)).tolist()}
+            for number in np.flatnonzero(partition.discarded.acknowledged(ledger.ledger_id, 0, ledger.entries)).tolist()}
 
 
 def entries_are_there(topic: Topic, partition: Partition, data_dir) -> None:

@@ -8,9 +8,10 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.catalogue.policies import DISPATCH_RATE_OF
 from geminga.storage.catalogue.policy_table import TABLE, read
 from geminga.storage.enforcement import rate_limiter
-from geminga.storage.enforcement.rate_limiter import Bucket, SharedLimit, Subscribed
 from geminga.storage.enforcement.throttle_log import LINES_MAX, PERIOD_MS, QUIET_MS
 from geminga.storage.runtime.counters import make_counters
+from geminga.storage.topics import rate_limits
+from geminga.storage.topics.rate_limits import Bucket, SharedLimit, Subscribed
 from geminga.storage.topics.subscription import SubType
 
 from .rig import T, entry_of
@@ -98,7 +99,7 @@ def test_tokens_come_at_the_rate_however_often_they_are_asked_for(rate, period_s
             if room > 0:
                 bucket.take(room)
                 taken += room
-        assert 60 * rate // period_s - 1 <= taken <= (60_000 + rate_limiter.SAVED_MS) * rate // (period_s * 1_000) + 1
+        assert 60 * rate // period_s - 1 <= taken <= (60_000 + rate_limits.SAVED_MS) * rate // (period_s * 1_000) + 1
 
 
 def test_a_token_is_there_when_the_bucket_says():
@@ -639,7 +640,7 @@ def test_who_subscribes_too_often_is_refused_and_others_are_not(rig):
 
 
 def test_consumers_that_subscribed_long_ago_are_forgotten(monkeypatch):
-    monkeypatch.setattr(rate_limiter, "_CONSUMERS_MAX", 10)
+    monkeypatch.setattr(rate_limits, "_CONSUMERS_MAX", 10)
     subscribed = Subscribed((1, 1))
     for number in range(100):
         subscribed.count((number,), number * 200)

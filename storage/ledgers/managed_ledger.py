@@ -1,0 +1,146 @@
+"""A managed ledger: the chain of ledgers that holds one partition's entries, and the compacted view over its beginning.
+
+Ledgers ascend by id.  The last one is open, all others are sealed.  Callers tell the journal of changes; nothing here syncs.
+"""
+import bisect
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from geminga.proto.names import TopicName
+from geminga.storage.cursors.cursor import NOWHERE, Position
+from geminga.storage.ledgers import ledger
+from geminga.storage.ledgers.compacted_ledgers import View
+from geminga.storage.ledgers.ledger import Ledger
+
+EARLIEST, LATEST = (-1, -1), ((1 << 63) - 1, (1 << 63) - 1)     # as clients write them in message ids
+_IS_BATCH = 2              # flag of an index row
+
+
+@dataclass(eq=False, slots=True)
+class ManagedLedger:
+    """The ledgers of one partition, from the oldest that is kept to the open one."""
+
+    partition_id: int
+    name: TopicName
+    folder: Path
+    ledgers: list[Ledger] = field(default_factory=list, kw_only=True)
+    next_message: int = field(default=0, kw_only=True)             # messages ever published
+    now_ms: int = field(default=0, kw_only=True)                   # time of the pass
+    damage: list[str] = field(default_factory=list, kw_only=True)  # found in its files, and not reported yet
+    view: View | None = field(default=None, kw_only=True)          # the compacted view that holds
+    view_number: int = field(default=0, kw_only=True)              # of that view, or of one that cannot be used; 0: there is none
+    replaced: list[View] = field(default_factory=list, kw_only=True)      # older views that consumers may still read
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.partition_id} {self.name} ledgers={len(self.ledgers)} view={self.view_number}>"
+
+    @property
+    def open_ledger(self) -> Ledger:
+        return self.ledgers[-1]
+
+    @property
+    def last_confirmed(self) -> Position:
+        """The last entry; entry -1 of the open ledger when that is empty."""
+        return self.open_ledger.ledger_id, self.open_ledger.last_entry
+
+    def ledgers_from(self, ledger_id: int) -> list[Ledger]:
+        """The ledger with that id, or the next there is, and all behind it."""
+        if ledger_id >= self.open_ledger.ledger_id:      # nearly always
+            return self.ledgers[-1:]
+        return self.ledgers[bisect.bisect_left(self.ledgers, ledger_id, key=_ledger_id):]
+
+    def find(self, ledger_id: int) -> Ledger | None:
+        """The ledger with that id; None: it is not in the chain."""
+        found = self.ledgers_from(ledger_id)
+        return found[0] if found and found[0].ledger_id == ledger_id else None
+
+    def has(self, position: Position) -> bool:
+        """Whether there is such an entry, or it would be the one before a ledger's first."""
+        found = self.find(position[0])
+        return found is not None and -1 <= position[1] < found.entries
+
+    def take_over(self, view: View) -> None:
+        """Make this the compacted view that holds; consumers of the one before keep that one."""
+        view.damage = self.damage
+        for part in view.ledgers:
+            part.damage = self.damage
+        view.cover((found.ledger_id, found.entries) for found in self.ledgers)
+        if self.view is not None:
+            self.replaced.append(self.view)
+        self.view, self.view_number = view, view.number
+
+    def with_view(self, view: View, ledger_id: int) -> list:
+        """The view's compacted ledgers from that id up to its horizon, and the ledgers behind the horizon."""
+        return [*view.ledgers_from(ledger_id), *self.ledgers_from(max(ledger_id, view.horizon[0]))]
+
+    def mark_delete_before(self, position: Position, view: View | None = None) -> Position:
+        """The mark-delete position of a cursor whose next entry is the one at position, or the first behind it that exists.
+
+        view: the compacted view that the cursor reads up to its horizon.
+        """
+        if view is not None and position <= view.horizon:
+            return view.before(position)
+        if position == EARLIEST or position[0] < self.ledgers[0].ledger_id:
+            return self.ledgers[0].ledger_id, -1
+        found = self.find(position[0])
+        if found is None:
+            behind = self.ledgers_from(position[0])[0]
+            return (behind.ledger_id, -1) if behind.ledger_id > position[0] else self.last_confirmed
+        return found.ledger_id, min(max(position[1] - 1, -1), found.last_entry)
+
+    def mark_delete_before_time(self, publish_time_ms: int, view: View | None = None) -> Position:
+        """The mark-delete position of a cursor whose next entry is the first published at that time or later."""
+        for found in self.ledgers if view is None else self.with_view(view, 0):
+            late = found.column("publish_time")[:found.entries] >= publish_time_ms
+            if view is not None and not found.view and found.ledger_id == view.horizon[0]:
+                late[:view.horizon[1] + 1] = False
+            if late.any():
+                return found.ledger_id, int(late.argmax()) - 1
+        return self.last_confirmed
+
+    def last_message(self) -> tuple[int, int, int]:
+        """(ledger, entry, batch index) of the last message there is; -1 each when there is none."""
+        for found in reversed(self.ledgers):
+            if found.entries:
+                row = found.index[found.last_entry]
+                is_batch = int(row["flags"]) & _IS_BATCH
+                return found.ledger_id, found.last_entry, int(row["messages"]) - 1 if is_batch else -1
+        return -1, -1, -1
+
+    def add_ledger(self, ledger_id: int, now_ms: int, ahead: int = 1 << 62) -> None:
+        """Seal the open ledger and open a new one behind it.
+
+        ahead: bytes that may be allocated for it at once.  Raises StorageFull, and changes nothing then.
+        """
+        extent = 0
+        if self.ledgers:
+            extent = min(self.open_ledger.allocated, self.open_ledger.size, ahead)    # the next one fills up as fast as this one did
+        fresh = ledger.create(self.folder, self.partition_id, ledger_id, first_message=self.next_message, created_ms=now_ms, extent=extent)
+        if self.ledgers:
+            self.open_ledger.seal()
+        self.ledgers.append(fresh)
+
+    @property
+    def horizon(self) -> Position:
+        """The last position that the compacted view covers; NOWHERE without a view."""
+        return NOWHERE if self.view is None else self.view.horizon
+
+    def since(self, position: Position) -> int:
+        """Messages published up to position, inclusive."""
+        found = self.ledgers_from(position[0])[0]
+        if found.ledger_id != position[0] or not found.entries:
+            return found.first_message
+        return found.first_message + found.messages_in(0, position[1] + 1)
+
+    def check(self) -> None:
+        """Assert the chain's invariants: ids ascend, and exactly the last ledger is open."""
+        for before, behind in zip(self.ledgers, self.ledgers[1:], strict=False):
+            assert before.ledger_id < behind.ledger_id, (before, behind)
+            assert before.is_sealed, before
+        if self.ledgers:
+            assert not self.open_ledger.is_sealed, self.open_ledger
+            assert self.open_ledger.first_message <= self.next_message, self
+
+
+def _ledger_id(found: Ledger) -> int:
+    return found.ledger_id
