@@ -14,7 +14,7 @@ from geminga.proto.names import TopicName
 from geminga.storage import format
 from geminga.storage.catalogue.policies import policies_of
 from geminga.storage.cursors.cursor import EXPIRED
-from geminga.storage.ledgers import compacted_ledgers, ledger
+from geminga.storage.ledgers import compacted_ledgers, ledger_headers
 from geminga.storage.topics.partition import Partition
 
 _FOLDERS_MAX = 20      # of deleted partitions, removed at a time
@@ -49,7 +49,7 @@ def enforce(owner, topic: TopicName, arguments: dict) -> dict | None:
 
 
 def _has_work(owner, topic: TopicName, folder: Path, unused_ms: int) -> bool:
-    return (policies_of(owner.catalogue, topic, owner.options).work_alone or len(ledger.ledger_ids(folder)) > 1
+    return (policies_of(owner.catalogue, topic, owner.options).work_alone or len(ledger_headers.ledger_ids(folder)) > 1
             or (_is_long_ago(owner, unused_ms) and _has_producers(folder)))
 
 

@@ -23,8 +23,8 @@ from geminga.storage.cursors import state_v1
 from geminga.storage.cursors.batch_acks import load, words
 from geminga.storage.cursors.cursor import NOBODY, NOWHERE, Cursor
 from geminga.storage.cursors.producer_sequences import Sequences
+from geminga.storage.disk.files import write_anew
 from geminga.storage.errors import CorruptFile
-from geminga.storage.ledgers.ledger import write_anew
 
 _ATTEMPTS = 10      # to remove a folder
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from geminga.proto.rows import struct_of
 from geminga.storage import format
 from geminga.storage.cursors.pending_acks import NEVER_MS
-from geminga.storage.ledgers.ledger import sync
+from geminga.storage.disk.files import sync
 
 _ROW = struct_of(format.AMENDMENT_ROW)
 _NEVER = -1      # in a row

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from geminga.storage import format
 from geminga.storage.disk import regular_files
-from geminga.storage.ledgers.ledger import sync, write_anew
+from geminga.storage.disk.files import sync, write_anew
 
 _UNFINISHED = b"unfinished\n"
 _NUMBER_MAX = 64            # bytes that are looked at

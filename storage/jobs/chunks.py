@@ -15,7 +15,7 @@ from geminga.storage.errors import CorruptFile
 from geminga.storage.jobs import confirmed, one_by_one
 from geminga.storage.jobs.confirmed import Stretch
 from geminga.storage.jobs.one_by_one import Damaged
-from geminga.storage.ledgers import compacted_ledgers, ledger
+from geminga.storage.ledgers import compacted_ledgers, ledger_headers
 
 _HEAD = 4 << 10      # bytes of an entry that are read to find its metadata; more when these are longer
 
@@ -121,7 +121,7 @@ class Chunks:
                 raise
             self._report(f"{error}; chunks are not looked for there")
         parts = {part.ledger_id for part in view.manifest.parts} if view is not None else set()
-        ledgers = set() if stretch.view else set(ledger.ledger_ids(self._folder))
+        ledgers = set() if stretch.view else set(ledger_headers.ledger_ids(self._folder))
         for ledger_id in sorted((parts | ledgers), reverse=True):
             if ledger_id > stretch.ledger_id:
                 continue

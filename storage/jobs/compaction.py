@@ -24,12 +24,12 @@ from geminga.proto.sends import IS_BATCH, IS_CHUNK, KEPT_CHECKSUM, with_checksum
 from geminga.storage import format
 from geminga.storage.cursors.cursor import Position
 from geminga.storage.delayed.amendments import Amendments
+from geminga.storage.disk.files import map_file
 from geminga.storage.errors import CorruptFile, text_of
 from geminga.storage.jobs import confirmed, reading, rewriting
 from geminga.storage.jobs.confirmed import Stretch
 from geminga.storage.ledgers import compacted_ledgers
 from geminga.storage.ledgers.compacted_ledgers import CompactedLedger, Part, PartWriter
-from geminga.storage.ledgers.ledger import map_file
 
 LEDGER_BIT, MESSAGE_BIT = 43, 3      # from which bit of a place on which
 LEDGERS_MAX = 1 << 63 - LEDGER_BIT   # of a run
@@ -116,7 +116,7 @@ def prepare(data_dir: Path, partition_id: int, view: int, horizon: Position, *, 
         held = compacted_ledgers.open_view(folder, view) if view else None
         behind = held.horizon if held else (-1, -1)
         parts = {part.ledger_id: part for part in held.manifest.parts} if held else {}
-        ledger_ids = {*parts, *(found for found in confirmed.ledger.ledger_ids(folder) if behind[0] <= found <= horizon[0])}
+        ledger_ids = {*parts, *(found for found in confirmed.ledger_headers.ledger_ids(folder) if behind[0] <= found <= horizon[0])}
         sources = []
         for ledger_id in sorted(ledger_ids):
             of_view = held.find(ledger_id) if held else None

@@ -16,9 +16,10 @@ from geminga.proto.names import TopicName
 from geminga.storage import format
 from geminga.storage.catalogue.catalogue import Catalogue, open_to_read
 from geminga.storage.cursors.cursor import NOWHERE, Position
-from geminga.storage.ledgers import compacted_ledgers, index_repair, ledger
+from geminga.storage.disk.files import map_file
+from geminga.storage.ledgers import compacted_ledgers, ledger_headers
 from geminga.storage.ledgers.compacted_ledgers import View
-from geminga.storage.ledgers.ledger import Ledger, map_file
+from geminga.storage.ledgers.ledger import Ledger
 
 SIZE_MAX, ENTRIES_MAX = 64 << 20, 1 << 19      # of a stretch
 _BLOCK = 8 << 10                               # rows looked at together
@@ -93,7 +94,7 @@ def stretches(data_dir: Path | str, partition_id: int, *, behind: Position = NOW
         opened = compacted_ledgers.open_view(folder, view)
         found += _of_view(opened, behind, up_to, size_max)
         behind = max(behind, opened.horizon)
-    for ledger_id in ledger.ledger_ids(folder):
+    for ledger_id in ledger_headers.ledger_ids(folder):
         if ledger_id < behind[0] or (up_to is not None and ledger_id > up_to[0]):
             continue
         try:
@@ -109,7 +110,7 @@ def stretches(data_dir: Path | str, partition_id: int, *, behind: Position = NOW
 def last_confirmed(data_dir: Path | str, partition_id: int) -> Position:
     """Of the last entry; NOWHERE when there is none.  Raises CorruptFile."""
     folder = format.partition_folder(Path(data_dir), partition_id)
-    for ledger_id in reversed(ledger.ledger_ids(folder)):
+    for ledger_id in reversed(ledger_headers.ledger_ids(folder)):
         try:
             count = len(confirmed_rows(folder, partition_id, ledger_id))
         except FileNotFoundError:
@@ -157,7 +158,7 @@ def confirmed_rows(folder: Path, partition_id: int, ledger_id: int) -> NDArray:
     Raises CorruptFile for one of a newer version, FileNotFoundError.
     """
     path = format.index_path(folder, ledger_id)
-    head = ledger.read_header(Ledger(folder, partition_id, ledger_id), is_served=True)
+    head = ledger_headers.read_whole_header(path, ledger_id, partition_id, is_served=True)
     data = map_file(path, writable=False)
     rows = np.frombuffer(data, format.INDEX_ROW, max(0, len(data) - format.HEADER_SIZE) // format.INDEX_ROW.itemsize,
                          min(len(data), format.HEADER_SIZE))
@@ -185,12 +186,12 @@ def whole_rows(folder: Path, partition_id: int, ledger_id: int, first: int, end:
     if valid.all():
         return rows, np.zeros(len(rows), bool), []
     found = Ledger(folder, partition_id, ledger_id)
-    head = ledger.read_header(found, is_served=True)
-    index_repair.find_bounds(found, everything)
+    head = ledger_headers.read_whole_header(path, ledger_id, partition_id, is_served=True)
+    found.take_bounds(everything)
     if head is not None:
         found.first_message, found.created_ms = int(head["first_message"][0]), int(head["created_ms"][0])
         found.size = max(found.size, int(head["size"][0]))
-    fresh, wrong, lost = index_repair.mend(found, everything)
+    fresh, wrong, lost, _ = found.repaired(everything)
     is_lost, is_damaged = np.zeros(len(everything), bool), np.zeros(len(everything), bool)
     is_lost[lost], is_damaged[wrong] = True, True
     is_lost, is_damaged = is_lost[first:end], is_damaged[first:end]

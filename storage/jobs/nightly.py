@@ -135,7 +135,7 @@ def _news(folder: Path, partition_id: int, behind: Position, horizon: Position) 
     entries = messages = size = 0
     if horizon <= behind:
         return 0, 0, 0
-    for ledger_id in confirmed.ledger.ledger_ids(folder):
+    for ledger_id in confirmed.ledger_headers.ledger_ids(folder):
         if not behind[0] <= ledger_id <= horizon[0]:
             continue
         with contextlib.suppress(FileNotFoundError):

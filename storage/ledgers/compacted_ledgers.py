@@ -28,8 +28,8 @@ from geminga.proto.sends import IS_BATCH, KEPT_CHECKSUM
 from geminga.storage import format
 from geminga.storage.cursors.cursor import Position
 from geminga.storage.disk import locks
+from geminga.storage.disk.files import map_file, sync, write_anew
 from geminga.storage.errors import CorruptFile
-from geminga.storage.ledgers.ledger import map_file, sync, write_anew
 
 VERSION = 1
 MANIFEST, UNFINISHED = "view", ".new"

@@ -32,9 +32,9 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from geminga.storage import format
+from geminga.storage.disk.files import allocate, sync
 from geminga.storage.errors import NotDurable, StorageFull, is_full, text_of
 from geminga.storage.ledgers.journal_reader import BAD, Record, Replay, by_age, write_again
-from geminga.storage.ledgers.ledger import allocate, sync
 from geminga.storage.runtime.log import log
 
 _ZEROS = 1 << 20

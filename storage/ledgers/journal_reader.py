@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from geminga.proto.frames import CHECKSUM_END, MAGIC
 from geminga.storage import format
+from geminga.storage.disk.files import sync, write_anew
 from geminga.storage.errors import CorruptFile
-from geminga.storage.ledgers.index_repair import wrong_bit
-from geminga.storage.ledgers.ledger import sync, write_anew
+from geminga.storage.ledgers.bit_errors import wrong_bit
 
 BAD, ASIDE = ".bad", ".aside"    # suffixes of segments that failed: to be replayed, and done with
 _BLOCK = 4096                    # a device fails in units of this

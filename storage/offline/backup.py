@@ -31,9 +31,11 @@ from crc32c import crc32c
 from geminga.storage import format
 from geminga.storage.catalogue.catalogue import open_catalogue, open_to_read
 from geminga.storage.disk import locks, regular_files, syscalls
+from geminga.storage.disk.files import sync, write_anew
 from geminga.storage.errors import CorruptFile
 from geminga.storage.ledgers import compacted_ledgers
-from geminga.storage.ledgers.ledger import Ledger, sync, write_anew
+from geminga.storage.ledgers.ledger import Ledger
+from geminga.storage.ledgers.ledger_headers import ledger_header
 from geminga.storage.upkeep.backup_snapshot import link
 
 VERSION = 1
@@ -385,7 +387,7 @@ def _files(folder: Path) -> Iterator[Path]:
 def _items(found: Ledger, header: bytes, entries: int, size: int) -> list[Item]:
     """Of a ledger with so many entries, of which the last ends there."""
     return [Item(str(found.index_path), format.HEADER_SIZE + entries * format.INDEX_ROW.itemsize, header=header.hex()),
-            Item(str(found.ledger_path), size, header=found.ledger_header().hex())]
+            Item(str(found.ledger_path), size, header=ledger_header(found.ledger_id, found.partition_id).hex())]
 
 
 def _link_again(path: Path, name: Path) -> bool:

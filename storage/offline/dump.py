@@ -22,7 +22,7 @@ from geminga.storage.delayed.window_files import FAR_MS, File, Windows
 from geminga.storage.disk import regular_files
 from geminga.storage.errors import CorruptFile
 from geminga.storage.jobs import one_by_one
-from geminga.storage.ledgers import compacted_ledgers, journal_reader, ledger
+from geminga.storage.ledgers import compacted_ledgers, journal_reader, ledger_headers
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.offline.verify_ledger import acknowledged, runs
 
@@ -75,7 +75,7 @@ def dump(path: Path, first: int = 0, end: int | None = None, *, payload: bool = 
 def _ledger(folder: Path, ledger_id: int, first: int, end: int, payload: bool) -> Iterator[Line]:
     partition_id = _partition_of(folder)
     found = Ledger(folder, partition_id, ledger_id)
-    head = ledger.read_header(found, is_served=True)
+    head = ledger_headers.read_whole_header(found.index_path, found.ledger_id, found.partition_id, is_served=True)
     line: Line = {"ledger": ledger_id, "partition": partition_id}
     counted = 0
     if head is None:
@@ -86,7 +86,7 @@ def _ledger(folder: Path, ledger_id: int, first: int, end: int, payload: bool) -
         line |= {"state": "sealed" if is_sealed else "open", "entries" if is_sealed else "entries_at_least": counted,
                  "size" if is_sealed else "size_at_least": int(head["size"][0]), "first_message": int(head["first_message"][0]),
                  "created_ms": int(head["created_ms"][0]), "format": int(head["version"][0])}
-    if found.ledger_path.exists() and not found.has_its_header():
+    if found.ledger_path.exists() and not found.has_ledger_header():
         line.setdefault("damaged", "the header of the ledger is damaged")
     yield line
     rows = _rows(found.index_path)

@@ -26,7 +26,7 @@ from geminga.storage.cursors.cursor import NOBODY, Cursor, Position
 from geminga.storage.cursors.state_file import State
 from geminga.storage.disk import locks, regular_files
 from geminga.storage.errors import CorruptFile
-from geminga.storage.ledgers import journal_reader, ledger
+from geminga.storage.ledgers import journal_reader, ledger_headers
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.offline.findings import Finding, Severity, corrupt, place, unreadable
 from geminga.storage.offline.verify_catalogue import Names, read_names
@@ -203,7 +203,7 @@ class _Walk:
             key = partition_id, ledger_id
             if key in rehearsal.deleted:
                 continue
-            if key in rehearsal.opened or ledger.exists(folder, ledger_id):
+            if key in rehearsal.opened or ledger_headers.exists(folder, ledger_id):
                 tasks.append(Task(folder, partition_id, ledger_id, self.is_served, rehearsal.opened.get(key), rehearsal.rows.get(key, []),
                                   rehearsal.state(partition_id).cursors.get(NOBODY)))
             elif not self.is_served:
@@ -297,7 +297,7 @@ class _Rehearsal(Recovery):
         key = partition_id, ledger_id
         if key not in self._ledgers:
             folder = self._folder(partition_id)
-            self._ledgers[key] = Ledger(folder, partition_id, ledger_id) if ledger.exists(folder, ledger_id) else None
+            self._ledgers[key] = Ledger(folder, partition_id, ledger_id) if ledger_headers.exists(folder, ledger_id) else None
         return self._ledgers[key]
 
     def _apply_run(self, ops: NDArray) -> None:

@@ -5,6 +5,7 @@ and mended in memory (index_repair.py), as its broker would, and the ledger look
 """
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from geminga.proto.sends import KEPT_CHECKSUM
 from geminga.storage import format
 from geminga.storage.cursors.cursor import NOBODY, NOWHERE, Cursor
 from geminga.storage.errors import CorruptFile
-from geminga.storage.ledgers import index_repair, ledger
+from geminga.storage.ledgers import ledger_headers
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.offline.findings import Finding, Severity, corrupt, unreadable
 
@@ -52,7 +53,7 @@ class Report:
 def look_at(task: Task) -> Report:
     found = Ledger(task.folder, task.partition_id, task.ledger_id)
     if not task.is_served:      # else more may be gone by now
-        found.gone = task.gone or Cursor(NOBODY, NOWHERE, is_durable=True)
+        found.is_discarded = partial((task.gone or Cursor(NOBODY, NOWHERE, is_durable=True)).acknowledged, found.ledger_id)
     report = Report(found)
     try:
         _find_rows(task, report)
@@ -96,24 +97,24 @@ def _find_rows(task: Task, report: Report) -> None:
     found = report.ledger
     if task.opened is not None:
         found.first_message, found.created_ms = task.opened
-    if task.opened is not None and not ledger.exists(task.folder, task.ledger_id):
+    if task.opened is not None and not ledger_headers.exists(task.folder, task.ledger_id):
         stored = np.empty(0, format.INDEX_ROW)
     else:
         whole_rows = (found.index_path.stat().st_size - format.HEADER_SIZE) // _WIDTH
-        head = ledger.read_header(found, is_served=task.is_served)
+        head = ledger_headers.read_whole_header(found.index_path, found.ledger_id, found.partition_id, is_served=task.is_served)
         _check_ledger_header(report)
         if head is not None:
             found.first_message, found.created_ms = int(head["first_message"][0]), int(head["created_ms"][0])
             found.is_sealed = bool(head["state"][0] == format.SEALED)
             found.entries, found.size = int(head["entries"][0]), int(head["size"][0])
             if not found.is_sealed and head["version"][0] == 1:
-                index_repair.find_end(found)
+                found.take_end()
         if head is not None and not task.rows and (found.is_sealed or not task.is_served) and found.entries <= whole_rows:
             return
         stored = _read_rows(found)
         report.bytes += stored.nbytes
         if head is None:
-            index_repair.find_bounds(found, stored)
+            found.take_bounds(stored)
             report.findings.append(Finding(found.index_path, 0, format.HEADER_SIZE, "the index's header is damaged",
                                            f"it is made anew from its rows, with {found.entries} entries", Severity.HARMLESS))
         elif task.is_served and not found.is_sealed:
@@ -134,7 +135,7 @@ def _find_rows(task: Task, report: Report) -> None:
 
 def _check_ledger_header(report: Report) -> None:
     found = report.ledger
-    if not found.has_its_header():
+    if not found.has_ledger_header():
         report.findings.append(Finding(found.ledger_path, 0, format.HEADER_SIZE, "the ledger's header is damaged",
                                        "nothing in it is needed", Severity.HARMLESS))
 
@@ -148,7 +149,7 @@ def _mend(report: Report) -> None:
     """report.index has rows made anew in place of those that are damaged."""
     found = report.ledger
     rows = report.index if report.index is not None else _read_rows(found)[:found.entries]
-    report.index, wrong, found.lost = index_repair.mend(found, rows)
+    report.index, wrong, found.lost, _ = found.repaired(rows)
     lost = np.array(found.lost, np.int64)
     for first, end in runs(wrong):
         gone = int(((lost >= first) & (lost < end)).sum())

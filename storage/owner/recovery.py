@@ -25,10 +25,11 @@ from geminga.storage.cursors import state_file, state_v1
 from geminga.storage.cursors.batch_acks import by_batch
 from geminga.storage.cursors.cursor import Cursor, entries_of
 from geminga.storage.cursors.state_file import Snapshot, State, StateFile
+from geminga.storage.disk.files import sync, write_anew
 from geminga.storage.errors import CorruptFile
-from geminga.storage.ledgers import journal, journal_reader, ledger
+from geminga.storage.ledgers import journal, journal_reader, ledger, ledger_headers
 from geminga.storage.ledgers.journal_reader import Record, Replay
-from geminga.storage.ledgers.ledger import Ledger, sync, write_anew
+from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.topics.partition import Partition
 
 _KEPT_MAX = 32         # segments: a broker that is killed again and again does not replay more and more
@@ -160,7 +161,7 @@ class Recovery:
         key = partition_id, ledger_id
         if key not in self._ledgers:
             folder = self._folder(partition_id)
-            self._ledgers[key] = ledger.open_ledger(folder, partition_id, ledger_id) if ledger.exists(folder, ledger_id) else None
+            self._ledgers[key] = ledger.open_ledger(folder, partition_id, ledger_id) if ledger_headers.exists(folder, ledger_id) else None
         return self._ledgers[key]
 
     def _apply_ops(self, ops: NDArray, *, opened: bool) -> None:

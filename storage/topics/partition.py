@@ -3,6 +3,7 @@
 Callers tell the journal of changes as ops (format.OP_ROW); nothing in this file syncs or answers.
 """
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from geminga.storage.cursors.producer_sequences import Sequences
 from geminga.storage.cursors.state_file import Snapshot, State, StateFile
 from geminga.storage.delayed.index import Schedule
 from geminga.storage.errors import CorruptFile, text_of
-from geminga.storage.ledgers import compacted_ledgers, ledger
+from geminga.storage.ledgers import compacted_ledgers, ledger, ledger_headers
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.ledgers.managed_ledger import EARLIEST, ManagedLedger
 from geminga.storage.options import StorageOptions
@@ -206,8 +207,8 @@ def open_partition(data_dir: Path, partition_id: int, name: TopicName, topic_epo
     stored, file = known or (state_file.read(folder, partition_id), StateFile(folder, partition_id))
     partition = Partition(partition_id, name, folder, file, Producers(topic_epoch), options, stored.gone, damage=stored.damage,
                            sequences=stored.sequences)
-    ledger.remove_unmade(folder)
-    partition.ledgers = [ledger.open_ledger(folder, partition_id, found) for found in ledger.ledger_ids(folder)]
+    ledger_headers.remove_unmade(folder)
+    partition.ledgers = [ledger.open_ledger(folder, partition_id, found) for found in ledger_headers.ledger_ids(folder)]
     _check(partition)
     for found in partition.ledgers[:-1]:
         if not found.is_sealed:
@@ -268,7 +269,7 @@ def _check(partition: Partition) -> None:
     """Its ledgers are as long as they say, and begin where the one before ends.  Raises CorruptFile."""
     for before, found in zip([None, *partition.ledgers], partition.ledgers, strict=False):
         found.check_lengths()
-        found.gone = partition.discarded
+        found.is_discarded = partial(partition.discarded.acknowledged, found.ledger_id)
         if found.is_header_lost and before is not None:
             found.first_message = before.next_message
         partition.damage += found.damage

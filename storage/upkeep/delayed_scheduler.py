@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from geminga.storage.delayed.index import Released, Schedule, Snapshot
+from geminga.storage.disk.files import sync, write_anew
 from geminga.storage.disk.syscalls import sync_all
 from geminga.storage.errors import text_of
-from geminga.storage.ledgers.ledger import sync, write_anew
 from geminga.storage.topics.partition import Partition
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ import os
 from pathlib import Path
 
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.storage.disk.files import allocate
 from geminga.storage.enforcement.publish_gate import Barrier
 from geminga.storage.errors import NotDurable, StorageFull, text_of
-from geminga.storage.ledgers.ledger import allocate
 from geminga.storage.options import StorageOptions
 from geminga.storage.runtime.counters import Counters
 from geminga.storage.runtime.log import log

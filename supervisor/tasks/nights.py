@@ -16,12 +16,12 @@ from geminga.proto import names
 from geminga.storage import format
 from geminga.storage.catalogue.policies import policies_of
 from geminga.storage.disk import data_folder
+from geminga.storage.disk.files import write_anew
 from geminga.storage.errors import text_of
 from geminga.storage.jobs import confirmed, nightly
 from geminga.storage.jobs.engines import Here, NoSpark, NotInstalled, Spark
 from geminga.storage.jobs.nightly import Night, Planned, Progress, Target
 from geminga.storage.ledgers import compacted_ledgers
-from geminga.storage.ledgers.ledger import write_anew
 from geminga.supervisor.configuration.config import Config, core_count
 from geminga.supervisor.tasks.job_socket import REPORT, CannotRun, Gone, Refused, Side, check_user, last_report
 

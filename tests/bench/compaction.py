@@ -28,8 +28,8 @@ from crc32c import crc32c
 from geminga.proto import compression, sends
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage import format
+from geminga.storage.disk import files
 from geminga.storage.jobs import confirmed, engines, nightly
-from geminga.storage.ledgers import ledger
 
 sys.path.insert(0, str(Path(__file__).parent))
 import wire  # noqa: E402
@@ -95,7 +95,7 @@ def published(service_url: str, topic: Topic, name: str) -> None:
     sent = answered = 0
     for stretch in confirmed.stretches(topic.data_dir, topic.partition_id, size_max=1 << 20):
         rows = confirmed.confirmed_rows(topic.folder, topic.partition_id, stretch.ledger_id)[stretch.first:stretch.end]
-        data = memoryview(ledger.map_file(format.ledger_path(topic.folder, stretch.ledger_id), writable=False))
+        data = memoryview(files.map_file(format.ledger_path(topic.folder, stretch.ledger_id), writable=False))
         columns = (rows[column].tolist() for column in ("offset", "size", "messages"))
         link.put(b"".join(
             wire.frame(wire.SEND, wire.number(1, wire.ID_FIRST) + wire.number(2, number) + wire.number(3, count), data[at:at + size])

@@ -18,10 +18,11 @@ from geminga.storage.cursors.cursor import Cursor
 from geminga.storage.cursors.entry_counts import EntryCounts
 from geminga.storage.cursors.producer_sequences import Sequences
 from geminga.storage.delayed.index import Schedule
+from geminga.storage.disk import files
 from geminga.storage.dispatch import failover
 from geminga.storage.dispatch.exclusive import Exclusive
 from geminga.storage.dispatch.key_shared import KeyShared
-from geminga.storage.ledgers import journal, ledger
+from geminga.storage.ledgers import journal
 from geminga.storage.ledgers.journal import Journal
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.owner.outbox import Outbox
@@ -247,7 +248,7 @@ def files_are_not_synced_at_a_checkpoint():
 
 @canary(*_KEPT, "nothing but the disk's own failures ends an owner")
 def folders_are_not_synced_at_a_checkpoint():
-    yield journal, "sync", lambda path, how: None if how is os.fsync else ledger.sync(path, how)
+    yield journal, "sync", lambda path, how: None if how is os.fsync else files.sync(path, how)
 
 
 @canary(*_KEPT)

@@ -8,9 +8,10 @@ from crc32c import crc32c
 
 from geminga.proto.frames import CHECKSUM_END
 from geminga.storage import format
+from geminga.storage.disk.files import map_file
 from geminga.storage.ledgers import ledger
 from geminga.storage.ledgers.journal_reader import Record
-from geminga.storage.ledgers.ledger import Ledger, map_file
+from geminga.storage.ledgers.ledger import Ledger
 
 PARTITION, SUBSCRIPTION = 7, 3
 CREATED_MS = 1_700_000_000_000

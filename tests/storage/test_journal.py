@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from geminga.storage import format
 from geminga.storage.errors import CorruptFile
-from geminga.storage.ledgers import index_repair
+from geminga.storage.ledgers import bit_errors
 from geminga.storage.ledgers.journal import open_journal
 from geminga.storage.ledgers.journal_reader import Record, replay
 
@@ -304,8 +304,8 @@ def test_a_checksum_says_which_bit_is_wrong(content, data):
     for bit in bits:
         wrong[bit // 8] ^= 1 << bit % 8
     expected = bits.pop() if len(bits) == 1 else None
-    assert index_repair.wrong_bit(len(content), crc32c(content) ^ crc32c(wrong)) == expected
-    assert index_repair.wrong_bit(len(content), 0) is None
+    assert bit_errors.wrong_bit(len(content), crc32c(content) ^ crc32c(wrong)) == expected
+    assert bit_errors.wrong_bit(len(content), 0) is None
 
 
 @pytest.mark.parametrize("size", [1, 1_023, 1_024, 1_025, 100_000])
@@ -314,7 +314,7 @@ def test_a_checksum_says_which_bit_of_many_is_wrong(size):
     for at in {0, size // 2, size - 1, max(0, size - 1_024), max(0, size - 1_025)}:
         wrong = bytearray(content)
         wrong[at] ^= 4
-        assert index_repair.wrong_bit(size, crc32c(content) ^ crc32c(wrong)) == 8 * at + 2
+        assert bit_errors.wrong_bit(size, crc32c(content) ^ crc32c(wrong)) == 8 * at + 2
 
 
 def test_a_sector_of_a_last_record_that_was_never_written_is_no_damage(opened):

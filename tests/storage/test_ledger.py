@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from geminga.storage import format
+from geminga.storage.disk.files import map_file
 from geminga.storage.errors import CorruptFile, StorageFull
-from geminga.storage.ledgers import ledger
-from geminga.storage.ledgers.ledger import map_file, open_ledger
+from geminga.storage.ledgers import ledger, ledger_headers
+from geminga.storage.ledgers.ledger import open_ledger
 
 from .files import CREATED_MS, PARTITION, append, body, cut, flip, make_ledger, make_newer, overwrite, read_mapped
 
@@ -155,7 +156,7 @@ def test_only_whole_indexes_count_as_ledgers(made):
         format.index_path(made.folder, ledger_id).write_bytes(bytes(size))
         format.ledger_path(made.folder, ledger_id).touch()
     make_ledger(made.folder, 20)
-    assert ledger.ledger_ids(made.folder) == [1, 20]
+    assert ledger_headers.ledger_ids(made.folder) == [1, 20]
 
 
 def test_what_was_begun_is_completed(tmp_path):
@@ -243,9 +244,9 @@ def test_files_that_hold_nothing_are_removed_and_all_others_stay(tmp_path):
     for name, data in (unmade | others).items():
         (tmp_path / name).write_bytes(data)
     before = {path.name for path in tmp_path.iterdir()}
-    ledger.remove_unmade(tmp_path)
+    ledger_headers.remove_unmade(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == before - unmade.keys()
-    assert ledger.ledger_ids(tmp_path) == [1, 2]
+    assert ledger_headers.ledger_ids(tmp_path) == [1, 2]
 
 
 def test_a_full_disk_refuses_room_and_changes_nothing(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from geminga.storage import format
-from geminga.storage.ledgers import index_repair
+from geminga.storage.ledgers import ledger
 from geminga.storage.ledgers.ledger import open_ledger
 
 from .files import flip, overwrite
@@ -192,5 +192,5 @@ def test_a_payload_that_looks_like_entries_does_not_mislead(tmp_path):
 
 def test_looking_at_whole_rows_writes_nothing(index, monkeypatch):
     path, opened, rows = index
-    monkeypatch.setattr(index_repair, "_write", None)
+    monkeypatch.setattr(ledger, "_write_index", None)
     compare(opened(), rows)

@@ -161,7 +161,7 @@ def test_acknowledgements_stay_when_a_command_that_makes_them_void_did_not_get_t
     assert payloads(again.receive(again.consumer("a"))) == [b"1", b"3"]
 
 
-@pytest.mark.parametrize("name", ["allocate", "_EXTENT_MIN", "_write_all"])
+@pytest.mark.parametrize("name", ["allocate", "_EXTENT_MIN", "write_all"])
 def test_a_kill_while_a_ledger_is_made_leaves_a_partition_that_opens(rig, rigs, dies, monkeypatch, name):
     """Whichever of its files are there, and however long."""
     producer = rig.producer("a")

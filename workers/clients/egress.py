@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from geminga.proto.deliveries import FEW_MAX
 from geminga.storage import format
+from geminga.storage.disk.files import map_file, open_max
 from geminga.storage.ledgers.compacted_ledgers import is_valid
-from geminga.storage.ledgers.ledger import map_file, open_max
 from geminga.storage.runtime.log import log
 from geminga.storage.upkeep.hole_punching import NOTHING
 from geminga.workers.owners.links import OwnerLink

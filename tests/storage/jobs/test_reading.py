@@ -443,7 +443,7 @@ def test_a_view_that_was_replaced_is_not_read_as_if_it_were_empty(topic):
     filled(topic, 10)
     topic.roll()
     topic.compact()
-    reading.compacted.remove_unused(topic.folder, [2])
+    reading.compacted_ledgers.remove_unused(topic.folder, [2])
     with pytest.raises(reading.ViewReplaced, match="read again"):
         list(reading.batches(topic.data_dir, stretch, ALL, pytest.fail))
 

@@ -1,0 +1,84 @@
+"""Files: allocated ahead, synced, replaced as a whole, mapped into memory."""
+import mmap
+import os
+import resource
+from collections.abc import Callable
+from pathlib import Path
+
+from geminga.storage.errors import StorageFull, text_of
+
+_DESCRIPTORS = 3      # of an open ledger: two files, and the duplicate that Python keeps for a mapping
+
+
+def open_max() -> int:
+    """The number of ledgers that a process keeps open: they take a quarter of its descriptors."""
+    return max(16, min(8_192, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // (4 * _DESCRIPTORS)))
+
+
+def allocate(path: Path, size: int, before: int | None = None) -> None:
+    """Make the file at least `size` bytes long, with disk blocks for all that is new.
+
+    before: the number of bytes that have blocks, if not all have; holes among them stay.
+    Raises StorageFull, and leaves the file as it was.
+    """
+    is_there = path.exists()
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StorageFull(text_of(error)) from error
+    try:
+        length = os.fstat(fd).st_size
+        before = length if before is None else min(before, length)
+        try:
+            if before < size:
+                os.posix_fallocate(fd, before, size - before)
+        except OSError as error:      # a part may be allocated by now; nobody has used what lies behind the old end
+            os.ftruncate(fd, length)
+            if not is_there:
+                path.unlink()
+            raise StorageFull(f"{path}: {error.strerror}") from error
+    finally:
+        os.close(fd)
+
+
+def sync(path: Path, how: Callable[[int], None]) -> None:
+    """Sync a file or a folder with `how`: os.fdatasync, or os.fsync for folders.  Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        how(fd)
+    finally:
+        os.close(fd)
+
+
+def write_anew(path: Path, data: bytes | memoryview) -> None:
+    """Replace the whole content of a file, synced.  Raises OSError, and leaves the old content.
+
+    The caller syncs the folder.
+    """
+    fresh = path.with_suffix(".new")
+    try:
+        with open(fresh, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+    except OSError:
+        fresh.unlink(missing_ok=True)      # its blocks are of use to others when the disk is full
+        raise
+
+
+def map_file(path: Path, *, writable: bool, private: bool = False) -> mmap.mmap:
+    """Map a whole file, shared.  private: writes to the mapping stay in memory.  Raises OSError."""
+    fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+    try:
+        return mmap.mmap(fd, 0, access=mmap.ACCESS_COPY if private else mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
+    finally:
+        os.close(fd)
+
+
+def write_all(fd: int, data, offset: int) -> None:
+    """Write all of data at this offset, although a signal may cut a write short.  Raises OSError."""
+    data = memoryview(data)
+    while len(data):
+        written = os.pwrite(fd, data, offset)
+        data, offset = data[written:], offset + written
