@@ -160,7 +160,6 @@ class Partition(ManagedLedger):
 
     def reset_cursor(self, cursor: Cursor, position: Position) -> None:
         """Reset the cursor's mark-delete position; discarded entries behind it count as skipped."""
-        position = max(position, self.discarded.mark_delete)
         self.cursor_resets += 1
         cursor.move(position, self.since(position))
         for found in self.ledgers_from(position[0]):
