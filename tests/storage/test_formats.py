@@ -47,6 +47,17 @@ def test_a_folder_of_that_version_is_read(archive, tmp_path):
 
 
 @EACH
+def test_what_became_of_its_messages_is_known(archive, tmp_path):
+    """Counted since the subscription began; of a version that did not count, since its position."""
+    rig = Rig(unpacked(archive, tmp_path), **OPTIONS)
+    told = {name: rig.asked("why", "many", subscription=name)["messages"] for name in ("shared", "in-order", "untouched")}
+    assert {name: (one["published"], one["acknowledged"], one["backlog"]) for name, one in told.items()} == {
+        "shared": (190, 62, 128), "in-order": (130, 0, 130) if archive.name == "version-1.tar.xz" else (190, 60, 130),
+        "untouched": (190, 0, 190)}
+    rig.close()
+
+
+@EACH
 def test_what_a_start_makes_of_it_is_told_before_and_so_after_it(archive, tmp_path, capsys):
     data_dir = unpacked(archive, tmp_path)
     before = {path: path.read_bytes() for path in data_dir.rglob("*") if path.is_file()}

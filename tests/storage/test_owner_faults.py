@@ -470,14 +470,15 @@ def test_a_header_that_reached_the_disk_before_its_file_s_length_did(rig, rigs, 
     assert len(again.everything("a")) == 401 and again.everything("a")[-1][0] == positions[-1]
 
 
-def test_a_ledger_that_was_sealed_for_one_that_never_got_to_disk_goes_on(rig, rigs, dies, monkeypatch):
+@pytest.mark.parametrize("how", ["crash", "restart"])
+def test_a_ledger_that_was_sealed_for_one_that_never_got_to_disk_goes_on(rig, rigs, dies, monkeypatch, how):
     """Its header may say that it is sealed, with what there was then; what comes behind that is counted all the same."""
     [first] = rig.publish(rig.producer("a"), b"1")
     rig.partition("a").open_ledger.seal()
     again = rigs.crash(rig)
     [second] = again.publish(again.producer("a"), b"2")
     assert second == (first[0], 1)
-    third = rigs.crash(again)
+    third = getattr(rigs, how)(again)
     assert third.everything("a") == [(first, b"1"), (second, b"2")]
     third = rigs.restart(third)
     assert third.everything("a") == [(first, b"1"), (second, b"2")]

@@ -93,6 +93,16 @@ def test_what_lies_before_a_message_expires(rig, topic, behind, left):
     assert rig.asked("analyze", "t", subscription="sub")["entries"] == left
 
 
+def test_what_lies_behind_a_subscription_already_does_not_expire(rig, topic):
+    """Nor is it said when something expired last."""
+    positions, _, consumer = topic
+    rig.run(rig.acks(consumer, *positions[:3]))
+    rig.asked("expire", "t", subscription="sub", position=positions[1])
+    assert rig.partition("t").subscriptions["sub", True].expired_ms == 0
+    rig.asked("expire", "t", subscription="sub", position=positions[3])
+    assert rig.partition("t").subscriptions["sub", True].expired_ms == rig.now_ms
+
+
 @pytest.mark.parametrize(("where", "entries", "words"), [
     ({"batch_index": 2}, [3, 4, 5], [0b1100]), ({"batch_index": 2, "behind": True}, [3, 4, 5], [0b1000]),
     ({"batch_index": 3}, [3, 4, 5], [0b1000]), ({"batch_index": 3, "behind": True}, [4, 5], []),

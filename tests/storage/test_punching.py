@@ -244,6 +244,8 @@ def test_rows_that_are_zeros_of_entries_that_are_needed_are_lost_and_told(rigs, 
     consumer = again.consumer("t", subType=SubType.Shared)
     assert [position for position, _ in again.receive(consumer, 1_000)] == positions[:127] + positions[191:]
     assert again.owner.counters.read()["entries_lost"] == 64
+    assert again.asked("why", "t", subscription="sub")["messages"] == {
+        "published": 300, "acknowledged": 0, "expired": 0, "skipped": 64, "evicted": 0, "backlog": 236}
 
 
 def test_an_index_that_was_being_made_anew_when_the_process_was_killed_is_taken_away(rigs):
