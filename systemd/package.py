@@ -42,6 +42,9 @@ OWN = "geminga"
 LAYERS = ("proto", "storage", "workers", "supervisor")
 JAVA = {"12": "openjdk-17-jre-headless", "13": "openjdk-21-jre-headless"}      # by release of Debian
 UNITS = (".service", ".timer", ".slice")
+# Beginnings of links in pages of the checkout, and where these lead among the installed documents.
+INSTALLED_LINKS = {"](systemd/runbook/": "](runbook/", "](../systemd/runbook/": "](../runbook/", "](../../docs/": "](../docs/",
+                   "](LICENSE)": "](copyright)"}
 # Folders of dependencies that are not needed at run time.
 NOT_NEEDED = ("bin", "**/test", "**/tests", "pyarrow/include", "pyarrow/src", "numpy/_core/include")
 INTERPRETER = "usr/lib/geminga/bin/python3"
@@ -223,11 +226,19 @@ def configuration() -> str:
 def lay_documents(root: Path, name: str) -> None:
     documents = root / "usr/share/doc" / name
     if name == "geminga":
-        write(documents / "README.md", (CHECKOUT / "README.md").read_text())
-        shutil.copytree(CHECKOUT / "docs", documents / "docs")
-        for folder in ("prometheus", "runbook"):
-            shutil.copytree(HERE / folder, documents / folder)
+        for source in (CHECKOUT / "docs", HERE / "prometheus", HERE / "runbook"):
+            shutil.copytree(source, documents / source.name)
+        shutil.copy(CHECKOUT / "README.md", documents)
+        for page in documents.rglob("*.md"):
+            write(page, with_installed_links(page.read_text()))
     write(documents / "copyright", COPYRIGHT + "".join(licences(site_packages_of(root))))
+
+
+def with_installed_links(text: str) -> str:
+    """A page of the checkout whose links lead to the same pages among the installed documents."""
+    for beginning, installed in INSTALLED_LINKS.items():
+        text = text.replace(beginning, installed)
+    return text
 
 
 def licences(site_packages: Path) -> list[str]:

@@ -26,6 +26,8 @@ from geminga.supervisor import bootstrap
 from geminga.supervisor.configuration import config
 from geminga.supervisor.main import geminga
 
+from .test_documents import links_of
+
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SETUPTOOLS = PROJECT["tool"]["setuptools"]
@@ -304,11 +306,20 @@ def test_a_package_puts_everything_where_debian_has_it(unpacked):
         "usr/share/man/man1/geminga.1.gz", "usr/share/man/man1/geminga-admin.1.gz", "usr/share/bash-completion/completions/geminga",
         "usr/share/zsh/vendor-completions/_geminga", "usr/share/fish/vendor_completions.d/geminga.fish"}
     documents = unpacked / "usr/share/doc/geminga"
-    assert (documents / "README.md").read_text() == (ROOT / "README.md").read_text()
+    readme = (ROOT / "README.md").read_text().replace("systemd/runbook/", "runbook/").replace("](LICENSE)", "](copyright)")
+    assert (documents / "README.md").read_text() == readme
     assert {path.name for path in documents.iterdir()} == {"README.md", "copyright", "changelog.gz", "docs", "prometheus", "runbook"}
     assert {path.name for path in (documents / "docs").iterdir()} == {path.name for path in (ROOT / "docs").iterdir()}
     for folder in ("prometheus", "runbook"):
         assert {path.name for path in (documents / folder).iterdir()} == {path.name for path in (ROOT / "systemd" / folder).iterdir()}
+
+
+@on_debian
+def test_every_link_of_an_installed_page_leads_to_an_installed_page(unpacked):
+    documents = unpacked / "usr/share/doc/geminga"
+    links = [(page, path) for page in documents.rglob("*.md") for path, _ in links_of(page.read_text()) if path]
+    assert len(links) > 100
+    assert [(page.name, path) for page, path in links if not (page.parent / path).exists()] == []
 
 
 @on_debian
