@@ -22,8 +22,8 @@ from geminga.proto import names
 from geminga.proto.errors import Refusal
 from geminga.storage.catalogue.catalogue import ADMIN_ROLES, PERMISSIONS, SUBSCRIPTION_PERMISSIONS, Catalogue
 from geminga.storage.catalogue.policy_table import TABLE, Invalid
+from geminga.storage.ledgers.managed_ledger import LATEST
 from geminga.storage.schemas import registry
-from geminga.storage.topics.partition import LATEST
 from geminga.supervisor.admin.brokers import TEXTS, keep_text, read_text
 from geminga.supervisor.admin.clusters import DATA, DOMAINS, PEERS, SCOPE, all_of
 from geminga.supervisor.admin.owners import OWNERS

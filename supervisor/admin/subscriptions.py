@@ -6,7 +6,7 @@ from aiohttp import web
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
-from geminga.storage.topics.partition import EARLIEST, LATEST
+from geminga.storage.ledgers.managed_ledger import EARLIEST, LATEST
 from geminga.supervisor.admin.owners import OWNERS
 from geminga.supervisor.admin.topics import (
     PATH,
