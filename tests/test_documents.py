@@ -9,6 +9,7 @@ import pytest
 
 from geminga.storage.catalogue.policy_table import TABLE
 from geminga.supervisor import bootstrap
+from geminga.supervisor.configuration import config
 from geminga.supervisor.configuration.config import KEYS
 from geminga.supervisor.configuration.properties import NOT_YET, REFUSED, SPECIAL, TRANSLATED, UNMET
 
@@ -165,6 +166,27 @@ def test_the_check_of_links_sees_links_and_headings():
             "    [k](l)\n```text\n# m\n[n](o)\n```\n")
     assert list(links_of(text)) == [("b.md", "c"), ("", "e")]
     assert anchors_of(text) == {"the-x-page-now"}
+
+
+# -- programs and configurations that pages show
+
+def blocks_of(language):
+    """(page's name, text) of each block of a language, in all pages."""
+    blocks = [(page.name, text) for page in PAGES
+              for text in re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)]
+    assert blocks
+    return blocks
+
+
+@pytest.mark.parametrize(("name", "text"), blocks_of("toml"))
+def test_every_configuration_that_a_page_shows_is_one(name, text, tmp_path):
+    (tmp_path / "geminga.toml").write_text(text)
+    config.load(tmp_path / "geminga.toml", {}, {})
+
+
+@pytest.mark.parametrize(("name", "text"), blocks_of("python"))
+def test_every_program_that_a_page_shows_can_be_compiled(name, text):
+    compile(text, name, "exec")
 
 
 # -- scripts
