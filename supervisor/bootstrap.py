@@ -2,12 +2,12 @@
 
     python3 supervisor/bootstrap.py serve [arguments of `geminga serve`]
     python3 supervisor/bootstrap.py nightly [arguments of `geminga nightly`]
-    python3 supervisor/bootstrap.py test  [arguments of pytest]
+    python3 supervisor/bootstrap.py test  [--fast] [arguments of pytest]
 
 It chooses an interpreter, makes <checkout>/.venv with it, installs the project there (editable, with its pinned
-dependencies) and becomes the program asked for.  The last two want Spark too, and a Java runtime for it, which comes
-from the distribution where this command may install it, and is named where it may not.  A stamp in the environment says
-what it was made of, so that a start which finds it still true does nothing else:
+dependencies) and becomes the program asked for.  `nightly` and `test` want Spark too, and Spark a Java runtime.  `nightly`
+installs that from the distribution where it may; `test` changes nothing outside of the checkout, unless CI=true is set.
+A stamp in the environment says what it was made of, so that a start which finds it still true does nothing else:
 
     no environment                                               -> from scratch
     stamp UNFINISHED or cut off: a run was interrupted           -> from scratch
@@ -55,7 +55,10 @@ def main(arguments):
         if not is_ready(environment, program, extras):
             set_up(environment, program, extras)
         if extras and not has_java():
-            install_java(is_needed=verb == "nightly")
+            if verb == "nightly":
+                install_java(is_needed=True)
+            elif os.environ.get("CI") == "true":
+                install_java(is_needed=False)
     except (SetUpError, OSError) as error:
         say(error)
         return 1

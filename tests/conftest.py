@@ -7,6 +7,8 @@ it, and those that need a broker to kill are skipped: so they can be tried on an
 import importlib
 import os
 import random
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +16,50 @@ from pathlib import Path
 import pulsar
 import pytest
 
+from . import fast, machine
+from .fast import pytest_collection_modifyitems, pytest_ignore_collect  # noqa: F401 - hooks
 from .harness import Broker
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+FOLDER = pytest.StashKey[Path]()      # made for this run
 
 
-def pytest_configure() -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="only tests of some milliseconds; all packages are covered in under a minute")
+
+
+@pytest.hookimpl(tryfirst=True)      # before pytest chooses its folder
+def pytest_configure(config: pytest.Config) -> None:
+    _refuse_another_checkout()
+    fast.configure(config)
+    if config.option.basetemp is None:
+        place = machine.place_for_tests(machine.SPACE_OF_FAST if config.option.fast else machine.SPACE)
+        made = Path(tempfile.mkdtemp(prefix="geminga-tests-", dir=place))
+        made.chmod(0o711)      # some tests look at folders of theirs as another user
+        os.environ["TMPDIR"], tempfile.tempdir = str(made), None
+        config.option.basetemp = made / "t"      # short: a Unix socket's path has to fit into 107 bytes
+        config.stash[FOLDER] = made
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    place = config.stash.get(FOLDER, Path(config.option.basetemp))
+    lines = [f"folder: {place}, {shutil.disk_usage(place.parent).free / machine.GIB:.0f} GiB free; removed unless a test fails"]
+    return lines + ([] if config.option.fast else machine.missing(place.parent))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config) -> None:
+    if FOLDER in config.stash and exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        terminalreporter.write_line(f"files of failed tests are in {config.stash[FOLDER]}")
+        del config.stash[FOLDER]
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove the folder, with what programs left in it, unless a test failed."""
+    if FOLDER in config.stash:
+        shutil.rmtree(config.stash[FOLDER], ignore_errors=True)
+
+
+def _refuse_another_checkout() -> None:
     """An editable install points at one clone: in a second one pytest would test the first one's code, and pass."""
     try:
         found = importlib.import_module("geminga.proto").__path__[0]

@@ -161,7 +161,7 @@ def test_every_command_that_is_about_a_data_folder_finds_the_installed_one(insta
                      "nightly plan", f"debug bundle {tmp_path}/bundle --admin-url {broker.http_url}", "drain --seconds 1"):
             status, printed, complaints = installed(*line.split(), cwd=tmp_path)
             assert status == 0, (line, printed, complaints)
-        assert broker.ended(5) == 0
+        assert broker.ended(30) == 0
     finally:
         broker.close()
     status, _, complaints = installed("reload", cwd=tmp_path)

@@ -2,6 +2,8 @@
 
 A test has to assert something in its own body where it is sure to be reached: outside of loops, or in one over what it says itself.
 Where the loop is over something that was made or found, `assert found` before it is enough.
+
+A test waits for what has to come at least WAIT_MIN seconds, as machines that run tests are busy.
 """
 import ast
 import textwrap
@@ -11,8 +13,11 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).resolve().parent
-FILES = sorted(path.relative_to(HERE) for path in HERE.rglob("test_*.py"))
+ALL = sorted(path.relative_to(HERE) for path in HERE.rglob("*.py"))
+FILES = [path for path in ALL if path.name.startswith("test_")]
 SAYS = ("assert_", "check", "eventually", "fail", "raises", "warns")      # what fails by itself begins with one of these words
+WAITS = {"eventually": 1, "wait_replaced": 3, "ended": 0}      # what waits, and which of its arguments is for how many seconds
+WAIT_MIN = 10
 KEEPS = ("enumerate", "list", "permutations", "reversed", "set", "sorted", "tuple", "zip")      # have something if their first argument has
 VIEWS = ("items", "keys", "split", "values")
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
@@ -111,6 +116,28 @@ def unsure(source: str) -> list[str]:
 @pytest.mark.parametrize("file", FILES, ids=str)
 def test_what_is_asserted_is_sure_to_be_reached(file):
     assert unsure((HERE / file).read_text()) == []
+
+
+def hasty(source: str) -> list[str]:
+    """Calls that wait for something, in so many words for less than WAIT_MIN seconds.  A shorter time that is promised has a name."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=arguments) if name in WAITS:
+                found += [ast.unparse(node) for argument in arguments[WAITS[name]:][:1]
+                          if isinstance(argument, ast.Constant) and argument.value < WAIT_MIN]
+    return found
+
+
+@pytest.mark.parametrize("file", ALL, ids=str)
+def test_waits_are_long_enough_for_a_busy_machine(file):
+    assert hasty((HERE / file).read_text()) == []
+
+
+def test_the_look_at_waits_sees_every_kind():
+    """A canary."""
+    waits = ["eventually(it, 5, 'it')", "own.wait_replaced('owner', 0, pid, 1)", "own.ended(2)"]
+    assert hasty("\n".join([*waits, "eventually(it, 10)", "own.ended(30)", "own.ended(BACK_SECONDS)"])) == waits
 
 
 LOOPS = """

@@ -13,7 +13,7 @@ class Addresses(NamedTuple):
     service_tls: str = ""
     http: str = ""
     http_tls: str = ""
-    listeners: dict[str, tuple[str, str]] = {}      # by name: the first two
+    listeners: dict[str, tuple[str, str]] = {}      # noqa: RUF012 (never written to) by name: the first two
 
     def said(self, **names: str) -> dict[str, str]:
         """Those there are, under other names."""

@@ -265,7 +265,7 @@ def _lists():
         def zero(self, value: list) -> list:
             return []
 
-        def addInPlace(self, first: list, second: list) -> list:      # noqa: N802
+        def addInPlace(self, first: list, second: list) -> list:
             first += second
             return first
     return Lists()

@@ -172,7 +172,7 @@ def run(data_dir: Path, planned: list[Planned], adopt: Adopt, engine: Here | Spa
                 some = due[at:at + _TOGETHER]
                 reports += _compact(data_dir, [one.target for one in some], adopt, engine, tell)
                 tell.next_round(sum(one.messages + one.view_messages for one in some))
-        except Exception as failure:      # noqa: BLE001 - the report says so
+        except Exception as failure:      # the report says it
             traceback.print_exc()
             error = str(failure) or type(failure).__name__
     return Night(started_ms, round(time.monotonic() - started, 3), engine.name, tuple(reports), error)

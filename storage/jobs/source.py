@@ -284,7 +284,7 @@ class Reader(datasource.DataSourceReader):
 class FilteringReader(Reader):
     """Is told what the query asks."""
 
-    def pushFilters(self, filters: list[datasource.Filter]) -> Iterator[datasource.Filter]:  # noqa: N802 - Spark's name
+    def pushFilters(self, filters: list[datasource.Filter]) -> Iterator[datasource.Filter]:
         for one in filters:
             if not self._push(one):
                 yield one
@@ -337,10 +337,10 @@ class StreamReader(datasource.DataSourceStreamReader):
             raise BadOption("option compacted: a stream has what comes, not what is left of it")
         self._reading = _reading(options, schema)
 
-    def initialOffset(self) -> dict:  # noqa: N802 - Spark's name
+    def initialOffset(self) -> dict:
         return {}
 
-    def latestOffset(self, start: dict, limit) -> dict:  # noqa: N802 - Spark's name
+    def latestOffset(self, start: dict, limit) -> dict:
         data_dir, found = self._reading.options.data_dir, dict(start)
         for partition_id, _ in _partitions(self._reading.options):
             last = confirmed.last_confirmed(data_dir, partition_id)

@@ -64,7 +64,7 @@ class Values:
             if self.kind == api.Schema.Json:
                 return fit(json.loads(payload))
             return None if version is None else fit(fastavro.schemaless_reader(io.BytesIO(payload), version, self.newest))
-        except Exception as error:      # noqa: BLE001 - whatever a payload makes the libraries raise
+        except Exception as error:      # a payload may make the libraries raise anything
             report(f"a value is not of its schema: {type(error).__name__}: {str(error)[:_SHOWN_MAX]}")
             return None
 

@@ -101,7 +101,7 @@ def _item(manifest: Path, item: Item) -> Item:
     """As it is.  Raises CannotBackUp, ValueError, TypeError when it is no file that a backup has."""
     parts = Path(item.path).parts
     is_partitions = len(parts) > 2 and parts[0] == PARTITIONS and ".." not in parts
-    if not (item.path == CATALOGUE or is_partitions and item.path == "/".join(parts) and item.path.isprintable()):
+    if not (item.path == CATALOGUE or (is_partitions and item.path == "/".join(parts) and item.path.isprintable())):
         raise CannotBackUp(f"{manifest}: {item.path!a} is not in a data folder")
     for number in (item.size, item.crc32c, *item.source):
         _number(number)
@@ -247,7 +247,7 @@ class _Making:
     def _ledger(self, partition_id: int, ledger_id: int) -> list[Item]:
         """As the ledger's index says; whole files where that does not say it."""
         folder = self._linked / str(partition_id)
-        paths = [path for path in (format.index_path(folder, ledger_id), format.ledger_path(folder, ledger_id))]
+        paths = [format.index_path(folder, ledger_id), format.ledger_path(folder, ledger_id)]
         with open(paths[0], "rb") as file:
             raw = file.read(format.HEADER_SIZE)
         with contextlib.suppress(FileNotFoundError):
@@ -329,7 +329,7 @@ class _Making:
             self._report.shared_bytes += item.size
             item.crc32c = known.crc32c
             return None
-        is_written = path.suffix == ".index" and path.parents[1].name != "compacted" or path.name == _AMENDED.name
+        is_written = (path.suffix == ".index" and path.parents[1].name != "compacted") or path.name == _AMENDED.name
         fresh = path.with_suffix(_UNFINISHED)
         if not is_written and self._clone(linked, fresh):
             fresh.replace(path)

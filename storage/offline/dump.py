@@ -176,7 +176,7 @@ class _Entries:
 
     def __enter__(self) -> "_Entries":
         try:
-            self._file, self._missing = open(self._path, "rb"), ""  # noqa: SIM115 - closed below
+            self._file, self._missing = open(self._path, "rb"), ""
         except FileNotFoundError:
             self._file, self._missing = None, f"{self._path.name} is missing"
         return self

@@ -11,6 +11,7 @@ Entries that are there for nobody any more (cursor NOBODY) are not looked at: th
 A broker that serves the folder writes to it meanwhile.  An entry is written before its row, and a row before the header counts it, so
 what has a valid row is whole; everything else that seems damaged is looked at again, and is told when it is found every time.
 """
+import itertools
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -377,11 +378,11 @@ def _chain(ledgers: list[Ledger], done: int) -> Iterator[Finding]:
 
     Those before `done`, which every subscription has behind it, may have come back from deletion, some without others.
     """
-    for before, found in zip(ledgers, ledgers[1:], strict=False):
+    for before, found in itertools.pairwise(ledgers):
         if found.is_header_lost:
             found.first_message = before.next_message
         missing = found.first_message - before.next_message
-        if missing > 0 and found.ledger_id > done or missing < 0:
+        if (missing > 0 and found.ledger_id > done) or missing < 0:
             yield Finding(found.index_path, 0, format.HEADER_SIZE,
                           f"ledger {found.ledger_id} begins with message {found.first_message}, and the one before it ends before "
                           f"{before.next_message}", f"{missing} messages are missing" if missing > 0 else "messages have numbers twice",
@@ -401,7 +402,7 @@ def _positions(folder: Path, text: str, cursor: Cursor, ledgers: list[Ledger], h
     for number, bitmap in cursor.bitmaps.items():
         used = np.flatnonzero(bitmap)
         last = int(used[-1]) * 8 + int(bitmap[used[-1]]).bit_length() - 1 if len(used) else -1
-        if number > max(ledger_id, horizon[0]) and number not in by_id or number in by_id and last >= by_id[number].entries:
+        if (number > max(ledger_id, horizon[0]) and number not in by_id) or (number in by_id and last >= by_id[number].entries):
             yield Finding(path, 0, 0, f"subscription {text} has acknowledged {number}:{last}, which is not there",
                           "messages that come there are not delivered", Severity.LOSS)
 

@@ -3,6 +3,7 @@
 Rows pass in blocks that a processor's cache holds, each with the entries it names.  When a row is damaged the index is read as a whole
 and mended in memory (index_repair.py), as its broker would, and the ledger looked at by that.
 """
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -280,7 +281,7 @@ def _chunks(offsets: NDArray, sizes: NDArray, wanted: NDArray) -> Iterator[tuple
     joined = offsets[1:] == offsets[:-1] + sizes[:-1]
     joined &= wanted[1:] & wanted[:-1]
     borders = np.concatenate(([0], np.flatnonzero(~joined) + 1, [len(offsets)])).tolist()
-    for first, end in zip(borders, borders[1:], strict=False):
+    for first, end in itertools.pairwise(borders):
         while first < end and wanted[first]:
             until = max(first + 1, int(np.searchsorted(offsets[:end], offsets[first] + _CHUNK, side="right")) - 1)
             until = end if offsets[end - 1] + sizes[end - 1] <= offsets[first] + _CHUNK else until

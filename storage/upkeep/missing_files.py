@@ -47,7 +47,7 @@ class Missing:
         for ledger in partition.ledgers:
             if not ledger.is_unlinked:
                 for path, inode in zip(ledger.files(), ledger.inodes() or (None, None), strict=True):
-                    if path.name not in there or inode is not None and inode != there[path.name]:
+                    if path.name not in there or (inode is not None and inode != there[path.name]):
                         self._tell(path)
         state = format.state_path(partition.folder)
         if state.name in there:

@@ -72,7 +72,7 @@ class _Handler(RotatingFileHandler):
             log.info(f"{self.baseFilename}: changes are written down again", code="G406")
         self.is_failing = self.has_failed
 
-    def handleError(self, record: LogRecord) -> None:      # noqa: N802 (of the library)
+    def handleError(self, record: LogRecord) -> None:
         self.has_failed = True
         if self.stream is not None:      # it is opened anew the next time
             with contextlib.suppress(OSError):
@@ -93,7 +93,7 @@ async def close(app: web.Application) -> None:
 async def record(request: web.Request, handler) -> web.StreamResponse:
     """Outside of all others: it sees what is answered in the end."""
     answer = await handler(request)
-    if request.method in _LOOKS or 400 <= answer.status < 500 and answer.status not in _REFUSED:
+    if request.method in _LOOKS or (400 <= answer.status < 500 and answer.status not in _REFUSED):
         return answer      # which changed nothing
     if answer.status < 400:
         _log(request, answer)

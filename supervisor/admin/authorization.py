@@ -16,7 +16,16 @@ from geminga.supervisor.admin.authentication import IDENTITY
 from geminga.supervisor.admin.health import COUNTERS
 from geminga.supervisor.admin.topics import catalogue_of, part_of, topic_of
 from geminga.workers.identity.authentication import Identity
-from geminga.workers.identity.authorization import ACTIONS, ADMINISTER, CONSUME, LOOKUP, PRODUCE, Authorization, Decision, Resource
+from geminga.workers.identity.authorization import (
+    ACTIONS,
+    ADMINISTER,
+    CONSUME,
+    LOOKUP,
+    PRODUCE,
+    Authorization,
+    Decision,
+    Resource,
+)
 
 AUTHORIZATION = web.AppKey("authorization", Authorization)
 routes = web.RouteTableDef()

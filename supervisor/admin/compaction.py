@@ -38,7 +38,17 @@ from geminga.storage.ledgers import compacted_ledgers
 from geminga.storage.runtime.log import log
 from geminga.storage.statistics.statistics import LATENCIES_MS
 from geminga.supervisor.admin.owners import Owners
-from geminga.supervisor.admin.topics import TOPIC, TOPICS, ask_each, ask_single, catalogue_of, done, not_allowed, parts_of, topic_of
+from geminga.supervisor.admin.topics import (
+    TOPIC,
+    TOPICS,
+    ask_each,
+    ask_single,
+    catalogue_of,
+    done,
+    not_allowed,
+    parts_of,
+    topic_of,
+)
 from geminga.supervisor.configuration.config import Config
 from geminga.supervisor.tasks.job_socket import REPORT, SOCKET, short_path
 

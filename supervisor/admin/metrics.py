@@ -9,7 +9,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -30,7 +30,9 @@ from geminga.supervisor.admin.stats import Measured, measure, namespace_of, proc
 from geminga.supervisor.configuration.config import Config
 from geminga.supervisor.tasks.job_socket import last_report
 from geminga.workers.addresses import url
-from geminga.workers.identity.certificates import Tls
+
+if TYPE_CHECKING:
+    from geminga.workers.identity.certificates import Tls
 
 routes = web.RouteTableDef()
 

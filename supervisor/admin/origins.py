@@ -100,7 +100,7 @@ def _refuse_other_sites(request: web.Request) -> None:
 def _refuse_forms(request: web.Request) -> None:
     """Raises 403, 415."""
     resource = request.match_info.route.resource
-    if "Content-Type" not in request.headers or resource is not None and resource.canonical.endswith("{rest}"):
+    if "Content-Type" not in request.headers or (resource is not None and resource.canonical.endswith("{rest}")):
         return      # the latter are refused whatever comes, in words that say why
     kind = request.content_type
     if kind in _FORMS:

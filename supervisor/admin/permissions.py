@@ -9,7 +9,16 @@ from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
 from geminga.storage.catalogue.catalogue import PERMISSIONS, SUBSCRIPTION_PERMISSIONS, Catalogue
 from geminga.supervisor.admin.authorization import refuse_others_than_administrators
-from geminga.supervisor.admin.topics import TOPIC, body_of, catalogue_of, done, existing_of, namespace_of, part_of, topic_of
+from geminga.supervisor.admin.topics import (
+    TOPIC,
+    body_of,
+    catalogue_of,
+    done,
+    existing_of,
+    namespace_of,
+    part_of,
+    topic_of,
+)
 from geminga.workers.identity.authorization import GRANTED
 
 routes = web.RouteTableDef()
@@ -138,7 +147,7 @@ def _refuse_missing(request: web.Request, topic: TopicName) -> None:
     """Raises Refusal; topics that keep nothing come and go with who uses them."""
     catalogue = catalogue_of(request)
     if not catalogue.has_namespace(topic.namespace) or \
-            topic.is_persistent and not catalogue.has_topic(topic) and not catalogue.partition_count(topic):
+            (topic.is_persistent and not catalogue.has_topic(topic) and not catalogue.partition_count(topic)):
         raise Refusal(api.TopicNotFound, f"Topic {topic} not found")
 
 

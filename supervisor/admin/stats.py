@@ -17,7 +17,18 @@ from geminga.storage.topics.subscription import SubType
 from geminga.supervisor.admin.compaction import COMPACTIONS
 from geminga.supervisor.admin.health import COUNTERS
 from geminga.supervisor.admin.owners import OWNERS, Owners
-from geminga.supervisor.admin.topics import BUNDLE, TOPIC, TOPICS, ask_each, ask_single, body_of, catalogue_of, is_set, parts_of, topic_of
+from geminga.supervisor.admin.topics import (
+    BUNDLE,
+    TOPIC,
+    TOPICS,
+    ask_each,
+    ask_single,
+    body_of,
+    catalogue_of,
+    is_set,
+    parts_of,
+    topic_of,
+)
 
 routes = web.RouteTableDef()
 _EVERYTHING = 1 << 30      # topics

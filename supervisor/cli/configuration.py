@@ -100,7 +100,7 @@ def _look(file: str | None, data_dir: str | None, *, is_all: bool, whose: str = 
         print(f"geminga: {note}", file=sys.stderr)
     for key, (_, default) in configuration.KEYS.items():
         holds = value(found, key)
-        if is_all or key in origins and holds != default:
+        if is_all or (key in origins and holds != default):
             print(f"{key} = {shown(_as_text(holds))}    # {origins.get(key, 'default' if holds == default else 'worked out')}")
     return 0
 

@@ -86,7 +86,7 @@ def _maker(part: Part, options: list[Option]) -> Callable[[dict[str, Any]], Any]
         on, off = (values[key] for key in keys)
         if not (on or off) and values.get(part.unless) is not None:
             return True
-        if on and off or part.required and not (on or off):
+        if (on and off) or (part.required and not (on or off)):
             raise ValueError(f"give either --{keys[0]} or --{keys[1]}".replace("_", "-"))
         return True if on else False if off else None
     return which

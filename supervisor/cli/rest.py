@@ -99,10 +99,10 @@ def _parsed(received: bytes) -> Answer:
         raise ValueError(reasons.of_bytes(received, "HTTP"))
     head, end, body = received.partition(b"\r\n\r\n")
     version, *lines = head.decode("latin-1").split("\r\n")
-    protocol, _, status = version.partition(" ")
+    _protocol, _, status = version.partition(" ")
     headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     length = headers.get("content-length")
-    if not end or not status[:3].isdigit() or length and len(body) != int(length):
+    if not end or not status[:3].isdigit() or (length and len(body) != int(length)):
         raise ValueError("what came is no whole answer of HTTP")
     return Answer(int(status[:3]), status[4:], headers, body)
 

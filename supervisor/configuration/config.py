@@ -35,7 +35,13 @@ from geminga.supervisor.configuration.properties import (
     translate,
 )
 from geminga.supervisor.host import host
-from geminga.workers.identity.options import AuthenticationOptions, AuthorizationOptions, IdentityOptions, Secret, TlsOptions
+from geminga.workers.identity.options import (
+    AuthenticationOptions,
+    AuthorizationOptions,
+    IdentityOptions,
+    Secret,
+    TlsOptions,
+)
 from geminga.workers.options import WorkerOptions
 
 __all__ = ["Config", "ConfigError", "KEYS", "core_count", "load"]

@@ -55,6 +55,6 @@ class Drain:
         outstanding, is_done = self.outstanding, all(child.is_drained for child in supervisor.children)
         for caller in self._callers:
             caller.send(outstanding=outstanding)
-        if is_done and not outstanding or time.monotonic() >= self._by:
+        if (is_done and not outstanding) or time.monotonic() >= self._by:
             log.info(f"the broker was drained: {outstanding} messages are out that nobody has acknowledged")
             supervisor.begin_stop()

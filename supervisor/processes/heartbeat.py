@@ -54,7 +54,7 @@ class Pulse:
     @property
     def is_fine(self) -> bool:
         """It answers; or nobody, neither we nor a service manager, could end it."""
-        return not self._unanswered or self._seen is not None and self._seen.letter == "D"
+        return not self._unanswered or (self._seen is not None and self._seen.letter == "D")
 
     def answered(self) -> None:
         self.is_asked = self.is_told = False
@@ -75,7 +75,7 @@ class Pulse:
             return "ask"
         self._unanswered += seconds
         now = state(self.pid)
-        has_moved = now.letter == "R" or self._seen is not None and now.switches != self._seen.switches
+        has_moved = now.letter == "R" or (self._seen is not None and now.switches != self._seen.switches)
         self._still = 0.0 if has_moved else self._still + seconds
         self._busy += seconds
         self._seen = now

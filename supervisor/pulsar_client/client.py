@@ -97,7 +97,7 @@ class Session(asyncio.Protocol):
         rest += data
         while len(rest) - at >= frames.SIZES.size:
             total, size = frames.SIZES.unpack_from(rest, at)
-            if total > _FRAME_MAX or not self._heard and rest.startswith(_OTHERS):
+            if total > _FRAME_MAX or (not self._heard and rest.startswith(_OTHERS)):
                 return self._finish(reasons.of_bytes(rest, _PROTOCOL))
             end = at + 4 + total
             if end > len(rest):

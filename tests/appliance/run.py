@@ -290,7 +290,7 @@ def a_stop_is_graceful_and_takes_less_than_five_seconds(box: Box) -> str:
         begun = time.monotonic()
         box.run("systemctl", "stop", "geminga")
         took = time.monotonic() - begun
-        eventually(lambda: publisher.has_ended, 5, "the end of the connection")
+        eventually(lambda: publisher.has_ended, 30, "the end of the connection")
     assert took < 5 and box.show("geminga", "Result") == "success", (took, box.show("geminga", "Result"))
     since = from_now(box)
     box.run("systemctl", "start", "geminga")
@@ -309,7 +309,7 @@ def before_a_stop_consumers_acknowledge_what_they_have(box: Box) -> str:
         begun = time.monotonic()
         box.run("systemctl", "stop", "geminga")
         took = time.monotonic() - begun
-        eventually(lambda: subscriber.has_ended, 5, "the end of the connection")
+        eventually(lambda: subscriber.has_ended, 30, "the end of the connection")
     promises = subscriber.promises
     assert promises.acked == promises.asked.keys() and len(promises.acked) == len(subscriber.received), (len(promises.acked), promises)
     box.run("systemctl", "start", "geminga")
@@ -332,7 +332,7 @@ def a_night_has_its_own_slice_and_bounds(box: Box) -> str:
     assert status == 204, text
     box.run("systemctl", "start", "--no-block", "geminga-nightly")
     pid = eventually(lambda: int(main_of(box, "geminga-nightly")), 20, "the job")
-    group = eventually(lambda: box.show("geminga-nightly", "ControlGroup"), 5, "its control group")
+    group = eventually(lambda: box.show("geminga-nightly", "ControlGroup"), 30, "its control group")
     assert group == "/geminga.slice/geminga-nightly.slice/geminga-nightly.service", (pid, group)
     eventually(lambda: box.show("geminga-nightly", "ActiveState") in ("inactive", "failed"), 5 * MINUTE, "its end")
     said = box.say("journalctl", "--no-pager", "--unit=geminga-nightly", "--output=cat")

@@ -21,7 +21,7 @@ from pathlib import Path
 import pulsar
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from harness import COMMAND, Broker  # noqa: E402
+from harness import COMMAND, Broker
 
 
 class Publisher:

@@ -32,10 +32,10 @@ from geminga.storage.disk import files
 from geminga.storage.jobs import confirmed, engines, nightly
 
 sys.path.insert(0, str(Path(__file__).parent))
-import wire  # noqa: E402
-from link import ANSWER_MAX_S, Link, Load  # noqa: E402
+import wire
+from link import ANSWER_MAX_S, Link, Load
 
-from ..storage.jobs.topics import NOW_MS, Topic, metadata_of, sealed  # noqa: E402
+from ..storage.jobs.topics import NOW_MS, Topic, metadata_of, sealed
 
 PAYLOAD, KEY_DIGITS = 100, 9
 _STEP = 1_000_003           # a prime: multiples of it are numbers in no order

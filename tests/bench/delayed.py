@@ -32,13 +32,13 @@ import numpy as np
 import psutil
 
 sys.path.insert(0, str(Path(__file__).parent))
-import wire  # noqa: E402
-from clients import Consumer  # noqa: E402
-from link import CLOCK, BrokerError, Link, Load  # noqa: E402
-from load import Running, _subscribe_and_leave, measure, measure_backlog, topic_names  # noqa: E402
-from usage import cpu_seconds  # noqa: E402
+import wire
+from clients import Consumer
+from link import CLOCK, BrokerError, Link, Load
+from load import Running, _subscribe_and_leave, measure, measure_backlog, topic_names
+from usage import cpu_seconds
 
-from ..harness import COMMAND, Broker  # noqa: E402
+from ..harness import COMMAND, Broker
 
 MIB = 1 << 20
 HOUR_S, MONTH_S = 3_600, 30 * 24 * 3_600

@@ -23,10 +23,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from geminga.proto import pulsar_api_pb2 as api  # noqa: E402
-from geminga.supervisor.processes import control_socket  # noqa: E402
-from tests.harness import Broker  # noqa: E402
-from tests.proto.client_frames import CONNECT, T, command, entry_of, message_metadata, send  # noqa: E402
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.supervisor.processes import control_socket
+from tests.harness import Broker
+from tests.proto.client_frames import CONNECT, T, command, entry_of, message_metadata, send
 
 _AT_ONCE = 200          # connections that are being made at a time
 _PERMITS = 100

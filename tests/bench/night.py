@@ -17,11 +17,11 @@ from urllib.parse import urlsplit
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
-from link import Load  # noqa: E402
-from load import measure, topic_names  # noqa: E402
+from link import Load
+from load import measure, topic_names
 
-from ..harness import COMMAND, Broker  # noqa: E402
-from .compaction import published, write_topic  # noqa: E402
+from ..harness import COMMAND, Broker
+from .compaction import published, write_topic
 
 KEYS, BATCH, WARMUP_S = 1_000_000, 100, 3.0
 

@@ -20,12 +20,12 @@ from pathlib import Path
 import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from drain import Peer, Tally, connected  # noqa: E402
-from usage import memory_bytes  # noqa: E402
+from drain import Peer, Tally, connected
+from usage import memory_bytes
 
-from geminga.proto import pulsar_api_pb2 as api  # noqa: E402
-from tests.harness import Broker  # noqa: E402
-from tests.proto.client_frames import T, command, entry_of, message_metadata, send  # noqa: E402
+from geminga.proto import pulsar_api_pb2 as api
+from tests.harness import Broker
+from tests.proto.client_frames import T, command, entry_of, message_metadata, send
 
 _AT_ONCE = 100          # connections that are being made at a time
 _SETTLE_SECONDS = 3.0

@@ -33,7 +33,7 @@ from geminga.storage.catalogue import catalogue
 from geminga.storage.jobs import confirmed, reading
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from tests.storage.jobs.topics import Message, Topic, batch, single  # noqa: E402
+from tests.storage.jobs.topics import Message, Topic, batch, single
 
 FEW = "key,payload,payload_size,message_index"
 SCAN = "key", "message_index", "payload_size", "null_value", "is_encrypted", "chunks"

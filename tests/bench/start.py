@@ -20,7 +20,7 @@ import pulsar
 from usage import memory_bytes
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from harness import Broker  # noqa: E402
+from harness import Broker
 
 _ROUND = 20     # messages to each topic that are not answered yet when the broker is killed
 

@@ -73,7 +73,7 @@ def test_why_names_the_cause(broker, client):
     def told(subscription: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([GEMINGA, "why", topic, subscription, "--http-url", broker.http_url], capture_output=True, text=True)
 
-    eventually(lambda: "no acknowledgements, messages 1" in told("sub").stdout, 5, "the cause")
+    eventually(lambda: "no acknowledgements, messages 1" in told("sub").stdout, 30, "the cause")
     consumer.close()
     assert told("sub").stdout.splitlines() == [
         f"{topic} sub (None): backlog 1",

@@ -16,8 +16,8 @@ from ..proto.client_frames import T, command, entry_of, message_metadata, send
 from ..workers.peer import Peer
 from .java import JavaTools, fetch_jars
 
-RECEIVE_MS = 10_000
-SECONDS = 10
+RECEIVE_MS = 30_000
+SECONDS = 30
 SILENCE_MS = 300
 
 

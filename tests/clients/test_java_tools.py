@@ -17,7 +17,7 @@ from .java import JavaTools, fetch_jars
 
 pytestmark = pytest.mark.java
 
-RECEIVE_MS = 10_000
+RECEIVE_MS = 30_000
 COMPRESSIONS = {
     "NONE": pulsar.CompressionType.NONE,
     "LZ4": pulsar.CompressionType.LZ4,

@@ -6,7 +6,7 @@ import uuid
 import pulsar
 import pytest
 
-from ..harness import eventually, partitioned_topic, request, unique_topic
+from ..harness import Stopwatch, eventually, partitioned_topic, request, unique_topic
 from .test_administration import topic_url
 from .test_python_client import RECEIVE_MS, bodies_of, data_of, earliest, publish, receive
 
@@ -162,7 +162,7 @@ def test_producers_wait_for_room_and_go_on_when_there_is(broker, client):
         got.append(message.data())
         consumer.acknowledge(message)
     assert got == [b"first", *bodies]
-    eventually(lambda: len(answered) == len(bodies), 5, "the receipts")
+    eventually(lambda: len(answered) == len(bodies), 30, "the receipts")
     assert set(answered) == {pulsar.Result.Ok}
 
 
@@ -172,17 +172,17 @@ def test_producers_stand_still_until_there_is_room_and_then_at_once_go_on(broker
     set_quota(broker, topic, "producer_request_hold")
     publish(producer, [b"x" * 1_000] * 10)
     answered = []
-    producer.send_async(b"more", lambda result, _: answered.append((result, time.monotonic())))
+    producer.send_async(b"more", lambda result, _: answered.append(result))
     messages = [consumer.receive(RECEIVE_MS) for _ in range(10)]
     with pytest.raises(pulsar.Timeout):
         consumer.receive(2_000)
     assert answered == []
-    began = time.monotonic()
+    watch = Stopwatch()
     consumer.acknowledge_cumulative(messages[-1])
     assert consumer.receive(RECEIVE_MS).data() == b"more"
-    eventually(lambda: answered, 5, "the receipt")
-    assert answered[0][0] == pulsar.Result.Ok
-    assert answered[0][1] - began < 5      # a second, and the client's own pace of coming back
+    eventually(lambda: answered, 30, "the receipt")
+    assert watch.seconds() < 5      # a second, and the client's own pace of coming back
+    assert answered == [pulsar.Result.Ok]
 
 
 def test_producers_get_an_error_where_the_quota_says_so(broker, client, connect):
@@ -206,14 +206,14 @@ def test_messages_expire_on_time(broker, client):
     assert request("POST", topic_url(broker, topic, "messageTTL?messageTTL=2"))[0] == 204
     producer.send(b"delayed", deliver_at=int(time.time() * 1000) + 6_000)
     producer.send(b"short-lived")
-    sent_at = time.monotonic()
+    sent_at, watch = time.monotonic(), Stopwatch()
 
     def backlog():
         return json.loads(request("GET", f"{broker.http_url}/ops/v1/why/{topic.replace('://', '/')}/sub")[1])[0]["backlog"]
 
     assert backlog() == 2
     eventually(lambda: backlog() == 1, 10, "the end of the message's time")
-    assert 1.9 <= time.monotonic() - sent_at <= 4
+    assert time.monotonic() - sent_at >= 1.9 and watch.seconds() <= 4
     consumer = client.subscribe(topic, "sub", consumer_type=pulsar.ConsumerType.Shared)
     assert consumer.receive(RECEIVE_MS).data() == b"delayed"
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pulsar
 
-from ..harness import Broker, eventually, request, unique_topic
+from ..harness import Broker, Stopwatch, eventually, request, unique_topic
 
 MIB = 1 << 20
 SIZES = {"ext4": 96, "xfs": 320, "tmpfs": 96}      # MiB; xfs makes none that is smaller
@@ -288,9 +288,9 @@ def _drain(lane: Lane, count: int) -> None:
 
 
 def _seconds_until(condition) -> float:
-    began = time.monotonic()
+    watch = Stopwatch()
     eventually(condition, SECONDS, "publishing to go on")
-    return time.monotonic() - began
+    return watch.seconds()
 
 
 def _ready(broker: Broker) -> int:

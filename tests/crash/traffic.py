@@ -21,7 +21,7 @@ from .promises import Place, Promises, body, number_of
 
 WINDOW = 500          # messages published and not receipted
 BURST = 50            # messages, or permits, that are written at once
-SECONDS = 15          # for what should take far less, on a busy machine
+SECONDS = 30          # for what should take far less, on a busy machine
 HELD = 40             # messages that wait for their acknowledgement, which goes in random order
 KEYS = 7
 LAST = b"the last"
@@ -254,7 +254,7 @@ class GoingOn:
             try:
                 with self._begin() as life:
                     self.lives += 1
-                    eventually(lambda: life.has_ended or self._over.is_set(), 3600)       # noqa: B023 - asked here only
+                    eventually(lambda: life.has_ended or self._over.is_set(), 3600)
                 self.unexpected += life.unexpected
             except Exception as error:
                 if not is_end(error):

@@ -131,7 +131,7 @@ BUGS = [
         "supervisor/test_drain.py::test_it_ends_when_nothing_is_out_and_every_child_says_that_it_is_drained "
         "supervisor/test_drain.py::test_a_broker_that_does_not_serve_yet_stops_at_once_and_one_that_stops_is_not_drained "
         "supervisor/test_drain.py::test_a_time_that_is_none_is_refused",
-        ("if is_done and not outstanding or", "if not outstanding or", ""),
+        ("if (is_done and not outstanding) or", "if not outstanding or", ""),
         ("time.monotonic() >= self._by:", "time.monotonic() > self._by + 1:", ""),
         ("if not 0 <= seconds <= _SECONDS_MAX:", "if seconds < 0 or seconds > _SECONDS_MAX:", ""),
         ("        if self._by is None:\n            log", "        if True:\n            log", ""),

@@ -43,7 +43,7 @@ BUGS = [
          "    if command",
          "    if route is not None:\n        return forward(client, route.link, command, request)\n    if command",
          "a request about a consumer that waits ends the connection", "workers/test_joins.py"),
-        ("        is_valid = is_checked or route is not None and route.is_valid\n", "        is_valid = is_checked\n",
+        ("        is_valid = is_checked or (route is not None and route.is_valid)\n", "        is_valid = is_checked\n",
          "a schema is checked again and again", "workers/test_joins.py"),
         ("    if route is not None and not route.is_made_by(command):",
          "    if route is not None and route.request is None:", "two commands with one id are both asked"),

@@ -1,5 +1,6 @@
 """ACKs of many messages read as arrays say what the protobuf library says, or are left to it."""
 import numpy as np
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +21,7 @@ def ack(ids, *, more=None, **fields):
         consumer_id=7, message_id=[api.MessageIdData(**one, **(more or {})) for one in ids], **fields)).SerializeToString()
 
 
+@pytest.mark.slow
 @settings(deadline=None, derandomize=True, max_examples=300)
 @given(ids=IDS, more=MORE, request_id=st.none() | NUMBERS, kind=st.sampled_from([0, 0, 0, 1]))
 @example(ids=[{"ledgerId": 1, "entryId": n} for n in range(300)], more={}, request_id=None, kind=0)
@@ -39,6 +41,7 @@ def test_a_thousand_ids_in_a_row_are_read_as_arrays():
     assert found is not None and np.array_equal(found.entry_ids, np.arange(16_000, 17_000))
 
 
+@pytest.mark.slow
 @settings(deadline=None, derandomize=True, max_examples=300)
 @given(ids=IDS, at=st.integers(0, 400), byte=st.integers(0, 255), cut=st.integers(0, 3))
 def test_damage_is_never_taken_for_something_else(ids, at, byte, cut):

@@ -12,7 +12,20 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.connection import AUTHENTICATING, CONNECTED, NEW, TRANSITIONS
 from geminga.proto.frames import FRAME_PADDING
 
-from .client_frames import CONNECT, PING, T, byte_by_byte, command, cut, entry_of, field_of, frame, listen, message_metadata, send
+from .client_frames import (
+    CONNECT,
+    PING,
+    T,
+    byte_by_byte,
+    command,
+    cut,
+    entry_of,
+    field_of,
+    frame,
+    listen,
+    message_metadata,
+    send,
+)
 
 TO_REACH = {NEW: b"", AUTHENTICATING: CONNECT, CONNECTED: CONNECT}
 UNKNOWN_TYPES = (0, 1, 48, 69, 99, 127, 128, 1_000_000, 2**31 - 1)
@@ -206,6 +219,7 @@ def damaged(draw) -> bytes:
     return bytes(stream)
 
 
+@pytest.mark.slow
 @settings(deadline=None, derandomize=True, max_examples=300)
 @given(stream=st.one_of(damaged(), st.binary(max_size=60)), places=st.lists(st.integers(0, 2**16), max_size=6))
 @example(stream=b"\0\0\0\x03", places=[])

@@ -85,6 +85,7 @@ def test_a_partition_and_its_topic_name_each_other(local, number):
         assert topic.base is topic
 
 
+@pytest.mark.slow
 @settings(deadline=None, derandomize=True, max_examples=300)
 @given(text=st.text(st.sampled_from("ab/:-\n\0 persistent"), max_size=30) | st.text(max_size=30))
 def test_any_text_is_a_name_or_refused(text):

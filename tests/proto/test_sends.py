@@ -101,6 +101,7 @@ def some_alike(draw) -> list[bytes]:
 GROUPS = st.lists(some_alike(), min_size=1, max_size=5).map(lambda groups: [frame for group in groups for frame in group])
 
 
+@pytest.mark.slow
 @settings(deadline=None, derandomize=True, max_examples=150)
 @given(frames=GROUPS, places=st.lists(st.integers(0, 2**20), max_size=12))
 def test_arrays_and_the_library_read_the_same(frames, places):
@@ -110,6 +111,7 @@ def test_arrays_and_the_library_read_the_same(frames, places):
     assert listen([CONNECT, *cut(stream, places)]).events[1:] == expected
 
 
+@pytest.mark.slow
 @settings(deadline=None, derandomize=True, max_examples=25)
 @given(frames=GROUPS)
 def test_bytes_that_come_one_by_one_are_read_the_same(frames):
@@ -118,6 +120,7 @@ def test_bytes_that_come_one_by_one_are_read_the_same(frames):
     assert heard.events[1:] == [understood(frame) for frame in frames]
 
 
+@pytest.mark.slow
 @settings(deadline=None, derandomize=True, max_examples=100)
 @given(frames=st.lists(some_alike(), min_size=2, max_size=4).flatmap(lambda groups: st.permutations(sum(groups, []))))
 def test_frames_of_all_kinds_in_any_order_are_read_the_same(frames):

@@ -15,12 +15,12 @@ if not __package__:      # run as a program
     sys.path.append(str(Path(__file__).resolve().parents[2]))
     __package__ = "tests.simulation"
 
-from geminga.storage.catalogue import catalogue  # noqa: E402
+from geminga.storage.catalogue import catalogue
 
-from . import world  # noqa: E402
-from .canaries import CANARIES  # noqa: E402
-from .life import Life  # noqa: E402
-from .model import Broken  # noqa: E402
+from . import world
+from .canaries import CANARIES
+from .life import Life
+from .model import Broken
 
 STEPS = 60
 MEMORY = Path("/dev/shm")

@@ -15,6 +15,7 @@ EACH = 10                 # seeds of one test
 CANARY_SEEDS = 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, SEEDS, EACH))
 def test_every_promise_is_kept(first):
     for seed in range(first, first + EACH):
@@ -25,6 +26,7 @@ def test_every_promise_is_kept(first):
             raise
 
 
+@pytest.mark.slow
 def test_a_seed_is_the_same_whenever_it_is_run():
     program = Path(__file__).with_name("simulate.py")
     for seed in 1, 2:
@@ -36,6 +38,7 @@ def test_a_seed_is_the_same_whenever_it_is_run():
         assert len(identities) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CANARIES)
 def test_a_broken_promise_is_found(name):
     _, promises = CANARIES[name]

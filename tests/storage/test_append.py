@@ -1,5 +1,6 @@
 """Where SENDs go is the same whether they are planned one by one or as arrays."""
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -39,6 +40,7 @@ def told(planned):
     return groups, tables, sorted(receipts), sorted(planned.refused), progress, planned.duplicates
 
 
+@pytest.mark.slow
 @settings(deadline=None, derandomize=True, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(asked=SECTIONS, before=SECTIONS, full=st.sets(st.integers(0, 2)), deduplicating=st.sets(st.integers(0, 2)))
 @example(asked=[(1, [(1, 1, 1, 0, 0, 0, 1)]), (2, [(GONE, 1, 1, 0, 0, 0, 1)])], before=[], full=set(), deduplicating=set())

@@ -198,6 +198,7 @@ def keys_of(found):
     return [key for _, _, key, _ in found]
 
 
+@pytest.mark.slow
 def test_each_key_comes_once_and_then_what_follows(topic):
     first = topic.publish(("a", b"1"), ("b", b"1"), ("a", b"2"), ("c", b"1"), ("b", b""))
     topic.compact()
@@ -498,7 +499,7 @@ def test_what_was_truncated_does_not_come_back_with_a_view_that_was_being_made(r
         return topic.adopt(*which)
 
     report = nightly.compact(topic.rig.data_dir, nightly.Target(topic.partition.partition_id, NAME), truncate_and_adopt)
-    assert report.outcome == nightly.NOT_ADOPTED and "already" in report.error or "deleted meanwhile" in report.error
+    assert (report.outcome == nightly.NOT_ADOPTED and "already" in report.error) or "deleted meanwhile" in report.error
     assert topic.reader().read() == []
 
 
@@ -726,6 +727,7 @@ def test_a_view_that_cannot_be_used_is_found(rigs, what):
     assert finding.severity == (Severity.UNREADABLE if what == "newer" else Severity.LOSS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_dictionaries(rigs, seed):
     """Whatever happens in which order, who reads compacted ends with what a dictionary has, and gets nothing twice."""

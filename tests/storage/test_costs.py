@@ -6,6 +6,8 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.cursors.pending_acks import CONSUMERS_MAX
 from geminga.storage.topics.subscription import SubType
 
+pytestmark = pytest.mark.slow
+
 
 def publish_many(rig, topic, count):
     """So many entries, of one ledger; their positions."""

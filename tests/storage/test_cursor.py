@@ -154,7 +154,7 @@ class CursorMachine(RuleBasedStateMachine):
             assert position[1] == ledger.last_entry and missing[0] in following and missing[1] == 0
 
 
-TestCursorMachine = CursorMachine.TestCase
+TestCursorMachine = pytest.mark.slow(CursorMachine.TestCase)
 TestCursorMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 
 
@@ -195,6 +195,7 @@ def test_a_position_beyond_the_bitmap_stays(cursor):
     assert cursor.backlog([ledger]) == 9_998
 
 
+@pytest.mark.slow
 def test_holes_cost_bits_and_what_is_out_costs_bytes(rig):
     """However many there are, and in whatever order: at most 16 bytes an entry that is out, 2 bits one that is at rest."""
     count = 20_000

@@ -120,7 +120,7 @@ class TotalsMachine(RuleBasedStateMachine):
             assert {name: (list(cursor.totals), cursor.since) for name, cursor in self.cursors().items()} == before
 
 
-TestTotalsMachine = TotalsMachine.TestCase
+TestTotalsMachine = pytest.mark.slow(TotalsMachine.TestCase)
 TestTotalsMachine.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
 
 
@@ -133,6 +133,7 @@ def lives():
     made.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", [*[[how] for how in ENDS], ["power cut"] * 2, ["stop", "power cut, lengths lost", "kill"]], ids="+".join)
 def test_how_often_each_entry_came_back_is_exact_whatever_ends_the_process(lives, ends):
     """Also when checkpoints were written meanwhile; the last is synced by an answer that somebody got."""

@@ -267,6 +267,7 @@ def test_what_was_known_stays_forgotten_when_the_journal_has_forgotten_that(rigs
 
 # -- chunks
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stored", range(4))
 @pytest.mark.parametrize("resent", range(4))
 def test_chunks_are_stored_once_wherever_a_kill_cuts_their_message(rigs, rig, stored, resent):
@@ -461,6 +462,7 @@ PASS = st.lists(st.tuples(st.sampled_from(["a", "b", "c"]), st.sampled_from(["p"
                 min_size=1, max_size=12)
 
 
+@pytest.mark.slow
 @settings(deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(passes=st.lists(st.tuples(PASS, st.booleans()), min_size=1, max_size=5))
 @example(passes=[([("a", "p", [Message(1, highest=3)]), ("a", "p", [Message(2)]), ("a", "q", [Message(2)])], True)])

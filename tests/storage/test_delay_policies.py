@@ -456,6 +456,7 @@ def test_f192_f193_messages_are_counted_that_were_refused_and_whose_own_time_was
 
 # -- what it was made for
 
+@pytest.mark.slow
 def test_f195_what_is_acknowledged_in_any_order_does_not_come_again_after_a_kill(rigs):
     """More holes than others keep: 20,000 messages of a fixed delay, every second one acknowledged by itself."""
     rig = rigs()
@@ -511,6 +512,7 @@ def in_force(scopes, name):
     return next((scopes[scope][name] for scope in (TOPIC, NAMESPACE) if name in scopes[scope]), 0)
 
 
+@pytest.mark.slow
 def test_any_policies_and_messages(rigs):
     """Against a few lines that say what is to happen: levels, clocks, kills, few and many at a time."""
     random_ = random.Random(20)

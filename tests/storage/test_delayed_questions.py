@@ -60,6 +60,7 @@ def kept(spread, rigs, request):
     return (rig if request.param == "in memory" else rigs.restart(rig)), times
 
 
+@pytest.mark.slow
 def test_what_waits_is_counted_by_hour_and_window(kept):
     rig, times = kept
     told = waiting(rig, "hour")
@@ -83,6 +84,7 @@ def test_what_the_index_takes_is_told(spread, rigs):
     assert 12 * 3_000 < after["index_bytes"] < 100 * 3_000
 
 
+@pytest.mark.slow
 def test_what_waits_is_listed_in_the_order_of_time(kept):
     rig, times = kept
     assert [row["deliverAt"] for row in waiting(rig)["rows"]] == times.tolist()
@@ -93,6 +95,7 @@ def test_what_waits_is_listed_in_the_order_of_time(kept):
     assert len({row["id"] for row in waiting(rig)["rows"]}) == 3_000
 
 
+@pytest.mark.slow
 def test_what_is_due_does_not_wait_any_more(spread, tmp_path):
     rig, times = spread
     rig.run(after_ms=25 * HOUR_MS)
@@ -137,6 +140,7 @@ def check_counts(rig, times):
     assert sum(row["entries"] for row in waiting(rig, "window")["rows"]) == len(times)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_sorted", [False, True], ids=["in no order", "ascending"])
 def test_counts_are_exact_whatever_was_cancelled_and_moved_and_however_often(rigs, is_sorted):
     """There and back, before it is in a file and after, over kills and restarts."""
@@ -233,6 +237,7 @@ def test_only_what_waits_is_cancelled_or_gets_another_time(rig):
 
 # -- another time
 
+@pytest.mark.slow
 @SPREAD
 @pytest.mark.parametrize("before_ms, after_ms", [(5_000, 2_000), (2_000, 5_000), (FAR_MS, 3_000), (3_000, FAR_MS), (4_000, 4_001)])
 def test_another_time_holds_and_the_old_one_does_not(rig, tmp_path, kind, before_ms, after_ms):

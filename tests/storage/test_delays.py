@@ -25,6 +25,8 @@ from .lives import AtOnce
 from .rig import START_MS, Rig, entry_of
 from .test_limits import set_policy
 
+pytestmark = pytest.mark.slow
+
 SECOND_MS, HOUR_MS, DAY_MS = 1_000, 3_600_000, 24 * 3_600_000
 DELAY_TICK_MS = 1_000                      # by default
 NAMESPACE, TOPIC = "public/default", "persistent://public/default/t"
@@ -989,7 +991,7 @@ def test_the_files_of_a_truncated_topic_bring_nothing_back(rigs, flushed):
         life.wait(31_000)
         life.wait(31_000)
     life.rig.asked("truncate", "t")
-    life.publish(new=300_000, **{"newer": 400_000, "between": 350_000})
+    life.publish(new=300_000, newer=400_000, between=350_000)
     if flushed:
         life.move(rigs.crash(life.rig))
         consumer = life.consumer()

@@ -7,6 +7,7 @@ kill, or a power cut.
 import os
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
@@ -288,5 +289,5 @@ class DelaysMachine(RuleBasedStateMachine):
             self.join(model, model.kind, 100)
 
 
-TestDelaysMachine = DelaysMachine.TestCase
+TestDelaysMachine = pytest.mark.slow(DelaysMachine.TestCase)
 TestDelaysMachine.settings = settings(max_examples=int(os.environ.get("EXAMPLES", "25")), stateful_step_count=40, deadline=None)

@@ -29,7 +29,7 @@ def left_of(rig, partition_id):
 
 
 def test_a_deleted_topic_is_gone_and_a_new_one_of_its_name_is_empty(rig, rigs):
-    partition_id, producer, consumer = filled(rig)
+    partition_id, producer, _consumer = filled(rig)
     answers = rig.run(rig.question("delete", "t", force=True))
     assert answers.answered == [{"answer": None}]
     assert {command.type for command in answers.commands()} == {T.CLOSE_PRODUCER, T.CLOSE_CONSUMER}
@@ -122,7 +122,7 @@ def test_properties_of_a_subscription_come_with_its_first_consumer_and_stay(rig,
 
 
 def test_a_subscription_is_made_where_it_is_asked_for(rig):
-    _, producer, _ = filled(rig)
+    _, _producer, _ = filled(rig)
     positions = [position for position, _ in rig.everything("t")]
     for name, begin, behind, expected in (("first", [-1, -1], False, 0), ("at", positions[1], False, 1), ("behind", positions[1], True, 2),
                                           ("last", [(1 << 63) - 1] * 2, False, 3)):

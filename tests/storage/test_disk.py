@@ -41,7 +41,7 @@ def test_syncs_of_several_threads_are_all_noticed(tmp_path, monkeypatch, switchi
                     path.unlink()
                     os.fdatasync(fd)
                 os.close(fd)
-        except Exception as error:      # noqa: BLE001  whatever a thread ends with is told
+        except Exception as error:
             errors.append(error)
 
     threads = [threading.Thread(target=work, args=(name,)) for name in "abc"]

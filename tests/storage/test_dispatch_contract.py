@@ -114,6 +114,7 @@ def acknowledged_some(rig, kind, positions):
 LEFT = b"235679"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["closed", "connection gone", "worker gone", "killed", "stopped", "asked for"])
 def test_what_was_not_acknowledged_comes_again_and_nothing_else(ten, rigs, kind, end):
     """Whatever became of those who had it."""
@@ -173,6 +174,7 @@ def test_where_order_is_kept_everything_comes_again_whatever_is_named(ten, kind)
     assert not rig.run(*[rig.redeliver(other, positions[7]) for other in others], *[rig.redeliver(other) for other in others]).gifts
 
 
+@pytest.mark.slow
 def test_a_stream_loses_and_repeats_nothing(rig, kind):
     """Over many passes with acknowledgements, redeliveries and comings and goings."""
     producer, crowd, done = rig.producer("a"), consumers(rig, kind, 3), set()

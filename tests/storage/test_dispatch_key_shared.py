@@ -74,6 +74,7 @@ def test_what_somebody_leaves_goes_to_the_region_on_its_right(leaver, expected):
     assert {seat: ranges.of(seat) for seat in expected} == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [AutoSplit, Consistent])
 def test_every_hash_is_somebodys_through_all_comings_and_goings(kind):
     """Nobody's only when nobody is there; a change concerns only who comes, or goes."""
@@ -95,6 +96,7 @@ def test_every_hash_is_somebodys_through_all_comings_and_goings(kind):
     assert not ranges.seats(ALL).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [AutoSplit, Consistent])
 def test_however_many_come_between_two_looks_the_regions_are_the_same(kind):
     """Which are only laid out when they are looked at."""
@@ -227,7 +229,7 @@ def test_a_key_changes_hands_when_the_last_of_it_is_acknowledged(moved):
 @pytest.mark.parametrize("how", ["given back", "closed", "one each"])
 def test_a_key_changes_hands_when_it_is_given_back(moved, how):
     """All of it in order, what came back and what has been waiting."""
-    rig, producer, old, new, positions = moved
+    rig, _producer, old, new, positions = moved
     mine = [positions[n] for n in (1, 3, 4, 6)]
     if how == "given back":
         answers = rig.run(rig.redeliver(old, *positions[:4]))
@@ -254,7 +256,7 @@ def hashes_told(rig):
 
 def test_stats_tell_of_each_consumer_which_of_its_keys_others_wait_for(moved):
     """How many messages of a key are out, and how often one more of it could not be given out; and how many keys are done with."""
-    rig, producer, old, new, positions = moved
+    rig, producer, old, _new, positions = moved
     counts, [mine, others] = hashes_told(rig)
     assert (counts, others) == ([(1, 0, 2), (1, 0, 2), (0, 0, 0)], [])
     assert mine == [{"hash": 27274, "unackMsgs": 2, "blockedAttempts": 2}]
@@ -267,7 +269,7 @@ def test_stats_tell_of_each_consumer_which_of_its_keys_others_wait_for(moved):
 
 
 def test_a_key_that_comes_back_counts_as_done_with(moved):
-    rig, _, old, new, _ = moved
+    rig, _, _old, new, _ = moved
     rig.close_consumer(new)
     assert hashes_told(rig) == ([(0, 1, 0), (0, 1, 0)], [[]])
 
@@ -292,6 +294,7 @@ def test_within_a_key_what_comes_back_comes_before_what_has_been_waiting(rig):
     assert found == [positions[0], positions[1], positions[4], positions[5]]
 
 
+@pytest.mark.slow
 def test_much_that_came_back_is_given_before_anything_new(rigs):
     """However much it is; and who stalls holds up only its own keys."""
     rig = rigs(max_unacked_messages_per_consumer=0, max_unacked_messages_per_subscription=0, **SPLIT)

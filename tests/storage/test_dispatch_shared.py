@@ -120,6 +120,7 @@ def test_what_comes_back_comes_before_what_is_new_and_in_order(rig):
     assert [position for position, _ in rig.receive(consumer, 4)] == [positions[22], positions[29], *positions[30:32]]
 
 
+@pytest.mark.slow
 def test_much_comes_back_at_once(rigs):
     """No more than permits allow, and nothing of it waits for anything but permits."""
     rig = rigs(max_unacked_messages_per_consumer=0)

@@ -145,6 +145,7 @@ def test_a_copy_of_a_state_that_is_damaged_is_shown_and_the_other_read(folder, t
     assert len([line for line in others if "subscription" in line]) == 2
 
 
+@pytest.mark.slow
 def test_nothing_is_worse_than_a_line_whatever_bytes_there_are(folder, tmp_path, seed):
     """One bit, many bytes, or the end of a file is wrong; then one bit more."""
     chance = random.Random(seed)

@@ -154,6 +154,7 @@ def test_space_of_what_expired_is_given_back(rigs):
     assert len(rig.files("t")) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_at_every_moment_exactly_what_is_due_has_expired(rigs, seed):
     """Against a list that is gone through again and again: delays, acknowledgements, roll-overs, restarts."""

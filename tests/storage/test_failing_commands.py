@@ -77,6 +77,7 @@ STEPS = [      # where a command may fail: (the command, what is replaced, in wh
     (lambda rig: subscribe_command(rig, subscription_properties=[api.KeyValue(key="a", value="b")]), "set_properties", commands)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("say, name, place", STEPS, ids=[f"{number}-{name}" for number, (_, name, _) in enumerate(STEPS)])
 def test_only_its_own_connection_ends(rig, rigs, monkeypatch, capfd, say, name, place):
     witness = Witness(rig, TOPIC)

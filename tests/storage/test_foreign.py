@@ -29,6 +29,7 @@ def foreign(rigs, request):
     return rigs.on(rig.data_dir, is_mine=is_mine)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topic", [FOREIGN, PASSING, FOREIGN + "-partition-0"])
 @pytest.mark.parametrize("kind, fields", [
     ("producer", {"producer_id": 1}), ("producer", {"producer_id": 1, "initial_subscription_name": "s"}),
@@ -44,6 +45,7 @@ def test_a_producer_or_consumer_of_another_owners_topic_is_refused(foreign, topi
     assert foreign.publish(foreign.producer(MINE), b"mine")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ask", sorted(queries.QUESTIONS))
 def test_administration_of_another_owners_topic_is_refused(foreign, ask):
     before = foreign.owner.catalogue._db.total_changes, files(foreign.data_dir)

@@ -15,6 +15,8 @@ from geminga.storage.offline import backup
 from ..supervisor.test_serve import GEMINGA
 from .rig import Rig
 
+pytestmark = pytest.mark.slow
+
 SECRET = b"a file of whoever restores"
 
 

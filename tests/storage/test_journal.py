@@ -177,6 +177,7 @@ def content(found):
     return [(one.groups.tobytes(), one.rows.tobytes(), one.sources.tobytes(), one.ops.tobytes(), bytes(one.data[0])) for one in found]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1, 4], ids=["the first", "between", "the last"])
 def test_a_flipped_bit_anywhere_in_a_record_is_told_and_made_good(five, victim):
     """Of header, tables or entries; also of the last record, of which no other says that it was synced."""

@@ -43,11 +43,12 @@ def calls():
         for path in sorted((ROOT / layer).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text("utf-8"))):
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and (
-                        node.func.attr == "complain" or isinstance(node.func.value, ast.Name) and node.func.value.id == "log"):
+                        node.func.attr == "complain" or (isinstance(node.func.value, ast.Name) and node.func.value.id == "log")):
                     codes = [word.value for word in node.keywords if word.arg == "code"]
                     yield path.relative_to(ROOT), node.lineno, node.func.attr, codes[0] if codes else None
 
 
+@pytest.mark.slow
 def test_every_warning_and_error_has_a_code_of_the_table():
     found = list(calls())
     assert len(found) >= len(CODES)

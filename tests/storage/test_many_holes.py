@@ -1,5 +1,6 @@
 """A million entries, every second one acknowledged in random order, and a kill: none of them comes back, and none of the others is lost."""
 import numpy as np
+import pytest
 
 from geminga.proto import envelope
 from geminga.storage.topics.subscription import SubType
@@ -21,6 +22,7 @@ def ack_rows(consumer, rows):
     return envelope.ACKS, found, b""
 
 
+@pytest.mark.slow
 def test_a_million_entries_of_which_every_second_is_acknowledged(rigs):
     rig = rigs(**UNLIMITED)
     consumer = rig.consumer("t", subType=SubType.Shared)

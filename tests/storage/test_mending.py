@@ -191,6 +191,6 @@ def test_a_payload_that_looks_like_entries_does_not_mislead(tmp_path):
 
 
 def test_looking_at_whole_rows_writes_nothing(index, monkeypatch):
-    path, opened, rows = index
+    _path, opened, rows = index
     monkeypatch.setattr(ledger, "_write_index", None)
     compare(opened(), rows)

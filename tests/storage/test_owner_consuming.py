@@ -337,6 +337,7 @@ def of_ranges(*found, **fields):
     return {"keySharedMeta": meta, "subType": api.CommandSubscribe.Exclusive} | fields
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("durable", [True, False])
 def test_readers_with_ranges_of_hashes_share_the_keys_out(rig, durable):
     """F078, keyHashRange: each message is one of theirs, in order, also where permits are few; and nobody waits for the others'."""

@@ -212,5 +212,5 @@ class OwnerMachine(RuleBasedStateMachine):
         self.next_process(how, self.acknowledge(acking))
 
 
-TestOwnerMachine = OwnerMachine.TestCase
+TestOwnerMachine = pytest.mark.slow(OwnerMachine.TestCase)
 TestOwnerMachine.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)

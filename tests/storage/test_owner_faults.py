@@ -125,6 +125,7 @@ def test_what_was_synced_and_not_yet_written_into_ledgers_is_recovered(rig, rigs
     assert position[0] > first[0] and position[1] == 2
 
 
+@pytest.mark.slow
 def test_recovery_may_be_killed_anywhere_and_begun_again(rigs, tmp_path, monkeypatch):
     """Before any of its changes to files; the next start ends where an undisturbed one does."""
     for name in ("fsync", "fdatasync"):      # a kill loses nothing that was written
@@ -374,6 +375,7 @@ def test_a_partition_that_cannot_be_opened_is_refused_and_others_are_served(fill
     assert payloads(rig.receive(rig.consumer("a"))) == LEFT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("offset", [0, 8, 16, 20, 24, 60, format.HEADER_SIZE, format.HEADER_SIZE + 40, 3 * format.HEADER_SIZE - 1])
 @pytest.mark.parametrize("name", ["1.index", "2.index", "1.ledger", "2.ledger", "state"])
 def test_a_flipped_bit_in_a_header_an_index_or_a_state_costs_nothing_and_is_told(filled, rigs, capfd, name, offset):

@@ -111,6 +111,7 @@ def test_where_it_is_switched_off_parts_count_for_nothing(rigs, kind):
 
 # -- what is kept -----------------------------------------------------------------------------------------------------------------
 
+@pytest.mark.slow
 def test_parts_outlive_the_process(rigs, kind):
     """A kill, a stop, and both again, with more acknowledged in between."""
     rig = rigs(roll_over_entries=2)
@@ -157,6 +158,7 @@ def test_a_power_cut_takes_back_no_part_that_was_answered(tmp_path, monkeypatch)
     assert 0b111 in answered.values()
 
 
+@pytest.mark.slow
 def test_what_a_batch_claims_to_hold_takes_no_memory(rigs, kind):
     """One that was stored before counts were looked at: what is acknowledged of it is as large as the sets were, at rest and at a start."""
     rig = rigs()
@@ -171,6 +173,7 @@ def test_what_a_batch_claims_to_hold_takes_no_memory(rigs, kind):
     assert peak < 20 << 20
 
 
+@pytest.mark.slow
 def test_many_words_of_one_batch_are_back_after_a_crash(rigs):
     """Each is noted once, and again when it changes; those that become 0 too."""
     rig, words = rigs(), list(range(1, 60_001))

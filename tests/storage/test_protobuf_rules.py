@@ -112,6 +112,7 @@ FIELDS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 3), st.sample
                   unique_by=(lambda field: field[0], lambda field: field[1]))
 
 
+@pytest.mark.slow
 @given(FIELDS, FIELDS, st.booleans(), st.booleans(), st.data())
 def test_what_the_rules_let_pass_the_library_reads_as_it_was(before, after, was_oneof, is_oneof, data):
     def optional(fields):

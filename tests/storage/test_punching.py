@@ -45,6 +45,7 @@ def is_whole(rig, position, number, size=10_000):
     return payload_of(bytes_of(rig, position)) == b"%06d" % number * (size // 6)
 
 
+@pytest.mark.slow
 def test_what_lies_between_messages_that_are_needed_is_given_back(rigs):
     """Nine of ten are acknowledged: most of the space goes, every message that is left stays whole, over a crash too."""
     rig, _, consumer, positions = filled(rigs, 1_000)
@@ -275,7 +276,7 @@ def test_of_entries_that_are_there_again_after_a_power_cut_rows_are_made_anew(ri
 
 
 def test_jobs_pass_over_rows_that_were_given_back(rigs):
-    rig, found, lone = with_lone_ones(rigs, 2_500)
+    rig, found, _lone = with_lone_ones(rigs, 2_500)
     told, seen = [], []
     rig.close()
     partition_id = found.partition_id

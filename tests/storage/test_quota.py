@@ -128,7 +128,7 @@ def test_a_waiting_exclusive_producer_has_its_turn(rigs):
 
 
 def test_room_is_made_by_whatever_takes_the_backlog_away(rigs):
-    rig, producer, consumer, positions = filled(rigs, HOLD)
+    rig, producer, consumer, _positions = filled(rigs, HOLD)
     for make_room in (lambda: rig.question("clear", "t", subscription="sub"),
                       lambda: rig.command("unsubscribe", consumer_id=consumer.object_id, request_id=5, force=True)):
         assert not is_let_in(rig.run(asks(rig, epoch=1)))

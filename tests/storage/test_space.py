@@ -152,7 +152,7 @@ def test_a_segment_that_failed_to_sync_is_set_aside_and_never_used_again(rigs, m
     """What was answered is there for the next process, wherever it was; the file itself only keeps its place."""
     rig = rigs(**SMALL)
     producer, consumer = rig.producer("a"), rig.consumer("a")
-    first, second = rig.publish(producer, b"1", b"2")
+    first, _second = rig.publish(producer, b"1", b"2")
     rig.run(rig.acks(consumer, first, request_id=1))
     mend = fails(monkeypatch, "fdatasync", errno.EIO, when=lambda path: path.endswith((".journal", ".bad")))
     with pytest.raises(NotDurable, match=r"1\.journal: Input/output error; it is set aside as 1\.bad"):

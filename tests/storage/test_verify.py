@@ -397,7 +397,7 @@ def test_the_exit_status_is_that_of_the_worst(folder, capsys):
 
 
 def test_a_repair_makes_anew_what_can_be_and_keeps_every_damaged_byte(folder, capsys):
-    offset, size = folder.entry(1, 5)
+    offset, _size = folder.entry(1, 5)
     good = {path: path.read_bytes() for path in (folder.index(1), folder.index(2), folder.ledger(2), folder.state)}
     flip(folder.ledger(1), offset + 9)
     flip(folder.index(1), format.HEADER_SIZE + 2 * ROWS)

@@ -184,8 +184,7 @@ def over_binary(guarded, place, role, original=""):
     """{what: what became of it}"""
     connection = guarded.connect(role, original)
     assert connection.connected == "allowed"
-    found = {name: connection.ask(kind, **fields) for name, kind, fields in rights.commands(place) if "subscription" not in name}
-    return found
+    return {name: connection.ask(kind, **fields) for name, kind, fields in rights.commands(place) if "subscription" not in name}
 
 
 TEXTS = {"PARTITIONED_METADATA": "Client is not authorized to Get Partition Metadata", "LOOKUP": "Client is not authorized to Lookup",
@@ -356,6 +355,7 @@ def test_who_watches_a_list_of_topics_hears_no_more_without_a_right(guarded):
 
 # -- how a broker is set up
 
+@pytest.mark.slow
 def test_the_tenant_that_every_broker_has_can_be_made_once_by_a_super_user(fresh):
     """The start scripts of clients' suites make it and ignore the answer; others change it because it is there."""
     public = "/admin/v2/tenants/public"
@@ -499,6 +499,7 @@ def test_a_large_log_is_set_aside(log, tmp_path, monkeypatch):
     assert all(path.stat().st_size <= 1_000 for path in tmp_path.glob("audit.log*"))
 
 
+@pytest.mark.slow
 def test_who_is_refused_again_and_again_does_not_push_out_what_others_did(log, tmp_path, monkeypatch):
     monkeypatch.setattr(audit, "_REFUSALS_MAX", 10)
     monkeypatch.setattr(audit, "_REFUSALS_PER_SECOND", 0)

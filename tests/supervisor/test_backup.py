@@ -25,6 +25,8 @@ from .test_compaction import ended, fill, url_of
 from .test_delayed import ask, ids, now_ms
 from .test_serve import GEMINGA, run
 
+pytestmark = pytest.mark.slow
+
 BLOCK = b"x" * 8_000
 FAR_MS = 3_600_000
 
@@ -89,7 +91,7 @@ def take_all(consumer, timeout_ms=300, acknowledge=False):
     found = []
     with contextlib.suppress(pulsar.Timeout):
         while True:
-            message = consumer.receive(found and timeout_ms or 10_000)
+            message = consumer.receive((found and timeout_ms) or 10_000)
             found.append((str(message.message_id()), message.data(), message.redelivery_count()))
             if acknowledge:
                 consumer.acknowledge(message)

@@ -14,6 +14,8 @@ from geminga.supervisor.tasks.bundle import busiest, masked
 from ..harness import Broker
 from .test_serve import GEMINGA, run
 
+pytestmark = pytest.mark.slow
+
 KEY, PASSWORD, PARAMS = os.urandom(32), "a-password-of-a-user", "x-client-secret"
 TOKEN = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJib3NzIn0.c2lnbmF0dXJl"
 

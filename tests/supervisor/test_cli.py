@@ -85,14 +85,15 @@ def equal(ours, theirs):
     if place.path.endswith("/resetcursor/*"):
         our_place = our_place._replace(path=our_place.path.rpartition("/")[0] + "/*")
     body = body[0] if body else None
-    bodies_agree = our_body == body or not our_body and not body
+    bodies_agree = our_body == body or (not our_body and not body)
     if isinstance(our_body, dict) and isinstance(body, dict):
         bodies_agree = our_body.items() <= body.items()
     differing = dict(our_query.items() ^ query.items())
     return our_method == method and our_place.path == place.path and bodies_agree and all(
-        value == "false" or name in ALWAYS and name not in our_query for name, value in differing.items())
+        value == "false" or (name in ALWAYS and name not in our_query) for name, value in differing.items())
 
 
+@pytest.mark.slow
 def test_what_is_sent_is_what_pulsar_admin_sends(run, listener, monkeypatch):
     """For hundreds of commands as they were recorded: the same methods, paths, parameters and JSON."""
     monkeypatch.chdir(SCHEMAS)
@@ -229,6 +230,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 def test_every_example_is_done_or_refused(run, tmp_path, monkeypatch):
     """With a real broker: nothing is wrong usage, and what is refused is known, with a reason."""
     (tmp_path / "schema.json").write_text((SCHEMAS / "avro.json").read_text())
@@ -248,7 +250,7 @@ def test_every_example_is_done_or_refused(run, tmp_path, monkeypatch):
                 words[0] = "public/default/parted"
             status, _, complaints = run(url, group, verb.name, *words)
             refused = REFUSED.get(f"{group} {verb.name}")
-            if status != (1 if refused else 0) or refused and not (len(complaints) == 1 and complaints[0].endswith(f"(HTTP {refused})")):
+            if status != (1 if refused else 0) or (refused and not (len(complaints) == 1 and complaints[0].endswith(f"(HTTP {refused})"))):
                 wrong.append((group, verb.name, status, complaints))
     finally:
         own.close()
@@ -333,6 +335,7 @@ def test_names_are_completed_as_far_as_the_broker_tells_them(served):
     assert completed("http://127.0.0.1:1", ["topics", "stats"], "pub") == set()
 
 
+@pytest.mark.slow
 def test_a_command_starts_without_what_only_a_broker_needs(served):
     """Most of what a command costs is what it imports."""
     words = ["admin", "--admin-url", served, "topics", "list", "public/default"]

@@ -232,6 +232,7 @@ def test_the_socket_is_for_whoever_may_write_the_folder_and_for_a_few_questions(
     assert own.child("admin") == admin
 
 
+@pytest.mark.slow
 def test_nobody_is_refused_because_the_path_is_long(tmp_path):
     made = Broker(tmp_path / ("long-" * 30) / "data")
     made.data_dir.parent.mkdir()
@@ -373,6 +374,7 @@ def test_a_record_counts_all_compactions_and_shows_the_last():
     assert record.seconds_sum == 0.504
 
 
+@pytest.mark.slow
 def test_there_is_a_bound_of_topics_with_series(tmp_path):
     made = Broker(tmp_path / "data", "--config", str(tmp_path / "geminga.toml"))
     (tmp_path / "geminga.toml").write_text("[metrics]\ntopics_max = 1\n")

@@ -312,6 +312,7 @@ def test_f194_alert_rules_watch_both_counters():
         assert sum(name in line for line in expressions) == 1
 
 
+@pytest.mark.slow
 def test_policies_are_there_after_a_kill_and_after_a_restart(tmp_path, connect):
     """And in force for the first message."""
     own = Broker(tmp_path / "data", "--workers", "1", "--owners", "1")

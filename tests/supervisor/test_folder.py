@@ -5,6 +5,8 @@ from geminga.storage import format
 
 from .test_serve import run
 
+pytestmark = pytest.mark.slow
+
 NEWER = b"%d\n" % (format.FOLDER_VERSION + 1)
 COMMANDS = [("serve", "--port", 0, "--http-port", 0, "--data-dir"), ("verify", "--repair"), ("verify",), ("nightly", "--data-dir")]
 

@@ -25,6 +25,8 @@ from ..harness import eventually, request, unique_topic
 from ..storage.rig import Rig
 from ..workers.peer import Peer, T
 
+pytestmark = pytest.mark.slow
+
 WAIT_S = 60
 SHIPPED = Path(__file__).parents[2] / "systemd" / "prometheus"
 STRANGE = 'a"b\\c'

@@ -194,7 +194,7 @@ def test_what_a_broker_makes_is_its_users_alone_whatever_the_umask(open_umask, t
             assert run("restore", backup, parent / "restored")[0] == 0
             assert shown_to_others(parent / "restored") == {}
         assert run("nightly", "--engine", "here", "--data-dir", broker.data_dir)[0] == 0
-        status, printed, _ = run("debug", "bundle", "--data-dir", broker.data_dir, "--admin-url", broker.http_url, tmp_path / "bundle")
+        status, _printed, _ = run("debug", "bundle", "--data-dir", broker.data_dir, "--admin-url", broker.http_url, tmp_path / "bundle")
         assert status == 0 and (tmp_path / "bundle").stat().st_mode & 0o777 == 0o600
         assert shown_to_others(broker.data_dir) == {}
         assert broker.stop() == 0

@@ -400,7 +400,7 @@ def test_what_brokers_add_to_entries(reload):
         for number, text in enumerate(("", "[network]\nexpose_broker_entry_metadata = true\nbroker_entry_metadata = ['index']\n")):
             reload.holds(text)
             peer.say(send(entry_of(message_metadata()), sequence_id=number))
-            heard = dict((said.type, entry) for said, entry in (peer.hear_frame(), peer.hear_frame()))
+            heard = {said.type: entry for said, entry in (peer.hear_frame(), peer.hear_frame())}
             sizes.append(heard[T.MESSAGE][:2])
     assert sizes == [b"\x0e\x01", b"\x0e\x02"]      # the entry's own magic; a broker's part before it
     with urllib.request.urlopen(f"{reload.broker.http_url}/admin/v2/{topic.replace('://', '/')}/examinemessage") as answer:

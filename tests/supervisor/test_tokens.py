@@ -65,7 +65,7 @@ def test_a_key_pair_and_its_tokens(run, tmp_path, algorithm):
     private, public = tmp_path / "private.key", tmp_path / "public.key"
     assert run("create-key-pair", "-a", algorithm, "--output-private-key", private, "--output-public-key", public) == (0, b"", "")
     assert stat.S_IMODE(private.stat().st_mode) == 0o600
-    status, token, _ = run("create", "-a", algorithm, "--private-key", private, "-s", "joe", "-hs", "kid=one", "--headers", "x=y")
+    _status, token, _ = run("create", "-a", algorithm, "--private-key", private, "-s", "joe", "-hs", "kid=one", "--headers", "x=y")
     assert jwt.get_unverified_header(token.strip()) == {"alg": algorithm, "kid": "one", "x": "y"}
     assert role(token, public_keys=(f"file://{public}",), public_key_algorithm=algorithm) == "joe"
     (tmp_path / "token").write_bytes(token)

@@ -8,7 +8,7 @@ from geminga.proto import pulsar_api_pb2 as api
 
 from ..proto.client_frames import CONNECT, T, command, entry_of, field_of, message_metadata, send
 
-SECONDS = 10          # nothing takes so long; a test that waits for it has failed
+SECONDS = 30          # nothing takes so long; a test that waits for it has failed
 
 
 class Closed(Exception):
@@ -125,7 +125,7 @@ class Bystander:
         self._rounds += 1
         body = entry_of(message_metadata(sequence_id=self._rounds), b"round %d" % self._rounds)
         self.peer.say(command(T.FLOW, consumer_id=1, messagePermits=1) + send(body, sequence_id=self._rounds))
-        heard = dict((said.type, (said, entry)) for said, entry in (self.peer.hear_frame(), self.peer.hear_frame()))
+        heard = {said.type: (said, entry) for said, entry in (self.peer.hear_frame(), self.peer.hear_frame())}
         assert heard.keys() == {T.SEND_RECEIPT, T.MESSAGE}
         assert heard[T.SEND_RECEIPT][0].send_receipt.sequence_id == self._rounds
         message, entry = heard[T.MESSAGE]

@@ -26,7 +26,13 @@ from geminga.workers.identity import sources
 from geminga.workers.identity.attempts import Attempts
 from geminga.workers.identity.authentication import OURSELVES, Authenticator, Identity, Original
 from geminga.workers.identity.credentials import Credentials, NotAuthenticated
-from geminga.workers.identity.options import AuthenticationOptions, AuthorizationOptions, IdentityOptions, Secret, Unusable
+from geminga.workers.identity.options import (
+    AuthenticationOptions,
+    AuthorizationOptions,
+    IdentityOptions,
+    Secret,
+    Unusable,
+)
 
 SECRET = b"0123456789abcdef" * 4
 OTHER_SECRET = b"fedcba9876543210" * 4
@@ -218,6 +224,7 @@ RSA_GOOD = token({"sub": "who"}, RSA, "RS256")
 BOTH = asking(public_keys=(inline(public(RSA)),))
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(good=st.sampled_from([GOOD, RSA_GOOD]), at=st.integers(0, 600), byte=st.integers(0, 255),
        how=st.sampled_from(["change", "insert", "delete"]))

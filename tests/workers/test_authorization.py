@@ -151,6 +151,7 @@ GRANTS = st.dictionaries(st.sampled_from(["acme/eu", "acme/us", str(TOPIC), str(
                          st.dictionaries(HOLDERS, st.lists(st.sampled_from(GRANTED), max_size=3), max_size=3), max_size=4)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(GRANTS, st.sets(ROLES, max_size=2), ROLES, st.sampled_from(["", "a", "b"]), st.sampled_from(ACTIONS), st.sampled_from(RESOURCES),
        st.booleans())
@@ -172,7 +173,7 @@ def test_a_right_that_nobody_granted_is_never_given(catalogue, made, grants, adm
             "*" + one[start:] for start in range(len(one) + 1)}
         scopes = {TOPIC: ["acme/eu", TOPIC], PARTITION: ["acme/eu", TOPIC, PARTITION], OTHER: ["acme/eu", OTHER]}.get(resource, [resource])
         granted = {what for scope in scopes for holder, some in grants.get(str(scope), {}).items() if holder in names for what in some}
-        return action in granted or action == LOOKUP and bool(granted & {PRODUCE, CONSUME})
+        return action in granted or (action == LOOKUP and bool(granted & {PRODUCE, CONSUME}))
 
     assert made(wildcards=wildcards).allows(Identity(role, proxy=proxy), action, resource) == (has(role) and (not proxy or has(proxy)))
 

@@ -14,7 +14,12 @@ import pytest
 import trustme
 import uvloop
 from cryptography import x509
-from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat, load_pem_private_key
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 
 from geminga.storage.runtime.counters import make_counters
 from geminga.workers.identity import certificates
@@ -233,6 +238,7 @@ def test_what_is_no_handshake_ends_and_is_told_of_once(files, capfd, monkeypatch
 
 # -- files that change
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [True, False])
 def test_a_handshake_has_what_the_files_hold(files, always_looking, names):
     """Certificate, key and whom it trusts, whether or not the client names the host that it wants."""

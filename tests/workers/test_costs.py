@@ -9,7 +9,7 @@ from ..harness import Broker, unique_topic
 from ..proto.client_frames import T, command, entry_of, message_metadata, send
 from .peer import Peer, error_of
 
-pytestmark = pytest.mark.usefixtures("unharmed")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unharmed")]
 
 MESSAGE = struct.pack(">I", 2) + api.SingleMessageMetadata(payload_size=0).SerializeToString()      # the smallest that a batch can hold
 GROWTH_MAX = 200 << 20      # bytes: what 5 MB of command may make all processes take

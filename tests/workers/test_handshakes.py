@@ -206,7 +206,7 @@ def test_with_many_addresses_each_has_fewer_that_wait(made, loop):
 
 
 def test_who_has_left_costs_no_hash(made, loop):
-    first, *others = [connect(made, Client(), "basic", b"joe:guess") for _ in range(10)]
+    _first, *others = [connect(made, Client(), "basic", b"joe:guess") for _ in range(10)]
     for client in others:
         client.is_closed = True
     future = loop.threads.pop(0)

@@ -14,7 +14,19 @@ from ..harness import unique_topic
 from ..proto.client_frames import PING, T, command, entry_of, message_metadata, send
 from .peer import Peer
 from .played import PlayedLink, PlayedRights, PlayedWorker
-from .test_client import CONSUMER, PRODUCER, SCHEMA, both, close_consumer, is_ready, look, open_on, producer, settled, subscribe
+from .test_client import (
+    CONSUMER,
+    PRODUCER,
+    SCHEMA,
+    both,
+    close_consumer,
+    is_ready,
+    look,
+    open_on,
+    producer,
+    settled,
+    subscribe,
+)
 
 CROWD = 1_000
 

@@ -153,6 +153,7 @@ def alternating(make, close, ours, theirs):
 ORDERS = list(alternating(producer, close_producer, "", ""))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unharmed")
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("make, close", [(producer, close_producer), (subscribe, close_consumer)], ids=["producer", "consumer"])
@@ -314,6 +315,7 @@ def guarded(tmp_path_factory):
     made.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("lost", ["theirs", "both"])
 def test_a_role_that_has_lost_its_rights_is_out_when_the_answer_comes(guarded, order, lost):

@@ -1,6 +1,8 @@
 """SEEK into a batch, in bytes as Java's client writes them, over a restart of the broker."""
 import struct
 
+import pytest
+
 from geminga.proto import pulsar_api_pb2 as api
 
 from ..harness import Broker, unique_topic
@@ -32,6 +34,7 @@ def acknowledge(peer, where):
     assert answer.type == T.ACK_RESPONSE and not answer.ackResponse.HasField("error")
 
 
+@pytest.mark.slow
 def test_a_seek_into_a_batch_holds_over_a_restart(tmp_path):
     """F201: what lies before the message comes no more, what lies behind until it is acknowledged."""
     broker, topic = Broker(tmp_path / "data").start(), unique_topic("seek")

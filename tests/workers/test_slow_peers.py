@@ -18,7 +18,7 @@ from ..harness import Broker, partitioned_topic, request, unique_topic
 from ..proto.client_frames import CONNECT, MESSAGE_SIZE_MAX, PING, T, command, entry_of, message_metadata, send
 from .peer import SECONDS, Bystander, Closed, Peer, error_of
 
-pytestmark = pytest.mark.usefixtures("unharmed")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unharmed")]
 
 GROWTH_MAX = 64 << 20       # bytes that all workers together may take for what these tests do
 LARGE = 2**55

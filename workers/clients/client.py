@@ -7,7 +7,7 @@
 
 What it asks is in messages.py (SEND, ACK, FLOW) and commands.py (all else), what owners answer in replies.py.
 """
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from geminga.proto import commands as responses
 from geminga.proto import envelope
@@ -20,13 +20,15 @@ from geminga.workers.clients.rights import Rights
 from geminga.workers.clients.routes import Routes
 from geminga.workers.clients.stream import Handlers, Stream, StreamWorker
 from geminga.workers.directory.directory import Directory
-from geminga.workers.directory.patterns import Pattern
 from geminga.workers.directory.schemas import SchemaChecks
 from geminga.workers.directory.watchers import Watchers
 from geminga.workers.identity.authentication import Identity
 from geminga.workers.identity.handshakes import Handshakes
 from geminga.workers.owners.links import OwnerLink, OwnerLinks
 from geminga.workers.owners.waiting import WaitingCommands
+
+if TYPE_CHECKING:
+    from geminga.workers.directory.patterns import Pattern
 
 _VERSION_MAX = 200               # characters of the client's own name for its library that are kept
 _CHECKSUMS_SINCE = 11            # protocol version; C++ consumers know checksums since 6, but before 11 take them for wrong
@@ -111,7 +113,7 @@ class Client:
         if self.stream.has_many_waiting:
             return True
         worker = self.worker
-        return worker.owners.is_paused and (bool(self.routes.producers) or len(self.requests) > 0 and not worker.is_draining)
+        return worker.owners.is_paused and (bool(self.routes.producers) or (len(self.requests) > 0 and not worker.is_draining))
 
     # -- its life
 

@@ -182,7 +182,7 @@ def _open(client: Client, command: api.BaseCommand, request: Opening, object_id:
         if worker.is_draining:
             raise Refusal(api.ServiceNotReady, "The broker is being stopped; try again")
         topic = names.parse(request.topic)
-        is_valid = is_checked or route is not None and route.is_valid
+        is_valid = is_checked or (route is not None and route.is_valid)
         if not is_checked and not schemas.is_settled(worker.directory.catalogue, topic, request, is_valid=is_valid):
             withdraw = worker.schema_checks.begin(client, command, topic, schemas.settle(request, topic, worker.counters))
         elif (link := worker.owners.with_room(topic)) is None:

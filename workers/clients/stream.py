@@ -103,7 +103,7 @@ class Stream(asyncio.BufferedProtocol):
     # -- calls of the loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)
+        self.transport = cast("asyncio.Transport", transport)
         self.transport.set_write_buffer_limits(high=self._worker.options.write_buffer_bytes)
         self._client.opened()
 

@@ -55,7 +55,7 @@ class Pattern:
         match, chosen = self._set.Match, []
         began, allowed = time.thread_time(), _SECONDS + _SECONDS_PER_NAME * len(topics)
         for number, topic in enumerate(topics, 1):
-            if self._is_slow or number % _LOOK_EVERY == 0 and time.thread_time() - began > allowed:
+            if self._is_slow or (number % _LOOK_EVERY == 0 and time.thread_time() - began > allowed):
                 self._is_slow = True        # refused at once the next time
                 raise ForeignPattern("Pattern takes too long")
             if match(names.without_partition(topic).partition("://")[2]):

@@ -110,7 +110,7 @@ class Authenticator:
             if is_proxy:
                 is_right = bool(principal) and principal not in self._proxies
             else:
-                is_right = not principal or may_repeat and principal == identity.role
+                is_right = not principal or (may_repeat and principal == identity.role)
             if not is_right:
                 why = "a proxy must say on whose behalf it asks" if is_proxy else "only a proxy may ask on behalf of others"
                 raise NotAuthenticated("INVALID_PRINCIPAL", why, api.AuthorizationError, "Invalid roles.")

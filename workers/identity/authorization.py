@@ -122,7 +122,7 @@ class Authorization:
         if action == CONSUME and subscription and (obstacle := self._obstacle(role, resource, subscription)) is not None:
             return obstacle
         for scope, holder, actions in self._grants(role, resource):
-            if action in actions or action == LOOKUP and not {PRODUCE, CONSUME}.isdisjoint(actions):
+            if action in actions or (action == LOOKUP and not {PRODUCE, CONSUME}.isdisjoint(actions)):
                 return Decision(True, f"{' and '.join(actions)} on {scope} is granted to {holder}")
         what = f"{PRODUCE} or {CONSUME}" if action == LOOKUP else action
         return Decision(False, f"{what} on {resource} is not granted to {who}, who {others}")
@@ -131,7 +131,7 @@ class Authorization:
         """(what it was granted for, to whom, actions) of those that hold for the role."""
         for scope in scopes_of(resource):
             for holder, actions in self._of(scope).get(PERMISSIONS, {}).items():
-                if role and (holder == role or self._wildcards and _matches(holder, role)):
+                if role and (holder == role or (self._wildcards and _matches(holder, role))):
                     yield scope, holder, actions
 
     def _obstacle(self, role: str, resource: Resource, subscription: str) -> Decision | None:
@@ -170,4 +170,4 @@ def scopes_of(resource: Resource) -> list[str]:
 
 def _matches(holder: str, role: str) -> bool:
     """As Pulsar has it: a * at the end or at the beginning."""
-    return bool(holder) and (holder.endswith("*") and role.startswith(holder[:-1]) or holder.startswith("*") and role.endswith(holder[1:]))
+    return bool(holder) and ((holder.endswith("*") and role.startswith(holder[:-1])) or (holder.startswith("*") and role.endswith(holder[1:])))

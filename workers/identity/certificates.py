@@ -7,12 +7,14 @@ import re
 import ssl
 import time
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from geminga.storage.runtime.counters import Counters
 from geminga.storage.runtime.log import log
 from geminga.workers.identity.options import TlsOptions, Unusable
 from geminga.workers.identity.sources import stamp
+
+if TYPE_CHECKING:
+    from geminga.storage.runtime.counters import Counters
 
 _HANDSHAKE_SECONDS = 10.0      # that a client may take
 _GOODBYE_SECONDS = 2.0         # that it may take to answer ours

@@ -1,9 +1,12 @@
 """Credentials that clients authenticate with, and the error for those that are not accepted."""
 import asyncio
-import ssl
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from geminga.proto import pulsar_api_pb2 as api
+
+if TYPE_CHECKING:
+    import ssl
 
 
 @dataclass(frozen=True, slots=True)

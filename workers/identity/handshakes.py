@@ -92,7 +92,7 @@ class Handshakes:
             original = Original(request.original_principal, passed_on)
         check = partial(self._authenticator.admit, credentials, original, names_proxy=request.HasField("proxy_version"))
         done = partial(self._admitted, client, request)
-        if not (self._authenticator.is_slow(credentials) or original and self._authenticator.is_slow(original.credentials)):
+        if not (self._authenticator.is_slow(credentials) or (original and self._authenticator.is_slow(original.credentials))):
             return self._checked(client, credentials.method, check, done)
         client.stream.stop_reading()
         self._check_in_thread(client, credentials.method, check, done)
@@ -177,7 +177,7 @@ class Handshakes:
                 continue
             if client.is_challenged:
                 self._drop(client, NotAuthenticated("NO_ANSWER", "the token has expired, and no other came"))
-            elif not client.supports_auth_refresh or identity.proxy and not self._authenticator.checks_originals:
+            elif not client.supports_auth_refresh or (identity.proxy and not self._authenticator.checks_originals):
                 # A proxy that does not pass on its clients' credentials does not pass a challenge on to them either.
                 self._drop(client, NotAuthenticated("EXPIRED_TOKEN", "the token of a client that cannot be asked for another has expired"))
             else:

@@ -9,6 +9,9 @@ class Secret(str):
         return "'***'" if self else "''"
 
 
+_NO_SECRET = Secret("")
+
+
 class Unusable(Exception):
     """What is wrong, in one line, and with which key of the configuration."""
 
@@ -42,7 +45,7 @@ class AuthenticationOptions:
     role_claim: str = "sub"                   # of a token: the role
     audience_claim: str = ""                  # of a token: whom it is for; empty: that is not looked at
     audience: str = ""                        # whom it must be for
-    users: Secret = Secret("")                # htpasswd file of basic authentication: a path, "file:PATH" or "data:;base64,..."
+    users: Secret = _NO_SECRET                # htpasswd file of basic authentication: a path, "file:PATH" or "data:;base64,..."
     anonymous_role: str = ""                  # of who shows nothing, or by a method not among these; empty: they are refused
     clock_skew_s: int = 0                     # that a token may be early or late
     refresh_interval_s: int = 60              # how often tokens of connected clients are looked at again

@@ -4,14 +4,16 @@ import itertools
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
 from geminga.storage.runtime.counters import Counters
 from geminga.workers.owners.links import OwnerLinks
-from geminga.workers.owners.opening import OpeningQueue
+
+if TYPE_CHECKING:
+    from geminga.workers.owners.opening import OpeningQueue
 
 _WAITING_MAX = 100_000           # commands; another one is answered with an error that asks to try again
 _WAITING_BYTES_MAX = 64 << 20    # of all of them, likewise

@@ -28,8 +28,8 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
-from geminga.proto import pulsar_api_pb2 as api  # noqa: E402
-from tests.proto.client_frames import T, command, field_of  # noqa: E402
+from geminga.proto import pulsar_api_pb2 as api
+from tests.proto.client_frames import T, command, field_of
 
 HERE = Path(__file__).parent
 # From those that may least to those that may most, so that what somebody was allowed to do is in nobody's way.
@@ -118,7 +118,7 @@ def over_http(broker: Broker, question: Question) -> Iterator[tuple[str, str]]:
     body = next((one for one in bodies if broker.ask("anonymous", question.method, path, one)[0] not in (400, 415)), None)
     for role in ROLES:
         status, text = broker.ask(role, question.method, path, body)
-        is_none = status == 405 or status == 404 and "<html" in text
+        is_none = status == 405 or (status == 404 and "<html" in text)
         yield role, "none" if is_none else str(status) if status in (401, 403) else "allowed"
 
 

@@ -254,7 +254,7 @@ def by_hand() -> dict[str, list]:
         "a frame that is too large": [Raw(b"\x7f\xff\xff\xff\0\0\0\x04")],
         "an unknown command": [Raw(_bare(99))],
         # producers
-        "producer": [producer(), *map(lambda one: (one,), publish(b"0", b"1"))],
+        "producer": [producer(), *((one,) for one in publish(b"0", b"1"))],
         "producer with a name": [producer(producer_name="me"), *publish(b"x")],
         "producer with a name twice": [producer(producer_name="me"), on("b", producer(producer_name="me"))],
         "producer with an empty name": [producer(producer_name="")],

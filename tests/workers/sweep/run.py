@@ -81,7 +81,7 @@ class Talk:
                 self._say(turn.connection, one, number)
             self._say(turn.connection, turn.said[-1], number)
         for which in list(self._peers):
-            asked = which == turn.connection and any(isinstance(one, Command) and one.kind not in UNANSWERED or isinstance(one, Raw) or
+            asked = which == turn.connection and any((isinstance(one, Command) and one.kind not in UNANSWERED) or isinstance(one, Raw) or
                                                      "request_id" in one.fields for one in turn.said if not isinstance(one, Rest))
             answers += [f"{which} {answer}" for answer in self._hear(which, FIRST_SECONDS if asked else 2 * NEXT_SECONDS)]
         return answers

@@ -1,0 +1,72 @@
+"""The fast tests cover every package, and what tests need of the machine is said."""
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from geminga.supervisor import bootstrap
+
+from . import fast, machine
+
+PACKAGES = tomllib.loads((Path(__file__).resolve().parent.parent / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+
+
+def used_by(module: ModuleType, seen: set[str]) -> set[str]:
+    """Names of the broker's modules that a test module has in its hands, by itself or through modules of tests."""
+    seen.add(module.__name__)
+    found = set()
+    for value in vars(module).values():
+        name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None) or ""
+        if name.startswith("geminga."):
+            found.add(name)
+        elif name.startswith("tests.") and name not in seen and name in sys.modules:
+            found |= used_by(sys.modules[name], seen)
+    return found
+
+
+def test_fast_tests_cover_every_package(request):
+    if request.config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
+        pytest.skip("only some tests were asked for")
+    modules = {item.module for item in request.session.items if not fast.is_slow(item)}
+    used = set().union(*(used_by(module, set()) for module in modules))
+    assert [package for package in PACKAGES if not any(name.rpartition(".")[0] == package for name in used)] == []
+
+
+@pytest.fixture
+def folders(tmp_path, monkeypatch):
+    """folders(type, free bytes, ...): /tmp and /var/tmp are such, and the place for tests that take 100 bytes is told."""
+    monkeypatch.delenv("TMPDIR", raising=False)
+
+    def place(*kinds):
+        about = dict(zip(("/tmp", "/var/tmp"), kinds, strict=True))
+        monkeypatch.setattr(machine, "file_system", lambda folder: about[str(folder)][0])
+        monkeypatch.setattr(machine, "_free", lambda folder: about[str(folder)][1])
+        return str(machine.place_for_tests(100))
+    return place
+
+
+def test_tests_work_on_a_disk_that_has_room(folders, monkeypatch):
+    assert folders(("ext4", 500), ("ext4", 900)) == "/tmp"
+    assert folders(("tmpfs", 900), ("ext4", 500)) == "/var/tmp"
+    assert folders(("ext4", 50), ("ext4", 500)) == "/var/tmp"
+    assert folders(("ext4", 50), ("ext4", 20)) == "/tmp"
+    assert folders(("tmpfs", 90), ("tmpfs", 200)) == "/var/tmp"
+    monkeypatch.setenv("TMPDIR", "/chosen")
+    assert folders(("ext4", 500), ("ext4", 900)) == "/chosen"
+
+
+def test_a_file_system_in_memory_is_known():
+    assert machine.file_system(Path("/dev/shm")) in machine.IN_MEMORY
+    assert machine.file_system(Path(__file__)) not in machine.IN_MEMORY
+
+
+def test_what_a_machine_lacks_is_told_with_what_becomes_of_the_tests(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "_free", lambda folder: machine.GIB)
+    monkeypatch.setattr(bootstrap, "has_java", lambda: False)
+    monkeypatch.setattr(machine.shutil, "which", lambda name: None)
+    told = machine.missing(tmp_path)
+    assert f"4 GiB of disk is missing: {tmp_path} has 1.0: tests will fail; set TMPDIR to a folder that has more" in told
+    for name in ("Java 17", "mvn", "go", "prometheus and promtool", "systemd-analyze"):
+        assert any(line.startswith(f"{name} is missing: tests") for line in told), name
