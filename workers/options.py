@@ -1,10 +1,10 @@
-"""What a worker can be told: one frozen dataclass, handed down by the supervisor."""
+"""Options of a worker: one frozen dataclass, handed down by the supervisor."""
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """Where a worker listens and what it tells clients about the broker."""
+    """Options of [network]: where a worker listens, what it tells clients of the broker, how much it holds for them."""
 
     bind: str = "127.0.0.1"                   # address the binary protocol listens on
     port: int = 6650                          # 0 takes a free one, -1: none

@@ -21,7 +21,7 @@ DATA = (*_URLS, *_ALWAYS)            # what may be said of a cluster
 def all_of(request: web.Request) -> dict[str, dict[str, Any]]:
     """{name: what is said of it}; this one's own addresses, unless somebody said others."""
     topics = request.app[TOPICS]
-    own = topics.addresses.said(http="serviceUrl", http_tls="serviceUrlTls", service="brokerServiceUrl", service_tls="brokerServiceUrlTls")
+    own = topics.addresses.named(http="serviceUrl", http_tls="serviceUrlTls", service="brokerServiceUrl", service_tls="brokerServiceUrlTls")
     return {topics.cluster_name: own} | topics.catalogue.policies(SCOPE)
 
 

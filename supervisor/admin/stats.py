@@ -295,7 +295,7 @@ async def load_report(request: web.Request) -> web.Response:
         ("numConsumers", "consumers"), ("numProducers", "producers"))}
     memory, mib, where = psutil.virtual_memory(), 1 << 20, topics.addresses
     return web.json_response({
-        **where.said(http="webServiceUrl", http_tls="webServiceUrlTls", service="pulsarServiceUrl", service_tls="pulsarServiceUrlTls"),
+        **where.named(http="webServiceUrl", http_tls="webServiceUrlTls", service="pulsarServiceUrl", service_tls="pulsarServiceUrlTls"),
         "brokerVersionString": SERVER_VERSION.split()[2],
         "persistentTopicsEnabled": True, "nonPersistentTopicsEnabled": topics.storage.non_persistent_topics,
         "cpu": {"usage": psutil.cpu_percent(), "limit": 100.0},

@@ -62,7 +62,7 @@ BUGS = [
         ("        if episode.causes[cause] == 1:\n", "        if episode.failures == 1:\n", ""),
         ("and len(episode.causes) >= _CAUSES_MAX", "and len(episode.causes) > _CAUSES_MAX", "")),
     *of("workers/identity/tokens.py", "workers/test_authentication.py::test_a_token_may_expire_in_any_far_future",
-        ('min(int(found["exp"]), _NEVER_S)', 'found["exp"]', "")),
+        ('min(int(content["exp"]), _NEVER_S)', 'content["exp"]', "")),
     *of("workers/identity/authentication.py",
         "workers/test_authentication.py::test_who_was_admitted_may_stay_where_it_could_come_again_by_the_same_way",
         ("(not identity.proxy or identity.proxy in self._proxies)", "(not identity.proxy or bool(self._proxies))", ""),

@@ -172,6 +172,7 @@ class Client:
                 self.routes.remember_closed(producer_id)
                 self.stream.tell(responses.close_producer(producer_id))
             elif route.link is None:
+                assert route.withdraw is not None
                 route.withdraw()
                 self.routes.drop(route)
                 self.stream.write(responses.error(route.request_id, api.ServiceNotReady, "The broker is being stopped; try again"))

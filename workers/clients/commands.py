@@ -7,6 +7,7 @@ PRODUCER and SUBSCRIBE may wait in the worker twice: for a check of their schema
 import json
 import time
 from collections.abc import Callable
+from typing import Any
 
 from geminga.proto import commands as responses
 from geminga.proto import envelope, names
@@ -46,7 +47,7 @@ def _is_refused(client: Client, command: api.BaseCommand) -> bool:
     return True
 
 
-def forward(client: Client, link: OwnerLink, command: api.BaseCommand, request) -> None:
+def forward(client: Client, link: OwnerLink, command: api.BaseCommand, request: Any) -> None:
     """Pass a command on to an owner; request: the message within the command that its type names."""
     client.worker.counters.add("commands")
     if command.type not in _NOT_PENDING:
@@ -149,7 +150,7 @@ def schema_checked(client: Client, command: api.BaseCommand, answer: bytes | Non
     request = getattr(command, _WITH_SCHEMAS[command.type])
     if command.type == T.GET_OR_CREATE_SCHEMA:
         client.stream.write(responses.schema_refused(request.request_id, refusal.code, refusal.message) if refusal else
-                            responses.schema_created(request.request_id, answer))
+                            responses.schema_created(request.request_id, answer or b""))
     elif refusal:
         _drop_route(client, command)
         client.stream.write(responses.error(request.request_id, refusal.code, refusal.message))
@@ -238,7 +239,7 @@ def _close(client: Client, command: api.BaseCommand, request: api.CommandClosePr
     """Have its owner close a producer or consumer.  One that waits in the worker is not made, and closing a missing one succeeds."""
     if route is not None and route.link is not None:
         return forward(client, route.link, command, request)
-    if route is not None:
+    if route is not None and route.withdraw is not None:
         route.withdraw()
     client.stream.write(responses.success(request.request_id))
 

@@ -130,10 +130,11 @@ class DeliveryQueue:
         if run.picked is None:
             frames = route.delivery.frames(run.first, rows, data)
         else:
+            assert run.words is not None
             frames = route.delivery.picked(run.picked[:count], run.words, rows, data)
         is_left = egress.still_there(rows, data)
         if is_left is not None:
-            rows, frames = _frames_of_left(run, rows, data, is_left)
+            rows, frames = _frames_of_left(run, route.delivery, rows, data, is_left)
         self._advance(run, count)
         return len(rows), frames
 
@@ -142,6 +143,7 @@ class DeliveryQueue:
         if run.picked is None:
             run.first += count
         else:
+            assert run.words is not None
             run.words = run.words[int(run.picked["words"][:count].sum()):]
             run.picked = run.picked[count:]
         run.count -= count
@@ -154,19 +156,22 @@ class DeliveryQueue:
             route.delivery_to = (-1, -1)
 
 
-def _frames_of_left(run: Run, rows: NDArray, data: memoryview, is_left: NDArray[np.bool_] | None) -> tuple[NDArray, list]:
+def _frames_of_left(run: Run, delivery: Delivery, rows: NDArray, data: memoryview,
+                    is_left: NDArray[np.bool_] | None) -> tuple[NDArray, list]:
     """(index rows, MESSAGE frames) of the first entries of a run that are left; rows: of all of them.
 
     The others have been acknowledged by other consumers meanwhile, and their space was given back.  Their permits go back to the owner,
     so that the client gets as many messages as it has asked for.
     """
-    route, frames = run.route, []
+    link = run.route.link
+    assert link is not None
+    frames: list = []
     picked, words = _picked(run, len(rows))
     while is_left is not None:      # space may be given back while frames are copied
-        route.link.flow(route.handle, int(rows["messages"][~is_left].sum()))
+        link.flow(run.route.handle, int(rows["messages"][~is_left].sum()))
         words = words[np.repeat(is_left, picked["words"].astype(np.int64))]
         picked, rows = picked[is_left], rows[is_left]
-        frames = route.delivery.picked(picked, words, rows, data) if len(rows) else []
+        frames = delivery.picked(picked, words, rows, data) if len(rows) else []
         is_left = egress.still_there(rows, data)
     return rows, frames
 
@@ -174,6 +179,7 @@ def _frames_of_left(run: Run, rows: NDArray, data: memoryview, is_left: NDArray[
 def _picked(run: Run, count: int) -> tuple[NDArray, NDArray[np.uint64]]:
     """(rows (count,) PICKED, their words) of the first entries of a run, whether they were picked or lie in a row."""
     if run.picked is not None:
+        assert run.words is not None
         picked = run.picked[:count]
         return picked, run.words[:int(picked["words"].sum())]
     picked = np.zeros(count, envelope.PICKED)

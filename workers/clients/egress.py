@@ -6,7 +6,7 @@ that the ledger was deleted, or when too many are mapped.
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,12 +84,16 @@ class MappedLedger:
         return rows
 
 
-class MappedView(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class MappedView:
     """Entries of one ledger that a compacted view has kept: their index rows, by `entry_ids`, ascending."""
 
     index: NDArray
     entry_ids: NDArray[np.uint64]
     data: memoryview
+
+    def __repr__(self) -> str:
+        return f"<MappedView {len(self.index)} rows, {len(self.data)} bytes>"
 
     def find(self, entries: NDArray[np.uint64]) -> NDArray | None:
         """Index rows of the entries (n,); None if the view does not have all of them."""

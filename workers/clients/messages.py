@@ -31,6 +31,7 @@ def publish_one(client: Client, send: Send) -> None:
     route = client.routes.publishing(send.row[PRODUCER_ID])
     if route is not None:
         link = route.link
+        assert link is not None
         link.send(route.handle, client.number, send.row, send.entry)
         client.worker.owners.schedule_flush(link)
 
@@ -45,12 +46,13 @@ def publish(client: Client, sends: Sends) -> None:
         route = client.routes.publishing(first)
         if route is not None:
             rows["producer"] = route.handle
+            assert route.link is not None
             _forward(client, route.link, rows, entries)
         return
     distinct, inverse = np.unique(ids, return_inverse=True)
     routes = [client.routes.publishing(producer_id) for producer_id in distinct.tolist()]
     rows["producer"] = np.array([route.handle if route else 0 for route in routes], np.uint64)[inverse]
-    for link in {route.link for route in routes if route}:
+    for link in {route.link for route in routes if route is not None and route.link is not None}:
         is_for_link = np.array([route is not None and route.link is link for route in routes])[inverse]
         _forward(client, link, rows[is_for_link], entries[is_for_link])
 
@@ -92,6 +94,7 @@ def flow(client: Client, command: api.BaseCommand) -> None:
         raise ProtocolError("FLOW with no permits")
     route = client.routes.consuming(request.consumer_id)
     if route is not None:
+        assert route.link is not None
         route.link.flow(route.handle, request.messagePermits)
         client.worker.owners.schedule_flush()
 
@@ -105,11 +108,13 @@ def acknowledge_many(client: Client, acks: Acks) -> None:
     rows["consumer"], rows["ledger_id"], rows["entry_id"] = route.handle, acks.ledger_ids, acks.entry_ids
     if acks.request_id is not None:
         rows["request_id"][-1], rows["flags"][-1] = acks.request_id, envelope.WANTS_RESPONSE
-    route.link.many_acks(rows)
+    link = route.link
+    assert link is not None
+    link.many_acks(rows)
     if acks.request_id is None:
-        client.worker.owners.flush_acks_soon(route.link)
+        client.worker.owners.flush_acks_soon(link)
     else:
-        client.worker.owners.schedule_flush(route.link)
+        client.worker.owners.schedule_flush(link)
 
 
 def acknowledge(client: Client, command: api.BaseCommand) -> None:
@@ -122,6 +127,7 @@ def acknowledge(client: Client, command: api.BaseCommand) -> None:
         refusal = api.NotAllowedError, "Transactions are not enabled."
         return client.stream.write(responses.ack_response(request.consumer_id, request.request_id, refusal))
     link = route.link
+    assert link is not None
     if request.HasField("validation_error"):
         damaged = api.CommandAck(consumer_id=request.consumer_id, ack_type=request.ack_type,
                                  validation_error=request.validation_error, message_id=request.message_id[:_DAMAGED_MAX])

@@ -103,6 +103,7 @@ def owner_gone(client: Client, link: OwnerLink) -> None:
 
 def _ask_successor(client: Client, route: Route) -> None:
     """Repeat the request once: if it ends every owner it is given to, it must not do so for ever."""
+    assert route.request is not None
     topic, command = route.request
     try:
         if route.is_repeated:

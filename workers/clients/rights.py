@@ -15,9 +15,9 @@ from geminga.storage.errors import StorageFull
 from geminga.storage.runtime.counters import Counters
 from geminga.workers.clients.routes import Route, Routes
 from geminga.workers.directory.directory import Directory
-from geminga.workers.directory.watchers import Watchers
+from geminga.workers.directory.watchers import Watcher, Watchers
 from geminga.workers.identity.authentication import Identity
-from geminga.workers.identity.authorization import CONSUME, LOOKUP, Authorization, Decision
+from geminga.workers.identity.authorization import CONSUME, LOOKUP, Authorization, Decision, tenant_of
 from geminga.workers.identity.demands import DEMANDS, right_of
 from geminga.workers.owners.links import OwnerLink
 
@@ -87,11 +87,12 @@ class Rights:
             right = right_of(kind, request)
         except Refusal:
             return None
+        assert client.identity is not None
         decision = self._authorization.decide(client.identity, *right)
         if decision.is_allowed and kind == T.PRODUCER and request.initial_subscription_name:
             return self._authorization.decide(client.identity, CONSUME, right.resource, request.initial_subscription_name)
         if not decision.is_allowed and kind == T.PARTITIONED_METADATA \
-                and not self._worker.directory.catalogue.has_tenant(right.resource.tenant):
+                and not self._worker.directory.catalogue.has_tenant(tenant_of(right.resource)):
             return None
         return decision
 
@@ -99,6 +100,7 @@ class Rights:
 
     def keeps(self, client: Client, route: Route) -> bool:
         """Whether the client still has the right to its producer or consumer; if not, the owner is told to end it."""
+        assert client.identity is not None and route.link is not None and route.right is not None
         if self._authorization.allows(client.identity, *route.right):
             return True
         if not route.is_expelled:
@@ -123,9 +125,14 @@ class Rights:
 
     def _all_kept(self) -> bool:
         """Whether nobody has a producer or consumer without the right to it; watchers without the right are ended."""
-        self._worker.watchers.end(lambda watcher: not self._authorization.allows(watcher.client.identity, LOOKUP, watcher.namespace))
+        self._worker.watchers.end(self._is_over)
         lost = 0
         for client in self._worker.all_clients():
             # Routes whose producer or consumer is being made count too.  Commands that wait in this worker are checked at their turn.
             lost += sum(route.link is not None and not self.keeps(client, route) for route in client.routes.all())
         return not lost
+
+    def _is_over(self, watcher: Watcher) -> bool:
+        """Whether the watcher's client has lost the right to it."""
+        identity = watcher.client.identity
+        return identity is None or not self._authorization.allows(identity, LOOKUP, watcher.namespace)

@@ -51,8 +51,10 @@ class StreamClient(Protocol):
     """The client whose bytes a stream carries."""
 
     protocol_version: int
-    probed_by: Sequence[object]      # links of owners that ask whether the client lives
 
+    @property
+    def probed_by(self) -> Sequence[object]:
+        """Links of owners that ask whether the client lives."""
     @property
     def waits_for_owners(self) -> bool: ...
     def opened(self) -> None: ...

@@ -11,6 +11,10 @@ from geminga.storage.runtime.log import log
 from geminga.workers.addresses import Addresses
 
 _CACHE_MAX = 16_384          # names that are remembered
+_DOMAINS: dict[int, tuple[str, ...]] = {
+    api.CommandGetTopicsOfNamespace.PERSISTENT: ("persistent://",),
+    api.CommandGetTopicsOfNamespace.NON_PERSISTENT: ("non-persistent://",),
+}
 
 
 class Directory:
@@ -84,7 +88,7 @@ class Directory:
                 raise Refusal(api.ServiceNotReady, str(error)) from None
             self._counts.clear()
             self._topics_version = None
-            return self._partition_count(topic)
+            return self._partition_count(topic) or 0
         return 0        # its owner makes it for the first producer or consumer
 
     def urls(self, text: str, listener: str = "") -> tuple[str, str]:
@@ -102,8 +106,7 @@ class Directory:
 
     def topics(self, namespace: str, mode: int) -> list[str]:
         """Complete names of the namespace's topics, each partition by itself; mode: of CommandGetTopicsOfNamespace.  Raises Refusal."""
-        domains = {api.CommandGetTopicsOfNamespace.PERSISTENT: ("persistent://",),
-                   api.CommandGetTopicsOfNamespace.NON_PERSISTENT: ("non-persistent://",)}.get(mode, ("persistent://", "non-persistent://"))
+        domains = _DOMAINS.get(mode, ("persistent://", "non-persistent://"))
         topics = self.catalogue.topics(names.namespace(namespace))
         return [name for name in topics if name.startswith(domains) and not names.is_system(name)]
 

@@ -2,6 +2,8 @@
 
 Each function returns the frame of the answer; a failure is an answer of the same kind, as clients expect.
 """
+from typing import Any
+
 from geminga.proto import commands as responses
 from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
@@ -49,7 +51,7 @@ def no_transactions(directory: Directory, command: api.BaseCommand) -> bytes:
     return responses.error(_body(command).request_id, api.NotAllowedError, "Transactions are not enabled.")
 
 
-def _body(command: api.BaseCommand):
+def _body(command: api.BaseCommand) -> Any:
     """The message within a command: the field that its type names, whatever other fields the client has filled in."""
     return getattr(command, command.DESCRIPTOR.fields_by_number[command.type].name)
 

@@ -38,11 +38,11 @@ class SchemaThread:
         self._thread = ThreadPoolExecutor(1)
         self._catalogue: Catalogue | None = None
 
-    async def do(self, topic: TopicName, work: Work) -> Answer:
+    async def do(self, topic: TopicName, work: Work[Answer]) -> Answer:
         """Return what work(catalogue, the topic's policies) returns, when everything it wrote is on disk.  Raises Refusal."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._do, topic, work)
 
-    def _do(self, topic: TopicName, work: Work) -> Answer:
+    def _do(self, topic: TopicName, work: Work[Answer]) -> Answer:
         try:
             if self._catalogue is None:
                 self._catalogue = Catalogue(self._path)
@@ -92,7 +92,8 @@ class SchemaChecks:
         return partial(self._checking.discard, task)
 
     async def _check(self, client: CheckingClient, command: api.BaseCommand, topic: TopicName, work: Work[Any], size: int) -> None:
-        answer = refusal = None
+        answer: Any = None
+        refusal: Refusal | None = None
         try:
             answer = await self._thread.do(topic, work)
         except Refusal as error:

@@ -1,8 +1,10 @@
-"""Attempts to authenticate: counted, told in the log once per episode and cause, and slowed down where they go on failing.
+"""Attempts to authenticate: counted, logged once per episode and cause, and answered with growing delays if they fail repeatedly.
 
-An episode is what one address does without a minute's rest; of IPv6 a network of 64 bits counts as one address.  From its third failure on
-each answer is later than the one before.  Who succeeds never waits.
+An episode is a series of failures from one address without a minute's rest between them; all addresses of an IPv6 network of
+64 bits count as one.  From the third failure of an episode on, each answer is delayed longer than the one before.  A success
+is never delayed.
 """
+import asyncio
 import ipaddress
 import time
 from collections import OrderedDict
@@ -14,35 +16,39 @@ from geminga.workers.identity.authentication import OURSELVES, Identity
 from geminga.workers.identity.credentials import NotAuthenticated
 
 _REST_SECONDS = 60.0          # without a failure, after which an episode is over
-_UNSLOWED = 2                 # failures that are answered at once
+_UNDELAYED = 2                # failures of an episode that are answered at once
 _FIRST_SECONDS, _LAST_SECONDS = 0.25, 8.0
-_ADDRESSES_MAX = 10_000       # that are remembered; the one that failed longest ago is forgotten first
-_LINES_MAX = 20               # lines a minute about episodes that begin, and causes that they have not had before
-_CAUSES_MAX = 8               # of an episode; others are counted together
+_ADDRESSES_MAX = 10_000       # remembered; the one whose last failure is longest ago is forgotten first
+_LINES_MAX = 20               # lines in the log, in a minute, about new episodes and new causes
+_CAUSES_MAX = 8               # of an episode; further ones are counted together
 _OTHERS = "for other causes"
 
 
 @dataclass(slots=True)
 class Episode:
-    began: float
+    """Failures from one address without a minute's rest between them."""
+
+    began: float      # of the loop's clock, in seconds
     last: float
     failures: int = 0
     is_told: bool = False
-    causes: dict[str, int] = field(default_factory=dict)      # how often each, in the order of their first time
+    causes: dict[str, int] = field(default_factory=dict)      # cause -> how often, in the order of their first time
 
 
 class Attempts:
-    """Of one process."""
+    """Attempts to authenticate with one process."""
 
-    def __init__(self, counters: Counters, loop):
-        """loop: has the time, and calls later."""
+    def __init__(self, counters: Counters, loop: asyncio.AbstractEventLoop):
         self._counters, self._loop = counters, loop
-        self._episodes: OrderedDict[str, Episode] = OrderedDict()       # the one that failed longest ago first
+        self._episodes: OrderedDict[str, Episode] = OrderedDict()       # by address, longest silent first
         self._lines, self._lines_since, self._untold = 0, 0.0, 0
         self._is_due = False
 
+    def __repr__(self) -> str:
+        return f"<Attempts {len(self._episodes)} episodes>"
+
     def succeeded(self, identity: Identity) -> None:
-        """It has shown who it is."""
+        """Count a success, and how long its credentials are valid."""
         if not identity.method or identity is OURSELVES:
             return
         self._counters.add(authentication_counter(identity.method, "SUCCESS"))
@@ -52,7 +58,7 @@ class Attempts:
             self._counters.add("expiring_minutes", int(minutes))
 
     def failed(self, host: str, method: str, error: NotAuthenticated) -> float:
-        """Seconds that the answer is to wait."""
+        """Count a failure from an address; returns the seconds by which its answer is to be delayed."""
         self._counters.add(authentication_counter(method, error.reason))
         if error.reason == "EXPIRED_TOKEN":
             self._counters.add("expired_tokens")
@@ -74,11 +80,11 @@ class Attempts:
         if not self._is_due:
             self._is_due = True
             self._loop.call_later(_REST_SECONDS, self._sweep_again)
-        late = episode.failures - _UNSLOWED - 1
+        late = episode.failures - _UNDELAYED - 1
         return 0.0 if late < 0 else min(_LAST_SECONDS, _FIRST_SECONDS * 2 ** min(late, 10))
 
     def sweep(self) -> None:
-        """Episodes that are over are told and forgotten."""
+        """Log and forget episodes that are over."""
         before = self._loop.time() - _REST_SECONDS
         while self._episodes and next(iter(self._episodes.values())).last <= before:
             self._end(*self._episodes.popitem(last=False))
@@ -90,7 +96,7 @@ class Attempts:
             self._loop.call_later(_REST_SECONDS, self._sweep_again)
 
     def _begin(self, address: str, episode: Episode, cause: str, now: float) -> None:
-        """An episode has begun, or has a cause that it has not had before."""
+        """Log an episode that has begun, or that has a new cause."""
         if now - self._lines_since >= _REST_SECONDS:
             if self._untold:
                 log.warning(f"authentication failed from {self._untold} more addresses", code="G404")
@@ -105,16 +111,17 @@ class Attempts:
     def _end(self, address: str, episode: Episode) -> None:
         if episode.failures > 1 and episode.is_told:
             causes = "; ".join(f"{count} {cause}" for cause, count in episode.causes.items())
-            log.warning(f"authentication failed {episode.failures} times from {address} in {episode.last - episode.began:.0f} s: {causes}",
+            seconds = episode.last - episode.began
+            log.warning(f"authentication failed {episode.failures} times from {address} in {seconds:.0f} s: {causes}",
                         code="G404", client=address)
 
 
 def address_of(host: str) -> str:
-    """What counts as one."""
+    """The address that a host counts as: itself, its network of 64 bits for IPv6, or the IPv4 address mapped into it."""
     try:
-        found = ipaddress.ip_address(host.partition("%")[0])
+        address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
         return host
-    if found.version == 4:
-        return str(found)
-    return str(found.ipv4_mapped or ipaddress.ip_network((found, 64), strict=False))
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    return str(address.ipv4_mapped or ipaddress.ip_network((address, 64), strict=False))

@@ -1,11 +1,12 @@
-"""What somebody may do: (Identity, action, resource) -> allowed or not, and why.
+"""Authorization: (Identity, action, resource) -> allowed or not, and why.
 
     super users ([authorization])          everything
     administrators of a tenant             everything in the tenant's namespaces
     grants of a namespace, or of a topic   produce, consume, functions, sinks, sources, packages
 
-A grant for a partitioned topic holds for its partitions.  Of a namespace's subscriptions some may be for certain roles, or all for those
-with whose role the name begins: that binds whoever consumes because of a grant.  Who asks on behalf of others needs what these need.
+A grant for a partitioned topic holds for its partitions.  A namespace may reserve some subscriptions for certain roles, or
+demand that a subscription's name begins with its consumer's role; both bind roles that consume because of a grant.  A proxy
+needs every right that the role on whose behalf it asks needs.
 
 A resource is a topic, a namespace ("tenant/namespace"), a tenant ("tenant"), or the broker ("").
 """
@@ -17,23 +18,25 @@ from geminga.storage.catalogue.catalogue import ADMIN_ROLES, AUTH_MODE, PERMISSI
 from geminga.workers.identity.authentication import INTERNAL, Identity
 from geminga.workers.identity.options import AuthorizationOptions
 
-ADMINISTER, PRODUCE, CONSUME, LOOKUP = "administer", "produce", "consume", "lookup"     # who may produce or consume may look up
-GRANTED = (CONSUME, "functions", "packages", PRODUCE, "sinks", "sources")              # what grants are for
+ADMINISTER, PRODUCE, CONSUME, LOOKUP = "administer", "produce", "consume", "lookup"     # a right to produce or consume includes lookup
+GRANTED = (CONSUME, "functions", "packages", PRODUCE, "sinks", "sources")              # actions that grants are made for
 ACTIONS = (ADMINISTER, LOOKUP, *GRANTED)
-_DECISIONS_MAX = 16_384      # that are remembered
-_SIZE_MAX = 1_024            # characters of all names in one of them
+_DECISIONS_MAX = 16_384      # remembered
+_SIZE_MAX = 1_024            # characters of all names in a decision that is remembered
 
 Resource = TopicName | str
 
 
 class Decision(NamedTuple):
+    """Whether something is allowed, and why."""
+
     is_allowed: bool
-    why: str
-    told: str = ""      # what its client is told instead of what is said of the command, when that helps more
+    why: str            # for administration
+    told: str = ""      # for the client, instead of its command's usual text, where that helps more
 
 
 class Right(NamedTuple):
-    """What something is done by: a producer, a consumer."""
+    """The right that a command, a producer or a consumer needs."""
 
     action: str
     resource: Resource
@@ -41,25 +44,29 @@ class Right(NamedTuple):
 
 
 class Authorization:
-    """Decides by the catalogue as it was when `version` was last asked: whoever has other means to be up to date need not ask each time."""
+    """Decides by the catalogue as it was when `version` was last called, so that its callers say how up to date decisions are."""
 
     def __init__(self, options: AuthorizationOptions, catalogue: Catalogue):
         self._catalogue = catalogue
         self._seen: tuple[int, int] | None = None
         self._rights_version = -1
         self._decided: dict[tuple[str, str, str, Resource, str], Decision] = {}
-        self._policies: dict[str, dict[str, Any]] = {}       # of tenants, namespaces and topics, as far as they were needed
+        self._policies: dict[str, dict[str, Any]] = {}       # of tenants, namespaces and topics, where they were needed
         self.configure(options)
 
     def configure(self, options: AuthorizationOptions) -> None:
-        """These hold from now on."""
+        """Take over new options."""
         self.is_enabled = options.enabled
         self._supers = frozenset(options.super_user_roles)
         self._wildcards = options.wildcards
         self._forget()
 
+    def __repr__(self) -> str:
+        state = f"{len(self._decided)} decisions remembered" if self.is_enabled else "off"
+        return f"<Authorization {state}, version {self._rights_version}>"
+
     def version(self) -> int:
-        """Another one whenever somebody's rights have changed."""
+        """A number that is another one whenever rights have changed; decisions go by that version from now on."""
         seen = self._catalogue.version()
         if seen != self._seen:
             version = self._catalogue.rights_version()
@@ -70,10 +77,11 @@ class Authorization:
         return self._rights_version
 
     def allows(self, identity: Identity, action: str, resource: Resource, subscription: str = "") -> bool:
+        """Whether `decide` allows it."""
         return self.decide(identity, action, resource, subscription).is_allowed
 
     def decide(self, identity: Identity, action: str, resource: Resource, subscription: str = "") -> Decision:
-        """subscription: the one that is used, where the action is about one."""
+        """Whether the identity may do this, and why.  subscription: its name, where the action is about one."""
         if not self.is_enabled:
             return Decision(True, "Authorization is off")
         if identity.method == INTERNAL:
@@ -92,35 +100,37 @@ class Authorization:
         self._decided.clear()
         self._policies.clear()
 
-    def _of(self, scope: str) -> dict[str, Any]:
-        found = self._policies.get(scope)
-        if found is None:
-            found = self._catalogue.policies(scope)
+    def _policies_of(self, scope: str) -> dict[str, Any]:
+        policies = self._policies.get(scope)
+        if policies is None:
+            policies = self._catalogue.policies(scope)
             if len(scope) <= _SIZE_MAX:
-                self._policies[scope] = found
-        return found
+                self._policies[scope] = policies
+        return policies
 
     def _decide(self, role: str, proxy: str, action: str, resource: Resource, subscription: str) -> Decision:
-        decision = self._of_role(role, action, resource, subscription)
+        decision = self._decide_for_role(role, action, resource, subscription)
         if not proxy or not decision.is_allowed:
             return decision
-        of_proxy = self._of_role(proxy, action, resource, subscription)
+        of_proxy = self._decide_for_role(proxy, action, resource, subscription)
         return of_proxy._replace(why=f"{decision.why}. Of the proxy: {of_proxy.why}")
 
-    def _of_role(self, role: str, action: str, resource: Resource, subscription: str) -> Decision:
+    def _decide_for_role(self, role: str, action: str, resource: Resource, subscription: str) -> Decision:
         if role and role in self._supers:
             return Decision(True, f"{role} is a super user")
         who = f"'{role}'"
         if resource == "":
             return Decision(False, f"{who} is no super user")
         tenant = tenant_of(resource)
-        if role and role in self._of(tenant).get(ADMIN_ROLES, ()):
+        if role and role in self._policies_of(tenant).get(ADMIN_ROLES, ()):
             return Decision(True, f"{role} is an administrator of tenant {tenant}")
         others = f"is no administrator of tenant {tenant}"
         if action == ADMINISTER or resource == tenant:
             return Decision(False, f"{who} {others}")
-        if action == CONSUME and subscription and (obstacle := self._obstacle(role, resource, subscription)) is not None:
-            return obstacle
+        if action == CONSUME and subscription:
+            refusal = self._subscription_refusal(role, resource, subscription)
+            if refusal is not None:
+                return refusal
         for scope, holder, actions in self._grants(role, resource):
             if action in actions or (action == LOOKUP and not {PRODUCE, CONSUME}.isdisjoint(actions)):
                 return Decision(True, f"{' and '.join(actions)} on {scope} is granted to {holder}")
@@ -128,16 +138,16 @@ class Authorization:
         return Decision(False, f"{what} on {resource} is not granted to {who}, who {others}")
 
     def _grants(self, role: str, resource: Resource) -> Iterator[tuple[str, str, list[str]]]:
-        """(what it was granted for, to whom, actions) of those that hold for the role."""
+        """(scope, holder, actions) of grants for the resource that hold for the role."""
         for scope in scopes_of(resource):
-            for holder, actions in self._of(scope).get(PERMISSIONS, {}).items():
+            for holder, actions in self._policies_of(scope).get(PERMISSIONS, {}).items():
                 if role and (holder == role or (self._wildcards and _matches(holder, role))):
                     yield scope, holder, actions
 
-    def _obstacle(self, role: str, resource: Resource, subscription: str) -> Decision | None:
-        """What keeps a role from that subscription, though it may consume."""
+    def _subscription_refusal(self, role: str, resource: Resource, subscription: str) -> Decision | None:
+        """The refusal for a role that may consume, but not with that subscription; None if it may."""
         namespace = namespace_of(resource)
-        policies = self._of(namespace)
+        policies = self._policies_of(namespace)
         roles = policies.get(SUBSCRIPTION_PERMISSIONS, {}).get(subscription)
         if roles and role not in roles:
             return Decision(False, f"Subscription {subscription} of {namespace} is for other roles than '{role}'")
@@ -148,26 +158,29 @@ class Authorization:
         return None
 
     def helpers(self, resource: Resource) -> list[str]:
-        """Roles that may grant rights to it."""
-        admins = self._of(tenant_of(resource)).get(ADMIN_ROLES, ()) if resource else ()
+        """Roles that may grant rights to the resource, sorted."""
+        admins = self._policies_of(tenant_of(resource)).get(ADMIN_ROLES, ()) if resource else ()
         return sorted({*self._supers, *admins})
 
 
 def tenant_of(resource: Resource) -> str:
+    """The tenant of a topic, namespace or tenant."""
     return resource.partition("/")[0] if isinstance(resource, str) else resource.tenant
 
 
 def namespace_of(resource: Resource) -> str:
+    """The namespace of a topic or namespace."""
     return resource if isinstance(resource, str) else resource.namespace
 
 
 def scopes_of(resource: Resource) -> list[str]:
-    """What grants that hold for the resource are made for."""
+    """The scopes whose grants hold for the resource: of a topic its namespace, its partitioned topic, itself."""
     if isinstance(resource, str):
         return [resource]
     return list(dict.fromkeys((resource.namespace, str(resource.base), str(resource))))
 
 
 def _matches(holder: str, role: str) -> bool:
-    """As Pulsar has it: a * at the end or at the beginning."""
-    return bool(holder) and ((holder.endswith("*") and role.startswith(holder[:-1])) or (holder.startswith("*") and role.endswith(holder[1:])))
+    """Whether a grant's holder with a * at its end or beginning stands for the role, as in Pulsar."""
+    begins = holder.endswith("*") and role.startswith(holder[:-1])
+    return bool(holder) and (begins or (holder.startswith("*") and role.endswith(holder[1:])))

@@ -1,4 +1,4 @@
-"""Users and passwords, as htpasswd keeps them.  passlib reads the file and computes the hashes, which is slow on purpose."""
+"""Users and passwords in a file of htpasswd's.  passlib reads it and computes the hashes, which are slow on purpose."""
 import hashlib
 import secrets
 import threading
@@ -11,35 +11,38 @@ from geminga.workers.identity.options import AuthenticationOptions
 from geminga.workers.identity.sources import Source, SourceError
 
 _HASHES = CryptContext(schemes=["bcrypt", "apr_md5_crypt", "ldap_sha1", "sha256_crypt", "sha512_crypt", "des_crypt"])
-_REMEMBERED_MAX = 10_000      # passwords that were right
+_REMEMBERED_MAX = 10_000      # right passwords, whose hashes need not be computed again
 
 
 def users(data: bytes) -> HtpasswdFile:
-    """Raises SourceError."""
+    """The users of an htpasswd file with this content.  Raises SourceError."""
     try:
-        found = HtpasswdFile.from_string(data, context=_HASHES)
-        names = found.users()
+        file: HtpasswdFile = HtpasswdFile.from_string(data, context=_HASHES)  # type: ignore[call-arg]  # the stubs lack it
+        names = file.users()
         for number, name in enumerate(names, 1):
-            handler = _HASHES.identify(found.get_hash(name), resolve=True)
+            handler = _HASHES.identify(file.get_hash(name), resolve=True)  # type: ignore[arg-type]  # takes bytes too
             if handler is None:
                 raise SourceError(f"has a hash of a kind that is not known, of user {number}")
-            handler.from_string(found.get_hash(name))
+            handler.from_string(file.get_hash(name))  # type: ignore[arg-type]
     except ValueError:
         raise SourceError("is not as htpasswd writes it") from None
     if not names:
         raise SourceError("has no users in it")
-    return found
+    return file
 
 
 class Basic:
-    """The method "basic"."""
+    """The method "basic": a user and a password."""
 
     def __init__(self, options: AuthenticationOptions):
-        """Raises Unusable."""
+        """Raises Unusable: the file of users cannot be read."""
         self._source = Source("authentication.users", options.users, users)
         self._salt = secrets.token_bytes(32)
-        self._right: dict[bytes, None] = {}      # digests of user, password and hash that went together, the oldest first
-        self._lock = threading.Lock()            # other threads compute hashes
+        self._right: dict[bytes, None] = {}      # digests of users, passwords and hashes that belong together, oldest first
+        self._lock = threading.Lock()            # of `_right`: hashes are computed in other threads
+
+    def __repr__(self) -> str:
+        return f"<Basic {len(self._right)} passwords remembered>"
 
     def is_slow(self, data: bytes) -> bool:
         """Whether a hash has to be computed."""
@@ -47,18 +50,18 @@ class Basic:
         return bool(colon) and self._digest(name, password) not in self._right
 
     def identify(self, data: bytes, certificate: bytes | None) -> tuple[str, float | None]:
-        """(role, when that ends)"""
+        """(user, None) for credentials "user:password".  Raises NotAuthenticated."""
         name, colon, password = data.partition(b":")
         if not colon:
             raise NotAuthenticated("INVALID_AUTH_DATA", "no user and password")
         if (digest := self._digest(name, password)) in self._right:
             return name.decode(), None
-        found = self._source.get()
+        file, role = self._source.get(), ""
         try:
-            role, known = name.decode(), found.get_hash(name)
-            # For a user that is not there it takes as long, so that nobody learns who is.
-            is_right = _HASHES.verify(password, known or found.get_hash(found.users()[0])) and known is not None
-        except ValueError:       # not UTF-8, or what no user or password can be: NULs, more than 72 bytes for bcrypt
+            role, known = name.decode(), file.get_hash(name)  # type: ignore[arg-type]  # takes bytes too
+            # A hash is computed for an unknown user too, else the time that an answer takes would tell who is one.
+            is_right = _HASHES.verify(password, known or file.get_hash(file.users()[0])) and known is not None  # type: ignore[arg-type]
+        except ValueError:       # not UTF-8, or impossible in a user or password: NUL bytes, more than 72 bytes for bcrypt
             is_right = False
         if not is_right or not role:
             raise NotAuthenticated("INVALID_TOKEN", "unknown user or wrong password")
@@ -70,7 +73,8 @@ class Basic:
 
     def _digest(self, name: bytes, password: bytes) -> bytes:
         try:
-            known = self._source.get().get_hash(name) or b""
+            known = self._source.get().get_hash(name) or b""  # type: ignore[arg-type]
         except ValueError:
             known = b""
-        return hashlib.blake2b(b"%d:%d:" % (len(name), len(password)) + name + password + known, key=self._salt, digest_size=32).digest()
+        content = b"%d:%d:" % (len(name), len(password)) + name + password + known
+        return hashlib.blake2b(content, key=self._salt, digest_size=32).digest()

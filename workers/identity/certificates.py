@@ -1,7 +1,7 @@
 """TLS: a context for listeners whose certificates change while they are used.
 
-A handshake looks at the files, once a second at most, and takes what they hold now; connections keep what they began with.  What cannot be
-used is told, and what was in force stays.
+A handshake looks at the files, once a second at most, and uses what they hold now; connections keep what they began with.
+If files cannot be used, an error is logged, and the former certificate stays in force.
 """
 import re
 import ssl
@@ -16,23 +16,27 @@ from geminga.workers.identity.sources import stamp
 if TYPE_CHECKING:
     from geminga.storage.runtime.counters import Counters
 
-_HANDSHAKE_SECONDS = 10.0      # that a client may take
-_GOODBYE_SECONDS = 2.0         # that it may take to answer ours
+_HANDSHAKE_SECONDS = 10.0      # that a client may take for a handshake
+_GOODBYE_SECONDS = 2.0         # that a client may take to answer close_notify
 WARN_DAYS = 30, 7, 1, 0        # before a certificate expires
 _LOOK_SECONDS = 1.0            # between looks at the files
-_EPISODE_SECONDS = 60.0        # handshakes that fail within so long of each other are told of once
+_EPISODE_SECONDS = 60.0        # handshakes that fail within so long of each other have one line in the log
 _DAY = 24 * 3600
 _VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
 _DEMANDS = {"none": ssl.CERT_NONE, "wanted": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
 
 
 class Handshake(ssl.SSLObject):
-    """Counts, and lets the client know why it was refused."""
+    """One connection's TLS: counts its handshake, and sends the alert that says why it is refused."""
+
+    tls: "Tls"
+    outgoing: ssl.MemoryBIO
+    has_failed: bool
 
     def do_handshake(self) -> None:
         try:
             super().do_handshake()
-            if self.session_reused and self.session.time <= self.tls.trusted_since:
+            if self.session_reused and self.session is not None and self.session.time <= self.tls.trusted_since:
                 raise ssl.SSLError(ssl.SSL_ERROR_SSL, "a session is resumed from before other authorities were trusted")
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             raise
@@ -42,33 +46,34 @@ class Handshake(ssl.SSLObject):
             if not self.has_failed and self.outgoing.pending:      # an alert, which the loop sends only if it is to go on
                 self.has_failed = True
                 raise ssl.SSLWantReadError from None
-            raise                                                  # the client has read that, and closed
+            raise                                                  # the client has read the alert, and closed
         self.tls.shook_hands()
 
 
 class Front(ssl.SSLContext):
-    """The context of a listener."""
+    """The context of a listener, whose connections are Handshakes."""
 
     sslobject_class = Handshake
     tls: "Tls"
 
-    def wrap_bio(self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, **said) -> Handshake:
-        handshake = super().wrap_bio(incoming, outgoing, **said)
+    def wrap_bio(self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, *arguments: Any, **options: Any) -> Handshake:
+        handshake = super().wrap_bio(incoming, outgoing, *arguments, **options)
+        assert isinstance(handshake, Handshake)
         handshake.tls, handshake.outgoing, handshake.has_failed = self.tls, outgoing, False
         return handshake
 
 
 class Loaded(NamedTuple):
-    """What the files held."""
+    """The content of the files at one time."""
 
     context: Front
-    expires: dict[str, float]        # by key of the configuration: when the first of its certificates expires, Unix time
+    expires: dict[str, float]        # key of the configuration -> when the first of its certificates expires, Unix time
 
 
 class Tls:
-    """What the listeners of a process serve TLS with.  Made before the first fork, so that a child has it whatever became of the files.
+    """The certificates that the listeners of a process serve TLS with.  Raises Unusable.
 
-    Raises Unusable.
+    The supervisor makes it before the first fork, so that a child has the certificates whatever became of the files since.
     """
 
     def __init__(self, options: TlsOptions):
@@ -78,45 +83,49 @@ class Tls:
         self._looked = time.monotonic()
         self._is_failing = False
         self._trusted = self._files[-1]
-        self.trusted_since = 0.0           # sessions from before prove nothing: others were trusted
-        self._failed = float("-inf")       # when the last handshake did
+        self.trusted_since = 0.0           # sessions from before prove nothing: other authorities were trusted, Unix time
+        self._failed = float("-inf")       # when the last handshake failed
         self.counters: Counters | None = None      # the process's own
-        self._front = self._loaded.context         # handshakes change from it to what is in force
+        self._front = self._loaded.context         # a handshake begins with it, and changes to the context in force
         self._front.sni_callback, self._front.tls = self._greeted, self
 
+    def __repr__(self) -> str:
+        return f"<Tls {self._options.certificate}{' failing' if self._is_failing else ''}>"
+
     def configure(self, options: TlsOptions) -> None:
-        """Handshakes from now on go by these.  Raises Unusable, and those before hold on."""
+        """Take over new options for handshakes from now on.  Raises Unusable, and keeps the former options."""
         loaded = load(options)
         if (options.trusted, options.client_certificates) != (self._options.trusted, self._options.client_certificates):
             self.trusted_since = time.time()
         self._options, self._loaded = options, loaded
         self._files, self._looked, self._is_failing = self._look(), time.monotonic(), False
         self._trusted = self._files[-1]
-        # What a connection takes from the context that it began with, before it changes to what is in force.
+        # A connection takes these from the context that it began with, before it changes to the one in force.
         new, front = loaded.context, self._front
-        front.minimum_version, front.maximum_version = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3      # in whatever order they change
+        # The minimum may never be above the maximum, so both are widened before they change.
+        front.minimum_version, front.maximum_version = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3
         front.minimum_version, front.maximum_version = new.minimum_version, new.maximum_version
         front.verify_flags, front.verify_mode = new.verify_flags, new.verify_mode
-        defaults = ":".join(found["name"] for found in new.get_ciphers() if not found["name"].startswith("TLS_"))
+        defaults = ":".join(cipher["name"] for cipher in new.get_ciphers() if not cipher["name"].startswith("TLS_"))
         front.set_ciphers(ciphers(options.ciphers) if options.ciphers else defaults)
 
     def listening(self) -> dict[str, Any]:
-        """What a loop's create_server has to be told."""
+        """Arguments for a loop's create_server."""
         return {"ssl": self._front, "ssl_handshake_timeout": _HANDSHAKE_SECONDS, "ssl_shutdown_timeout": _GOODBYE_SECONDS}
 
     def expiries(self) -> dict[str, float]:
-        """By key of the configuration: when the first of its certificates expires, Unix time."""
+        """Key of the configuration -> when the first of its certificates expires, Unix time."""
         self.refresh()
         return self._loaded.expires
 
-    def _greeted(self, handshake: ssl.SSLObject, name: str | None, front: Front) -> None:
-        """A client has said hello, with a name of ours or without."""
+    def _greeted(self, handshake: ssl.SSLObject, name: str | None, front: ssl.SSLContext) -> None:
+        """Use the context in force for a handshake that has begun; name: of the server, as the client gives it."""
         self.refresh()
         if self._loaded.context is not front:
             handshake.context = self._loaded.context
 
     def refresh(self) -> None:
-        """Take what the files hold now."""
+        """Read the files again if they have changed; a second after the last look at the earliest."""
         now = time.monotonic()
         if now - self._looked < _LOOK_SECONDS:
             return
@@ -139,18 +148,20 @@ class Tls:
             self._trusted, self.trusted_since = files[-1], time.time()
 
     def _look(self) -> list[tuple[int, ...] | None]:
-        """What tells whether a file is another than before, of each."""
+        """A stamp of each file, which differs when the file has changed."""
         return [stamp(path) for path in (self._options.certificate, self._options.key, self._options.trusted)]
 
     def count(self, name: str) -> None:
+        """Add one to a counter of the process."""
         if self.counters is not None:
             self.counters.add(name)
 
     def shook_hands(self) -> None:
+        """Count a handshake that has succeeded."""
         self.count("tls_handshakes")
 
     def failed(self, error: ssl.SSLError) -> None:
-        """A handshake has."""
+        """Count a handshake that has failed, and log it unless another one has failed within a minute."""
         self.count("tls_handshakes_failed")
         now = time.monotonic()
         if now - self._failed > _EPISODE_SECONDS:
@@ -159,12 +170,12 @@ class Tls:
 
 
 def _reason(error: ssl.SSLError) -> str:
-    said = getattr(error, "verify_message", "") or (getattr(error, "reason", None) or str(error)).replace("_", " ").lower()
-    return f"the client's certificate is not accepted: {said}" if isinstance(error, ssl.SSLCertVerificationError) else said
+    text: str = getattr(error, "verify_message", "") or (getattr(error, "reason", None) or str(error)).replace("_", " ").lower()
+    return f"the client's certificate is not accepted: {text}" if isinstance(error, ssl.SSLCertVerificationError) else text
 
 
 def load(options: TlsOptions) -> Loaded:
-    """What the files hold now.  Raises Unusable."""
+    """Load the files, and make a context of them.  Raises Unusable."""
     from geminga.workers.identity import pem  # slow to import
     chain = pem.certificates("tls.certificate", options.certificate)
     pem.check_key(options.key, chain[0])
@@ -172,43 +183,44 @@ def load(options: TlsOptions) -> Loaded:
     context = Front(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = min(_VERSIONS[name] for name in options.versions)
     context.maximum_version = max(_VERSIONS[name] for name in options.versions)
-    # Whoever resumes a session does not show a certificate again, which may have expired.
+    # A client that resumes a session does not show its certificate again, which may have expired meanwhile.
     context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
     context.num_tickets = 0
     if options.ciphers:
         context.set_ciphers(ciphers(options.ciphers))
     try:
-        context.load_cert_chain(options.certificate, options.key, password="")      # without, OpenSSL would ask at the terminal
+        context.load_cert_chain(options.certificate, options.key, password="")      # else OpenSSL asks at the terminal
     except (OSError, ssl.SSLError) as error:
         raise Unusable("tls.certificate", f"is not accepted by OpenSSL: {getattr(error, 'reason', None) or error}") from None
     if trusted:
         context.load_verify_locations(cadata=b"".join(map(pem.der, trusted)))
-        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN      # all of them, not only roots, as in Java
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN      # trusts all of them, not only roots, as in Java
         context.verify_mode = _DEMANDS[options.client_certificates]
     files = {"tls.certificate": chain, "tls.trusted": trusted}
-    return Loaded(context, {key: min(each.not_valid_after_utc.timestamp() for each in found) for key, found in files.items() if found})
+    return Loaded(context, {key: min(certificate.not_valid_after_utc.timestamp() for certificate in certificates)
+                            for key, certificates in files.items() if certificates})
 
 
 def ciphers(text: str) -> str:
-    """A list as OpenSSL understands it, of names that are OpenSSL's or Java's.  Raises Unusable."""
-    found = []
+    """A list for OpenSSL of ciphers that have OpenSSL's or Java's names.  Raises Unusable."""
+    words = []
     for name in filter(None, re.split(r"[:, ]", text)):
-        if name.startswith("TLS_") and "_WITH_" not in name:      # of TLSv1.3, all of which may be used
+        if name.startswith("TLS_") and "_WITH_" not in name:      # of TLSv1.3, whose ciphers may all be used
             continue
         word = _openssl_name(name) if "_WITH_" in name else name
         if word[0] not in "!-+@":
-            try:      # alone, for what is not known is passed over beside what is
+            try:      # alone, as OpenSSL ignores unknown names beside known ones
                 ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).set_ciphers(word)
             except ssl.SSLError:
                 raise Unusable("tls.ciphers", f"must be ciphers that OpenSSL has, which {name!r} is not") from None
-        found.append(word)
-    if not found:
+        words.append(word)
+    if not words:
         raise Unusable("tls.ciphers", "must have one for TLSv1.2: those of TLSv1.3 are not chosen")
-    return ":".join(found)
+    return ":".join(words)
 
 
 def _openssl_name(name: str) -> str:
-    """TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256 is ECDHE-RSA-AES128-GCM-SHA256."""
+    """OpenSSL's name for Java's: TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256 is ECDHE-RSA-AES128-GCM-SHA256."""
     exchange, _, cipher = name.removeprefix("TLS_").partition("_WITH_")
     cipher = re.sub(r"^(AES|CAMELLIA|ARIA)_", r"\1", cipher).replace("_CBC", "").replace("CCM_8", "CCM8")
     cipher = cipher.replace("CHACHA20_POLY1305_SHA256", "CHACHA20_POLY1305")
@@ -216,9 +228,12 @@ def _openssl_name(name: str) -> str:
 
 
 def warning(key: str, expires: float, now: float) -> tuple[int, str]:
-    """(the last of WARN_DAYS that has been reached, a line that says so); -1 and an empty one while none has."""
+    """(the last of WARN_DAYS that has been reached, a line for the log); (-1, "") if none has been reached.
+
+    key: of the configuration.  expires, now: Unix time.
+    """
     days = [days for days in WARN_DAYS if expires - now <= days * _DAY]
     if not days:
         return -1, ""
     when = datetime.fromtimestamp(expires, UTC).isoformat(sep=" ", timespec="minutes").removesuffix("+00:00")
-    return days[-1], f"a certificate of {key} {f'expires on {when} UTC' if expires > now else f'has expired on {when} UTC'}"
+    return days[-1], f"a certificate of {key} {'expires' if expires > now else 'has expired'} on {when} UTC"

@@ -1,6 +1,6 @@
 """The right that each command of a client demands."""
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from geminga.proto import commands as responses
 from geminga.proto import names
@@ -42,7 +42,7 @@ DEMANDS: dict[int, Demand | None] = {
 _ABOUT_NAMESPACES = (T.GET_TOPICS_OF_NAMESPACE, T.WATCH_TOPIC_LIST)
 
 
-def right_of(kind: int, request) -> Right:
+def right_of(kind: int, request: Any) -> Right:
     """The right that a command with a demand needs; kind: its type, request: the message within it that the type names.
 
     Raises Refusal: it names no topic, or no namespace.

@@ -101,6 +101,7 @@ class Handshakes:
         """Deal with AUTH_RESPONSE: the client authenticates again.  Raises ProtocolError: authentication is off."""
         if not self._authenticator.is_on:
             raise ProtocolError("AUTH_RESPONSE, and authentication is off")
+        assert client.identity is not None      # the connection's states have no AUTH_RESPONSE before CONNECTED
         data = response.response
         credentials = Credentials(data.auth_method_name, data.auth_data, certificate_of(client.stream.transport))
         check = partial(self._authenticator.renew, client.identity, credentials)

@@ -1,6 +1,7 @@
-"""Work on what clients show that is slow on purpose, or dear: one thread beside the loop, shared out by address.
+"""Slow checks of credentials: one thread beside the loop, shared out by address.
 
-Addresses take turns: guesses of one address wait for each other, and whoever comes from another one waits for one of them at most.
+Addresses take turns: guesses from one address wait for each other, and a client from another address waits for one of them
+at most.
 """
 import asyncio
 from collections import OrderedDict, deque
@@ -14,45 +15,52 @@ from geminga.workers.identity.attempts import address_of
 from geminga.workers.identity.authentication import Identity
 from geminga.workers.identity.credentials import NotAuthenticated
 
-OF_ADDRESS_MAX = 100         # that wait of one address; what comes above is told to try again
-_WAITING_MAX = 1_000         # of all; the more addresses there are, the fewer of each may wait, but always one
+OF_ADDRESS_MAX = 100         # checks of one address that wait; another one is refused, and asked to try again
+_WAITING_MAX = 1_000         # of all addresses: the more there are, the fewer checks of each may wait, but always one
 
 
 class Work(NamedTuple):
-    demand: Callable[[], Identity]
+    """A check that waits for the thread."""
+
+    check: Callable[[], Identity]
     done: Callable[[Any], None]
     is_wanted: Callable[[], bool]
 
 
 class Hashes:
-    """Of one process."""
+    """The thread of one process, and the checks that wait for it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop):
         self._loop = loop
-        self._thread = ThreadPoolExecutor(1, "hashes")       # not begun before it has something to do
+        self._thread = ThreadPoolExecutor(1, "hashes")       # begun with its first check
         self._waiting: OrderedDict[str, deque[Work]] = OrderedDict()      # by address, the one whose turn is next first
         self._is_busy = False
 
+    def __repr__(self) -> str:
+        return f"<Hashes {self.waiting} waiting of {len(self._waiting)} addresses>"
+
     @property
     def waiting(self) -> int:
+        """How many checks wait."""
         return sum(map(len, self._waiting.values()))
 
-    def put(self, host: str, demand: Callable[[], Identity], done: Callable[[Any], None], is_wanted: Callable[[], bool]) -> None:
-        """Have `done` called with the future of the demand.  Raises NotAuthenticated: too many of that address wait.
+    def put(self, host: str, check: Callable[[], Identity], done: Callable[[Any], None],
+            is_wanted: Callable[[], bool]) -> None:
+        """Call `check` in the thread, then `done` with its future.  Raises NotAuthenticated: too many of that address wait.
 
-        is_wanted: asked before it begins; what is not wanted any more is dropped without a word.
+        is_wanted: asked before the check begins; if False, the check is dropped and `done` is not called.
         """
         address = address_of(host)
         works = self._waiting.setdefault(address, deque())
         if len(works) >= max(1, min(OF_ADDRESS_MAX, _WAITING_MAX // len(self._waiting))):
             raise NotAuthenticated("BUSY", "too many wait", api.ServiceNotReady, "Too many clients show who they are; try again")
-        works.append(Work(demand, done, is_wanted))
+        works.append(Work(check, done, is_wanted))
         self._begin()
 
-    async def result(self, host: str, demand: Callable[[], Identity]) -> Identity:
-        """What the demand returns.  Raises NotAuthenticated, also when too many wait."""
-        waiter = self._loop.create_future()
-        self.put(host, demand, partial(_hand_over, waiter), lambda: not waiter.done())
+    async def result(self, host: str, check: Callable[[], Identity]) -> Identity:
+        """The identity that `check` returns in the thread.  Raises NotAuthenticated, also if too many of that address wait."""
+        waiter: asyncio.Future[Identity] = self._loop.create_future()
+        self.put(host, check, partial(_hand_over, waiter), lambda: not waiter.done())
         return await waiter
 
     def _begin(self) -> None:
@@ -63,7 +71,7 @@ class Hashes:
                 self._waiting[address] = works      # behind all others
             if work.is_wanted():
                 self._is_busy = True
-                self._loop.run_in_executor(self._thread, work.demand).add_done_callback(partial(self._ended, work.done))
+                self._loop.run_in_executor(self._thread, work.check).add_done_callback(partial(self._ended, work.done))
 
     def _ended(self, done: Callable[[Any], None], future: asyncio.Future) -> None:
         self._is_busy = False
@@ -71,9 +79,9 @@ class Hashes:
         done(future)
 
 
-def _hand_over(waiter: asyncio.Future, future: asyncio.Future) -> None:
+def _hand_over(waiter: "asyncio.Future[Identity]", future: "asyncio.Future[Identity]") -> None:
     if waiter.done():
-        future.exception()      # else asyncio tells that nobody asked
+        future.exception()      # else asyncio logs that it was never retrieved
     elif (error := future.exception()) is not None:
         waiter.set_exception(error)
     else:

@@ -1,9 +1,9 @@
-"""What can be configured of TLS, authentication and authorization: frozen dataclasses, handed down by the supervisor."""
+"""Options of TLS, authentication and authorization: frozen dataclasses, handed down by the supervisor."""
 from dataclasses import dataclass, field
 
 
 class Secret(str):
-    """A text that is shown to nobody: `repr`, and so errors and logs, have stars for it."""
+    """A secret text: `repr`, and so errors and logs, show stars instead."""
 
     def __repr__(self) -> str:
         return "'***'" if self else "''"
@@ -13,7 +13,7 @@ _NO_SECRET = Secret("")
 
 
 class Unusable(Exception):
-    """What is wrong, in one line, and with which key of the configuration."""
+    """An option cannot be used: the message names the key of the configuration and says why, in one line."""
 
     def __init__(self, key: str, why: str):
         super().__init__(f"{key} {why}")
@@ -22,50 +22,50 @@ class Unusable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TlsOptions:
-    """How clients connect by TLS; they can when there is a certificate."""
+    """Options of [tls]; clients can connect by TLS if there is a certificate."""
 
-    certificate: str = ""                     # PEM file of the broker's certificate, with those of authorities between it and the root
-    key: str = ""                             # PEM file of its private key
+    certificate: str = ""                     # PEM file of the broker's certificate, and of those between it and the root
+    key: str = ""                             # PEM file of the certificate's private key
     port: int = 6651                          # of the binary protocol; 0 takes a free one, -1: none
     http_port: int = 8443                     # of administration; 0 takes a free one, -1: none
-    trusted: str = ""                         # PEM file of the authorities that clients' certificates are of
-    client_certificates: str = "wanted"       # none, wanted or required; nothing is asked for without `trusted`
+    trusted: str = ""                         # PEM file of the authorities that issue clients' certificates
+    client_certificates: str = "wanted"       # none, wanted or required; none are asked for without `trusted`
     versions: tuple[str, ...] = ("TLSv1.2", "TLSv1.3")
     ciphers: str = ""                         # for TLSv1.2, as OpenSSL lists them; empty: its defaults
 
 
 @dataclass(frozen=True, slots=True)
 class AuthenticationOptions:
-    """How clients show who they are; nobody is asked when there are no methods."""
+    """Options of [authentication]; it is off if there are no methods."""
 
-    methods: tuple[str, ...] = ()             # of token, basic, tls
-    secret_keys: tuple[Secret, ...] = ()      # of tokens: a path, "file:PATH" or "data:;base64,..."; any of them will do
-    public_keys: tuple[Secret, ...] = ()      # likewise
-    public_key_algorithm: str = "RS256"       # that tokens for the public keys are signed with
-    role_claim: str = "sub"                   # of a token: the role
-    audience_claim: str = ""                  # of a token: whom it is for; empty: that is not looked at
-    audience: str = ""                        # whom it must be for
-    users: Secret = _NO_SECRET                # htpasswd file of basic authentication: a path, "file:PATH" or "data:;base64,..."
-    anonymous_role: str = ""                  # of who shows nothing, or by a method not among these; empty: they are refused
-    clock_skew_s: int = 0                     # that a token may be early or late
-    refresh_interval_s: int = 60              # how often tokens of connected clients are looked at again
-    metrics: bool = False                     # whether /metrics asks who wants to know, too
-    original_authentication: bool = False     # whether proxies must pass on what their clients have shown, and it is checked
+    methods: tuple[str, ...] = ()             # token, basic, tls
+    secret_keys: tuple[Secret, ...] = ()      # of tokens, each a path, "file:PATH" or "data:;base64,..."; any one will do
+    public_keys: tuple[Secret, ...] = ()      # of tokens, in the same form
+    public_key_algorithm: str = "RS256"       # of the signatures that the public keys check
+    role_claim: str = "sub"                   # claim of a token that names the role
+    audience_claim: str = ""                  # claim of a token that names its audience; empty: it is not checked
+    audience: str = ""                        # the audience that a token must name
+    users: Secret = _NO_SECRET                # htpasswd file for basic: a path, "file:PATH" or "data:;base64,..."
+    anonymous_role: str = ""                  # role of clients without credentials, or with another method; empty: refused
+    clock_skew_s: int = 0                     # seconds by which a token may be early or late
+    refresh_interval_s: int = 60              # between two looks at tokens of connected clients
+    metrics: bool = False                     # whether /metrics demands authentication, too
+    original_authentication: bool = False     # whether proxies must pass on their clients' credentials, which are checked
 
 
 @dataclass(frozen=True, slots=True)
 class AuthorizationOptions:
-    """What clients may do."""
+    """Options of [authorization]."""
 
-    enabled: bool = False                     # everybody may do everything otherwise
-    super_user_roles: tuple[str, ...] = ()    # may do everything
-    proxy_roles: tuple[str, ...] = ()         # may ask on behalf of others, and need a name for whom
+    enabled: bool = False                     # False: everybody may do everything
+    super_user_roles: tuple[str, ...] = ()    # roles that may do everything
+    proxy_roles: tuple[str, ...] = ()         # roles that may ask on behalf of others, and must say on whose
     wildcards: bool = False                   # whether roles in grants may begin or end with *
 
 
 @dataclass(frozen=True, slots=True)
 class IdentityOptions:
-    """All of it."""
+    """Options of identity."""
 
     tls: TlsOptions = field(default_factory=TlsOptions)
     authentication: AuthenticationOptions = field(default_factory=AuthenticationOptions)

@@ -3,7 +3,7 @@ from pathlib import Path
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric.types import CertificateIssuerPublicKeyTypes
+from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
 from geminga.workers.identity.options import Unusable
@@ -17,7 +17,7 @@ def _read(key: str, path: str) -> bytes:
 
 
 def certificates(key: str, path: str) -> list[x509.Certificate]:
-    """All in the file that this key of the configuration names.  Raises Unusable."""
+    """All certificates in the file `path`, which the configuration's `key` names.  Raises Unusable."""
     try:
         return x509.load_pem_x509_certificates(_read(key, path))
     except ValueError:
@@ -25,7 +25,7 @@ def certificates(key: str, path: str) -> list[x509.Certificate]:
 
 
 def check_key(path: str, certificate: x509.Certificate) -> None:
-    """It is the certificate's private key.  Raises Unusable."""
+    """Check that the file holds the certificate's private key.  Raises Unusable."""
     data = _read("tls.key", path)
     try:
         key = load_pem_private_key(data, None)
@@ -37,9 +37,10 @@ def check_key(path: str, certificate: x509.Certificate) -> None:
         raise Unusable("tls.key", f"must be of the first certificate in tls.certificate, which {path} is not")
 
 
-def _public(key: CertificateIssuerPublicKeyTypes) -> bytes:
+def _public(key: PublicKeyTypes) -> bytes:
     return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
 
 def der(certificate: x509.Certificate) -> bytes:
+    """The certificate in DER form."""
     return certificate.public_bytes(Encoding.DER)

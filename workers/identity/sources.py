@@ -1,8 +1,8 @@
-"""Keys and password files as a configuration names them: where they are, what is in them, and when they have changed.
+"""Keys and password files as the configuration names them: what they hold now, and when they have changed.
 
     PATH, file:PATH                  a file, read again when it has changed
     data:;base64,..., data:,...      the content itself
-    BASE64                           likewise, where there is no such file and it does not look like one
+    BASE64                           the content itself, if there is no such file and it does not look like a path
 """
 import base64
 import binascii
@@ -17,15 +17,15 @@ from geminga.storage.runtime.log import log
 from geminga.workers.identity.options import Unusable
 
 T = TypeVar("T")
-_LOOK_SECONDS = 1.0          # a file that is used is looked at no more often
+_LOOK_SECONDS = 1.0          # between two looks at a file
 
 
 class SourceError(Exception):
-    """What was named cannot be used.  Says why, and nothing of the content."""
+    """A source cannot be used.  The message says why, and nothing of the content."""
 
 
 def read(where: str) -> tuple[Path | None, bytes]:
-    """(the file, or None for content given in place; the content).  Raises SourceError."""
+    """(the file, or None if the content itself is given; the content).  Raises SourceError."""
     if where.startswith("data:"):
         head, comma, data = where[5:].partition(",")
         if not comma:
@@ -34,8 +34,8 @@ def read(where: str) -> tuple[Path | None, bytes]:
     path = Path(unquote(urlsplit(where).path) if where.startswith("file:") else where)
     try:
         return path, path.read_bytes()
-    except (OSError, ValueError) as error:      # ValueError: a NUL in it
-        if where.startswith(("file:", "/", ".")):      # many a path is good base64
+    except (OSError, ValueError) as error:      # ValueError: a NUL in the path
+        if where.startswith(("file:", "/", ".")):      # a path may be valid base64
             raise SourceError(f"cannot be read: {path}: {getattr(error, 'strerror', None) or 'not a path'}") from None
     try:
         return None, _unpack(where)
@@ -51,19 +51,19 @@ def _unpack(text: str) -> bytes:
 
 
 def stamp(path: Path | str) -> tuple[int, ...] | None:
-    """What tells one version of a file from another; None when it is not there."""
+    """Numbers that differ between two versions of a file; None if it is missing."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 class Source(Generic[T]):
-    """What one of them holds, as `parse` makes it out.  While a file that has changed cannot be used, what it held before counts."""
+    """The parsed content of one source.  If a file has changed and cannot be used, its former content stays in force."""
 
     def __init__(self, key: str, where: str, parse: Callable[[bytes], T]):
-        """key: of the configuration.  Raises Unusable."""
+        """key: of the configuration that names it.  parse: raises SourceError.  Raises Unusable."""
         self._key, self._parse = key, parse
         try:
             self._path, data = read(where)
@@ -72,20 +72,24 @@ class Source(Generic[T]):
             raise Unusable(key, str(error)) from None
         if self._path is None and not where.startswith("data:"):
             log.info(f"{key} names no file: it is taken for a content in base64", code="G331")
-        self._stamp: tuple | None = None      # not known: it is read once more, for it may have changed since
+        self._stamp: tuple | None = None      # unknown, as the file may have changed since it was read
         self._due = time.monotonic() + _LOOK_SECONDS
 
+    def __repr__(self) -> str:
+        return f"<Source of {self._key}: {self._path or 'given in place'}>"
+
     def get(self) -> T:
+        """The content, parsed; a file that has changed is read again."""
         if self._path is not None and time.monotonic() >= self._due:
             self._due = time.monotonic() + _LOOK_SECONDS
-            found = stamp(self._path)
-            if found != self._stamp:
-                self._stamp = found
+            current = stamp(self._path)
+            if current != self._stamp:
+                self._stamp = current
                 self._read_again()
         return self._value
 
     def _read_again(self) -> None:
         try:
-            self._value = self._parse(read(f"file:{quote(str(self._path))}")[1])      # whatever is missing now, it is a file
+            self._value = self._parse(read(f"file:{quote(str(self._path))}")[1])      # a missing file is not taken for base64
         except SourceError as error:
             log.error(f"{self._key} {error}; what was there before is used on", code="G405")

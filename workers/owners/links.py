@@ -291,10 +291,10 @@ class OwnerLinks:
         link.is_unheard = False
         sections = self.sections
         while not link.socket.closed and zmq_frames.has_come(link.socket):
-            link.taken, found = envelope.unseal(zmq_frames.receive(link.socket))
+            link.taken, received = envelope.unseal(zmq_frames.receive(link.socket))
             for seconds in link.seconds_taken():
                 self._counters.observe("answer", seconds)
-            for kind, rows, data in found:
+            for kind, rows, data in received:
                 sections[kind](link, rows, data)
         if self.is_paused:
             self.resume_if_possible()

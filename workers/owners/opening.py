@@ -8,7 +8,6 @@ that subscribe at once would delay everybody's messages for seconds.  A command 
 credit of the owner's next pass says.  It does not take room until it is answered, since an answer may wait for another producer to go.
 """
 from collections import OrderedDict, deque
-from collections.abc import Hashable
 from typing import Any, Protocol
 
 from geminga.proto import pulsar_api_pb2 as api
@@ -27,7 +26,7 @@ class OpeningQueue:
     """Commands of all clients of a worker for one owner.  While the owner is being started, all of them wait."""
 
     def __init__(self) -> None:
-        self._queues: OrderedDict[Hashable, OrderedDict[int, api.BaseCommand]] = OrderedDict()     # the client whose turn is next first
+        self._queues: OrderedDict[object, OrderedDict[int, api.BaseCommand]] = OrderedDict()     # the client whose turn is next first
         self._asked: deque[tuple[int, int]] = deque()      # (the link's `sent` behind it, its size) of commands not carried out
         self._size = 0
 
@@ -59,11 +58,11 @@ class OpeningQueue:
         self._asked.clear()
         self._size = 0
 
-    def wait(self, client: Hashable, number: int, command: api.BaseCommand) -> None:
+    def wait(self, client: object, number: int, command: api.BaseCommand) -> None:
         """Queue the command behind its client's others; number: names it."""
         self._queues.setdefault(client, OrderedDict())[number] = command
 
-    def withdraw(self, client: Hashable, number: int) -> None:
+    def withdraw(self, client: object, number: int) -> None:
         """Take back a command that waits."""
         queue = self._queues[client]
         del queue[number]

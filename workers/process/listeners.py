@@ -1,4 +1,7 @@
-"""Sockets that a process accepts clients from: made by the supervisor, so that connections wait in them while the process is not there."""
+"""Sockets that a process accepts clients from.
+
+The supervisor makes them, so that connections wait in them while the process is being started again.
+"""
 import asyncio
 import socket
 from collections.abc import Callable
@@ -10,30 +13,35 @@ from geminga.workers.identity.certificates import Tls
 
 
 class Listeners(NamedTuple):
-    """None: nobody listens there."""
+    """Sockets of one process; None where it does not listen."""
 
     plain: socket.socket | None
     tls: socket.socket | None
-    certificates: Tls | None = None            # that the second is served with
-    inside: socket.socket | None = None        # for processes of the broker itself
+    certificates: Tls | None = None            # of `tls`
+    inside: socket.socket | None = None        # Unix socket for processes of the broker itself
 
     async def serve(self, protocol: Callable[[], asyncio.BaseProtocol],
                     inside: Callable[[], asyncio.BaseProtocol] | None = None) -> list[asyncio.AbstractServer]:
-        """Accept from now on, with a protocol for each connection."""
-        loop, servers = asyncio.get_running_loop(), []
+        """Accept connections from now on; protocol, inside: make the protocol object of a connection."""
+        loop = asyncio.get_running_loop()
+        servers: list[asyncio.AbstractServer] = []
         if self.plain is not None:
             servers.append(await loop.create_server(protocol, sock=self.plain))
         if self.tls is not None:
-            servers.append(await loop.create_server(partial(self._accepted, protocol), sock=self.tls, **self.certificates.listening()))
+            assert self.certificates is not None
+            accepted = partial(_accepted, self.certificates, protocol)
+            servers.append(await loop.create_server(accepted, sock=self.tls, **self.certificates.listening()))
         if self.inside is not None:
+            assert inside is not None
             servers.append(await loop.create_unix_server(inside, sock=self.inside))
         return servers
 
-    def _accepted(self, protocol: Callable[[], asyncio.BaseProtocol]) -> asyncio.BaseProtocol:
-        self.certificates.count("tls_connections")
-        return protocol()
+
+def _accepted(certificates: Tls, protocol: Callable[[], asyncio.BaseProtocol]) -> asyncio.BaseProtocol:
+    certificates.count("tls_connections")
+    return protocol()
 
 
 def inside_path(run_dir: Path) -> Path:
-    """The Unix socket of `inside`: nobody but the broker's user can reach it."""
+    """Path of the Unix socket `inside`, which only the broker's user can reach."""
     return run_dir / "inside"

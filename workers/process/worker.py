@@ -135,6 +135,7 @@ class Worker:
         self.handshakes.closed(client)
         for route in client.routes.all():
             if route.link is None:
+                assert route.withdraw is not None
                 route.withdraw()
         for link in self.owners:
             if link in client.introduced or client.discoveries:
