@@ -19,15 +19,15 @@ from geminga.workers.identity.options import Secret, Unusable
 if TYPE_CHECKING:
     from geminga.supervisor.processes.serve import Supervisor
 
-_LISTENERS = "listeners are made before the processes that accept from them"
+_LISTENERS = "listeners are opened before the processes that accept from them start"
 NEEDS_RESTART = {
-    "data_dir": "everything that is open lies there",
-    "workers": "each has its place in what was shared out at the start",
-    "owners": "partitions are shared out among them, and their journals",
+    "data_dir": "all files that are open lie in it",
+    "workers": "listeners and shared memory of each are made at the start",
+    "owners": "partitions and journals are distributed among them at the start",
     "network.bind": _LISTENERS, "network.port": _LISTENERS, "http_bind": _LISTENERS, "http_port": _LISTENERS,
     "tls.port": _LISTENERS, "tls.http_port": _LISTENERS,
 }
-TLS_SWITCH = "TLS on or off is a matter of listeners"
+TLS_SWITCH = "listeners with TLS are opened at the start"
 
 
 class Change(NamedTuple):

@@ -136,6 +136,23 @@ def test_every_name_of_pulsars_metrics_is_there_with_its_labels_or_is_stated(bro
     producer.close()
 
 
+def test_every_metric_that_a_page_names_is_there(broker, client):
+    """A name on a page is that of a sample or a family, or how some of them begin."""
+    topic = unique_topic("pages")
+    consumer, producer = client.subscribe(topic, "s", pulsar.ConsumerType.Shared), client.create_producer(topic)
+    producer.send(b"x")
+    root = SHIPPED.parents[1]
+    pages = [page for page in (*root.glob("docs/*.md"), *root.glob("systemd/runbook/*.md")) if page.name != "compatibility.md"]
+    named = {name for page in pages for name in re.findall(r"\b(?:geminga|pulsar)_[a-z][a-z_]*", page.read_text())}
+    named -= {"pulsar_api_pb", "pulsar_api", "pulsar_keys", "pulsar_client"}      # files and folders
+    assert len(named) > 15
+    _, text = request("GET", broker.http_url + "/metrics")
+    known = re.findall(r"^(?:# HELP )?(\w+)", text, re.MULTILINE)
+    assert {name for name in named if not any(one.startswith(name) for one in known)} == set()
+    consumer.close()
+    producer.close()
+
+
 def test_bytes_of_the_broker_are_told_apart_and_so_is_its_health(broker):
     """The message that a look at the health publishes is one of a system topic."""
     before = scrape(broker)
