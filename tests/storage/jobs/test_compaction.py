@@ -2,6 +2,7 @@
 import random as random_module
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -10,7 +11,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage import format
 from geminga.storage.cursors.pending_acks import NEVER_MS
 from geminga.storage.delayed.amendments import Amendments
-from geminga.storage.jobs import compaction, engines, nightly
+from geminga.storage.jobs import compaction, engines, nightly, rewriting
 from geminga.storage.ledgers import compacted_ledgers
 
 from .topics import CODECS, Message, Topic, adopt_here, metadata_of, sealed, single
@@ -315,3 +316,62 @@ def test_what_is_punched_while_it_is_copied_is_not_taken_for_an_entry(tmp_path, 
     monkeypatch.undo()
     assert topic.compact().outcome == nightly.COMPACTED
     assert len(topic.contents()) == 7
+
+
+def test_a_message_in_chunks_that_its_producer_begins_anew_is_whole(tmp_path):
+    topic = Topic(tmp_path)
+    topic.publish_chunks(Message("a", b"abcdef"), 3, "1", up_to=2)
+    topic.publish_chunks(Message("a", b"abcdef"), 3, "1")
+    topic.publish(Message("b", b"x"))
+    topic.compact()
+    assert topic.view().find(10).kept.tolist() == [2, 3, 4, 5]
+    assert topic.contents() == topic.newest()
+
+
+def test_chunks_of_a_tombstone_go(tmp_path):
+    topic = Topic(tmp_path)
+    topic.publish_chunks(Message("a", b"abcdef", is_null=True), 3, "1")
+    topic.publish(Message("b", b"x"))
+    topic.compact()
+    assert topic.view().find(10).kept.tolist() == [3]
+
+
+def test_nothing_is_left_of_a_ledger_that_could_not_be_written(tmp_path, monkeypatch):
+    topic = Topic(tmp_path)
+    topic.publish(Message("a", b"x"))
+    topic.ledger.checkpoint()
+    format.compacted_folder(topic.folder).mkdir()
+    job = compaction.prepare(topic.data_dir, topic.partition_id, 0, (10, 0))
+    compaction.begin(job)
+
+    def full(writer, entries):
+        raise OSError("full")
+
+    monkeypatch.setattr(compacted_ledgers.PartWriter, "finish", full)
+    with pytest.raises(compaction.CannotCompact, match="full"):
+        compaction.write(job, 0, np.array([compaction.HAS_KEY]))
+    assert list(job.target.iterdir()) == []
+
+
+def test_what_an_earlier_compaction_has_cut_is_copied_as_it_is(tmp_path, monkeypatch):
+    """It is neither unpacked nor compressed again, unless more of it goes."""
+    topic, cut, rewritten = Topic(tmp_path), rewriting.cut, []
+    monkeypatch.setattr(rewriting, "cut", lambda entries, masks: rewritten.append(len(entries)) or cut(entries, masks))
+    topic.publish_batch([Message(key, b"1") for key in "abcd"], api.LZ4)
+    for gone, expected in (("a", 1), ("z", 0), ("b", 1)):
+        topic.publish(Message(gone, b"2"))
+        rewritten.clear()
+        topic.compact()
+        assert (sum(rewritten), topic.contents()) == (expected, topic.newest())
+
+
+def test_a_ledger_has_no_more_messages_than_places_have_room_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(compaction, "_MESSAGES_MAX", 4)
+    topic = Topic(tmp_path)
+    topic.publish_batch([Message(key, b"1") for key in "abc"])
+    topic.ledger.checkpoint()
+    assert compaction.prepare(topic.data_dir, topic.partition_id, 0, (10, 0)).messages == 3
+    topic.publish(Message("d", b"1"))
+    topic.ledger.checkpoint()
+    with pytest.raises(compaction.CannotCompact, match="ledger 10 claims to have 4 messages"):
+        compaction.prepare(topic.data_dir, topic.partition_id, 0, (10, 1))

@@ -215,3 +215,21 @@ def test_no_java_is_one_line(tmp_path, monkeypatch):
     java.chmod(0o755)
     with pytest.raises(engines.NoSpark, match="java is 11"):
         engines.Spark(tmp_path / "scratch")
+
+
+def test_what_a_job_that_failed_has_written_is_gone_before_the_next_is_done(topics, monkeypatch):
+    """Its room is of use to that."""
+    write, seen = os.write, []
+
+    def full(fd, data):
+        if "/1/compacted/" in os.readlink(f"/proc/self/fd/{fd}"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(fd, data)
+
+    def adopt(*view):
+        seen.append(files_of(topics[0]))
+        return adopt_here(topics[0].data_dir)(*view)
+
+    monkeypatch.setattr(os, "write", full)
+    assert outcomes(run(topics, adopt)) == [FAILED, COMPACTED, COMPACTED]
+    assert seen == [[], []]

@@ -1,5 +1,7 @@
 """Rows of messages are what the protobuf library says of each, however many are read together, and whatever lies beside them."""
+import re
 import struct
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -457,3 +459,39 @@ def test_chunks_before_the_horizon_are_found_in_the_view(topic):
     ledger.Ledger(topic.folder, topic.partition_id, 10).unlink()
     publish_chunks(topic, 2)
     assert rows_of(topic, ("chunks",))["chunks"].to_pylist() == [[1, 2, 3]]
+
+
+def test_placeholders_of_a_batch_are_no_messages(topic, monkeypatch):
+    monkeypatch.setattr(reading._Reader, "_one_by_one", lambda _self, _block, some: iter(()) if not some else pytest.fail(f"{some}"))
+    for _ in range(20):
+        body = b""
+        for own, payload in (({"partition_key": "a"}, b"x"), ({"compacted_out": True}, b""), ({"partition_key": "b"}, b"y")):
+            head = api.SingleMessageMetadata(payload_size=len(payload), **own).SerializeToString()
+            body += struct.pack(">I", len(head)) + head + payload
+        topic.add(sealed(metadata_of(num_messages_in_batch=3), body))
+    found = rows_of(topic, ("batch_index", "payload"))
+    assert [tuple(row.values()) for row in found.to_pylist()] == [(0, b"x"), (2, b"y")] * 20
+
+
+def test_damage_of_a_view_is_told_once(topic):
+    """By whoever reads its first entries."""
+    filled(topic, 50)
+    topic.roll()
+    topic.compact()
+    path = format.index_path(topic.view().folder, 10)
+    path.write_bytes(path.read_bytes()[:-5])
+    [stretch] = [one for one in confirmed.stretches(topic.data_dir, topic.partition_id, view=1) if one.view]
+    for begin, expected in ((0, 1), (20, 0)):
+        damage = []
+        some = reading.batches(topic.data_dir, replace(stretch, first=begin), ("message_index",), damage.append)
+        assert (indexes(pa.Table.from_batches(some)), len(damage)) == (list(range(begin, 49)), expected)
+
+
+# -- which topics
+
+@pytest.mark.parametrize(("pattern", "expected"), [
+    ("t", ["t"]), ("t.*", ["t", "t2"]), (".*t.*", ["other", "t", "t2"]), ("persistent://public/default/t", ["t"])])
+def test_a_pattern_is_of_whole_names(rig, pattern, expected):
+    for name in ("t", "t2", "other"):
+        rig.producer(name)
+    assert [name.local_name for _, name in confirmed.partitions(rig.data_dir, re.compile(pattern))] == expected
