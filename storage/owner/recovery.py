@@ -306,8 +306,9 @@ def recover(data_dir: Path, folder: Path, told: Told = _quietly, *, is_put_on_di
     recovered = Recovered(recovery.entries, found.damage + recovery.damage)
     if is_put_on_disk or len(found.segments) > _KEPT_MAX:
         journal_reader.make_sure(found)
-        journal.put_on_disk(*journal.to_put({recovery}))
+        # Before their folders are synced: the journal, which is retired soon, alone says that they are deleted.
         recovery.is_durable()
+        journal.put_on_disk(*journal.to_put({recovery}))
     else:
         recovered.kept, recovered.recovery = found, recovery
         found.records = []

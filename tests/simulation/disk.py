@@ -23,6 +23,7 @@ from pathlib import Path
 from unittest import mock
 
 PAGE, SECTOR = 4096, 512
+LANDMARKS = "header of a segment", "end of a segment", "sync of a segment", "create", "rename", "unlink"
 CATALOGUE = "catalogue"
 
 
@@ -159,6 +160,8 @@ class Fate:
     """What is going to happen, in calls from now on."""
 
     kill_in: int | None = None          # the process ends at this call
+    landmark: str = ""                  # one of LANDMARKS: `kill_in` counts from the next such call on
+    power_fails: bool = False           # the power fails with the process
     fail_sync_in: int | None = None     # this sync fails
     files_left: int | None = None       # so many files can be opened; None: any number
     room: int | None = None             # so often something new finds room; None: there is enough
@@ -239,6 +242,17 @@ class Disk:
             found = found.names.get(name) if isinstance(found, Folder) else None
         return found
 
+    def _is_landmark(self, kind: str, what: str) -> bool:
+        name, *where = what.split()
+        is_journal = name.endswith(".journal")
+        if self.fate.landmark == "header of a segment":
+            return kind == "write" and is_journal and where[0] == "0"
+        if self.fate.landmark == "end of a segment":
+            return kind == "write" and is_journal and where[0] == "0" and self.is_owner()
+        if self.fate.landmark == "sync of a segment":
+            return kind == "sync" and is_journal
+        return kind == self.fate.landmark
+
     def step(self, kind: str, what: str) -> None:
         """A call that changes something is about to be made."""
         if self.is_dead:
@@ -250,7 +264,9 @@ class Disk:
         self.calls += 1
         if self.say is not None:
             self.say(kind, what)
-        if self.fate.kill_in is not None:
+        if self.fate.landmark and self._is_landmark(kind, what):
+            self.fate.landmark = ""
+        if not self.fate.landmark and self.fate.kill_in is not None:
             self.fate.kill_in -= 1
             if self.fate.kill_in <= 0:
                 self.is_dead = True
@@ -356,6 +372,8 @@ class Disk:
             self.fate.fail_sync_in -= 1
             if self.fate.fail_sync_in <= 0:
                 self.fate.fail_sync_in = None
+                if self.chance.random() < 0.3:            # before the failure is dealt with
+                    self.fate.kill_in = self.chance.randint(1, 4)
                 node.fail(self.chance)
                 if node.name.startswith("schedule"):      # can be made anew, and is
                     self.fail("failed sync of a schedule", errno.EIO)

@@ -130,7 +130,9 @@ class Life(World):
             return None
         if producer.unconfirmed:
             self.count("resends", len(producer.unconfirmed))
-            self._send([(producer, entry) for entry in producer.unconfirmed], is_again=True)
+            for some in self._split(list(producer.unconfirmed)):
+                if producer.handle and producer.topic.is_known:
+                    self._send([(producer, entry) for entry in some], is_again=True)
         return producer if producer.handle else None
 
     def _ask(self, section, action: int, asking: Producer | Consumer) -> Answers | None:
@@ -211,7 +213,7 @@ class Life(World):
 
     # -- what they do
 
-    def _entry(self, producer: Producer) -> Entry:
+    def _entry(self, producer: Producer, size: int | None = None) -> Entry:
         chance, number = self.chance, next(self.numbers)
         batch = chance.choice([0, 0, 0, 3, 70])
         fields = {}
@@ -220,7 +222,7 @@ class Life(World):
         deliver_at = 0
         if chance.random() < 0.1:
             deliver_at = fields["deliver_at_time"] = self.now_ms + chance.choice([1, 50, 2_000])
-        payload = b"%d " % number + bytes([120]) * chance.choice([0, 10, 300, 2_000])
+        payload = b"%d " % number + bytes([120]) * (chance.choice([0, 10, 300, 2_000]) if size is None else size)
         data = entry_of(payload, batch=batch, sequence_id=producer.next_sequence, publish_time=self.now_ms, **fields)
         return Entry(data, batch or 1, key, deliver_at, producer.name, producer.next_sequence)
 
@@ -255,6 +257,22 @@ class Life(World):
         self.say("send", [(producer.name, entry.sequence_id, entry.messages, entry.chunk) for producer, entry in sent])
         return envelope.SENDS, np.concatenate(rows), b"".join(entry.data for _, entry in sent)
 
+    @property
+    def _pass_bytes_max(self) -> int:
+        """Bytes of entries in one pass, whose record has to fit into a segment of the journal."""
+        return min(9_000, self.options["journal_segment_bytes"] // 2)
+
+    def _split(self, entries: list[Entry]) -> list[list[Entry]]:
+        """The same entries for as many passes as their size needs."""
+        passes, size = [[]], 0
+        for entry in entries:
+            size += len(entry.data)
+            if size > self._pass_bytes_max:
+                passes.append([])
+                size = len(entry.data)
+            passes[-1].append(entry)
+        return passes
+
     def _send(self, sent: list[tuple[Producer, Entry]], *, is_again: bool = False) -> Answers | None:
         for producer, entry in sent:
             producer.next_sequence = max(producer.next_sequence, entry.sequence_id + entry.messages)
@@ -288,7 +306,7 @@ class Life(World):
             for _ in range(chance.choice([1, 2, 3, 8])):
                 producer = chance.choice(producers)
                 sent += [(producer, entry) for entry in self._entries(producer)]
-            if sum(len(entry.data) for _, entry in sent) < 9_000:
+            if sum(len(entry.data) for _, entry in sent) < self._pass_bytes_max:
                 sections.append(self._sending(sent))
             if chance.random() < 0.15:
                 self.deaf = {chance.choice(producers).connection}
@@ -407,6 +425,25 @@ class Life(World):
                 producer.topic.producers.remove(producer)
             self.run(self.rig.command("close_producer", connection=producer.connection, producer_id=producer.object_id, request_id=1))
 
+    def fill_segments(self) -> None:
+        """Publish large entries, so that segments of the journal end, are checkpointed and used again."""
+        topic = self._topic()
+        for _ in range(self.chance.randint(1, 4)):
+            if topic is None or not topic.is_known or topic.is_terminated != {False} \
+                    or (producer := self._producer(topic)) is None:
+                return
+            entry = self._entry(producer, size=self._pass_bytes_max // 2)
+            self._send([(producer, entry)])
+            self._acknowledge_some()
+
+    def _acknowledge_some(self) -> None:
+        """Nobody asks whether that is stored, so it need not be synced."""
+        consumer = self._some_consumer()
+        if consumer is not None and consumer.subscription.topic.is_known:
+            positions = [position for position in self._positions(consumer.subscription, consumer)
+                         if position in consumer.subscription.topic.log]
+            self._acknowledge(consumer.subscription, consumer, positions, is_asked=False)
+
     # -- what moves subscriptions
 
     def seek(self) -> None:
@@ -501,7 +538,7 @@ class Life(World):
 
 
 ACTIONS = {
-    Life.a_pass: 50, Life.another_consumer: 12, Life.another_producer: 3, Life.leave: 3, Life.drop_connection: 3, Life.close_producer: 1,
-    Life.seek: 2, Life.skip: 2, Life.unsubscribe: 0.7, Life.unload: 1, Life.terminate: 0.2, Life.time_passes: 5, Life.killed: 2,
-    Life.stopped: 1,
+    Life.a_pass: 46, Life.fill_segments: 5, Life.another_consumer: 12, Life.another_producer: 3, Life.leave: 3,
+    Life.drop_connection: 3, Life.close_producer: 1, Life.seek: 2, Life.skip: 2, Life.unsubscribe: 0.7, Life.unload: 1,
+    Life.terminate: 0.2, Life.time_passes: 5, Life.killed: 2, Life.stopped: 1,
 }

@@ -63,6 +63,8 @@ class Turns:
         self.disk, self.chance = disk, chance
         self.tasks: list[Task] = []
         self.running: Task | None = None          # None: the owner
+        self._owner_yields = chance.choice([0.05, 0.3, 0.9])      # per call of the disk
+        self._task_yields = chance.choice([0.05, 0.5, 0.9])
         disk.pause, disk.is_owner = self.pause, lambda: self.running is None
 
     def submit(self, work, *arguments) -> Task:
@@ -72,9 +74,9 @@ class Turns:
     def pause(self) -> None:
         """Before a call of the disk."""
         if self.running is not None:
-            if self.chance.random() < 0.5:
+            if self.chance.random() < self._task_yields:
                 self.running.wait()
-        elif self.tasks and self.chance.random() < 0.3:
+        elif self.tasks and self.chance.random() < self._owner_yields:
             self.some()
 
     def some(self) -> None:

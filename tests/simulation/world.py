@@ -23,14 +23,14 @@ from geminga.storage.delayed import index, window_files
 from geminga.storage.errors import CorruptFile, NotDurable, StorageFull
 from geminga.storage.ledgers import journal
 from geminga.storage.ledgers.ledger import Ledger
-from geminga.storage.owner import owner
+from geminga.storage.owner import owner, recovery
 from geminga.storage.topics.partition import Partition
 from geminga.storage.upkeep import delayed_scheduler
 
 from ..storage import rig as rigs
 from ..storage.rig import START_MS, Answers, Rig, T
 from . import checks
-from .disk import Disk, Fate, Killed
+from .disk import LANDMARKS, Disk, Fate, Killed
 from .model import Broken, Entry, Producer, State, Subscription, Topic, demand
 from .turns import Lock, Turns
 
@@ -68,11 +68,12 @@ class World:
         self.deaf: set[int] = set()           # connections that are lost before the answers of the pass come
         pick = self.chance.choice
         self.options = {
-            "journal_segment_bytes": pick([16 << 10, 32 << 10, 64 << 10]), "journal_segments_max": pick([2, 3, 4]),
+            "journal_segment_bytes": pick([8 << 10, 8 << 10, 12 << 10, 32 << 10]), "journal_segments_max": pick([2, 3, 4]),
             "roll_over_entries": pick([3, 5, 9, 1_000]), "roll_over_bytes": pick([2_000, 10_000, 64 << 20]),
             "max_unacked_messages_per_consumer": pick([50_000, 50_000, 7]),
             "key_shared_consistent_hashing": pick([True, False]), "deduplication": pick([True, False]), "discovery_grace_s": 0,
             "deduplication_inactivity_s": 1 << 30}
+        self.owners, self.move_chance = 1, pick([0, 0, 0.6])
         self.topics = [Topic(name, names.parse(name).partition, self.options["deduplication"]) for name in TOPICS[:pick([1, 2, 4])]]
 
     # -- what happens is told
@@ -155,7 +156,7 @@ class World:
             if attempt < 3 and self.rig is not None:
                 self._draw_fate(0.3)
             try:
-                self.rig = Rig(self.disk.root, now_ms=self.now_ms, **self.options)
+                self.rig = self._start()
             except Killed:
                 self.count("kills while recovering")
             except FAILURES as error:
@@ -169,18 +170,34 @@ class World:
                 break
             self.disk.is_dead = True
             self._bury()
-            if self.chance.random() < 0.3:
+            if self.disk.fate.power_fails or self.chance.random() < 0.3:
                 self._cut_power()
         self.connections = [next(self.numbers) for _ in range(3)]
         self.unsynced_since = None
         self.say("process", self.disk.calls)
 
+    def _start(self) -> Rig:
+        """Start the last of the owners, which has all partitions; if there were more or fewer, the others start before it."""
+        if self.chance.random() < self.move_chance:
+            self.owners = 3 - self.owners
+        is_moved = recovery.has_moved(self.disk.root, self.owners)
+        for index in range(self.owners - 1) if is_moved else ():
+            recovery.recover_owner(self.disk.root, index, self.owners, has_moved=True)
+            size = self.options["journal_segment_bytes"]
+            journal.open_journal(recovery.journal_folder(self.disk.root, index), segment_bytes=size, segments_max=2).close()
+        started = Rig(self.disk.root, now_ms=self.now_ms, owners=self.owners, has_moved=is_moved, **self.options)
+        recovery.settle(self.disk.root, self.owners)
+        return started
+
     def _draw_fate(self, chance: float) -> None:
         if self.chance.random() >= chance:
             return
-        what, fate = self.chance.choice(["kill"] * 6 + ["sync", "files", "full", "full"]), self.disk.fate
+        what, fate = self.chance.choice(["kill"] * 3 + ["landmark"] * 6 + ["sync", "files", "full", "full"]), self.disk.fate
         if what == "kill":
             fate.kill_in = self.chance.choice([self.chance.randint(1, 10), self.chance.randint(1, 80)])
+        elif what == "landmark":
+            fate.landmark, fate.kill_in = self.chance.choice(LANDMARKS), self.chance.choice([1, 2, 2, 3, 4, 7])
+            fate.power_fails = True
         elif what == "sync":
             fate.fail_sync_in = self.chance.randint(1, 8)
         elif what == "files":
@@ -213,7 +230,7 @@ class World:
         """The process has ended, or does now; another one begins."""
         self.disk.is_dead = True
         self._bury()
-        is_cut = self.chance.random() < 0.5
+        is_cut = self.disk.fate.power_fails or self.chance.random() < 0.5
         unsure = {subscription: list(subscription.candidates) for topic in self.topics for subscription in topic.subscriptions.values()}
         cuts = self.counts.get("power cuts", 0)
         for topic in self.topics:
@@ -284,7 +301,7 @@ class World:
             self._cut_power()
         self.disk.begin_process()
         self.turns, self.before = Turns(self.disk, self.chance), dict(self.disk.faults)
-        self.rig = Rig(self.disk.root, now_ms=self.now_ms, **self.options)
+        self.rig = self._start()
         demand(self.rig.recovered == 0, "nothing is replayed after a clean stop", self.rig.recovered)
         demand(not self.rig.damage, "a stop damages nothing", self.rig.damage)
         self.connections = [next(self.numbers) for _ in range(3)]

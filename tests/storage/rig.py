@@ -87,14 +87,14 @@ def payload_of(entry):
 class Rig:
     """Invariant: between passes the owner has nothing to answer."""
 
-    def __init__(self, data_dir: Path, *, now_ms=START_MS, is_mine=lambda name: True, **options):
-        """is_mine: which partitions are this owner's."""
+    def __init__(self, data_dir: Path, *, now_ms=START_MS, is_mine=lambda name: True, owners=1, has_moved=False, **options):
+        """is_mine: which partitions are this owner's, the last of `owners`; has_moved: there were more or fewer of them."""
         self.data_dir, self.now_ms = data_dir, now_ms
         self.settings = {"journal_segment_bytes": 1 << 20, "journal_segments_max": 4, "disk_reserve_bytes": 0} | options
         self.options = StorageOptions(**self.settings)
         self._numbers = itertools.count(1)
-        folder = journal_folder(data_dir, 0)
-        recovered = recover_owner(data_dir, 0, 1, has_moved=False)
+        folder = journal_folder(data_dir, owners - 1)
+        recovered = recover_owner(data_dir, owners - 1, owners, has_moved=has_moved)
         self.recovered, self.damage = recovered.entries, recovered.damage
         self.journal = open_journal(folder, segment_bytes=self.options.journal_segment_bytes,
                                     segments_max=self.options.journal_segments_max, kept=recovered.kept, changed=recovered.recovery)

@@ -193,3 +193,25 @@ def test_a_ledger_is_deleted_again_only_when_the_record_that_says_so_is_on_disk(
     crashing.disk.say = None
     crashing.disk.is_dead = True
     assert {"1.ledger", "1.index"} <= ledgers(rig)
+
+
+def test_a_ledger_that_a_start_after_a_move_has_deleted_stays_deleted(crashing):
+    """The journal, which says that it was, is retired by that start."""
+    rig = crashing.owner()
+    rig.publish(rig.producer("a"), b"1")
+    rig.consumer("a")
+    rig.close()
+    rig = crashing.owner(roll_over_entries=1)
+    consumer = rig.consumer("a")
+    first, _ = rig.receive(consumer)[0]
+    rig.publish(rig.producer("a"), b"2")
+    crashing.disk.fate = Fate(landmark="unlink", kill_in=1)
+    with pytest.raises(Killed):
+        rig.run(rig.acks(consumer, first, request_id=1))
+    crashing.kill()
+    crashing.owner(has_moved=True)
+    crashing.kill()
+    crashing.cut_power()
+    assert not list(crashing.disk.root.glob(f"partitions/*/{first[0]}.*"))
+    rig = crashing.owner()
+    assert [payload for _, payload in rig.everything("a")] == [b"2"]
