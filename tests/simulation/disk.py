@@ -23,7 +23,8 @@ from pathlib import Path
 from unittest import mock
 
 PAGE, SECTOR = 4096, 512
-LANDMARKS = "header of a segment", "end of a segment", "sync of a segment", "create", "rename", "unlink"
+LANDMARKS = ("header of a segment", "end of a segment", "end of a segment", "end of a segment", "sync of a segment", "create",
+             "rename", "rename", "unlink")
 CATALOGUE = "catalogue"
 
 
@@ -94,7 +95,7 @@ class File:
         def choose(versions: list[bytes]) -> bytes:
             if how == "everything":
                 return versions[-1]
-            if chance.random() < 0.2:
+            if chance.random() < 0.5:
                 return b"".join(chance.choice(versions)[at:at + SECTOR] for at in range(0, PAGE, SECTOR))
             return chance.choice(versions)
 

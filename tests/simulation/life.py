@@ -434,6 +434,9 @@ class Life(World):
                 return
             entry = self._entry(producer, size=self._pass_bytes_max // 2)
             self._send([(producer, entry)])
+            if self.chance.random() < 0.15:
+                self.disk.fate = Fate(power_fails=True)
+                return self.restart()
             self._acknowledge_some()
 
     def _acknowledge_some(self) -> None:

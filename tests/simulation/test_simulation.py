@@ -9,6 +9,10 @@ import pytest
 from .canaries import CANARIES
 from .model import Broken
 from .simulate import command, simulate
+from .step_canaries import FOLDERS_OUT_OF_REACH, NOTICED, OUT_OF_REACH, UNNOTICED, add_canaries, is_about
+from .steps import calls, left_out
+
+add_canaries()
 
 SEEDS = int(os.environ.get("SEEDS", "200"))
 EACH = 10                 # seeds of one test
@@ -49,3 +53,16 @@ def test_a_broken_promise_is_found(name):
             assert broken.promise in promises, broken
             return
     pytest.fail(f"{CANARY_SEEDS} seeds have not found it")
+
+
+def test_each_step_has_a_canary_or_a_reason():
+    """A new call that syncs, retires, renames or removes needs one of them."""
+    modules = {module.__name__ for module in OUT_OF_REACH}
+    missing = [call for call in calls() if call[0] not in modules and call[0].split(".")[2] not in FOLDERS_OUT_OF_REACH
+               and not any(is_about(step, *call) for step in (*NOTICED.values(), *UNNOTICED))]
+    assert not missing
+
+
+def test_each_reason_is_about_a_call():
+    for step in UNNOTICED:
+        assert left_out(step)

@@ -68,8 +68,13 @@ class Turns:
         disk.pause, disk.is_owner = self.pause, lambda: self.running is None
 
     def submit(self, work, *arguments) -> Task:
-        self.tasks.append(Task(self, work, arguments))
-        return self.tasks[-1]
+        """It runs at once for a while, or later."""
+        self.tasks.append(task := Task(self, work, arguments))
+        if self.running is None and self.chance.random() < 0.3:
+            for _ in range(self.chance.randint(1, 30)):
+                if not task.done():
+                    task.go_on()
+        return task
 
     def pause(self) -> None:
         """Before a call of the disk."""

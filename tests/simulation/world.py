@@ -196,7 +196,7 @@ class World:
         if what == "kill":
             fate.kill_in = self.chance.choice([self.chance.randint(1, 10), self.chance.randint(1, 80)])
         elif what == "landmark":
-            fate.landmark, fate.kill_in = self.chance.choice(LANDMARKS), self.chance.choice([1, 2, 2, 3, 4, 7])
+            fate.landmark, fate.kill_in = self.chance.choice(LANDMARKS), self.chance.choice([1, 2, 3, 3, 4, 7])
             fate.power_fails = True
         elif what == "sync":
             fate.fail_sync_in = self.chance.randint(1, 8)

@@ -1,0 +1,147 @@
+"""Each call in storage/ that syncs, retires, renames or removes: its canary, or the reason why it has none.
+
+A canary leaves out one call (steps.py).  A call with a reason is left to the test that the reason names, or loses nothing.
+"""
+import contextlib
+
+from geminga.storage import (
+    amendments,
+    backup,
+    compacted,
+    folder,
+    housekeeping,
+    journal,
+    ledger,
+    punching,
+    recovery,
+    repair,
+    replay,
+    restore,
+    schedules,
+    snapshot,
+    space,
+    version1,
+    views,
+)
+from geminga.storage.journal import Journal
+from geminga.storage.ledger import Ledger
+from geminga.storage.owner import Owner
+from geminga.storage.recovery import Recovery
+from geminga.storage.state import StateFile
+from geminga.storage.windows import Windows
+
+from .canaries import CANARIES, _patched
+from .steps import Step, left_out
+
+PROMISES = {
+    "receipted entries are there", "what was acknowledged stays so, and nothing else is", "messages are counted",
+    "nothing but the disk's own failures ends an owner", "a crash damages nothing", "a stop damages nothing",
+    "nothing is replayed after a clean stop", "no file is left behind", "what is said to have been stored was",
+    "only what was sent is stored, once", "entries keep their bytes", "subscriptions stay", "totals add up",
+    "what is sent again is stored once", "ledgers that were deleted stay so", "totals are the model's own",
+}
+
+NOTICED = {
+    "a_pass_is_not_synced": Step(Journal.sync, "os.fdatasync("),
+    "an_answer_comes_before_its_sync": Step(Owner._sync_when_due, "self.journal.sync()"),
+    "the_end_of_a_segment_is_not_synced": Step(Journal._roll, "self.sync()"),
+    "a_checkpoint_puts_nothing_on_disk": Step(Journal._put_and_retire, "put_on_disk("),
+    "a_checkpoint_retires_nothing": Step(Journal._put_and_retire, "_retire(segment)"),
+    "a_stop_puts_nothing_on_disk": Step(Journal.close, "put_on_disk("),
+    "a_stop_retires_nothing": Step(Journal.close, "_retire(segment)"),
+    "a_stop_does_not_sync_what_it_retires": Step(Journal.close, "os.fdatasync("),
+    "the_name_of_a_new_segment_is_not_synced": Step(journal._write_zeros, "sync(path.parent"),
+    "ledgers_are_not_synced": Step(journal.put_on_disk, "sync(path, os.fdatasync)"),
+    "names_of_ledgers_and_states_are_not_synced": Step(journal.put_on_disk, "sync(folder, os.fsync)", 0),
+    "names_of_partitions_are_not_synced": Step(journal.put_on_disk, "sync(folder, os.fsync)", 1),
+    "the_name_of_a_journal_is_not_synced": Step(journal.open_journal, "sync(above"),
+    "segments_of_a_start_are_not_synced": Step(journal.open_journal, "os.fdatasync("),
+    "a_file_written_anew_is_not_synced": Step(ledger.write_anew, "os.fsync("),
+    "a_segment_that_failed_is_not_copied": Step(replay.rescue, "write_anew("),
+    "a_start_with_other_owners_puts_nothing_on_disk": Step(recovery.recover, "journal.put_on_disk("),
+    "the_number_of_owners_is_not_synced": Step(recovery.settle, "sync(path.parent"),
+}
+
+_ORDER = "Not noticed in 25 seeds; tests/storage/test_journal_order.py holds it by the order of system calls."
+_UNTRIED = "Not tried yet."
+_SPACE = "Left out it costs space, and no promise of the simulation is about that."
+UNNOTICED = {
+    Step(Journal.append, "self.sync()"): _ORDER,
+    Step(Journal._put_and_retire, "os.fdatasync("): _ORDER,
+    Step(Journal.close, "self.sync()"): _ORDER,
+    Step(Journal._set_aside, "self._segment.path.rename("):
+        "It keeps a medium that failed out of use: the simulated disk fails once, and write_again makes up for that.",
+    Step(Journal._set_aside, "sync(self.folder"): "A power cut also ends what a failed sync has left in memory only.",
+    Step(journal._write_zeros, "os.fdatasync("):
+        "The first sync of a pass in the segment writes it too: this one is for the speed of that one.",
+    Step(journal._write_zeros, "path.unlink("): _SPACE,
+    Step(Journal._collect_checkpoints, "segment.path.unlink("): _SPACE,
+    Step(journal.open_journal, "path.unlink("): _SPACE,
+    Step(journal.open_journal, "write_again("): _ORDER,
+    Step(journal.open_journal, "_retire("): _ORDER,
+    Step(journal.open_journal, "put_on_disk("): _UNTRIED,
+    Step(replay.rescue, "sync(folder", 0): _ORDER,
+    Step(replay.rescue, "sync(folder", 1): _ORDER,
+    Step(replay.rescue, "bad.rename("): _ORDER,
+    Step(replay.make_sure, "write_again("): _ORDER,
+    Step(replay.make_sure, "os.fdatasync("): _ORDER,
+    Step(ledger.allocate, "path.unlink("): _SPACE,
+    Step(ledger.create, "ledger.unlink("): _SPACE,
+    Step(ledger.remove_unmade, "path.unlink(", 0): _SPACE,
+    Step(ledger.remove_unmade, "path.unlink(", 1): _SPACE,
+    Step(replay.retire, "path.unlink(", 0): _UNTRIED,
+    Step(replay.retire, "path.unlink(", 1): _UNTRIED,
+    Step(replay.retire, "folder.rmdir("): _UNTRIED,
+    Step(replay.retire, "sync(folder.parent"): _UNTRIED,
+    Step(schedules._write, "sync_all("): _UNTRIED,
+    Step(schedules._write, "write_anew("): _UNTRIED,
+    Step(schedules._write, "sync(named"): "Not noticed in 30 seeds; a start makes an index anew that is not there.",
+    Step(Owner._put_on_disk, "put_on_disk("): _UNTRIED,
+    Step(recovery._finish_deletions, "StateFile("): "The simulation deletes no topic.",
+    Step(recovery._finish_deletions, "sync(folder"): "The simulation deletes no topic.",
+    Step(recovery.recover_owner, "replay.retire("): _UNTRIED,
+    Step(ledger.write_anew, "fresh.replace("): "Whatever is written anew would not be there: most tests notice.",
+    Step(ledger.write_anew, "fresh.unlink("): _SPACE,
+    Step(Ledger.unlink, "path.unlink("): "files_are_left_behind in canaries.py leaves out all of the function.",
+    Step(Owner._unlink, "ledger.unlink("): "files_are_left_behind in canaries.py leaves out what it calls.",
+    Step(Recovery.is_durable, "found.unlink("): "files_are_left_behind in canaries.py leaves out what it calls.",
+    Step(recovery.recover, "replay.rescue("): "a_segment_that_failed_is_not_copied is about what it calls.",
+    Step(recovery.recover, "replay.make_sure("): _ORDER,
+    Step(recovery.settle, "write_anew("): "the_number_of_owners_is_not_synced is about the same file.",
+    Step(StateFile.write, "write_anew("): "states_are_not_written_at_a_checkpoint in canaries.py leaves out its caller.",
+    Step(Windows.remove, "self.path("): "A window that stays is read again, and its rows are known to be done.",
+    Step(Owner.delete, "self.journal.sync("): "The simulation deletes no topic.",
+    Step(Owner.delete, "file.remove("): "The simulation deletes no topic.",
+    Step(StateFile.remove, "shutil.rmtree("): "The simulation deletes no topic.",
+    Step(Ledger.give_back_rows, "os.fsync("): "No ledger of the simulation is large enough.",
+    Step(Ledger.give_back_rows, "fresh.replace("): "No ledger of the simulation is large enough.",
+    Step(Ledger.give_back_rows, "fresh.unlink("): "No ledger of the simulation is large enough.",
+}
+
+OUT_OF_REACH = {
+    amendments: "The simulation changes the time of no message.",
+    backup: "The simulation makes no backup.",
+    compacted: "The simulation compacts nothing.",
+    folder: "The supervisor calls it before owners start.",
+    housekeeping: "The simulation deletes no topic.",
+    punching: "No ledger of the simulation is large enough for holes.",
+    repair: "It runs while no owner does.",
+    restore: "It runs while no owner does.",
+    snapshot: "The simulation makes no backup.",
+    space: "The simulation reserves no space.",
+    version1: "The simulation begins with the newest format.",
+    views: "The simulation compacts nothing.",
+}
+FOLDERS_OUT_OF_REACH = {"jobs": "Jobs are processes of their own; an owner takes over only what is complete."}
+
+
+def add_canaries() -> None:
+    """Add NOTICED to CANARIES."""
+    for name, step in NOTICED.items():
+        CANARIES[name] = contextlib.contextmanager(lambda step=step: _patched(iter(left_out(step)))), PROMISES
+
+
+def is_about(step: Step, module: str, function: str, call: str, number: int) -> bool:
+    """Whether the step is that call, as `calls` tells it."""
+    return (step.function.__module__, step.function.__qualname__) == (module, function) and call.startswith(step.call) \
+        and step.number == number
