@@ -4,31 +4,20 @@ A canary leaves out one call (steps.py).  A call with a reason is left to the te
 """
 import contextlib
 
-from geminga.storage import (
-    amendments,
-    backup,
-    compacted,
-    folder,
-    housekeeping,
-    journal,
-    ledger,
-    punching,
-    recovery,
-    repair,
-    replay,
-    restore,
-    schedules,
-    snapshot,
-    space,
-    version1,
-    views,
-)
-from geminga.storage.journal import Journal
-from geminga.storage.ledger import Ledger
-from geminga.storage.owner import Owner
-from geminga.storage.recovery import Recovery
-from geminga.storage.state import StateFile
-from geminga.storage.windows import Windows
+from geminga.storage.admin import housekeeping
+from geminga.storage.cursors import state_v1
+from geminga.storage.cursors.state_file import StateFile
+from geminga.storage.delayed import amendments
+from geminga.storage.delayed.window_files import Windows
+from geminga.storage.disk import data_folder, files
+from geminga.storage.ledgers import compacted_ledgers, journal, journal_reader, ledger, ledger_headers
+from geminga.storage.ledgers.journal import Journal
+from geminga.storage.ledgers.ledger import Ledger
+from geminga.storage.offline import backup, repair, restore
+from geminga.storage.owner import recovery
+from geminga.storage.owner.owner import Owner
+from geminga.storage.owner.recovery import Recovery
+from geminga.storage.upkeep import backup_snapshot, compacted_views, delayed_scheduler, disk_space, hole_punching
 
 from .canaries import CANARIES, _patched
 from .steps import Step, left_out
@@ -56,8 +45,8 @@ NOTICED = {
     "names_of_partitions_are_not_synced": Step(journal.put_on_disk, "sync(folder, os.fsync)", 1),
     "the_name_of_a_journal_is_not_synced": Step(journal.open_journal, "sync(above"),
     "segments_of_a_start_are_not_synced": Step(journal.open_journal, "os.fdatasync("),
-    "a_file_written_anew_is_not_synced": Step(ledger.write_anew, "os.fsync("),
-    "a_segment_that_failed_is_not_copied": Step(replay.rescue, "write_anew("),
+    "a_file_written_anew_is_not_synced": Step(files.write_anew, "os.fsync("),
+    "a_segment_that_failed_is_not_copied": Step(journal_reader.rescue, "write_anew("),
     "a_start_with_other_owners_puts_nothing_on_disk": Step(recovery.recover, "journal.put_on_disk("),
     "the_number_of_owners_is_not_synced": Step(recovery.settle, "sync(path.parent"),
 }
@@ -80,33 +69,33 @@ UNNOTICED = {
     Step(journal.open_journal, "write_again("): _ORDER,
     Step(journal.open_journal, "_retire("): _ORDER,
     Step(journal.open_journal, "put_on_disk("): _UNTRIED,
-    Step(replay.rescue, "sync(folder", 0): _ORDER,
-    Step(replay.rescue, "sync(folder", 1): _ORDER,
-    Step(replay.rescue, "bad.rename("): _ORDER,
-    Step(replay.make_sure, "write_again("): _ORDER,
-    Step(replay.make_sure, "os.fdatasync("): _ORDER,
-    Step(ledger.allocate, "path.unlink("): _SPACE,
+    Step(journal_reader.rescue, "sync(folder", 0): _ORDER,
+    Step(journal_reader.rescue, "sync(folder", 1): _ORDER,
+    Step(journal_reader.rescue, "bad.rename("): _ORDER,
+    Step(journal_reader.make_sure, "write_again("): _ORDER,
+    Step(journal_reader.make_sure, "os.fdatasync("): _ORDER,
+    Step(files.allocate, "path.unlink("): _SPACE,
     Step(ledger.create, "ledger.unlink("): _SPACE,
-    Step(ledger.remove_unmade, "path.unlink(", 0): _SPACE,
-    Step(ledger.remove_unmade, "path.unlink(", 1): _SPACE,
-    Step(replay.retire, "path.unlink(", 0): _UNTRIED,
-    Step(replay.retire, "path.unlink(", 1): _UNTRIED,
-    Step(replay.retire, "folder.rmdir("): _UNTRIED,
-    Step(replay.retire, "sync(folder.parent"): _UNTRIED,
-    Step(schedules._write, "sync_all("): _UNTRIED,
-    Step(schedules._write, "write_anew("): _UNTRIED,
-    Step(schedules._write, "sync(named"): "Not noticed in 30 seeds; a start makes an index anew that is not there.",
+    Step(ledger_headers.remove_unmade, "path.unlink(", 0): _SPACE,
+    Step(ledger_headers.remove_unmade, "path.unlink(", 1): _SPACE,
+    Step(journal_reader.retire, "path.unlink(", 0): _UNTRIED,
+    Step(journal_reader.retire, "path.unlink(", 1): _UNTRIED,
+    Step(journal_reader.retire, "folder.rmdir("): _UNTRIED,
+    Step(journal_reader.retire, "sync(folder.parent"): _UNTRIED,
+    Step(delayed_scheduler._write, "sync_all("): _UNTRIED,
+    Step(delayed_scheduler._write, "write_anew("): _UNTRIED,
+    Step(delayed_scheduler._write, "sync(named"): "Not noticed in 30 seeds; a start makes an index anew that is not there.",
     Step(Owner._put_on_disk, "put_on_disk("): _UNTRIED,
     Step(recovery._finish_deletions, "StateFile("): "The simulation deletes no topic.",
     Step(recovery._finish_deletions, "sync(folder"): "The simulation deletes no topic.",
-    Step(recovery.recover_owner, "replay.retire("): _UNTRIED,
-    Step(ledger.write_anew, "fresh.replace("): "Whatever is written anew would not be there: most tests notice.",
-    Step(ledger.write_anew, "fresh.unlink("): _SPACE,
+    Step(recovery.recover_owner, "journal_reader.retire("): _UNTRIED,
+    Step(files.write_anew, "fresh.replace("): "Whatever is written anew would not be there: most tests notice.",
+    Step(files.write_anew, "fresh.unlink("): _SPACE,
     Step(Ledger.unlink, "path.unlink("): "files_are_left_behind in canaries.py leaves out all of the function.",
     Step(Owner._unlink, "ledger.unlink("): "files_are_left_behind in canaries.py leaves out what it calls.",
     Step(Recovery.is_durable, "found.unlink("): "files_are_left_behind in canaries.py leaves out what it calls.",
-    Step(recovery.recover, "replay.rescue("): "a_segment_that_failed_is_not_copied is about what it calls.",
-    Step(recovery.recover, "replay.make_sure("): _ORDER,
+    Step(recovery.recover, "journal_reader.rescue("): "a_segment_that_failed_is_not_copied is about what it calls.",
+    Step(recovery.recover, "journal_reader.make_sure("): _ORDER,
     Step(recovery.settle, "write_anew("): "the_number_of_owners_is_not_synced is about the same file.",
     Step(StateFile.write, "write_anew("): "states_are_not_written_at_a_checkpoint in canaries.py leaves out its caller.",
     Step(Windows.remove, "self.path("): "A window that stays is read again, and its rows are known to be done.",
@@ -121,16 +110,16 @@ UNNOTICED = {
 OUT_OF_REACH = {
     amendments: "The simulation changes the time of no message.",
     backup: "The simulation makes no backup.",
-    compacted: "The simulation compacts nothing.",
-    folder: "The supervisor calls it before owners start.",
+    compacted_ledgers: "The simulation compacts nothing.",
+    data_folder: "The supervisor calls it before owners start.",
     housekeeping: "The simulation deletes no topic.",
-    punching: "No ledger of the simulation is large enough for holes.",
+    hole_punching: "No ledger of the simulation is large enough for holes.",
     repair: "It runs while no owner does.",
     restore: "It runs while no owner does.",
-    snapshot: "The simulation makes no backup.",
-    space: "The simulation reserves no space.",
-    version1: "The simulation begins with the newest format.",
-    views: "The simulation compacts nothing.",
+    backup_snapshot: "The simulation makes no backup.",
+    disk_space: "The simulation reserves no space.",
+    state_v1: "The simulation begins with the newest format.",
+    compacted_views: "The simulation compacts nothing.",
 }
 FOLDERS_OUT_OF_REACH = {"jobs": "Jobs are processes of their own; an owner takes over only what is complete."}
 

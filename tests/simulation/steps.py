@@ -83,7 +83,7 @@ def left_out(step: Step) -> list[tuple[object, str, Callable]]:
     [call] = [call for call in _steps_in(tree) if ast.unparse(call).startswith(step.call)][step.number:step.number + 1]
     made: dict[str, Callable] = {}
     tree = ast.fix_missing_locations(_LeaveOut(call).visit(tree))
-    exec(compile(tree, f"<{name} without {step.call}>", "exec"), vars(module), made)  # noqa: S102
+    exec(compile(tree, f"<{name} without {step.call}>", "exec"), vars(module), made)
     if classes:
         return [(where, name, made[name])]
     users = [module for path, module in sorted(sys.modules.items())

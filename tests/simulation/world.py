@@ -181,10 +181,10 @@ class World:
         if self.chance.random() < self.move_chance:
             self.owners = 3 - self.owners
         is_moved = recovery.has_moved(self.disk.root, self.owners)
-        for index in range(self.owners - 1) if is_moved else ():
-            recovery.recover_owner(self.disk.root, index, self.owners, has_moved=True)
+        for other in range(self.owners - 1) if is_moved else ():
+            recovery.recover_owner(self.disk.root, other, self.owners, has_moved=True)
             size = self.options["journal_segment_bytes"]
-            journal.open_journal(recovery.journal_folder(self.disk.root, index), segment_bytes=size, segments_max=2).close()
+            journal.open_journal(recovery.journal_folder(self.disk.root, other), segment_bytes=size, segments_max=2).close()
         started = Rig(self.disk.root, now_ms=self.now_ms, owners=self.owners, has_moved=is_moved, **self.options)
         recovery.settle(self.disk.root, self.owners)
         return started
