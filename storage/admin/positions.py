@@ -110,7 +110,7 @@ def _expire_of(owner, subscription: Subscription, arguments: dict) -> int:
         for ledger in found.ledgers_from(subscription.cursor.mark_delete[0]):
             times = ledger.deliver_at[:ledger.entries] if found.schedule is None else found.schedule.times_of(ledger, range(ledger.entries))
             old = np.flatnonzero(np.maximum(ledger.column("broker_time")[:ledger.entries], times) <= came_ms)
-            entries = np.intersect1d(old, subscription.cursor.all_left(ledger, ledger.entries), assume_unique=True)
+            entries = np.intersect1d(old, subscription.cursor.all_unacknowledged(ledger, ledger.entries), assume_unique=True)
             if len(entries):
                 acknowledge.move(owner, subscription, Acks(single={ledger.ledger_id: entries}), EXPIRED)
                 owner.answer_needs_sync()

@@ -174,12 +174,12 @@ def _of_consumers(owner, subscription: Subscription) -> list[dict]:
         return [_of_consumer(owner, one) for one in subscription.consumers]
     found, ranges, draining = [], subscription.dispatcher.ranges.all(), {}
     for number, one in sorted(subscription.dispatcher.draining.items()):
-        draining.setdefault(one.seat, []).append({"hash": number, "unackMsgs": one.entries, "blockedAttempts": one.blocked})
+        draining.setdefault(one.slot, []).append({"hash": number, "unackMsgs": one.entries, "blockedAttempts": one.blocked})
     for consumer in subscription.consumers:
-        mine = draining.get(consumer.seat, [])
+        mine = draining.get(consumer.slot, [])
         found.append(_of_consumer(owner, consumer) | {
             "drainingHashesCount": len(mine), "drainingHashesUnackedMessages": sum(one["unackMsgs"] for one in mine),
-            "drainingHashes": mine, "keyHashRangeArrays": [list(one) for one in ranges.get(consumer.seat, [])]})
+            "drainingHashes": mine, "keyHashRangeArrays": [list(one) for one in ranges.get(consumer.slot, [])]})
     return found
 
 

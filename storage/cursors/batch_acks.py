@@ -1,42 +1,53 @@
-"""Batches of which only some messages are acknowledged: a number with a bit per message.
+"""Batches that are acknowledged in part: an integer with one bit for each message, 1 = not acknowledged.
 
-A number takes memory up to its highest bit, so an acknowledgement costs what its words do, however many messages a batch claims to have.
+An integer takes memory up to its highest bit.  So an acknowledgement costs as much as the words that the client sent,
+however many messages the batch claims to have.
 """
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-Parts = dict[int, dict[int, int]]      # ledger id -> {entry id: a bit per message, 1 = not acknowledged}
+Parts = dict[int, dict[int, int]]      # ledger id -> {entry id: bits}
+
+
+class _HasParts(Protocol):
+    def set_parts(
+        self, ledger_id: int, entry_id: int, numbers: NDArray[np.int64], words: NDArray[np.uint64]
+    ) -> None: ...
 
 
 def words(bits: int) -> NDArray[np.uint64]:
-    """The bits as words of 64, the lowest first: one, or up to the last that is not 0."""
+    """The bits as 64-bit words (n,), the lowest first.  Leading zero words are left out; at least one word remains."""
     return np.frombuffer(bits.to_bytes(8 * max(1, -(-bits.bit_length() // 64)), "little"), np.uint64)
 
 
 def bits_of(data: bytes | memoryview, messages: int) -> int:
-    """The bits of a batch's messages in these words; words that the batch does not have say nothing."""
+    """The bits in little-endian words, as far as a batch of so many messages has them.  Words beyond are ignored."""
     bits = int.from_bytes(data[:8 * -(-messages // 64)], "little")
     return bits if bits.bit_length() <= messages else bits & ((1 << messages) - 1)
 
 
 def signed_words(bits: int) -> list[int]:
-    """The bits as clients write them."""
-    return words(bits).view(np.int64).tolist()
+    """The bits as the protocol's ack_set: signed 64-bit words, the lowest first."""
+    signed: list[int] = words(bits).view(np.int64).tolist()
+    return signed
 
 
 def put(bits: int, numbers: NDArray[np.int64], some: NDArray[np.uint64]) -> int:
-    """The bits with other words (n,) at these places (n,), ascending."""
+    """The bits with the words `some` (n,) put at the places `numbers` (n,), ascending."""
     before = words(bits)
-    found = np.zeros(max(len(before), int(numbers[-1]) + 1), np.uint64)
-    found[:len(before)] = before
-    found[numbers] = some
-    return int.from_bytes(found.tobytes(), "little")
+    after = np.zeros(max(len(before), int(numbers[-1]) + 1), np.uint64)
+    after[:len(before)] = before
+    after[numbers] = some
+    return int.from_bytes(after.tobytes(), "little")
 
 
-def by_batch(rows: NDArray, numbers: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """(first, end) of the rows, one for each word, that are about one batch: their numbers ascend."""
+def by_batch(rows: NDArray[np.void], numbers: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """(first, end) of each run of rows about one batch.  Rows hold one word each; within a batch their `numbers` (n,)
+    ascend.
+    """
     is_first = np.ones(len(rows), bool)
     is_first[1:] = numbers[1:] <= numbers[:-1]
     for name in ("subscription_id", "ledger_id", "entry_id"):
@@ -45,10 +56,15 @@ def by_batch(rows: NDArray, numbers: NDArray[np.int64]) -> Iterator[tuple[int, i
     return zip(firsts, [*firsts[1:], len(rows)], strict=False)
 
 
-def load(cursors: dict, rows: NDArray) -> None:
-    """Have the cursors, by subscription, know what PART_ROWs say."""
+def load(cursors: Mapping[int, _HasParts], rows: NDArray[np.void]) -> None:
+    """Set the bits that PART_ROWs (n,) hold in cursors, {subscription id: Cursor}.
+
+    Rows of other subscriptions are ignored.
+    """
     numbers = rows["number"].astype(np.int64)
     for first, end in by_batch(rows, numbers):
-        subscription_id, ledger_id, entry_id = (int(rows[name][first]) for name in ("subscription_id", "ledger_id", "entry_id"))
+        subscription_id, ledger_id, entry_id = (
+            int(rows[name][first]) for name in ("subscription_id", "ledger_id", "entry_id")
+        )
         if subscription_id in cursors:
             cursors[subscription_id].set_parts(ledger_id, entry_id, numbers[first:end], rows["word"][first:end])

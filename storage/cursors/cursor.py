@@ -1,20 +1,21 @@
-"""A cursor: all that is durable about a subscription.
+"""A cursor: the durable part of a subscription.
 
-Everything up to and with the mark-delete position is acknowledged, and so is every entry whose bit is set in its ledger's
-bitmap.  The bitmap is one bit per entry, made when the first acknowledgement leaves a hole, so any number of holes is
-kept and none costs an object.  In-order acknowledgements only move the position.
+All entries up to and including the mark-delete position are acknowledged, and so is every entry whose bit is set in its
+ledger's bitmap.  A bitmap has one bit for each entry and is made when the first acknowledgement leaves a hole.  So any
+number of holes is kept, and none costs an object.  Acknowledgements in order only move the mark-delete position.
 
     entries of ledger 7      0 1 2 3 4 5 6 7 8
     acknowledged             x x x . x . . x x      mark-delete (7, 2); bits 4, 7, 8
 
-Of a batch some messages may be acknowledged and others not: `parts` has a bit for each, 1 = not acknowledged.  The entry is
-acknowledged when none is left.
+`parts` has the batches that are acknowledged in part, with one bit for each message, 1 = not acknowledged.  An entry is
+acknowledged once all its messages are.
 
-`totals` say what became of the messages that have come since the cursor began: at every moment
+`totals` count the messages published since the cursor was created or reset, by what became of them.  At every moment
 
-    messages published since = acknowledged + expired + skipped + evicted + those that are not acknowledged
+    messages published since = acknowledged + expired + skipped + evicted + unacknowledged
 
-The journal has every change of a cursor, and state_file.py all of it as of a checkpoint; that of a reader is in memory only.
+The journal has every change of a cursor, and the state file all of the cursor as of a checkpoint.  A reader's cursor is
+in memory only.
 """
 from collections.abc import Iterator
 
@@ -28,10 +29,10 @@ from geminga.storage.ledgers.ledger import Ledger
 
 Position = tuple[int, int]     # (ledger id, entry id); entry -1 is before the first
 NOWHERE: Position = (-1, -1)   # before everything
-NOBODY = 0                     # subscription id of the cursor that knows what a partition has for nobody any more
-ACKNOWLEDGED, EXPIRED, SKIPPED, EVICTED = range(4)               # why a message does not have to be delivered any more
-_STRETCH = 1 << 15             # entries of a ledger with holes that are looked at together
-_FEW_RUNS = 8                  # that are dealt with one by one
+NOBODY = 0                     # subscription id of the cursor that marks discarded entries
+ACKNOWLEDGED, EXPIRED, SKIPPED, EVICTED = range(4)               # why a message needs no delivery any more
+_STRETCH = 1 << 15             # entries of a ledger with holes that are examined at once
+_FEW_RUNS = 8                  # of a stretch, beyond which an array is made
 REASONS = "acknowledged", "expired", "skipped", "evicted"
 
 
@@ -47,13 +48,19 @@ class Cursor:
         self.bitmaps: dict[int, NDArray[np.uint8]] = {}    # ledger id -> bits, as far as any is set
         self.parts: batch_acks.Parts = {}
         self.redeliveries, self.deaths = EntryCounts(), EntryCounts()
-        self.since = since                                 # messages of the partition before those that the totals are about
+        # messages of the partition published before those that the totals count
+        self.since = since
         self.totals = [0] * len(REASONS)                   # messages
 
-    def acknowledge(self, ledger: Ledger, entry_ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Mark entries (n,) sorted, unique, existing, of one ledger; returns those that were not acknowledged before.
+    def __repr__(self) -> str:
+        held = f"bitmaps={sorted(self.bitmaps)} parts={self.parts}"
+        return f"<Cursor {self.subscription_id} mark_delete={self.mark_delete} {held}>"
 
-        The mark-delete position is not moved; call `advance` then.
+    def acknowledge(self, ledger: Ledger, entry_ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Acknowledge existing entries (n,) of one ledger, sorted and unique; return those that were not acknowledged
+        before.
+
+        Does not move the mark-delete position; `advance` does.
         """
         if ledger.ledger_id < self.mark_delete[0]:
             return entry_ids[:0]
@@ -65,12 +72,14 @@ class Cursor:
         bits = np.uint8(1) << (entry_ids & 7).astype(np.uint8)
         fresh = (bitmap[entry_ids >> 3] & bits) == 0
         np.bitwise_or.at(bitmap, entry_ids >> 3, bits)
-        return entry_ids[fresh]
+        new: NDArray[np.int64] = entry_ids[fresh]
+        return new
 
     def acknowledge_part(self, ledger: Ledger, entry_id: int, messages: int, left: int) -> int:
-        """Of the messages of a batch only those with a bit in `left`, one of its own, are not acknowledged; returns the bits that remain.
+        """Acknowledge the messages of a batch whose bits in `left` are 0; return the bits that remain, 1 = not
+        acknowledged.
 
-        When that is 0 the whole entry is to be acknowledged.
+        left: bits of this batch's messages only.  The caller acknowledges the whole entry when 0 is returned.
         """
         before = self.parts.get(ledger.ledger_id, {}).get(entry_id)
         remains = left if before is None else before & left
@@ -79,7 +88,7 @@ class Cursor:
         return remains
 
     def set_parts(self, ledger_id: int, entry_id: int, numbers: NDArray[np.int64], words: NDArray[np.uint64]) -> None:
-        """The words (n,) of these numbers (n,), ascending, are these of that batch."""
+        """Set words (n,) of a batch's bits, at the places `numbers` (n,), ascending."""
         entries = self.parts.setdefault(ledger_id, {})
         entries[entry_id] = batch_acks.put(entries.get(entry_id, 0), numbers, words)
 
@@ -90,7 +99,7 @@ class Cursor:
         return bitmap is not None and entry_id >> 3 < len(bitmap) and bool(bitmap[entry_id >> 3] >> (entry_id & 7) & 1)
 
     def forget_parts(self, ledger_id: int, acknowledged: NDArray[np.int64] | list[int]) -> None:
-        """Of batches that are acknowledged now."""
+        """Drop the bits of these entries, which are acknowledged as a whole now."""
         entries = self.parts.get(ledger_id)
         if entries is not None:
             for entry_id in entries.keys() & set(np.asarray(acknowledged).tolist()):
@@ -99,14 +108,16 @@ class Cursor:
                 del self.parts[ledger_id]
 
     def forget_acknowledged_parts(self) -> None:
-        """Of all batches that are acknowledged by now."""
+        """Drop the bits of all batches that are acknowledged as a whole by now."""
         for ledger_id, entries in list(self.parts.items()):
-            self.forget_parts(ledger_id, [entry_id for entry_id in entries if self.is_acknowledged(ledger_id, entry_id)])
+            self.forget_parts(
+                ledger_id, [entry_id for entry_id in entries if self.is_acknowledged(ledger_id, entry_id)]
+            )
 
     def acknowledge_in_order(self, ledger: Ledger, entry_ids: list[int] | NDArray[np.int64]) -> bool:
-        """Move the position over entry_ids when they follow it without a gap and nothing beyond has a bit: no bitmap needed.
+        """Move the mark-delete position over entries that follow it without a gap; return whether that was possible.
 
-        Only within the ledger that the position is in: whether those before are done is for `advance` to find out.
+        Possible only if the position is in this ledger and the ledger has no bitmap.
         """
         if self.mark_delete[0] != ledger.ledger_id or ledger.ledger_id in self.bitmaps or not len(entry_ids):
             return False
@@ -117,43 +128,44 @@ class Cursor:
         return True
 
     def advance(self, ledgers: list[Ledger]) -> None:
-        """Move the mark-delete position over what is acknowledged behind it, also across ledgers' borders."""
+        """Move the mark-delete position over the acknowledged entries behind it, across ledgers too."""
         for ledger in ledgers:
             if ledger.ledger_id < self.mark_delete[0]:
                 continue
             done = self.mark_delete[1] if ledger.ledger_id == self.mark_delete[0] else -1
             done = self.first_hole(ledger, done + 1) - 1
-            self.mark_delete = (ledger.ledger_id, done)      # also before its first entry: everything before it is done
+            # (id, -1) if its first entry is a hole: the ledgers before are done
+            self.mark_delete = (ledger.ledger_id, done)
             if done < ledger.last_entry or not ledger.is_sealed:
                 return
 
     def move(self, position: Position, since: int = 0) -> None:
-        """Everything up to position is acknowledged, nothing beyond it is, and nothing has happened yet."""
+        """Reset the cursor: entries up to `position` are acknowledged, none beyond is, and all counts are 0."""
         self.mark_delete = position
         self.since, self.totals = since, [0] * len(REASONS)
         for kept in (self.bitmaps, self.parts, self.redeliveries, self.deaths):
             kept.clear()
 
     def forget(self, ledger_id: int) -> None:
-        """The ledger was deleted."""
+        """Forget a deleted ledger."""
         self.bitmaps.pop(ledger_id, None)
         self.parts.pop(ledger_id, None)
         self.redeliveries.forget(ledger_id)
         self.deaths.forget(ledger_id)
 
     def acknowledged(self, ledger_id: int, first: int, end: int) -> NDArray[np.bool_]:
-        """Of each entry first .. end - 1 of the ledger whether it is."""
-        found = np.full(end - first, ledger_id < self.mark_delete[0])
+        """Whether each of the entries first .. end - 1 of a ledger is acknowledged, (end - first,)."""
+        settled = np.full(end - first, ledger_id < self.mark_delete[0])
         bitmap = self.bitmaps.get(ledger_id)
-        if bitmap is not None and ledger_id >= self.mark_delete[0]:      # it may be shorter than the ledger
+        if bitmap is not None and ledger_id >= self.mark_delete[0]:      # the bitmap may be shorter than the ledger
             bits = np.unpackbits(bitmap[first >> 3:(end + 7) >> 3], bitorder="little")[first & 7:][:end - first]
-            found[:len(bits)] = bits
+            settled[:len(bits)] = bits
         if ledger_id == self.mark_delete[0]:
-            found[:max(0, self.mark_delete[1] + 1 - first)] = True
-        return found
+            settled[:max(0, self.mark_delete[1] + 1 - first)] = True
+        return settled
 
     def unacknowledged(self, ledger: Ledger, first: int, end: int) -> Iterator[tuple[int, int]]:
-        """(first, end) of each run of entries in [first, end) that are not acknowledged."""
+        """(first, end) of each run of unacknowledged entries among first .. end - 1."""
         if ledger.ledger_id < self.mark_delete[0]:
             return
         if ledger.ledger_id == self.mark_delete[0]:
@@ -163,13 +175,15 @@ class Cursor:
         if ledger.ledger_id not in self.bitmaps:
             yield first, end
             return
-        settled = np.ones(end - first + 2, bool)       # an acknowledged entry on either side, so that every run has two edges
+        settled = np.ones(end - first + 2, bool)       # True on either side, so that every run has two edges
         settled[1:-1] = self.acknowledged(ledger.ledger_id, first, end)
         edges = (np.flatnonzero(np.diff(settled)) + first).tolist()
         yield from zip(edges[0::2], edges[1::2], strict=True)
 
-    def left(self, ledger: Ledger, first: int, end: int) -> Iterator[Entries]:
-        """The same entries: a range for each run, an array for a stretch where many of them lie apart."""
+    def unacknowledged_batches(self, ledger: Ledger, first: int, end: int) -> Iterator[Entries]:
+        """Unacknowledged entries among first .. end - 1: a range for each run, an array for a stretch with many
+        runs.
+        """
         if ledger.ledger_id < self.mark_delete[0]:
             return
         if ledger.ledger_id == self.mark_delete[0]:
@@ -182,13 +196,13 @@ class Cursor:
             else:
                 yield entries_of(np.array(runs))
 
-    def all_left(self, ledger: Ledger, end: int) -> NDArray[np.int64]:
-        """The entries before `end` that are not acknowledged, ascending."""
+    def all_unacknowledged(self, ledger: Ledger, end: int) -> NDArray[np.int64]:
+        """Unacknowledged entries (n,) before `end`, ascending."""
         runs = list(self.unacknowledged(ledger, 0, end))
         return entries_of(np.array(runs)) if runs else np.zeros(0, np.int64)
 
     def unacknowledged_messages(self, ledger: Ledger, first: int, end: int) -> int:
-        """How many messages of the entries in [first, end) are not acknowledged."""
+        """The number of unacknowledged messages in entries first .. end - 1."""
         count = sum(ledger.messages_in(start, stop) for start, stop in self.unacknowledged(ledger, first, end))
         for entry_id, bits in self.parts.get(ledger.ledger_id, {}).items():
             if first <= entry_id < end and not self.is_acknowledged(ledger.ledger_id, entry_id):
@@ -196,11 +210,11 @@ class Cursor:
         return count
 
     def backlog_messages(self, ledgers: list[Ledger]) -> int:
-        """Messages that are not acknowledged."""
+        """The number of unacknowledged messages in these ledgers."""
         return sum(self.unacknowledged_messages(ledger, 0, ledger.entries) for ledger in ledgers)
 
     def acknowledged_beyond(self, ledger: Ledger) -> int:
-        """How many entries of the ledger are acknowledged beyond the mark-delete position."""
+        """The number of entries of a ledger that are acknowledged beyond the mark-delete position."""
         if ledger.ledger_id not in self.bitmaps or ledger.ledger_id < self.mark_delete[0]:
             return 0
         bitmap = self.bitmaps[ledger.ledger_id]
@@ -208,7 +222,7 @@ class Cursor:
         return _bits_before(bitmap, ledger.entries) - _bits_before(bitmap, first)
 
     def backlog(self, ledgers: list[Ledger]) -> int:
-        """Entries that are not acknowledged."""
+        """The number of unacknowledged entries in these ledgers."""
         count = 0
         for ledger in ledgers:
             if ledger.ledger_id > self.mark_delete[0]:
@@ -218,12 +232,20 @@ class Cursor:
         return count
 
     def first_hole(self, ledger: Ledger, entry_id: int) -> int:
-        """The first entry from entry_id on that is not acknowledged; ledger.entries when there is none."""
+        """The first unacknowledged entry from entry_id on; ledger.entries when there is none."""
         bitmap = self.bitmaps.get(ledger.ledger_id)
         if bitmap is None or entry_id >= min(ledger.entries, len(bitmap) * 8):
             return min(entry_id, ledger.entries)
-        partial = ~bitmap[entry_id >> 3:] if not entry_id & 7 else np.concatenate((
-            ~bitmap[entry_id >> 3:(entry_id >> 3) + 1] & np.uint8(0xFF << (entry_id & 7) & 0xFF), ~bitmap[(entry_id >> 3) + 1:]))
+        partial = (
+            ~bitmap[entry_id >> 3 :]
+            if not entry_id & 7
+            else np.concatenate(
+                (
+                    ~bitmap[entry_id >> 3 : (entry_id >> 3) + 1] & np.uint8(0xFF << (entry_id & 7) & 0xFF),
+                    ~bitmap[(entry_id >> 3) + 1 :],
+                )
+            )
+        )
         holes = partial != 0
         if not holes.any():
             return min(ledger.entries, len(bitmap) * 8)
@@ -245,7 +267,7 @@ class Cursor:
 
 
 def _bits_before(bitmap: NDArray[np.uint8], end: int) -> int:
-    """How many of the first `end` bits are set."""
+    """The number of set bits among the first `end`."""
     count = int(np.bitwise_count(bitmap[:end >> 3]).sum(dtype=np.int64))
     if end & 7 and end >> 3 < len(bitmap):
         count += (int(bitmap[end >> 3]) & ((1 << (end & 7)) - 1)).bit_count()
@@ -253,7 +275,7 @@ def _bits_before(bitmap: NDArray[np.uint8], end: int) -> int:
 
 
 def entries_of(runs: NDArray[np.int64]) -> NDArray[np.int64]:
-    """All entries of runs (n, 2): first, and the one behind the last, of each."""
+    """All entries (m,) of runs (n, 2), each (first, end)."""
     firsts, ends = runs.T
     counts = ends - firsts
     return np.repeat(firsts - np.cumsum(counts) + counts, counts) + np.arange(int(counts.sum()))

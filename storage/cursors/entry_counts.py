@@ -1,9 +1,7 @@
-"""How often something has happened to each entry of one subscription.
+"""Counts of events for each entry of a subscription: two bytes for each entry, up to the last one that has a count.
 
-    redeliveries    a consumer gave it back: what MESSAGE.redelivery_count says
-    deaths          a consumer's connection ended while it had the entry
-
-A number of two bytes per entry, as far as any was counted.
+    redeliveries    a consumer gave the entry back: CommandMessage.redelivery_count
+    deaths          a consumer's connection ended while the consumer had the entry
 """
 import numpy as np
 from numpy.typing import NDArray
@@ -14,36 +12,38 @@ _MAX = 0xFFFF
 
 
 class EntryCounts:
+    """One kind of event, for all ledgers of a partition.  Counts stop at 65,535."""
+
     def __init__(self) -> None:
-        self.arrays: dict[int, NDArray[np.uint16]] = {}      # ledger id -> per entry
+        self.arrays: dict[int, NDArray[np.uint16]] = {}      # ledger id -> a count for each entry
 
     def add(self, ledger_id: int, entries: NDArray[np.int64]) -> NDArray[np.uint16]:
-        """It has happened to these (n,) once more, ascending; returns their counts."""
+        """Count one more event for each of these entries (n,), ascending; return their counts (n,)."""
         counts = self._grown(ledger_id, int(entries[-1]) + 1)
         counts[entries] += counts[entries] < _MAX
         return counts[entries]
 
     def put(self, ledger_id: int, first: int, end: int, count: int) -> None:
-        """It has happened so often to each of the entries first .. end - 1."""
+        """Set the count of entries first .. end - 1."""
         self._grown(ledger_id, end)[first:end] = count
 
     def of(self, ledger_id: int, entries: Entries) -> NDArray[np.uint16] | None:
-        """The count of each (n,); None when all are 0."""
+        """The counts (n,) of these entries; None when all are 0."""
         counts = self.arrays.get(ledger_id)
         if counts is None or len(counts) <= entries[0]:
             return None
         known = np.asarray(entries)[:np.searchsorted(np.asarray(entries), len(counts))]
-        found = np.zeros(len(entries), np.uint16)
-        found[:len(known)] = counts[known]
-        return found if found.any() else None
+        answer = np.zeros(len(entries), np.uint16)
+        answer[:len(known)] = counts[known]
+        return answer if answer.any() else None
 
     def at_least(self, count: int) -> dict[int, NDArray[np.int64]]:
-        """{ledger id: entries} that have so many."""
-        found = {ledger_id: np.flatnonzero(counts >= count) for ledger_id, counts in self.arrays.items()}
-        return {ledger_id: entries for ledger_id, entries in found.items() if len(entries)}
+        """{ledger id: entries (n,)} whose count is at least `count`."""
+        reached = {ledger_id: np.flatnonzero(counts >= count) for ledger_id, counts in self.arrays.items()}
+        return {ledger_id: entries for ledger_id, entries in reached.items() if len(entries)}
 
     def forget(self, ledger_id: int) -> None:
-        """The ledger was deleted."""
+        """Drop the counts of a deleted ledger."""
         self.arrays.pop(ledger_id, None)
 
     def clear(self) -> None:

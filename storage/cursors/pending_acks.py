@@ -1,10 +1,12 @@
-"""What is out: which consumer of a subscription holds which entry that is not acknowledged.
+"""Pending entries: which consumer of a subscription has which entry that is not acknowledged.
 
-One number per entry and ledger: the seat of its holder, NOBODY, or AGAIN when it was given back, or passed over, and is to be given out
-again.  Two bytes each as long as something of the ledger is out, nothing at rest.
+Each entry has a slot: the number of the consumer that has the entry, NOBODY, or TO_REDELIVER if the entry was given
+back or passed over.  A slot takes two bytes while any entry of its ledger is pending; nothing is kept for other
+ledgers, or on disk.
 
     entries of ledger 7      0 1 2 3 4 5 6
-    seats                    0 0 1 1 A 2 0      0, 1: acknowledged; 2, 3: at seat 1; 4: given back; 5: at seat 2; 6: not read yet
+    slots                    0 0 1 1 R 2 0      0, 1: acknowledged; 2, 3: consumer 1; 4: given back;
+                                                5: consumer 2; 6: not read yet
 """
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,114 +14,115 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-NOBODY, AGAIN = 0, 0xFFFF
-SEATS_MAX = CONSUMERS_MAX = AGAIN - 1      # of one subscription
+NOBODY, TO_REDELIVER = 0, 0xFFFF
+SLOTS_MAX = CONSUMERS_MAX = TO_REDELIVER - 1      # of one subscription
 NEVER_MS = 1 << 62
-_PIECE = 1 << 14              # entries looked through in one go
-_RUN = 32                     # entries of a run that is worth to be given out by itself
+_PIECE = 1 << 14              # entries searched at once
+_RUN = 32                     # entries of a run that is worth a range of its own
 Entries = range | NDArray[np.int64]     # ascending, of one ledger
 
 
 @dataclass(slots=True)
 class _Held:
-    seats: NDArray[np.uint16]     # one per entry; grows
-    out: int = 0                  # entries at a seat
-    again: int = 0                # entries to be given out again
-    lowest: int = 0               # none of those lies before
+    slots: NDArray[np.uint16]     # (entries,), grows
+    out: int = 0                  # entries that consumers have
+    to_redeliver: int = 0
+    lowest: int = 0               # no entry to be redelivered lies before this one
 
 
 class Pending:
-    """Seats are 1 .. SEATS_MAX."""
+    """Slots of one subscription.  Consumers have numbers 1 .. SLOTS_MAX."""
 
     def __init__(self) -> None:
         self._ledgers: dict[int, _Held] = {}
-        self.again = 0            # entries, of all ledgers
+        self.to_redeliver = 0            # entries to be redelivered, of all ledgers
 
-    def give(self, ledger_id: int, entries: Entries, seat: int, *, is_again: bool) -> None:
-        """The seat has them now; is_again: they were to be given out again."""
+    def give(self, ledger_id: int, entries: Entries, slot: int, *, is_again: bool) -> None:
+        """Deliver entries to a consumer.  is_again: they were to be redelivered."""
         held = self._held(ledger_id, entries[-1])
-        held.seats[_index(entries)] = seat
+        held.slots[_index(entries)] = slot
         held.out += len(entries)
         if is_again:
-            held.again -= len(entries)
-            self.again -= len(entries)
+            held.to_redeliver -= len(entries)
+            self.to_redeliver -= len(entries)
 
     def withhold(self, ledger_id: int, entries: Entries) -> None:
-        """They were passed over, and are to be given out when that is possible."""
+        """Pass over entries that no consumer can take now; they are to be redelivered."""
         held = self._held(ledger_id, entries[-1])
-        held.seats[_index(entries)] = AGAIN
-        self._count_again(held, int(entries[0]), len(entries))
+        held.slots[_index(entries)] = TO_REDELIVER
+        self._count_to_redeliver(held, int(entries[0]), len(entries))
 
     def settle(self, ledger_id: int, entries: NDArray[np.int64]) -> NDArray[np.uint16]:
-        """They are acknowledged; returns the seats (n,) that had them."""
+        """Forget acknowledged entries (n,); return their slots (n,)."""
         held = self._ledgers.get(ledger_id)
         if held is None:
             return np.zeros(len(entries), np.uint16)
-        seats = np.zeros(len(entries), np.uint16)
-        known = entries[:np.searchsorted(entries, len(held.seats))]
-        seats[:len(known)] = held.seats[known]
-        held.seats[known] = NOBODY
-        again = int(np.count_nonzero(seats == AGAIN))
-        held.out -= int(np.count_nonzero(seats)) - again
-        held.again -= again
-        self.again -= again
+        slots = np.zeros(len(entries), np.uint16)
+        known = entries[:np.searchsorted(entries, len(held.slots))]
+        slots[:len(known)] = held.slots[known]
+        held.slots[known] = NOBODY
+        again = int(np.count_nonzero(slots == TO_REDELIVER))
+        held.out -= int(np.count_nonzero(slots)) - again
+        held.to_redeliver -= again
+        self.to_redeliver -= again
         self._drop_if_idle(ledger_id, held)
-        return seats
+        return slots
 
-    def seat(self, ledger_id: int, entry_id: int) -> int:
-        """Who has it, NOBODY or AGAIN."""
+    def slot(self, ledger_id: int, entry_id: int) -> int:
+        """The slot of an entry."""
         held = self._ledgers.get(ledger_id)
-        return int(held.seats[entry_id]) if held is not None and entry_id < len(held.seats) else NOBODY
+        return int(held.slots[entry_id]) if held is not None and entry_id < len(held.slots) else NOBODY
 
-    def seats(self, ledger_id: int, entries: NDArray[np.int64]) -> NDArray[np.uint16]:
-        """Who has each of them (n,), NOBODY or AGAIN."""
+    def slots(self, ledger_id: int, entries: NDArray[np.int64]) -> NDArray[np.uint16]:
+        """The slots (n,) of entries (n,), ascending."""
         found, held = np.zeros(len(entries), np.uint16), self._ledgers.get(ledger_id)
         if held is not None:
-            known = entries[:np.searchsorted(entries, len(held.seats))]
-            found[:len(known)] = held.seats[known]
+            known = entries[:np.searchsorted(entries, len(held.slots))]
+            found[:len(known)] = held.slots[known]
         return found
 
     def settle_up_to(self, ledger_id: int, entry_id: int) -> list[tuple[int, NDArray[np.int64], NDArray[np.uint16]]]:
-        """Everything up to there is acknowledged; returns [(ledger id, entries, seats)] of what was out."""
+        """Forget all entries up to a position; return [(ledger id, entries, slots)] of those that were pending."""
         found = []
         for other in [other for other in self._ledgers if other <= ledger_id]:
-            seats = self._ledgers[other].seats[:entry_id + 1] if other == ledger_id else self._ledgers[other].seats
-            entries = np.flatnonzero(seats)
+            slots = self._ledgers[other].slots[:entry_id + 1] if other == ledger_id else self._ledgers[other].slots
+            entries = np.flatnonzero(slots)
             if len(entries):
                 found.append((other, entries, self.settle(other, entries)))
         return found
 
-    def take_back(self, seat: int) -> list[tuple[int, NDArray[np.int64]]]:
-        """All that the seat has is to be given out again; returns [(ledger id, entries)]."""
+    def take_back(self, slot: int) -> list[tuple[int, NDArray[np.int64]]]:
+        """Take all entries from a consumer, to be redelivered; return [(ledger id, entries)]."""
         found = []
         for ledger_id, held in self._ledgers.items():
-            if held.out and len(entries := np.flatnonzero(held.seats == seat)):
-                self._again(held, entries)
+            if held.out and len(entries := np.flatnonzero(held.slots == slot)):
+                self._return(held, entries)
                 found.append((ledger_id, entries))
         return found
 
-    def take_back_some(self, seat: int, ledger_id: int, entries: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Those of these entries that the seat has are to be given out again; returns them."""
+    def take_back_some(self, slot: int, ledger_id: int, entries: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Take those of these entries that a consumer has, to be redelivered; return them."""
         held = self._ledgers.get(ledger_id)
         if held is None:
             return entries[:0]
-        known = entries[:np.searchsorted(entries, len(held.seats))]
-        mine = known[held.seats[known] == seat]
+        known = entries[:np.searchsorted(entries, len(held.slots))]
+        mine: NDArray[np.int64] = known[held.slots[known] == slot]
         if len(mine):
-            self._again(held, mine)
+            self._return(held, mine)
         return mine
 
-    def to_give_again(self, limit: int | None = None) -> Iterator[tuple[int, Entries]]:
-        """(ledger id, entries) that are to be given out again, in order, all or at most so many; runs apart where they are long."""
-        limit = self.again if limit is None else limit
-        for ledger_id in sorted(self._ledgers) if min(limit, self.again) > 0 else ():
+    def entries_to_redeliver(self, limit: int | None = None) -> Iterator[tuple[int, Entries]]:
+        """(ledger id, entries) to be redelivered, in order, at most `limit` entries.  Long runs come as ranges."""
+        limit = self.to_redeliver if limit is None else limit
+        for ledger_id in sorted(self._ledgers) if min(limit, self.to_redeliver) > 0 else ():
             held = self._ledgers[ledger_id]
-            if not held.again:
+            if not held.to_redeliver:
                 continue
-            at, left, is_first = held.lowest, min(limit, held.again), True
+            at, left, is_first = held.lowest, min(limit, held.to_redeliver), True
             limit -= left
-            while left > 0 and at < len(held.seats):        # in pieces: there may be a million, and few are taken
-                entries = np.flatnonzero(held.seats[at:at + _PIECE] == AGAIN)[:left] + at
+            # piece by piece: there may be a million, and callers take few
+            while left > 0 and at < len(held.slots):
+                entries = np.flatnonzero(held.slots[at:at + _PIECE] == TO_REDELIVER)[:left] + at
                 if len(entries) and is_first:
                     held.lowest, is_first = int(entries[0]), False
                 at, left = at + _PIECE, left - len(entries)
@@ -129,48 +132,51 @@ class Pending:
                 return
 
     def out(self) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.uint16]]]:
-        """(ledger id, entries, their seats) of all that is at a seat."""
+        """(ledger id, entries, slots) of all entries that consumers have."""
         for ledger_id, held in self._ledgers.items():
-            entries = np.flatnonzero((held.seats != NOBODY) & (held.seats != AGAIN))
+            entries = np.flatnonzero((held.slots != NOBODY) & (held.slots != TO_REDELIVER))
             if len(entries):
-                yield ledger_id, entries, held.seats[entries]
+                yield ledger_id, entries, held.slots[entries]
 
     def knows(self, ledger_id: int) -> bool:
-        """Whether anything of the ledger is out, or to be given out again."""
+        """Whether any entry of the ledger is pending, or to be redelivered."""
         return ledger_id in self._ledgers
 
     def _held(self, ledger_id: int, last: int) -> _Held:
         held = self._ledgers.get(ledger_id)
         if held is None:
             held = self._ledgers[ledger_id] = _Held(np.zeros(max(1024, last + 1), np.uint16))
-        elif last >= len(held.seats):
+        elif last >= len(held.slots):
             grown = np.zeros(2 * (int(last) + 1), np.uint16)
-            grown[:len(held.seats)] = held.seats
-            held.seats = grown
+            grown[:len(held.slots)] = held.slots
+            held.slots = grown
         return held
 
-    def _again(self, held: _Held, entries: NDArray[np.int64]) -> None:
-        held.seats[entries] = AGAIN
+    def _return(self, held: _Held, entries: NDArray[np.int64]) -> None:
+        held.slots[entries] = TO_REDELIVER
         held.out -= len(entries)
-        self._count_again(held, int(entries[0]), len(entries))
+        self._count_to_redeliver(held, int(entries[0]), len(entries))
 
-    def _count_again(self, held: _Held, first: int, count: int) -> None:
-        held.lowest = min(held.lowest, first) if held.again else first
-        held.again += count
-        self.again += count
+    def _count_to_redeliver(self, held: _Held, first: int, count: int) -> None:
+        held.lowest = min(held.lowest, first) if held.to_redeliver else first
+        held.to_redeliver += count
+        self.to_redeliver += count
 
     def _drop_if_idle(self, ledger_id: int, held: _Held) -> None:
-        if not held.out and not held.again:
+        if not held.out and not held.to_redeliver:
             del self._ledgers[ledger_id]
 
 
 def _runs(entries: NDArray[np.int64]) -> list[Entries]:
-    """The same entries as ranges, if those are few for so many."""
+    """The same entries as ranges, unless those would be short."""
     edges = np.flatnonzero(np.diff(entries) != 1) + 1
     if (len(edges) + 1) * _RUN > len(entries) and len(edges):
         return [entries]
     firsts = entries[np.append(0, edges)].tolist()
-    return [range(first, last + 1) for first, last in zip(firsts, entries[np.append(edges, len(entries)) - 1].tolist(), strict=True)]
+    return [
+        range(first, last + 1)
+        for first, last in zip(firsts, entries[np.append(edges, len(entries)) - 1].tolist(), strict=True)
+    ]
 
 
 def _index(entries: Entries) -> slice | NDArray[np.int64]:

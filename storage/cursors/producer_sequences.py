@@ -1,12 +1,13 @@
-"""Deduplication: how far each producer of a partition has come, so that a message that is sent again is not stored again.
+"""Deduplication: the last sequence id of each producer name, so that a message sent twice is stored once.
 
-A producer's sequence ids rise.  One that is not above the last that was stored has come before: its producer is told so, by a
-receipt without a place.  What is stored and how far its producer has come by that are one record of the journal, so a crash
-never parts them, and nothing is read through at a start.
+Sequence ids of a producer rise.  A SEND whose sequence id is not above the last stored one is a duplicate: its receipt
+has no position.  One record of the journal holds the entries and the sequence ids of a pass, so a crash never parts
+them, and a start reads no entries to learn sequence ids.
 
-All chunks of a message have its sequence id.  While such messages are under way, the next chunk of each is known.  A producer that
-lost its state begins its message anew: its first chunk is another entry than the one that was stored.  It and those that follow are
-stored then, for they may be cut differently; consumers give up the chunks they have when a first one comes again.
+All chunks of a message have the same sequence id.  While the chunks of a message arrive, the number of the next one is
+known.  A producer that lost its state sends its message again from the first chunk, which then differs from the stored
+first chunk.  These chunks are stored, as the message may be cut differently now; a consumer that gets a first chunk
+again discards the chunks it has.
 """
 import struct
 from collections import OrderedDict
@@ -21,18 +22,20 @@ from geminga.proto.sends import CHUNK_ID, CHUNK_ID_MAX, IS_CHUNK, IS_LAST_CHUNK
 from geminga.storage import format
 
 NONE = -(1 << 63)             # a sequence id below all others
-NOWHERE = (1 << 64) - 1       # ledger id and entry id in the receipt of a duplicate
-_UNDER_WAY_MAX = 64           # messages in chunks of one producer; its threads may take turns, but what it abandons must not pile up
+NOWHERE = (1 << 64) - 1       # ledger id and entry id of a duplicate's receipt
+# Unfinished chunked messages of one producer.  Its threads may interleave some; without a bound, abandoned ones would
+# pile up.
+_UNDER_WAY_MAX = 64
 _HALVES = struct.Struct("<qq")
 
 
 def identity(name: str) -> bytes:
-    """What a producer is known by: 128 bits, which no two names have in common, however long they are."""
+    """A hash of 16 bytes that stands for a producer's name of any length; two names do not collide in practice."""
     return blake2b(name.encode(), digest_size=_HALVES.size).digest()
 
 
 def span(sequence_id: int, highest: int) -> tuple[int, int]:
-    """(first, last) sequence id of what a SEND brings, with a sign, as other brokers read them."""
+    """(first, last) sequence id of a SEND, as signed numbers: Pulsar reads the unsigned fields so."""
     first = sequence_id - (1 << 64) if sequence_id >> 63 else sequence_id
     if not highest:
         return first, first
@@ -40,7 +43,7 @@ def span(sequence_id: int, highest: int) -> tuple[int, int]:
 
 
 def spans(sequence_ids: NDArray[np.uint64], highest: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Likewise of many."""
+    """`span` of many SENDs: both arrays (n,)."""
     first = sequence_ids.view(np.int64)
     if not highest.any():
         return first, first
@@ -49,10 +52,11 @@ def spans(sequence_ids: NDArray[np.uint64], highest: NDArray[np.uint64]) -> tupl
 
 @dataclass(slots=True)
 class Progress:
-    """How far one producer has come."""
+    """The sequence ids that one producer name has stored."""
 
-    last: int = NONE              # sequence id of the last message that is stored whole
-    # Messages of which chunks are stored: sequence id -> (next chunk, checksum of the first).  Never changed, but replaced.
+    last: int = NONE              # sequence id of the last message stored whole
+    # Unfinished chunked messages: sequence id -> (number of the next chunk, CRC32-C of the first).  Replaced, never
+    # changed.
     under_way: dict[int, tuple[int, int]] = field(default_factory=dict)
     seen_ms: int = 0
 
@@ -60,7 +64,7 @@ class Progress:
         return Progress(self.last, self.under_way)
 
     def take(self, first: int, last: int, flags: int, crc32c: int) -> bool:
-        """Whether this SEND brings something new; it counts as stored then."""
+        """Whether a SEND is new.  If so, note it as stored."""
         if flags & IS_CHUNK:
             return self._take_chunk(first, flags, crc32c)
         if first <= self.last:
@@ -83,8 +87,8 @@ class Progress:
         return is_new
 
     def _set(self, sequence_id: int, following: int, beginning: int) -> None:
-        """The next chunk of that message is known; 0: it is not under way."""
-        under_way = {key: found for key, found in self.under_way.items() if key != sequence_id}
+        """Note the number of a message's next chunk; 0: the message is finished."""
+        under_way = {key: value for key, value in self.under_way.items() if key != sequence_id}
         if following:
             under_way[sequence_id] = following, beginning
         if len(under_way) > _UNDER_WAY_MAX:
@@ -93,49 +97,54 @@ class Progress:
 
 
 class Sequences:
-    """Of the producers of one partition."""
+    """Progress of all producers of a partition, the longest inactive first."""
 
     def __init__(self) -> None:
-        self._found: OrderedDict[bytes, Progress] = OrderedDict()      # by identity, the longest inactive first
+        self._by_producer: OrderedDict[bytes, Progress] = OrderedDict()      # by identity, the longest inactive first
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._by_producer)
 
     def of(self, producer: bytes) -> Progress:
-        """How far the producer has come; not to be changed."""
-        return self._found.get(producer) or Progress()
+        """The progress of a producer; callers must not change it."""
+        return self._by_producer.get(producer) or Progress()
 
     def learn(self, producer: bytes, progress: Progress, now_ms: int) -> None:
-        """The producer has come so far."""
+        """Set the progress of a producer, and count it as active now."""
         progress.seen_ms = now_ms
-        self._found[producer] = progress
-        self._found.move_to_end(producer)
+        self._by_producer[producer] = progress
+        self._by_producer.move_to_end(producer)
 
     def leave(self, producer: bytes, now_ms: int) -> None:
-        """The producer is not connected any more."""
-        if producer in self._found:
-            self.learn(producer, self._found[producer], now_ms)
+        """Count a producer that disconnects as active until now."""
+        if producer in self._by_producer:
+            self.learn(producer, self._by_producer[producer], now_ms)
 
     def clear(self) -> None:
-        self._found.clear()
+        self._by_producer.clear()
 
-    # -- forgetting
+    # -- eviction
 
     def is_due(self, now_ms: int, inactive_ms: int, count_max: int) -> bool:
-        """Whether there may be somebody to forget."""
-        return bool(self._found) and (len(self._found) > count_max or now_ms - next(iter(self._found.values())).seen_ms >= inactive_ms)
+        """Whether the longest inactive producer has reached a bound, of time or of number."""
+        if not self._by_producer:
+            return False
+        return (
+            len(self._by_producer) > count_max or now_ms - next(iter(self._by_producer.values())).seen_ms >= inactive_ms
+        )
 
     def forget(self, now_ms: int, inactive_ms: int, count_max: int, connected: Iterable[bytes]) -> int:
-        """Forget who was inactive for so long, and the longest inactive of too many; returns how many the latter were.
+        """Evict producers inactive for `inactive_ms`, and the longest inactive ones beyond `count_max`; return how many
+        the latter are.
 
-        Whoever is connected is not inactive.
+        Connected producers count as active.
         """
         connected, evicted = set(connected), 0
-        for _ in range(len(self._found)):
+        for _ in range(len(self._by_producer)):
             if not self.is_due(now_ms, inactive_ms, count_max):
                 break
-            is_excess = len(self._found) > count_max
-            producer, progress = self._found.popitem(last=False)
+            is_excess = len(self._by_producer) > count_max
+            producer, progress = self._by_producer.popitem(last=False)
             if producer in connected:
                 self.learn(producer, progress, now_ms)
             else:
@@ -145,39 +154,46 @@ class Sequences:
     # -- at rest
 
     def ops(self, partition_id: int, producer: bytes, progress: Progress) -> bytes:
-        """What the journal is to know (OP_ROWs) before the producer has come so far."""
-        (low, high), known, found = _HALVES.unpack(producer), self.of(producer), b""
+        """OP_ROWs, as bytes, that bring a producer from its present progress to this one."""
+        (low, high), known, ops = _HALVES.unpack(producer), self.of(producer), b""
         if progress.last != known.last:
-            found = format.OP.pack(format.PRODUCED, 0, partition_id, low, progress.last, high)
+            ops = format.OP.pack(format.PRODUCED, 0, partition_id, low, progress.last, high)
         if progress.under_way is not known.under_way:
             for sequence_id in sorted(known.under_way.keys() | progress.under_way.keys()):
                 following, beginning = progress.under_way.get(sequence_id, (0, 0))
                 if known.under_way.get(sequence_id, (0, 0)) != (following, beginning):
                     kind = format.CHUNKED | following << format.KIND_WORD
-                    found += format.OP.pack(kind, beginning, partition_id, low, sequence_id, high)
-        return found
+                    ops += format.OP.pack(kind, beginning, partition_id, low, sequence_id, high)
+        return ops
 
     def apply(self, kind: int, beginning: int, low: int, sequence_id: int, high: int) -> None:
-        """One of these ops: its kind, subscription_id, ledger_id, entry_id and value."""
-        progress = self._found.setdefault(_HALVES.pack(low, high), Progress())
+        """Apply one of these ops: its fields kind, subscription_id, ledger_id, entry_id and value."""
+        progress = self._by_producer.setdefault(_HALVES.pack(low, high), Progress())
         if kind & format.KIND == format.PRODUCED:
             progress.last = sequence_id
         else:
             progress._set(sequence_id, kind >> format.KIND_WORD, beginning)
 
-    def rows(self) -> NDArray:
-        """All of it: (n,) SEQUENCE_ROW, in the order in which it would be forgotten."""
-        return np.array([(_HALVES.unpack(producer), progress.last, sequence_id, following, beginning)
-                         for producer, progress in self._found.items()
-                         for sequence_id, (following, beginning) in (progress.under_way or {NONE: (0, 0)}).items()], format.SEQUENCE_ROW)
+    def rows(self) -> NDArray[np.void]:
+        """All progress as SEQUENCE_ROWs (n,), in the order of eviction."""
+        return np.array(
+            [
+                (_HALVES.unpack(producer), progress.last, sequence_id, following, beginning)
+                for producer, progress in self._by_producer.items()
+                for sequence_id, (following, beginning) in (progress.under_way or {NONE: (0, 0)}).items()
+            ],
+            format.SEQUENCE_ROW,
+        )
 
-    def load(self, rows: NDArray) -> None:
-        """Know what these rows say."""
+    def load(self, rows: NDArray[np.void]) -> None:
+        """Add the progress that SEQUENCE_ROWs (n,) hold."""
         for (low, high), last, sequence_id, following, beginning in rows.tolist():
-            progress = self._found.setdefault(_HALVES.pack(low, high), Progress(last))
+            progress = self._by_producer.setdefault(_HALVES.pack(low, high), Progress(last))
             progress._set(sequence_id, following, beginning)
 
     def begin(self, now_ms: int) -> None:
-        """The partition has been opened: nobody counts as inactive since before then."""
-        for progress in self._found.values():
+        """Count all producers as active until now: the partition was just opened, and time before that does not
+        count.
+        """
+        for progress in self._by_producer.values():
             progress.seen_ms = now_ms

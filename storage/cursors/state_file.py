@@ -1,11 +1,11 @@
-"""What is durable about a partition besides its entries, at rest: one file, written anew at a checkpoint.
+"""The state file of a partition: cursors and sequence ids, written anew at each checkpoint.
 
     state    copy, copy
     copy     STATE_HEADER | CURSOR_ROWs | PART_ROWs | ARRAY_ROWs | SEQUENCE_ROWs | the arrays' bytes
 
-What has changed since is in the journal, whose records may be applied to this any number of times.  The file is replaced by a rename
-once the new one is synced, so a power cut finds the old or the new; and it is there twice in the file, so that a damaged
-copy costs nothing.
+The journal has all later changes; its records may be applied to this state any number of times.  A rename replaces the
+file once the new one is synced, so a power cut leaves the old file or the new one.  The file holds its content twice,
+so a damaged copy costs nothing.
 """
 import errno
 import shutil
@@ -13,6 +13,7 @@ import sys
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from crc32c import crc32c
@@ -31,13 +32,13 @@ _ATTEMPTS = 10      # to remove a folder
 
 @dataclass(slots=True)
 class State:
-    """Of one partition."""
+    """The durable state of one partition besides its entries."""
 
-    cursors: dict[int, Cursor] = field(default_factory=dict)      # by subscription id, NOBODY's among them
+    cursors: dict[int, Cursor] = field(default_factory=dict)      # by subscription id, and NOBODY
     sequences: Sequences = field(default_factory=Sequences)
-    damage: list[str] = field(default_factory=list)               # what was wrong with the file, and cost nothing
-    is_uncounted: bool = False                                    # of format version 1, which had no totals
-    delays: int = format.UNKNOWN                                  # whether entries ever waited for their time
+    damage: list[str] = field(default_factory=list)               # one line for each damaged copy
+    is_uncounted: bool = False                                    # read from format version 1, which has no totals
+    delays: int = format.UNKNOWN                                  # whether entries were ever delayed
 
     def cursor(self, subscription_id: int) -> Cursor:
         if subscription_id not in self.cursors:
@@ -45,22 +46,24 @@ class State:
         return self.cursors[subscription_id]
 
     @property
-    def gone(self) -> Cursor:
-        """What is there for nobody any more, whoever begins anew: its place was given back, or it is damaged."""
+    def discarded(self) -> Cursor:
+        """Entries for no subscription, not even a new one: their blocks were given back, or they are damaged."""
         return self.cursor(NOBODY)
 
 
 def encode(partition_id: int, state: State) -> bytes:
-    """The bytes of the file."""
-    cursors, parts, arrays, blobs = [], [], [], []
+    """The content of the file, bytes."""
+    cursors: list[tuple[Any, ...]] = []
+    parts: list[tuple[int, ...]] = []
+    arrays: list[tuple[int, ...]] = []
+    blobs: list[bytes] = []
     for subscription_id, cursor in state.cursors.items():
         cursors.append((subscription_id, *cursor.mark_delete, cursor.since, cursor.totals))
         parts += [(subscription_id, ledger_id, entry_id, number, word) for ledger_id, entries in cursor.parts.items()
                   for entry_id, bits in entries.items() for number, word in enumerate(words(bits).tolist()) if word]
-        for kind, found in _arrays(cursor).items():
-            for ledger_id, array in found.items():
-                used = np.flatnonzero(array) if ledger_id >= cursor.mark_delete[0] else ()
-                if len(used):
+        for kind, by_ledger in _arrays(cursor).items():
+            for ledger_id, array in by_ledger.items():
+                if ledger_id >= cursor.mark_delete[0] and len(used := np.flatnonzero(array)):
                     first, end = int(used[0]), int(used[-1]) + 1
                     blobs.append(array[first:end].tobytes())
                     arrays.append((subscription_id, ledger_id, kind, 0, first, len(blobs[-1])))
@@ -68,18 +71,36 @@ def encode(partition_id: int, state: State) -> bytes:
               ((cursors, format.CURSOR_ROW), (parts, format.PART_ROW), (arrays, format.ARRAY_ROW))]
     sequences = state.sequences.rows()
     body = b"".join([*tables, sequences.tobytes(), *blobs])
-    fields = {"magic": format.STATE_MAGIC, "partition_id": partition_id, "size": len(body), "cursors": len(cursors), "parts": len(parts),
-              "arrays": len(arrays), "sequences": len(sequences), "is_uncounted": state.is_uncounted, "delays": state.delays}
-    copy = format.header(format.STATE_HEADER, **fields, checksum=crc32c(body, crc32c(format.header(format.STATE_HEADER, **fields)))) + body
+    fields = {
+        "magic": format.STATE_MAGIC,
+        "partition_id": partition_id,
+        "size": len(body),
+        "cursors": len(cursors),
+        "parts": len(parts),
+        "arrays": len(arrays),
+        "sequences": len(sequences),
+        "is_uncounted": state.is_uncounted,
+        "delays": state.delays,
+    }
+    copy = (
+        format.header(
+            format.STATE_HEADER, **fields, checksum=crc32c(body, crc32c(format.header(format.STATE_HEADER, **fields)))
+        )
+        + body
+    )
     return copy + copy
 
 
-def _arrays(cursor: Cursor) -> dict[int, dict[int, NDArray]]:
-    return {format.ACKS: cursor.bitmaps, format.REDELIVERIES: cursor.redeliveries.arrays, format.DEATHS: cursor.deaths.arrays}
+def _arrays(cursor: Cursor) -> dict[int, dict[int, NDArray[Any]]]:
+    return {
+        format.ACKS: cursor.bitmaps,
+        format.REDELIVERIES: cursor.redeliveries.arrays,
+        format.DEATHS: cursor.deaths.arrays,
+    }
 
 
 def read(folder: Path, partition_id: int) -> State:
-    """What the partition's file says; of a partition that has none: nothing.  Raises CorruptFile when no copy is whole."""
+    """Read the state of a partition; an empty one if there is no file.  Raises CorruptFile when no copy is whole."""
     path = format.state_path(folder)
     try:
         raw = path.read_bytes()
@@ -90,12 +111,14 @@ def read(folder: Path, partition_id: int) -> State:
     if all(wrong):
         raise CorruptFile(path, 0, "a copy of the partition's state that is whole", wrong[0])
     state = _decode(raw[half:] if wrong[0] else raw[:half])
-    state.damage = [f"{path}: copy {number} is damaged ({why}); the other one is used" for number, why in enumerate(wrong, 1) if why]
+    state.damage = [
+        f"{path}: copy {number} is damaged ({why}); the other one is used" for number, why in enumerate(wrong, 1) if why
+    ]
     return state
 
 
 def why_wrong(copy: bytes, partition_id: int) -> str:
-    """Why this is not such a copy; "" if it is one."""
+    """The reason why these bytes are no whole copy; "" if they are one."""
     if len(copy) < format.HEADER_SIZE:
         return f"it has {len(copy)} bytes"
     head = np.frombuffer(copy, format.STATE_HEADER, 1)
@@ -111,7 +134,7 @@ def why_wrong(copy: bytes, partition_id: int) -> str:
 
 
 def _decode(copy: bytes) -> State:
-    """Of a copy that is whole."""
+    """The state that a whole copy holds."""
     head, at = np.frombuffer(copy, format.STATE_HEADER, 1)[0], format.HEADER_SIZE
     tables = []
     for name, dtype in (("cursors", format.CURSOR_ROW), ("parts", format.PART_ROW), ("arrays", format.ARRAY_ROW),
@@ -122,20 +145,20 @@ def _decode(copy: bytes) -> State:
     state = State(is_uncounted=bool(head["is_uncounted"]), delays=int(head["delays"]))
     state.sequences.load(sequences)
     for subscription_id, ledger_id, entry_id, since, totals in cursors.tolist():
-        found = Cursor(subscription_id, (ledger_id, entry_id), is_durable=True, since=since)
-        found.totals = totals.tolist()
-        state.cursors[subscription_id] = found
+        cursor = Cursor(subscription_id, (ledger_id, entry_id), is_durable=True, since=since)
+        cursor.totals = totals.tolist()
+        state.cursors[subscription_id] = cursor
     load(state.cursors, parts)
     for subscription_id, ledger_id, kind, _, first, size in arrays.tolist():
-        found = _arrays(state.cursors[subscription_id])[kind]
+        by_ledger = _arrays(state.cursors[subscription_id])[kind]
         items = np.frombuffer(copy[at:at + size], np.uint8 if kind == format.ACKS else np.uint16)
-        found[ledger_id] = np.concatenate((np.zeros(first, items.dtype), items))
+        by_ledger[ledger_id] = np.concatenate((np.zeros(first, items.dtype), items))
         at += size
     return state
 
 
 class StateFile:
-    """Where one partition's state is written, by whoever has the newest: a checkpoint's thread may be late."""
+    """Writes the state of one partition.  A late checkpoint thread never overwrites a newer state."""
 
     def __init__(self, folder: Path, partition_id: int):
         self.path, self.partition_id = format.state_path(folder), partition_id
@@ -143,12 +166,15 @@ class StateFile:
         self._taken = self._written = 0
 
     def take(self, state: State) -> "Snapshot":
-        """The state as it is now, to be written."""
+        """A snapshot of the state as of now, to be written by any thread."""
         self._taken += 1
         return Snapshot(self, self._taken, encode(self.partition_id, state))
 
     def write(self, number: int, data: bytes) -> None:
-        """The file has this, synced; its folder is the caller's business."""
+        """Replace the file, synced, unless a newer snapshot was written.  The caller syncs the folder.
+
+        Raises OSError.
+        """
         with self._lock:
             if number <= self._written:
                 return
@@ -157,7 +183,7 @@ class StateFile:
             state_v1.remove(self.path.parent)
 
     def remove(self) -> None:
-        """The partition's folder is gone with all that was in it, and whoever is late writes nothing."""
+        """Remove the partition's folder.  Snapshots that are still to be written are dropped.  Raises OSError."""
         with self._lock:
             self._written = sys.maxsize
             for left in reversed(range(_ATTEMPTS)):
@@ -165,17 +191,19 @@ class StateFile:
                     if self.path.parent.exists():
                         shutil.rmtree(self.path.parent)
                     return
-                except OSError as error:      # a job has made, or removed, something in it meanwhile
+                except OSError as error:      # a job has just created or removed a file in the folder
                     if error.errno not in (errno.ENOTEMPTY, errno.ENOENT) or not left:
                         raise
 
     def checkpoint(self) -> "tuple[list[Path], list[Snapshot]]":
-        """Of a partition that was removed: what named its folder is on disk."""
+        """(paths to be synced, snapshots to be written) after `remove`: the folder that named this one."""
         return [self.path], []
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
+    """The state of a partition as of one moment."""
+
     file: StateFile
     number: int
     data: bytes

@@ -1,4 +1,4 @@
-"""What a partition's folder of format version 1 says about its subscriptions, in the files that `state` took the place of.
+"""Cursors as format version 1 stored them: several files in a partition's folder, which `state` replaced.
 
     cursors                              CURSORS_HEADER, then a CURSOR_ROW per subscription
     parts                                PARTS_HEADER, then format.PART_ROWs
@@ -7,6 +7,7 @@
 """
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from crc32c import crc32c
@@ -16,15 +17,29 @@ from geminga.storage.cursors import batch_acks
 from geminga.storage.cursors.cursor import NOWHERE, Cursor, Position
 from geminga.storage.errors import CorruptFile
 
-CURSORS_HEADER = np.dtype([("magic", "S8"), ("version", "<u4"), ("unused", "<u4"), ("partition_id", "<u8"), ("reserved", "V40")])
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+CURSORS_HEADER = np.dtype(
+    [("magic", "S8"), ("version", "<u4"), ("unused", "<u4"), ("partition_id", "<u8"), ("reserved", "V40")]
+)
 CURSOR_ROW = np.dtype([
     ("subscription_id", "<u8"),      # 0: free
     ("ledger_id", "<i8"), ("entry_id", "<i8"), ("reserved", "V32"), ("unused", "<u4"),
     ("checksum", "<u4"),             # the high word of the sum of its first seven words, each times an odd number
 ])
-PARTS_HEADER = np.dtype([("magic", "S8"), ("version", "<u4"), ("checksum", "<u4"), ("rows", "<u8"), ("reserved", "V40")])
-_ODD = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93, 0xA0761D6478BD642F, 0xE7037ED1A0B428DB, \
-    0x8EBC6AF09C88C6E3
+PARTS_HEADER = np.dtype(
+    [("magic", "S8"), ("version", "<u4"), ("checksum", "<u4"), ("rows", "<u8"), ("reserved", "V40")]
+)
+_ODD = (
+    0x9E3779B97F4A7C15,
+    0xC2B2AE3D27D4EB4F,
+    0x165667B19E3779F9,
+    0xD6E8FEB86659FD93,
+    0xA0761D6478BD642F,
+    0xE7037ED1A0B428DB,
+    0x8EBC6AF09C88C6E3,
+)
 
 
 def is_there(folder: Path) -> bool:
@@ -32,7 +47,7 @@ def is_there(folder: Path) -> bool:
 
 
 def read_cursors(folder: Path, partition_id: int) -> dict[int, Cursor]:
-    """By subscription id; a row that a kill left torn is left out: the journal has it.  Raises CorruptFile."""
+    """{subscription id: Cursor}.  Torn rows are left out: the journal has them.  Raises CorruptFile."""
     raw = _read(folder / "cursors")
     if not any(raw[:format.HEADER_SIZE]):
         return {}
@@ -45,14 +60,19 @@ def read_cursors(folder: Path, partition_id: int) -> dict[int, Cursor]:
         words = np.frombuffer(row.tobytes(), np.uint64).tolist()
         if sum(word * odd for word, odd in zip(words, _ODD, strict=False)) >> 32 & 0xFFFFFFFF == row["checksum"]:
             subscription_id = int(row["subscription_id"])
-            cursors[subscription_id] = Cursor(subscription_id, (int(row["ledger_id"]), int(row["entry_id"])), is_durable=True)
+            cursors[subscription_id] = Cursor(
+                subscription_id, (int(row["ledger_id"]), int(row["entry_id"])), is_durable=True
+            )
     _read_arrays(folder, cursors)
     _read_parts(folder, cursors)
     return cursors
 
 
 def reset(cursor: Cursor, position: Position) -> None:
-    """A record says that the cursor began anew; its files of counts were removed at once then, and say what has happened since."""
+    """Apply a reset of the cursor from the journal.
+
+    Version 1 removed the files of counts at the reset, so the counts that were read are later and stay.
+    """
     cursor.mark_delete = position
     cursor.bitmaps.clear()
     cursor.parts.clear()
@@ -64,8 +84,9 @@ def _read_arrays(folder: Path, cursors: dict[int, Cursor]) -> None:
         cursor = cursors.setdefault(int(subscription_id), Cursor(int(subscription_id), NOWHERE, is_durable=True))
         if not path.stat().st_size or int(ledger_id) < cursor.mark_delete[0]:
             continue
-        arrays = {"acks": cursor.bitmaps, "redeliveries": cursor.redeliveries.arrays, "deaths": cursor.deaths.arrays}[kind]
-        arrays[int(ledger_id)] = np.fromfile(path, np.uint8 if kind == "acks" else np.uint16)
+        arrays: dict[str, dict[int, NDArray[Any]]] = {
+            "acks": cursor.bitmaps, "redeliveries": cursor.redeliveries.arrays, "deaths": cursor.deaths.arrays}
+        arrays[kind][int(ledger_id)] = np.fromfile(path, np.uint8 if kind == "acks" else np.uint16)
 
 
 def _read_parts(folder: Path, cursors: dict[int, Cursor]) -> None:
@@ -75,7 +96,9 @@ def _read_parts(folder: Path, cursors: dict[int, Cursor]) -> None:
         return
     head, rows = np.frombuffer(raw, PARTS_HEADER, 1)[0], raw[format.HEADER_SIZE:]
     if head["magic"] != b"GEMPARTS" or head["version"] != 1 or head["checksum"] != crc32c(rows):
-        raise CorruptFile(path, 0, "parts of batches with their checksum, format version 1", (head["magic"], int(head["version"])))
+        raise CorruptFile(
+            path, 0, "parts of batches with their checksum, format version 1", (head["magic"], int(head["version"]))
+        )
     batch_acks.load(cursors, np.frombuffer(rows, format.PART_ROW))
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.storage.cursors.cursor import Position
-from geminga.storage.cursors.pending_acks import AGAIN, NOBODY, Entries
+from geminga.storage.cursors.pending_acks import NOBODY, TO_REDELIVER, Entries
 from geminga.storage.delayed.index import Released
 from geminga.storage.dispatch.ranges import AutoSplit, Consistent, Sticky, hashes_of
 from geminga.storage.dispatch.shared import Shared
@@ -31,7 +31,7 @@ _FEW = 8                        # consumers whose entries are found one by one s
 class Draining:
     """A hash that has changed hands while entries of it were out."""
 
-    seat: int       # where they are
+    slot: int       # where they are
     entries: int
     since_ms: int
     blocked: int = 0      # how often one more of its entries could not be given out
@@ -44,7 +44,7 @@ class KeyShared(Shared):
         self._draining: dict[int, Draining] = {}
         self._is_stale = False                                           # `_draining`: somebody came or left since
         self._is_loose = False                                           # the order may be broken: nothing drains
-        self._have_theirs: frozenset[int] = frozenset()                  # seats for which nothing is left among what was withheld
+        self._have_theirs: frozenset[int] = frozenset()                  # slots for which nothing is left among what was withheld
 
     # -- consumers
 
@@ -84,7 +84,7 @@ class KeyShared(Shared):
             return
         self.ranges = self._made()()
         for consumer in self.subscription.consumers:
-            if consumer.seat:
+            if consumer.slot:
                 self.ranges.add(consumer)
         self._change_hands()
 
@@ -107,23 +107,23 @@ class KeyShared(Shared):
 
     def _look_at_hands(self) -> None:
         before, self._draining = self._draining, {}
-        for ledger_id, entries, seats in self.pending.out() if not self._is_loose else ():
+        for ledger_id, entries, slots in self.pending.out() if not self._is_loose else ():
             hashes = self._hashes(self.subscription.partition.find(ledger_id), entries)
-            moved = np.flatnonzero(self.ranges.seats(hashes) != seats)
+            moved = np.flatnonzero(self.ranges.slots(hashes) != slots)
             found, firsts, counts = np.unique(hashes[moved], return_index=True, return_counts=True)
-            for number, seat, count in zip(found.tolist(), seats[moved[firsts]].tolist(), counts.tolist(), strict=True):
+            for number, slot, count in zip(found.tolist(), slots[moved[firsts]].tolist(), counts.tolist(), strict=True):
                 if number in self._draining:
                     self._draining[number].entries += count
-                elif (known := before.get(number)) is not None and known.seat == seat:
-                    self._draining[number] = Draining(seat, count, known.since_ms, known.blocked)
+                elif (known := before.get(number)) is not None and known.slot == slot:
+                    self._draining[number] = Draining(slot, count, known.since_ms, known.blocked)
                 else:
-                    self._draining[number] = Draining(seat, count, self.subscription.partition.now_ms)
+                    self._draining[number] = Draining(slot, count, self.subscription.partition.now_ms)
         for number, gone in before.items():
             if number not in self._draining:
                 self._cleared(gone)
 
     def _cleared(self, draining: Draining) -> None:
-        if (consumer := self._seats[draining.seat]) is not None:
+        if (consumer := self._slots[draining.slot]) is not None:
             consumer.hashes_cleared += 1
 
     def _drained(self, ledger: Ledger, entries: NDArray[np.int64]) -> None:
@@ -138,10 +138,10 @@ class KeyShared(Shared):
                     self._cleared(draining)
                     self._have_theirs = frozenset()
 
-    def _settled(self, ledger: Ledger, entries: NDArray[np.int64], seats: NDArray[np.uint16]) -> None:
-        super()._settled(ledger, entries, seats)
+    def _settled(self, ledger: Ledger, entries: NDArray[np.int64], slots: NDArray[np.uint16]) -> None:
+        super()._settled(ledger, entries, slots)
         if self._draining:
-            self._drained(ledger, entries[(seats != NOBODY) & (seats != AGAIN)])
+            self._drained(ledger, entries[(slots != NOBODY) & (slots != TO_REDELIVER)])
 
     def redeliver(self, consumer: Consumer, wanted: dict[int, NDArray[np.int64]]) -> Nacked:
         nacked = super().redeliver(consumer, wanted)
@@ -158,8 +158,8 @@ class KeyShared(Shared):
             for at in np.flatnonzero(np.isin(hashes, np.fromiter(self.draining, np.int64))).tolist():
                 oldest.setdefault(int(hashes[at]), (ledger_id, int(entries[at])))
         for number, draining in sorted(self.draining.items())[:_CAUSES_MAX]:
-            waiting = self._seats[int(self.ranges.seats(np.array([number]))[0])]
-            found.append({"cause": "draining key", "hash": number, "consumer": self._seats[draining.seat].name,
+            waiting = self._slots[int(self.ranges.slots(np.array([number]))[0])]
+            found.append({"cause": "draining key", "hash": number, "consumer": self._slots[draining.slot].name,
                           "since_ms": draining.since_ms, "message": "{}:{}".format(*oldest[number]), "messages": draining.entries,
                           "waiting": waiting.name if waiting else None})
         if isinstance(self.ranges, Sticky) and (gaps := self.ranges.of(NOBODY)):
@@ -171,7 +171,7 @@ class KeyShared(Shared):
     def look_ahead(self, takers: list[Consumer]) -> int:
         if not takers:
             return 0
-        allowed = min(_LOOK_AHEAD_MAX, _LOOK_AHEAD_EACH * len(self.subscription.consumers)) - self.pending.again
+        allowed = min(_LOOK_AHEAD_MAX, _LOOK_AHEAD_EACH * len(self.subscription.consumers)) - self.pending.to_redeliver
         return min(allowed, max(super().look_ahead(takers), _LOOK_AHEAD_MIN))
 
     def released(self, parked: list[Position]) -> None:
@@ -183,18 +183,18 @@ class KeyShared(Shared):
         self._have_theirs = frozenset()
 
     def next_batches(self, ledgers: list[Ledger]) -> list[Batch]:
-        if not self.pending.again and not self.has_unread(ledgers):      # nobody has to be asked what it can take
+        if not self.pending.to_redeliver and not self.has_unread(ledgers):      # nobody has to be asked what it can take
             return []
         takers = self._takers()
         batches = super().next_batches(ledgers)
-        self._have_theirs = frozenset(consumer.seat for consumer in takers if self.room(consumer) > 0)
+        self._have_theirs = frozenset(consumer.slot for consumer in takers if self.room(consumer) > 0)
         return batches
 
     def _give_again(self, batches: list[Batch]) -> bool:
         """All that was withheld is looked at before anything new is, unless it has been for all who can take something."""
-        if self._have_theirs.issuperset(consumer.seat for consumer in self._takers()):
+        if self._have_theirs.issuperset(consumer.slot for consumer in self._takers()):
             return True
-        for ledger_id, entries in self.pending.to_give_again():
+        for ledger_id, entries in self.pending.entries_to_redeliver():
             if not (takers := self._takers()):
                 return False
             self.deal(takers, self.subscription.partition.find(ledger_id), entries, batches, is_again=True)
@@ -203,15 +203,15 @@ class KeyShared(Shared):
     def deal(self, takers: list[Consumer], ledger: Ledger, entries: Entries, batches: list[Batch], *, is_again: bool) -> int:
         ids = np.arange(entries.start, entries.stop) if isinstance(entries, range) else entries
         hashes = self._hashes(ledger, ids)
-        seats = self.ranges.seats(hashes)
+        slots = self.ranges.slots(hashes)
         if self.draining:
             is_draining = np.isin(hashes, np.fromiter(self.draining, np.int64))
             for found, count in zip(*(column.tolist() for column in np.unique(hashes[is_draining], return_counts=True)), strict=True):
                 self.draining[found].blocked += count
-            seats = np.where(is_draining, NOBODY, seats)
+            slots = np.where(is_draining, NOBODY, slots)
         messages = self.subscription.messages(ledger, entries)
         is_left = np.ones(len(ids), bool)
-        for consumer, mine in self._shares(takers, seats):
+        for consumer, mine in self._shares(takers, slots):
             if (room := self.room(consumer)) > 0:
                 count, many = self.reach(ledger, ids[mine], messages[mine], room)
                 is_left[mine[:count]] = False
@@ -220,15 +220,15 @@ class KeyShared(Shared):
             self.pending.withhold(ledger.ledger_id, ids[is_left])
         return len(ids)
 
-    def _shares(self, takers: list[Consumer], seats: NDArray[np.uint16]) -> Iterator[tuple[Consumer, NDArray[np.intp]]]:
-        """(each of them that has any, which of the entries at these seats (n,) are its own)"""
+    def _shares(self, takers: list[Consumer], slots: NDArray[np.uint16]) -> Iterator[tuple[Consumer, NDArray[np.intp]]]:
+        """(each of them that has any, which of the entries at these slots (n,) are its own)"""
         if len(takers) <= _FEW:
-            shares = ((consumer, np.flatnonzero(seats == consumer.seat)) for consumer in takers)
+            shares = ((consumer, np.flatnonzero(slots == consumer.slot)) for consumer in takers)
             yield from ((consumer, mine) for consumer, mine in shares if len(mine))
             return
-        order = np.argsort(seats, kind="stable")
-        there, firsts = np.unique(seats[order], return_index=True)
+        order = np.argsort(slots, kind="stable")
+        there, firsts = np.unique(slots[order], return_index=True)
         mine = dict(zip(there.tolist(), np.split(order, firsts[1:]), strict=True))
-        yield from ((consumer, mine[consumer.seat]) for consumer in takers if consumer.seat in mine)
+        yield from ((consumer, mine[consumer.slot]) for consumer in takers if consumer.slot in mine)
 
     _hashes = staticmethod(hashes_of)

@@ -1,6 +1,6 @@
 """Which consumer of a Key_Shared subscription a key belongs to: the hash of the key lies in somebody's range.
 
-Hashes are 0 .. 65535.  Each of these maps all of them, or some, to seats; `seats` looks many up at once.
+Hashes are 0 .. 65535.  Each of these maps all of them, or some, to slots; `slots` looks many up at once.
 """
 import bisect
 from itertools import pairwise
@@ -39,7 +39,7 @@ class Range(NamedTuple):
 
 
 class _Bounds:
-    """Neighbouring regions: _ends[n] is where the one of _seats[n] ends; seat 0 is nobody's.
+    """Neighbouring regions: _ends[n] is where the one of _slots[n] ends; slot 0 is nobody's.
 
     Whoever comes or goes changes its own regions; the others are copied, as arrays.
     """
@@ -47,28 +47,28 @@ class _Bounds:
     def __init__(self) -> None:
         self._set(_NOTHING, _NOTHING)
 
-    def _set(self, ends: NDArray[np.int64], seats: NDArray[np.int64]) -> None:
-        self._ends, self._seats = np.append(ends, HASHES), np.append(seats, 0).astype(np.uint16)
+    def _set(self, ends: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
+        self._ends, self._slots = np.append(ends, HASHES), np.append(slots, 0).astype(np.uint16)
 
     def _lay_out(self) -> None:
         """The regions are to be looked at."""
 
-    def seats(self, hashes: NDArray[np.int64]) -> NDArray[np.uint16]:
-        """The seat (n,) to which each hash belongs."""
+    def slots(self, hashes: NDArray[np.int64]) -> NDArray[np.uint16]:
+        """The slot (n,) to which each hash belongs."""
         self._lay_out()
-        return self._seats[np.searchsorted(self._ends, hashes, side="right")]
+        return self._slots[np.searchsorted(self._ends, hashes, side="right")]
 
-    def of(self, seat: int) -> list[Range]:
-        return self.all().get(seat, [])
+    def of(self, slot: int) -> list[Range]:
+        return self.all().get(slot, [])
 
     def all(self) -> dict[int, list[Range]]:
-        """Everybody's, by seat."""
+        """Everybody's, by slot."""
         self._lay_out()
         found: dict[int, list[Range]] = {}
         firsts = [0, *self._ends[:-1].tolist()]
-        for first, end, seat in zip(firsts, self._ends.tolist(), self._seats.tolist(), strict=True):
+        for first, end, slot in zip(firsts, self._ends.tolist(), self._slots.tolist(), strict=True):
             if end > first:
-                found.setdefault(seat, []).append(Range(first, end - 1))
+                found.setdefault(slot, []).append(Range(first, end - 1))
         return found
 
 
@@ -76,22 +76,22 @@ class AutoSplit(_Bounds):
     """A newcomer gets the lower half of the largest region; what somebody leaves goes to the region on its right."""
 
     def add(self, consumer: Consumer) -> None:
-        ends, seats = self._ends[:-1], self._seats[:-1]
+        ends, slots = self._ends[:-1], self._slots[:-1]
         if not len(ends):
-            return self._set(np.array([HASHES]), np.array([consumer.seat]))
+            return self._set(np.array([HASHES]), np.array([consumer.slot]))
         sizes = np.diff(ends, prepend=0)
         largest = int(sizes.argmax())
         size = int(sizes[largest])
         if size > 1:
             middle = ends[largest] - size + size // 2
-            self._set(np.insert(ends, largest, middle), np.insert(seats, largest, consumer.seat))
+            self._set(np.insert(ends, largest, middle), np.insert(slots, largest, consumer.slot))
 
     def remove(self, consumer: Consumer) -> None:
-        ends, seats = self._ends[:-1], self._seats[:-1]
-        at = np.flatnonzero(seats == consumer.seat)
+        ends, slots = self._ends[:-1], self._slots[:-1]
+        at = np.flatnonzero(slots == consumer.slot)
         if len(at):      # the last has nothing on its right
-            is_last = at[0] == len(seats) - 1 and len(seats) > 1
-            self._set(np.delete(ends, at[0] - 1 if is_last else at[0]), np.delete(seats, at[0]))
+            is_last = at[0] == len(slots) - 1 and len(slots) > 1
+            self._set(np.delete(ends, at[0] - 1 if is_last else at[0]), np.delete(slots, at[0]))
 
 
 class Consistent(_Bounds):
@@ -99,12 +99,12 @@ class Consistent(_Bounds):
 
     def __init__(self) -> None:
         super().__init__()
-        self._at: dict[int, list[tuple[str, int]]] = {}      # point -> [(name, seat)]
+        self._at: dict[int, list[tuple[str, int]]] = {}      # point -> [(name, slot)]
         self._points = self._holders = _NOTHING              # those of the points that have any, ascending, and whose they are
         self._changed: set[int] = set()                      # points to which somebody came, or that somebody left, since
 
     def add(self, consumer: Consumer) -> None:
-        points, whose = self._points_of(consumer), (consumer.name, consumer.seat)
+        points, whose = self._points_of(consumer), (consumer.name, consumer.slot)
         for point in points:
             bisect.insort(self._at.setdefault(point, []), whose)
         self._changed.update(points)
@@ -112,15 +112,15 @@ class Consistent(_Bounds):
     def remove(self, consumer: Consumer) -> None:
         points = self._points_of(consumer)
         for point in points:
-            self._at[point].remove((consumer.name, consumer.seat))
+            self._at[point].remove((consumer.name, consumer.slot))
             if not self._at[point]:
                 del self._at[point]
         self._changed.update(points)
 
     @staticmethod
     def _points_of(consumer: Consumer) -> list[int]:
-        """Consumers of one name need points of their own, or one of them would get nothing: so the seat is part of what is hashed."""
-        return list({mmh3.hash(f"{consumer.name}\0{consumer.seat}\0{n}", signed=False) % HASHES for n in range(_RING_POINTS)})
+        """Consumers of one name need points of their own, or one of them would get nothing: so the slot is part of what is hashed."""
+        return list({mmh3.hash(f"{consumer.name}\0{consumer.slot}\0{n}", signed=False) % HASHES for n in range(_RING_POINTS)})
 
     def _lay_out(self) -> None:
         if not self._changed:
@@ -161,8 +161,8 @@ class Sticky(_Bounds):
 
     def __init__(self) -> None:
         super().__init__()
-        self._consumers: dict[int, Consumer] = {}                     # by seat
-        self._firsts = self._lasts = self._takers = _NOTHING          # of the ranges, ascending, and the seats that have them
+        self._consumers: dict[int, Consumer] = {}                     # by slot
+        self._firsts = self._lasts = self._takers = _NOTHING          # of the ranges, ascending, and the slots that have them
 
     def conflict(self, consumer: Consumer) -> Consumer | None:
         """Who has part of what this consumer wants."""
@@ -176,19 +176,19 @@ class Sticky(_Bounds):
     def add(self, consumer: Consumer) -> None:
         firsts, lasts = np.array(sorted(consumer.ranges), np.int64).T
         at = np.searchsorted(self._firsts, firsts)
-        self._consumers[consumer.seat] = consumer
+        self._consumers[consumer.slot] = consumer
         self._firsts, self._lasts = np.insert(self._firsts, at, firsts), np.insert(self._lasts, at, lasts)
-        self._takers = np.insert(self._takers, at, consumer.seat)
+        self._takers = np.insert(self._takers, at, consumer.slot)
         self._put()
 
     def remove(self, consumer: Consumer) -> None:
-        if self._consumers.pop(consumer.seat, None) is not None:
-            stays = self._takers != consumer.seat
+        if self._consumers.pop(consumer.slot, None) is not None:
+            stays = self._takers != consumer.slot
             self._firsts, self._lasts, self._takers = self._firsts[stays], self._lasts[stays], self._takers[stays]
             self._put()
 
     def _put(self) -> None:
         """A region for each range, and one of nobody's before it, which may be empty."""
         ends = np.stack((self._firsts, self._lasts + 1), 1).ravel()
-        seats = np.stack((np.zeros(len(self._takers), np.int64), self._takers), 1).ravel()
-        self._set(ends, seats)
+        slots = np.stack((np.zeros(len(self._takers), np.int64), self._takers), 1).ravel()
+        self._set(ends, slots)

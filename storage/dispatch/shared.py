@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geminga.storage.cursors.cursor import Position
-from geminga.storage.cursors.pending_acks import AGAIN, NOBODY, SEATS_MAX, Entries, Pending
+from geminga.storage.cursors.pending_acks import NOBODY, SLOTS_MAX, TO_REDELIVER, Entries, Pending
 from geminga.storage.delayed.index import Released, Schedule
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.topics.subscription import Batch, Consumer, Dispatcher, Nacked, Subscription
@@ -24,28 +24,28 @@ class Shared(Dispatcher):
     def __init__(self, subscription: Subscription):
         super().__init__(subscription)
         self.pending = Pending()
-        self.unacknowledged = 0                                  # messages at all seats
+        self.unacknowledged = 0                                  # messages at all slots
         self.is_blocked = False                                  # by too many of them
         self.broker_bound = 0                                    # how many there may be as long as the broker has too many; 0: any number
-        self._seats: list[Consumer | None] = [None]              # seat -> consumer; nobody sits at 0
-        self._free: list[int] = []                               # seats that somebody has left, a heap
-        self._last_served = 0                                    # seat
+        self._slots: list[Consumer | None] = [None]              # slot -> consumer; nobody sits at 0
+        self._free: list[int] = []                               # slots that somebody has left, a heap
+        self._last_served = 0                                    # slot
 
     # -- consumers
 
     def attach(self, consumer: Consumer) -> None:
         if self._free:
-            consumer.seat = heapq.heappop(self._free)
-            self._seats[consumer.seat] = consumer
+            consumer.slot = heapq.heappop(self._free)
+            self._slots[consumer.slot] = consumer
         else:
-            assert len(self._seats) <= SEATS_MAX      # commands.py refuses more
-            consumer.seat = len(self._seats)
-            self._seats.append(consumer)
+            assert len(self._slots) <= SLOTS_MAX      # commands.py refuses more
+            consumer.slot = len(self._slots)
+            self._slots.append(consumer)
 
     def detach(self, consumer: Consumer) -> None:
-        self.pending.take_back(consumer.seat)
-        self._seats[consumer.seat] = None
-        heapq.heappush(self._free, consumer.seat)
+        self.pending.take_back(consumer.slot)
+        self._slots[consumer.slot] = None
+        heapq.heappush(self._free, consumer.slot)
         self._count_unacknowledged(consumer, -consumer.unacknowledged)
 
     def _count_unacknowledged(self, consumer: Consumer, messages: int) -> None:
@@ -104,7 +104,7 @@ class Shared(Dispatcher):
 
     def next_batches(self, ledgers: list[Ledger]) -> list[Batch]:
         batches: list[Batch] = []
-        if not self.pending.again and not self.has_unread(ledgers):      # nobody has to be asked what it can take
+        if not self.pending.to_redeliver and not self.has_unread(ledgers):      # nobody has to be asked what it can take
             return batches
         if self._give_again(batches):
             self._give_new(batches, ledgers)
@@ -112,9 +112,9 @@ class Shared(Dispatcher):
 
     def _give_again(self, batches: list[Batch]) -> bool:
         """Give out what was given back; whether there is nothing left of it that new entries had to wait for."""
-        for ledger_id, entries in self.pending.to_give_again(self.look_ahead(self._takers())):
+        for ledger_id, entries in self.pending.entries_to_redeliver(self.look_ahead(self._takers())):
             self.deal(self._takers(), self.subscription.partition.find(ledger_id), entries, batches, is_again=True)
-        return not self.pending.again
+        return not self.pending.to_redeliver
 
     def _give_new(self, batches: list[Batch], ledgers: list[Ledger]) -> None:
         subscription, schedule = self.subscription, self._schedule
@@ -167,7 +167,7 @@ class Shared(Dispatcher):
             if ledger.has_lost:
                 self.subscription.partition.give_up_lost(ledger)
             entries = self.subscription.left_of(ledger.ledger_id, entries)
-            entries = entries[self.pending.seats(ledger.ledger_id, entries) == NOBODY]      # else it was given out while nothing waited
+            entries = entries[self.pending.slots(ledger.ledger_id, entries) == NOBODY]      # else it was given out while nothing waited
             if len(entries):
                 self.pending.withhold(ledger.ledger_id, entries)
 
@@ -175,7 +175,7 @@ class Shared(Dispatcher):
         """Those that can take something, those first whose turn it is."""
         takers = [consumer for consumer in self.subscription.consumers if self.room(consumer) > 0]
         if len(takers) > 1:
-            takers.sort(key=lambda consumer: (consumer.priority, consumer.seat <= self._last_served, consumer.seat))
+            takers.sort(key=lambda consumer: (consumer.priority, consumer.slot <= self._last_served, consumer.slot))
         return takers
 
     def look_ahead(self, takers: list[Consumer]) -> int:
@@ -188,7 +188,7 @@ class Shared(Dispatcher):
             return False
         schedule = self._schedule
         is_all_later = schedule is not None and schedule.limit is not None and self.subscription.read >= schedule.limit
-        return self.pending.again > 0 or (not is_all_later and self.has_unread(ledgers))
+        return self.pending.to_redeliver > 0 or (not is_all_later and self.has_unread(ledgers))
 
     def deal(self, takers: list[Consumer], ledger: Ledger, entries: Entries, batches: list[Batch], *, is_again: bool) -> int:
         """Give out entries from the first on, in turns; returns how many."""
@@ -206,7 +206,7 @@ class Shared(Dispatcher):
                 count, many = self.reach(ledger, entries[at:at + turn], messages[at:at + turn], room)
                 self.give(consumer, ledger, entries[at:at + count], many, batches, is_again=is_again)
                 at += count
-                self._last_served = consumer.seat
+                self._last_served = consumer.slot
                 if self.room(consumer) > 0:
                     waiting.append(consumer)
                 else:
@@ -214,7 +214,7 @@ class Shared(Dispatcher):
         return at
 
     def give(self, consumer: Consumer, ledger: Ledger, entries: Entries, messages: int, batches: list[Batch], *, is_again: bool) -> None:
-        self.pending.give(ledger.ledger_id, entries, consumer.seat, is_again=is_again)
+        self.pending.give(ledger.ledger_id, entries, consumer.slot, is_again=is_again)
         consumer.permits -= messages
         self._count_unacknowledged(consumer, messages)
         batches.append((consumer, ledger, entries))
@@ -224,36 +224,36 @@ class Shared(Dispatcher):
         self._settled(ledger, entries, self.pending.settle(ledger.ledger_id, entries))
 
     def acknowledged_up_to(self, position: Position) -> None:
-        for ledger_id, entries, seats in self.pending.settle_up_to(*position):
+        for ledger_id, entries, slots in self.pending.settle_up_to(*position):
             ledger = self.subscription.partition.find(ledger_id)
             if ledger is not None:
-                self._settled(ledger, entries, seats)
+                self._settled(ledger, entries, slots)
 
-    def _settled(self, ledger: Ledger, entries: NDArray[np.int64], seats: NDArray[np.uint16]) -> None:
-        """These entries are no longer at these seats."""
-        is_out = (seats != NOBODY) & (seats != AGAIN)
-        entries, seats = entries[is_out], seats[is_out]
+    def _settled(self, ledger: Ledger, entries: NDArray[np.int64], slots: NDArray[np.uint16]) -> None:
+        """These entries are no longer at these slots."""
+        is_out = (slots != NOBODY) & (slots != TO_REDELIVER)
+        entries, slots = entries[is_out], slots[is_out]
         if not len(entries):
             return
         messages = self.subscription.messages(ledger, entries)
-        for seat, count in enumerate(np.bincount(seats, messages).tolist()):
+        for slot, count in enumerate(np.bincount(slots, messages).tolist()):
             if count:
-                self._count_unacknowledged(self._seats[seat], -int(count))
-                self._seats[seat].acknowledged += int(count)
+                self._count_unacknowledged(self._slots[slot], -int(count))
+                self._slots[slot].acknowledged += int(count)
 
     def part_acknowledged(self, ledger: Ledger, entry_id: int, messages: int) -> None:
         """So many messages of an entry are acknowledged now, others are not."""
-        seat = self.pending.seat(ledger.ledger_id, entry_id)
-        if NOBODY < seat < AGAIN:
-            self._count_unacknowledged(self._seats[seat], -messages)
-            self._seats[seat].acknowledged += messages
+        slot = self.pending.slot(ledger.ledger_id, entry_id)
+        if NOBODY < slot < TO_REDELIVER:
+            self._count_unacknowledged(self._slots[slot], -messages)
+            self._slots[slot].acknowledged += messages
 
     def held_by(self, consumer: Consumer) -> list[tuple[int, NDArray[np.int64]]]:
-        return [(ledger_id, entries[seats == consumer.seat]) for ledger_id, entries, seats in self.pending.out()
-                if (seats == consumer.seat).any()]
+        return [(ledger_id, entries[slots == consumer.slot]) for ledger_id, entries, slots in self.pending.out()
+                if (slots == consumer.slot).any()]
 
     def holds(self, consumer: Consumer, position: Position) -> bool:
-        return self.pending.seat(*position) == consumer.seat
+        return self.pending.slot(*position) == consumer.slot
 
     def released(self, parked: list[Position]) -> None:
         for ledger_id, entry_id in parked:
@@ -263,9 +263,9 @@ class Shared(Dispatcher):
 
     def redeliver(self, consumer: Consumer, wanted: dict[int, NDArray[np.int64]]) -> Nacked:
         if wanted:
-            found = [(ledger_id, self.pending.take_back_some(consumer.seat, ledger_id, entries)) for ledger_id, entries in wanted.items()]
+            found = [(ledger_id, self.pending.take_back_some(consumer.slot, ledger_id, entries)) for ledger_id, entries in wanted.items()]
         else:
-            found = self.pending.take_back(consumer.seat)
+            found = self.pending.take_back(consumer.slot)
         for ledger_id, entries in found:
             ledger = self.subscription.partition.find(ledger_id)
             if ledger is not None and len(entries):

@@ -157,7 +157,7 @@ def _came_until(ledger: Ledger, came_ms: int) -> int:
 def _due_by(cursor: Cursor, partition: Partition, ledger: Ledger, end: int, came_ms: int) -> NDArray[np.int64]:
     """The ledger's entries before `end` that are not acknowledged and were to come until then, ascending."""
     found, schedule = [], partition.schedule
-    for entries in cursor.left(ledger, 0, end if schedule is None else min(end, schedule.end(ledger))):
+    for entries in cursor.unacknowledged_batches(ledger, 0, end if schedule is None else min(end, schedule.end(ledger))):
         entries = np.asarray(entries if schedule is None else schedule.ready(ledger.ledger_id, entries))
         found.append(entries[(ledger.deliver_at[entries] if schedule is None else schedule.times_of(ledger, entries)) <= came_ms])
     return np.concatenate(found) if found else np.zeros(0, np.int64)

@@ -84,7 +84,7 @@ class Expiry:
     def _acknowledge(self, subscription: Subscription, ledger: Ledger, end: int, came_ms: int) -> int:
         """Of its entries before `end` what has expired is acknowledged; returns when the first of the others was to come."""
         schedule, expired, late_ms = subscription.partition.schedule, [], NEVER_MS
-        for entries in subscription.cursor.left(ledger, 0, end if schedule is None else min(end, schedule.end(ledger))):
+        for entries in subscription.cursor.unacknowledged_batches(ledger, 0, end if schedule is None else min(end, schedule.end(ledger))):
             if schedule is not None:
                 entries = schedule.ready(ledger.ledger_id, entries)
                 times = schedule.times_of(ledger, entries)

@@ -141,7 +141,7 @@ class Recovery:
     def _gone(self, found: Ledger) -> Cursor | None:
         """What of a ledger that is a backup's too is there for nobody any more: where it lay there may be a hole, which stays."""
         with contextlib.suppress(CorruptFile):
-            return self._state(found.partition_id).gone
+            return self._state(found.partition_id).discarded
         return None
 
     def _folder(self, partition_id: int) -> Path:

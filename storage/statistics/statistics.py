@@ -227,7 +227,7 @@ def delayed_memory(subscription: Subscription, later: int) -> int:
 def again(subscription: Subscription) -> int:
     """Entries to be given out again."""
     pending = getattr(subscription.dispatcher, "pending", None)
-    return pending.again if pending is not None else 0
+    return pending.to_redeliver if pending is not None else 0
 
 
 def unacknowledged(subscription: Subscription) -> int:

@@ -204,7 +204,7 @@ def open_partition(data_dir: Path, partition_id: int, name: TopicName, topic_epo
     """
     folder = format.partition_folder(data_dir, partition_id)
     stored, file = known or (state_file.read(folder, partition_id), StateFile(folder, partition_id))
-    partition = Partition(partition_id, name, folder, file, Producers(topic_epoch), options, stored.gone, damage=stored.damage,
+    partition = Partition(partition_id, name, folder, file, Producers(topic_epoch), options, stored.discarded, damage=stored.damage,
                            sequences=stored.sequences)
     ledger_headers.remove_unmade(folder)
     partition.ledgers = [ledger.open_ledger(folder, partition_id, found) for found in ledger_headers.ledger_ids(folder)]
@@ -223,8 +223,8 @@ def open_partition(data_dir: Path, partition_id: int, name: TopicName, topic_epo
         if subscription_id in stored.cursors:     # else its creation was never answered; whoever asks again has it made anew
             cursor = stored.cursors[subscription_id]
             for found in partition.ledgers:
-                if found.ledger_id in stored.gone.bitmaps:
-                    cursor.acknowledge(found, _set_bits(stored.gone.bitmaps[found.ledger_id]))
+                if found.ledger_id in stored.discarded.bitmaps:
+                    cursor.acknowledge(found, _set_bits(stored.discarded.bitmaps[found.ledger_id]))
             cursor.forget_acknowledged_parts()
             subscription = partition.add_subscription(text, cursor)
             subscription.advance()

@@ -117,7 +117,7 @@ class Consumer:
     counted: tuple = ()                       # see statistics.py: what it had counted when the last window ended, ...
     rates: tuple = ()                         # ... and a second's share of that window
     # Of consumers that share a subscription:
-    seat: int = 0
+    slot: int = 0
     unacknowledged: int = 0                   # messages it has been sent and not acknowledged
     is_blocked: bool = False                  # by too many of those
     hashes_cleared: int = 0                   # of keys that had to be settled before another got more of them, and are
@@ -374,7 +374,7 @@ class Subscription:
             return
         if end > first and ledger.has_lost:
             self.partition.give_up_lost(ledger)
-        for entries in self.cursor.left(ledger, first, end):
+        for entries in self.cursor.unacknowledged_batches(ledger, first, end):
             parked = self.parked(ledger.ledger_id, entries) if self.deaths_max else ()
             if parked:
                 entries = np.setdiff1d(np.asarray(entries), parked, assume_unique=True)

@@ -79,9 +79,9 @@ def _owners(subscription: Subscription, partition: Partition) -> tuple[dict, dic
     for ledger in partition.ledgers:
         if ledger.entries:
             found = dispatcher._hashes(ledger, np.arange(ledger.entries))
-            for entry_id, (hash_, seat) in enumerate(zip(found.tolist(), dispatcher.ranges.seats(found).tolist(), strict=True)):
+            for entry_id, (hash_, slot) in enumerate(zip(found.tolist(), dispatcher.ranges.slots(found).tolist(), strict=True)):
                 hashes[ledger.ledger_id, entry_id] = hash_
-                owner[ledger.ledger_id, entry_id] = by_handle[dispatcher._seats[seat].handle]
+                owner[ledger.ledger_id, entry_id] = by_handle[dispatcher._slots[slot].handle]
     return hashes, owner
 
 

@@ -66,7 +66,7 @@ def test_joining_costs_a_consumers_share(rigs, options, kind):
 
 
 def test_a_subscription_has_room_for_so_many_and_no_more(rigs):
-    """As many as there are seats: whoever comes then is refused, and everybody else goes on."""
+    """As many as there are slots: whoever comes then is refused, and everybody else goes on."""
     rig = rigs()
     assert len(numbers_ready(joined(rig, SubType.Shared, CONSUMERS_MAX, each=10_000))) == CONSUMERS_MAX
     section, _ = rig.subscribe("a", "sub", subType=SubType.Shared, connection=1)

@@ -204,7 +204,7 @@ def test_holes_cost_bits_and_what_is_out_costs_bytes(rig):
     rig.run(rig.flow(consumer, count))
     subscription = rig.partition("t").subscriptions["sub", True]
     held = subscription.dispatcher.pending._ledgers.values()
-    assert 0 < sum(one.seats.nbytes for one in held) <= 16 * count
+    assert 0 < sum(one.slots.nbytes for one in held) <= 16 * count
     random = np.random.default_rng(1)
     entries = random.permutation([entry for part in positions for entry in part])
     for at in range(0, count // 2, 1000):

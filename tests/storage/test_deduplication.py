@@ -395,7 +395,7 @@ SEQUENCES = st.dictionaries(st.text(max_size=5), st.tuples(
 
 
 def known(found):
-    return {producer: (progress.last, progress.under_way) for producer, progress in found._found.items()}
+    return {producer: (progress.last, progress.under_way) for producer, progress in found._by_producer.items()}
 
 
 @settings(deadline=None, derandomize=True, max_examples=100)
@@ -411,7 +411,7 @@ def test_rows_and_ops_say_all_of_it(before, after):
     read = producer_sequences.Sequences()
     read.load(made[0].rows())
     assert list(known(read).items()) == list(known(made[0]).items())
-    ops = b"".join([made[0].ops(1, producer, progress) for producer, progress in made[1]._found.items()])
+    ops = b"".join([made[0].ops(1, producer, progress) for producer, progress in made[1]._by_producer.items()])
     for _ in range(2):
         for kind, beginning, _, low, sequence_id, high in np.frombuffer(ops, producer_sequences.format.OP_ROW).tolist():
             read.apply(kind, beginning, low, sequence_id, high)

@@ -18,10 +18,10 @@ SPLIT = {"key_shared_consistent_hashing": False}
 
 
 @dataclass
-class Seated:
+class Slotted:
     """As much of a consumer as ranges look at."""
 
-    seat: int
+    slot: int
     name: str = "same"
 
 
@@ -54,7 +54,7 @@ def test_a_newcomer_gets_the_lower_half_of_the_largest_region(rigs):
     """Regions as they have been published for four consumers, and the key that was published for the third."""
     rig = rigs(**SPLIT)
     producer, crowd = rig.producer("a"), [join(rig) for _ in range(4)]
-    assert [dispatcher(rig).ranges.of(seat) for seat in (1, 2, 3, 4)] == [
+    assert [dispatcher(rig).ranges.of(slot) for slot in (1, 2, 3, 4)] == [
         [(49_152, 65_535)], [(16_384, 32_767)], [(0, 16_383)], [(32_768, 49_151)]]
     rig.run(*[rig.flow(consumer, MANY) for consumer in crowd])
     answers = publish(rig, producer, "Order-3459134", "A", "B")          # 6067, 63438, 27274
@@ -68,10 +68,10 @@ def test_a_newcomer_gets_the_lower_half_of_the_largest_region(rigs):
     (4, {1: [(32_768, 65_535)], 2: [(16_384, 32_767)], 3: [(0, 16_383)]})])
 def test_what_somebody_leaves_goes_to_the_region_on_its_right(leaver, expected):
     ranges = AutoSplit()
-    for seat in (1, 2, 3, 4):
-        ranges.add(Seated(seat))
-    ranges.remove(Seated(leaver))
-    assert {seat: ranges.of(seat) for seat in expected} == expected
+    for slot in (1, 2, 3, 4):
+        ranges.add(Slotted(slot))
+    ranges.remove(Slotted(leaver))
+    assert {slot: ranges.of(slot) for slot in expected} == expected
 
 
 @pytest.mark.slow
@@ -79,21 +79,21 @@ def test_what_somebody_leaves_goes_to_the_region_on_its_right(leaver, expected):
 def test_every_hash_is_somebodys_through_all_comings_and_goings(kind):
     """Nobody's only when nobody is there; a change concerns only who comes, or goes."""
     ranges, there, chance = kind(), [], random.Random(1)
-    before = ranges.seats(ALL)
+    before = ranges.slots(ALL)
     for _ in range(60):
         is_leaving = len(there) > 1 and chance.random() < 0.45
         changed = there.pop(chance.randrange(len(there))) if is_leaving else min({*range(1, 60)} - {*there})
         if not is_leaving:
             there.append(changed)
-        (ranges.remove if is_leaving else ranges.add)(Seated(changed, f"c{changed % 3}"))
-        now = ranges.seats(ALL)
+        (ranges.remove if is_leaving else ranges.add)(Slotted(changed, f"c{changed % 3}"))
+        now = ranges.slots(ALL)
         assert set(now.tolist()) == set(there)
         assert set((before if is_leaving else now)[before != now].tolist()) == {changed}
-        assert sum(last - first + 1 for seat in there for first, last in ranges.of(seat)) == HASHES
+        assert sum(last - first + 1 for slot in there for first, last in ranges.of(slot)) == HASHES
         before = now
-    for seat in there:
-        ranges.remove(Seated(seat, f"c{seat % 3}"))
-    assert not ranges.seats(ALL).any()
+    for slot in there:
+        ranges.remove(Slotted(slot, f"c{slot % 3}"))
+    assert not ranges.slots(ALL).any()
 
 
 @pytest.mark.slow
@@ -107,20 +107,20 @@ def test_however_many_come_between_two_looks_the_regions_are_the_same(kind):
         if not is_leaving:
             there.append(changed)
         for ranges in (looked_at, left_alone):
-            (ranges.remove if is_leaving else ranges.add)(Seated(changed, f"c{changed % 3}"))
-        looked_at.seats(ALL)
+            (ranges.remove if is_leaving else ranges.add)(Slotted(changed, f"c{changed % 3}"))
+        looked_at.slots(ALL)
         if step % 25 == 24:
             assert looked_at.all() == left_alone.all() and looked_at.all().keys() - {0} == {*there}
-            assert all(looked_at.of(seat) == left_alone.all()[seat] for seat in there)
+            assert all(looked_at.of(slot) == left_alone.all()[slot] for slot in there)
 
 
 @pytest.mark.parametrize("names", [["same"] * 4, list("abcd"), [f"consumer-{n}" for n in range(20)]], ids=["same", "four", "twenty"])
 def test_a_ring_spreads_hashes_evenly(names):
     """Each has a hundred points, also when names are the same."""
     ranges = Consistent()
-    for seat, name in enumerate(names, 1):
-        ranges.add(Seated(seat, name))
-    shares = np.bincount(ranges.seats(ALL))[1:] * len(names) / HASHES
+    for slot, name in enumerate(names, 1):
+        ranges.add(Slotted(slot, name))
+    shares = np.bincount(ranges.slots(ALL))[1:] * len(names) / HASHES
     assert shares.min() > 0.6 and shares.max() < 1.5
 
 

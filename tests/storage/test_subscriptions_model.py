@@ -205,9 +205,9 @@ class SubscriptionsMachine(RuleBasedStateMachine):
         by_number = {consumer.handle.number: consumer for consumer in model.consumers}
         for ledger in partition.ledgers:
             found = dispatcher._hashes(ledger, np.arange(ledger.entries))
-            for entry_id, (hash_, seat) in enumerate(zip(found.tolist(), dispatcher.ranges.seats(found).tolist(), strict=True)):
+            for entry_id, (hash_, slot) in enumerate(zip(found.tolist(), dispatcher.ranges.slots(found).tolist(), strict=True)):
                 hashes[ledger.ledger_id, entry_id] = hash_
-                owner[ledger.ledger_id, entry_id] = by_number[dispatcher._seats[seat].handle]
+                owner[ledger.ledger_id, entry_id] = by_number[dispatcher._slots[slot].handle]
         return hashes, owner
 
     # -- what clients do
