@@ -1,20 +1,23 @@
-"""Bytes and their meaning: no I/O, no clock, no process.
+"""Bytes of the Pulsar protocol and their meaning: no I/O, no clock, no process.
 
-    pulsar_api.proto   the protocol; pulsar_api_pb2.py is generated from it
-    errors.py          what a peer can do wrong
-    names.py           topic names, and the files' names made of them
-    frames.py          bytes -> frames, commands -> bytes
-    rows.py            one layout of a row for numpy and for struct
+It imports the standard library, numpy and the codecs' libraries, and nothing else of geminga.  Start with frames.py
+(a frame's layout), connection.py (bytes -> events of a connection) and envelope.py (messages between processes).
+
+    pulsar_api.proto   every command and field; pulsar_api_pb2.py and .pyi are generated from it
+    errors.py          errors that a peer causes
+    names.py           topic names
+    frames.py          frames and commands -> bytes
+    rows.py            a row's layout, for numpy and for struct
     varints.py         columns of protobuf varints, both ways
     checksums.py       CRC32-C of many entries at once
-    sends.py           SEND frames -> rows, as arrays
-    delivery_times.py  entries -> the same with another delivery time
-    acks.py            ACKs of many messages -> rows, as arrays
+    sends.py           SEND frames -> rows
+    acks.py            ACKs of many messages -> arrays
+    connection.py      the state table of a connection
+    deliveries.py      receipts and messages -> bytes
+    responses.py       responses and other commands of a broker -> bytes, one by one
+    envelope.py        messages of ZeroMQ between workers and owners
+    delivery_times.py  entries -> the same entries with another delivery time
     metadata.py        metadata of many messages -> columns
-    batches.py         batches -> where each of their messages is
+    batches.py         batches -> places of their messages
     compression.py     payloads, compressed as clients do
-    deliveries.py      receipts and messages -> bytes, as arrays
-    commands.py        the answers a broker gives, one by one
-    connection.py      one connection's state table: bytes in, events out
-    envelope.py        what crosses ZeroMQ between workers and owners
 """

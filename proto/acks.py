@@ -1,9 +1,9 @@
-"""An ACK of many messages -> rows, as arrays: client libraries gather up to a thousand ids into one.
+"""ACKs of many messages -> arrays: client libraries gather up to a thousand ids into one command.
 
     08 0a 52 ..  08 CONSUMER 10 00  (1a SIZE 08 LEDGER 10 ENTRY [18 PARTITION] [20 BATCH INDEX])*  [40 REQUEST]
 
-Ids of one form are a stretch, read with a few operations per column.  Whatever looks otherwise, an acknowledgement of part of
-a batch among it, is left to the protobuf library.
+Ids of one form are a stretch, read with a few operations per column.  A command of any other form is left to the
+protobuf library; one that acknowledges part of a batch is among them.
 """
 from dataclasses import dataclass
 
@@ -13,19 +13,19 @@ from numpy.typing import NDArray
 from geminga.proto import varints
 from geminga.proto.batches import MESSAGES_MAX
 
-SIZE_MIN = 128              # bytes of a command that is worth it
-WORDS_MAX = -(-MESSAGES_MAX // 64)      # of an ack set: no batch has more
+SIZE_MIN = 128              # bytes of the smallest command that arrays read faster than the library
+WORDS_MAX = -(-MESSAGES_MAX // 64)      # words of the longest ack set: a bit for each message of a batch
 _HEAD = b"\x08\x0a\x52"
 _INDIVIDUAL = b"\x10\x00"
 _ID, _REQUEST = 0x1A, 0x40
 _LEDGER, _ENTRY = 0x08, 0x10
-_IGNORED = 0x18, 0x20       # partition and batch index say nothing that the ledger and the entry do not
+_IGNORED = 0x18, 0x20       # partition and batch index: ledger and entry identify a whole entry
 _STRETCHES_MAX = 16
 
 
 @dataclass(slots=True)
-class Acks:
-    """Individual acknowledgements of whole entries."""
+class EntryAcks:
+    """Individual acknowledgements of whole entries; ids are (n,)."""
 
     consumer_id: int
     ledger_ids: NDArray[np.uint64]
@@ -33,8 +33,8 @@ class Acks:
     request_id: int | None
 
 
-def read(command: bytes) -> Acks | None:
-    """What the BaseCommand says; None when it has another form."""
+def read(command: bytes) -> EntryAcks | None:
+    """Read the bytes of a BaseCommand; return None when it has another form than the one above."""
     if not command.startswith(_HEAD):
         return None
     try:
@@ -49,27 +49,30 @@ def read(command: bytes) -> Acks | None:
         return None
 
 
-def _ids(command: bytes, at: int, consumer_id: int) -> Acks | None:
-    data, found = np.frombuffer(command, np.uint8), []
+def _ids(command: bytes, at: int, consumer_id: int) -> EntryAcks | None:
+    data = np.frombuffer(command, np.uint8)
+    stretches: list[tuple[NDArray[np.uint64], NDArray[np.uint64]]] = []
     while at < len(command) and command[at] == _ID:
         stretch = _stretch(command, data, at)
-        if stretch is None or len(found) == _STRETCHES_MAX:
+        if stretch is None or len(stretches) == _STRETCHES_MAX:
             return None
         ledger_ids, entry_ids, size = stretch
-        found.append((ledger_ids, entry_ids))
+        stretches.append((ledger_ids, entry_ids))
         at += size
     request_id = None
     if at < len(command):
         if command[at] != _REQUEST:
             return None
         request_id, at = varints.decode(command, at + 1)
-    if not found or at != len(command):
+    if not stretches or at != len(command):
         return None
-    return Acks(consumer_id, np.concatenate([one for one, _ in found]), np.concatenate([one for _, one in found]), request_id)
+    return EntryAcks(consumer_id, np.concatenate([ledger_ids for ledger_ids, _ in stretches]),
+                     np.concatenate([entry_ids for _, entry_ids in stretches]), request_id)
 
 
-def _stretch(command: bytes, data: NDArray[np.uint8], at: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64], int] | None:
-    """(ledger ids, entry ids, bytes) of the ids from there on that look like the first."""
+def _stretch(command: bytes, data: NDArray[np.uint8],
+             at: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64], int] | None:
+    """Return (ledger ids, entry ids, bytes) of the ids from `at` on that have the form of the first."""
     step = 2 + command[at + 1]
     columns, tight, place = {}, np.full(step, 255, np.uint8), at + 2
     while place < at + step:
@@ -78,7 +81,7 @@ def _stretch(command: bytes, data: NDArray[np.uint8], at: int) -> tuple[NDArray[
         if tag in columns or tag not in (_LEDGER, _ENTRY, *_IGNORED) or end > at + step:
             return None
         columns[tag] = place + 1 - at, end - at
-        tight[place + 1 - at:end - at] = 128      # what a varint holds may differ, how long it is may not
+        tight[place + 1 - at:end - at] = 128      # the value of a varint may differ, its length may not
         place = end
     if _LEDGER not in columns or _ENTRY not in columns:
         return None

@@ -1,7 +1,7 @@
 """Batches -> where each of their messages is: [size u32][SingleMessageMetadata][payload], one behind the other.
 
-Where a message ends says its own metadata, so the n-th messages of all batches are looked at together.  Batches that do not look as
-clients write them are told of, and the protobuf library's to read.
+A message's own metadata says where the message ends.  So the n-th messages of all batches are looked at together, and
+n goes up.  A batch that does not look as clients write it is `odd`: the protobuf library has to read it.
 """
 from typing import NamedTuple
 
@@ -9,37 +9,43 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geminga.proto import metadata
+from geminga.proto.rows import words_at_each_byte
 
 TOGETHER_MIN = 4          # batches; fewer cost less in the library
-MESSAGE_MIN = 6           # bytes: sizes of metadata and payload, at least
-UNPACKED_MAX = 128 << 20  # bytes that are made of an entry's payload that is compressed: larger ones are only their consumers' to read
-MESSAGES_MAX = UNPACKED_MAX // MESSAGE_MIN      # of a batch: no entry may claim more
+MESSAGE_MIN = 6           # bytes that a message takes at least: the sizes of its metadata and payload
+UNPACKED_MAX = 128 << 20  # bytes of the largest payload that the broker decompresses; consumers may read larger ones
+MESSAGES_MAX = UNPACKED_MAX // MESSAGE_MIN      # messages that an entry may claim to hold
 _PAYLOAD_SIZE = np.uint64(3 << 3)
 _SIZE_BITS, _BYTE, _EIGHT = map(np.uint64, (0xFFFFFFFF, 0xFF, 8))
 
 
-class Unpacked(NamedTuple):
-    """Of all messages of all batches, in their order."""
+class Messages(NamedTuple):
+    """Where all messages of all batches are, in their order; each column but `odd` is (messages,)."""
 
-    batch: NDArray[np.int64]             # which it is of
-    index: NDArray[np.int64]             # its number there
+    batches: NDArray[np.int64]           # the number of each message's batch
+    indexes: NDArray[np.int64]           # its number in the batch
     begins: NDArray[np.int64]            # of its metadata
-    ends: NDArray[np.int64]              # ... where its payload begins
+    ends: NDArray[np.int64]              # of its metadata: where its payload begins
     payload_ends: NDArray[np.int64]
-    odd: NDArray[np.bool_]               # (batches,): of these all the above says nothing
+    odd: NDArray[np.bool_]               # (batches,); columns are undefined for an odd batch
 
 
-def unpack(data: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDArray[np.int64], counts: NDArray[np.int64]) -> Unpacked:
-    """The messages of batches of `counts` messages that lie at data[begin:end]; data goes on for metadata.PAD bytes behind them."""
-    words = metadata.words_of(data)
+def unpack(data: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDArray[np.int64],
+           counts: NDArray[np.int64]) -> Messages:
+    """Find the messages of the batches data[begin:end], of which each claims to hold `counts` (n,) messages.
+
+    `data` has metadata.PAD bytes behind the last batch.
+    """
+    words = words_at_each_byte(data)
     odd = counts * MESSAGE_MIN > ends - begins
-    if np.count_nonzero(~odd) < TOGETHER_MIN:      # each may say that it has millions
+    if np.count_nonzero(~odd) < TOGETHER_MIN:      # else a single batch that claims millions takes as many steps
         odd[:] = True
     counts = np.where(odd, 0, counts)
     total, first = int(counts.sum()), np.cumsum(counts) - counts
     found = np.zeros((3, total), np.int64)
     order = np.argsort(-counts, kind="stable")
-    descending, at, limit, out, is_bad = -counts[order], begins[order].astype(np.int64), ends[order], first[order], odd[order]
+    descending, at, limit = -counts[order], begins[order].astype(np.int64), ends[order]
+    out, is_bad = first[order], odd[order]
     for number in range(int(counts.max(initial=0))):
         active = int(np.searchsorted(descending, -number))
         if active < TOGETHER_MIN:
@@ -60,23 +66,27 @@ def unpack(data: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDArray[np.
         at[:active] = behind
     odd[order] = is_bad
     batch = np.repeat(np.arange(len(counts)), counts)
-    return Unpacked(batch, np.arange(total) - first[batch], *found, odd)
+    return Messages(batch, np.arange(total) - first[batch], found[0], found[1], found[2], odd)
 
 
 def _payload_sizes(words: NDArray[np.uint64], at: NDArray[np.int64],
                    ends: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """(the payload's size, whether that is where clients write it: behind properties and key) of the metadata at these places."""
+    """Return (payload sizes (n,), whether each was found) of the metadata at these places (n,).
+
+    Clients write the size behind properties and key.  Fields of bytes before it are skipped; any other field ends the
+    search.
+    """
     while True:
         loaded = words[at]
-        is_there = loaded & _BYTE == _PAYLOAD_SIZE
-        values, lengths, too_long = metadata.varints(loaded >> _EIGHT, 7)
-        values = values.astype(np.int64)
-        passed = ~is_there & (loaded & np.uint64(7) == np.uint64(2)) & (loaded & np.uint64(0x80) == np.uint64(0))
+        has_size = loaded & _BYTE == _PAYLOAD_SIZE
+        numbers, lengths, too_long = metadata.read_varints(loaded >> _EIGHT, 7)
+        values = numbers.astype(np.int64)
+        is_skipped = ~has_size & (loaded & np.uint64(7) == np.uint64(2)) & (loaded & np.uint64(0x80) == np.uint64(0))
         if too_long is not None:
-            passed &= ~too_long
+            is_skipped &= ~too_long
         behind = at + 1 + lengths + values
-        passed &= behind < ends
-        if not passed.any():
-            is_there &= (at + 1 + lengths <= ends) & (values < 1 << 31)
-            return values, is_there if too_long is None else is_there & ~too_long
-        at = np.where(passed, behind, at)
+        is_skipped &= behind < ends
+        if not is_skipped.any():
+            has_size &= (at + 1 + lengths <= ends) & (values < 1 << 31)
+            return values, has_size if too_long is None else has_size & ~too_long
+        at = np.where(is_skipped, behind, at)

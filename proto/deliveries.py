@@ -1,11 +1,12 @@
-"""Receipts and messages -> bytes, as arrays: one template for a run of frames, with columns of varints stamped in.
+"""Receipts and messages -> bytes, as arrays: a template for a run of frames, with columns of varints stamped in.
 
     receipt   total size 08 07 3a .. 08 PRODUCER 10 SEQUENCE 1a .. 08 LEDGER 10 ENTRY [20 HIGHEST]
-    message   total size 08 09 4a .. 08 CONSUMER 12 .. 08 LEDGER 10 ENTRY [18 PARTITION] [18 REDELIVERIES] [20 WORD ..] [28 EPOCH]
-              [broker entry metadata]  entry
+    message   total size 08 09 4a .. 08 CONSUMER 12 .. 08 LEDGER 10 ENTRY [18 PARTITION]
+              [18 REDELIVERIES] [20 WORD ..] [28 EPOCH]  [broker entry metadata]  entry
 
-An entry's bytes are copied once, from the mapped ledger into the array that goes to the socket.
+An entry's bytes are copied once, from the mapped ledger into the buffer that goes to the socket.
 """
+from collections.abc import Sequence
 from itertools import groupby, pairwise
 
 import numpy as np
@@ -13,10 +14,10 @@ from numpy.typing import NDArray
 
 from geminga.proto import varints
 from geminga.proto.frames import CHECKSUM_END, SIZE, SIZES
-from geminga.proto.rows import struct_of
+from geminga.proto.rows import Rows, struct_of
 
 RECEIPT_ROW = np.dtype([
-    ("connection", "<u4"),           # the worker's number of it
+    ("connection", "<u4"),           # the worker's number of the connection
     ("worker", "<u4"),               # the worker's serial number
     ("producer_id", "<u8"),
     ("sequence_id", "<u8"),
@@ -29,22 +30,23 @@ FEW_MAX = 12          # entries that are cheaper to put together one by one than
 BROKER_TIMESTAMP, BROKER_INDEX = 1, 2   # bits: which fields of BrokerEntryMetadata are delivered
 
 
-def receipts(rows: NDArray) -> list[tuple[int, bytes]]:
-    """[(connection, SEND_RECEIPT frames)] of rows (n,) RECEIPT_ROW in their order: an item for each stretch of one connection."""
+def receipts(rows: Rows) -> list[tuple[int, bytes]]:
+    """Return [(connection, SEND_RECEIPT frames)] for rows (n,) RECEIPT_ROW, an item per stretch of one connection."""
     if len(rows) <= FEW_MAX:
-        found = [(row[0], _receipt(*row)) for row in rows.tolist()]
-        return [(connection, b"".join([frame for _, frame in group])) for connection, group in groupby(found, _connection)]
+        frames = [(row[0], _receipt(*row)) for row in rows.tolist()]
+        return [(connection, b"".join([frame for _, frame in group]))
+                for connection, group in groupby(frames, _connection)]
     connections = rows["connection"]
     borders = (np.flatnonzero(connections[1:] != connections[:-1]) + 1).tolist()
     return [(connections.item(start), _receipts(rows[start:end])) for start, end in pairwise((0, *borders, len(rows)))]
 
 
-def _connection(found: tuple[int, bytes]) -> int:
-    return found[0]
+def _connection(item: tuple[int, bytes]) -> int:
+    return item[0]
 
 
-def _receipts(rows: NDArray) -> bytes:
-    """Of one connection."""
+def _receipts(rows: Rows) -> bytes:
+    """Return the frames for rows of one connection."""
     columns = [(8, rows["producer_id"]), (16, rows["sequence_id"])]
     identity = _Message([(8, rows["ledger_id"]), (16, rows["entry_id"])])
     highest = rows["highest_sequence_id"]
@@ -61,7 +63,8 @@ def _receipts(rows: NDArray) -> bytes:
     return block.tobytes()
 
 
-def _receipt(_connection: int, _worker: int, producer_id: int, sequence_id: int, highest: int, ledger_id: int, entry_id: int) -> bytes:
+def _receipt(_connection: int, _worker: int, producer_id: int, sequence_id: int, highest: int, ledger_id: int,
+             entry_id: int) -> bytes:
     encode = varints.encode
     identity = b"\x08" + encode(ledger_id) + b"\x10" + encode(entry_id)
     body = b"\x08" + encode(producer_id) + b"\x10" + encode(sequence_id) + b"\x1a" + encode(len(identity)) + identity
@@ -72,9 +75,9 @@ def _receipt(_connection: int, _worker: int, producer_id: int, sequence_id: int,
 
 
 class _Message:
-    """Fields of one protobuf message whose varints are columns: [(tag byte, values (n,))]."""
+    """Fields of a protobuf message whose varints are columns: [(tag byte, values (n,))]."""
 
-    def __init__(self, fields: list[tuple[int, NDArray[np.uint64]]]):
+    def __init__(self, fields: Sequence[tuple[int, NDArray[np.unsignedinteger]]]):
         self.fields = [(tag, values, varints.length(int(values.max()))) for tag, values in fields]
         self.size = sum(1 + size for _, _, size in self.fields)
 
@@ -92,21 +95,27 @@ def _put(block: NDArray[np.uint8], at: int, data: bytes) -> int:
 
 
 class Delivery:
-    """What is the same in all MESSAGE frames of one run: consumer, ledger, partition, what the broker adds."""
+    """The common part of all MESSAGE frames of a run: consumer, ledger, partition, and fields that the broker adds."""
 
     __slots__ = ("_prefix", "_suffix", "_epoch", "_broker_fields", "_skipped")
 
     def __init__(self, consumer_id: int, ledger_id: int, partition: int, broker_fields: int = 0, epoch: int = -1, *,
                  has_checksums: bool = True):
-        """has_checksums: entries are written as they are stored; old clients know no checksums."""
+        """Without has_checksums entries lose magic and checksum, which clients before protocol version 6 do not know.
+
+        partition and epoch are left out of the frames when they are -1.  broker_fields: bits BROKER_TIMESTAMP ...
+        """
         self._prefix = b"\x08" + varints.encode(consumer_id) + b"\x12", b"\x08" + varints.encode(ledger_id) + b"\x10"
         self._suffix = b"\x18" + varints.encode(partition) if partition >= 0 else b""
         self._epoch = b"\x28" + varints.encode(epoch) if epoch >= 0 else b""
         self._broker_fields = broker_fields
-        self._skipped = 0 if has_checksums else CHECKSUM_END       # bytes that each entry begins with and that are left out
+        self._skipped = 0 if has_checksums else CHECKSUM_END       # bytes at the start of each entry that are left out
 
-    def frames(self, first_entry: int, rows: NDArray, ledger: memoryview) -> list:
-        """Buffers with the MESSAGE frames of entries first_entry .. + len(rows), whose index rows and ledger are given."""
+    def frames(self, first_entry: int, rows: Rows, ledger: memoryview) -> list[bytes | memoryview]:
+        """Return buffers with the MESSAGE frames of entries first_entry .. first_entry + n - 1.
+
+        rows (n,) are their index rows, with offsets into `ledger`.
+        """
         if len(rows) <= FEW_MAX and not self._broker_fields and not self._skipped:
             return [self._few(first_entry, rows, ledger)]
         entries = np.arange(first_entry, first_entry + len(rows), dtype=np.uint64)
@@ -114,28 +123,39 @@ class Delivery:
             return [self._equal(entries, rows, ledger)]
         return [self._interleaved(entries, rows, ledger)]
 
-    def picked(self, picked: NDArray, words: NDArray[np.uint64], rows: NDArray, ledger: memoryview) -> list:
-        """Likewise of the entries that rows (n,) PICKED name, with their index rows, and words as long as any are left to say."""
+    def picked_frames(self, picked: Rows, words: NDArray[np.uint64], rows: Rows,
+                      ledger: memoryview) -> list[bytes | memoryview]:
+        """Return buffers with the MESSAGE frames of the entries that rows (n,) PICKED name, anywhere in the ledger.
+
+        rows (n,) are their index rows.  words are the ack sets of partly acknowledged batches, one behind the other;
+        `picked["words"]` says how many words each has.
+        """
         if not picked["words"].any():
             return [self._interleaved(picked["entry_id"], rows, ledger, picked["redeliveries"])]
-        out, at = [], 0
+        out: list[bytes | memoryview] = []
+        at = 0
         for n, count in enumerate(picked["words"].tolist()):
             one = slice(n, n + 1)
             ack_set = b"".join([b"\x20" + varints.encode(word) for word in words[at:at + count].tolist()])
-            out.append(self._interleaved(picked["entry_id"][one], rows[one], ledger, picked["redeliveries"][one], ack_set))
+            redeliveries = picked["redeliveries"][one]
+            out.append(self._interleaved(picked["entry_id"][one], rows[one], ledger, redeliveries, ack_set))
             at += count
         return out
 
-    def passed(self, entries: NDArray, data: memoryview) -> bytes:
-        """MESSAGE frames of entries that lie one behind the other in data: `entry_id` and `size` of each."""
-        rows = np.zeros(len(entries), [("offset", "<u8"), ("size", "<u4")])
+    def transient_frames(self, entries: Rows, data: memoryview) -> bytes:
+        """Return the MESSAGE frames of entries that lie one behind the other in data.
+
+        entries: rows (n,) envelope.ENTRY.
+        """
+        rows: Rows = np.zeros(len(entries), [("offset", "<u8"), ("size", "<u4")])
         rows["size"] = entries["size"]
         rows["offset"][1:] = np.cumsum(entries["size"][:-1])
         return self._interleaved(entries["entry_id"], rows, data)
 
-    def _few(self, first_entry: int, rows: NDArray, ledger: memoryview) -> bytes:
-        pieces, entry_size, tail = [], 0, self._suffix + self._epoch
-        for entry_id, (offset, size) in enumerate(zip(rows["offset"].tolist(), rows["size"].tolist(), strict=True), first_entry):
+    def _few(self, first_entry: int, rows: Rows, ledger: memoryview) -> bytes:
+        pieces: list[bytes | memoryview] = []
+        entry_size, tail, offsets = 0, self._suffix + self._epoch, rows["offset"].tolist()
+        for entry_id, (offset, size) in enumerate(zip(offsets, rows["size"].tolist(), strict=True), first_entry):
             entry = varints.encode(entry_id)
             if len(entry) != entry_size:
                 entry_size = len(entry)
@@ -144,15 +164,18 @@ class Delivery:
         return b"".join(pieces)
 
     def _start(self, entry_size: int, tail_size: int) -> tuple[bytes, int]:
-        """(what precedes an entry id of so many bytes in the command, bytes of the command), with a tail behind the message id."""
+        """Return (the part of the command before an entry id of so many bytes, the size of the command).
+
+        tail_size: bytes behind the message id.
+        """
         before, identity = self._prefix
         identity_size = len(identity) + entry_size + len(self._suffix)
         body = len(before) + varints.length(identity_size) + identity_size + tail_size
         start = b"\x08\x09\x4a" + varints.encode(body) + before + varints.encode(identity_size) + identity
         return start, len(start) + entry_size + len(self._suffix) + tail_size
 
-    def _equal(self, entries: NDArray[np.uint64], rows: NDArray, ledger: memoryview) -> memoryview:
-        """Entries of one size lie side by side in the ledger: one strided copy moves them all."""
+    def _equal(self, entries: NDArray[np.uint64], rows: Rows, ledger: memoryview) -> memoryview:
+        """Return the frames of entries of one size, which lie side by side: one strided copy moves them all."""
         size, count, start = int(rows["size"][0]), len(rows), int(rows["offset"][0])
         head = self._heads(entries, rows, size)
         width = head.shape[1]
@@ -161,24 +184,27 @@ class Delivery:
         block[:, width:] = np.frombuffer(ledger, np.uint8, count * size, start).reshape(count, size)
         return block.data.cast("B") if block.size else memoryview(b"")
 
-    def _interleaved(self, entries: NDArray[np.uint64], rows: NDArray, ledger: memoryview,
+    def _interleaved(self, entries: NDArray[np.uint64], rows: Rows, ledger: memoryview,
                      redeliveries: NDArray[np.uint32] | None = None, ack_set: bytes = b"") -> bytes:
+        """Return the frames of entries of any sizes, anywhere in the ledger."""
         if self._skipped:
             rows = rows.copy()
             rows["offset"] += self._skipped
             rows["size"] -= self._skipped
         heads = self._heads(entries, rows, 0, redeliveries, ack_set)
         width = heads.shape[1]
-        heads[:, :4] = (rows["size"].astype(np.uint32) + np.uint32(width - 4)).astype(">u4").view(np.uint8).reshape(-1, 4)
-        text, out, at = heads.tobytes(), [], 0
+        totals = rows["size"].astype(np.uint32) + np.uint32(width - 4)
+        heads[:, :4] = totals.astype(">u4").view(np.uint8).reshape(-1, 4)
+        out: list[bytes | memoryview] = []
+        text, at = heads.tobytes(), 0
         for start, size in zip(rows["offset"].tolist(), rows["size"].tolist(), strict=True):
             out += (text[at:at + width], ledger[start:start + size])
             at += width
         return b"".join(out)
 
-    def _heads(self, entries: NDArray[np.uint64], rows: NDArray, size: int, redeliveries: NDArray[np.uint32] | None = None,
-               ack_set: bytes = b"") -> NDArray[np.uint8]:
-        """All that precedes each entry, (n, width); the total is right for entries of `size` bytes."""
+    def _heads(self, entries: NDArray[np.uint64], rows: Rows, size: int,
+               redeliveries: NDArray[np.uint32] | None = None, ack_set: bytes = b"") -> NDArray[np.uint8]:
+        """Return the bytes before each entry, (n, width); the total is right for entries of `size` bytes."""
         count = len(rows)
         entry_size = varints.length(int(entries[-1]))
         again = _Message([(24, redeliveries)] if redeliveries is not None and redeliveries.any() else [])
@@ -195,15 +221,15 @@ class Delivery:
         block[:, at:] = broker
         return block
 
-    def _broker_entry(self, rows: NDArray) -> NDArray[np.uint8]:
-        """(n, width) of 0x0e02, size and BrokerEntryMetadata; width 0 when nothing is to be added."""
+    def _broker_entry(self, rows: Rows) -> NDArray[np.uint8]:
+        """Return 0x0e02, size and BrokerEntryMetadata, (n, width); width is 0 when the client asked for no field."""
         if not self._broker_fields:
             return np.empty((len(rows), 0), np.uint8)
         fields = []
         if self._broker_fields & BROKER_TIMESTAMP:
             fields.append((8, rows["broker_time"].astype(np.uint64)))
         if self._broker_fields & BROKER_INDEX:
-            # The index of a batch is that of its last message, as Pulsar's interceptor assigns it.
+            # A batch has the index of its last message, as Pulsar's interceptor assigns it.
             fields.append((16, rows["message_index"] + rows["messages"] - np.uint64(1)))
         message = _Message(fields)
         block = np.empty((len(rows), 6 + message.size), np.uint8)

@@ -1,15 +1,16 @@
-"""Entries -> the same entries with another delivery time, as if their producers had sent them so.
+"""Entries -> the same entries with another delivery time, as if their producers had sent it.
 
     0e01 CRC32C metadata-size METADATA payload       METADATA: ... 98 01 TIME ...   ->   ... ... 98 01 ANOTHER
 
-The time that the metadata has, if it has one, is taken out, and the new one stands at its end, as any decoder reads it; every other
-byte stays.  What stands before payloads, the head, is mostly laid out alike: heads of one size are rewritten as arrays, others one by
-one.  Both ways give the same bytes, and a test holds them to it.
+A delivery time in the metadata is cut out, and the new one is put at the end, where any decoder reads it.  Every other
+byte stays.  The head of an entry is all before its payload.  Heads of one size mostly have one layout and are rewritten
+as arrays, others one by one.  Both ways give the same bytes, and a test holds them to it.
 
-Checksums are linear: what changes one depends on the bytes of the head that change and on how many follow them.  So payloads are not
-looked at, and of heads only the few columns in which they differ.
+Checksums are linear: the change of a checksum depends on the changed bytes of the head, and on the number of bytes that
+follow them.  So payloads are not read, and of heads only the few columns in which they differ.
 """
 from collections.abc import Iterator
+from typing import TypeAlias
 
 import numpy as np
 from crc32c import crc32c
@@ -17,23 +18,29 @@ from numpy.typing import NDArray
 
 from geminga.proto import checksums, varints
 from geminga.proto.frames import CHECKSUM_END, MAGIC, SIZE
+from geminga.proto.rows import Rows, as_words, from_words
 from geminga.proto.sends import SEND_ROW
 
 _TAG = varints.encode(19 << 3)       # deliver_at_time, an int64
-_WIDTH = 6                           # bytes of a time from 1971 to 2109, ...
+_WIDTH = 6                           # bytes of a time from 1971 to 2109: the field is then one word
 _FIRST, _LAST = 1 << 7 * (_WIDTH - 1), (1 << 7 * _WIDTH) - 1
-_FIELD = len(_TAG) + _WIDTH          # ... with which its field is one word
+_FIELD = len(_TAG) + _WIDTH
 _METADATA = CHECKSUM_END + SIZE.size
 _MAGIC = MAGIC.to_bytes(2, "big")
-_ALIKE_MIN = 32                      # heads of one size that are worth arrays
-_COLUMNS_MAX = 16                    # in which they differ; a look-up for each costs as much as a call
+_ALIKE_MIN = 32                      # heads of one size; fewer are cheaper one by one
+_COLUMNS_MAX = 16                    # columns in which heads differ; with more, a call for each checksum is cheaper
 _WORD = 8
-_Differing = dict[int, tuple[int, NDArray[np.uint8]]]      # column: (bits in which some differ from the first, in which each does)
+# Column -> (bits in which any head differs from the first, bits (n,) in which each head does).
+_Differing: TypeAlias = dict[int, tuple[int, NDArray[np.uint8]]]
+_Pieces: TypeAlias = list[bytes | memoryview]
 
 
-def stamped(rows: NDArray, data: memoryview, times: NDArray[np.int64]) -> tuple[NDArray, memoryview]:
-    """(rows (n,) SEND_ROW, their entries without gaps) of the entries in data, delivered at these times (n,) > 0."""
-    rows = rows.view(np.uint64).copy().view(SEND_ROW)       # words copy ten times faster than fields
+def stamp(rows: Rows, data: memoryview, times: NDArray[np.int64]) -> tuple[Rows, memoryview]:
+    """Give the entries in data these delivery times (n,), in ms since 1970, each > 0.
+
+    Return (rows (n,) SEND_ROW, the new entries without gaps).  The rows given are not changed.
+    """
+    rows = from_words(as_words(rows).copy(), SEND_ROW)
     sizes, sources = rows["size"].astype(np.int64), rows["offset"].astype(np.int64)
     rows["deliver_at"] = times
     are_many = len(rows) >= _ALIKE_MIN and times.min() >= _FIRST and times.max() <= _LAST
@@ -43,16 +50,17 @@ def stamped(rows: NDArray, data: memoryview, times: NDArray[np.int64]) -> tuple[
             entries = whole[sources[0]:sources[-1] + size].reshape(len(rows), size)
         else:
             entries = _at_each(whole, size)[sources].view(np.uint8).reshape(len(rows), size)
-        if (out := _all_alike(rows, entries, times)) is not None:
+        if (out := _stamp_alike(rows, entries, times)) is not None:
             rows["size"], rows["offset"] = out.shape[1], np.arange(0, out.size, out.shape[1])
             return rows, memoryview(out).cast("B")
-    pieces: list = [b""] * 2 * len(rows)
+    pieces: _Pieces = []
+    pieces += [b""] * 2 * len(rows)
     is_left = np.ones(len(rows), bool)
     if are_many:
-        _most(rows, sizes, sources, data, times, pieces, is_left)
+        _stamp_most(rows, sizes, sources, data, times, pieces, is_left)
     for at in np.flatnonzero(is_left).tolist():
         source = int(sources[at])
-        head, payload, checksum = _stamp(data[source:source + int(sizes[at])], int(times[at]))
+        head, payload, checksum = _stamp_one(data[source:source + int(sizes[at])], int(times[at]))
         pieces[2 * at:2 * at + 2] = head, payload
         rows["size"][at], rows["crc32c"][at] = len(head) + len(payload), checksum
     rows["offset"] = np.cumsum(rows["size"], dtype=np.int64) - rows["size"]
@@ -61,8 +69,8 @@ def stamped(rows: NDArray, data: memoryview, times: NDArray[np.int64]) -> tuple[
 
 # -- as arrays
 
-def _all_alike(rows: NDArray, entries: NDArray[np.uint8], times: NDArray[np.int64]) -> NDArray[np.uint8] | None:
-    """What entries (n, size) are then, when all are laid out like the first; their checksums are filled in."""
+def _stamp_alike(rows: Rows, entries: NDArray[np.uint8], times: NDArray[np.int64]) -> NDArray[np.uint8] | None:
+    """Return new entries (n, size), and set their checksums; None unless all entries have the layout of the first."""
     size = _METADATA + int.from_bytes(entries[0, CHECKSUM_END:_METADATA].tobytes(), "big")
     payload = entries.shape[1] - size
     if payload >= checksums.LAID_OUT_MAX or (shape := _shape(entries[0, _METADATA:size].tobytes())) is None:
@@ -73,13 +81,17 @@ def _all_alike(rows: NDArray, entries: NDArray[np.uint8], times: NDArray[np.int6
         return None
     out = np.empty((len(entries), size - (cut[1] - cut[0]) + _FIELD + payload), np.uint8)
     out[:, out.shape[1] - payload:] = entries[:, size:]
-    rows["crc32c"] = _fill(out[:, :out.shape[1] - payload], entries[:, :size], cut, times, differing, rows["crc32c"], np.array([payload]))
+    rows["crc32c"] = _fill(out[:, :out.shape[1] - payload], entries[:, :size], cut, times, differing, rows["crc32c"],
+                           np.array([payload]))
     return out
 
 
-def _most(rows: NDArray, sizes: NDArray[np.int64], sources: NDArray[np.int64], data: memoryview, times: NDArray[np.int64],
-          pieces: list, is_left: NDArray[np.bool_]) -> None:
-    """Heads and payloads become pieces, of most entries; sizes and checksums are filled in."""
+def _stamp_most(rows: Rows, sizes: NDArray[np.int64], sources: NDArray[np.int64], data: memoryview,
+                times: NDArray[np.int64], pieces: _Pieces, is_left: NDArray[np.bool_]) -> None:
+    """Set the pieces (head and payload), sizes and checksums of entries that share a layout with _ALIKE_MIN others.
+
+    `is_left` stays true for all other entries.
+    """
     whole = np.frombuffer(data, np.uint8)
     ends = _METADATA + _at_each(whole, SIZE.size)[sources + CHECKSUM_END].view(">u4").astype(np.int64)
     for size in np.unique(ends).tolist():
@@ -96,22 +108,24 @@ def _most(rows: NDArray, sizes: NDArray[np.int64], sources: NDArray[np.int64], d
             where, heads = where[is_like], heads[is_like]
             differing = _differing(heads)
         new = np.empty((len(where), size - (cut[1] - cut[0]) + _FIELD), np.uint8)
-        rows["crc32c"][where] = _fill(new, heads, cut, times[where], differing, rows["crc32c"][where], sizes[where] - size)
+        sums, payloads = rows["crc32c"][where], sizes[where] - size
+        rows["crc32c"][where] = _fill(new, heads, cut, times[where], differing, sums, payloads)
         rows["size"][where] = sizes[where] + (new.shape[1] - size)
         is_left[where] = False
-        for at, head, source, end in zip(where.tolist(), new.view(f"V{new.shape[1]}").ravel().tolist(), sources[where].tolist(),
+        new_heads = new.view(f"V{new.shape[1]}").ravel().tolist()
+        for at, head, source, end in zip(where.tolist(), new_heads, sources[where].tolist(),
                                          (sources + sizes)[where].tolist(), strict=True):
             pieces[2 * at:2 * at + 2] = head, data[source + size:end]
 
 
-def _at_each(data: NDArray[np.uint8], size: int) -> NDArray:
-    """Item n is the `size` bytes that begin at n."""
+def _at_each(data: NDArray[np.uint8], size: int) -> NDArray[np.void]:
+    """View bytes (n,) as pieces of `size` bytes, one of which begins at every byte."""
     return np.ndarray(len(data) - size + 1, f"V{size}", data, 0, (1,))
 
 
 def _differing(heads: NDArray[np.uint8]) -> _Differing:
-    """Columns behind the checksum in which not all heads (n, size) are as the first."""
-    found = {}
+    """Return the columns behind the checksum in which some heads (n, size) differ from the first."""
+    found: _Differing = {}
     for at in {*range(CHECKSUM_END, heads.shape[1] - _WORD + 1, _WORD), heads.shape[1] - _WORD}:
         words = heads[:, at:at + _WORD].view("<u8")[:, 0]
         found |= {at + byte: bits for byte, bits in _bytes_differing(words ^ words[0]) if at + byte >= CHECKSUM_END}
@@ -119,7 +133,7 @@ def _differing(heads: NDArray[np.uint8]) -> _Differing:
 
 
 def _bytes_differing(words: NDArray[np.uint64]) -> Iterator[tuple[int, tuple[int, NDArray[np.uint8]]]]:
-    """Which bytes of words (n,) are not all 0: (byte, (bits of any, of each))."""
+    """Yield (byte, (bits of any word, bits of each word)) for each byte that is not 0 in all words (n,)."""
     for byte, bits in enumerate(int(np.bitwise_or.reduce(words)).to_bytes(_WORD, "little")):
         if bits:
             yield byte, (bits, words.view(np.uint8)[byte::_WORD])
@@ -131,12 +145,15 @@ def _is_unlike(differing: _Differing, tight: NDArray[np.uint8]) -> bool:
 
 def _fill(new: NDArray[np.uint8], heads: NDArray[np.uint8], cut: tuple[int, int], times: NDArray[np.int64],
           differing: _Differing, sums: NDArray[np.uint32], payloads: NDArray[np.int64]) -> NDArray[np.uint32]:
-    """Heads (n, size) become new ones, without the bytes that are cut and with times behind them; their entries' checksums.
+    """Write new heads: the heads (n, size) without the bytes of `cut`, and times (n,) at their end.
 
-    sums: of the entries before; payloads: bytes (n,) behind each head, or (1,) behind all.
+    Return the new checksums (n,) of the entries.
+
+    sums: the entries' checksums before, (n,).  payloads: bytes behind each head (n,), or behind all (1,).
     """
     cut_from, cut_to = cut
-    words = varints.words(times.view(np.uint64), _WIDTH) << np.uint64(8 * len(_TAG)) | np.uint64(int.from_bytes(_TAG, "little"))
+    tag = np.uint64(int.from_bytes(_TAG, "little"))
+    words = varints.to_words(times.view(np.uint64), _WIDTH) << np.uint64(8 * len(_TAG)) | tag
     new[:, :cut_from] = heads[:, :cut_from]
     new[:, cut_from:-_FIELD] = heads[:, cut_to:]
     new[:, -_FIELD:].view("<u8")[:, 0] = words
@@ -148,35 +165,37 @@ def _fill(new: NDArray[np.uint8], heads: NDArray[np.uint8], cut: tuple[int, int]
 
 def _changes(new: NDArray[np.uint8], heads: NDArray[np.uint8], cut: tuple[int, int], differing: _Differing,
              words: NDArray[np.uint64], payloads: NDArray[np.int64]) -> NDArray[np.uint32]:
-    """Of the entries' checksums (n,): those of the first head, and tables for the columns in which others differ from it."""
+    """Return the changes (n,) of the entries' checksums, from the first head's and from tables of differing columns."""
     if len(differing) > _COLUMNS_MAX:
-        changes = checksums.of_each(heads[:, CHECKSUM_END:]) ^ checksums.of_each(new[:, CHECKSUM_END:])
-        return checksums.before_so_many(changes, payloads)
+        changes = checksums.crc32c_of_each(heads[:, CHECKSUM_END:]) ^ checksums.crc32c_of_each(new[:, CHECKSUM_END:])
+        return checksums.change_before(changes, payloads)
     (cut_from, cut_to), size = cut, heads.shape[1]
     first = crc32c(heads[0, CHECKSUM_END:].tobytes()) ^ crc32c(new[0, CHECKSUM_END:].tobytes())
-    tables, columns = [np.array([first], np.uint32)], []
+    parts, columns = [np.array([first], np.uint32)], []
     for column, (_, bits) in differing.items():
-        table = checksums.of_byte(size - column)
+        table = checksums.change_of_byte(size - column)
         if not cut_from <= column < cut_to:      # it is in the new head, too
-            table = table ^ checksums.of_byte(size - column + _FIELD - (cut_to - cut_from if column < cut_from else 0))
-        tables.append(table)
+            removed = (cut_to - cut_from if column < cut_from else 0)
+            table = table ^ checksums.change_of_byte(size - column + _FIELD - removed)
+        parts.append(table)
         columns.append(bits)
     for byte, (_, bits) in _bytes_differing(words ^ words[0]):
-        tables.append(checksums.of_byte(_FIELD - byte))
+        parts.append(checksums.change_of_byte(_FIELD - byte))
         columns.append(bits)
-    tables = np.concatenate(tables)
+    tables = np.concatenate(parts)
     if len(payloads) == 1:
-        tables = checksums.before_so_many(tables, payloads)
+        tables = checksums.change_before(tables, payloads)
     changes = np.full(len(heads), tables[0])
     for number, bits in enumerate(columns):
         changes ^= tables[1 + 256 * number:257 + 256 * number].take(bits)
-    return changes if len(payloads) == 1 else checksums.before_so_many(changes, payloads)
+    return changes if len(payloads) == 1 else checksums.change_before(changes, payloads)
 
 
 def _shape(metadata: bytes) -> tuple[NDArray[np.uint8], tuple[int, int]] | None:
-    """(which bits behind the checksum heads with such metadata have in common, where their time begins and ends); None when not simple.
+    """Return (the bits behind the checksum in which all heads of a layout are equal, where their time begins and ends).
 
-    What a field holds may differ, where it stands and how long it is may not.
+    The values of fields may differ, their places and lengths may not.  A head without a time has an empty place for it
+    at the end.  None for metadata with a group or with two times.
     """
     tight, cuts, at = bytearray(b"\xff" * len(metadata)), [], 0
     while at < len(metadata):
@@ -199,8 +218,8 @@ def _shape(metadata: bytes) -> tuple[NDArray[np.uint8], tuple[int, int]] | None:
 
 # -- one by one
 
-def _stamp(entry: memoryview, time: int) -> tuple[bytes, memoryview, int]:
-    """(its new head, its payload, its checksum)"""
+def _stamp_one(entry: memoryview, time: int) -> tuple[bytes, memoryview, int]:
+    """Return (the new head, the payload, the new checksum) of an entry."""
     end = _METADATA + SIZE.unpack_from(entry, CHECKSUM_END)[0]
     metadata, payload = _without_time(bytes(entry[_METADATA:end])) + _TAG + varints.encode(time), entry[end:]
     covered = SIZE.pack(len(metadata)) + metadata
@@ -224,14 +243,14 @@ def _without_time(metadata: bytes) -> bytes:
 
 
 def _end_of(data: bytes, at: int, tag: int) -> int:
-    """Behind the value at `at` of a field with that tag, in a message that the protobuf library has read."""
+    """Return the offset behind the value at `at` of a field with that tag, in a message that the library has read."""
     kind = tag & 7
     if kind == 0:
         return varints.decode(data, at)[1]
     if kind == 2:
         size, at = varints.decode(data, at)
         return at + size
-    if kind == 3:      # a group, with fields in it
+    if kind == 3:      # a group of fields
         while True:
             inner, at = varints.decode(data, at)
             if inner & 7 == 4:

@@ -1,31 +1,39 @@
-"""What crosses ZeroMQ between workers and owners: one envelope per pass, of sections in the order things happened.
+"""Envelopes: messages of ZeroMQ between workers and owners, one per pass, with sections in the order of events.
 
-    frame 0      HEADER, a SECTION for each, then for each its rows (a numpy array of its kind's dtype) and its bytes
-    further      bytes of a section that has more than INLINE_MAX are a frame of their own
+    frame 0      HEADER, a SECTION for each section, then each section's rows (an array of its kind's dtype) and bytes
+    further      the bytes of a section, when they are more than INLINE_MAX, are a frame of their own
 
-    worker -> owner    SENDS     SEND_ROW + entries      ACKS  ACK_ROW + words     FLOWS  FLOW_ROW     COMMANDS  COMMAND_ROW + commands
-    owner -> worker    RECEIPTS  RECEIPT_ROW             RUNS  RUN_ROW     REPLIES  REPLY_ROW + frames     FORGET  FORGET_ROW
-    admin -> owner     QUESTIONS QUESTION_ROW + JSON     ANSWERS  likewise, and back
-    owner -> worker    PICKS     PICK_ROW + entries, words                 PASSED    PASSED_ROW + entries, their bytes
+    worker -> owner    SENDS     SEND_ROW + entries           ACKS      ACK_ROW + words
+                       FLOWS     FLOW_ROW                     COMMANDS  COMMAND_ROW + commands
+    owner -> worker    RECEIPTS  RECEIPT_ROW                  RUNS      RUN_ROW
+                       REPLIES   REPLY_ROW + frames           FORGET    FORGET_ROW
+                       PICKS     PICK_ROW + entries, words    PASSED    PASSED_ROW + entries, their bytes
+    admin -> owner     QUESTIONS QUESTION_ROW + JSON
+    owner -> admin     ANSWERS   QUESTION_ROW + JSON
 
-Sends, acks and flows of a pass may come in any order among themselves; a command comes after all that preceded it and
+Sends, acks and flows of a pass may come in any order among themselves.  A command comes after all that preceded it and
 before all that followed it.  No pickles, no dicts.
 """
 import struct
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from geminga.proto.deliveries import RECEIPT_ROW
-from geminga.proto.rows import struct_of
+from geminga.proto.rows import Row, Rows, struct_of
 from geminga.proto.sends import SEND_ROW
+
+Data: TypeAlias = bytes | memoryview
 
 SENDS, ACKS, FLOWS, COMMANDS, QUESTIONS = 1, 2, 3, 4, 5
 RECEIPTS, RUNS, REPLIES, FORGET, PICKS, PASSED, ANSWERS = 16, 17, 18, 19, 20, 21, 22
 
-HEADER = struct.Struct("<QQ")     # owner -> worker: bytes of entries, and COMMANDs' cost, taken from it so far (its credit); sections
+# (cost of entries and commands that the owner has taken from the worker so far, number of sections).  The first is the
+# worker's credit, and 0 in the other direction.
+HEADER = struct.Struct("<QQ")
 SECTION = struct.Struct("<IIQ")   # kind, rows, bytes
-INLINE_MAX = 32 << 10             # bytes; to copy so many costs less than a frame of their own does at both ends
+INLINE_MAX = 32 << 10             # bytes; copying so many costs less than a frame of their own costs at both ends
 
 ACK_ROW = np.dtype([
     ("consumer", "<u8"),     # the owner's handle
@@ -33,50 +41,50 @@ ACK_ROW = np.dtype([
     ("entry_id", "<u8"),
     ("request_id", "<u8"),   # answered by ACK_RESPONSE when WANTS_RESPONSE, on the last row of the command
     ("flags", "<u4"),
-    ("words", "<u4"),        # of 8 bytes each, in the section's data: the messages of the batch that are not acknowledged, when PARTIAL
+    ("words", "<u4"),        # when PARTIAL: words in the section's data, a bit for each message not acknowledged
 ])
-CUMULATIVE, PARTIAL, WANTS_RESPONSE, NOTHING = 1, 2, 4, 8   # PARTIAL: only some messages of a batch; NOTHING: an ACK of no ids
+# PARTIAL: some messages of a batch.  NOTHING: an ACK without ids.
+CUMULATIVE, PARTIAL, WANTS_RESPONSE, NOTHING = 1, 2, 4, 8
 
 FLOW_ROW = np.dtype([("consumer", "<u8"), ("permits", "<u8")])
 
 COMMAND_ROW = np.dtype([
     ("connection", "<u4"),
-    ("kind", "<u2"),               # COMMAND, or what happened to the connection
+    ("kind", "<u2"),               # COMMAND, or an event of the connection
     ("protocol_version", "<u2"),   # of the client
     ("size", "<u4"),               # bytes of the BaseCommand
     ("flags", "<u4"),
 ])
-COMMAND_COST = 16 << 10  # bytes of entries that a command counts for beside its own: about as dear to its owner
-COMMAND = 0             # a client's
+COMMAND_COST = 16 << 10  # bytes of credit that a command takes beside its own: an owner serves so many in the same time
+COMMAND = 0             # a client's command
 CONNECTION_GONE = 1
-CONNECTION_ALIVE = 2    # it has answered a PROBE
-DISCOVERS = 3           # it was told the topics of the namespace that is named instead of a command
-LOOKED_UP = 4           # it asked where a topic is that is new to it: "request-id name"
-INTRODUCED = 5          # comes before its first command to an owner: {"address", "version", "partial"} in JSON, see Session
-PRODUCER_EXPELLED, CONSUMER_EXPELLED = 6, 7     # it is not to have a producer or consumer: "id handle"; handle 0: that was not told yet
-DAMAGED = 8             # it could not read messages: a CommandAck of them, which it was about to acknowledge
+CONNECTION_ALIVE = 2    # the client has answered a PROBE
+DISCOVERS = 3           # the client was told the topics of a namespace; the data is the namespace
+LOOKED_UP = 4           # the client asked for the first time where a topic is; the data is "request-id name"
+INTRODUCED = 5          # before a connection's first command to an owner: {"address", "version", "partial"} in JSON
+PRODUCER_EXPELLED, CONSUMER_EXPELLED = 6, 7     # the right to it was revoked: "id handle", handle 0 if unknown
+DAMAGED = 8             # the client could not read messages; the data is its CommandAck, which acknowledges them
 
 REPLY_ROW = np.dtype([
     ("connection", "<u4"),
     ("action", "<u4"),
     ("object_id", "<u8"),          # the client's producer or consumer id
-    ("handle", "<u8"),             # the owner's
+    ("handle", "<u8"),             # the owner's number of the producer or consumer
     ("request_id", "<u8"),         # of the client's request that this answers, or NO_REQUEST
     ("size", "<u4"),               # bytes of frames to write to the client
-    ("partition", "<i4"),          # CONSUMER_READY: what MESSAGE ids are to carry
+    ("partition", "<i4"),          # CONSUMER_READY: the partition in the ids of its messages, or -1
 ])
-NO_REQUEST = 0xFFFFFFFFFFFFFFFF
 WRITE, PRODUCER_READY, PRODUCER_GONE, CONSUMER_READY, CONSUMER_GONE = 0, 1, 2, 3, 4
-CONSUMER_EPOCH = 6       # `object_id` is the consumer's handle, `handle` what the messages delivered to it from here on carry
-HOLD, GO_ON = 7, 8       # the connection is not read from; it is again, as far as this owner goes
-END = 9                  # the connection is ended
-PROBE = 5    # PING the client: a sign of life is told as CONNECTION_ALIVE, silence ends the connection
+PROBE = 5                # PING the client: a sign of life is told as CONNECTION_ALIVE, silence ends the connection
+CONSUMER_EPOCH = 6       # `object_id` is the consumer's handle, `handle` the epoch of messages delivered from here on
+HOLD, GO_ON = 7, 8       # stop reading from the connection; read again, unless another owner holds it
+END = 9                  # end the connection
 
 RUN_ROW = np.dtype([
     ("connection", "<u4"),
     ("count", "<u4"),              # entries
     ("consumer", "<u8"),           # the owner's handle
-    ("partition_id", "<u8"),       # names the folder of the ledger
+    ("partition_id", "<u8"),       # the name of the ledger's folder
     ("ledger_id", "<u8"),
     ("first_entry", "<u8"),
 ])
@@ -88,15 +96,15 @@ PICK_ROW = np.dtype([
     ("partition_id", "<u8"),
     ("ledger_id", "<u8"),
     ("size", "<u4"),               # bytes of its PICKED rows and their words
-    ("view", "<u4"),               # the number of the compacted view that they are of; 0: of the ledger itself
+    ("view", "<u4"),               # the number of the view whose compacted ledger is meant; 0: the ledger itself
 ])
 PICKED = np.dtype([
     ("entry_id", "<u8"),
     ("redeliveries", "<u4"),
-    ("words", "<u4"),              # of 8 bytes each, behind all rows: the messages of the batch that are not acknowledged
+    ("words", "<u4"),              # words behind all rows, with a bit for each message that is not acknowledged
 ])
 
-PASSED_ROW = np.dtype([            # entries of a topic that keeps none
+PASSED_ROW = np.dtype([            # entries of a non-persistent topic
     ("connection", "<u4"),
     ("count", "<u4"),              # entries
     ("consumer", "<u8"),
@@ -104,29 +112,29 @@ PASSED_ROW = np.dtype([            # entries of a topic that keeps none
 ])
 ENTRY = np.dtype([("entry_id", "<u8"), ("size", "<u4"), ("messages", "<u4")])
 
-QUESTION_ROW = np.dtype([("number", "<u8"), ("size", "<u8")])     # of administration, JSON; the answer has the question's number
+QUESTION_ROW = np.dtype([("number", "<u8"), ("size", "<u8")])     # an answer has its question's number
 
-RAW = b"\0"      # an answer that is no JSON begins with it
+RAW = b"\0"      # the first byte of an answer that is not JSON
 
-FORGET_ROW = np.dtype([("ledger_id", "<u8"), ("view", "<u8")])    # as of a PICK_ROW
+FORGET_ROW = np.dtype([("ledger_id", "<u8"), ("view", "<u8")])    # a ledger that is to be unmapped; view as in PICK_ROW
 
 ROWS = {SENDS: SEND_ROW, ACKS: ACK_ROW, FLOWS: FLOW_ROW, COMMANDS: COMMAND_ROW,
-        RECEIPTS: RECEIPT_ROW, RUNS: RUN_ROW, REPLIES: REPLY_ROW, FORGET: FORGET_ROW, PICKS: PICK_ROW, PASSED: PASSED_ROW,
-        QUESTIONS: QUESTION_ROW, ANSWERS: QUESTION_ROW}
-
-
+        RECEIPTS: RECEIPT_ROW, RUNS: RUN_ROW, REPLIES: REPLY_ROW, FORGET: FORGET_ROW, PICKS: PICK_ROW,
+        PASSED: PASSED_ROW, QUESTIONS: QUESTION_ROW, ANSWERS: QUESTION_ROW}
 STRUCTS = {kind: struct_of(dtype) for kind, dtype in ROWS.items()}
 
 
-def pack(kind: int, rows: list[tuple]) -> bytes:
-    """Rows of that kind, for `seal`."""
+def pack(kind: int, rows: Iterable[Row]) -> bytes:
+    """Return the bytes of rows of that kind, for `seal`."""
     put = STRUCTS[kind].pack
     return b"".join([put(*row) for row in rows])
 
 
-def seal(sections: list[tuple[int, NDArray | bytes, bytes]], taken: int = 0) -> list:
-    """The frames of an envelope of (kind, rows, bytes); rows as an array, or packed."""
-    head, body, frames = [HEADER.pack(taken, len(sections))], [], []
+def seal(sections: Sequence[tuple[int, Rows | bytes, Data]], taken: int = 0) -> list[Data]:
+    """Return the frames of an envelope of sections (kind, rows, data).  Rows are an array, or bytes of `pack`."""
+    head: list[Data] = [HEADER.pack(taken, len(sections))]
+    body: list[Data] = []
+    frames: list[Data] = []
     for kind, rows, data in sections:
         if not isinstance(rows, bytes):
             assert rows.dtype == ROWS[kind]
@@ -137,8 +145,11 @@ def seal(sections: list[tuple[int, NDArray | bytes, bytes]], taken: int = 0) -> 
     return [b"".join(head + body), *frames]
 
 
-def unseal(parts: list) -> tuple[int, list[tuple[int, NDArray, memoryview]]]:
-    """(taken, sections) of the frames that `seal` made; rows are read-only views of them."""
+def unseal(parts: Sequence[Any]) -> tuple[int, list[tuple[int, Rows, memoryview]]]:
+    """Return (taken, [(kind, rows, data)]) of the frames that `seal` made; rows are read-only views of the frames.
+
+    parts: buffers, as ZeroMQ returns them.
+    """
     head, frames = memoryview(parts[0]), iter(parts[1:])
     taken, count = HEADER.unpack_from(head)
     at = HEADER.size + count * SECTION.size

@@ -1,9 +1,13 @@
-"""What a peer can do wrong, and what it is told.
+"""Errors that a peer causes, and the answer to each.
 
-A `ProtocolError` ends the connection: after it the stream of bytes means nothing any more.  A `Refusal` is the
-answer to one command; the connection goes on.  Anything else raised while a peer's bytes are read is our bug.
+A `ProtocolError` ends the connection: the bytes after it have no meaning.  A `Refusal` answers one command, and the
+connection goes on.  Any other exception while a peer's bytes are read is a bug of the broker.
 """
+from typing import TypeAlias
+
 from geminga.proto import pulsar_api_pb2 as api
+
+ErrorCode: TypeAlias = "api.ServerError.ValueType"
 
 
 class ProtocolError(Exception):
@@ -11,9 +15,9 @@ class ProtocolError(Exception):
 
 
 class Refusal(Exception):
-    """One command is answered with an error; `code` is a ServerError, which decides whether a client tries again."""
+    """One command is answered with an error.  `code` is a ServerError: clients decide by it whether to try again."""
 
-    def __init__(self, code: int, message: str):
+    def __init__(self, code: ErrorCode, message: str):
         super().__init__(message)
         self.code = code
         self.message = message

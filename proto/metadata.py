@@ -1,163 +1,192 @@
-"""Metadata of many messages -> columns: protobuf messages that lie anywhere in a buffer, read in step.
+"""Metadata of many messages -> columns: protobuf messages anywhere in a buffer, read in step.
 
-All messages whose next field is the one with the lowest tag read that field, as arrays; then those whose next field is the lowest
-now, and so on.  Fields are written in the order of their numbers, so messages that have the same fields stay together, and one that
-lacks some waits for the others.  A word of eight bytes is loaded for each field: what does not fit in (longer varints, tags of three
-bytes), and what no client writes, makes a message `odd`, and it is the protobuf library that reads it.  Both give the same
-values for the same bytes, and a test holds them to it.
+In each step the lowest tag among the messages' next fields is taken, and all messages whose next field has that tag
+read it, as arrays.  Clients write fields in the order of their numbers.  So messages with the same fields stay
+together, and a message that lacks a field waits for the others.
+
+One word of eight bytes is loaded for each field.  A message is `odd` when a varint or tag does not fit into the word,
+or when its bytes are not as clients write them; odd messages are the protobuf library's to read.  Both ways give the
+same values for the same bytes, and a test holds them to it.
 """
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-PAD = 16                                 # bytes behind the last message that the buffer must have: words are loaded whole
-_DONE = np.uint64(1 << 32)               # in place of a tag
+from geminga.proto.rows import words_at_each_byte
+from geminga.proto.varints import join_sevens
+
+PAD = 16                                 # bytes that have to follow the last message: words are loaded whole
+_DONE = np.uint64(1 << 32)               # in place of the next tag
 _STOPS = np.uint64(0x8080808080808080)
-_RANKS = [tuple(map(np.uint64, rank)) for rank in (
-    (1, 0x007F007F007F007F, 0x7F007F007F007F00), (2, 0x00003FFF00003FFF, 0x3FFF00003FFF0000), (4, 0x0FFFFFFF, 0x0FFFFFFF00000000))]
 _ONE, _BYTE, _TWO_BYTES = map(np.uint64, (1, 0xFF, 0xFFFF))
-ABSENT = np.uint64((1 << 64) - 1)        # of a number that may also be 0: longer than what is read here
+ABSENT = np.uint64((1 << 64) - 1)        # default of a number that may also be 0: longer than any number read here
+_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5      # wire types
+_Chosen: TypeAlias = slice | NDArray[np.intp]          # numbers of some messages; the slice is all of them
 
 
 class Field(NamedTuple):
-    """What becomes of a field: a number, or where its bytes are."""
+    """A field to read: a number, or bytes of which the place is read."""
 
     name: str
     number: int
     is_bytes: bool = False
-    is_repeated: bool = False            # of bytes: each is kept
-    maximum: int = 1 << 63               # of numbers; the library reads larger ones
+    is_repeated: bool = False            # bytes of which each occurrence is kept
+    maximum: int = 1 << 63               # a message with a larger number is odd
     default: int = 0
 
     @property
     def tag(self) -> int:
-        """As its one or two bytes are read."""
-        tag = self.number << 3 | (2 if self.is_bytes else 0)
+        """The tag's one or two bytes as a little-endian number."""
+        tag = self.number << 3 | (_LENGTH if self.is_bytes else _VARINT)
         return tag if tag < 128 else tag & 127 | 128 | tag >> 7 << 8
 
 
 @dataclass(slots=True)
 class Columns:
-    """What is not in any of the messages is not there; other columns are as long as there are messages."""
+    """Fields of `count` messages.  A field that no message has is in none of the three dicts."""
 
-    odd: NDArray[np.bool_]                                                                  # of which all columns say nothing
-    numbers: dict[str, NDArray[np.uint64]] = field(default_factory=dict)
-    spans: dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]] = field(default_factory=dict)      # (begin, end); begin -1: absent
+    odd: NDArray[np.bool_]                                 # (count,); columns are undefined for an odd message
+    numbers: dict[str, NDArray[np.uint64]] = field(default_factory=dict)                               # (count,)
+    # Begins (count,), -1 for absent, and ends (count,).
+    spans: dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]] = field(default_factory=dict)
+    # (message, begin, end), each (occurrences,), in the order of messages and of bytes.
     repeated: dict[str, tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]] = field(default_factory=dict)
-    # (message, begin, end) of each, by message, in their order
 
     def number(self, name: str, default: int = 0) -> NDArray[np.uint64]:
-        found = self.numbers.get(name)
-        return np.full(len(self.odd), default, np.uint64) if found is None else found
+        """Return the numbers (count,) of a field, `default` in all where no message has it."""
+        numbers = self.numbers.get(name)
+        return np.full(len(self.odd), default, np.uint64) if numbers is None else numbers
 
     def has(self, name: str) -> NDArray[np.bool_]:
-        """Which messages have that field of bytes."""
-        found = np.zeros(len(self.odd), bool)
+        """Tell of each message (count,) whether it has the field, one of bytes."""
+        has_it = np.zeros(len(self.odd), bool)
         if name in self.repeated:
-            found[self.repeated[name][0]] = True
+            has_it[self.repeated[name][0]] = True
         elif name in self.spans:
-            found = self.spans[name][0] >= 0
-        return found
+            has_it = self.spans[name][0] >= 0
+        return has_it
+
+    def store(self, known: Field, chosen: _Chosen, values: NDArray[np.uint64], begin: NDArray[np.int64],
+              end: NDArray[np.int64]) -> None:
+        """Store what chosen messages have in a field that is not repeated: values, or where its bytes begin and end."""
+        count = len(self.odd)
+        if known.is_bytes:
+            if known.name not in self.spans:
+                self.spans[known.name] = np.full(count, -1), np.zeros(count, np.int64)
+            begins, ends = self.spans[known.name]
+            begins[chosen], ends[chosen] = begin, end
+            return
+        if known.name not in self.numbers:
+            self.numbers[known.name] = np.full(count, known.default, np.uint64)
+        self.numbers[known.name][chosen] = values
+        if values.max() > known.maximum:
+            self.odd[chosen] |= values > known.maximum
 
 
-def words_of(data: NDArray[np.uint8]) -> NDArray[np.uint64]:
-    """As if a word began at every byte."""
-    return np.ndarray(len(data) - 7, "<u8", data, 0, (1,))
+_Pieces: TypeAlias = list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]
 
 
-def read(data: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDArray[np.int64], fields: tuple[Field, ...]) -> Columns:
-    """The fields of the messages that lie at data[begin:end]; others are passed over.  data goes on for PAD bytes behind them."""
+def read(data: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDArray[np.int64],
+         fields: tuple[Field, ...]) -> Columns:
+    """Read `fields` of the messages data[begin:end]; other fields are skipped.
+
+    begins, ends: (count,).  `data` has PAD bytes behind the last message.
+    """
     wanted = {one.tag: one for one in fields}
-    words, count = words_of(data), len(begins)
-    columns, pieces = Columns(np.zeros(count, bool)), {}
-    at, word, tags = begins.astype(np.int64), np.empty(count, np.uint64), np.full(count, _DONE)
-    _advance(words, at, ends, word, tags, columns.odd, slice(None))
-    while count:
-        tag = tags.min()
-        if tag == _DONE:
-            break
-        some: slice | NDArray[np.intp] = slice(None)
-        chosen = tags == tag
-        if not chosen.all():
-            some = np.flatnonzero(chosen)
-        tag = int(tag)
-        size = 1 if tag < 128 else 2
-        wire = tag & 7
-        if tag >> 15 or wire not in (0, 1, 2, 5) or tag < 8 or 128 <= tag < 256:      # longer, groups, no field's, padded
-            columns.odd[some], tags[some] = True, _DONE
+    reader, columns = _Reader(data, begins, ends), Columns(np.zeros(len(begins), bool))
+    pieces: dict[str, _Pieces] = {}
+    reader.advance(columns.odd, slice(None))
+    while (lowest := reader.lowest_tag()) is not None:
+        tag, chosen = lowest
+        size, wire = 1 if tag < 128 else 2, tag & 7
+        # A tag of three bytes or more, a group, the number 0, or padding.
+        if tag >> 15 or wire not in (_VARINT, _FIXED64, _LENGTH, _FIXED32) or tag < 8 or 128 <= tag < 256:
+            columns.odd[chosen] = True
+            reader.tags[chosen] = _DONE
             continue
-        if wire in (1, 5):
-            at[some] += size + (8 if wire == 1 else 4)
-        else:
-            values, lengths, too_long = varints(word[some] >> np.uint64(8 * size), 8 - size)
-            begin = at[some] + (size + lengths)
-            end = begin + values.astype(np.int64) if wire == 2 else begin
-            if too_long is not None:
-                columns.odd[some] |= too_long
-            known = wanted.get(tag)
-            if known is None:
-                pass
-            elif known.is_repeated:
-                pieces.setdefault(known.name, []).append((np.arange(count)[some], begin, end))
-            elif known.is_bytes:
-                if known.name not in columns.spans:
-                    columns.spans[known.name] = np.full(count, -1), np.zeros(count, np.int64)
-                columns.spans[known.name][0][some], columns.spans[known.name][1][some] = begin, end
-            else:
-                if known.name not in columns.numbers:
-                    columns.numbers[known.name] = np.full(count, known.default, np.uint64)
-                columns.numbers[known.name][some] = values
-                if values.max() > known.maximum:
-                    columns.odd[some] |= values > known.maximum
-            at[some] = end
-        _advance(words, at, ends, word, tags, columns.odd, some)
-    for name, found in pieces.items():
-        rows, begin, end = (np.concatenate(parts) for parts in zip(*found, strict=True))
-        if len(found) > 1:
-            order = np.argsort(rows, kind="stable")
-            rows, begin, end = rows[order], begin[order], end[order]
-        if columns.odd.any():
-            kept = ~columns.odd[rows]
-            rows, begin, end = rows[kept], begin[kept], end[kept]
-        columns.repeated[name] = rows, begin, end
+        if wire in (_FIXED64, _FIXED32):
+            reader.places[chosen] += size + (8 if wire == _FIXED64 else 4)
+            reader.advance(columns.odd, chosen)
+            continue
+        values, lengths, too_long = read_varints(reader.words[chosen] >> np.uint64(8 * size), 8 - size)
+        begin = reader.places[chosen] + (size + lengths)
+        end = begin + values.astype(np.int64) if wire == _LENGTH else begin
+        if too_long is not None:
+            columns.odd[chosen] |= too_long
+        known = wanted.get(tag)
+        if known is not None and known.is_repeated:
+            pieces.setdefault(known.name, []).append((np.arange(len(begins))[chosen], begin, end))
+        elif known is not None:
+            columns.store(known, chosen, values, begin, end)
+        reader.places[chosen] = end
+        reader.advance(columns.odd, chosen)
+    columns.repeated = {name: _in_order(found, columns.odd) for name, found in pieces.items()}
     return columns
 
 
-def _advance(words, at, ends, word, tags, odd, some: slice | NDArray[np.intp]) -> None:
-    """These messages have their next field before them, or are done, or turned out odd."""
-    here, until = at[some], ends[some]
-    is_odd = odd[some] | (here > until)
-    is_done = is_odd | (here == until)
-    if is_done.any():
-        odd[some] |= is_odd
-        if is_done.all():
-            tags[some] = _DONE
-            return
-        here = np.where(is_done, 0, here)
-    word[some] = loaded = words[here]
-    tag = loaded & _BYTE
-    is_long = tag > np.uint64(127)
-    if is_long.any():
-        tag = np.where(is_long, loaded & _TWO_BYTES, tag)
-    if is_done.any():
-        tag[is_done] = _DONE
-    tags[some] = tag
+class _Reader:
+    """The next field of each message: where it is, the word that it begins with, and its tag."""
+
+    def __init__(self, data: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDArray[np.int64]):
+        self._every_word, self._ends = words_at_each_byte(data), ends
+        self.places = begins.astype(np.int64)
+        self.words = np.empty(len(begins), np.uint64)
+        self.tags = np.full(len(begins), _DONE)
+
+    def lowest_tag(self) -> tuple[int, _Chosen] | None:
+        """Return (the lowest tag, the messages that have it next); None when all are done."""
+        tag = self.tags.min(initial=_DONE)
+        if tag == _DONE:
+            return None
+        has_it = self.tags == tag
+        return int(tag), slice(None) if has_it.all() else np.flatnonzero(has_it)
+
+    def advance(self, odd: NDArray[np.bool_], chosen: _Chosen) -> None:
+        """Load words and tags of the chosen messages at their places; mark in `odd` messages that overran their end."""
+        here, until = self.places[chosen], self._ends[chosen]
+        is_odd = odd[chosen] | (here > until)
+        is_done = is_odd | (here == until)
+        if is_done.any():
+            odd[chosen] |= is_odd
+            if is_done.all():
+                self.tags[chosen] = _DONE
+                return
+            here = np.where(is_done, 0, here)
+        self.words[chosen] = loaded = self._every_word[here]
+        tag = loaded & _BYTE
+        is_long = tag > np.uint64(127)
+        if is_long.any():
+            tag = np.where(is_long, loaded & _TWO_BYTES, tag)
+        if is_done.any():
+            tag[is_done] = _DONE
+        self.tags[chosen] = tag
 
 
-def varints(words: NDArray[np.uint64], available: int) -> tuple[NDArray[np.uint64], NDArray[np.int64] | int, NDArray[np.bool_] | None]:
-    """(value, length, None or which are longer) of the varints that the words begin with; behind the bytes that are available they are 0.
+def _in_order(found: _Pieces, odd: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return (message, begin, end), each (occurrences,), by message and without those of odd messages."""
+    rows, begin, end = (np.concatenate(column) for column in zip(*found, strict=True))
+    if len(found) > 1:
+        order = np.argsort(rows, kind="stable")
+        rows, begin, end = rows[order], begin[order], end[order]
+    if odd.any():
+        kept = ~odd[rows]
+        rows, begin, end = rows[kept], begin[kept], end[kept]
+    return rows, begin, end
 
-    Neighbours close ranks as in varints.read_words, as far as the longest has bytes.
+
+def read_varints(words: NDArray[np.uint64], available: int
+                 ) -> tuple[NDArray[np.uint64], NDArray[np.int64] | int, NDArray[np.bool_] | None]:
+    """Return (values (n,), lengths (n,), too_long (n,)) of the varints that words (n,) begin with.
+
+    The words are 0 behind the first `available` bytes.  too_long marks varints that go on behind them; None for none.
     """
     stops = ~words & _STOPS
     if (stops & np.uint64(0x80)).all():
         return words & np.uint64(0x7F), 1, None
-    below = (stops & (~stops + _ONE)) - _ONE               # the bits below the first byte that has no other behind it
+    below = (stops & (~stops + _ONE)) - _ONE               # bits below the top bit of each varint's last byte
     lengths = (np.bitwise_count(below) + np.uint8(1)) >> np.uint8(3)
-    values = words & below & ~_STOPS
     longest = int(lengths.max())
-    for shift, low, high in _RANKS[:(longest - 1).bit_length()]:
-        values = (values & low) | (values & high) >> shift
+    values = join_sevens(words & below & ~_STOPS, longest)
     return values, lengths.astype(np.int64), lengths > available if longest > available else None

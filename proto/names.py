@@ -1,7 +1,7 @@
 """Topic names: {persistent|non-persistent}://tenant/namespace/topic, short forms, and partitions.
 
-`orders` means persistent://public/default/orders and `acme/eu/orders` means persistent://acme/eu/orders.  The older form
-with a cluster in the middle is refused with a hint.  A partition's name ends in -partition-N.
+`orders` means persistent://public/default/orders and `acme/eu/orders` means persistent://acme/eu/orders.  The form of
+Pulsar 1, with a cluster in the middle, is refused with a hint.  A partition's name ends in -partition-N.
 """
 import re
 from dataclasses import dataclass
@@ -18,15 +18,15 @@ SYSTEM_TOPICS = ("__change_events", "__transaction_buffer_snapshot", "__transact
 SYSTEM_SUFFIX = "__transaction_pending_ack"
 _SYSTEM_PREFIXES = tuple(f"{place}{name}" for place in _SYSTEM_NAMESPACES for name in (
     "transaction_coordinator_assign", "__transaction_log_", "resource-usage"))
-_SHOWN_MAX = 200                    # characters of a name that is refused; five megabytes of it would not fit into an answer
+_SHOWN_MAX = 200                    # characters of a name in its refusal: a response has no room for five megabytes
 DOMAINS = ("persistent", "non-persistent")
-LENGTH_MAX = 4_096                  # arbitrary; far above what anybody uses, far below what would hurt the catalogue
-REMEMBERED_MAX = 256                # characters of a name that caches keep: they are bounded by entries, so that entries have to be small
+LENGTH_MAX = 4_096                  # arbitrary: above any name in use, and no burden for the catalogue
+REMEMBERED_MAX = 256                # characters of a name that caches keep: they count entries, not bytes
 
 
 @dataclass(frozen=True, slots=True)
 class TopicName:
-    """A complete name; `partition` is -1 when the name is not one of a partition."""
+    """A complete topic name; `partition` is -1 unless the name is a partition's."""
 
     domain: str
     tenant: str
@@ -40,10 +40,10 @@ class TopicName:
 
     @property
     def base(self) -> "TopicName":
-        """The partitioned topic that this partition belongs to; itself otherwise."""
+        """The partitioned topic of a partition; any other topic itself."""
         if self.partition < 0:
             return self
-        return TopicName(self.domain, self.tenant, self.namespace_name, _PARTITION.match(self.local_name)[1], -1)
+        return TopicName(self.domain, self.tenant, self.namespace_name, without_partition(self.local_name), -1)
 
     @property
     def is_persistent(self) -> bool:
@@ -57,7 +57,7 @@ class TopicName:
 
 
 def parse(text: str) -> TopicName:
-    """The topic that `text` names; raises Refusal(InvalidTopicName)."""
+    """Return the topic that `text` names, in its complete or short form.  Raises Refusal(InvalidTopicName)."""
     return _remembered(text) if len(text) <= REMEMBERED_MAX else _parse(text)
 
 
@@ -82,15 +82,15 @@ def _parse(text: str) -> TopicName:
         raise _invalid(text, "tenant and namespace are made of letters, digits and -=:._, and a topic is not empty")
     if len(text) > LENGTH_MAX or "\0" in text:
         raise _invalid(text, f"longer than {LENGTH_MAX} characters, or with a NUL")
-    found = _PARTITION.match(local)
-    return TopicName(domain, tenant, namespace, local, int(found[2]) if found else -1)
+    match = _PARTITION.match(local)
+    return TopicName(domain, tenant, namespace, local, int(match[2]) if match else -1)
 
 
 _remembered = lru_cache(maxsize=16_384)(_parse)
 
 
-def namespace(text: str) -> str:
-    """`tenant/namespace` when that is what text is; raises Refusal(InvalidTopicName)."""
+def parse_namespace(text: str) -> str:
+    """Return `text`, which has to be tenant/namespace.  Raises Refusal(InvalidTopicName)."""
     tenant, _, name = text.partition("/")
     if not _PART.match(tenant) or not _PART.match(name):
         raise _invalid(text, "expected tenant/namespace")
@@ -98,26 +98,26 @@ def namespace(text: str) -> str:
 
 
 def is_system(text: str) -> bool:
-    """Whether the complete name is one of a topic that brokers use among themselves."""
+    """Tell whether a complete name is a topic that brokers use among themselves."""
     return text.startswith(_SYSTEM_NAMESPACES) or is_reserved(text)
 
 
 def is_reserved(text: str) -> bool:
-    """Whether only brokers make a topic of that complete name."""
+    """Tell whether only brokers create a topic of this complete name."""
     local = without_partition(text.rpartition("/")[2])
     return local in SYSTEM_TOPICS or local.endswith(SYSTEM_SUFFIX) or text.startswith(_SYSTEM_PREFIXES)
 
 
 def refuse_reserved(topic: TopicName) -> None:
-    """Raises Refusal for one that users cannot make."""
+    """Raise Refusal for a topic that users cannot create."""
     if is_reserved(str(topic)):
         raise Refusal(api.NotAllowedError, f"Can not create system topic {topic}")
 
 
 def without_partition(text: str) -> str:
-    """The name of the partitioned topic when text names a partition; else text."""
-    found = _PARTITION.match(text)
-    return found[1] if found else text
+    """Return the name of the partitioned topic when `text` names a partition, else `text`."""
+    match = _PARTITION.match(text)
+    return match[1] if match else text
 
 
 def _invalid(text: str, why: str) -> Refusal:

@@ -1,15 +1,17 @@
-"""SEND frames -> rows: what is stored about an entry, read from many frames at once.
+"""SEND frames -> rows for journal and ledger index, read from many frames at once.
 
     total command-size  08 06 32 .. 08 PRODUCER 10 SEQUENCE 18 COUNT   0e01 CRC32C metadata-size METADATA payload
     |<------------------ command ---------------------------------->|  |<------------- entry ---------------->|
 
-Frames that follow each other mostly look alike: one length, one layout of fields, other numbers.  `Layout` is learnt from
-one frame that the protobuf library has decoded: the bytes of its head (all before the payload) and which of them may
-differ.  A run of frames that differ in those bytes only is read by a few operations per column (`Layout.read`); any other
-frame goes through the library (`read_one`).  Both give the same row for the same bytes, and a test holds them to it.
+Frames that follow each other mostly have one length and one layout of fields, with other numbers.  A `Layout` is learnt
+from a frame that the protobuf library has decoded: the bytes of its head (all before the payload), and which of them
+may differ.  A run of frames that differ in no other bytes is read with a few operations per column (`Layout.read`).
+Any other frame goes through the library (`read_one`).  Both give the same row for the same bytes, and a test holds them
+to it.
 """
 import base64
 import binascii
+from dataclasses import dataclass
 
 import numpy as np
 from crc32c import crc32c
@@ -22,22 +24,22 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.batches import MESSAGE_MIN, UNPACKED_MAX
 from geminga.proto.errors import ProtocolError
 from geminga.proto.frames import CHECKSUM_END, MAGIC, SIZE, SIZES
-from geminga.proto.rows import struct_of
+from geminga.proto.rows import Row, Rows, field_names, struct_of
 
 SEND_ROW = np.dtype([
     ("producer", "<u8"),             # the owner's handle; 0 until the worker has looked it up
-    # What the receipt will say, laid out as a RECEIPT_ROW.
-    ("connection", "<u4"),           # the worker's number of it
+    # Fields of the receipt, laid out as a RECEIPT_ROW.
+    ("connection", "<u4"),           # the worker's number of the connection
     ("worker", "<u4"),               # the worker's serial number; the owner fills it in
     ("producer_id", "<u8"),          # the client's number, unique on its connection
     ("sequence_id", "<u8"),
     ("highest_sequence_id", "<u8"),  # of a batch; 0 when not given
-    ("ledger_id", "<u8"),            # the owner fills in where the entry goes
+    ("ledger_id", "<u8"),            # the owner fills in the entry's place
     ("entry_id", "<u8"),
-    # What the ledger's index will hold, laid out as its row.
+    # Fields of the ledger's index, laid out as its row.
     ("offset", "<u8"),               # of the entry in the bytes that travel with the rows
     ("publish_time", "<i8"),         # ms since 1970, the client's clock
-    ("broker_time", "<i8"),          # the owner fills it in
+    ("broker_time", "<i8"),          # ms since 1970; the owner fills it in
     ("deliver_at", "<i8"),           # ms since 1970; 0: at once
     ("message_index", "<u8"),        # the owner fills it in
     ("size", "<u4"),                 # bytes of the entry
@@ -48,35 +50,35 @@ SEND_ROW = np.dtype([
     ("checksum", "<u4"),             # the owner fills it in
 ])
 SEND = struct_of(SEND_ROW)
-PRODUCER_ID, MESSAGES = map(SEND_ROW.names.index, ("producer_id", "messages"))
-INDEX_FIELDS = SEND_ROW.names[8:]      # laid out as a row of the index
+PRODUCER_ID, MESSAGES = map(field_names(SEND_ROW).index, ("producer_id", "messages"))
+INDEX_FIELDS = field_names(SEND_ROW)[8:]      # laid out as a row of the index
 
-# Bits of `flags`, kept in the index as well.
-KEPT_CHECKSUM = 1    # the entry begins with magic and checksum; only ledgers of format version 1 may have others
+# Bits of `flags`, stored in the index as well.
+KEPT_CHECKSUM = 1    # the entry begins with magic and checksum; only in ledgers of format version 1 may it be missing
 IS_BATCH = 2         # num_messages_in_batch is present, even when it is 1
 IS_CHUNK = 4
 HAS_KEY = 8
 IS_LAST_CHUNK = 16
-CHUNK_ID = 8         # from which bit on the number of the chunk stands, up to CHUNK_ID_MAX
+CHUNK_ID = 8         # the lowest bit of the chunk's number, which goes up to CHUNK_ID_MAX
 CHUNK_ID_MAX = (1 << 24) - 1
 
 RUN_MIN = 32                   # frames; a shorter run costs less in the library
-_TXN_FIELDS = ("txnid_least_bits", "txnid_most_bits")
 _MAGIC = MAGIC.to_bytes(2, "big")
 
 
 class BadChecksum(Exception):
-    """The entry's bytes are not those that the producer sent."""
+    """The entry's bytes are not the bytes that its producer sent."""
 
 
 class TransactionsRefused(Exception):
     """The SEND belongs to a transaction."""
 
 
-def read_one(command: api.CommandSend, entry: bytes) -> tuple:
-    """The row of one SEND, in the order of SEND_ROW's fields, with 0 for what is filled in later.
+def read_one(command: api.CommandSend, entry: bytes) -> Row:
+    """Return the row of one SEND, in the order of SEND_ROW's fields, with 0 in fields that are filled in later.
 
-    The entry begins with its checksum.  Raises BadChecksum; ProtocolError when it cannot be read.
+    The entry begins with its checksum.  Raises BadChecksum, TransactionsRefused, and ProtocolError when it cannot be
+    read.
     """
     metadata, checksum = _metadata(entry)
     if command.txnid_most_bits or command.txnid_least_bits:
@@ -94,41 +96,45 @@ def read_one(command: api.CommandSend, entry: bytes) -> tuple:
     key_hash = 0 if key is None else mmh3_32_uintdigest(key) & 0x7FFFFFFF
     messages = max(1, metadata.num_messages_in_batch)
     return (0, 0, 0, command.producer_id, command.sequence_id, command.highest_sequence_id, 0, 0,
-            0, _signed(metadata.publish_time), 0, metadata.deliver_at_time, 0, len(entry), messages, key_hash, flags, checksum, 0)
+            0, _signed(metadata.publish_time), 0, metadata.deliver_at_time, 0,
+            len(entry), messages, key_hash, flags, checksum, 0)
 
 
-def overstated(entry: bytes, messages: int) -> str:
-    """Why the payload of an entry that has been read cannot hold so many messages; empty where it may.
+def refusal_of_count(entry: bytes, messages: int) -> str:
+    """Return why the payload of an entry cannot hold so many messages, or "" when it may.
 
-    Each takes MESSAGE_MIN bytes.  What is compressed, encrypted or not, cannot be looked into: its claimed size counts up to UNPACKED_MAX.
+    Every message takes MESSAGE_MIN bytes.  A compressed payload may be encrypted, and cannot be looked into: the size
+    that it claims counts, up to UNPACKED_MAX.  The entry is one that `read_one` has read.
     """
-    if messages * MESSAGE_MIN <= len(entry) - CHECKSUM_END - 4 - SIZE.unpack_from(entry, CHECKSUM_END)[0] or messages == 1:
+    payload = len(entry) - CHECKSUM_END - 4 - SIZE.unpack_from(entry, CHECKSUM_END)[0]
+    if messages * MESSAGE_MIN <= payload or messages == 1:
         return ""
     metadata, _ = _metadata(entry)
-    if messages * MESSAGE_MIN <= (min(metadata.uncompressed_size, UNPACKED_MAX) if metadata.compression != api.NONE else 0):
+    unpacked = min(metadata.uncompressed_size, UNPACKED_MAX) if metadata.compression != api.NONE else 0
+    if messages * MESSAGE_MIN <= unpacked:
         return ""
     return f"A batch of {messages} messages does not fit into its payload"
 
 
 def is_encrypted(entry: memoryview) -> bool:
-    """Whether its client has encrypted an entry that has been read."""
+    """Tell whether a client has encrypted the entry, which is one that `read_one` has read."""
     at = CHECKSUM_END + 4
     size = SIZE.unpack_from(entry, CHECKSUM_END)[0]
     return len(api.MessageMetadata.FromString(bytes(entry[at:at + size])).encryption_keys) > 0
 
 
 def is_chunk(entry: bytes) -> bool:
-    """Whether it is part of a message, as clients say in SEND too.  Raises like read_one."""
+    """Tell whether the entry's metadata make it a chunk of a message.  Raises BadChecksum, ProtocolError."""
     return _metadata(entry)[0].num_chunks_from_msg > 1
 
 
 def with_checksum(entry: bytes) -> bytes:
-    """The entry as it is stored: clients from before protocol version 6 send theirs without magic and checksum."""
+    """Return the entry as it is stored: clients before protocol version 6 send no magic and checksum."""
     return entry if _has_checksum(entry, 0) else _MAGIC + SIZE.pack(crc32c(entry)) + entry
 
 
 def _has_checksum(data: bytes, at: int) -> bool:
-    """Whether the entry that begins at `at` does."""
+    """Tell whether the entry at `at` begins with a checksum."""
     return data[at:at + 2] == _MAGIC
 
 
@@ -149,12 +155,12 @@ def _metadata(entry: bytes) -> tuple[api.MessageMetadata, int]:
     except DecodeError as error:
         raise ProtocolError(f"MessageMetadata cannot be read: {error}") from None
     if not metadata.IsInitialized():
-        raise ProtocolError("MessageMetadata lacks a required field")     # its consumers could not read it
+        raise ProtocolError("MessageMetadata lacks a required field")     # consumers could not read the message
     return metadata, checksum
 
 
 def _key(metadata: api.MessageMetadata) -> bytes | None:
-    """What decides which consumer of a Key_Shared subscription gets the message."""
+    """Return the key by which Key_Shared subscriptions choose a consumer, or None."""
     if metadata.HasField("ordering_key"):
         return metadata.ordering_key
     if not metadata.HasField("partition_key"):
@@ -163,9 +169,10 @@ def _key(metadata: api.MessageMetadata) -> bytes | None:
 
 
 def key_bytes(key: str | bytes, is_base64: bool) -> bytes:
-    """The key as hashed: a key of bytes comes in base64 (one that is not base64 counts as it stands).
+    """Return the bytes of a key that are hashed.
 
-    A string that is not UTF-8 the protobuf library gives as bytes; that counts as it stands too, as it does in a run.
+    A key of bytes is sent in base64; one that is not valid base64 is hashed as sent.  The protobuf library returns a
+    string that is not UTF-8 as bytes, which are hashed as they are, here and in a run.
     """
     if is_base64:
         try:
@@ -179,17 +186,28 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
+@dataclass(slots=True, eq=False)
 class Layout:
-    """How the SEND frames that look like one frame are laid out; made by `learn`."""
+    """The layout of SEND frames that look like the one that `learn` was given; offsets count from the frame's start."""
 
-    __slots__ = ("total", "command_end", "head_size", "template", "tight", "columns", "reach", "row", "key")
+    total: int                                      # bytes of a frame
+    command_end: int
+    head_size: int                                  # bytes before the payload
+    template: NDArray[np.uint8]                     # (head_size,): the head of the frame
+    tight: NDArray[np.uint8]                        # (head_size,): bits in which all heads are equal
+    columns: list[tuple[str, int, int]]             # (field of SEND_ROW, offset, bytes) of each varint that is read
+    reach: int                                      # bytes from a frame's start that reading it touches
+    row: Rows                                       # (1,) SEND_ROW: the frame's row, for fields that do not differ
+    key: tuple[int, int] | None                     # where the key begins and ends, when it may differ
 
-    def read(self, buffer: NDArray[np.uint8], at: int, end: int) -> tuple[NDArray, NDArray[np.uint8], NDArray[np.intp]] | None:
-        """The frames from `at` on that look like this: (rows (n,), entries (n, size), which have a wrong checksum).
+    def read(self, buffer: NDArray[np.uint8], at: int,
+             end: int) -> tuple[Rows, NDArray[np.uint8], NDArray[np.intp]] | None:
+        """Return (rows (n,) SEND_ROW, entries (n, size), numbers of entries with a wrong checksum) of a run at `at`.
 
-        None when already the first does not.  The entries are views into buffer.
+        The run ends before the first frame with another layout; None when that is the frame at `at`.  The entries are
+        views into the buffer.
         """
-        # Words are read whole: those of the last frames may reach behind it, and must not behind the buffer.
+        # Words are read whole.  A word of the last frame may end behind the frame, but not behind the buffer.
         count = min((end - at) // self.total, (len(buffer) - at - self.reach) // self.total + 1)
         block = buffer[at:at + count * self.total].reshape(count, self.total)
         unlike = (block[:, :self.head_size] ^ self.template) & self.tight
@@ -198,69 +216,73 @@ class Layout:
             if count == 0:
                 return None
             block = block[:count]
-        rows, entries = np.repeat(self.row, count), block[:, self.command_end:]
+        entries = block[:, self.command_end:]
+        rows: Rows = np.repeat(self.row, count)
         for name, column, size in self.columns:
             rows[name] = varints.read_words(np.ndarray(count, "<u8", buffer, at + column, (self.total,)), size)
         claimed = rows["crc32c"] = np.ndarray(count, ">u4", buffer, at + self.command_end + 2, (self.total,))
         if self.key is not None:
             keys = np.ascontiguousarray(block[:, self.key[0]:self.key[1]]).view(f"V{self.key[1] - self.key[0]}").ravel()
-            rows["key_hash"] = np.fromiter(map(mmh3_32_uintdigest, keys.tolist()), np.uint32, count) & np.uint32(0x7FFFFFFF)
-        return rows, entries, checksums.wrong_ones(entries[:, CHECKSUM_END:], claimed)
+            hashes = np.fromiter(map(mmh3_32_uintdigest, keys.tolist()), np.uint32, count)
+            rows["key_hash"] = hashes & np.uint32(0x7FFFFFFF)
+        return rows, entries, checksums.wrong_rows(entries[:, CHECKSUM_END:], claimed)
 
 
-# Fields whose varint may differ from frame to frame: of CommandSend and of MessageMetadata, by tag (number and wire type).
-# With the column they fill; what has none is not looked at: sequence id, event time and highest sequence id of the metadata.
+# Fields of CommandSend and of MessageMetadata whose varint may differ from frame to frame: tag -> field of SEND_ROW.
+# Fields without a name are not read: sequence id, event time and highest sequence id of the metadata.
 _COMMAND_COLUMNS = {1 << 3: "producer_id", 2 << 3: "sequence_id", 6 << 3: "highest_sequence_id"}
 _METADATA_COLUMNS = {2 << 3: "", 3 << 3: "publish_time", 12 << 3: "", 19 << 3: "deliver_at", 24 << 3: ""}
 _SEND, _PARTITION_KEY, _KEY_IS_BASE64, _ORDERING_KEY = 6 << 3 | 2, 6 << 3 | 2, 17 << 3, 18 << 3 | 2
 
 
-def learn(frame: bytes, command: api.CommandSend, row: tuple) -> Layout | None:
-    """The layout of frames like this one, which `read_one` has read as `row`; None when it has a form not seen from clients."""
-    total, command_size = len(frame), SIZES.unpack_from(frame, 0)[1]
-    layout = Layout()
-    layout.total, layout.command_end = total, 8 + command_size
-    layout.row = np.array([row], SEND_ROW)
-    if not _has_checksum(frame, layout.command_end) or any(command.HasField(name) for name in _TXN_FIELDS):
+def learn(frame: bytes, command: api.CommandSend, row: Row) -> Layout | None:
+    """Return the layout of frames like this one, which `read_one` has read as `row`.
+
+    None when its form is not one that clients use.
+    """
+    total, command_end = len(frame), 8 + SIZES.unpack_from(frame, 0)[1]
+    is_in_transaction = command.HasField("txnid_least_bits") or command.HasField("txnid_most_bits")
+    if not _has_checksum(frame, command_end) or is_in_transaction:
         return None
-    metadata_at = layout.command_end + CHECKSUM_END + 4
-    layout.head_size = metadata_at + SIZE.unpack_from(frame, metadata_at - 4)[0]
+    metadata_at = command_end + CHECKSUM_END + 4
+    head_size = metadata_at + SIZE.unpack_from(frame, metadata_at - 4)[0]
     try:
-        outer = _fields(frame, 8, layout.command_end)
+        outer = _fields(frame, 8, command_end)
         inner = _fields(frame, *outer[_SEND])
-        metadata = _fields(frame, metadata_at, layout.head_size)
+        metadata = _fields(frame, metadata_at, head_size)
     except (ValueError, KeyError):
         return None
     loose = [(name, inner[number]) for number, name in _COMMAND_COLUMNS.items() if number in inner]
     loose += [(name, metadata[number]) for number, name in _METADATA_COLUMNS.items() if number in metadata]
-    layout.columns = [(name, at, stop - at) for name, (at, stop) in loose if name]
-    if not {"producer_id", "sequence_id", "publish_time"} <= {name for name, _, _ in layout.columns}:
+    columns = [(name, at, stop - at) for name, (at, stop) in loose if name]
+    if not {"producer_id", "sequence_id", "publish_time"} <= {name for name, _, _ in columns}:
         return None
-    if any(size > varints.WORD_MAX for _, _, size in layout.columns):
+    if any(size > varints.WORD_MAX for _, _, size in columns):
         return None
-    layout.reach = max(total, *(at + varints.WORD_MAX for _, at, _ in layout.columns))
-    layout.template = np.frombuffer(frame, np.uint8, layout.head_size).copy()
-    layout.tight = np.full(layout.head_size, 255, np.uint8)
-    layout.tight[layout.command_end + 2:layout.command_end + CHECKSUM_END] = 0
+    reach = max(total, *(at + varints.WORD_MAX for _, at, _ in columns))
+    template = np.frombuffer(frame, np.uint8, head_size).copy()
+    tight = np.full(head_size, 255, np.uint8)
+    tight[command_end + 2:command_end + CHECKSUM_END] = 0
     for _, (at, stop) in loose:
-        layout.tight[at:stop] = 128      # what a varint holds may differ, how long it is may not
-    _learn_key(layout, metadata)
-    return layout
+        tight[at:stop] = 128      # the value of a varint may differ, its length may not
+    if (key := _loose_key(metadata)) is not None:
+        tight[key[0]:key[1]] = 0
+    return Layout(total, command_end, head_size, template, tight, columns, reach, np.array([row], SEND_ROW), key)
 
 
-def _learn_key(layout: Layout, metadata: dict[int, tuple[int, int]]) -> None:
-    """Plain keys of one length may differ; an ordering key, or one in base64, is the same all through a run."""
-    layout.key = None
+def _loose_key(metadata: dict[int, tuple[int, int]]) -> tuple[int, int] | None:
+    """Return where a plain key is: keys of one length may differ in a run, an ordering key or one in base64 may not."""
     plain = _PARTITION_KEY in metadata and _ORDERING_KEY not in metadata and _KEY_IS_BASE64 not in metadata
     if plain and metadata[_PARTITION_KEY][1] > metadata[_PARTITION_KEY][0]:
-        layout.key = metadata[_PARTITION_KEY]
-        layout.tight[layout.key[0]:layout.key[1]] = 0
+        return metadata[_PARTITION_KEY]
+    return None
 
 
 def _fields(data: bytes, at: int, end: int) -> dict[int, tuple[int, int]]:
-    """Where each field's value lies: {tag: (first byte, byte behind it)}.  Raises ValueError for a repeated number.
+    """Return where the value of each field is: {tag: (first byte, byte behind it)}.
 
-    By tag, for a field of another wire type than the definition's is an unknown one.
+    The key is the tag, not the number: a field with another wire type than its definition's is an unknown field.
+    Raises ValueError for a repeated varint, a group, and a field that ends behind `end`.
     """
     found: dict[int, tuple[int, int]] = {}
     while at < end:

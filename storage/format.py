@@ -47,7 +47,7 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from geminga.proto.rows import struct_of
+from geminga.proto.rows import as_words, struct_of
 
 VERSION = 2
 FOLDER_VERSION = 1
@@ -303,7 +303,10 @@ def row_checksums(rows: NDArray, ledger_ids: NDArray[np.uint64] | int, entry_ids
     Each factor is odd, so that a change of any one bit changes the sum; a look-up or a call per row would cost ten times
     as much as these few multiplications.
     """
-    words = np.ascontiguousarray(rows).view(np.uint64).reshape(len(rows), 8)
+    return _checksums(as_words(np.ascontiguousarray(rows)), ledger_ids, entry_ids)
+
+
+def _checksums(words: NDArray[np.uint64], ledger_ids: NDArray[np.uint64] | int, entry_ids: NDArray[np.uint64]) -> NDArray[np.uint32]:
     total = words @ _ODD
     total += np.asarray(ledger_ids, np.uint64) * _LEDGER_ODD + (entry_ids + np.uint64(1)) * _ENTRY_ODD
     return (total >> np.uint64(32)).astype(np.uint32)
@@ -321,9 +324,9 @@ def index_row(ledger_id: int, entry_id: int, *, offset: int, publish_time: int, 
 
 def is_valid(rows: NDArray, ledger_id: int, first: int = 0) -> NDArray[np.bool_]:
     """Which rows (n,), those of a ledger's n entries from `first` on, are in their place and whole."""
-    bare = np.ascontiguousarray(rows).view(np.uint64).reshape(len(rows), 8).copy()      # words copy ten times faster than fields
-    bare[:, 7] &= np.uint64(0xFFFFFFFF)                                                  # checksum
-    found = row_checksums(bare, ledger_id, np.arange(first, first + len(rows), dtype=np.uint64))
+    bare = as_words(np.ascontiguousarray(rows)).copy()
+    bare[:, 7] &= np.uint64(0xFFFFFFFF)      # checksum
+    found = _checksums(bare, ledger_id, np.arange(first, first + len(rows), dtype=np.uint64))
     return (found == rows["checksum"]) & (rows["size"] > 0)
 
 

@@ -10,10 +10,9 @@ from functools import partial
 
 import numpy as np
 
-from geminga.proto import commands as answers
-from geminga.proto import envelope, names
+from geminga.proto import envelope, names, responses
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.proto.connection import object_asked
+from geminga.proto.connection import requested_id
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName, is_system, refuse_reserved
 from geminga.storage import format
@@ -59,7 +58,7 @@ def refuse(owner, session, command: api.BaseCommand, refusal: Refusal) -> None:
     if command.type not in _REQUESTS:      # nobody waits for an answer
         return
     body = getattr(command, _REQUESTS[command.type])
-    data = answers.error(body.request_id, refusal.code, refusal.message)
+    data = responses.error(body.request_id, refusal.code, refusal.message)
     action, object_id = envelope.WRITE, 0
     if command.type == T.PRODUCER and body.producer_id not in session.producers:
         action, object_id = envelope.PRODUCER_GONE, body.producer_id
@@ -138,7 +137,7 @@ def resume(owner, session, *, is_alive: bool) -> None:
 
 def _park(owner, session, command: api.BaseCommand, worker: int, connection: int) -> None:
     """Wait with the command until the other connection, which is in its way, has shown whether it lives."""
-    object_id = object_asked(command)
+    object_id = requested_id(command)
     session.waiting[command.type, object_id] = worker, connection
     waiting = owner.parked.setdefault((worker, connection), {})
     if not waiting:      # else it is being asked
@@ -264,7 +263,7 @@ def _producer(owner, session, command: api.BaseCommand, *, probed: bool = False)
     if producer.is_ready:
         _producer_ready(owner, producer, request.request_id)
     else:
-        data = answers.producer_success(request.request_id, producer.name, is_ready=False)
+        data = responses.producer_success(request.request_id, producer.name, is_ready=False)
         owner.outbox(session.worker).reply(session.connection, data, request_id=request.request_id)
 
 
@@ -281,7 +280,7 @@ def _producer_ready(owner, producer: Producer, request_id: int) -> None:
     if found.producers.exclusive is producer and found.is_persistent:
         owner.catalogue.set_topic_epoch(found.partition_id, producer.topic_epoch)
     last = found.sequences.of(producer.identity).last if found.is_persistent and found.deduplicates else NONE
-    data = answers.producer_success(request_id, producer.name, topic_epoch=producer.topic_epoch,
+    data = responses.producer_success(request_id, producer.name, topic_epoch=producer.topic_epoch,
                                     last_sequence_id=-1 if last == NONE else last, schema_version=producer.schema_version)
     owner.outbox(producer.worker).reply(producer.connection, data, request_id=request_id, action=envelope.PRODUCER_READY,
                                         object_id=producer.producer_id, handle=producer.handle)
@@ -336,14 +335,14 @@ def expel_producer(owner, producer: Producer, why: Refusal = _FENCED) -> None:
     if not producer.is_ready:      # its worker does not know the handle
         which = {"request_id": producer.request_id}
         if not (producer.partition.is_persistent and producer.partition.policies.migrated_to):
-            data = answers.error(producer.request_id, why.code, why.message)
+            data = responses.error(producer.request_id, why.code, why.message)
     owner.outbox(producer.worker).reply(producer.connection, data, action=envelope.PRODUCER_GONE, object_id=producer.producer_id, **which)
 
 
 def _farewell_to_producer(found: Partition | NonPersistentTopic, producer_id: int) -> bytes:
     """What closes it at its client; which is told before where to go, if that is another cluster."""
-    close, to = answers.close_producer(producer_id), found.policies.migrated_to if found.is_persistent else ()
-    return answers.topic_migrated(api.CommandTopicMigrated.Producer, producer_id, *to) + close if to else close
+    close, to = responses.close_producer(producer_id), found.policies.migrated_to if found.is_persistent else ()
+    return responses.topic_migrated(api.CommandTopicMigrated.Producer, producer_id, *to) + close if to else close
 
 
 def _dismiss(owner, producer: Producer, why: Refusal = _FENCED) -> None:
@@ -388,7 +387,7 @@ def _success(owner, session, request_id: int, gone: Consumer | None = None) -> N
     """
     owner.answer_needs_sync()
     action = {} if gone is None else {"action": envelope.CONSUMER_GONE, "object_id": gone.consumer_id, "handle": gone.handle}
-    owner.outbox(session.worker).reply(session.connection, answers.success(request_id), request_id=request_id, **action)
+    owner.outbox(session.worker).reply(session.connection, responses.success(request_id), request_id=request_id, **action)
 
 
 # -- subscriptions and consumers
@@ -636,7 +635,7 @@ def _note_beginning(owner, subscription: Subscription) -> None:
 def _consumer_ready(owner, consumer: Consumer, request_id: int) -> None:
     if log.level >= DEBUG:
         _log_consumer(owner.sessions.get((consumer.worker, consumer.connection)), "a consumer was made", consumer)
-    owner.outbox(consumer.worker).reply(consumer.connection, answers.success(request_id), request_id=request_id,
+    owner.outbox(consumer.worker).reply(consumer.connection, responses.success(request_id), request_id=request_id,
                                         action=envelope.CONSUMER_READY, object_id=consumer.consumer_id, handle=consumer.handle,
                                         partition=consumer.subscription.partition.name.partition)
     _tell_epoch(owner, consumer)
@@ -679,10 +678,10 @@ def expel_consumers(owner, subscription: Subscription) -> None:
             _log_consumer(session, "a consumer was told to go", consumer)
         if owner.consumers.pop(consumer.handle, None) is not None:
             owner.counters.add("consumers", -1)
-        data = answers.close_consumer(consumer.consumer_id)
+        data = responses.close_consumer(consumer.consumer_id)
         if subscription.has_moved:
             to = subscription.partition.policies.migrated_to
-            data = answers.topic_migrated(api.CommandTopicMigrated.Consumer, consumer.consumer_id, *to) + data
+            data = responses.topic_migrated(api.CommandTopicMigrated.Consumer, consumer.consumer_id, *to) + data
         owner.outbox(consumer.worker).reply(consumer.connection, data, action=envelope.CONSUMER_GONE, object_id=consumer.consumer_id,
                                             handle=consumer.handle)
     subscription.vacate()
@@ -694,8 +693,8 @@ def expel(owner, session, object_id: int, handle: int, *, is_producer: bool) -> 
 
     handle: its; 0 when its worker does not know it yet.  The worker is told in any case that it is gone.
     """
-    kind, table, gone, farewell = (T.PRODUCER, session.producers, envelope.PRODUCER_GONE, answers.close_producer) if is_producer else \
-        (T.SUBSCRIBE, session.consumers, envelope.CONSUMER_GONE, answers.close_consumer)
+    kind, table, gone, farewell = (T.PRODUCER, session.producers, envelope.PRODUCER_GONE, responses.close_producer) if is_producer else \
+        (T.SUBSCRIBE, session.consumers, envelope.CONSUMER_GONE, responses.close_consumer)
     found = table.get(object_id)
     if found is None or (handle and found.handle != handle):
         if (command := None if handle else _withdraw(owner, session, kind, object_id)) is not None:
@@ -841,8 +840,8 @@ def _get_last_message_id(owner, session, command: api.BaseCommand) -> None:
     number = found.name.partition
     ledger_id, entry_id, batch_index = _last_message(subscription)
     mark_delete = subscription.cursor.mark_delete
-    data = answers.last_message_id(request.request_id, answers.message_id(ledger_id, entry_id, number, batch_index),
-                                   answers.message_id(*mark_delete, number))
+    data = responses.last_message_id(request.request_id, responses.message_id(ledger_id, entry_id, number, batch_index),
+                                   responses.message_id(*mark_delete, number))
     owner.outbox(session.worker).reply(session.connection, data, request_id=request.request_id)
 
 
@@ -860,9 +859,9 @@ def _consumer_stats(owner, session, command: api.BaseCommand) -> None:
     request = command.consumerStats
     consumer = session.consumers.get(request.consumer_id)
     if consumer is None:
-        data = answers.consumer_stats(request.request_id, error_code=api.ConsumerNotFound, error_message="Consumer not found")
+        data = responses.consumer_stats(request.request_id, error_code=api.ConsumerNotFound, error_message="Consumer not found")
     else:
-        data = answers.consumer_stats(request.request_id, address=session.address, **_statistics(consumer, owner.now_ms))
+        data = responses.consumer_stats(request.request_id, address=session.address, **_statistics(consumer, owner.now_ms))
     owner.outbox(session.worker).reply(session.connection, data, request_id=request.request_id)
 
 

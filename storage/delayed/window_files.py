@@ -19,7 +19,7 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import ArrayLike, NDArray
 
-from geminga.proto.rows import struct_of
+from geminga.proto.rows import as_words, struct_of
 from geminga.storage import format
 from geminga.storage.cursors.pending_acks import NEVER_MS
 from geminga.storage.errors import CorruptFile
@@ -229,7 +229,7 @@ class Flush:
         found["after_ms"], found["entry_id"], found["ledger_id"] = times - starts[numbers], entry_ids, ledger_ids
         if not widths.all():
             found["after_ms"][widths[numbers] == 0] = 0
-        self._rows = np.take(found.view(np.uint64).reshape(-1, 2), order, axis=0).view(format.WINDOW_ROW).ravel()
+        self._rows = np.take(as_words(found), order, axis=0).view(format.WINDOW_ROW).ravel()
         counts = np.bincount(numbers, minlength=len(starts))
         there = np.flatnonzero(counts)
         self._edges = [0, *np.cumsum(counts[there]).tolist()]

@@ -76,7 +76,7 @@ def map_file(path: Path, *, writable: bool, private: bool = False) -> mmap.mmap:
         os.close(fd)
 
 
-def write_all(fd: int, data, offset: int) -> None:
+def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
     """Write all of data at this offset, although a signal may cut a write short.  Raises OSError."""
     data = memoryview(data)
     while len(data):

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from geminga.proto import delivery_times
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.rows import as_words, from_words
 from geminga.proto.sends import IS_CHUNK, SEND_ROW
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.publish_plan import SENT_OTHERWISE, Sends
@@ -120,7 +121,7 @@ class Delays:
             counts = [overridden.sum()] if which is None else np.bincount(which, overridden, len(partitions))
             for partition, count in zip(partitions, counts, strict=True):
                 partition.delays_overridden += int(count)
-        found, data = delivery_times.stamped(rows, data, times)
+        found, data = delivery_times.stamp(rows, data, times)
         if any(partition.deduplicates for partition in partitions) and (are_chunks := (rows["flags"] & IS_CHUNK) != 0).any():
             # Deduplication knows them by the checksums that came.
             found["message_index"][are_chunks] = rows["crc32c"][are_chunks].astype(np.uint64) | np.uint64(SENT_OTHERWISE)
@@ -136,10 +137,10 @@ class Delays:
 
 
 def _picked(rows: NDArray, which: NDArray[np.bool_]) -> NDArray:
-    """Those of the rows; words copy ten times faster than fields."""
+    """Return the rows (n,) that `which` (n,) marks."""
     if which.all():
         return rows
-    return rows.view(np.uint64).reshape(len(rows), -1)[which].view(SEND_ROW).ravel()
+    return from_words(as_words(rows)[which], SEND_ROW)
 
 
 def _last_time(partition: Partition) -> int:

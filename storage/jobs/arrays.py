@@ -3,7 +3,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from geminga.proto import metadata
+from geminga.proto.rows import words_at_each_byte
 
 _INLINE_MAX = 12                        # bytes that a view has in itself
 _LOW = np.uint64(0xFFFFFFFF)
@@ -27,7 +27,7 @@ def strings(data: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDArray[np
         begins, ends = np.where(present, begins, 0), np.where(present, ends, 0)
     sizes = ends - begins
     views = np.empty((count, 2), np.uint64)
-    words = metadata.words_of(data)
+    words = words_at_each_byte(data)
     loaded = words[begins]
     views[:, 0] = sizes.astype(np.uint64) | loaded << np.uint64(32)
     views[:, 1] = begins.astype(np.uint64) << np.uint64(32)

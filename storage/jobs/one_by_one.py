@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from google.protobuf.message import DecodeError
 
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.proto.compression import Incompressible, decompress
+from geminga.proto.compression import CannotDecompress, decompress
 from geminga.proto.frames import CHECKSUM_END, MAGIC, SIZE
 
 _START = MAGIC.to_bytes(2, "big")
@@ -64,7 +64,7 @@ def undone(metadata: api.MessageMetadata, stored: bytes | memoryview) -> memoryv
     """The payload before its client compressed it.  Raises Damaged."""
     try:
         return memoryview(decompress(metadata.compression, stored, metadata.uncompressed_size))
-    except Incompressible as error:
+    except CannotDecompress as error:
         raise Damaged(f"its payload {error}") from None
 
 

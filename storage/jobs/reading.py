@@ -22,9 +22,10 @@ from numpy.typing import NDArray
 from geminga.proto import batches as packed
 from geminga.proto import checksums, metadata
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.proto.compression import Incompressible, decompress
+from geminga.proto.compression import CannotDecompress, decompress
 from geminga.proto.frames import CHECKSUM_END
 from geminga.proto.metadata import ABSENT, PAD, Columns, Field
+from geminga.proto.rows import words_at_each_byte
 from geminga.proto.sends import KEPT_CHECKSUM
 from geminga.storage import format
 from geminga.storage.jobs import arrays, confirmed, one_by_one
@@ -218,7 +219,7 @@ class _Reader:
     def _batches(self, block: _Block) -> Iterator[pa.RecordBatch]:
         if not len(block.rows):
             return
-        words = metadata.words_of(block.data)
+        words = words_at_each_byte(block.data)
         bodies = block.begins + (CHECKSUM_END + 4)
         payloads = bodies + (words[block.begins + CHECKSUM_END] & np.uint64(0xFFFFFFFF)).astype(np.uint32).byteswap()
         is_odd = (payloads > block.ends) | (block.rows["flags"] & KEPT_CHECKSUM == 0)
@@ -289,7 +290,7 @@ class _Reader:
                 chosen, codecs[chosen], begins[chosen], ends[chosen], sizes[chosen])), strict=True):
             try:
                 pieces.append(decompress(codec, raw[begin:end], size))
-            except Incompressible as error:
+            except CannotDecompress as error:
                 failed[at] = True
                 pieces.append(b"")
                 self.report(int(block.entry_ids[some[at]]), f"its payload {error}")
@@ -307,8 +308,8 @@ class _Reader:
             some, begins, ends = some[~failed], begins[~failed], ends[~failed]
         found = packed.unpack(data, begins, ends, outer.numbers["count"][some].astype(np.int64))
         left = [some[found.odd]]
-        kept = ~found.odd[found.batch]
-        for piece in _slices(found.batch, kept):
+        kept = ~found.odd[found.batches]
+        for piece in _slices(found.batches, kept):
             batch, index, begin, end, behind = (column[piece] for column in found[:5])
             own = metadata.read(data, begin, end, self._single)
             self._read_properties(data, own)

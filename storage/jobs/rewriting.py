@@ -62,7 +62,7 @@ def _open(entry: bytes, kept: NDArray[np.bool_]) -> _Batch:
         return _Batch(head, metadata, compression.decompress(metadata.compression, entry[end:], metadata.uncompressed_size), kept)
     except DecodeError:
         raise Unreadable("its metadata cannot be read") from None
-    except compression.Incompressible as error:
+    except compression.CannotDecompress as error:
         raise Unreadable(f"its payload {error}") from None
 
 
@@ -80,7 +80,7 @@ def _cut(some: list[_Batch | Unreadable]) -> list[bytes | Unreadable]:
     for number, (one, begin, is_odd) in enumerate(zip(opened, begins.tolist(), unpacked.odd.tolist(), strict=True)):
         if not is_odd:
             bounds[number] = [0, *(unpacked.payload_ends[done:done + len(one.kept)] - begin).tolist()]
-        if len(unpacked.batch) and done < len(unpacked.batch) and unpacked.batch[done] == number:
+        if len(unpacked.batches) and done < len(unpacked.batches) and unpacked.batches[done] == number:
             done += len(one.kept)
     found, at = [], 0
     for one in some:

@@ -2,8 +2,8 @@
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from geminga.proto.rows import Rows
 from geminga.storage import format
 from geminga.storage.errors import CorruptFile
 
@@ -35,20 +35,20 @@ def has_ledger_header(path: Path, ledger_id: int, partition_id: int) -> bool:
     return not any(raw)
 
 
-def read_index_header(path: Path) -> NDArray | None:
+def read_index_header(path: Path) -> Rows | None:
     """INDEX_HEADER (1,) of an index, unchecked; None when the file is shorter."""
     with open(path, "rb") as file:
         raw = file.read(format.HEADER_SIZE)
     return np.frombuffer(raw, format.INDEX_HEADER, 1) if len(raw) == format.HEADER_SIZE else None
 
 
-def is_header_of(head: NDArray, ledger_id: int, partition_id: int) -> bool:
+def is_header_of(head: Rows, ledger_id: int, partition_id: int) -> bool:
     """Whether an INDEX_HEADER (1,) belongs to this ledger; its checksum is not looked at."""
     ours = format.INDEX_MAGIC, ledger_id, partition_id
     return (head["magic"][0], int(head["ledger_id"][0]), int(head["partition_id"][0])) == ours
 
 
-def read_whole_header(path: Path, ledger_id: int, partition_id: int, *, is_served: bool) -> NDArray | None:
+def read_whole_header(path: Path, ledger_id: int, partition_id: int, *, is_served: bool) -> Rows | None:
     """INDEX_HEADER (1,) of a ledger's index; None when it is damaged.
 
     is_served: a broker may be writing the header, so a torn read is tried again.

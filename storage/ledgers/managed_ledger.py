@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from geminga.proto.names import TopicName
+from geminga.proto.sends import IS_BATCH
 from geminga.storage.cursors.cursor import NOWHERE, Position
 from geminga.storage.ledgers import ledger
-from geminga.storage.ledgers.compacted_ledgers import View
+from geminga.storage.ledgers.compacted_ledgers import CompactedLedger, View
 from geminga.storage.ledgers.ledger import Ledger
 
 EARLIEST, LATEST = (-1, -1), ((1 << 63) - 1, (1 << 63) - 1)     # as clients write them in message ids
-_IS_BATCH = 2              # flag of an index row
 
 
 @dataclass(eq=False, slots=True)
@@ -69,7 +69,7 @@ class ManagedLedger:
             self.replaced.append(self.view)
         self.view, self.view_number = view, view.number
 
-    def with_view(self, view: View, ledger_id: int) -> list:
+    def with_view(self, view: View, ledger_id: int) -> list[Ledger | CompactedLedger]:
         """The view's compacted ledgers from that id up to its horizon, and the ledgers behind the horizon."""
         return [*view.ledgers_from(ledger_id), *self.ledgers_from(max(ledger_id, view.horizon[0]))]
 
@@ -103,7 +103,7 @@ class ManagedLedger:
         for found in reversed(self.ledgers):
             if found.entries:
                 row = found.index[found.last_entry]
-                is_batch = int(row["flags"]) & _IS_BATCH
+                is_batch = int(row["flags"]) & IS_BATCH
                 return found.ledger_id, found.last_entry, int(row["messages"]) - 1 if is_batch else -1
         return -1, -1, -1
 

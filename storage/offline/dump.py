@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geminga.proto import checksums, sends
+from geminga.proto.rows import as_words
 from geminga.storage import format
 from geminga.storage.cursors import state_file
 from geminga.storage.cursors.cursor import NOBODY, REASONS, Cursor
@@ -91,7 +92,7 @@ def _ledger(folder: Path, ledger_id: int, first: int, end: int, payload: bool) -
     yield line
     rows = _rows(found.index_path)
     valid = format.is_valid(rows, ledger_id)
-    written = rows.view(np.uint64).reshape(len(rows), 8).any(axis=1)
+    written = as_words(rows).any(axis=1)
     if head is None:
         count = int(np.flatnonzero(written)[-1]) + 1 if written.any() else 0
     else:      # of an open one there may be more than its header counts; what is not whole behind the last row that is, is being written

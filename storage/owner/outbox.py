@@ -4,6 +4,7 @@ from numpy.typing import NDArray
 
 from geminga.proto import envelope
 from geminga.proto.deliveries import RECEIPT_ROW
+from geminga.proto.frames import NO_REQUEST
 from geminga.storage.topics.subscription import Consumer
 
 
@@ -40,7 +41,7 @@ class Outbox:
         if at < len(rows):
             self.receipts(rows[at:])
 
-    def reply(self, connection: int, data: bytes, *, request_id: int = envelope.NO_REQUEST, action: int = envelope.WRITE,
+    def reply(self, connection: int, data: bytes, *, request_id: int = NO_REQUEST, action: int = envelope.WRITE,
               object_id: int = 0, handle: int = 0, partition: int = -1) -> None:
         """Do what `action` says, then write data to the client: the answer to its request, when it is one."""
         self._add(envelope.REPLIES, (connection, action, object_id, handle, request_id, len(data), partition), data)

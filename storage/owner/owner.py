@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from geminga.proto import commands as answers
-from geminga.proto import envelope, names
+from geminga.proto import envelope, names, responses
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.deliveries import RECEIPT_ROW
 from geminga.proto.errors import Refusal
@@ -581,7 +580,7 @@ class Owner:
         """Clients try again: at once, unless their producers have to come back for it."""
         for worker, connection, producer_id, sequence_id, why in refused:
             if not self.space.is_full:
-                self.outbox(worker).reply(connection, answers.send_error(producer_id, sequence_id, api.PersistenceError, why))
+                self.outbox(worker).reply(connection, responses.send_error(producer_id, sequence_id, api.PersistenceError, why))
             elif (producer := self.sessions[worker, connection].producers.get(producer_id)) is not None:
                 commands.dismiss_producers(self, producer.partition)
         for worker, connection, producer_id in dict.fromkeys(one[:3] for one in refused):
@@ -619,7 +618,7 @@ class Owner:
     def refuse_sends(self, worker: int, rows: NDArray, code: int, text: str) -> None:
         """Of those that are being published: their producers are told, each in its turn."""
         self._send_errors.setdefault(worker, []).extend([
-            (connection, producer_id, sequence_id, answers.send_error(producer_id, sequence_id, code, text))
+            (connection, producer_id, sequence_id, responses.send_error(producer_id, sequence_id, code, text))
             for connection, producer_id, sequence_id in rows[["connection", "producer_id", "sequence_id"]].tolist()])
 
     def _pass_on(self, worker: int, rows: NDArray, data: memoryview) -> tuple[int, NDArray, memoryview]:
@@ -843,11 +842,11 @@ class Owner:
         for consumer in subscription.consumers:
             if not consumer.is_told_end and consumer.protocol_version >= _END_OF_TOPIC_SINCE:
                 consumer.is_told_end = True
-                self.outbox(consumer.worker).reply(consumer.connection, answers.reached_end_of_topic(consumer.consumer_id))
+                self.outbox(consumer.worker).reply(consumer.connection, responses.reached_end_of_topic(consumer.consumer_id))
 
     def _tell_active(self, consumer: Consumer, is_active: bool) -> None:
         if consumer.protocol_version >= _ACTIVE_CONSUMER_SINCE:
-            self.outbox(consumer.worker).reply(consumer.connection, answers.active_consumer_change(consumer.consumer_id, is_active))
+            self.outbox(consumer.worker).reply(consumer.connection, responses.active_consumer_change(consumer.consumer_id, is_active))
 
     # -- durability
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from geminga.proto import commands as answers
-from geminga.proto import envelope
+from geminga.proto import envelope, responses
 from geminga.storage import format
 from geminga.storage.cursors import batch_acks
 from geminga.storage.cursors.cursor import ACKNOWLEDGED, EXPIRED, NOWHERE, SKIPPED, Position
@@ -182,7 +181,7 @@ def acknowledge(owner, by_consumer: dict[int, Acks]) -> None:
                 before.add(acks)
         for request_id in acks.requests:
             owner.answer_needs_sync()
-            owner.outbox(consumer.worker).reply(consumer.connection, answers.ack_response(consumer.consumer_id, request_id))
+            owner.outbox(consumer.worker).reply(consumer.connection, responses.ack_response(consumer.consumer_id, request_id))
     for subscription, acks in of_subscription.items():
         if subscription.is_spread and acks.cumulative:      # as Pulsar has it: nothing happens
             owner.counters.add("acks_ignored", len(acks.cumulative))

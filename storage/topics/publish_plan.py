@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geminga.proto.deliveries import RECEIPT, RECEIPT_ROW
+from geminga.proto.rows import as_words, from_words
 from geminga.proto.sends import IS_CHUNK, SEND_ROW
 from geminga.storage import format
 from geminga.storage.cursors import producer_sequences
@@ -193,7 +194,7 @@ def plan_many(sends: Sends, producer_of: ProducerOf, room: Room, now_ms: int) ->
         return planned
     is_new = _take_many(planned, rows, producer_of) if any(partition.deduplicates for partition in partitions) else None
     is_stored = _find_room(planned, rows, starts, partitions, room, is_new)
-    stored = answered = rows if is_stored is None else _rows(_words(rows)[is_stored], SEND_ROW)
+    stored = answered = rows if is_stored is None else from_words(as_words(rows)[is_stored], SEND_ROW)
     if planned.groups:
         planned.handles = stored["producer"]
         _place(planned, stored, now_ms)
@@ -203,8 +204,8 @@ def plan_many(sends: Sends, producer_of: ProducerOf, room: Room, now_ms: int) ->
     if not len(answered):
         return planned
     for worker in [sends[0][0]] if len(sends) == 1 else np.unique(answered["worker"]).tolist():
-        words = _words(answered) if len(sends) == 1 else _words(answered)[answered["worker"] == worker]
-        planned.receipts.append((worker, _rows(words[:, _RECEIPT], RECEIPT_ROW)))
+        words = as_words(answered) if len(sends) == 1 else as_words(answered)[answered["worker"] == worker]
+        planned.receipts.append((worker, from_words(words[:, _RECEIPT], RECEIPT_ROW)))
     is_whole = len(planned.groups) == 1 and int(planned.index["size"].sum(dtype=np.int64)) == sum(map(len, planned.data))
     if is_whole:                                     # nothing left out, nothing moved
         planned.groups[0].pieces = planned.data
@@ -213,26 +214,16 @@ def plan_many(sends: Sends, producer_of: ProducerOf, room: Room, now_ms: int) ->
     return planned
 
 
-def _words(rows: NDArray) -> NDArray[np.uint64]:
-    """Rows (n,) as (n, words), the same memory."""
-    return rows.view(np.uint64).reshape(len(rows), rows.dtype.itemsize // 8)
-
-
-def _rows(words: NDArray[np.uint64], dtype: np.dtype) -> NDArray:
-    """Back again, in memory of their own."""
-    return np.ascontiguousarray(words).view(dtype).ravel()
-
-
 def _gather(sends: Sends) -> NDArray:
     """One table, with offsets into all data laid end to end."""
     if len(sends) == 1:
         worker, rows, _ = sends[0]
-        rows = _words(rows).copy().view(SEND_ROW).ravel()
+        rows = as_words(rows).copy().view(SEND_ROW).ravel()
         rows["worker"] = worker
         return rows
     counts = [len(rows) for _, rows, _ in sends]
     sizes = np.array([len(data) for _, _, data in sends], np.int64)
-    rows = np.concatenate([_words(rows) for _, rows, _ in sends]).view(SEND_ROW).ravel()
+    rows = np.concatenate([as_words(rows) for _, rows, _ in sends]).view(SEND_ROW).ravel()
     rows["worker"] = np.repeat(np.array([worker for worker, _, _ in sends], np.uint32), counts)
     rows["offset"] += np.repeat(np.cumsum(sizes) - sizes, counts).astype(np.uint64)
     return rows
@@ -254,7 +245,7 @@ def _by_partition(rows: NDArray, producer_of: ProducerOf) -> tuple[NDArray, list
     order = order[np.searchsorted(slots[order], 0):]
     slots = slots[order]
     starts = np.flatnonzero(np.diff(slots, prepend=-1))
-    return _rows(_words(rows)[order], SEND_ROW), starts.tolist(), [by_slot[slot] for slot in slots[starts].tolist()]
+    return from_words(as_words(rows)[order], SEND_ROW), starts.tolist(), [by_slot[slot] for slot in slots[starts].tolist()]
 
 
 def _take_many(planned: Plan, rows: NDArray, producer_of: ProducerOf) -> NDArray[np.bool_] | None:
@@ -330,14 +321,14 @@ def _with_duplicates(rows: NDArray, is_new: NDArray[np.bool_], is_stored: NDArra
     rows["ledger_id"] = rows["entry_id"] = NOWHERE
     for name in ("ledger_id", "entry_id"):
         rows[name][is_stored] = stored[name]
-    return _rows(_words(rows)[is_stored | ~is_new], SEND_ROW)
+    return from_words(as_words(rows)[is_stored | ~is_new], SEND_ROW)
 
 
 def _place(planned: Plan, rows: NDArray, now_ms: int) -> None:
     """Fill in what the place of each entry says: in the rows for the receipts, in a copy of their other half for the index."""
     groups = planned.groups
     planned.sources = rows["offset"].astype(format.SOURCE)
-    index = planned.index = _rows(_words(rows)[:, _INDEX], format.INDEX_ROW)
+    index = planned.index = from_words(as_words(rows)[:, _INDEX], format.INDEX_ROW)
     index["broker_time"] = now_ms
     planned.latest_ms = int(rows["deliver_at"].max())
     index["offset"] = _running(index["size"], groups, [group.ledger.size for group in groups])

@@ -63,10 +63,11 @@ class Limit:
         messages, size, period_s, _ = rates
         self.messages = Bucket(messages, period_s, now_ms) if messages > 0 else None
         self.size = Bucket(size, period_s, now_ms) if size > 0 else None
-        for mine, other in ((self.messages, before and before.messages), (self.size, before and before.size)):
-            if mine is not None and other is not None:
-                other.room(now_ms)
-                mine.owes(other)
+        if before is not None:
+            for mine, other in ((self.messages, before.messages), (self.size, before.size)):
+                if mine is not None and other is not None:
+                    other.room(now_ms)
+                    mine.owes(other)
 
     def room(self, now_ms: int) -> tuple[int, int]:
         """(messages, bytes)"""
@@ -134,13 +135,13 @@ class Subscribed:
 
     def __init__(self, limit: tuple[int, int]):
         self.limit = limit                                # so often in so many seconds
-        self._buckets: dict[tuple, Bucket] = {}
+        self._buckets: dict[tuple[str, str, int], Bucket] = {}
 
-    def may(self, consumer: tuple, now_ms: int) -> bool:
+    def may(self, consumer: tuple[str, str, int], now_ms: int) -> bool:
         """Whether the consumer, (host, name, id), may subscribe now."""
         return consumer not in self._buckets or self._buckets[consumer].room(now_ms) > 0
 
-    def count(self, consumer: tuple, now_ms: int) -> None:
+    def count(self, consumer: tuple[str, str, int], now_ms: int) -> None:
         """Count one subscription of the consumer."""
         if consumer not in self._buckets:
             if len(self._buckets) >= _CONSUMERS_MAX:

@@ -52,7 +52,7 @@ async def cluster(request: web.Request) -> web.Response:
 async def create(request: web.Request) -> web.Response:
     name, data = part_of(request, "cluster"), await _data(request)
     try:
-        names.namespace(f"{name}/x")
+        names.parse_namespace(f"{name}/x")
     except Refusal:
         raise web.HTTPPreconditionFailed(text="Cluster name is not valid") from None
     if name in all_of(request):

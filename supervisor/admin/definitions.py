@@ -131,7 +131,7 @@ class _Import:
             yield Change(f"{where}: {text}", make)
 
     def _cluster(self, name: str, value: Any, where: str) -> Iterator[Change]:
-        names.namespace(f"{name}/x")
+        names.parse_namespace(f"{name}/x")
         for member, kept in _object(value, where, tuple(_OF_CLUSTERS)).items():
             if not isinstance(kept, list if member == "peers" else dict):
                 raise Invalid(f"{member}: expected {'a list' if member == 'peers' else 'an object'}")
@@ -141,7 +141,7 @@ class _Import:
             yield from self._policy(_OF_CLUSTERS[member], name, kept, found, f"{where}/{member}")
 
     def _tenant(self, name: str, value: Any, where: str) -> Iterator[Change]:
-        names.namespace(f"{name}/x")
+        names.parse_namespace(f"{name}/x")
         if name not in self._there["tenants"]:
             yield Change(f"{where}: made", lambda: self._catalogue.create_tenant(name))
         for member, roles in _object(value, where, (ADMIN_ROLES, _CLUSTERS)).items():
@@ -151,7 +151,7 @@ class _Import:
             yield from self._policy(name, member, roles, self._there["tenants"].get(name, {}).get(member), f"{where}/{member}")
 
     def _namespace(self, name: str, value: Any, where: str) -> Iterator[Change]:
-        names.namespace(name)
+        names.parse_namespace(name)
         tenant = name.partition("/")[0]
         if tenant not in self._there["tenants"] and tenant not in self._wanted.get("tenants", {}):
             raise Invalid(f"there is no tenant {tenant}, nor is there to be one")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from geminga.proto.commands import SERVER_VERSION
+from geminga.proto.responses import SERVER_VERSION
 from geminga.supervisor.admin.alarms import ALARMS_OF
 from geminga.supervisor.admin.owners import OWNERS
 from geminga.supervisor.admin.topics import TOPICS

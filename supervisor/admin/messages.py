@@ -131,7 +131,7 @@ def _uncompressed(metadata: api.MessageMetadata, stored: bytes) -> bytes:
         return stored
     try:
         return compression.decompress(metadata.compression, stored, metadata.uncompressed_size)
-    except compression.Incompressible:
+    except compression.CannotDecompress:
         raise status(422, "The entry's payload is not compressed as its metadata says") from None
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from geminga.proto.commands import SERVER_VERSION
+from geminga.proto.responses import SERVER_VERSION
 from geminga.storage.runtime.counters import BOUNDS_S, Counters
 from geminga.storage.statistics.statistics import SUBSCRIPTION_COLUMNS, TOPIC_COLUMNS
 from geminga.supervisor.admin import authentication

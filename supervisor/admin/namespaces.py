@@ -52,7 +52,7 @@ async def tenants(request: web.Request) -> web.Response:
 async def create_tenant(request: web.Request) -> web.Response:
     tenant, catalogue = part_of(request, "tenant"), catalogue_of(request)
     try:
-        names.namespace(f"{tenant}/x")
+        names.parse_namespace(f"{tenant}/x")
     except Refusal:
         raise web.HTTPPreconditionFailed(text="Tenant name is not valid") from None
     info = await _tenant_info(request)
@@ -143,7 +143,7 @@ async def create_namespace(request: web.Request) -> web.Response:
     catalogue = catalogue_of(request)
     name = f"{part_of(request, 'tenant')}/{part_of(request, 'namespace')}"
     try:
-        names.namespace(name)
+        names.parse_namespace(name)
     except Refusal:
         raise web.HTTPPreconditionFailed(text="Namespace name is not valid") from None
     body = await body_of(request)

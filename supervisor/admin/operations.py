@@ -7,7 +7,7 @@ import psutil
 from aiohttp import web
 
 from geminga.proto import names
-from geminga.proto.commands import SERVER_VERSION
+from geminga.proto.responses import SERVER_VERSION
 from geminga.storage.runtime.control import Control
 from geminga.storage.runtime.log import LEVELS, NAMES, Rule, log
 from geminga.supervisor.admin.alarms import ALARMS_OF

@@ -8,9 +8,9 @@ import numpy as np
 import psutil
 from aiohttp import web
 
-from geminga.proto.commands import SERVER_VERSION
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
+from geminga.proto.responses import SERVER_VERSION
 from geminga.storage.runtime.counters import Counters
 from geminga.storage.statistics.statistics import SUBSCRIPTION_COLUMNS, TOPIC_COLUMNS, unpack
 from geminga.storage.topics.subscription import SubType

@@ -95,7 +95,7 @@ def _move(source: moving.Cluster, target: moving.Cluster, wanted: tuple[str, ...
 def _asked(text: str) -> names.TopicName | str:
     """A topic, or a namespace; raises Refusal."""
     if "://" not in text and text.count("/") == 1:
-        return names.namespace(text)
+        return names.parse_namespace(text)
     found = names.parse(text)
     if not found.is_persistent:
         raise Refusal(names.api.InvalidTopicName, f"{text} is not persistent: it holds nothing")

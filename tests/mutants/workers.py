@@ -110,7 +110,7 @@ BUGS = [
          "an owner that ended throttles its clients for ever"),
         ("        if route.is_repeated:\n", "        if False:\n", "a request that ends owners is repeated for ever"),
         ("    if route is None:\n        client.expel(", "    if route is None and handle < 0:\n        client.expel(", "ghosts"),
-        ("is None and request_id == envelope.NO_REQUEST:", "is None and request_id != envelope.NO_REQUEST:",
+        ("is None and request_id == NO_REQUEST:", "is None and request_id != NO_REQUEST:",
          "a stale CLOSE is written, and an answer is not"),
         ("if link not in client.probed_by:", "if True:", "an owner is told twice that a client lives"),
         ("client.probed_by = [probing for probing in client.probed_by if probing is not link]", "pass",

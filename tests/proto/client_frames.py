@@ -98,7 +98,7 @@ def listen(pieces: Iterable[bytes], message_size_max: int = MESSAGE_SIZE_MAX, *,
                     connection.events = []
                     if admits and connection.state == connections.AUTHENTICATING:
                         connection.state = connections.CONNECTED
-            assert connection.needed(memoryview(buffer), taken, len(data)) > len(data) - taken
+            assert connection.frame_size(memoryview(buffer), taken, len(data)) > len(data) - taken
         except ProtocolError as error:
             heard.error = str(error)
         for event in events:

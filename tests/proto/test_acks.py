@@ -67,7 +67,7 @@ def test_what_the_arrays_do_not_read_the_library_does():
         {"ack_type": api.CommandAck.Cumulative}, {"ack_type": api.CommandAck.Individual, "validation_error": 1},
         {"ack_type": api.CommandAck.Individual}))
     connection.receive(np.frombuffer(data, np.uint8), memoryview(data), 0, len(data))
-    assert [type(event) for event in connection.events] == [api.BaseCommand, api.BaseCommand, acks.Acks]
+    assert [type(event) for event in connection.events] == [api.BaseCommand, api.BaseCommand, acks.EntryAcks]
     parts = ack(ids, more={"ack_set": [3]}, ack_type=api.CommandAck.Individual)
     assert acks.read(parts) is None
 

@@ -20,8 +20,8 @@ def one_by_one(bodies: np.ndarray) -> np.ndarray:
 def test_the_checksum_is_the_castagnoli_one():
     """The check value of CRC32-C, so that nobody puts another CRC in its place."""
     body = np.frombuffer(b"123456789", np.uint8).reshape(1, 9)
-    assert checksums.wrong_ones(body, np.array([0xE3069283], np.uint32)).tolist() == []
-    assert checksums.wrong_ones(body, np.array([0xE3069282], np.uint32)).tolist() == [0]
+    assert checksums.wrong_rows(body, np.array([0xE3069283], np.uint32)).tolist() == []
+    assert checksums.wrong_rows(body, np.array([0xE3069282], np.uint32)).tolist() == [0]
 
 
 @settings(deadline=None, derandomize=True, max_examples=60)
@@ -34,7 +34,7 @@ def test_the_wrong_ones_are_those_found_one_by_one(count, size, wrong, seed):
     claimed = one_by_one(bodies)
     damaged = sorted({number % count for number in wrong})
     bodies[damaged, size // 2] ^= 0x40
-    assert checksums.wrong_ones(bodies, claimed).tolist() == damaged
+    assert checksums.wrong_rows(bodies, claimed).tolist() == damaged
 
 
 @settings(deadline=None, derandomize=True, max_examples=100)
@@ -44,10 +44,10 @@ def test_any_single_flipped_bit_is_found_and_named(number, bit):
     bodies = bodies_of(COMBINE_MIN + 1, 50)
     claimed = one_by_one(bodies)
     bodies[number, bit // 8] ^= 1 << bit % 8
-    assert checksums.wrong_ones(bodies, claimed).tolist() == [number]
+    assert checksums.wrong_rows(bodies, claimed).tolist() == [number]
     bodies[number, bit // 8] ^= 1 << bit % 8
     claimed[number] ^= np.uint32(1 << bit % 32)
-    assert checksums.wrong_ones(bodies, claimed).tolist() == [number]
+    assert checksums.wrong_rows(bodies, claimed).tolist() == [number]
 
 
 @pytest.mark.parametrize("count", [COMBINE_MIN, COMBINE_MIN + 1])
@@ -55,13 +55,13 @@ def test_bodies_need_not_lie_side_by_side(count):
     """They are columns of whole frames."""
     frames = bodies_of(count, 40)
     claimed = one_by_one(frames[:, 12:])
-    assert checksums.wrong_ones(frames[:, 12:], claimed).tolist() == []
+    assert checksums.wrong_rows(frames[:, 12:], claimed).tolist() == []
     frames[count - 1, 12] ^= 1
-    assert checksums.wrong_ones(frames[:, 12:], claimed).tolist() == [count - 1]
+    assert checksums.wrong_rows(frames[:, 12:], claimed).tolist() == [count - 1]
 
 
 def test_the_checksum_of_nothing_is_zero():
-    assert checksums.wrong_ones(np.empty((3, 0), np.uint8), np.array([0, 5, 0], np.uint32)).tolist() == [1]
+    assert checksums.wrong_rows(np.empty((3, 0), np.uint8), np.array([0, 5, 0], np.uint32)).tolist() == [1]
 
 
 @settings(deadline=None, derandomize=True, max_examples=60)
@@ -107,8 +107,8 @@ def test_what_a_change_is_when_more_bytes_follow(behind):
     before, after, tail = chance.bytes(20), chance.bytes(20), chance.bytes(behind)
     change = np.array([crc32c(before) ^ crc32c(after)], np.uint32)
     expected = crc32c(before + tail) ^ crc32c(after + tail)
-    assert checksums.before_so_many(change, np.array([behind])).tolist() == [expected]
-    assert checksums.before_so_many(change.repeat(2), np.array([behind, 0])).tolist() == [expected, int(change[0])]
+    assert checksums.change_before(change, np.array([behind])).tolist() == [expected]
+    assert checksums.change_before(change.repeat(2), np.array([behind, 0])).tolist() == [expected, int(change[0])]
     if behind:
         first, other = bytes([7]) + tail[1:], bytes([7 ^ 0x81]) + tail[1:]
-        assert checksums.of_byte(behind)[0x81] == crc32c(first) ^ crc32c(other)
+        assert checksums.change_of_byte(behind)[0x81] == crc32c(first) ^ crc32c(other)

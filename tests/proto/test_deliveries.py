@@ -147,7 +147,7 @@ def test_picked_messages_say_how_often_they_came_back_and_what_is_left(picks, co
     picked = np.zeros(len(picks), PICKED)
     picked["entry_id"], picked["redeliveries"], picked["words"] = first + np.cumsum(gaps), counts, [len(found) for found in words]
     said = np.array([*sum(words, []), *[77] * more], np.uint64)      # those of entries that are to come stand behind
-    pieces = Delivery(consumer, ledger_id, partition, fields, epoch).picked(picked, said, rows, ledger)
+    pieces = Delivery(consumer, ledger_id, partition, fields, epoch).picked_frames(picked, said, rows, ledger)
     found = frames_of(b"".join(map(bytes, pieces)))
     assert [unwrapped(rest)[1] for _, rest in found] == entries
     messages = [command.message for command, _ in found]

@@ -46,10 +46,10 @@ def check(entries, times, monkeypatch):
     rows, data = rows_of(entries)
     before = rows.copy(), bytes(data)
     times = np.array(times, np.int64)
-    found, out = delivery_times.stamped(rows, data, times)
+    found, out = delivery_times.stamp(rows, data, times)
     with monkeypatch.context() as patched:
         patched.setattr(delivery_times, "_ALIKE_MIN", 1 << 40)
-        singly, same = delivery_times.stamped(rows, data, times)
+        singly, same = delivery_times.stamp(rows, data, times)
     assert bytes(out) == bytes(same) and (found == singly).all()
     assert (rows == before[0]).all() and bytes(data) == before[1]
     fresh, _ = rows_of([bytes(out[at:at + size]) for at, size in found[["offset", "size"]].tolist()])
@@ -120,6 +120,6 @@ def test_entries_that_lie_apart():
     """Rows of one partition among those of others."""
     entries = [entry_of(metadata(n), b"%04d" % n) for n in range(200)]
     rows, data = rows_of(entries)
-    found, out = delivery_times.stamped(rows[::2].copy(), data, np.full(100, NOW, np.int64))
+    found, out = delivery_times.stamp(rows[::2].copy(), data, np.full(100, NOW, np.int64))
     assert [parts(bytes(out[at:at + size]))[1] for at, size in found[["offset", "size"]].tolist()] == [
         b"%04d" % n for n in range(0, 200, 2)]

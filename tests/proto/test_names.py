@@ -99,13 +99,13 @@ def test_any_text_is_a_name_or_refused(text):
 
 @pytest.mark.parametrize("text", ["public/default", "a.b/c_d"])
 def test_a_namespace_is_tenant_and_name(text):
-    assert names.namespace(text) == text
+    assert names.parse_namespace(text) == text
 
 
 @pytest.mark.parametrize("text", ["", "public", "/", "a/", "/b", "a/b/c", "a /b", "a/b\n"])
 def test_what_is_no_namespace_is_refused(text):
     with pytest.raises(Refusal):
-        names.namespace(text)
+        names.parse_namespace(text)
 
 
 @pytest.mark.parametrize("name, is_system", [

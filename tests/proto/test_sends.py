@@ -160,8 +160,8 @@ def test_a_wrong_checksum_refuses_its_own_entry_and_no_other(damaged):
 def test_many_wrong_checksums_take_no_more_than_one_look_at_each(monkeypatch):
     """A client that damages all it sends must not keep its worker from the others: once, a megabyte of it took 90 seconds."""
     looked_at = []
-    wrong_ones = sends.checksums.wrong_ones
-    monkeypatch.setattr(sends.checksums, "wrong_ones", lambda bodies, claimed: looked_at.append(len(bodies)) or wrong_ones(bodies, claimed))
+    wrong_rows = sends.checksums.wrong_rows
+    monkeypatch.setattr(sends.checksums, "wrong_rows", lambda bodies, claimed: looked_at.append(len(bodies)) or wrong_rows(bodies, claimed))
     damaged = [frame[:-1] + b"?" for frame in ALIKE * 10]
     heard = listen([CONNECT, b"".join(ALIKE + damaged)])
     assert sum(looked_at) <= len(ALIKE + damaged)

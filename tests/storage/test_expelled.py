@@ -1,6 +1,7 @@
 """A client loses the right to what it has: its producer or consumer is told to go, and nobody else."""
 from geminga.proto import envelope
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.frames import NO_REQUEST
 
 T = api.BaseCommand.Type
 
@@ -15,7 +16,7 @@ def test_a_producer_is_told_to_go_and_what_it_sends_after_that_is_not_stored(rig
     answers = expel(rig, outcast, envelope.PRODUCER_EXPELLED)
     assert [(connection, action) for connection, action, *_ in answers.replies] == [(1, envelope.PRODUCER_GONE)]
     [close] = answers.commands(T.CLOSE_PRODUCER)
-    assert close.close_producer.request_id == envelope.NO_REQUEST
+    assert close.close_producer.request_id == NO_REQUEST
     assert rig.publish(outcast, b"late") == []
     rig.publish(other, b"fine")
     assert [payload for _, payload in rig.everything(topic)] == [b"fine"]

@@ -5,8 +5,7 @@ The first rule: an id that a client chose names at most one producer or consumer
 import numpy as np
 import pytest
 
-from geminga.proto import commands as answers
-from geminga.proto import deliveries, envelope
+from geminga.proto import deliveries, envelope, responses
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.connection import Send, Sends
 from geminga.workers.clients import commands, pending_requests, replies, routes
@@ -61,10 +60,10 @@ class Kind:
         return self.name
 
     def success(self, request_id):
-        return answers.producer_success(request_id, "name", last_sequence_id=5) if self.name == "Producer" else answers.success(request_id)
+        return responses.producer_success(request_id, "name", last_sequence_id=5) if self.name == "Producer" else responses.success(request_id)
 
     def farewell(self, object_id=1):
-        return answers.close_producer(object_id) if self.name == "Producer" else answers.close_consumer(object_id)
+        return responses.close_producer(object_id) if self.name == "Producer" else responses.close_consumer(object_id)
 
     def told_success(self, request_id):
         return "PRODUCER_SUCCESS" if self.name == "Producer" else "SUCCESS", request_id
@@ -82,7 +81,7 @@ def is_ready(owner, client, kind, handle, request_id=1, object_id=1):
 
 
 def is_refused(owner, client, kind, request_id=1, object_id=1):
-    owner.replies(client, answers.error(request_id, api.ProducerBusy, "busy"), request_id=request_id, action=kind.gone, object_id=object_id)
+    owner.replies(client, responses.error(request_id, api.ProducerBusy, "busy"), request_id=request_id, action=kind.gone, object_id=object_id)
 
 
 def open_on(worker, client, kind, index=0, handle=10, request_id=1, object_id=1, which=0):
@@ -172,7 +171,7 @@ def test_an_id_can_be_used_again_behind_its_close(worker, client, kind, index, i
     if not is_there:
         is_ready(first, client, kind, 10)
         assert (kind.expelled, b"1 10") in first.commands()
-    first.replies(client, answers.success(2), request_id=2)
+    first.replies(client, responses.success(2), request_id=2)
     is_ready(second, client, kind, 11, 3)
     assert client.told()[-2:] == [("SUCCESS", 2), kind.told_success(3)]
     first.heard(), second.heard()
@@ -199,7 +198,7 @@ def test_a_word_about_one_that_its_client_has_closed_is_not_about_its_successor(
     open_on(worker, client, kind)
     client.say(kind.close(2), kind.make(worker.topic(0, 1), 3))
     worker.owners[0].replies(client, kind.farewell(), action=kind.gone, object_id=1, handle=10)
-    worker.owners[0].replies(client, answers.success(2), request_id=2)
+    worker.owners[0].replies(client, responses.success(2), request_id=2)
     is_ready(worker.owners[0], client, kind, 11, 3)
     worker.owners[0].replies(client, kind.farewell(), action=kind.gone, object_id=1, handle=10)
     assert client.told() == [("SUCCESS", 2), kind.told_success(3)]
@@ -211,7 +210,7 @@ def test_a_word_about_one_that_its_client_has_closed_is_not_about_its_successor(
 def test_a_refusal_of_another_request_is_not_about_this_one(worker, client, kind):
     client.say(kind.make(worker.topic(0), 1), kind.close(2), kind.make(worker.topic(0, 1), 3))
     is_refused(worker.owners[0], client, kind, 1)
-    worker.owners[0].replies(client, answers.success(2), request_id=2)
+    worker.owners[0].replies(client, responses.success(2), request_id=2)
     is_ready(worker.owners[0], client, kind, 11, 3)
     assert client.told() == [("ERROR", 1, api.ProducerBusy), ("SUCCESS", 2), kind.told_success(3)]
     client.say(kind.make(worker.topic(0, 1), 4))
@@ -234,7 +233,7 @@ def test_request_ids_that_are_used_twice_end_where_the_owner_is(worker, client, 
     """Handles that come later are those that hold."""
     client.say(kind.make(worker.topic(0), 1), kind.close(1), kind.make(worker.topic(0), 1))
     is_ready(worker.owners[0], client, kind, 10)
-    worker.owners[0].replies(client, answers.success(1), request_id=1)
+    worker.owners[0].replies(client, responses.success(1), request_id=1)
     is_ready(worker.owners[0], client, kind, 11)
     worker.owners[0].heard()
     client.say(*[send()] if kind is PRODUCER else [command(T.FLOW, consumer_id=1, messagePermits=5)])
@@ -289,7 +288,7 @@ def test_a_send_behind_its_clients_own_close_ends_the_connection(worker, client,
 def test_a_send_behind_the_brokers_close_is_ignored(worker, client, many):
     """Its client is going to send it again, when the producer has come back."""
     open_on(worker, client, PRODUCER)
-    worker.owners[0].replies(client, answers.close_producer(1), action=envelope.PRODUCER_GONE, object_id=1, handle=10)
+    worker.owners[0].replies(client, responses.close_producer(1), action=envelope.PRODUCER_GONE, object_id=1, handle=10)
     client.say(*[send(sequence_id=number) for number in range(many)], PING)
     assert client.told() == [("CLOSE_PRODUCER", 1), ("PONG",)]
     assert worker.owners[0].heard("send", "sends") == []
@@ -304,7 +303,7 @@ def test_a_send_behind_the_brokers_close_is_ignored(worker, client, many):
 def test_behind_a_command_of_its_client_no_send_is_ignored(worker, client, again):
     """By then the client knew that the broker had closed its producer, or closes it itself."""
     open_on(worker, client, PRODUCER)
-    worker.owners[0].replies(client, answers.close_producer(1), action=envelope.PRODUCER_GONE, object_id=1, handle=10)
+    worker.owners[0].replies(client, responses.close_producer(1), action=envelope.PRODUCER_GONE, object_id=1, handle=10)
     client.say(again(worker), send())
     assert client.transport.is_closed
 
@@ -314,7 +313,7 @@ def test_a_refused_producer_is_none_to_send_for(worker, client, was_there):
     """Also when the broker had closed it before: its client has come back since."""
     if was_there:
         open_on(worker, client, PRODUCER)
-        worker.owners[0].replies(client, answers.close_producer(1), action=envelope.PRODUCER_GONE, object_id=1, handle=10)
+        worker.owners[0].replies(client, responses.close_producer(1), action=envelope.PRODUCER_GONE, object_id=1, handle=10)
     client.say(producer(worker.topic(0)))
     is_refused(worker.owners[0], client, PRODUCER)
     client.say(send())
@@ -468,7 +467,7 @@ def test_what_an_owner_was_asked_is_answered_when_it_ends(worker, client):
                command(T.GET_LAST_MESSAGE_ID, consumer_id=1, request_id=8),
                command(T.GET_LAST_MESSAGE_ID, consumer_id=4, request_id=9),
                command(T.REDELIVER_UNACKNOWLEDGED_MESSAGES, consumer_id=1))
-    worker.owners[0].replies(client, answers.success(5), request_id=5)
+    worker.owners[0].replies(client, responses.success(5), request_id=5)
     assert client.told() == [("SUCCESS", 5)]
     worker.owners[0].gone()
     assert client.told() == [("CLOSE_CONSUMER", 1), ("SUCCESS", 6), ("SUCCESS", 7), ("ERROR", 8, api.ServiceNotReady)]
@@ -543,7 +542,7 @@ def test_producers_are_closed_for_a_drain(worker, client):
     assert list(client.client.routes.producers) == [2]
     client.say(send(producer_id=3), PING)
     assert client.told() == [("PONG",)]
-    worker.owners[1].replies(client, answers.error(2, api.ServiceNotReady, ""), request_id=2, action=envelope.PRODUCER_GONE, object_id=2)
+    worker.owners[1].replies(client, responses.error(2, api.ServiceNotReady, ""), request_id=2, action=envelope.PRODUCER_GONE, object_id=2)
     assert not client.client.routes.producers
     assert worker.counters.read()["commands_waiting"] == 0
     worker.owners[0].up()
@@ -557,7 +556,7 @@ def test_a_drain_waits_for_what_is_in_flight(worker, client):
     drain = worker.loop.create_task(worker.worker.drain())
     worker.turn(0.02)
     assert not drain.done()
-    worker.owners[0].says(lambda outbox: outbox.reply(client.number, answers.success(2), request_id=2), taken=worker.owners[0].link.sent)
+    worker.owners[0].says(lambda outbox: outbox.reply(client.number, responses.success(2), request_id=2), taken=worker.owners[0].link.sent)
     worker.turn(0.02)
     assert drain.done()
     client.say(producer(worker.topic(0), 3))
@@ -786,7 +785,7 @@ def test_no_permits_break_the_protocol(worker, client):
 def test_an_unsubscribed_consumer_is_gone(worker, client):
     open_on(worker, client, CONSUMER)
     client.say(command(T.UNSUBSCRIBE, consumer_id=1, request_id=2))
-    worker.owners[0].replies(client, answers.success(2), request_id=2, action=envelope.CONSUMER_GONE, object_id=1, handle=10)
+    worker.owners[0].replies(client, responses.success(2), request_id=2, action=envelope.CONSUMER_GONE, object_id=1, handle=10)
     assert client.told() == [("SUCCESS", 2)]
     assert not (client.client.routes.consumers or client.client.routes.by_handle)
 
@@ -862,7 +861,7 @@ def test_an_epoch_of_one_that_was_closed_is_not_its_successors(worker, consuming
 def test_messages_carry_the_number_of_their_partition(worker, client, tmp_path):
     store(tmp_path, [10] * 20, first=1)
     client.say(subscribe(worker.topic(0)))
-    worker.owners[0].replies(client, answers.success(1), request_id=1, action=envelope.CONSUMER_READY, object_id=1, handle=10, partition=4)
+    worker.owners[0].replies(client, responses.success(1), request_id=1, action=envelope.CONSUMER_READY, object_id=1, handle=10, partition=4)
     worker.owners[0].says(run(client, 0, 1))
     assert messages(client) == [(1, LEDGER, 0, 4, -1)]
 
@@ -1223,7 +1222,7 @@ def test_an_answer_that_fails_ends_only_the_connection_that_it_is_for(worker, mo
         whole(self, *arguments)
 
     monkeypatch.setattr(replies, "reply", reply)
-    worker.owners[0].says(*(lambda outbox, one=one: outbox.reply(one.number, answers.PONG) for one in clients))
+    worker.owners[0].says(*(lambda outbox, one=one: outbox.reply(one.number, responses.PONG) for one in clients))
     assert [one.told() for one in clients] == [[], [("PONG",)], [("PONG",)]]
     assert [one.transport.was_aborted for one in clients] == [True, False, False]
 

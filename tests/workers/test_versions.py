@@ -6,8 +6,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from geminga.proto import commands as answers
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto import responses
 
 from ..harness import request, unique_topic
 from ..proto.client_frames import T, command, entry_of, message_metadata, send
@@ -128,13 +128,13 @@ def test_the_first_version_knows_no_ping(start_broker, tmp_path):
 
 def test_frames_that_a_version_understands():
     """One after the other; those before the one that ends the connection are still told."""
-    moved, closed = answers.topic_migrated(1, 7, "pulsar://other", ""), answers.close_consumer(7)
+    moved, closed = responses.topic_migrated(1, 7, "pulsar://other", ""), responses.close_consumer(7)
     both = moved + closed
-    assert answers.understood(both, 20) == (both, False)
-    assert answers.understood(both, 19) == answers.understood(both, 5) == (closed, False)
-    assert answers.understood(both, 4) == (b"", True)
-    assert answers.understood(answers.PONG + both + answers.PONG, 4) == (answers.PONG, True)
-    challenge = answers.auth_challenge("token", 13)
-    assert answers.understood(challenge, 13) == (b"", False) and answers.understood(challenge, 14) == (challenge, False)
-    assert answers.understood(answers.PING, 0) == (b"", False) and answers.understood(answers.PING, 1) == (answers.PING, False)
-    assert answers.understood(answers.success(3), 0) == (answers.success(3), False)
+    assert responses.select_known(both, 20) == (both, False)
+    assert responses.select_known(both, 19) == responses.select_known(both, 5) == (closed, False)
+    assert responses.select_known(both, 4) == (b"", True)
+    assert responses.select_known(responses.PONG + both + responses.PONG, 4) == (responses.PONG, True)
+    challenge = responses.auth_challenge("token", 13)
+    assert responses.select_known(challenge, 13) == (b"", False) and responses.select_known(challenge, 14) == (challenge, False)
+    assert responses.select_known(responses.PING, 0) == (b"", False) and responses.select_known(responses.PING, 1) == (responses.PING, False)
+    assert responses.select_known(responses.success(3), 0) == (responses.success(3), False)

@@ -9,8 +9,7 @@ What it asks is in messages.py (SEND, ACK, FLOW) and commands.py (all else), wha
 """
 from typing import TYPE_CHECKING, Protocol
 
-from geminga.proto import commands as responses
-from geminga.proto import envelope
+from geminga.proto import envelope, responses
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.connection import CONNECTED
 from geminga.storage.runtime.log import DEBUG, log

@@ -9,11 +9,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from geminga.proto import commands as responses
-from geminga.proto import envelope, names
+from geminga.proto import envelope, names, responses
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.proto.acks import Acks
-from geminga.proto.connection import Send, SendRefused, Sends, object_asked
+from geminga.proto.acks import EntryAcks
+from geminga.proto.connection import Send, SendRefused, Sends, requested_id
 from geminga.proto.errors import Refusal
 from geminga.workers.clients import messages
 from geminga.workers.clients.client import Client
@@ -219,7 +218,7 @@ def _drop_route(client: Client, command: api.BaseCommand) -> None:
     """Free the id of a producer or consumer that this command asked for; the route that another command has made stays."""
     if command.type not in _OPENING:
         return
-    route = client.routes.of_kind(is_producer=command.type == T.PRODUCER).get(object_asked(command))
+    route = client.routes.of_kind(is_producer=command.type == T.PRODUCER).get(requested_id(command))
     if route is not None and route.is_made_by(command):
         client.routes.drop(route)
 
@@ -272,6 +271,6 @@ COMMANDS: dict[int, Callable[[Client, api.BaseCommand], None]] = {
     **dict.fromkeys(_CONSUMER_REQUESTS, _ask_about_consumer), T.FLOW: messages.flow, T.ACK: messages.acknowledge,
 }
 HANDLERS: Handlers = {
-    Send: messages.publish_one, Sends: messages.publish, SendRefused: messages.refuse_send, Acks: messages.acknowledge_many,
+    Send: messages.publish_one, Sends: messages.publish, SendRefused: messages.refuse_send, EntryAcks: messages.acknowledge_many,
     api.BaseCommand: handle,
 }

@@ -91,7 +91,7 @@ class DeliveryQueue:
             link.flow(handle, int(entries["messages"].sum()))
             return self._worker.owners.schedule_flush()
         delivery = Delivery(route.object_id, 0, route.partition, epoch=route.epoch, has_checksums=self.has_checksums)
-        self._stream.transport.write(delivery.passed(entries, data))
+        self._stream.transport.write(delivery.transient_frames(entries, data))
         self._worker.counters.add("deliveries", len(entries))
 
     def write(self) -> None:
@@ -131,7 +131,7 @@ class DeliveryQueue:
             frames = route.delivery.frames(run.first, rows, data)
         else:
             assert run.words is not None
-            frames = route.delivery.picked(run.picked[:count], run.words, rows, data)
+            frames = route.delivery.picked_frames(run.picked[:count], run.words, rows, data)
         is_left = egress.still_there(rows, data)
         if is_left is not None:
             rows, frames = _frames_of_left(run, route.delivery, rows, data, is_left)
@@ -171,7 +171,7 @@ def _frames_of_left(run: Run, delivery: Delivery, rows: NDArray, data: memoryvie
         link.flow(run.route.handle, int(rows["messages"][~is_left].sum()))
         words = words[np.repeat(is_left, picked["words"].astype(np.int64))]
         picked, rows = picked[is_left], rows[is_left]
-        frames = delivery.picked(picked, words, rows, data) if len(rows) else []
+        frames = delivery.picked_frames(picked, words, rows, data) if len(rows) else []
         is_left = egress.still_there(rows, data)
     return rows, frames
 

@@ -9,10 +9,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from geminga.proto import commands as responses
-from geminga.proto import deliveries, envelope
+from geminga.proto import deliveries, envelope, responses
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.proto.acks import WORDS_MAX, Acks
+from geminga.proto.acks import WORDS_MAX, EntryAcks
 from geminga.proto.connection import Send, SendRefused, Sends
 from geminga.proto.errors import ProtocolError
 from geminga.proto.sends import PRODUCER_ID
@@ -99,7 +98,7 @@ def flow(client: Client, command: api.BaseCommand) -> None:
         client.worker.owners.schedule_flush()
 
 
-def acknowledge_many(client: Client, acks: Acks) -> None:
+def acknowledge_many(client: Client, acks: EntryAcks) -> None:
     """Hand acknowledgements of whole entries to the consumer's owner."""
     route = client.routes.consuming(acks.consumer_id)
     if route is None:

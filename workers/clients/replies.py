@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from numpy.typing import NDArray
 
-from geminga.proto import commands as responses
-from geminga.proto import envelope
+from geminga.proto import envelope, responses
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
+from geminga.proto.frames import NO_REQUEST
 from geminga.workers.clients import commands
 from geminga.workers.clients.client import Client
 from geminga.workers.clients.routes import Route
@@ -52,7 +52,7 @@ def reply(client: Client, link: OwnerLink, action: int, object_id: int, handle: 
     elif action in _GONE:
         is_producer = action == envelope.PRODUCER_GONE
         ended = client.routes.ended(link, object_id, handle, request_id, is_producer=is_producer)
-        if ended is None and request_id == envelope.NO_REQUEST:
+        if ended is None and request_id == NO_REQUEST:
             return      # its client has closed it meanwhile, and may have used the id again
     elif action == envelope.CONSUMER_EPOCH and (consumer := client.routes.by_handle.get((link, object_id))) is not None:
         consumer.epoch = handle

@@ -18,7 +18,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from geminga.proto import commands as responses
+from geminga.proto import responses
 from geminga.proto.connection import CONNECTED, FIRST_SIZE_MAX, Connection
 from geminga.proto.errors import ProtocolError
 from geminga.storage.runtime.counters import Counters
@@ -186,7 +186,7 @@ class Stream(asyncio.BufferedProtocol):
         """Keep the bytes taken .. end-1.  is_late: the slice ended before they were looked at, so whole frames may be in them."""
         if taken == end or self.transport.is_closing():
             return self.drop_input()
-        held, needed = end - taken, self.connection.needed(data, taken, end) if self._is_reading else 0
+        held, needed = end - taken, self.connection.frame_size(data, taken, end) if self._is_reading else 0
         if is_late and self._is_reading and needed <= held:
             self._rest = data[taken:end] if data is not self._worker.buffer else memoryview(bytearray(data[taken:end]))
             self._is_waiting = True
@@ -316,7 +316,7 @@ class Stream(asyncio.BufferedProtocol):
         """Send frames that the client may be too old for: it gets those that its protocol version knows, or its connection is closed."""
         version = self._client.protocol_version
         if version < responses.ALL_SINCE:
-            data, is_over = responses.understood(data, version)
+            data, is_over = responses.select_known(data, version)
             if is_over:
                 self.transport.write(data)
                 return self.close()
@@ -334,7 +334,7 @@ class Stream(asyncio.BufferedProtocol):
 
     def configured(self) -> None:
         """Take over the worker's options, which have changed."""
-        self.connection.bound(self._worker.options.max_message_size)
+        self.connection.limit_messages(self._worker.options.max_message_size)
         self.transport.set_write_buffer_limits(high=self._worker.options.write_buffer_bytes)
 
     def close(self) -> None:

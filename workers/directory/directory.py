@@ -107,7 +107,7 @@ class Directory:
     def topics(self, namespace: str, mode: int) -> list[str]:
         """Complete names of the namespace's topics, each partition by itself; mode: of CommandGetTopicsOfNamespace.  Raises Refusal."""
         domains = _DOMAINS.get(mode, ("persistent://", "non-persistent://"))
-        topics = self.catalogue.topics(names.namespace(namespace))
+        topics = self.catalogue.topics(names.parse_namespace(namespace))
         return [name for name in topics if name.startswith(domains) and not names.is_system(name)]
 
     def topics_version(self) -> int:

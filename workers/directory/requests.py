@@ -4,8 +4,7 @@ Each function returns the frame of the answer; a failure is an answer of the sam
 """
 from typing import Any
 
-from geminga.proto import commands as responses
-from geminga.proto import names
+from geminga.proto import names, responses
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.storage.errors import StorageFull

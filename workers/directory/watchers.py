@@ -10,8 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from geminga.proto import commands as responses
-from geminga.proto import envelope, names
+from geminga.proto import envelope, names, responses
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.workers.directory.directory import Directory
@@ -144,7 +143,7 @@ class Watchers:
         chosen = pattern(request.topics_pattern)
         newest = self._directory.newest_partition()
         self._refresh()
-        now = self._list(names.namespace(request.namespace))
+        now = self._list(names.parse_namespace(request.namespace))
         watcher = Watcher(client, request.watcher_id, request.namespace, chosen, now, set(chosen.choose(sorted(now))))
         self._watchers[client, request.watcher_id] = watcher
         self._asked(client, request.namespace, request.topics_pattern, newest)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.errors import ErrorCode
 
 if TYPE_CHECKING:
     import ssl
@@ -34,6 +35,6 @@ class NotAuthenticated(Exception):
     code, text: for the client.
     """
 
-    def __init__(self, reason: str, why: str, code: int = api.AuthenticationError, text: str = "Failed to authenticate"):
+    def __init__(self, reason: str, why: str, code: ErrorCode = api.AuthenticationError, text: str = "Failed to authenticate"):
         super().__init__(why)
         self.reason, self.why, self.code, self.text = reason, why, code, text

@@ -2,9 +2,9 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from geminga.proto import commands as responses
-from geminga.proto import names
+from geminga.proto import names, responses
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.errors import ErrorCode
 from geminga.workers.identity.authorization import CONSUME, LOOKUP, PRODUCE, Right
 
 T = api.BaseCommand.Type
@@ -16,7 +16,7 @@ class Demand(NamedTuple):
     field: str                                                  # of BaseCommand
     action: str
     text: str                                                   # for a client that lacks the right
-    answer: Callable[[int, int, str], bytes] = responses.error  # (request id, code, text) -> the frame that says so
+    answer: Callable[[int, ErrorCode, str], bytes] = responses.error  # (request id, code, text) -> the frame that says so
 
 
 # All commands that a client may send.  None: the command does nothing to what other clients have, or it is about a producer, consumer or
@@ -49,5 +49,5 @@ def right_of(kind: int, request: Any) -> Right:
     """
     demand = DEMANDS[kind]
     assert demand is not None
-    resource = names.namespace(request.namespace) if kind in _ABOUT_NAMESPACES else names.parse(request.topic)
+    resource = names.parse_namespace(request.namespace) if kind in _ABOUT_NAMESPACES else names.parse(request.topic)
     return Right(demand.action, resource, request.subscription if kind == T.SUBSCRIBE else "")

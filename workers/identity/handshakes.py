@@ -11,9 +11,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from geminga.proto import commands as responses
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto import responses
 from geminga.proto.errors import ProtocolError
+from geminga.proto.frames import NO_REQUEST
 from geminga.storage.runtime.counters import Counters
 from geminga.workers.identity.attempts import Attempts
 from geminga.workers.identity.authentication import NOT_ASKED, OURSELVES, Authenticator, Identity, Original
@@ -204,5 +205,5 @@ def method_of(request: api.CommandConnect) -> str:
 
 def _end(client: Client, error: NotAuthenticated) -> None:
     if not client.stream.transport.is_closing():
-        client.stream.write(responses.error(responses.NO_REQUEST, error.code, error.text))
+        client.stream.write(responses.error(NO_REQUEST, error.code, error.text))
         client.stream.close()

@@ -265,7 +265,7 @@ def test_a_payload_that_is_too_large_unpacked_is_told_of_and_left_out(topic, cod
     topic.add(sealed(metadata_of(codec, size, **more), compression.compress(codec, bytes(size))))
     damage = []
     assert len(indexes(rows_of(topic, damage=damage))) == 5
-    assert len(damage) == 1 and f"its payload is said to have {size} bytes before compression" in damage[0]
+    assert len(damage) == 1 and f"its payload claims {size} bytes before compression" in damage[0]
 
 
 @pytest.mark.parametrize("is_cut", [False, True])

@@ -1,29 +1,35 @@
-"""The answers a broker gives, one by one: each function returns the bytes of a frame.
+"""Responses of a broker, and the commands that it sends unasked: each function returns the bytes of a frame.
 
-An optional field is set only when it says something: clients test for presence, not for values.
+Clients test whether an optional field is present, not what it holds.  So a field without a meaning is left out.
 """
-from geminga.proto import pulsar_api_pb2 as api
-from geminga.proto.frames import SIZE, frame
+from typing import Any
 
-NO_REQUEST = 0xFFFFFFFFFFFFFFFF   # the request id of what the broker says unasked
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.errors import ErrorCode
+from geminga.proto.frames import NO_REQUEST, SIZE, frame
+
 SERVER_VERSION = "Pulsar Server 4.0.7 (Geminga 0.1.0)"
 PROTOCOL_VERSION = 21
 Type = api.BaseCommand.Type
+_WORD = 0xFFFFFFFFFFFFFFFF
 
-
-# Versions of the protocol in which clients learned what the broker says unasked.
-_SINCE = {Type.PING: 1, Type.CLOSE_PRODUCER: 5, Type.CLOSE_CONSUMER: 5, Type.REACHED_END_OF_TOPIC: 9, Type.ACTIVE_CONSUMER_CHANGE: 12,
-          Type.AUTH_CHALLENGE: 14, Type.TOPIC_MIGRATED: 20}
+# Commands that the broker sends unasked -> the version of the protocol since which clients know them.
+_SINCE: dict[int, int] = {
+    Type.PING: 1, Type.CLOSE_PRODUCER: 5, Type.CLOSE_CONSUMER: 5, Type.REACHED_END_OF_TOPIC: 9,
+    Type.ACTIVE_CONSUMER_CHANGE: 12, Type.AUTH_CHALLENGE: 14, Type.TOPIC_MIGRATED: 20}
 ALL_SINCE = max(_SINCE.values())
 _CLOSES = Type.CLOSE_PRODUCER, Type.CLOSE_CONSUMER
 
 
-def understood(frames: bytes, version: int) -> tuple[bytes, bool]:
-    """(those of the frames that a client of the version understands, whether its connection has to end instead of one that it does not)"""
+def select_known(frames: bytes, version: int) -> tuple[bytes, bool]:
+    """Return (the frames that a client of the protocol version knows, whether its connection has to be closed).
+
+    A client that does not know CLOSE_PRODUCER or CLOSE_CONSUMER learns of the end only by the end of its connection.
+    """
     kept, at = b"", 0
     while at < len(frames):
         end = at + 4 + SIZE.unpack_from(frames, at)[0]
-        kind = frames[at + 9]      # behind sizes and the tag of `type`, which is the first field
+        kind = frames[at + 9]      # behind the sizes and the tag of `type`, which is the first field
         if version >= _SINCE.get(kind, 0):
             kept += frames[at:end]
         elif kind in _CLOSES:
@@ -44,7 +50,7 @@ def connected(protocol_version: int, max_message_size: int) -> bytes:
 
 
 def auth_challenge(method: str, protocol_version: int) -> bytes:
-    """The client is to show again who it is."""
+    """Ask the client to authenticate again."""
     challenge = api.AuthData(auth_method_name=method, auth_data=b"PulsarAuthRefresh")
     return frame(api.BaseCommand(type=Type.AUTH_CHALLENGE, authChallenge=api.CommandAuthChallenge(
         challenge=challenge, protocol_version=min(PROTOCOL_VERSION, protocol_version))))
@@ -54,11 +60,12 @@ def success(request_id: int) -> bytes:
     return frame(api.BaseCommand(type=Type.SUCCESS, success=api.CommandSuccess(request_id=request_id)))
 
 
-def error(request_id: int, code: int, message: str) -> bytes:
-    return frame(api.BaseCommand(type=Type.ERROR, error=api.CommandError(request_id=request_id, error=code, message=message)))
+def error(request_id: int, code: ErrorCode, message: str) -> bytes:
+    answer = api.CommandError(request_id=request_id, error=code, message=message)
+    return frame(api.BaseCommand(type=Type.ERROR, error=answer))
 
 
-def send_error(producer_id: int, sequence_id: int, code: int, message: str) -> bytes:
+def send_error(producer_id: int, sequence_id: int, code: ErrorCode, message: str) -> bytes:
     answer = api.CommandSendError(producer_id=producer_id, sequence_id=sequence_id, error=code, message=message)
     return frame(api.BaseCommand(type=Type.SEND_ERROR, send_error=answer))
 
@@ -77,7 +84,7 @@ def producer_success(request_id: int, name: str, *, is_ready: bool = True, topic
 
 
 def repeated_success(frames: bytes, request_id: int) -> bytes:
-    """The PRODUCER_SUCCESS that was given before, for another request."""
+    """Return an earlier PRODUCER_SUCCESS frame as the response to another request."""
     command = api.BaseCommand.FromString(frames[8:])
     command.producer_success.request_id = request_id
     return frame(command)
@@ -88,8 +95,9 @@ def close_producer(producer_id: int) -> bytes:
     return frame(api.BaseCommand(type=Type.CLOSE_PRODUCER, close_producer=answer))
 
 
-def topic_migrated(kind: int, object_id: int, url: str, url_tls: str) -> bytes:
-    """Its producer or consumer is to go to another cluster, once it is closed."""
+def topic_migrated(kind: "api.CommandTopicMigrated.ResourceType.ValueType", object_id: int, url: str,
+                   url_tls: str) -> bytes:
+    """Send a producer or consumer to another cluster, to which it connects once it is closed."""
     answer = api.CommandTopicMigrated(resource_type=kind, resource_id=object_id)
     if url:
         answer.brokerServiceUrl = url
@@ -109,27 +117,27 @@ def partitions(request_id: int, count: int) -> bytes:
     return frame(api.BaseCommand(type=Type.PARTITIONED_METADATA_RESPONSE, partitionMetadataResponse=answer))
 
 
-def partitions_failed(request_id: int, code: int, message: str) -> bytes:
+def partitions_failed(request_id: int, code: ErrorCode, message: str) -> bytes:
     answer = api.CommandPartitionedTopicMetadataResponse(
         request_id=request_id, response=api.CommandPartitionedTopicMetadataResponse.Failed, error=code, message=message)
     return frame(api.BaseCommand(type=Type.PARTITIONED_METADATA_RESPONSE, partitionMetadataResponse=answer))
 
 
 def lookup(request_id: int, url: str, url_tls: str = "") -> bytes:
-    """One host: the broker asked is the broker that serves.  A URL that there is none of is left out, not empty."""
+    """Name the broker that serves a topic, which on one host is the one asked.  An empty URL is left out."""
     answer = api.CommandLookupTopicResponse(
         request_id=request_id, brokerServiceUrl=url or None, brokerServiceUrlTls=url_tls or None,
         response=api.CommandLookupTopicResponse.Connect, authoritative=True, proxy_through_service_url=False)
     return frame(api.BaseCommand(type=Type.LOOKUP_RESPONSE, lookupTopicResponse=answer))
 
 
-def lookup_failed(request_id: int, code: int, message: str) -> bytes:
+def lookup_failed(request_id: int, code: ErrorCode, message: str) -> bytes:
     answer = api.CommandLookupTopicResponse(
         request_id=request_id, response=api.CommandLookupTopicResponse.Failed, error=code, message=message)
     return frame(api.BaseCommand(type=Type.LOOKUP_RESPONSE, lookupTopicResponse=answer))
 
 
-def ack_response(consumer_id: int, request_id: int, refusal: tuple[int, str] | None = None) -> bytes:
+def ack_response(consumer_id: int, request_id: int, refusal: tuple[ErrorCode, str] | None = None) -> bytes:
     answer = api.CommandAckResponse(consumer_id=consumer_id, request_id=request_id)
     if refusal:
         answer.error, answer.message = refusal
@@ -137,13 +145,14 @@ def ack_response(consumer_id: int, request_id: int, refusal: tuple[int, str] | N
 
 
 def last_message_id(request_id: int, last: api.MessageIdData, mark_delete: api.MessageIdData | None) -> bytes:
-    answer = api.CommandGetLastMessageIdResponse(request_id=request_id, last_message_id=last, consumer_mark_delete_position=mark_delete)
+    answer = api.CommandGetLastMessageIdResponse(
+        request_id=request_id, last_message_id=last, consumer_mark_delete_position=mark_delete)
     return frame(api.BaseCommand(type=Type.GET_LAST_MESSAGE_ID_RESPONSE, getLastMessageIdResponse=answer))
 
 
 def message_id(ledger_id: int, entry_id: int, partition: int, batch_index: int = -1) -> api.MessageIdData:
-    """A position on the wire; -1 is written as 2**64 - 1."""
-    identity = api.MessageIdData(ledgerId=ledger_id & NO_REQUEST, entryId=entry_id & NO_REQUEST)
+    """Return a position as it is sent; an id of -1 is sent as 2**64 - 1."""
+    identity = api.MessageIdData(ledgerId=ledger_id & _WORD, entryId=entry_id & _WORD)
     if partition >= 0:
         identity.partition = partition
     if batch_index >= 0:
@@ -152,7 +161,8 @@ def message_id(ledger_id: int, entry_id: int, partition: int, batch_index: int =
 
 
 def reached_end_of_topic(consumer_id: int) -> bytes:
-    return frame(api.BaseCommand(type=Type.REACHED_END_OF_TOPIC, reachedEndOfTopic=api.CommandReachedEndOfTopic(consumer_id=consumer_id)))
+    command = api.CommandReachedEndOfTopic(consumer_id=consumer_id)
+    return frame(api.BaseCommand(type=Type.REACHED_END_OF_TOPIC, reachedEndOfTopic=command))
 
 
 def active_consumer_change(consumer_id: int, is_active: bool) -> bytes:
@@ -160,7 +170,8 @@ def active_consumer_change(consumer_id: int, is_active: bool) -> bytes:
     return frame(api.BaseCommand(type=Type.ACTIVE_CONSUMER_CHANGE, active_consumer_change=change))
 
 
-def consumer_stats(request_id: int, **fields) -> bytes:
+def consumer_stats(request_id: int, **fields: Any) -> bytes:
+    """Return a CONSUMER_STATS_RESPONSE with these fields of CommandConsumerStatsResponse."""
     answer = api.CommandConsumerStatsResponse(request_id=request_id, **fields)
     return frame(api.BaseCommand(type=Type.CONSUMER_STATS_RESPONSE, consumerStatsResponse=answer))
 
@@ -170,7 +181,7 @@ def schema(request_id: int, found: api.Schema, version: bytes) -> bytes:
     return frame(api.BaseCommand(type=Type.GET_SCHEMA_RESPONSE, getSchemaResponse=answer))
 
 
-def schema_missing(request_id: int, code: int, message: str) -> bytes:
+def schema_missing(request_id: int, code: ErrorCode, message: str) -> bytes:
     answer = api.CommandGetSchemaResponse(request_id=request_id, error_code=code, error_message=message)
     return frame(api.BaseCommand(type=Type.GET_SCHEMA_RESPONSE, getSchemaResponse=answer))
 
@@ -180,22 +191,26 @@ def schema_created(request_id: int, version: bytes) -> bytes:
     return frame(api.BaseCommand(type=Type.GET_OR_CREATE_SCHEMA_RESPONSE, getOrCreateSchemaResponse=answer))
 
 
-def schema_refused(request_id: int, code: int, message: str) -> bytes:
+def schema_refused(request_id: int, code: ErrorCode, message: str) -> bytes:
     answer = api.CommandGetOrCreateSchemaResponse(request_id=request_id, error_code=code, error_message=message)
     return frame(api.BaseCommand(type=Type.GET_OR_CREATE_SCHEMA_RESPONSE, getOrCreateSchemaResponse=answer))
 
 
-def topics_of_namespace(request_id: int, topics: list[str], topics_hash: str, *, is_filtered: bool, has_changed: bool) -> bytes:
-    answer = api.CommandGetTopicsOfNamespaceResponse(request_id=request_id, topics=topics if has_changed else [], filtered=is_filtered,
-                                                     topics_hash=topics_hash, changed=has_changed)
+def topics_of_namespace(request_id: int, topics: list[str], topics_hash: str, *, is_filtered: bool,
+                        has_changed: bool) -> bytes:
+    answer = api.CommandGetTopicsOfNamespaceResponse(
+        request_id=request_id, topics=topics if has_changed else [], filtered=is_filtered, topics_hash=topics_hash,
+        changed=has_changed)
     return frame(api.BaseCommand(type=Type.GET_TOPICS_OF_NAMESPACE_RESPONSE, getTopicsOfNamespaceResponse=answer))
 
 
 def watch_topic_list_success(request_id: int, watcher_id: int, topics: list[str], topics_hash: str) -> bytes:
-    answer = api.CommandWatchTopicListSuccess(request_id=request_id, watcher_id=watcher_id, topic=topics, topics_hash=topics_hash)
+    answer = api.CommandWatchTopicListSuccess(
+        request_id=request_id, watcher_id=watcher_id, topic=topics, topics_hash=topics_hash)
     return frame(api.BaseCommand(type=Type.WATCH_TOPIC_LIST_SUCCESS, watchTopicListSuccess=answer))
 
 
 def watch_topic_update(watcher_id: int, new: list[str], deleted: list[str], topics_hash: str) -> bytes:
-    update = api.CommandWatchTopicUpdate(watcher_id=watcher_id, new_topics=new, deleted_topics=deleted, topics_hash=topics_hash)
+    update = api.CommandWatchTopicUpdate(
+        watcher_id=watcher_id, new_topics=new, deleted_topics=deleted, topics_hash=topics_hash)
     return frame(api.BaseCommand(type=Type.WATCH_TOPIC_UPDATE, watchTopicUpdate=update))

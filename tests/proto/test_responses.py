@@ -1,8 +1,8 @@
 """Answers that clients test for the presence of their fields."""
 import pytest
 
-from geminga.proto import commands as answers
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto import responses
 
 
 def said(frame: bytes) -> api.BaseCommand:
@@ -11,12 +11,12 @@ def said(frame: bytes) -> api.BaseCommand:
 
 @pytest.mark.parametrize("version, expected", [(0, 0), (6, 6), (20, 20), (21, 21), (22, 21), (2**31 - 1, 21)])
 def test_a_client_is_told_the_older_of_two_versions(version, expected):
-    assert said(answers.connected(version, 5)).connected.protocol_version == expected
-    assert said(answers.auth_challenge("token", version)).authChallenge.protocol_version == expected
+    assert said(responses.connected(version, 5)).connected.protocol_version == expected
+    assert said(responses.auth_challenge("token", version)).authChallenge.protocol_version == expected
 
 
 def test_a_client_is_told_what_this_broker_can():
-    flags = said(answers.connected(21, 5)).connected.feature_flags
+    flags = said(responses.connected(21, 5)).connected.feature_flags
     assert {field.name for field, value in flags.ListFields() if value} == {
         "supports_topic_watchers", "supports_get_partitioned_metadata_without_auto_creation"}
 
@@ -24,7 +24,7 @@ def test_a_client_is_told_what_this_broker_can():
 @pytest.mark.parametrize("partition", [-1, 0, 7])
 @pytest.mark.parametrize("batch_index", [-1, 0, 7])
 def test_an_id_names_partition_and_batch_index_where_there_are_any(partition, batch_index):
-    found = answers.message_id(1, -1, partition, batch_index)
+    found = responses.message_id(1, -1, partition, batch_index)
     assert (found.ledgerId, found.entryId) == (1, 2**64 - 1)
     assert found.HasField("batch_index") == (batch_index >= 0) and found.batch_index == batch_index
     assert found.HasField("partition") == (partition >= 0) and found.partition == partition
@@ -32,5 +32,5 @@ def test_an_id_names_partition_and_batch_index_where_there_are_any(partition, ba
 
 def test_a_list_that_is_as_the_client_knows_it_is_not_sent_again():
     for has_changed in (True, False):
-        found = said(answers.topics_of_namespace(1, ["a"], "hash", is_filtered=True, has_changed=has_changed)).getTopicsOfNamespaceResponse
+        found = said(responses.topics_of_namespace(1, ["a"], "hash", is_filtered=True, has_changed=has_changed)).getTopicsOfNamespaceResponse
         assert (list(found.topics), found.changed) == (["a"] * has_changed, has_changed)
