@@ -1,18 +1,21 @@
-"""A backup of a data folder: all that a start needs, as it was at one moment, while a broker goes on serving it.
+"""Make a backup of a data folder as of one moment, while a broker goes on serving the folder.
 
-    <parent>/<time>/manifest                          CRC32-C of the rest in hexadecimal, a space, JSON: what is in it (Manifest)
+    <parent>/<time>/manifest             CRC32-C of the rest in hexadecimal, a space, a Manifest as JSON
     <parent>/<time>/catalogue.sqlite
-    <parent>/<time>/partitions/<id>/...               as in a data folder: ledgers, indexes, state, what operators amended, the view
-    <parent>/<time>.new                               one that is being made, or was not completed
-    <parent>/lock                                     of whoever makes one here
-    <data>/backup/lock                                ... of this folder
-    <data>/backup/linked/<id>/...                     everything that may count, under a second name, until it is moved or copied
+    <parent>/<time>/partitions/<id>/...  as in a data folder: ledgers, indexes, state, amendments, the view in force
+    <parent>/<time>.new                  a backup in progress, or one that was not completed
+    <parent>/lock                        held by the process that makes a backup in this folder
+    <data>/backup/lock                   held by the process that makes a backup of this data folder
+    <data>/backup/linked/<id>/...        second names of all files that may belong to the backup, until they are moved or
+                                         copied
 
-Everything is linked first, then owners say where it ends (backup_snapshot.py), then it is synced and read, for its checksum.  Where the
-file system can, files that are only appended to share their blocks with the backup's; else, on the same one, a ledger's file stays linked,
-and nothing is given back within a file that has two names.  All else is copied, unless the backup before has the same.  Where a header is
-written in place, the manifest has it as it was.
-There is no journal in a backup: what a state and an index say is complete.
+First, every file gets a second name. Then owners say where each file ends (backup_snapshot.py). Then files are synced
+and read for their checksums. Files that are only appended to share their blocks with the backup where the file system
+can do that. Otherwise, on the same file system, a ledger's file stays linked, and no holes are punched into a file
+with two names. All other files are copied, unless the backup before has the same. A header that is written in place is
+kept in the manifest.
+
+A backup has no journal, because the states and indexes in it are complete.
 """
 import contextlib
 import json
@@ -48,12 +51,12 @@ _MANIFEST_MAX = 1 << 30      # bytes; some 200 for each file
 
 
 class CannotBackUp(Exception):
-    """One line that says why."""
+    """The backup cannot be made or read.  The text is one line for the user."""
 
 
 @dataclass(slots=True)
 class Item:
-    """A file of a data folder, as a backup has it."""
+    """One file of a backup."""
 
     path: str                # in the data folder, and in the backup
     size: int                # bytes that count, with the header
@@ -64,7 +67,7 @@ class Item:
 
 @dataclass(slots=True)
 class Manifest:
-    """What a backup has."""
+    """Content of the file `manifest`: every file of the backup with its size and checksum."""
 
     created_ms: int
     folder_version: int
@@ -78,7 +81,11 @@ class Manifest:
 
 
 def read_manifest(backup: Path) -> Manifest:
-    """Raises CorruptFile, OSError; CannotBackUp for a newer program's, and for what says something that no program writes."""
+    """Read and check the manifest of a backup.
+
+    Raises CorruptFile, OSError, and CannotBackUp for a manifest that a newer program or no program of ours has
+    written.
+    """
     path = backup / MANIFEST
     checksum, _, text = regular_files.read(path, _MANIFEST_MAX).partition(b" ")
     if checksum != b"%08x" % crc32c(text):
@@ -98,7 +105,7 @@ def read_manifest(backup: Path) -> Manifest:
 
 
 def _item(manifest: Path, item: Item) -> Item:
-    """As it is.  Raises CannotBackUp, ValueError, TypeError when it is no file that a backup has."""
+    """Return the item unchanged. Raises CannotBackUp, ValueError or TypeError if a backup cannot contain such a file."""
     parts = Path(item.path).parts
     is_partitions = len(parts) > 2 and parts[0] == PARTITIONS and ".." not in parts
     if not (item.path == CATALOGUE or (is_partitions and item.path == "/".join(parts) and item.path.isprintable())):
@@ -118,7 +125,7 @@ def _number(value: object) -> int:
 
 @dataclass(slots=True)
 class Report:
-    """What became of it."""
+    """Result of one backup."""
 
     folder: str
     partitions: int = 0
@@ -129,15 +136,18 @@ class Report:
 
 
 def backups(parent: Path) -> list[Path]:
-    """Those that are complete, the oldest first."""
+    """Return the folders of completed backups, oldest first."""
     return sorted(path.parent for path in parent.glob(f"*/{MANIFEST}") if _NAME.fullmatch(path.parent.name))
 
 
 def make(data_dir: Path, parent: Path, begin: Callable[[], None], cut: Callable[[], list[dict]], *, keep: int = 0) -> Report:
-    """Make one in a new folder of parent.  begin and cut ask all owners (backup_snapshot.py); keep: of how many the oldest are removed
-    then.
+    """Make a backup in a new folder of `parent`.
 
-    Raises CannotBackUp, OSError, CorruptFile, whatever begin and cut do; nothing is left of it then.
+    begin, cut: ask all owners (backup_snapshot.py). keep: number of backups to keep, 0 for all; older ones are
+    removed.
+
+    Raises CannotBackUp, OSError, CorruptFile and everything that begin and cut raise; the unfinished backup is removed
+    then.
     """
     began = time.monotonic()
     if parent.resolve().is_relative_to(data_dir.resolve()):
@@ -167,7 +177,7 @@ def make(data_dir: Path, parent: Path, begin: Callable[[], None], cut: Callable[
 
 
 def remove_leftovers(data_dir: Path) -> None:
-    """What a backup that was killed has left in the data folder goes."""
+    """Remove the links that a killed backup left in the data folder."""
     linked = format.linked_folder(data_dir)
     if linked.exists():
         with locks.lock(linked.with_name(locks.LOCK)) as is_alone:
@@ -182,7 +192,7 @@ def _clean(data_dir: Path, parent: Path) -> None:
 
 
 class _Making:
-    """One that is being made, in the folder `made`; `before` is the last one."""
+    """One backup in progress, in the folder `made`.  `before` is the newest completed backup, if there is one."""
 
     def __init__(self, data_dir: Path, made: Path, before: Path | None):
         self._data_dir, self._made, self._before = data_dir, made, before
@@ -227,7 +237,10 @@ class _Making:
     # -- what there is
 
     def _link(self, folder: Path, partition_id: int) -> list[Item]:
-        """All files of a partition have another name; what they say of it.  Those that go meanwhile are not needed."""
+        """Give all files of a partition a second name, and return their items as the files describe themselves.
+
+        Files that disappear meanwhile are not needed.
+        """
         items = []
         for path in _files(folder):
             name = self._linked / path.relative_to(folder.parent)
@@ -245,7 +258,7 @@ class _Making:
         return str(path.relative_to(self._data_dir))
 
     def _ledger(self, partition_id: int, ledger_id: int) -> list[Item]:
-        """As the ledger's index says; whole files where that does not say it."""
+        """Return the items of a ledger, with sizes from its index header, or the whole files if the header is damaged."""
         folder = self._linked / str(partition_id)
         paths = [format.index_path(folder, ledger_id), format.ledger_path(folder, ledger_id)]
         with open(paths[0], "rb") as file:
@@ -260,7 +273,7 @@ class _Making:
                       int(head["size"][0]))
 
     def _take(self, cuts: list[dict]) -> dict[int, bytes]:
-        """What owners say is so; returns partitions' states."""
+        """Apply the cuts that owners answered, and return the states of partitions as bytes."""
         states = {}
         for one in cuts:
             self._report.longest_pause_ms = max(self._report.longest_pause_ms, round(1000 * one["seconds"], 3))
@@ -292,7 +305,11 @@ class _Making:
             return catalogue.newest_partition()
 
     def _copy_catalogue(self, newest: int) -> set[int]:
-        """After the cuts; partitions that were made behind them, newer than that, are taken out.  The ids of those there are."""
+        """Copy the catalogue, and return the ids of the partitions in the copy.
+
+        The copy is made after the cuts. Partitions that were created after the cuts (ids above `newest`) are deleted
+        from it.
+        """
         with contextlib.closing(sqlite3.connect(f"{(self._data_dir / CATALOGUE).absolute().as_uri()}?mode=ro", uri=True)) as source, \
                 contextlib.closing(sqlite3.connect(self._made / CATALOGUE)) as copy:
             source.backup(copy)
@@ -312,7 +329,7 @@ class _Making:
     # -- what becomes of it
 
     def _settle(self, item: Item) -> None:
-        """Synced, in the backup, with its checksum."""
+        """Put the synced file of an item into the backup, and compute its checksum."""
         path = self._made / item.path
         self._report.bytes += item.size
         if item.path == CATALOGUE:
@@ -347,7 +364,7 @@ class _Making:
             item.crc32c = sum_up(item, _chunks(file, item))
 
     def _clone(self, source: Path, target: Path) -> bool:
-        """Whether the target has the blocks of the source now, until either is written to: not all file systems can."""
+        """Try to make target share the blocks of source.  Return False if the file system cannot do that."""
         if self._clones:
             with open(source, "rb") as file, open(target, "wb") as copy:
                 try:
@@ -358,7 +375,7 @@ class _Making:
         return self._clones
 
     def _remove_others(self, wanted: set[str]) -> None:
-        """What was linked and does not count."""
+        """Remove linked files that do not belong to the backup."""
         for above, _, names in os.walk(self._made, topdown=False):
             for name in names:
                 path = Path(above, name)
@@ -369,9 +386,9 @@ class _Making:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Of a partition, that a backup has: not what can be made anew, nor what is being made.
+    """Iterate over the files of a partition that a backup needs, without files that can be rebuilt or are unfinished.
 
-    Indexes before ledgers, as a ledger without an index is none.
+    Indexes come before ledgers, because a ledger without an index is not usable.
     """
     with contextlib.suppress(FileNotFoundError):
         for path in sorted(folder.iterdir(), key=lambda path: path.suffix != ".index"):
@@ -385,7 +402,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _items(found: Ledger, header: bytes, entries: int, size: int) -> list[Item]:
-    """Of a ledger with so many entries, of which the last ends there."""
+    """Return the items of a ledger's two files, for its first `entries` entries, which end at `size` bytes."""
     return [Item(str(found.index_path), format.HEADER_SIZE + entries * format.INDEX_ROW.itemsize, header=header.hex()),
             Item(str(found.ledger_path), size, header=ledger_header(found.ledger_id, found.partition_id).hex())]
 
@@ -409,7 +426,7 @@ def sum_up(item: Item, chunks: Iterator[tuple[int, bytes]]) -> int:
 
 
 def _chunks(file, item: Item) -> Iterator[tuple[int, bytes]]:
-    """(offset, bytes) of what comes behind the header."""
+    """Iterate over (offset, bytes) of the file behind the item's header."""
     at = len(item.header) // 2
     while at < item.size:
         if not (data := os.pread(file.fileno(), min(_CHUNK, item.size - at), at)):
@@ -419,9 +436,9 @@ def _chunks(file, item: Item) -> Iterator[tuple[int, bytes]]:
 
 
 def copy_item(folder: Path, source: Path, target: Path, item: Item) -> int:
-    """The target is the item, synced, with holes where the source has nothing but zeros; the checksum of what was copied.
+    """Copy an item to target, synced, with holes where the source has only zeros. Return the checksum of the copy.
 
-    The source is a file in that folder.  Raises CorruptFile when it has less, OSError.
+    folder: the folder that source must lie in. Raises OSError, and CorruptFile if the source is too short.
     """
     with regular_files.opened(source, folder) as file, open(target, "xb", buffering=0) as copy:
         def copied() -> Iterator[tuple[int, bytes]]:

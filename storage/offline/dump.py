@@ -1,7 +1,7 @@
-"""What one file of a data folder says, line by line: `geminga ledger dump`.  Read only; a broker may be writing the file.
+"""Print the content of one file of a data folder, line by line: `geminga ledger dump`.
 
-Each line is names and values, `damaged` among them where something is.  The readers are those that the broker, its recovery and
-`geminga verify` have, so what is whole here is whole there.
+Nothing is written, and a broker may be writing the file. Each line is names and values; a damaged part has the name
+`damaged`. The readers are those of the broker, its recovery and `geminga verify`, so all of them agree about damage.
 """
 import os
 from collections.abc import Callable, Iterator
@@ -39,13 +39,16 @@ _DELAYS = {format.UNKNOWN: "unknown", format.NONE_DELAYED: "none", format.SCHEDU
 
 
 class NotKnown(Exception):
-    """No file that this can read; one line."""
+    """The file is not one that `dump` can read.  The text is one line for the user."""
 
 
 def dump(path: Path, first: int = 0, end: int | None = None, *, payload: bool = False) -> Iterator[Line]:
-    """Of a ledger the entries, of a segment the records with numbers of first .. end - 1; payload: and what messages they hold.
+    """Iterate over lines for a file of a data folder.
 
-    Raises NotKnown, OSError, CorruptFile where nothing can be told.
+    first, end: range of entries of a ledger, or of records of a journal segment. payload: show the messages of entries
+    too.
+
+    Raises NotKnown, OSError, CorruptFile if nothing can be read.
     """
     name, suffix = path.name, path.suffix
     number = int(path.stem) if path.stem.isascii() and path.stem.isdigit() else None
@@ -118,7 +121,7 @@ def _ledger(folder: Path, ledger_id: int, first: int, end: int, payload: bool) -
 
 
 def _compacted_ledger(folder: Path, ledger_id: int, first: int, end: int, payload: bool) -> Iterator[Line]:
-    """What a compacted view has of it; those of its entries that are left."""
+    """Lines for one ledger of a compacted view, and for the entries that are left."""
     manifest = compacted_ledgers.decode((folder / compacted_ledgers.MANIFEST).read_bytes(), folder / compacted_ledgers.MANIFEST)
     part = next((part for part in manifest.parts if part.ledger_id == ledger_id), None)
     yield {"ledger": ledger_id, "partition": manifest.partition_id, "view": folder.name, **({
@@ -136,19 +139,19 @@ def _compacted_ledger(folder: Path, ledger_id: int, first: int, end: int, payloa
 
 
 def _rows(path: Path) -> NDArray:
-    """INDEX_ROW (n,) of all that is allocated."""
+    """Return all allocated rows (n,) INDEX_ROW of an index file."""
     raw = path.read_bytes()
     whole = max(0, len(raw) - format.HEADER_SIZE) // format.INDEX_ROW.itemsize
     return np.frombuffer(raw, format.INDEX_ROW, whole, min(len(raw), format.HEADER_SIZE))
 
 
 def _partition_of(folder: Path) -> int:
-    """By its name: what files say of it is held to that."""
+    """Return the partition's id from its folder's name; files must name the same id to count as whole."""
     return int(folder.name) if folder.name.isascii() and folder.name.isdigit() else -1
 
 
 def _gone(folder: Path, partition_id: int) -> Cursor | None:
-    """What of the partition was there for nobody any more at the last checkpoint."""
+    """Return the cursor NOBODY of the last checkpoint: entries lost or cancelled for all subscriptions."""
     try:
         return state_file.read(folder, partition_id).cursors.get(NOBODY)
     except (CorruptFile, OSError):
@@ -170,7 +173,7 @@ def _of_row(row: NDArray) -> Line:
 
 
 class _Entries:
-    """The file that a ledger's entries lie in."""
+    """Reader of the file with a ledger's entries."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -197,7 +200,7 @@ class _Entries:
 
 
 def _entry(data: bytes, row: NDArray, payload: bool) -> Line:
-    """What an entry says of itself."""
+    """Return the fields of an entry's own metadata, and its messages if `payload` is set."""
     line: Line = {}
     if not row["flags"] & sends.KEPT_CHECKSUM:
         line["checksum"] = "none"
@@ -217,7 +220,7 @@ def _entry(data: bytes, row: NDArray, payload: bool) -> Line:
 
 
 def _is_damaged(data: bytes, row: NDArray) -> bool:
-    """Whether the entry does not have the checksum that its row says."""
+    """Whether the entry fails the checksum in its row."""
     memory = np.frombuffer(bytearray(data).ljust(len(data) + checksums.BEHIND, b"\0"), np.uint8)
     return len(checksums.wrong_entries(memory, np.array([0]), np.array([len(data)]), np.array([row["crc32c"]]))) > 0
 
@@ -281,7 +284,7 @@ def _state(path: Path) -> Iterator[Line]:
 
 
 def _beyond(cursor: Cursor) -> Iterator[Line]:
-    """What it knows of entries behind its position, ledger by ledger."""
+    """Lines for everything that the cursor holds behind its mark-delete position, by ledger."""
     for ledger_id, bitmap in sorted(cursor.bitmaps.items()):
         done = np.flatnonzero(np.unpackbits(bitmap, bitorder="little"))
         yield {"ledger": ledger_id, "acknowledged": [f"{first}-{end - 1}" if end - first > 1 else str(first) for first, end in runs(done)]}
@@ -308,7 +311,10 @@ def _schedule(path: Path) -> Iterator[Line]:
 
 
 def _window(path: Path) -> Iterator[Line]:
-    """All that is in the file; what came behind the last save, or was dealt with, the schedule says."""
+    """Lines for all rows of a window file.
+
+    The file `schedule` decides which of them count: rows behind the last save, and delivered ones, are shown too.
+    """
     start, width = map(int, path.stem.split("-"))
     windows = Windows(path.parent)
     windows.files[start, width] = File(size=path.stat().st_size)

@@ -1,4 +1,4 @@
-"""What `geminga verify` has to say: what is damaged, where, and what that costs."""
+"""Findings of `geminga verify`: place, damage and cost."""
 import re
 from dataclasses import dataclass
 from enum import IntEnum
@@ -8,7 +8,7 @@ from geminga.storage.errors import CorruptFile
 
 
 class Severity(IntEnum):
-    """How bad; that of the worst finding is the exit status."""
+    """How bad a finding is.  The highest severity of a run is the exit status."""
 
     NOTE = 0               # nothing is wrong
     HARMLESS = 3           # damage that costs nothing
@@ -18,7 +18,7 @@ class Severity(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something about `size` bytes of a file from an offset on; size 0: the file as a whole."""
+    """One finding about `size` bytes of a file from an offset on.  size 0 means the whole file."""
 
     path: Path
     offset: int
@@ -38,12 +38,12 @@ def unreadable(path: Path, error: OSError) -> Finding:
 
 
 def corrupt(error: CorruptFile, path: Path, consequence: str) -> Finding:
-    """Of a file that cannot be used at all."""
+    """Return the finding for a file that cannot be used at all."""
     where, offset, what = place(str(error), path)
     return Finding(where, offset, 0, what, consequence, Severity.UNREADABLE if "format version" in what else Severity.LOSS)
 
 
 def place(text: str, path: Path) -> tuple[Path, int, str]:
-    """(file, offset, what) of a line that says so; of another one only the latter."""
+    """Split the text of a CorruptFile into (file, offset, damage); any other text becomes (path, 0, text)."""
     said = re.fullmatch(r"(.*?): at byte (\d+): (.*)", text, re.DOTALL)
     return (Path(said[1]), int(said[2]), said[3]) if said else (path, 0, text)

@@ -1,10 +1,10 @@
-"""What `geminga verify --repair` does: damaged bytes are copied aside, and what can be made anew takes their place.
+"""Repair a data folder: `geminga verify --repair` copies damaged bytes aside, then rebuilds what has a second source.
 
-    <data>/damaged/<time>/list.json                 a finding a line, with the file that has its bytes
+    <data>/damaged/<time>/list.json                 one finding a line, with the file that has its bytes
     <data>/damaged/<time>/<path>.<offset>           the bytes as they were
 
-Made anew are headers and rows of an index, a ledger's header, and a copy of a partition's state from the other one.  An entry that
-is damaged stays where it is, as consumers see its checksum fail.  Nothing is deleted.
+Rebuilt are headers and rows of an index, a ledger's header, and one copy of a partition's state from the other. A
+damaged entry stays in its place, because consumers see its checksum fail. Nothing is deleted.
 """
 import json
 import os
@@ -27,7 +27,10 @@ def as_json(finding: Finding) -> dict:
 
 
 def repair(data_dir: Path, findings: Iterable[Finding]) -> tuple[Path, int]:
-    """(where damaged bytes are now, how many files were made whole); nobody serves the folder meanwhile."""
+    """Copy damaged bytes aside and rebuild files. Return (folder with the damaged bytes, number of rebuilt files).
+
+    No broker may serve the folder meanwhile.
+    """
     damaged = [finding for finding in findings if finding.severity in (Severity.HARMLESS, Severity.LOSS) and finding.path.is_file()]
     aside = data_dir / "damaged" / time.strftime("%Y-%m-%dT%H-%M-%SZ", time.gmtime())
     aside.mkdir(parents=True)
@@ -57,7 +60,7 @@ def _copy(finding: Finding, target: Path) -> None:
 
 
 def _make_anew(data_dir: Path, path: Path, findings: list[Finding]) -> bool:
-    """Whether the file is whole now, as far as what was found can be made anew."""
+    """Rebuild the file from its second source, if it has one.  Return whether the findings about it are repaired."""
     folder, partition_id = path.parent, path.parent.name
     if folder.parent != data_dir / "partitions" or not any(finding.size for finding in findings):
         return False

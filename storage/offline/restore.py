@@ -1,6 +1,6 @@
-"""Puts a backup in place: into an empty folder, on whatever file system, with every checksum looked at.
+"""Put a backup in place: into an empty folder, on any file system, with every checksum compared.
 
-Until all is there and synced, the folder's file `format` keeps programs from taking it for a data folder.
+Until everything is there and synced, the folder's file `format` keeps programs from using it as a data folder.
 """
 import contextlib
 import os
@@ -17,11 +17,14 @@ from geminga.storage.offline.backup import CannotBackUp, Item, Manifest
 
 
 class CannotRestore(Exception):
-    """One line that says why."""
+    """The backup cannot be restored.  The text is one line for the user."""
 
 
 def restore(source: Path, data_dir: Path) -> Manifest:
-    """The folder is what the backup has; what was in it, if it was anything.  Raises CannotRestore, OSError, and it is empty then."""
+    """Restore the backup in `source` into data_dir, which must be empty or missing, and return its manifest.
+
+    Raises CannotRestore, OSError; the folder is empty again then.
+    """
     try:
         manifest = backup.read_manifest(source)
     except FileNotFoundError:
@@ -53,7 +56,7 @@ def restore(source: Path, data_dir: Path) -> Manifest:
 
 
 def _put(source: Path, data_dir: Path, item: Item) -> None:
-    """Raises CannotRestore, with the file's name, when it is not what it was."""
+    """Copy one file of the backup into place.  Raises CannotRestore with its name if its checksum differs."""
     path, target = source / item.path, data_dir / item.path
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -67,7 +70,7 @@ def _put(source: Path, data_dir: Path, item: Item) -> None:
 
 
 def _own(above: Path, data_dir: Path) -> None:
-    """What root has made there is the folder's user's."""
+    """Give files that root has created to the owner of the folder."""
     if os.geteuid():
         return
     user = data_dir.stat()

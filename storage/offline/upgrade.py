@@ -1,4 +1,6 @@
-"""Which formats a data folder has, and what a start of this program would make of it: `geminga upgrade check`.  Read only."""
+"""Formats of a data folder, and the changes that a start of this program would make: `geminga upgrade check`. Read
+only.
+"""
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,7 +17,11 @@ _VERSION_END = 12      # of a header: magic and version
 
 @dataclass(slots=True)
 class Outlook:
-    """folder, catalogue: their format versions; 0: there was no number yet.  files: {version: files} of ledgers, states and segments."""
+    """Answer of `look`.
+
+    folder, catalogue: their format versions, 0 if there is none yet. files: {version: number of ledgers, states and
+    segments}.
+    """
 
     folder: int = 0
     catalogue: int = 0
@@ -27,7 +33,7 @@ class Outlook:
 
 
 def look(data_dir: Path) -> Outlook:
-    """Raises OSError, and DatabaseError of SQLite."""
+    """Find out the formats of a data folder.  Raises OSError, sqlite3.DatabaseError."""
     found = Outlook()
     if not (data_dir / "catalogue.sqlite").exists():
         found.refused = f"{data_dir}: there is no catalogue.sqlite: this is no data folder"
@@ -59,7 +65,9 @@ def look(data_dir: Path) -> Outlook:
 
 
 def _count(data_dir: Path, found: Outlook) -> int:
-    """Files by version; returns how many partitions have their cursors in version 1's."""
+    """Count files by version into `found.files`. Return the number of partitions whose cursors are in files of version
+    1.
+    """
     of_version_1 = 0
     for partition in (data_dir / "partitions").glob("*"):
         of_version_1 += state_v1.is_there(partition)
@@ -71,7 +79,7 @@ def _count(data_dir: Path, found: Outlook) -> int:
 
 
 def _add(path: Path, magics: tuple[bytes, ...], found: Outlook) -> None:
-    """What has none of these magics, being damaged or never begun, has no version."""
+    """Count one file.  A file without one of the magics is damaged or was never begun, and has no version."""
     try:
         with open(path, "rb") as file:
             head = file.read(_VERSION_END)

@@ -1,15 +1,17 @@
-"""What of a data folder is damaged, where, and what that costs: read only, offline and while a broker serves the folder.
+"""Find damage in a data folder, with its place and cost: read only, offline or while a broker serves the folder.
 
     catalogue     SQLite's own check, and rows that refer to each other and to folders
-    journals      records that were synced and are not whole; what is only there yet counts as if it were in place
+    journals      synced records that are damaged; records that wait for a replay count as if they were in place
     state         both copies, and cursors against the ledgers: positions, bitmaps, totals
-    ledgers       headers, each row's checksum over content and place, that rows follow each other without a gap, each entry's checksum
-    views         of what was compacted: what says what is in them, rows, entries' checksums, which messages of batches are left
+    ledgers       headers, each row's checksum over content and place, rows without gaps, each entry's checksum
+    views         manifests of compacted views, rows, entries' checksums, the messages that are left of batches
 
-Entries that are there for nobody any more (cursor NOBODY) are not looked at: their place may have been given back.
+Entries of the cursor NOBODY, lost or cancelled for all subscriptions, are not checked, because their space may have
+been given back.
 
-A broker that serves the folder writes to it meanwhile.  An entry is written before its row, and a row before the header counts it, so
-what has a valid row is whole; everything else that seems damaged is looked at again, and is told when it is found every time.
+A broker writes an entry before its row, and a row before the header counts it. So an entry with a valid row is whole
+also while a broker serves the folder. Everything else that seems damaged is looked at again, and reported if it is
+found every time.
 """
 import itertools
 from collections.abc import Iterator
@@ -41,7 +43,7 @@ _LOOKS = 3                 # how often something is found while a broker serves 
 
 @dataclass(slots=True)
 class Seen:
-    """How much was looked at."""
+    """Amounts that were checked."""
 
     bytes: int = 0
     entries: int = 0
@@ -50,7 +52,10 @@ class Seen:
 
 
 def walk(data_dir: Path | str, *, processes: int = 1, seen: Seen | None = None) -> Iterator[Finding]:
-    """All findings about the folder.  No broker can be started on it meanwhile; one that serves it already goes on."""
+    """Iterate over all findings about a data folder.
+
+    No broker can be started on the folder meanwhile. A broker that serves it already goes on.
+    """
     data_dir, seen = Path(data_dir), seen or Seen()
     path = data_dir / "catalogue.sqlite"
     try:
@@ -79,7 +84,11 @@ class _Walk:
         self.data_dir, self.is_served, self.processes, self.seen = data_dir, is_served, processes, seen
 
     def findings(self) -> Iterator[Finding]:
-        """While a broker serves the folder what is found in every one of some looks, the later ones at what was found before only."""
+        """Iterate over findings.
+
+        While a broker serves the folder, a finding counts if each of several looks finds it; later looks check only
+        what was found.
+        """
         known: dict[int, list[Finding]] = {}
         for number in range(_LOOKS if self.is_served else 1):
             names = read_names(self.data_dir, is_served=self.is_served)
@@ -96,9 +105,10 @@ class _Walk:
             yield from known[about]
 
     def _look(self, names: Names, wanted: set[int] | None) -> dict[int, list[Finding]]:
-        """{partition: findings}, those that are about none under 0; of all partitions, or of those only.
+        """Return {partition id: findings}; findings about no partition have the key 0.
 
-        States are read before the journals, and ledgers after them: what a broker does meanwhile is in what is read later.
+        wanted: check only these partitions, None for all. States are read before journals, and journals before
+        ledgers, so that everything a broker writes meanwhile is in a file that is read later.
         """
         stored = {int(path.name) for path in (self.data_dir / "partitions").glob("*") if path.name.isdigit()}
         ids = sorted((stored | set(names.partitions)) if wanted is None else wanted - {0})
@@ -120,7 +130,7 @@ class _Walk:
         return found
 
     def _reports(self, tasks: list[Task]) -> Iterator[Report]:
-        """In order; of much by several processes."""
+        """Check ledgers and return their reports in order; large amounts are shared among processes."""
         if self.processes == 1 or sum(_size(format.ledger_path(task.folder, task.ledger_id)) for task in tasks) < _PROCESSES_MIN:
             yield from map(look_at, tasks)
             return
@@ -155,7 +165,7 @@ class _Walk:
     # -- a partition
 
     def _states(self, rehearsal: "_Rehearsal", partition_id: int) -> tuple[list[Finding], bool]:
-        """(findings about the partition's state, whether it can be used)"""
+        """Return (findings about the partition's state, whether the state can be used)."""
         folder = format.partition_folder(self.data_dir, partition_id)
         path = format.state_path(folder)
         findings = [Finding(left, 0, 0, "was being written when its broker was killed", "it is left alone", Severity.NOTE)
@@ -193,7 +203,7 @@ class _Walk:
         return findings, True
 
     def _tasks(self, rehearsal: "_Rehearsal", partition_id: int, findings: list[Finding]) -> list[Task]:
-        """Its ledgers; what is left of some that are none any more goes to the findings."""
+        """Return a task for each ledger of the partition.  Remains of deleted or unfinished ledgers go to findings."""
         folder = format.partition_folder(self.data_dir, partition_id)
         names = {suffix: {int(path.stem) for path in folder.glob(f"*{suffix}") if path.stem.isdigit()} for suffix in (".index", ".ledger")}
         ids = names[".index"] | names[".ledger"] | {ledger_id for number, ledger_id in rehearsal.opened if number == partition_id}
@@ -264,7 +274,7 @@ class _Walk:
 
 
 class _Rehearsal(Recovery):
-    """What the next start would make of the journals, without a write."""
+    """A recovery in memory: the state after the next start, computed without a write."""
 
     def __init__(self, data_dir: Path):
         super().__init__(data_dir)
@@ -323,7 +333,7 @@ class _Rehearsal(Recovery):
 
 
 def _of_journal(text: str, folder: Path) -> Finding:
-    """What a replay says of a segment."""
+    """Return the finding for a line of damage that a replay reports."""
     path, offset, what = place(text, folder)
     is_harmless = "entries []" in what or "made good" in what
     return Finding(path, offset, 0, what, "nothing of it is lost" if is_harmless else "what only the journal had is lost",
@@ -331,7 +341,10 @@ def _of_journal(text: str, folder: Path) -> Finding:
 
 
 def _left(folder: Path, ledger_id: int, *, is_needed: bool) -> list[Finding]:
-    """Of a ledger with one file, or with an index that was never begun; is_needed: not every subscription has it behind it."""
+    """Findings for a ledger that has only one of its two files, or whose index was never begun.
+
+    is_needed: some subscription has not acknowledged the whole ledger.
+    """
     data, index = format.ledger_path(folder, ledger_id), format.index_path(folder, ledger_id)
     if _is_written(data) or _is_written(index):
         path, missing = (data, index) if data.exists() else (index, data)
@@ -344,7 +357,7 @@ def _left(folder: Path, ledger_id: int, *, is_needed: bool) -> list[Finding]:
 
 
 def _is_written(path: Path) -> bool:
-    """Whether there is anything behind its header."""
+    """Whether the file has any byte but zeros behind its header."""
     try:
         with open(path, "rb") as file:
             file.seek(format.HEADER_SIZE)
@@ -354,7 +367,7 @@ def _is_written(path: Path) -> bool:
 
 
 def _losses(report: Report, cursors: dict[str, Cursor], subscriptions: int) -> Iterator[Finding]:
-    """The entries that are damaged, by whom they concern."""
+    """Findings for damaged entries, with the subscriptions that still need them."""
     found, wrong = report.ledger, report.wrong
     index = report.index if report.index is not None else found.index
     needs = {text: ~acknowledged(cursor, found.ledger_id, found.entries)[wrong] for text, cursor in cursors.items()}
@@ -374,9 +387,10 @@ def _losses(report: Report, cursors: dict[str, Cursor], subscriptions: int) -> I
 # -- a partition as a whole
 
 def _chain(ledgers: list[Ledger], done: int) -> Iterator[Finding]:
-    """Each ledger goes on where the one before ends, and the last is open.
+    """Findings for ledgers that do not begin where the one before ends, and for a last ledger that is sealed.
 
-    Those before `done`, which every subscription has behind it, may have come back from deletion, some without others.
+    Gaps before ledger `done`, which all subscriptions have acknowledged, do not count: a power cut may undo some
+    deletions.
     """
     for before, found in itertools.pairwise(ledgers):
         if found.is_header_lost:
@@ -393,7 +407,7 @@ def _chain(ledgers: list[Ledger], done: int) -> Iterator[Finding]:
 
 
 def _positions(folder: Path, text: str, cursor: Cursor, ledgers: list[Ledger], horizon: Position) -> Iterator[Finding]:
-    """A cursor is about entries that there are; up to the horizon a compacted view may have had them."""
+    """Findings for cursors that refer to entries that do not exist. Up to the horizon, a compacted view may have them."""
     path, by_id = format.state_path(folder), {found.ledger_id: found for found in ledgers}
     ledger_id, entry_id = cursor.mark_delete
     if ledgers and (ledger_id > ledgers[-1].ledger_id or (ledger_id in by_id and entry_id >= by_id[ledger_id].entries)):
@@ -408,7 +422,7 @@ def _positions(folder: Path, text: str, cursor: Cursor, ledgers: list[Ledger], h
 
 
 def _totals(folder: Path, text: str, cursor: Cursor, known: State, ledgers: list[Ledger]) -> Iterator[Finding]:
-    """published since = acknowledged + expired + skipped + evicted + backlog"""
+    """Check the invariant: published since = acknowledged + expired + skipped + evicted + backlog."""
     if not ledgers:
         return
     for found in ledgers:

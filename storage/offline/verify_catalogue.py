@@ -1,6 +1,6 @@
-"""The catalogue is looked at: SQLite's own check, rows that refer to each other, and its write-ahead log.
+"""Check the catalogue: SQLite's own check, rows that refer to each other, and the write-ahead log.
 
-SQLite has checksums of what is in that log only, and passes over all behind the first that is wrong: without a word.
+SQLite has checksums in that log only. It silently ignores everything behind the first frame that fails.
 """
 import contextlib
 import re
@@ -25,7 +25,7 @@ _FRAME = struct.Struct(">IIIIII")              # page, pages of the database aft
 
 @dataclass(slots=True)
 class Names:
-    """What the catalogue says."""
+    """Names and ids that the catalogue has, and findings about it."""
 
     partitions: dict[int, str] = field(default_factory=dict)
     subscriptions: dict[int, dict[int, str]] = field(default_factory=dict)     # partition -> {id: name}
@@ -46,7 +46,11 @@ def read_names(data_dir: Path, *, is_served: bool) -> Names:
 
 @contextlib.contextmanager
 def looked_at(data_dir: Path, *, is_served: bool) -> Iterator[sqlite3.Connection]:
-    """A broker's catalogue is read beside it; that of no broker as a copy, since SQLite would write beside it.  Raises DatabaseError."""
+    """Connect to the catalogue for reading.
+
+    A catalogue that no broker serves is copied first, because SQLite would write files beside it. Raises
+    DatabaseError.
+    """
     path = data_dir / "catalogue.sqlite"
     with contextlib.ExitStack() as stack:
         if is_served:
@@ -92,7 +96,10 @@ def _read(path: Path, db: sqlite3.Connection) -> Names:
 
 
 def _check_log(path: Path) -> Iterator[Finding]:
-    """Frames behind one that is damaged do not count for SQLite.  What was being written when the power went was not answered."""
+    """Findings for damaged frames of the write-ahead log, behind which SQLite ignores all frames.
+
+    A single damaged commit at the end may be one that a power cut interrupted, which was not answered.
+    """
     try:
         with regular_files.opened(path) as file:
             raw = file.readall()

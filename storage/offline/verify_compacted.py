@@ -1,6 +1,6 @@
-"""A partition's compacted view is looked at: what says what is in it, each row, each entry's checksum, the words of batches that were cut.
+"""Check a partition's compacted view: its manifest, each row, each entry's checksum, the messages left of batches.
 
-All that is damaged is missing for who reads compacted; other consumers do not look there.
+Damage costs only consumers with readCompacted; all others do not read views.
 """
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ _MISSING = "missing for consumers that read compacted"
 
 @dataclass(slots=True)
 class Looked:
-    """What was found out about the views of one partition."""
+    """Findings about the views of one partition."""
 
     findings: list[Finding] = field(default_factory=list)
     horizon: Position = NOWHERE
@@ -36,7 +36,7 @@ class Looked:
 
 
 def look_at_views(folder: Path, partition_id: int, *, is_served: bool) -> Looked:
-    """folder: the partition's."""
+    """Check the newest view of a partition.  folder: the partition's."""
     looked, held = Looked(), compacted_ledgers.numbers(folder)
     if not held:
         return looked
@@ -68,7 +68,7 @@ def _left(folder: Path, number: int) -> Iterator[Finding]:
 
 
 def _part(view: View, part: Part, looked: Looked) -> Iterator[Finding]:
-    """What it has of one ledger.  Raises CorruptFile when a file ends too early, OSError."""
+    """Check the entries of one ledger in a view.  Raises OSError, and CorruptFile when a file ends too early."""
     index, data = format.index_path(view.folder, part.ledger_id), format.ledger_path(view.folder, part.ledger_id)
     for path, needed in ((index, part.kept * _WIDTH), (data, part.size)):
         if (size := path.stat().st_size) < format.HEADER_SIZE + needed:
@@ -92,7 +92,7 @@ def _part(view: View, part: Part, looked: Looked) -> Iterator[Finding]:
 
 
 def _in_order(rows: NDArray, part: Part) -> NDArray[np.bool_]:
-    """Which rows (n,) are behind the one before, and about entries that there are."""
+    """Which rows (n,) follow the one before and refer to entries that exist."""
     ids, ends = rows["entry_id"].astype(np.int64), rows["offset"] + rows["size"]
     found = (ids < part.entries) & (ends <= format.HEADER_SIZE + part.size)
     found[1:] &= (ids[1:] > ids[:-1]) & (rows["offset"][1:] >= ends[:-1])
@@ -100,7 +100,7 @@ def _in_order(rows: NDArray, part: Part) -> NDArray[np.bool_]:
 
 
 def _wrong(path: Path, rows: NDArray) -> Iterator[int]:
-    """Which entries do not have the checksum that their rows say."""
+    """Iterate over positions of rows whose entry fails its checksum."""
     offsets, sizes = rows["offset"].astype(np.int64), rows["size"].astype(np.int64)
     wanted, first = np.flatnonzero(rows["flags"] & KEPT_CHECKSUM != 0), 0
     offsets, sizes, claimed = offsets[wanted], sizes[wanted], rows["crc32c"][wanted]
@@ -117,7 +117,7 @@ def _wrong(path: Path, rows: NDArray) -> Iterator[int]:
 
 
 def _wrong_words(path: Path, rows: NDArray) -> Iterator[int]:
-    """Of which batches the words have no message, all, or others than there were."""
+    """Iterate over positions of cut batches whose words have no message, all messages, or too many."""
     with open(path, "rb") as file:
         for at in np.flatnonzero(rows["flags"] & format.IS_CUT != 0).tolist():
             messages = int(rows["messages"][at])

@@ -1,7 +1,8 @@
-"""All of one ledger is looked at: headers, the checksum of each row, that rows follow each other without a gap, each entry's checksum.
+"""Check one ledger: headers, the checksum of each row, rows without gaps, each entry's checksum.
 
-Rows pass in blocks that a processor's cache holds, each with the entries it names.  When a row is damaged the index is read as a whole
-and mended in memory (index_repair.py), as its broker would, and the ledger looked at by that.
+Rows are read in blocks that fit a processor's cache, each with its entries. If a row is damaged, the index is read as
+a whole and repaired in memory (index_repair.py), as its broker would do, and the ledger is checked again with the
+repaired rows.
 """
 import itertools
 from collections.abc import Iterator
@@ -28,7 +29,7 @@ _WIDTH = format.INDEX_ROW.itemsize
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A ledger to be looked at."""
+    """One ledger to check."""
 
     folder: Path
     partition_id: int
@@ -41,7 +42,7 @@ class Task:
 
 @dataclass(slots=True)
 class Report:
-    """What was found out about it."""
+    """Result of checking one ledger."""
 
     ledger: Ledger
     index: NDArray | None = None                    # its rows, where they are not those of its file
@@ -76,12 +77,12 @@ def look_at(task: Task) -> Report:
 
 
 def acknowledged(cursor: Cursor | None, ledger_id: int, entries: int) -> NDArray[np.bool_]:
-    """Which of a ledger's entries (n,) the cursor has behind it."""
+    """Which of the first `entries` entries (n,) of a ledger the cursor has acknowledged."""
     return np.zeros(entries, bool) if cursor is None else cursor.acknowledged(ledger_id, 0, entries)
 
 
 def runs(numbers: NDArray) -> list[tuple[int, int]]:
-    """(first, end) of each run of numbers that follow each other."""
+    """Return (first, end) of each run of consecutive numbers."""
     if not len(numbers):
         return []
     return [(int(run[0]), int(run[-1]) + 1) for run in np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1)]
@@ -94,7 +95,7 @@ def entries(found: Ledger, first: int, end: int) -> str:
 # -- headers, and where the rows are
 
 def _find_rows(task: Task, report: Report) -> None:
-    """How many rows there are, and in report.index those that its file does not have, or not as it says."""
+    """Set the number of entries, and report.index where rows differ from the file's: in the journal, or damaged."""
     found = report.ledger
     if task.opened is not None:
         found.first_message, found.created_ms = task.opened
@@ -147,7 +148,7 @@ def _read_rows(found: Ledger) -> NDArray:
 
 
 def _mend(report: Report) -> None:
-    """report.index has rows made anew in place of those that are damaged."""
+    """Repair damaged rows in report.index, with a finding for each run of them."""
     found = report.ledger
     rows = report.index if report.index is not None else _read_rows(found)[:found.entries]
     report.index, wrong, found.lost, _ = found.repaired(rows)
@@ -164,7 +165,7 @@ def _mend(report: Report) -> None:
 # -- rows and entries
 
 def _check(task: Task, report: Report) -> bool:
-    """Everything about rows and entries; False as soon as a row is damaged."""
+    """Check all rows and entries.  Return False at the first damaged row."""
     found = report.ledger
     if not found.entries:
         return True
@@ -198,7 +199,7 @@ def _check(task: Task, report: Report) -> bool:
 
 
 def _blocks(report: Report) -> Iterator[tuple[int, NDArray]]:
-    """(first, rows) of all rows; they are the caller's until it asks for the next."""
+    """Iterate over (first, rows).  The rows of a block are valid until the next one is asked for."""
     count = report.ledger.entries
     if report.index is not None:
         for first in range(0, count, _BLOCK):
@@ -212,7 +213,10 @@ def _blocks(report: Report) -> Iterator[tuple[int, NDArray]]:
 
 
 class _Reader:
-    """Reads a file into the same memory over and over.  Not through a mapping: a failing disk would end the process."""
+    """Reads a file into the same memory over and over.
+
+    A mapping would be faster, but a failing disk would then kill the process.
+    """
 
     def __init__(self, path: Path):
         self.path = path
@@ -220,7 +224,7 @@ class _Reader:
         self._memory = np.empty(0, np.uint8)
 
     def read(self, offset: int, size: int) -> NDArray[np.uint8]:
-        """(size + checksums.BEHIND,): at its end is whatever there was."""
+        """Return (size + checksums.BEHIND,) bytes; those behind `size` are arbitrary."""
         if size + checksums.BEHIND > len(self._memory):
             self._memory = np.empty(max(size, _CHUNK) + checksums.BEHIND, np.uint8)
         self._file.seek(offset)
@@ -240,7 +244,10 @@ class _Reader:
 
 
 class _Order:
-    """Entries lie one behind the other, and their messages are counted without a gap; what lies beside gone ones may not."""
+    """Check that entries follow each other and messages are counted without a gap.
+
+    Gaps beside entries whose rows were given back are allowed.
+    """
 
     def __init__(self, report: Report):
         self._report, found = report, report.ledger
@@ -277,7 +284,7 @@ class _Order:
 
 
 def _chunks(offsets: NDArray, sizes: NDArray, wanted: NDArray) -> Iterator[tuple[int, int]]:
-    """(first, end) of wanted entries that lie one behind the other and are read at once."""
+    """Iterate over (first, end) of wanted entries that lie one behind the other and are read at once."""
     joined = offsets[1:] == offsets[:-1] + sizes[:-1]
     joined &= wanted[1:] & wanted[:-1]
     borders = np.concatenate(([0], np.flatnonzero(~joined) + 1, [len(offsets)])).tolist()
