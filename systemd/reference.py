@@ -19,7 +19,7 @@ from geminga.supervisor.processes.reload import NEEDS_RESTART, TLS_SWITCH
 CHECKOUT = Path(__file__).resolve().parent.parent
 EXAMPLE = CHECKOUT / "systemd/geminga.toml.example"
 PAGES = CHECKOUT / "docs/configuration.md", CHECKOUT / "docs/policies.md"
-WIDTH = 120
+WIDTH, WHOLE_WORDS = 120, {"break_long_words": False, "break_on_hyphens": False}
 PULSARS = {ours: theirs for theirs, (ours, _) in properties.TRANSLATED.items()}
 DEMANDS = {properties._is_on: "any value but `false`", properties._is_off: "`false`", properties._is_said: "any value",
            properties._is_bound: "a number above 0", properties._is_foreign: "a class that is not Pulsar's"}
@@ -49,9 +49,8 @@ def keys() -> str:
         if name.rpartition(".")[0] != section:
             section = name.rpartition(".")[0]
             lines += ["", f"### [{section}]"]
-        paragraph = f"- **`{line}`** {text}{limits(name)}{pulsars(name)}"
-        wrapped = textwrap.wrap(paragraph, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-        lines += ["", *wrapped]
+        paragraph = f"- **`{line}`** {text}{limits(name)}{stronger(name)}{pulsars(name)}"
+        lines += ["", *textwrap.wrap(paragraph, WIDTH, subsequent_indent="  ", **WHOLE_WORDS)]
     return "\n".join(lines)
 
 
@@ -81,6 +80,13 @@ def amount(name: str, number: int) -> str:
         whole = (f"{number // size} {unit}" for unit, size in SIZES if number > 0 and number % size == 0)
         return next(whole, str(number))
     return str(number)
+
+
+def stronger(name: str) -> str:
+    """Name the policies that a key is the default of."""
+    names = [policy.name for policy in TABLE.values() if any(f"storage.{part.key}" == name for part in policy.parts)]
+    links = [f"[{one}](policies.md#{re.sub('[^a-z_]', '', one.lower())})" for one in names]
+    return f" Policy: {', '.join(links)}." if links else ""
 
 
 def pulsars(name: str) -> str:
