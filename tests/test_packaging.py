@@ -323,6 +323,14 @@ def test_every_link_of_an_installed_page_leads_to_an_installed_page(unpacked):
 
 
 @on_debian
+def test_every_page_that_a_unit_names_is_installed(unpacked):
+    units = [path.read_text() for path in (unpacked / "usr/lib/systemd/system").iterdir()]
+    pages = [page for unit in units for page in re.findall(r"file://(/\S+)", unit)]
+    assert len(pages) >= 4
+    assert [page for page in pages if not (unpacked / page.lstrip("/")).is_file()] == []
+
+
+@on_debian
 def test_nobody_but_root_may_change_what_a_package_brings(package, tmp_path):
     """Although it was made by somebody whose umask shuts others out: whoever runs the command can read it."""
     archive = tmp_path / "data.tar"
