@@ -1,4 +1,5 @@
 """The geminga command."""
+import importlib
 import os
 import sys
 from typing import Any
@@ -8,9 +9,14 @@ import click
 from geminga.supervisor.cli import credentials
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")     # before numpy is imported: no thread per core and process
-_BY_THEMSELVES = "admin", "backup", "debug", "definitions", "ledger", "nightly", "restore", "upgrade"
-_OF_OPERATORS = ("log", "status", "tune")
-_OF_THE_HOST = "config", "drain", "reload"
+# Commands and the module of geminga.supervisor.cli that has each: one that does not run is not imported.
+_MODULES = {
+    "admin": "admin", "backup": "backup", "config": "configuration", "debug": "debug", "definitions": "definitions",
+    "drain": "configuration", "export": "moving", "import": "moving", "ledger": "ledger", "log": "operations",
+    "nightly": "nightly", "reload": "configuration", "restore": "backup", "status": "operations",
+    "tune": "operations", "upgrade": "upgrade",
+}
+_NAMES = {"admin": "command", "import": "bring"}      # where the command's name is not the one in its module
 _SHELLS = ("bash", "zsh", "fish")
 
 
@@ -18,40 +24,14 @@ class _Command(click.Group):
     """Commands return an exit status; what a command needs is imported when it runs."""
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        if name == "admin":
-            from geminga.supervisor.cli.admin import command
-            return command()
-        if name == "nightly":
-            from geminga.supervisor.cli.nightly import nightly
-            return nightly
-        if name in ("backup", "restore"):
-            from geminga.supervisor.cli import backup
-            return getattr(backup, name)
-        if name == "debug":
-            from geminga.supervisor.cli.debug import debug
-            return debug
-        if name == "definitions":
-            from geminga.supervisor.cli.definitions import definitions
-            return definitions
-        if name == "upgrade":
-            from geminga.supervisor.cli.upgrade import upgrade
-            return upgrade
-        if name == "ledger":
-            from geminga.supervisor.cli.ledger import ledger
-            return ledger
-        if name in ("export", "import"):
-            from geminga.supervisor.cli import moving
-            return {"export": moving.export, "import": moving.bring}[name]
-        if name in _OF_THE_HOST:
-            from geminga.supervisor.cli import configuration
-            return getattr(configuration, name)
-        if name in _OF_OPERATORS:
-            from geminga.supervisor.cli import operations
-            return getattr(operations, name)
-        return super().get_command(context, name)
+        if name not in _MODULES:
+            return super().get_command(context, name)
+        module = importlib.import_module(f"geminga.supervisor.cli.{_MODULES[name]}")
+        command = getattr(module, _NAMES.get(name, name))
+        return command if isinstance(command, click.Command) else command()
 
     def list_commands(self, context: click.Context) -> list[str]:
-        return sorted([*super().list_commands(context), *_BY_THEMSELVES, *_OF_THE_HOST, *_OF_OPERATORS])
+        return sorted([*super().list_commands(context), *_MODULES])
 
     def invoke(self, context: click.Context) -> None:
         context.exit(super().invoke(context) or 0)

@@ -101,6 +101,30 @@ def test_every_line_of_the_synopsis_names_a_command_and_options_that_are_there()
         assert set(re.findall(r"--[a-z-]+", line)) <= options, line
 
 
+def test_the_synopsis_has_each_command_that_the_command_lists_and_no_other():
+    context = click.Context(geminga, info_name="geminga")
+    named = [words.split()[0] for words in re.findall(r"^    geminga (.*)$", synopsis(), re.MULTILINE)]
+    assert set(named) == set(geminga.list_commands(context))
+
+
+def options_of(context):
+    """Every option of a command and of those below."""
+    yield from (name for one in context.command.get_params(context) for name in (*one.opts, *one.secondary_opts))
+    if isinstance(context.command, click.Group):
+        for name in context.command.list_commands(context):
+            command = context.command.get_command(context, name)
+            yield from options_of(click.Context(command, info_name=name, parent=context))
+
+
+def test_every_option_that_a_sentence_names_is_one_of_the_command_or_of_a_script():
+    known = {*options_of(click.Context(geminga, info_name="geminga")), "--since"}      # journalctl's
+    scripts = [ROOT / "systemd/install.sh", ROOT / "supervisor/bootstrap.py", *(ROOT / "tests/bench").glob("*.py")]
+    known |= {f"--{word}" for path in scripts for word in re.findall(r"""(?:--|["'])([a-z][a-z-]+)""", path.read_text())}
+    wrong = [(page.name, option) for page in [*PAGES, *DOCUMENTS] for code in re.findall(r"`([^`\n]+)`", page.read_text())
+             for option in re.findall(r"(?<![\w-])--[a-z][\w-]*(?<!-)(?![\w-])", code) if option not in known]
+    assert wrong == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_what_writes_into_the_data_folder_is_started_as_its_user(page):
     """Root would be refused, or leave files there that the broker cannot write to."""

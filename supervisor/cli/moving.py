@@ -1,9 +1,12 @@
-"""`geminga import` and `geminga export`: topics, from a running Pulsar and to one."""
+"""`geminga import` and `geminga export`: topics, from a running Pulsar and to one.
+
+The client and numpy are imported when a command runs: help, the manual page and completion do without them.
+"""
 import asyncio
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,8 +14,9 @@ from geminga.proto import names
 from geminga.proto.errors import Refusal
 from geminga.supervisor.cli import credentials, reasons
 from geminga.supervisor.cli.rest import NOT_REACHABLE, REFUSED, WRONG_USAGE, Broker, Refused, topic_path
-from geminga.supervisor.pulsar_client.client import ClientError
-from geminga.supervisor.tasks import moving
+
+if TYPE_CHECKING:
+    from geminga.supervisor.tasks import moving
 
 _TOLD_S = 2
 _EPILOG = ("Either can be repeated, also after an interruption: what is there is not copied again.  Exit status: 0 all is there; 1 not "
@@ -75,14 +79,15 @@ def _credentials(who: dict[str, Any]) -> tuple[credentials.Credentials, credenti
     return credentials.of(**theirs), credentials.of(**{name: value for name, value in who.items() if not name.endswith("_there")})
 
 
-def _cluster(url: str, shown: credentials.Credentials) -> moving.Cluster:
+def _cluster(url: str, shown: credentials.Credentials) -> "moving.Cluster":
+    from geminga.supervisor.tasks import moving
     scheme, _, rest = url.partition("://")
     if scheme not in ("pulsar", "pulsar+ssl") or not rest:
         raise click.UsageError(f"{url!r} is no address such as pulsar://127.0.0.1:6650")
     return moving.Cluster(url, shown.method, shown.data, shown.context_for(url))
 
 
-def _move(source: moving.Cluster, target: moving.Cluster, wanted: tuple[str, ...], subscriptions: tuple[str, ...],
+def _move(source: "moving.Cluster", target: "moving.Cluster", wanted: tuple[str, ...], subscriptions: tuple[str, ...],
           admin: Callable[[], Broker]) -> int:
     try:
         asked = [_asked(text) for text in wanted]
@@ -102,9 +107,11 @@ def _asked(text: str) -> names.TopicName | str:
     return found
 
 
-async def _move_all(source: moving.Cluster, target: moving.Cluster, asked: list[names.TopicName | str], subscriptions: tuple[str, ...],
-                    admin: Callable[[], Broker]) -> int:
+async def _move_all(source: "moving.Cluster", target: "moving.Cluster", asked: list[names.TopicName | str],
+                    subscriptions: tuple[str, ...], admin: Callable[[], Broker]) -> int:
     """The exit status."""
+    from geminga.supervisor.pulsar_client.client import ClientError
+    from geminga.supervisor.tasks import moving
     failed = 0
     for cluster in (source, target):
         try:
@@ -135,8 +142,9 @@ async def _move_all(source: moving.Cluster, target: moving.Cluster, asked: list[
     return REFUSED if failed else 0
 
 
-async def _topics_of(source: moving.Cluster, namespace: str) -> list[names.TopicName]:
+async def _topics_of(source: "moving.Cluster", namespace: str) -> list[names.TopicName]:
     """Those that are not the broker's own, partitioned ones as one."""
+    from geminga.supervisor.pulsar_client.client import ClientError
     session = await source.session()
     try:
         found = {names.parse(text).base for text in await session.topics(namespace)}
@@ -148,9 +156,10 @@ async def _topics_of(source: moving.Cluster, namespace: str) -> list[names.Topic
     return topics
 
 
-async def _parts(source: moving.Cluster, target: moving.Cluster, topic: names.TopicName,
+async def _parts(source: "moving.Cluster", target: "moving.Cluster", topic: names.TopicName,
                  admin: Callable[[], Broker]) -> list[names.TopicName]:
     """Its partitions, which are on the other side too, or the topic itself."""
+    from geminga.supervisor.pulsar_client.client import ClientError
     count = await _partitions(source, topic)
     if count is None:
         raise ClientError("there is no such topic")
@@ -162,7 +171,7 @@ async def _parts(source: moving.Cluster, target: moving.Cluster, topic: names.To
     return [topic.partition_name(number) for number in range(count)]
 
 
-async def _partitions(cluster: moving.Cluster, topic: names.TopicName) -> int | None:
+async def _partitions(cluster: "moving.Cluster", topic: names.TopicName) -> int | None:
     session = await cluster.session()
     try:
         return await session.partitions(str(topic))
@@ -176,7 +185,7 @@ class _Progress:
     def __init__(self, topic: str) -> None:
         self._topic, self._next = topic, time.monotonic() + _TOLD_S
 
-    def __call__(self, copied: moving.Copied) -> None:
+    def __call__(self, copied: "moving.Copied") -> None:
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + _TOLD_S
             print(f"{self._topic}: {copied.messages} messages, {copied.bytes} bytes so far", file=sys.stderr, flush=True)
