@@ -6,15 +6,15 @@ from typing import Any
 
 import click
 
-from geminga.supervisor.cli import credentials
+from geminga.supervisor.pulsar_client import credentials
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")     # before numpy is imported: no thread per core and process
 # Commands and the module of geminga.supervisor.cli that has each: one that does not run is not imported.
 _MODULES = {
-    "admin": "admin", "backup": "backup", "config": "configuration", "debug": "debug", "definitions": "definitions",
+    "admin": "admin.commands", "backup": "backup", "config": "configuration", "debug": "debug", "definitions": "definitions",
     "drain": "configuration", "export": "moving", "import": "moving", "ledger": "ledger", "log": "operations",
     "nightly": "nightly", "reload": "configuration", "restore": "backup", "status": "operations",
-    "tune": "operations", "upgrade": "upgrade",
+    "tune": "operations", "upgrade": "upgrade", "verify": "verify",
 }
 _NAMES = {"admin": "command", "import": "bring"}      # where the command's name is not the one in its module
 _SHELLS = ("bash", "zsh", "fish")
@@ -112,8 +112,7 @@ def publish(topic: str, messages: tuple[str, ...], url: str, **who: Any) -> int:
 def _asked(url: str, run: Any, what: Any) -> int:
     """Its exit status; what goes wrong at that address is one line."""
     from geminga.proto.errors import Refusal
-    from geminga.supervisor.cli import reasons
-    from geminga.supervisor.pulsar_client import client
+    from geminga.supervisor.pulsar_client import client, reasons
     try:
         return run(what())
     except client.NoAddress as error:
@@ -158,7 +157,7 @@ def read(topic: str, url: str, **who: Any) -> int:
 @credentials.options
 def why(topic: str, subscription: str, http_url: str, **who: Any) -> None:
     """Tell what keeps a subscription's consumers from getting more."""
-    from geminga.supervisor.cli.rest import Broker, quoted, topic_path
+    from geminga.supervisor.pulsar_client.rest import Broker, quoted, topic_path
     try:
         place = f"{topic_path(topic)}/{quoted(subscription)}"
     except ValueError as error:
@@ -174,40 +173,10 @@ def why(topic: str, subscription: str, http_url: str, **who: Any) -> None:
 
 def _said(name: str, value: Any, cause: dict[str, Any]) -> str:
     """A part of a cause; times as people read them."""
-    from geminga.supervisor.cli.units import instant
+    from geminga.supervisor.configuration.units import instant
     if not name.endswith("_ms"):
         return f"{name.replace('_', ' ')} {value}"
     return f"{'next due at' if cause['cause'] == 'delayed messages' else name.removesuffix('_ms')} {instant(value)}"
-
-
-@geminga.command(epilog="Exit status: 0 nothing is damaged; 3 damage that costs nothing; 4 entries, or what is known of subscriptions, are "
-                 "lost; 5 something could not be looked at, or not be repaired; 2 wrong arguments.  With --repair: by what is left.")
-@click.argument("data_dir", metavar="DATA_DIR")
-@click.option("--repair", is_flag=True, help="copy damaged bytes to DATA_DIR/damaged, and make anew what can be: indexes, headers, copies "
-              "of state; no broker may serve the folder")
-@click.option("--json", "is_json", is_flag=True, help="print an object a line, the summary last")
-def verify(data_dir: str, repair: bool, is_json: bool) -> int:
-    """Look for damage in a data folder, and print a line for each, with its place and its consequence.
-
-    A broker may go on serving the folder; none can be started on it meanwhile.
-    """
-    import contextlib
-    from pathlib import Path
-
-    from geminga.storage.disk import data_folder, locks
-    from geminga.storage.errors import text_of
-    from geminga.storage.offline import findings
-    folder = Path(data_dir)
-    try:
-        data_folder.check(folder)
-    except (data_folder.CannotUse, OSError) as error:
-        print(f"geminga: {text_of(error) if isinstance(error, OSError) else error}", file=sys.stderr)
-        return findings.Severity.UNREADABLE
-    with locks.hold(folder) if repair else contextlib.nullcontext(False) as is_served:
-        if is_served:
-            print(f"geminga: {folder} is served by a broker: it can be looked at, and not repaired", file=sys.stderr)
-            return findings.Severity.UNREADABLE
-        return report_damage(folder, is_json=is_json, repairs=repair)
 
 
 @geminga.command(epilog="\b\nExample:\n  geminga completion bash > /etc/bash_completion.d/geminga")
@@ -216,36 +185,6 @@ def completion(shell: str) -> None:
     """Print what makes a shell complete commands, options and topics."""
     from click.shell_completion import get_completion_class
     print(get_completion_class(shell)(geminga, {}, "geminga", "_GEMINGA_COMPLETE").source())
-
-
-def report_damage(data_dir, *, is_json: bool, repairs: bool) -> int:
-    """Print what is damaged in the folder; returns the exit status."""
-    import json
-    import time
-    from collections import Counter
-    from dataclasses import asdict
-
-    from geminga.storage.offline import repair, verify
-    from geminga.supervisor.configuration.config import core_count
-
-    def say(text: str, **values) -> None:
-        print(json.dumps(values) if is_json else text, flush=True)
-
-    began, seen, findings = time.monotonic(), verify.Seen(), []
-    for finding in verify.walk(data_dir, processes=core_count(), seen=seen):
-        findings.append(finding)
-        say(str(finding), **repair.as_json(finding))
-    seconds = max(time.monotonic() - began, 1e-6)
-    counts = {severity.name.lower(): count for severity, count in sorted(Counter(found.severity for found in findings).items())}
-    say(f"{seen.partitions} partitions, {seen.ledgers} ledgers, {seen.entries} entries; {seen.bytes} bytes in {seconds:.1f} s, "
-        f"{seen.bytes / seconds / 1e6:.0f} MB/s; found: {', '.join(f'{count} {name}' for name, count in counts.items()) or 'nothing'}",
-        **asdict(seen), seconds=seconds, found=counts)
-    if repairs and any(found.severity for found in findings):
-        aside, made = repair.repair(data_dir, findings)
-        findings = list(verify.walk(data_dir, processes=core_count()))
-        left = sum(1 for found in findings if found.severity)
-        say(f"damaged bytes are in {aside}; {made} files were made anew, {left} findings are left", aside=str(aside), made=made, left=left)
-    return max((found.severity for found in findings), default=0)
 
 
 if __name__ == "__main__":

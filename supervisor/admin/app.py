@@ -21,31 +21,24 @@ from geminga.storage.errors import NotDurable, StorageFull
 from geminga.storage.runtime.control import Control, unpacked
 from geminga.storage.runtime.counters import Counters
 from geminga.storage.runtime.log import log
-from geminga.supervisor.admin import (
-    alarms,
-    audit,
-    authentication,
-    authorization,
-    backups,
+from geminga.supervisor.admin.monitoring import alarms, backups, health, metrics, operations, stats
+from geminga.supervisor.admin.requests import audit, authentication, authorization, origins
+from geminga.supervisor.admin.requests.owners import OWNERS, Owners
+from geminga.supervisor.admin.requests.request_parts import COUNTERS, TOPICS, Topics
+from geminga.supervisor.admin.resources import (
     brokers,
     clusters,
     compaction,
     definitions,
     delayed,
-    health,
     messages,
-    metrics,
     namespaces,
-    operations,
-    origins,
     permissions,
     policies,
     schemas,
-    stats,
     subscriptions,
     topics,
 )
-from geminga.supervisor.admin.owners import OWNERS, Owners
 from geminga.supervisor.configuration.config import Config
 from geminga.workers.addresses import Addresses
 from geminga.workers.directory.schemas import SchemaThread
@@ -85,7 +78,7 @@ async def errors_as_json(request: web.Request, handler) -> web.StreamResponse:
     except Exception:
         log.error(f"{request.method} {request.path}: {traceback.format_exc()}", code="G290")
         found = 500, "An error of the broker's own; its log has the details"
-    request.app[topics.TOPICS].catalogue.undo()      # whoever changes something commits before it waits: this is of nobody else
+    request.app[TOPICS].catalogue.undo()      # whoever changes something commits before it waits: this is of nobody else
     return _reason(*found, headers)
 
 
@@ -130,13 +123,13 @@ def make_app(config: Config, owners: Owners, addresses: Addresses, run_dir: Path
     app = web.Application(middlewares=[audit.record, errors_as_json, origins.guard, authentication.identify, authorization.authorize],
                           client_max_size=_BODY_MAX)
     catalogue = open_catalogue(config.data_dir / "catalogue.sqlite")
-    app[topics.TOPICS] = topics.Topics(catalogue, addresses, config, counters["admin", 0])
+    app[TOPICS] = Topics(catalogue, addresses, config, counters["admin", 0])
     app[origins.GUARD] = origins.Guard(config, addresses)
     app[OWNERS], app[audit.AUDIT] = owners, audit.Audit(config.data_dir)
     app.on_cleanup.append(audit.close)
     app[authorization.AUTHORIZATION] = Authorization(config.authorization, catalogue)
     app[authentication.AUTHENTICATOR] = authentication.HttpAuthenticator(authenticator, config.identity, counters["admin", 0])
-    app[health.INSIDE], app[health.COUNTERS] = inside_path(run_dir), counters
+    app[health.INSIDE], app[COUNTERS] = inside_path(run_dir), counters
     app[compaction.COMPACTIONS] = compactions = compaction.Compactions(config, catalogue, owners)
     app.cleanup_ctx.append(compactions.serve)
     app[metrics.METRICS] = metrics.Metrics(config, counters, owners)
@@ -157,7 +150,7 @@ def configure(app: web.Application, config: Config, addresses: Addresses, certif
     app[origins.GUARD].configure(config, addresses)
     app[authentication.AUTHENTICATOR].configure(config.identity)
     app[authorization.AUTHORIZATION].configure(config.authorization)
-    app[topics.TOPICS].configure(config, addresses)
+    app[TOPICS].configure(config, addresses)
     app[compaction.COMPACTIONS].configure(config)
     app[metrics.METRICS].configure(config)
     app[alarms.ALARMS_OF].configure(config)

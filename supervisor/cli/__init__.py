@@ -1,18 +1,11 @@
-"""`geminga admin`: pulsar-admin's groups, verbs and options over a broker's HTTP port.
+"""The commands of `geminga`, but for `serve`, `publish`, `read` and `why`, which are in `main.py`.
 
-    verbs.py      the verbs, a few lines each: method, path, options, example
-    policies.py   those that set, get and remove policies, out of the table of policies
-    admin.py      rows of these tables -> commands; runs one
-    tokens.py     keys and tokens, without a broker
-    credentials.py who a command is to its broker
-    reasons.py    why an address does not answer
-    rest.py       one question to a broker, and how it can go wrong
-    units.py      times and sizes as pulsar-admin reads them, and moments
-    messages.py   entries with their metadata -> messages
-    show.py       answers for people
+    admin/            `geminga admin`
+    nightly.py, backup.py, verify.py, upgrade.py, ledger.py    the data folder: nights, backups, damage, formats, ledgers
+    configuration.py, operations.py, debug.py, installed.py    the running broker: configuration, log, status, bundles
+    moving.py, reading.py, definitions.py, tokens.py           import and export, read, definitions, keys and tokens
+    show.py           answers as tables for people
 
-`geminga nightly` is nightly.py, backup and restore are backup.py, status, log and tune operations.py, read is reading.py, import and export
-moving.py; definitions and debug have their own; installed.py finds the broker of a package.
-Nothing here imports what a broker needs (numpy, protobuf, aiohttp) before it is needed, and each command only what it needs itself: most of
-what a command costs is imports.
+A command imports only what it needs, when it runs: most of its time is imports (numpy, protobuf, aiohttp).
+Imports: all rooms of the supervisor but `admin/`.  Start with `admin/verbs.py`.
 """

@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
-from geminga.supervisor.cli import credentials, installed
+from geminga.supervisor.cli import installed
 from geminga.supervisor.cli.nightly import die_with
+from geminga.supervisor.pulsar_client import credentials
 
 DONE, FAILED, WRONG_USAGE = range(3)      # exit statuses
 _SECONDS = 24 * 3600                      # that a broker may take for one
@@ -33,7 +34,7 @@ def backup(folder: str, config: str | None, data_dir: str | None, admin_url: str
     if parent is not None:
         die_with(parent)
     if admin_url is not None:
-        from geminga.supervisor.cli.rest import Broker
+        from geminga.supervisor.pulsar_client.rest import Broker
         asked = {"folder": os.path.abspath(folder), "keep": keep}
         found = Broker(admin_url, _SECONDS, credentials.of(**who)).ask("POST", "/ops/v1/backup", body=asked).value()
     else:
@@ -68,7 +69,7 @@ def restore(source: str, data_dir: str) -> int:
     Every checksum is looked at, then the folder is as by geminga verify.
     """
     from geminga.storage.offline import restore as storage
-    from geminga.supervisor.main import report_damage
+    from geminga.supervisor.cli.verify import report_damage
     try:
         manifest = storage.restore(Path(source), Path(data_dir))
     except (storage.CannotRestore, OSError) as error:

@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from geminga.supervisor.cli import credentials, installed
+from geminga.supervisor.cli import installed
+from geminga.supervisor.pulsar_client import credentials
 
 
 @click.group()

@@ -5,8 +5,8 @@ from typing import Any
 
 import click
 
-from geminga.supervisor.cli import credentials
-from geminga.supervisor.cli.rest import WRONG_USAGE, Broker
+from geminga.supervisor.pulsar_client import credentials
+from geminga.supervisor.pulsar_client.rest import WRONG_USAGE, Broker
 
 _SECONDS = 600
 _PATH = "/ops/v1/definitions"

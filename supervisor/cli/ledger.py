@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from geminga.supervisor.cli.show import plain
-from geminga.supervisor.cli.units import instant
+from geminga.supervisor.configuration.units import instant
+from geminga.supervisor.pulsar_client.rest import plain
 
 
 @click.group()

@@ -12,8 +12,8 @@ import click
 
 from geminga.proto import names
 from geminga.proto.errors import Refusal
-from geminga.supervisor.cli import credentials, reasons
-from geminga.supervisor.cli.rest import NOT_REACHABLE, REFUSED, WRONG_USAGE, Broker, Refused, topic_path
+from geminga.supervisor.pulsar_client import credentials, reasons
+from geminga.supervisor.pulsar_client.rest import NOT_REACHABLE, REFUSED, WRONG_USAGE, Broker, Refused, topic_path
 
 if TYPE_CHECKING:
     from geminga.supervisor.tasks import moving

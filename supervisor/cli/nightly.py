@@ -14,7 +14,8 @@ from typing import Any
 
 import click
 
-from geminga.supervisor.cli import installed, show, units
+from geminga.supervisor.cli import installed, show
+from geminga.supervisor.configuration import units
 
 DONE, FAILED, WRONG_USAGE, REFUSED = range(4)      # exit statuses
 _PR_SET_PDEATHSIG = 1

@@ -5,10 +5,10 @@ from typing import Any
 
 import click
 
-from geminga.supervisor.cli import credentials, installed
-from geminga.supervisor.cli.rest import Broker, Refused, quoted
-from geminga.supervisor.cli.show import plain
-from geminga.supervisor.cli.units import instant, millis
+from geminga.supervisor.cli import installed
+from geminga.supervisor.configuration.units import instant, millis
+from geminga.supervisor.pulsar_client import credentials
+from geminga.supervisor.pulsar_client.rest import Broker, Refused, plain, quoted
 
 _URL = "--http-url", "--admin-url"
 _url = click.option(*_URL, default="http://127.0.0.1:8080", show_default=True)

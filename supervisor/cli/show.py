@@ -1,6 +1,8 @@
 """Answers for people: a list is a line each, objects are tables or aligned names and values."""
 from typing import Any
 
+from geminga.supervisor.pulsar_client.rest import plain
+
 
 def text(value: Any) -> str:
     if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
@@ -56,8 +58,3 @@ def _scalar(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(_scalar, value))
     return plain(str(value))
-
-
-def plain(text: str) -> str:
-    """On one line, and without what a terminal would obey: names and properties are whatever clients sent."""
-    return text if text.isprintable() else "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from jwt.utils import base64url_decode
 
-from geminga.supervisor.cli import units
+from geminga.supervisor.configuration import units
 from geminga.workers.identity import sources, tokens
 
 _SECRET_BYTES = {"HS256": 32, "HS384": 48, "HS512": 64}

@@ -3,6 +3,7 @@
     config.py         geminga.toml: keys, ranges, defaults
     properties.py     Pulsar's broker.conf and standalone.conf -> the same options
     pulsar_keys.txt   keys of Pulsar that have no effect here
+    units.py          times, sizes and moments as people write them
 
 Imports: options of the layers below.  Start with `config.py`.
 """

@@ -14,10 +14,9 @@ import os
 import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from geminga.supervisor import bootstrap
-from geminga.supervisor.configuration.config import Config
 from geminga.supervisor.host import host
 
 _LEDGERS, _PART = 8_192, 12              # that an owner keeps open where it may: each with three of a quarter of its descriptors
@@ -30,6 +29,27 @@ _DIRTY_BYTES = 1 << 30
 _UNSYNCHRONISED = 0x40                   # STA_UNSYNC of adjtimex(2)
 _SLOW_CLOCKS = "hpet", "acpi_pm", "jiffies", "refined-jiffies"
 _LOCAL = "ext4", "xfs", "btrfs", "ext3", "f2fs", "zfs", "bcachefs"
+
+
+class WorkerDemand(Protocol):
+    @property
+    def in_flight_bytes(self) -> int: ...
+
+
+class Demand(Protocol):
+    """The part of a configuration that asks something of the host."""
+
+    @property
+    def data_dir(self) -> Path: ...
+
+    @property
+    def workers(self) -> int: ...
+
+    @property
+    def owners(self) -> int: ...
+
+    @property
+    def worker(self) -> WorkerDemand: ...
 
 
 class Look(NamedTuple):
@@ -48,20 +68,20 @@ class Look(NamedTuple):
         return f"{self.name}: found {self.found}, wanted {self.wanted}: {self.why}; {self.command}"
 
 
-def looks(config: Config, root: Path = Path("/"), limits: tuple[int, int] | None = None) -> Iterator[Look]:
+def looks(config: Demand, root: Path = Path("/"), limits: tuple[int, int] | None = None) -> Iterator[Look]:
     """At everything.  root: where /proc and /sys are; limits: of descriptors, soft and hard, if not this process's."""
     yield from _needed(config, root, limits or resource.getrlimit(resource.RLIMIT_NOFILE))
     yield from filter(None, (_scheduler(config, root), _swap(root), _huge_pages(root), _dirty(root), _backlog(root), _clock_source(root),
                              _synchronised(), _interpreter()))
 
 
-def _needed(config: Config, root: Path, limits: tuple[int, int]) -> Iterator[Look]:
+def _needed(config: Demand, root: Path, limits: tuple[int, int]) -> Iterator[Look]:
     """At what makes the broker fail, or lose data."""
     return filter(None, (_descriptors(limits), _mappings(root), _memory(config, root), _processes(config, root),
                          _file_system(config, root), _overcommit(root)))
 
 
-def at_start(config: Config) -> list[Look]:
+def at_start(config: Demand) -> list[Look]:
     """What `serve` tells; as a service it may look at nothing else."""
     found = _needed(config, Path("/"), resource.getrlimit(resource.RLIMIT_NOFILE))
     return [look for look in found if look.matters and not look.is_fine]
@@ -103,7 +123,7 @@ def _mappings(root: Path) -> Look | None:
                      "when it cannot", matters=True)
 
 
-def _memory(config: Config, root: Path) -> Look | None:
+def _memory(config: Demand, root: Path) -> Look | None:
     needed = (config.workers + config.owners + 2) * _PROCESS_BYTES + config.workers * config.worker.in_flight_bytes
     limit, of = _least(root)
     if not limit:
@@ -121,7 +141,7 @@ def _least(root: Path) -> tuple[int, str]:
     return min(found)
 
 
-def _processes(config: Config, root: Path) -> Look | None:
+def _processes(config: Demand, root: Path) -> Look | None:
     needed = (config.workers + config.owners + 2) * _THREADS
     found = [int(text) for group in host.control_groups(root) for text in host.words(group / "pids.max")[:1] if text.isdigit()]
     if not found:
@@ -135,7 +155,7 @@ def _existing(path: Path) -> Path:
     return next(one for one in (path, *path.parents) if one.exists())
 
 
-def _file_system(config: Config, root: Path) -> Look | None:
+def _file_system(config: Demand, root: Path) -> Look | None:
     """Of the data folder: the last line of mountinfo whose mount point is above it."""
     folder, found = _existing(config.data_dir), None
     try:
@@ -167,7 +187,7 @@ def _device(folder: Path, root: Path) -> Path | None:
     return next((found for found in (path, path.resolve().parent) if (found / "queue").is_dir()), None)
 
 
-def _scheduler(config: Config, root: Path) -> Look | None:
+def _scheduler(config: Demand, root: Path) -> Look | None:
     device = _device(config.data_dir, root)
     text = host.words(device / "queue/scheduler") if device else []
     chosen = next((word.strip("[]") for word in text if word.startswith("[")), "")

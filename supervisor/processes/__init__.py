@@ -7,7 +7,7 @@
     drain.py            consumers acknowledge what they have before a stop
     control_socket.py   what commands on the host ask of a running broker
     notify.py           messages to systemd
-    stacks.py           stack traces of all processes, on demand
+    supervision.py      the supervisor, as a reload and a drain see it
 
 Imports: `configuration/`, `host/`, workers, storage.  Start with `serve.py`.
 """

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from geminga.storage.runtime.control import Control
-from geminga.supervisor.tasks.job_socket import short_path
+from geminga.supervisor.host.unix_sockets import short_path
 
 SOCKET = Path("run", "supervisor")      # in the data folder
 _CONNECT_SECONDS = 10.0

@@ -3,20 +3,17 @@
 It ends when nothing is out any more, or when its time is over; then everything stops as ever.
 """
 import time
-from typing import TYPE_CHECKING
 
 from geminga.storage.runtime.control import Control
 from geminga.storage.runtime.log import log
-
-if TYPE_CHECKING:
-    from geminga.supervisor.processes.serve import Supervisor
+from geminga.supervisor.processes.supervision import Supervision
 
 DRAIN_LOOK_SECONDS = 0.1      # between looks at what is outstanding
 _SECONDS_MAX = 24 * 3600
 
 
 class Drain:
-    def __init__(self, supervisor: "Supervisor"):
+    def __init__(self, supervisor: Supervision):
         self._supervisor = supervisor
         self._by: float | None = None             # when everything stops although not everything was acknowledged
         self._callers: list[Control] = []         # who are told how much is outstanding

@@ -6,18 +6,16 @@ import os
 import signal
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from geminga.storage.runtime.control import Control, packed
 from geminga.storage.runtime.log import log
 from geminga.supervisor.configuration.config import KEYS, SECTIONS, Config, ConfigError
 from geminga.supervisor.processes.children import READY, Child, spread
+from geminga.supervisor.processes.supervision import Supervision
 from geminga.workers.identity.authentication import Authenticator
 from geminga.workers.identity.certificates import Tls
 from geminga.workers.identity.options import Secret, Unusable
-
-if TYPE_CHECKING:
-    from geminga.supervisor.processes.serve import Supervisor
 
 _LISTENERS = "listeners are opened before the processes that accept from them start"
 NEEDS_RESTART = {
@@ -80,7 +78,7 @@ def _with(config: Config, key: str, old: Any) -> Config:
 class Reload:
     """Of one supervisor: what was asked for, and the one that is under way."""
 
-    def __init__(self, supervisor: "Supervisor", load: Callable[[], tuple[Config, list[str]]]):
+    def __init__(self, supervisor: Supervision, load: Callable[[], tuple[Config, list[str]]]):
         self._supervisor, self._load = supervisor, load
         self._is_due = False
         self._callers: list[Control] = []              # who are told how it ended

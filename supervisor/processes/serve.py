@@ -33,6 +33,7 @@ from geminga.storage.runtime.log import Rule, log
 from geminga.supervisor import bootstrap
 from geminga.supervisor.configuration.config import Config
 from geminga.supervisor.host import tune
+from geminga.supervisor.host.stacks import listen
 from geminga.supervisor.processes.children import (
     EXIT_CANNOT_BOOT,
     GONE,
@@ -50,7 +51,6 @@ from geminga.supervisor.processes.drain import DRAIN_LOOK_SECONDS, Drain
 from geminga.supervisor.processes.heartbeat import BUSY_SECONDS, LOOK_SECONDS, STARTING_SECONDS
 from geminga.supervisor.processes.notify import Notify
 from geminga.supervisor.processes.reload import Reload
-from geminga.supervisor.processes.stacks import listen
 from geminga.workers.addresses import addresses, url
 from geminga.workers.identity.authentication import Authenticator
 from geminga.workers.identity.certificates import Tls

@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 
 from geminga.proto import frames, sends
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.supervisor.cli import reasons
+from geminga.supervisor.pulsar_client import reasons
 
 T = api.BaseCommand.Type
 _PERMITS = 5_000

@@ -20,9 +20,9 @@ from pathlib import Path
 from geminga.storage import format
 from geminga.storage.catalogue.catalogue import VERSION as CATALOGUE_VERSION
 from geminga.storage.offline.verify_catalogue import read_names
-from geminga.supervisor.cli.rest import Broker, NotReachable, Refused, topic_path
 from geminga.supervisor.configuration.config import Config
-from geminga.supervisor.processes import stacks
+from geminga.supervisor.host import stacks
+from geminga.supervisor.pulsar_client.rest import Broker, NotReachable, Refused, topic_path
 from geminga.supervisor.tasks.job_socket import REPORT
 from geminga.workers.identity.options import Secret
 

@@ -10,7 +10,7 @@ import os
 import pwd
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,6 +18,7 @@ from geminga.storage import format
 from geminga.storage.disk import locks
 from geminga.storage.errors import text_of
 from geminga.storage.ledgers import compacted_ledgers
+from geminga.supervisor.host.unix_sockets import short_path
 
 SOCKET, REPORT = Path("nightly", "socket"), Path("nightly", "report.json")      # in the data folder
 _PATIENCE_SECONDS = 60       # with a broker, or an owner, that is being started again
@@ -46,16 +47,6 @@ def check_user(data_dir: Path) -> None:
         except KeyError:
             name = f"#{owner}"
         raise CannotRun(f"{data_dir} is user {name}'s, who has to run this: runuser -u {name} -- geminga ...")
-
-
-@contextlib.contextmanager
-def short_path(path: Path) -> Iterator[str]:
-    """Of a socket: the kernel takes 107 bytes at most."""
-    fd = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield f"/proc/self/fd/{fd}/{path.name}"
-    finally:
-        os.close(fd)
 
 
 class Side:

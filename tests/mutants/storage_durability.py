@@ -110,10 +110,10 @@ BUGS = [
         ("            self._chunks.clear()\n", "", "",
          "supervisor/test_read.py::test_batches_and_what_is_compressed_are_read_as_the_messages_that_they_are "
          "supervisor/test_read.py::test_an_entry_that_cannot_be_shown_is_a_line_that_says_why_and_others_are_shown")),
-    *of("supervisor/cli/reasons.py",
+    *of("supervisor/pulsar_client/reasons.py",
         "supervisor/test_read.py::test_an_address_that_does_not_answer_as_it_should_is_one_line_that_says_what_is_there",
         ("    if isinstance(error, ConnectionError) and is_secure and not error.errno:\n", "    if False:\n", "")),
-    *of("supervisor/cli/rest.py", "supervisor/test_read.py::test_what_is_no_address_of_http_is_one_line",
+    *of("supervisor/pulsar_client/rest.py", "supervisor/test_read.py::test_what_is_no_address_of_http_is_one_line",
         ("        except ValueError:\n            parts = port = None\n", "        except KeyError:\n            parts = port = None\n",
          "")),
 ]

@@ -9,7 +9,10 @@ from multidict import CIMultiDict
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.storage.runtime.log import log
-from geminga.supervisor.admin import app, operations, origins, topics
+from geminga.supervisor.admin import app
+from geminga.supervisor.admin.monitoring import operations
+from geminga.supervisor.admin.requests import origins
+from geminga.supervisor.admin.resources import topics
 
 from .test_bad_requests import made_app
 

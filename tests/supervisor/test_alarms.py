@@ -9,8 +9,8 @@ import pytest
 from geminga.storage.runtime.counters import make_counters
 from geminga.storage.runtime.log import log
 from geminga.supervisor import main
-from geminga.supervisor.admin import alarms
-from geminga.supervisor.admin.alarms import ALARMS, Alarms
+from geminga.supervisor.admin.monitoring import alarms
+from geminga.supervisor.admin.monitoring.alarms import ALARMS, Alarms
 from geminga.supervisor.configuration.config import AlarmOptions, Config
 
 from ..harness import eventually, request, unique_topic

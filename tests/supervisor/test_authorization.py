@@ -7,7 +7,9 @@ import pytest
 from aiohttp import web
 
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.supervisor.admin import app, audit, authorization, brokers
+from geminga.supervisor.admin import app
+from geminga.supervisor.admin.requests import audit, authorization
+from geminga.supervisor.admin.resources import brokers
 from geminga.workers.identity.demands import DEMANDS
 
 from ..harness import Broker

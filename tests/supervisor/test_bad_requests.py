@@ -15,7 +15,8 @@ from aiohttp import web
 
 from geminga.storage.catalogue.policy_table import TABLE
 from geminga.storage.runtime.counters import make_counters
-from geminga.supervisor.admin import app, topics
+from geminga.supervisor.admin import app
+from geminga.supervisor.admin.requests import request_parts
 from geminga.supervisor.configuration.config import load
 from geminga.workers.addresses import Addresses
 from geminga.workers.identity.authentication import Authenticator
@@ -41,7 +42,7 @@ def made_app(tmp_path, owners=None):
     counters = {("admin", 0): make_counters(1)[0]}
     made = app.make_app(config, owners or SimpleNamespace(), where, tmp_path, counters, Authenticator(config.identity))
     yield made
-    made[topics.TOPICS].catalogue.close()
+    made[request_parts.TOPICS].catalogue.close()
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +206,7 @@ def test_old_paths_and_wrong_methods_are_told(ask):
 def served(tmp_path, monkeypatch, talk):
     """What `talk(reader, writer)` comes to, over a connection to a server that waits for next to nothing."""
     monkeypatch.setattr(app, "_SILENT_SECONDS", 0.05)
-    monkeypatch.setattr(topics, "_BODY_SECONDS", 0.05)
+    monkeypatch.setattr(request_parts, "_BODY_SECONDS", 0.05)
 
     async def serve(made):
         runner = web.AppRunner(made, access_log=None, shutdown_timeout=0.1)

@@ -12,9 +12,11 @@ from pathlib import Path
 import pulsar
 import pytest
 
-from geminga.supervisor.cli import admin, policies, show, units, verbs
-from geminga.supervisor.cli.rest import topic_path
+from geminga.supervisor.cli import show
+from geminga.supervisor.cli.admin import commands, policies, verbs
+from geminga.supervisor.configuration import units
 from geminga.supervisor.main import main
+from geminga.supervisor.pulsar_client.rest import topic_path
 
 from ..harness import Broker, request
 
@@ -31,7 +33,7 @@ TOPIC, NAMESPACE = "public/default/orders", "public/default"
 def rows():
     """(group, verb) of all there are."""
     return [(group, name) for group in verbs.GROUPS
-            for name in [*(verb.name for verb in verbs.GROUPS[group][1]), *admin.policies_of(group)]]
+            for name in [*(verb.name for verb in verbs.GROUPS[group][1]), *commands.policies_of(group)]]
 
 
 @pytest.fixture
@@ -240,12 +242,12 @@ def test_every_example_is_done_or_refused(run, tmp_path, monkeypatch):
         url = own.start().http_url
         assert run(url, "topics", "create-partitioned-topic", "public/default/parted", "-p", "4")[0] == 0
         fill(own.service_url)
-        every = [(group, verb) for group in verbs.GROUPS for verb in [*verbs.GROUPS[group][1], *admin.policies_of(group).values()]]
+        every = [(group, verb) for group in verbs.GROUPS for verb in [*verbs.GROUPS[group][1], *commands.policies_of(group).values()]]
         every.sort(key=lambda row: ((name := f"{row[0]} {row[1].name}") in LAST and LAST.index(name) + 1, row[0] != "topics"))
         for group, verb in every:
             if verb.hidden:     # the same as one of topicPolicies
                 continue
-            words = [admin._ARGUMENTS[name][1] for name in admin._arguments(verb)] + shlex.split(verb.example)
+            words = [commands._ARGUMENTS[name][1] for name in commands._arguments(verb)] + shlex.split(verb.example)
             if "partition" in verb.name and words[0] == TOPIC:
                 words[0] = "public/default/parted"
             status, _, complaints = run(url, group, verb.name, *words)
@@ -342,6 +344,6 @@ def test_a_command_starts_without_what_only_a_broker_needs(served):
     code = f"import sys; from geminga.supervisor.main import main; main({words}); print(*sys.modules, file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     loaded = set(done.stderr.split())
-    assert "geminga.supervisor.cli.admin" in loaded and f"persistent://{TOPIC}" in done.stdout
+    assert "geminga.supervisor.cli.admin.commands" in loaded and f"persistent://{TOPIC}" in done.stdout
     assert loaded & {"numpy", "google.protobuf", "aiohttp", "asyncio", "http.client", "ssl", "sqlite3", "zmq",
                      "geminga.storage.catalogue.catalogue", "geminga.storage.catalogue.policy_table"} == set()

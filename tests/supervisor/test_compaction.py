@@ -12,7 +12,8 @@ from geminga.storage import format
 from geminga.storage.catalogue.catalogue import open_to_read
 from geminga.storage.ledgers import compacted_ledgers
 from geminga.storage.statistics.statistics import LATENCIES_MS
-from geminga.supervisor.admin.compaction import Record
+from geminga.supervisor.admin.resources.compaction import Record
+from geminga.supervisor.host.unix_sockets import short_path
 from geminga.supervisor.tasks import job_socket
 
 from ..harness import Broker, eventually, partitioned_topic, request, unique_topic
@@ -144,7 +145,7 @@ def test_a_threshold_begins_it(own, client):
 @contextlib.contextmanager
 def job(broker):
     """A job's way to the broker, as the tests speak for it: say(...) -> answer."""
-    with socket.socket(socket.AF_UNIX) as link, job_socket.short_path(broker.data_dir / job_socket.SOCKET) as path:
+    with socket.socket(socket.AF_UNIX) as link, short_path(broker.data_dir / job_socket.SOCKET) as path:
         link.settimeout(WAIT_S)
         link.connect(path)
         with link.makefile("rwb") as file:

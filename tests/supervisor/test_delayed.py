@@ -6,7 +6,7 @@ from urllib.parse import quote
 import pulsar
 import pytest
 
-from geminga.supervisor.cli.units import instant, moment
+from geminga.supervisor.configuration.units import instant, moment
 from geminga.supervisor.main import main
 
 from ..harness import Broker, eventually, partitioned_topic, request, unique_topic

@@ -12,9 +12,9 @@ import pytest
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.runtime.routing import owner_of
+from geminga.supervisor.host.unix_sockets import short_path
 from geminga.supervisor.processes import control_socket
 from geminga.supervisor.processes.drain import Drain
-from geminga.supervisor.tasks.job_socket import short_path
 
 from ..harness import Broker, eventually, request, unique_topic
 from ..proto.client_frames import T, command, entry_of, message_metadata, send

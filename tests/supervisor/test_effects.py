@@ -15,7 +15,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from geminga.storage.catalogue.policy_table import TABLE
-from geminga.supervisor.admin.alarms import ALARMS_OF
+from geminga.supervisor.admin.monitoring.alarms import ALARMS_OF
 
 from ..harness import Broker, eventually, request
 from ..proto.client_frames import T

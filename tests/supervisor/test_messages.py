@@ -11,7 +11,7 @@ import zstandard
 from aiohttp import web
 
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.supervisor.admin.messages import _shown
+from geminga.supervisor.admin.resources.messages import _shown
 
 PAYLOAD = b"some payload, some payload, some payload"
 COMPRESSED = {

@@ -17,7 +17,13 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.storage.admin.topic_stats import QUESTIONS
 from geminga.storage.runtime.counters import BOUNDS_S, make_counters
-from geminga.supervisor.admin.metrics import SUBSCRIPTION_FAMILIES, TOPIC_FAMILIES, Metrics, _Links, _quantiles_ms
+from geminga.supervisor.admin.monitoring.metrics import (
+    SUBSCRIPTION_FAMILIES,
+    TOPIC_FAMILIES,
+    Metrics,
+    _Links,
+    _quantiles_ms,
+)
 from geminga.supervisor.configuration.config import load
 from geminga.workers.process.main import begin_counters
 
@@ -373,7 +379,7 @@ def test_quantiles_are_of_a_minute_at_least(rig, monkeypatch):
     """However often somebody asks: of what was seen a minute ago the newest is what counts from."""
     config, _ = load(None, {}, {})
     metrics, clock, counted = Metrics(config, {("owner", 0): rig.counters}, Asked(rig, answers=True)), [0.0], []
-    monkeypatch.setattr("geminga.supervisor.admin.metrics.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr("geminga.supervisor.admin.monitoring.metrics.time", SimpleNamespace(monotonic=lambda: clock[0]))
     for clock[0] in (0.0, 30.0, 59.0, 61.0, 100.0):
         rig.counters.observe("lookup", 0.001)
         seconds, counts, spent = metrics._lately("lookup")

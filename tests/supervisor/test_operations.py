@@ -13,9 +13,10 @@ import pytest
 
 from geminga.storage.runtime.counters import make_counters
 from geminga.supervisor import main
-from geminga.supervisor.admin import health
-from geminga.supervisor.admin.alarms import ALARMS_OF
-from geminga.supervisor.admin.owners import OWNERS
+from geminga.supervisor.admin.monitoring import health
+from geminga.supervisor.admin.monitoring.alarms import ALARMS_OF
+from geminga.supervisor.admin.requests.owners import OWNERS
+from geminga.supervisor.admin.requests.request_parts import COUNTERS
 from geminga.supervisor.host import host
 
 from ..harness import COMMAND, Broker, eventually, request, unique_topic
@@ -167,7 +168,7 @@ def test_a_process_serves_when_it_has_said_so_itself():
     """Not while one begins in the place of another."""
     counters = dict(zip((("admin", 0), ("worker", 0), ("owner", 0)), make_counters(3), strict=True))
     is_up = [True]
-    app = {health.COUNTERS: counters, OWNERS: SimpleNamespace(is_up=lambda index: is_up[0]),
+    app = {COUNTERS: counters, OWNERS: SimpleNamespace(is_up=lambda index: is_up[0]),
            ALARMS_OF: SimpleNamespace(obstacles=list)}
     for row in counters.values():
         row.set("pid", os.getpid())

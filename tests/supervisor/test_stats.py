@@ -4,7 +4,7 @@ import json
 import pulsar
 import pytest
 
-from geminga.supervisor.admin.stats import together
+from geminga.supervisor.admin.monitoring.stats import together
 
 from ..harness import eventually, partitioned_topic, request, unique_topic
 

@@ -7,8 +7,8 @@ import time
 import jwt
 import pytest
 
-from geminga.supervisor.cli import credentials
 from geminga.supervisor.main import main
+from geminga.supervisor.pulsar_client import credentials
 from geminga.workers.identity.authentication import Authenticator
 from geminga.workers.identity.credentials import Credentials
 from geminga.workers.identity.options import AuthenticationOptions, IdentityOptions

@@ -8,9 +8,8 @@ import socket
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
-from geminga.supervisor.cli import reasons
-from geminga.supervisor.cli.credentials import NOBODY, Credentials
-from geminga.supervisor.cli.show import plain
+from geminga.supervisor.pulsar_client import reasons
+from geminga.supervisor.pulsar_client.credentials import NOBODY, Credentials
 
 DONE, REFUSED, WRONG_USAGE, NOT_REACHABLE = range(4)  # exit statuses
 
@@ -142,3 +141,8 @@ def namespace_path(name: str) -> str:
     if len(parts) != 2 or not all(parts):
         raise ValueError(f"{name!r} is no namespace: tenant/namespace")
     return "/".join(map(quoted, parts))
+
+
+def plain(text: str) -> str:
+    """On one line, and without what a terminal would obey: names and properties are whatever clients sent."""
+    return text if text.isprintable() else "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

@@ -7,8 +7,8 @@ from aiohttp import web
 
 from geminga.storage.catalogue.catalogue import Catalogue
 from geminga.storage.catalogue.policy_table import TABLE
-from geminga.supervisor.admin.owners import OWNERS
-from geminga.supervisor.admin.topics import BUNDLE, TOPICS, catalogue_of, done, part_of, status
+from geminga.supervisor.admin.requests.owners import OWNERS
+from geminga.supervisor.admin.requests.request_parts import BUNDLE, TOPICS, catalogue_of, done, part_of, status
 from geminga.supervisor.configuration import config as configuration
 from geminga.supervisor.configuration.properties import TRANSLATED, ConfigError, Setting
 from geminga.workers.identity.options import Secret

@@ -7,8 +7,8 @@ from aiohttp import web
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.storage.ledgers.managed_ledger import EARLIEST, LATEST
-from geminga.supervisor.admin.owners import OWNERS
-from geminga.supervisor.admin.topics import (
+from geminga.supervisor.admin.requests.owners import OWNERS
+from geminga.supervisor.admin.requests.request_parts import (
     PATH,
     TOPIC,
     as_properties,

@@ -22,11 +22,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from geminga.proto.responses import SERVER_VERSION
 from geminga.storage.runtime.counters import BOUNDS_S, Counters
 from geminga.storage.statistics.statistics import SUBSCRIPTION_COLUMNS, TOPIC_COLUMNS
-from geminga.supervisor.admin import authentication
-from geminga.supervisor.admin.alarms import ALARMS, Alarms
-from geminga.supervisor.admin.compaction import Compactions, Record
-from geminga.supervisor.admin.owners import Owners
-from geminga.supervisor.admin.stats import Measured, measure, namespace_of, processes
+from geminga.supervisor.admin.monitoring.alarms import ALARMS, Alarms
+from geminga.supervisor.admin.monitoring.stats import Measured, measure, namespace_of, processes
+from geminga.supervisor.admin.requests import authentication
+from geminga.supervisor.admin.requests.owners import Owners
+from geminga.supervisor.admin.resources.compaction import Compactions, Record
 from geminga.supervisor.configuration.config import Config
 from geminga.supervisor.tasks.job_socket import last_report
 from geminga.workers.addresses import url

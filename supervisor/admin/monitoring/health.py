@@ -6,15 +6,14 @@ from pathlib import Path
 from aiohttp import web
 
 from geminga.proto.responses import SERVER_VERSION
-from geminga.supervisor.admin.alarms import ALARMS_OF
-from geminga.supervisor.admin.owners import OWNERS
-from geminga.supervisor.admin.topics import TOPICS
+from geminga.supervisor.admin.monitoring.alarms import ALARMS_OF
+from geminga.supervisor.admin.requests.owners import OWNERS
+from geminga.supervisor.admin.requests.request_parts import COUNTERS, TOPICS
 from geminga.supervisor.host import host
 from geminga.supervisor.pulsar_client import client
 
 routes = web.RouteTableDef()
 INSIDE = web.AppKey("inside", Path)
-COUNTERS = web.AppKey("counters", dict)
 TOPIC = "persistent://pulsar/system/healthcheck"
 _SECONDS = 10
 _TOPIC_VERSIONS = "V1", "V2"

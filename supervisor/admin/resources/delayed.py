@@ -8,9 +8,9 @@ from typing import Any
 
 from aiohttp import web
 
-from geminga.supervisor.admin.owners import OWNERS
-from geminga.supervisor.admin.topics import PATH, ask_parts, body_of, done, number_of, part_of, parts_of
-from geminga.supervisor.cli.units import moment
+from geminga.supervisor.admin.requests.owners import OWNERS
+from geminga.supervisor.admin.requests.request_parts import PATH, ask_parts, body_of, done, number_of, part_of, parts_of
+from geminga.supervisor.configuration.units import moment
 
 routes = web.RouteTableDef()
 _DELAYED = "/ops/v1/delayed" + PATH

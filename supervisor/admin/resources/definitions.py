@@ -24,11 +24,11 @@ from geminga.storage.catalogue.catalogue import ADMIN_ROLES, PERMISSIONS, SUBSCR
 from geminga.storage.catalogue.policy_table import TABLE, Invalid
 from geminga.storage.ledgers.managed_ledger import LATEST
 from geminga.storage.schemas import registry
-from geminga.supervisor.admin.brokers import TEXTS, keep_text, read_text
-from geminga.supervisor.admin.clusters import DATA, DOMAINS, PEERS, SCOPE, all_of
-from geminga.supervisor.admin.owners import OWNERS
-from geminga.supervisor.admin.policies import read_value
-from geminga.supervisor.admin.topics import TOPICS, as_properties, body_of, catalogue_of
+from geminga.supervisor.admin.requests.owners import OWNERS
+from geminga.supervisor.admin.requests.request_parts import TOPICS, as_properties, body_of, catalogue_of
+from geminga.supervisor.admin.resources.brokers import TEXTS, keep_text, read_text
+from geminga.supervisor.admin.resources.clusters import DATA, DOMAINS, PEERS, SCOPE, all_of
+from geminga.supervisor.admin.resources.policies import read_value
 from geminga.workers.identity.authorization import GRANTED
 
 routes = web.RouteTableDef()

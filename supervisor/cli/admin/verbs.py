@@ -7,262 +7,20 @@ name: {"subscription": "billing", ...}.  What is more than one question is a fun
 
 `example` is what follows the arguments in the example that --help shows; the tests try them all.
 """
-import json
-import time
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
-
-from geminga.supervisor.cli import units
-from geminga.supervisor.cli.rest import REFUSED, Broker, Refused, quoted
-
-TEXT, INT, DECIMAL, FLAG, LIST, MAP, FILE = "text", "number", "decimal", "flag", "list", "key=value", "file"
-SECONDS, MINUTES, MILLIS, SIZE, MEBIBYTES = "seconds", "minutes", "ms", "bytes", "MB"
-_POLL_SECONDS = 0.2
-EARLIEST = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1, "batchIndex": -1}
-LATEST = {"ledgerId": (1 << 63) - 1, "entryId": (1 << 63) - 1, "partitionIndex": -1, "batchIndex": -1}
-
-
-class Option(NamedTuple):
-    flags: str                      # "--subscription -s", as pulsar-admin has them
-    to: str = ""
-    help: str = ""
-    kind: str = TEXT
-    default: Any = None
-    required: bool = False
-    choices: tuple[str, ...] = ()
-
-    @property
-    def key(self) -> str:
-        """What the value is known under."""
-        long = [flag for flag in self.flags.split() if flag.startswith("--")]
-        return long[0].removeprefix("--").replace("-", "_")
-
-
-class Verb(NamedTuple):
-    name: str
-    method: str
-    path: str
-    help: str
-    options: tuple[Option, ...] = ()
-    example: str = ""
-    of_one: tuple[str, str] | None = None                            # (option, path): asked there where the option is given
-    body: Callable[[dict[str, Any]], Any] | None = None              # values -> JSON to send
-    run: Callable[[Broker, dict[str, Any]], Any] | None = None       # instead of one question: what is shown
-    streams: bool = False                                            # `run` yields messages
-    hidden: bool = False                                             # in the list of verbs
-    table: Callable[[Any], Any] | None = None                        # the answer -> what people are shown of it
-
-
-def need(flags: str, to: str = "", help: str = "", kind: str = TEXT) -> Option:
-    return Option(flags, to, help, kind, required=True)
-
-
-def flag(flags: str, to: str = "", help: str = "") -> Option:
-    return Option(flags, to, help, FLAG)
-
-
-# -- what is more than one question, or needs more than its options' values
-
-def position_of(text: str) -> dict[str, int]:
-    """A message id as people write it: earliest, latest, LEDGER:ENTRY[:PARTITION[:BATCH]]; raises ValueError."""
-    if text in ("earliest", "latest"):
-        return EARLIEST if text == "earliest" else LATEST
-    try:
-        ids = [int(part) for part in text.split(":")]
-    except ValueError:
-        ids = []
-    if not 2 <= len(ids) <= 4:
-        raise ValueError(f"{text!r} is no message id: earliest, latest or LEDGER:ENTRY, such as 12:0")
-    return dict(zip(EARLIEST, [*ids, -1, -1][:4], strict=True))
-
-
-def _topics(below: str) -> Callable[[Broker, dict[str, Any]], list[str]]:
-    """Names of both domains, or of the one that was asked for."""
-    def run(broker: Broker, values: dict[str, Any]) -> list[str]:
-        asked = values.get("topic_domain")
-        query = {"includeSystemTopic": values["include_system_topic"]}
-        if values.get("bundle"):
-            query["bundle"] = values["bundle"]
-        return [name for domain in ("persistent", "non-persistent") if asked in (None, domain.replace("-", "_"))
-                for name in broker.ask("GET", f"/admin/v2/{domain}/{values['namespace']}{below}", query).value()]
-    return run
-
-
-def _partitioned_lookup(broker: Broker, values: dict[str, Any]) -> dict[str, Any]:
-    topic = values["topic"]
-    count = broker.ask("GET", f"/admin/v2/{topic}/partitions").value()["partitions"]
-    if not count:
-        raise Refused(404, "The topic has no partitions")
-    domain, _, rest = topic.partition("/")
-    names = [f"{rest}-partition-{index}" for index in range(count)]
-    found = {f"{domain}://{name}": broker.ask("GET", f"/lookup/v2/topic/{domain}/{name}").value()["brokerUrl"] for name in names}
-    if not values["sort_by_broker"]:
-        return found
-    return {url: [name for name, its in found.items() if its == url] for url in sorted(set(found.values()))}
-
-
-def _why_partition(broker: Broker, values: dict[str, Any]) -> list[dict[str, Any]]:
-    from geminga.supervisor.pulsar_client import key_hashing
-    count = broker.ask("GET", f"/admin/v2/{values['topic']}/partitions").value()["partitions"]
-    if not count:
-        raise Refused(404, "The topic has no partitions")
-    if not values["message_key"]:
-        raise ValueError("messages without a key go to all partitions in turn")
-    return key_hashing.partitions_of(values["message_key"], count, values["client"])
-
-
-def _create_subscription(values: dict[str, Any]) -> dict[str, Any]:
-    return position_of(values["messageId"]) | ({"properties": values["property"], "excluded": False} if values["property"] else {})
-
-
-def _enabled(values: dict[str, Any]) -> bool:
-    if values["enable"] == values["disable"]:
-        raise ValueError("give --enable or --disable")
-    return values["enable"]
-
-
-_PULSARS_GRANULARITY_MS, _PULSARS_TICK_MS = 300_000, 1_000      # where nothing is set or given, as PIP-26 has it
-
-
-def _delays_enabled(broker: Broker, values: dict[str, Any]) -> None:
-    """What else is set of delays stays.  Without options the wheel is PIP-26's own, whatever it was before."""
-    path, found = _delays_of(broker, values)
-    granularity, tick = values["time_partition_granularity"], values["tick_duration"]
-    if granularity is None and tick is None:
-        granularity, tick = _PULSARS_GRANULARITY_MS, _PULSARS_TICK_MS
-    granularity = found.get("timePartitionGranularityInMillis", _PULSARS_GRANULARITY_MS) if granularity is None else granularity
-    tick = (found.get("tickTime") or _PULSARS_TICK_MS) if tick is None else tick
-    broker.ask("POST", path, body=found | {"active": True, "tickTime": tick, "timePartitionGranularityInMillis": granularity})
-
-
-def _delays_disabled(broker: Broker, values: dict[str, Any]) -> None:
-    path, found = _delays_of(broker, values)
-    broker.ask("POST", path, body=found | {"active": False})
-
-
-def _delays_of(broker: Broker, values: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    where = f"namespaces/{values['namespace']}" if "namespace" in values else values["topic"]
-    path = f"/admin/v2/{where}/delayedDelivery"
-    return path, broker.ask("GET", path).value() or {}
-
-
-class CompactionFailed(Exception):
-    exit_status = REFUSED
-
-
-def _compaction_status(broker: Broker, values: dict[str, Any]) -> dict[str, Any]:
-    """Raises CompactionFailed, as pulsar-admin does."""
-    while True:
-        found = broker.ask("GET", f"/admin/v2/{values['topic']}/compaction").value()
-        if found["status"] != "RUNNING" or not values["wait_complete"]:
-            break
-        time.sleep(_POLL_SECONDS)
-    if found["status"] == "ERROR":
-        raise CompactionFailed(f"The last compaction failed: {found['lastError']}")
-    return found
-
-
-def _reset_cursor(broker: Broker, values: dict[str, Any]) -> None:
-    where = f"/admin/v2/{values['topic']}/subscription/{quoted(values['subscription'])}/resetcursor"
-    if values["messageId"]:
-        broker.ask("POST", where, body=position_of(values["messageId"]) | {"excluded": values["exclude_reset_position"]})
-    elif values["time"] is not None:
-        broker.ask("POST", f"{where}/{int(time.time() * 1_000) - values['time']}")
-    else:
-        raise ValueError("give --time or --messageId")
-
-
-def _expire(broker: Broker, values: dict[str, Any]) -> None:
-    where = f"/admin/v2/{values['topic']}/subscription/{quoted(values['subscription'])}/expireMessages"
-    if values["position"]:
-        broker.ask("POST", where, body=position_of(values["position"]) | {"excluded": values["exclude_reset_position"]})
-    elif values["expireTime"] is not None:
-        broker.ask("POST", f"{where}/{values['expireTime']}")
-    else:
-        raise ValueError("give --expireTime or --position")
-
-
-def _message_id_at(broker: Broker, values: dict[str, Any]) -> Any:
-    from datetime import datetime
-    try:
-        when = datetime.fromisoformat(values["datetime"])
-    except ValueError:
-        raise ValueError(f"{values['datetime']!r} is no time such as 2026-01-31T12:00:00Z") from None
-    return broker.ask("GET", f"/admin/v2/{values['topic']}/messageid/{int(when.timestamp() * 1_000)}").value()
-
-
-def _waiting(found: dict[str, Any]) -> dict[str, Any]:
-    """With times as people read them."""
-    rows = [{name: units.instant(value) if name in _TIMES else value for name, value in row.items()} for row in found["rows"]]
-    due_ms = found["nextDueAt"]
-    return found | {"nextDueAt": due_ms if due_ms is None else units.instant(due_ms), "rows": rows}
-
-
-def _new_time(values: dict[str, Any]) -> dict[str, str]:
-    if (values["at"] is None) == (values["after"] is None):
-        raise ValueError("give --at or --after")
-    return {"deliverAt": values["at"] if values["after"] is None else f"{values['after'] // 1_000}s"}
-
-
-def _tenant(broker: Broker, values: dict[str, Any]) -> None:
-    """A tenant may use all clusters unless some are named."""
-    clusters = values["allowed_clusters"] or broker.ask("GET", "/admin/v2/clusters").value()
-    broker.ask("PUT", f"/admin/v2/tenants/{values['tenant']}", body={"adminRoles": values["admin_roles"], "allowedClusters": clusters})
-
-
-def _tenant_update(broker: Broker, values: dict[str, Any]) -> None:
-    """What is not given stays."""
-    path = f"/admin/v2/tenants/{values['tenant']}"
-    new = {"adminRoles": values["admin_roles"], "allowedClusters": values["allowed_clusters"]}
-    if not all(new.values()):
-        new = broker.ask("GET", path).value() | {name: value for name, value in new.items() if value}
-    broker.ask("POST", path, body=new)
-
-
-def _namespace(values: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in (("replication_clusters", values["clusters"]),
-                                          ("bundles", {"numBundles": values["bundles"]} if values["bundles"] else None)) if value}
-
-
-def _schema(values: dict[str, Any]) -> dict[str, Any]:
-    with open(values["filename"], encoding="utf-8") as file:
-        return json.load(file)
-
-
-def _get_schema(broker: Broker, values: dict[str, Any]) -> Any:
-    where = f"/admin/v2/schemas/{values['schema_topic']}/schema"
-    if values["all_version"]:
-        return broker.ask("GET", where + "s").value()
-    return broker.ask("GET", where + ("" if values["version"] is None else f"/{values['version']}")).value()
-
-
-def _peek(broker: Broker, values: dict[str, Any]) -> Iterator[Any]:
-    """Entry by entry until there are enough messages, or no more."""
-    from geminga.supervisor.cli import messages
-    left = values["count"]
-    for position in range(1, left + 1):
-        try:
-            answer = broker.ask("GET", f"/admin/v2/{values['topic']}/subscription/{quoted(values['subscription'])}/position/{position}")
-        except Refused as refused:
-            if position > 1 and refused.status in (404, 412):
-                return      # there are not so many
-            raise
-        for message in messages.read(answer)[:left]:
-            yield message
-            left -= 1
-        if not left:
-            return
-
-
-def _entry(path: str, *query: tuple[str, str]) -> Callable[[Broker, dict[str, Any]], Iterator[Any]]:
-    def run(broker: Broker, values: dict[str, Any]) -> Iterator[Any]:
-        from geminga.supervisor.cli import messages
-        yield from messages.read(broker.ask("GET", "/admin/v2/" + path.format_map(values),
-                                            {name: values[key] for name, key in query}))
-    return run
-
-
-# -- the table
+from geminga.supervisor.cli.admin import runs
+from geminga.supervisor.cli.admin.verb import (
+          FILE,
+          FLAG,
+          INT,
+          LIST,
+          MAP,
+          MILLIS,
+          SECONDS,
+          Option,
+          Verb,
+          flag,
+          need,
+)
 
 _SUBSCRIPTION = need("--subscription -s", help="the subscription's name")
 _FORCE = flag("--force -f", "?force", "also where it is in use")
@@ -285,7 +43,6 @@ _TIME_WHEEL = (
            MILLIS),
     Option("--tick-duration -t", "", "how exactly it is kept: 500ms, 1s, 5m; 1s without options", MILLIS))
 _SCHEMA_FILE = need("--filename -f", "", 'a file with {"type": ..., "schema": ..., "properties": {}}', FILE)
-_TIMES = ("from", "to", "deliverAt", "publishTime")      # in the rows of messages that wait
 _PEEK = (_SUBSCRIPTION, Option("--count -n", "", "how many messages", INT, default=1))
 
 GROUPS: dict[str, tuple[str, tuple[Verb, ...]]] = {
@@ -317,22 +74,22 @@ GROUPS: dict[str, tuple[str, tuple[Verb, ...]]] = {
     "tenants": ("Tenants: the first part of a topic's name.", (
         Verb("list", "GET", "tenants", "List the tenants."),
         Verb("get", "GET", "tenants/{tenant}", "Show who administers a tenant, and where it may be."),
-        Verb("create", "PUT", "tenants/{tenant}", "Create a tenant.", _TENANT, "--admin-roles alice,bob", run=_tenant),
+        Verb("create", "PUT", "tenants/{tenant}", "Create a tenant.", _TENANT, "--admin-roles alice,bob", run=runs.create_tenant),
         Verb("update", "POST", "tenants/{tenant}", "Change a tenant; what is not given stays.", _TENANT, "--admin-roles alice",
-             run=_tenant_update),
+             run=runs.update_tenant),
         Verb("delete", "DELETE", "tenants/{tenant}", "Delete a tenant without namespaces, or with --force all it has.", (_FORCE,)),
     )),
     "namespaces": ("Namespaces: groups of topics with common policies.", (
         Verb("list", "GET", "namespaces/{tenant}", "List a tenant's namespaces."),
         Verb("create", "PUT", "namespaces/{namespace}", "Create a namespace.", (
             Option("--clusters -c", "", "where its topics are, with commas", LIST),
-            Option("--bundles -b", "", "in how many bundles its topics are counted", INT)), body=_namespace),
+            Option("--bundles -b", "", "in how many bundles its topics are counted", INT)), body=runs.new_namespace),
         Verb("delete", "DELETE", "namespaces/{namespace}", "Delete a namespace without topics, or with --force all it has.", (_FORCE,)),
         Verb("policies", "GET", "namespaces/{namespace}", "Show all that is set for a namespace."),
         Verb("enable-delayed-message", "POST", "namespaces/{namespace}/delayedDelivery",
-             "Deliver messages of a namespace not before their time.", _TIME_WHEEL, "-p 1h -t 500ms", run=_delays_enabled),
+             "Deliver messages of a namespace not before their time.", _TIME_WHEEL, "-p 1h -t 500ms", run=runs.enable_delays),
         Verb("disable-delayed-message", "POST", "namespaces/{namespace}/delayedDelivery",
-             "Deliver messages of a namespace at once, whatever their time is.", run=_delays_disabled),
+             "Deliver messages of a namespace at once, whatever their time is.", run=runs.disable_delays),
         Verb("topics", "GET", "namespaces/{namespace}/topics", "List a namespace's topics.", (
             Option("--mode -m", "?mode", "which", choices=("PERSISTENT", "NON_PERSISTENT", "ALL")), _SYSTEM)),
         Verb("bundles", "GET", "namespaces/{namespace}/bundles", "Show how its topics are divided among brokers."),
@@ -356,20 +113,21 @@ GROUPS: dict[str, tuple[str, tuple[Verb, ...]]] = {
         Verb("remove-property", "DELETE", "namespaces/{namespace}/property/{key}", "Remove one property.", (need("--key -k"),), "-k team"),
         Verb("clear-backlog", "POST", "namespaces/{namespace}/clearBacklog", "Skip what subscriptions of all its topics have before them.",
              (Option("--sub -s", "", "only this subscription's"), Option("--bundle -b", "", "only topics of this bundle"),
-              flag("--force -force", "", "do not ask")), "--force", run=lambda broker, values: _clear_backlog(broker, values)),
+              flag("--force -force", "", "do not ask")), "--force", run=lambda broker, values: runs.clear_backlog(broker, values)),
         Verb("unsubscribe", "POST", "namespaces/{namespace}/unsubscribe/{sub}", "Delete a subscription of all its topics.",
              (need("--sub -s", "", "the subscription's name"),), "-s billing"),
         Verb("update-migration-state", "POST", "namespaces/{namespace}/migration", "Mark a namespace, whose clients are sent elsewhere.",
              (flag("--migrated", "=", "mark it; else it is not marked any more"),)),
         Verb("unload", "PUT", "namespaces/{namespace}/unload", "Close its topics; clients come back at once.",
-             (Option("--bundle -b", "", "only topics of this bundle"),), run=lambda broker, values: _in_bundle(broker, values, "unload")),
+             (Option("--bundle -b", "", "only topics of this bundle"),),
+             run=lambda broker, values: runs.ask_bundle(broker, values, "unload")),
     )),
     "topics": ("Topics, their messages and their subscriptions.", (
         Verb("list", "GET", "{domain}/{namespace}", "List a namespace's topics.", (
             Option("--topic-domain -td", "", "which", choices=("persistent", "non_persistent")),
-            Option("--bundle -b", "", "only those of this bundle"), _SYSTEM), run=_topics("")),
+            Option("--bundle -b", "", "only those of this bundle"), _SYSTEM), run=runs.list_topics("")),
         Verb("list-partitioned-topics", "GET", "{domain}/{namespace}/partitioned", "List a namespace's partitioned topics.",
-             (_SYSTEM,), run=_topics("/partitioned")),
+             (_SYSTEM,), run=runs.list_topics("/partitioned")),
         Verb("create", "PUT", "{topic}", "Create a topic without partitions.",
              (Option("--metadata -m", "=", "a property, key=value; can be given again", MAP, default=()),), "-m team=payments"),
         Verb("create-partitioned-topic", "PUT", "{topic}/partitions", "Create a topic with partitions.", (
@@ -389,10 +147,10 @@ GROUPS: dict[str, tuple[str, tuple[Verb, ...]]] = {
         Verb("remove-properties", "DELETE", "{topic}/properties", "Remove a property.", (need("--key -k", "?key"),), "-k team"),
         Verb("lookup", "GET", "/lookup/v2/topic/{topic}", "Show who serves a topic."),
         Verb("partitioned-lookup", "GET", "{topic}/partitions", "Show who serves each partition of a topic.",
-             (flag("--sort-by-broker -s", "", "list brokers with their partitions"),), run=_partitioned_lookup),
+             (flag("--sort-by-broker -s", "", "list brokers with their partitions"),), run=runs.lookup_partitions),
         Verb("why-partition", "GET", "{topic}/{message_key}", "Show which partition each client publishes a key to, and by which hash.",
              (Option("--client", "", "only this one", choices=("java", "go", "python", "cpp", "node")),), "--client java",
-             run=_why_partition),
+             run=runs.partition_of_key),
         Verb("bundle-range", "GET", "/lookup/v2/topic/{topic}/bundle", "Show the bundle of a topic."),
         Verb("stats", "GET", "{topic}/stats", "Show rates, producers, subscriptions and consumers of a topic.", _STATS),
         Verb("partitioned-stats", "GET", "{topic}/partitioned-stats", "Show the same of a topic with partitions.",
@@ -408,22 +166,22 @@ GROUPS: dict[str, tuple[str, tuple[Verb, ...]]] = {
         Verb("trim-topic", "POST", "{topic}/trim", "Delete now what nobody needs any more."),
         Verb("compact", "PUT", "{topic}/compaction", "Keep the last message of each key only."),
         Verb("compaction-status", "GET", "{topic}/compaction", "Show how the last compaction went.",
-             (flag("--wait-complete -w", "", "wait until none is under way"),), "-w", run=_compaction_status),
+             (flag("--wait-complete -w", "", "wait until none is under way"),), "-w", run=runs.compaction_status),
         Verb("last-message-id", "GET", "{topic}/lastMessageId", "Show the last message's id."),
         Verb("get-message-id", "GET", "{topic}/messageid/{datetime}", "Show the id of the first message published at a time or later.",
-             (need("--datetime -d", "", "such as 2026-01-31T12:00:00Z"),), "-d 2026-01-31T12:00:00Z", run=_message_id_at),
+             (need("--datetime -d", "", "such as 2026-01-31T12:00:00Z"),), "-d 2026-01-31T12:00:00Z", run=runs.message_id_at),
         Verb("peek-messages", "GET", "{topic}/subscription/{subscription}/position/{n}",
-             "Show the next messages of a subscription, and leave them there.", _PEEK, "-s billing -n 3", run=_peek, streams=True),
+             "Show the next messages of a subscription, and leave them there.", _PEEK, "-s billing -n 3", run=runs.peek, streams=True),
         Verb("peek", "GET", "{topic}/subscription/{subscription}/position/{n}", "The same as peek-messages.", _PEEK, "-s billing -n 3",
-             run=_peek, streams=True),
+             run=runs.peek, streams=True),
         Verb("examine-messages", "GET", "{topic}/examinemessage", "Show a message by its place from the first or the last.", (
             Option("--initialPosition -i", "", "where to count from", default="latest", choices=("latest", "earliest")),
             Option("--messagePosition -m", "", "1 is the one there", INT, default=1)), "-i earliest",
-            run=_entry("{topic}/examinemessage", ("initialPosition", "initialPosition"), ("messagePosition", "messagePosition")),
+            run=runs.read_entry("{topic}/examinemessage", ("initialPosition", "initialPosition"), ("messagePosition", "messagePosition")),
             streams=True),
         Verb("get-message-by-id", "GET", "{topic}/ledger/{ledgerId}/entry/{entryId}", "Show a message by its id.",
              (need("--ledgerId -l", "", "", INT), need("--entryId -e", "", "", INT)), "-l 12 -e 0",
-             run=_entry("{topic}/ledger/{ledgerId}/entry/{entryId}"), streams=True),
+             run=runs.read_entry("{topic}/ledger/{ledgerId}/entry/{entryId}"), streams=True),
         Verb("permissions", "GET", "{topic}/permissions", "Show who may do what."),
         Verb("grant-permission", "POST", "{topic}/permissions/{role}", "Let a role do something.", _PERMISSIONS,
              "--role alice --actions produce,consume"),
@@ -433,7 +191,7 @@ GROUPS: dict[str, tuple[str, tuple[Verb, ...]]] = {
         Verb("create-subscription", "PUT", "{topic}/subscription/{subscription}", "Create a subscription.", (
             _SUBSCRIPTION, Option("--messageId -m", "", "where it begins: earliest, latest or LEDGER:ENTRY", default="latest"),
             flag("--replicated -r", "?replicated", "in other clusters too"), _PROPERTIES), "-s audit -m earliest",
-            body=_create_subscription),
+            body=runs.new_subscription),
         Verb("unsubscribe", "DELETE", "{topic}/subscription/{subscription}", "Delete a subscription.", (_SUBSCRIPTION, _FORCE), "-s audit"),
         Verb("get-subscription-properties", "GET", "{topic}/subscription/{subscription}/properties", "Show a subscription's properties.",
              (_SUBSCRIPTION,), "-s billing"),
@@ -444,7 +202,8 @@ GROUPS: dict[str, tuple[str, tuple[Verb, ...]]] = {
              "Show whether a subscription is to be known in other clusters.", (_SUBSCRIPTION,), "-s billing"),
         Verb("set-replicated-subscription-status", "POST", "{topic}/subscription/{subscription}/replicatedSubscriptionStatus",
              "Set whether a subscription is to be known in other clusters.",
-             (_SUBSCRIPTION, flag("--enable -e", "", "it is"), flag("--disable -d", "", "it is not")), "-s billing -e", body=_enabled),
+             (_SUBSCRIPTION, flag("--enable -e", "", "it is"), flag("--disable -d", "", "it is not")), "-s billing -e",
+             body=runs.is_enabled),
         Verb("skip", "POST", "{topic}/subscription/{subscription}/skip/{count}", "Skip the next messages of a subscription.",
              (_SUBSCRIPTION, need("--count -n", "", "how many", INT)), "-s billing -n 1"),
         Verb("clear-backlog", "POST", "{topic}/subscription/{subscription}/skip_all", "Skip all messages of a subscription.",
@@ -452,31 +211,31 @@ GROUPS: dict[str, tuple[str, tuple[Verb, ...]]] = {
         Verb("reset-cursor", "POST", "{topic}/subscription/{subscription}/resetcursor", "Let a subscription go on elsewhere.", (
             _SUBSCRIPTION, Option("--time -t", "", "so long ago: 10m, 3h, 2d", MILLIS),
             Option("--messageId -m", "", "at a message: earliest, latest or LEDGER:ENTRY"),
-            flag("--exclude-reset-position -e", "", "behind that message")), "-s billing -t 10m", run=_reset_cursor),
+            flag("--exclude-reset-position -e", "", "behind that message")), "-s billing -t 10m", run=runs.reset_cursor),
         Verb("expire-messages", "POST", "{topic}/subscription/{subscription}/expireMessages", "Skip old messages of a subscription.", (
             _SUBSCRIPTION, Option("--expireTime -t", "", "older than this: 10m, 3h, 2d", SECONDS),
             Option("--position -p", "", "up to a message: LEDGER:ENTRY"), flag("--exclude-reset-position -e", "", "and the one behind it")),
-            "-s billing -t 10m", run=_expire),
+            "-s billing -t 10m", run=runs.expire),
         Verb("expire-messages-all-subscriptions", "POST", "{topic}/all_subscription/expireMessages/{expireTime}",
              "Skip old messages of all subscriptions.", (need("--expireTime -t", "", "older than this: 10m, 3h, 2d", SECONDS),), "-t 10m"),
         Verb("get-backlog-size", "PUT", "{topic}/backlogSize", "Show how many bytes lie behind a message.", (
-            Option("--messageId -m", "", "LEDGER:ENTRY", default="-1:-1"),), body=lambda values: position_of(values["messageId"])),
+            Option("--messageId -m", "", "LEDGER:ENTRY", default="-1:-1"),), body=lambda values: runs.position_of(values["messageId"])),
         Verb("analyze-backlog", "POST", "{topic}/subscription/{subscription}/analyzeBacklog",
              "Walk over a subscription's backlog and count.",
              (_SUBSCRIPTION, Option("--position -p", "", "from a message: LEDGER:ENTRY")), "-s billing",
-            body=lambda values: position_of(values["position"]) if values["position"] else None),
+            body=lambda values: runs.position_of(values["position"]) if values["position"] else None),
     )),
     "delayed": ("Messages that wait for their time.  Times are ms, as 2026-01-31T12:00:00Z (UTC where they do not say), or so long from "
                 "now: 10m, -2h.", (
         Verb("list", "GET", "/ops/v1/delayed/{topic}", "Show how much falls due in each hour or window of the index, or each entry.", (
             Option("--from -f", "?from", "only what falls due then or later"), Option("--to -t", "?to", "only what falls due before"),
             Option("--by -b", "?by", "what a row is about", default="hour", choices=("hour", "window", "message")),
-            Option("--limit -n", "?limit", "rows at most", INT, default=1_000)), "--to 1d", table=_waiting),
+            Option("--limit -n", "?limit", "rows at most", INT, default=1_000)), "--to 1d", table=runs.readable_times),
         Verb("cancel", "DELETE", "/ops/v1/delayed/{topic}/{message}",
              "Let nobody get an entry that waits, named LEDGER:ENTRY, with all its messages where it is a batch."),
         Verb("reschedule", "PATCH", "/ops/v1/delayed/{topic}/{message}", "Give an entry that waits, named LEDGER:ENTRY, another time.", (
             Option("--at", "", "then; at once where that is past"), Option("--after", "", "so long from now: 10m, 3h, 2d", MILLIS)),
-            "--after 1h", body=_new_time),
+            "--after 1h", body=runs.new_time),
     )),
     "auth": ("Rights.", (
         Verb("can-i", "GET", "/ops/v1/can-i/{topic}?role={asked_role}&action={asked_action}",
@@ -486,20 +245,20 @@ GROUPS: dict[str, tuple[str, tuple[Verb, ...]]] = {
     )),
     "topicPolicies": ("What is set for topics.", (
         Verb("enable-delayed-message", "POST", "{topic}/delayedDelivery", "Deliver messages of a topic not before their time.", _TIME_WHEEL,
-             "-p 1h -t 500ms", run=_delays_enabled),
+             "-p 1h -t 500ms", run=runs.enable_delays),
         Verb("disable-delayed-message", "POST", "{topic}/delayedDelivery",
-             "Deliver messages of a topic at once, whatever their time is.", run=_delays_disabled),
+             "Deliver messages of a topic at once, whatever their time is.", run=runs.disable_delays),
         Verb("delete", "DELETE", "{topic}/policies", "Remove all that is set for a topic."),
     )),
     "schemas": ("Schemas of topics.", (
         Verb("upload", "POST", "schemas/{schema_topic}/schema", "Add a schema, if it is compatible.", (_SCHEMA_FILE,), "-f schema.json",
-             body=_schema),
+             body=runs.schema_file),
         Verb("get", "GET", "schemas/{schema_topic}/schema", "Show a topic's schema.", (
-            Option("--version -v", "", "an older one", INT), flag("--all-version -a", "", "all of them")), run=_get_schema),
+            Option("--version -v", "", "an older one", INT), flag("--all-version -a", "", "all of them")), run=runs.get_schema),
         Verb("delete", "DELETE", "schemas/{schema_topic}/schema", "Delete a topic's schema.", (_FORCE,)),
         Verb("metadata", "GET", "schemas/{schema_topic}/metadata", "Show what is kept about a topic's schemas."),
         Verb("compatibility", "POST", "schemas/{schema_topic}/compatibility", "Tell whether a schema is compatible; nothing is stored.",
-             (_SCHEMA_FILE,), "-f schema.json", body=_schema),
+             (_SCHEMA_FILE,), "-f schema.json", body=runs.schema_file),
     )),
     "brokers": ("The broker itself.", (
         Verb("list", "GET", "brokers/{cluster}", "List the cluster's brokers."),
@@ -532,15 +291,3 @@ GROUPS: dict[str, tuple[str, tuple[Verb, ...]]] = {
         Verb("mbeans", "GET", "broker-stats/mbeans", "Show its processes' numbers."),
     )),
 }
-
-
-def _in_bundle(broker: Broker, values: dict[str, Any], what: str, method: str = "PUT") -> None:
-    bundle = f"/{quoted(values['bundle'])}" if values["bundle"] else ""
-    broker.ask(method, f"/admin/v2/namespaces/{values['namespace']}{bundle}/{what}")
-
-
-def _clear_backlog(broker: Broker, values: dict[str, Any]) -> None:
-    if not values["force"]:
-        from click import confirm
-        confirm("Skip all these messages?", abort=True)
-    _in_bundle(broker, values, "clearBacklog" + (f"/{quoted(values['sub'])}" if values["sub"] else ""), "POST")

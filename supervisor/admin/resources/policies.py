@@ -20,8 +20,16 @@ from geminga.storage.catalogue.policy_table import (
     Policy,
     read,
 )
-from geminga.supervisor.admin.owners import OWNERS
-from geminga.supervisor.admin.topics import TOPIC, TOPICS, body_of, done, namespace_of, part_of, topic_of
+from geminga.supervisor.admin.requests.owners import OWNERS
+from geminga.supervisor.admin.requests.request_parts import (
+    TOPIC,
+    TOPICS,
+    body_of,
+    done,
+    namespace_of,
+    part_of,
+    topic_of,
+)
 
 routes = web.RouteTableDef()
 _NAMESPACE, _TOPIC = "/admin/v2/namespaces/{tenant}/{namespace}/", TOPIC + "/"

@@ -6,8 +6,8 @@ from aiohttp import web
 from geminga.proto import names
 from geminga.proto.errors import Refusal
 from geminga.storage.catalogue.policies import MIGRATED, MIGRATION
-from geminga.supervisor.admin.owners import OWNERS
-from geminga.supervisor.admin.topics import TOPICS, body_of, catalogue_of, done, part_of
+from geminga.supervisor.admin.requests.owners import OWNERS
+from geminga.supervisor.admin.requests.request_parts import TOPICS, body_of, catalogue_of, done, part_of
 
 routes = web.RouteTableDef()
 _CLUSTER = "/admin/v2/clusters/{cluster}"

@@ -11,10 +11,8 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.storage.catalogue.policy_table import TABLE
 from geminga.storage.runtime.counters import Counters
-from geminga.supervisor.admin import schemas
-from geminga.supervisor.admin.authentication import IDENTITY
-from geminga.supervisor.admin.health import COUNTERS
-from geminga.supervisor.admin.topics import catalogue_of, part_of, topic_of
+from geminga.supervisor.admin.requests.authentication import IDENTITY
+from geminga.supervisor.admin.requests.request_parts import COUNTERS, catalogue_of, part_of, schema_topic_of, topic_of
 from geminga.workers.identity.authentication import Identity
 from geminga.workers.identity.authorization import (
     ACTIONS,
@@ -214,7 +212,7 @@ def _refuse(request: web.Request, demand: Demand, tenant: str, decision: Decisio
 def _resource(request: web.Request, of: str) -> Resource:
     """Raises 404, Refusal."""
     if of == "topic":
-        return topic_of(request) if "domain" in request.match_info else schemas.topic_of(request)
+        return topic_of(request) if "domain" in request.match_info else schema_topic_of(request)
     parts = [part_of(request, name) for name in ("tenant", "namespace")[:("", "tenant", "namespace").index(of)]]
     if any("/" in part for part in parts):      # percent-encoded: it would be taken for something else
         raise web.HTTPNotFound(text=f"{of.capitalize()} does not exist")

@@ -9,25 +9,24 @@ from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
 from geminga.storage.catalogue.catalogue import ADMIN_ROLES, Catalogue
 from geminga.storage.catalogue.policies import MIGRATED
-from geminga.supervisor.admin import clusters, permissions, policies
-from geminga.supervisor.admin.authorization import AUTHORIZATION
-from geminga.supervisor.admin.owners import OWNERS
-from geminga.supervisor.admin.topics import (
+from geminga.supervisor.admin.requests.authorization import AUTHORIZATION
+from geminga.supervisor.admin.requests.owners import OWNERS
+from geminga.supervisor.admin.requests.request_parts import (
     BUNDLE,
     TOPICS,
     as_properties,
     ask_each,
     body_of,
     catalogue_of,
-    delete_topics,
     done,
     is_set,
-    listed,
     namespace_of,
     not_allowed,
     part_of,
     properties_of,
 )
+from geminga.supervisor.admin.resources import clusters, permissions, policies
+from geminga.supervisor.admin.resources.topics import delete_topics, listed
 
 routes = web.RouteTableDef()
 _TENANT = "/admin/v2/tenants/{tenant}"

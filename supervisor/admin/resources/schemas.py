@@ -5,28 +5,27 @@ from typing import Any
 
 from aiohttp import web
 
-from geminga.proto import names
 from geminga.proto.names import TopicName
 from geminga.storage.catalogue.catalogue import Catalogue
 from geminga.storage.catalogue.policies import Policies
 from geminga.storage.runtime.counters import Counters
 from geminga.storage.schemas import registry
 from geminga.storage.schemas.registry import Definition, InvalidSchema, T, Version
-from geminga.supervisor.admin.topics import TOPICS, as_properties, body_of, catalogue_of, is_set, namespace_of, part_of
+from geminga.supervisor.admin.requests.request_parts import (
+    TOPICS,
+    as_properties,
+    body_of,
+    catalogue_of,
+    is_set,
+    namespace_of,
+    schema_topic_of,
+)
 from geminga.workers.directory.schemas import SchemaThread, Work
 
 routes = web.RouteTableDef()
 THREAD = web.AppKey("thread", SchemaThread)
 _PATH = "/admin/v2/schemas/{tenant}/{namespace}/{topic}"
 _SHOWN_AS_JSON = (T.Avro, T.Json, T.Protobuf, T.ProtobufNative)      # parts of keys and values; others are empty
-
-
-def topic_of(request: web.Request) -> TopicName:
-    """The path does not say whether it keeps anything; of two of a name it is the one that does."""
-    kept, live = (names.parse("{}://{}/{}/{}".format(domain, *(part_of(request, name) for name in ("tenant", "namespace", "topic"))))
-                  for domain in names.DOMAINS)
-    catalogue = catalogue_of(request)
-    return live if catalogue.schema_versions(live.base) and not catalogue.schema_versions(kept.base) else kept
 
 
 async def _definition(request: web.Request) -> Definition:
@@ -64,7 +63,7 @@ def _shown(found: Version) -> dict[str, Any]:
 
 def _found(request: web.Request, version: int | None = None) -> web.Response:
     with _counters(request).timed("schema_get"):
-        found = registry.find(catalogue_of(request), topic_of(request), version)
+        found = registry.find(catalogue_of(request), schema_topic_of(request), version)
     if found is None:
         raise web.HTTPNotFound(text="Schema not found")
     return web.json_response(_shown(found))
@@ -98,7 +97,7 @@ async def one_schema(request: web.Request) -> web.Response:
 
 @routes.get(_PATH + "/schemas")
 async def all_schemas(request: web.Request) -> web.Response:
-    topic, catalogue = topic_of(request), catalogue_of(request)
+    topic, catalogue = schema_topic_of(request), catalogue_of(request)
     with _counters(request).timed("schema_get"):
         found = [registry.find(catalogue, topic, version) for version in registry.versions(catalogue, topic)]
     return web.json_response({"getSchemaResponses": [_shown(one) for one in found if one is not None]})
@@ -108,13 +107,13 @@ async def all_schemas(request: web.Request) -> web.Response:
 async def metadata(request: web.Request) -> web.Response:
     """Versions lie in the catalogue, and so in no ledger."""
     index = [{"ledgerId": -1, "entryId": -1, "version": version}
-             for version, _, _ in catalogue_of(request).schema_versions(topic_of(request).base)]
+             for version, _, _ in catalogue_of(request).schema_versions(schema_topic_of(request).base)]
     return web.json_response({"info": index[-1], "index": index}) if index else web.Response()
 
 
 @routes.post(_PATH + "/version")
 async def version_of(request: web.Request) -> web.Response:
-    topic, definition = topic_of(request), await _definition(request)
+    topic, definition = schema_topic_of(request), await _definition(request)
 
     def work(catalogue: Catalogue, policies: Policies) -> int | None:
         registry.check_size(definition)
@@ -127,7 +126,7 @@ async def version_of(request: web.Request) -> web.Response:
 @routes.post(_PATH + "/compatibility")
 async def compatibility(request: web.Request) -> web.Response:
     namespace_of(request)
-    topic, definition = topic_of(request), await _definition(request)
+    topic, definition = schema_topic_of(request), await _definition(request)
 
     def work(catalogue: Catalogue, policies: Policies) -> str:
         registry.validate(definition)
@@ -144,7 +143,7 @@ async def compatibility(request: web.Request) -> web.Response:
 async def add_schema(request: web.Request) -> web.Response:
     """Also where clients may not."""
     namespace_of(request)
-    topic, definition = topic_of(request), await _definition(request)
+    topic, definition = schema_topic_of(request), await _definition(request)
 
     def work(catalogue: Catalogue, policies: Policies) -> int:
         registry.validate(definition)
@@ -157,7 +156,7 @@ async def add_schema(request: web.Request) -> web.Response:
 async def delete_schema(request: web.Request) -> web.Response:
     """Versions that come are counted on; with force=true nothing is left, and they begin anew."""
     namespace_of(request)
-    topic = topic_of(request)
+    topic = schema_topic_of(request)
 
     def work(catalogue: Catalogue, policies: Policies) -> int:
         with _counters(request).timed("schema_delete"):

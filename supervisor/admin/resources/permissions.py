@@ -8,8 +8,8 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
 from geminga.storage.catalogue.catalogue import PERMISSIONS, SUBSCRIPTION_PERMISSIONS, Catalogue
-from geminga.supervisor.admin.authorization import refuse_others_than_administrators
-from geminga.supervisor.admin.topics import (
+from geminga.supervisor.admin.requests.authorization import refuse_others_than_administrators
+from geminga.supervisor.admin.requests.request_parts import (
     TOPIC,
     body_of,
     catalogue_of,

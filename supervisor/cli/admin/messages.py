@@ -3,9 +3,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from geminga.supervisor.cli import units
-from geminga.supervisor.cli.rest import Answer
-from geminga.supervisor.cli.show import plain
+from geminga.supervisor.configuration import units
+from geminga.supervisor.pulsar_client.rest import Answer, plain
 
 _PREFIX = "x-pulsar-"
 

@@ -10,11 +10,11 @@ from geminga.proto import names
 from geminga.proto.responses import SERVER_VERSION
 from geminga.storage.runtime.control import Control
 from geminga.storage.runtime.log import LEVELS, NAMES, Rule, log
-from geminga.supervisor.admin.alarms import ALARMS_OF
-from geminga.supervisor.admin.health import COUNTERS, obstacles
-from geminga.supervisor.admin.owners import OWNERS
-from geminga.supervisor.admin.stats import measure
-from geminga.supervisor.admin.topics import TOPICS, body_of, catalogue_of, done, part_of
+from geminga.supervisor.admin.monitoring.alarms import ALARMS_OF
+from geminga.supervisor.admin.monitoring.health import obstacles
+from geminga.supervisor.admin.monitoring.stats import measure
+from geminga.supervisor.admin.requests.owners import OWNERS
+from geminga.supervisor.admin.requests.request_parts import COUNTERS, TOPICS, body_of, catalogue_of, done, part_of
 from geminga.supervisor.tasks.job_socket import last_report
 
 routes = web.RouteTableDef()

@@ -6,9 +6,21 @@ from typing import Any
 
 import click
 
-from geminga.supervisor.cli import credentials, show, units, verbs
-from geminga.supervisor.cli.rest import Broker, NotReachable, Refused, namespace_path, quoted, shown, topic_path
-from geminga.supervisor.cli.verbs import GROUPS, Option, Verb
+from geminga.supervisor.cli import show
+from geminga.supervisor.cli.admin import verb as kinds
+from geminga.supervisor.cli.admin.verb import Option, Verb
+from geminga.supervisor.cli.admin.verbs import GROUPS
+from geminga.supervisor.configuration import units
+from geminga.supervisor.pulsar_client import credentials
+from geminga.supervisor.pulsar_client.rest import (
+    Broker,
+    NotReachable,
+    Refused,
+    namespace_path,
+    quoted,
+    shown,
+    topic_path,
+)
 
 URL = "http://127.0.0.1:8080"
 _OUTPUTS = ("table", "json")
@@ -36,7 +48,7 @@ def policies_of(group: str) -> dict[str, Verb]:
     """Verbs of policies that are set there; among the topics' own they would only be in the way."""
     if group not in _POLICIES:
         return {}
-    from geminga.supervisor.cli import policies
+    from geminga.supervisor.cli.admin import policies
     return {verb.name: verb._replace(hidden=group == "topics") for verb in policies.verbs(_POLICIES[group])}
 
 
@@ -65,7 +77,7 @@ class Admin(click.Group):
 
 
 def _show_policies() -> None:
-    from geminga.supervisor.cli import policies
+    from geminga.supervisor.cli.admin import policies
     print(show.text(policies.table()))
 
 
@@ -115,12 +127,12 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 _TYPES = {
-    verbs.TEXT: click.STRING, verbs.INT: click.INT, verbs.DECIMAL: click.FLOAT, verbs.FILE: click.Path(exists=True, dir_okay=False),
-    verbs.LIST: _Converted("a,b,...", lambda text: [part.strip() for part in text.split(",") if part.strip()]),
-    verbs.MAP: _Converted("key=value", _pair),
-    verbs.SECONDS: _Converted("time", units.seconds), verbs.MINUTES: _Converted("time", units.minutes),
-    verbs.MILLIS: _Converted("time", units.millis),
-    verbs.SIZE: _Converted("size", units.size), verbs.MEBIBYTES: _Converted("size", units.mebibytes),
+    kinds.TEXT: click.STRING, kinds.INT: click.INT, kinds.DECIMAL: click.FLOAT, kinds.FILE: click.Path(exists=True, dir_okay=False),
+    kinds.LIST: _Converted("a,b,...", lambda text: [part.strip() for part in text.split(",") if part.strip()]),
+    kinds.MAP: _Converted("key=value", _pair),
+    kinds.SECONDS: _Converted("time", units.seconds), kinds.MINUTES: _Converted("time", units.minutes),
+    kinds.MILLIS: _Converted("time", units.millis),
+    kinds.SIZE: _Converted("size", units.size), kinds.MEBIBYTES: _Converted("size", units.mebibytes),
 }
 
 
@@ -143,18 +155,18 @@ def _command(group: str, verb: Verb) -> click.Command:
 
 def _option(option: Option) -> click.Option:
     flags = [option.key, *option.flags.split()]
-    if option.kind == verbs.FLAG:
+    if option.kind == kinds.FLAG:
         return click.Option(flags, is_flag=True, default=bool(option.default), help=option.help)
     given = {} if option.default is None else {"default": option.default, "show_default": option.default != ()}
     return click.Option(flags, type=click.Choice(option.choices) if option.choices else _TYPES[option.kind], required=option.required,
-                        multiple=option.kind == verbs.MAP, help=option.help, **given)
+                        multiple=option.kind == kinds.MAP, help=option.help, **given)
 
 
 def _run(verb: Verb, values: dict[str, Any]) -> None:
     asked = click.get_current_context().ensure_object(dict)
     is_json = asked.get("output") == "json"
     for option in verb.options:
-        if option.kind == verbs.MAP:
+        if option.kind == kinds.MAP:
             values[option.key] = dict(values[option.key])
     try:
         values |= {name: _ARGUMENTS[name][0](values[name]) for name in _arguments(verb)}
@@ -198,7 +210,7 @@ def _ask(broker: Broker, verb: Verb, values: dict[str, Any], is_json: bool) -> A
 
 
 def _show_messages(found: Any, is_json: bool) -> None:
-    from geminga.supervisor.cli import messages
+    from geminga.supervisor.cli.admin import messages
     for number, message in enumerate(found):
         if is_json:
             print(json.dumps(messages.as_json(message), ensure_ascii=False))

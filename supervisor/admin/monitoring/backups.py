@@ -6,8 +6,8 @@ from pathlib import Path
 
 from aiohttp import web
 
-from geminga.supervisor.admin.authentication import IDENTITY
-from geminga.supervisor.admin.topics import TOPICS, body_of, catalogue_of
+from geminga.supervisor.admin.requests.authentication import IDENTITY
+from geminga.supervisor.admin.requests.request_parts import TOPICS, body_of, catalogue_of
 from geminga.workers.identity.authentication import NOT_ASKED
 
 routes = web.RouteTableDef()

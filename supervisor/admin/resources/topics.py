@@ -1,10 +1,6 @@
 """Topics: made, listed, deleted, looked up; their partitions and properties; and what the other files of this folder read requests with."""
-import asyncio
-import json
-import re
 from collections.abc import Iterable
 from typing import Any
-from urllib.parse import unquote_plus
 
 from aiohttp import web
 
@@ -15,179 +11,30 @@ from geminga.proto.names import TopicName
 from geminga.storage.catalogue.catalogue import Catalogue
 from geminga.storage.catalogue.policies import policies_of, refuse_topics
 from geminga.storage.catalogue.policy_table import PARTITIONS_MAX
-from geminga.storage.runtime.counters import Counters
-from geminga.supervisor.admin.owners import OWNERS
-from geminga.supervisor.configuration.config import Config
-from geminga.workers.addresses import Addresses
-from geminga.workers.directory.directory import Directory
+from geminga.supervisor.admin.requests.owners import OWNERS
+from geminga.supervisor.admin.requests.request_parts import (
+    BUNDLE,
+    PATH,
+    TOPIC,
+    TOPICS,
+    as_properties,
+    ask_each,
+    body_of,
+    catalogue_of,
+    done,
+    existing_of,
+    is_set,
+    namespace_of,
+    not_allowed,
+    part_of,
+    properties_of,
+    status,
+    topic_of,
+)
 
 routes = web.RouteTableDef()
-# The last part may have braces, which aiohttp leaves out where it is not told.
-PATH = "/{domain:persistent|non-persistent}/{tenant}/{namespace}/{topic:[^/]+}"
-TOPIC = "/admin/v2" + PATH
-BUNDLE = "0x00000000_0xffffffff"      # there is one: all topics are at home here
 _LIST = "/admin/v2/{domain:persistent|non-persistent}/{tenant}/{namespace}"
-_BODY_SECONDS = 30
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _SHADOW = "PULSAR.SHADOW_SOURCE"      # a topic's property
-_AT_ONCE = 100               # topics that the owners are asked about together
-
-
-class Topics:
-    """The catalogue, as requests need it."""
-
-    def __init__(self, catalogue: Catalogue, addresses: Addresses, config: Config, counters: Counters):
-        """counters: this process's own."""
-        self.catalogue, self.counters = catalogue, counters
-        self.directory = Directory(catalogue, addresses, config.storage)
-        self.configure(config, addresses)
-
-    def configure(self, config: Config, addresses: Addresses) -> None:
-        """These hold from now on."""
-        self.config, self.addresses = config, addresses
-        self.cluster_name, self.max_message_size = config.cluster_name, config.worker.max_message_size
-        self.storage = self.catalogue.with_changes(config.storage)
-        self.directory.configure(addresses, config.storage)
-
-
-TOPICS = web.AppKey("topics", Topics)
-
-
-# -- what a request says
-
-def part_of(request: web.Request, name: str) -> str:
-    """A part of the path, decoded as Pulsar's server does and its clients expect: once, and + is a space.  Raises 400."""
-    at = request.match_info.route.resource.canonical.split("/").index(f"{{{name}}}")
-    try:
-        return unquote_plus(request.rel_url.raw_path.split("/")[at], errors="strict")
-    except UnicodeDecodeError:
-        raise web.HTTPBadRequest(text=f"The path is not UTF-8 where it names the {name}") from None
-
-
-def topic_of(request: web.Request) -> TopicName:
-    return names.parse("{}://{}/{}/{}".format(*(part_of(request, name) for name in ("domain", "tenant", "namespace", "topic"))))
-
-
-def namespace_of(request: web.Request) -> str:
-    """It exists."""
-    tenant = part_of(request, "tenant")
-    name = f"{tenant}/{part_of(request, 'namespace')}"
-    if not catalogue_of(request).has_tenant(tenant):
-        raise web.HTTPNotFound(text="Tenant does not exist")
-    if not catalogue_of(request).has_namespace(name):
-        raise web.HTTPNotFound(text="Namespace does not exist")
-    return name
-
-
-def catalogue_of(request: web.Request) -> Catalogue:
-    return request.app[TOPICS].catalogue
-
-
-async def body_of(request: web.Request) -> Any:
-    """What its JSON says, None when there is nothing.  Raises 400, 408, 413."""
-    try:
-        async with asyncio.timeout(_BODY_SECONDS):
-            data = await request.read()
-    except TimeoutError:
-        raise web.HTTPRequestTimeout(text=f"The body has not come within {_BODY_SECONDS} s") from None
-    except (web.RequestPayloadError, ConnectionError):
-        raise web.HTTPBadRequest(text="The body ends early, or is not encoded as its headers say") from None
-    try:
-        found = json.loads(data, parse_constant=_no_number) if data.strip() else None
-        if _SURROGATE.search(data):      # half a character is in no text: nobody could be shown it, nor could it be kept
-            json.dumps(found, ensure_ascii=False).encode()
-    except (ValueError, RecursionError):
-        raise web.HTTPBadRequest(text="The body is not JSON") from None
-    return found
-
-
-def _no_number(text: str) -> None:
-    raise ValueError(text)      # NaN and Infinity, which JSON does not have
-
-
-async def properties_of(request: web.Request) -> dict[str, str]:
-    """A map of texts, as the body.  Raises 400."""
-    return as_properties(await body_of(request))
-
-
-def as_properties(found: Any) -> dict[str, str]:
-    if found is None:
-        return {}
-    if not isinstance(found, dict) or not all(isinstance(value, str | int | float) for value in found.values()):
-        raise web.HTTPBadRequest(text="Properties are an object of texts")
-    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in found.items()}
-
-
-def is_set(request: web.Request, name: str) -> bool:
-    """Whether the query has name=true."""
-    return request.query.get(name, "").lower() == "true"
-
-
-def number_of(request: web.Request, text: str, what: str, last: int = (1 << 63) - 1) -> int:
-    """A whole number that is not negative.  Raises 400."""
-    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= last):
-        raise web.HTTPBadRequest(text=f"{what} is a whole number of 0 to {last}")
-    return int(text)
-
-
-def status(code: int, text: str) -> web.HTTPException:
-    class _Other(web.HTTPClientError):
-        status_code = code
-    return _Other(text=text)
-
-
-def done() -> web.Response:
-    return web.Response(status=204)
-
-
-# -- which topics
-
-def parts_of(request: web.Request) -> list[TopicName]:
-    """What is stored under the topic's name: itself, or its partitions."""
-    topic = topic_of(request)
-    count = catalogue_of(request).partition_count(topic) or 0
-    return [topic.partition_name(number) for number in range(count)] or [topic]
-
-
-def single_of(request: web.Request, refused: str = "") -> TopicName:
-    """A topic that is not partitioned, or one partition.  Raises 405 with that text, or 404."""
-    topic = topic_of(request)
-    if catalogue_of(request).partition_count(topic):
-        if refused:
-            raise not_allowed(request, refused)
-        raise Refusal(api.TopicNotFound, f"Topic {topic} not found")
-    return topic
-
-
-def not_allowed(request: web.Request, text: str) -> web.HTTPException:
-    return web.HTTPMethodNotAllowed(request.method, [], text=text)
-
-
-def existing_of(request: web.Request) -> TopicName:
-    """A topic by its base name that was made.  Raises Refusal."""
-    topic = topic_of(request)
-    if not catalogue_of(request).has_topic(topic) and not catalogue_of(request).partition_count(topic):
-        raise Refusal(api.TopicNotFound, f"Topic {topic} not found")
-    return topic
-
-
-async def ask_each(request: web.Request, topics: Iterable[TopicName], question: str, **arguments) -> list:
-    """The answers of their owners, in order.  Raises Refusal when there is one."""
-    turns = asyncio.Semaphore(_AT_ONCE)
-
-    async def ask(topic: TopicName):
-        async with turns:
-            return await request.app[OWNERS].ask(question, topic, **arguments)
-
-    return await asyncio.gather(*map(ask, topics))
-
-
-async def ask_parts(request: web.Request, question: str, **arguments) -> list:
-    return await ask_each(request, parts_of(request), question, **arguments)
-
-
-async def ask_single(request: web.Request, refused: str, question: str, **arguments):
-    return await request.app[OWNERS].ask(question, single_of(request, refused), **arguments)
 
 
 # -- topics that are not partitioned

@@ -15,7 +15,15 @@ from google.protobuf.message import DecodeError
 from geminga.proto import compression
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.batches import UNPACKED_MAX
-from geminga.supervisor.admin.topics import TOPIC, TOPICS, ask_single, number_of, part_of, single_of, status
+from geminga.supervisor.admin.requests.request_parts import (
+    TOPIC,
+    TOPICS,
+    ask_single,
+    number_of,
+    part_of,
+    single_of,
+    status,
+)
 
 routes = web.RouteTableDef()
 _METADATA = 6                     # offset in an entry: behind magic and checksum

@@ -3,7 +3,7 @@ from collections.abc import Callable
 from typing import Any
 
 from geminga.storage.catalogue.policy_table import TABLE, Level, Part, Policy, flags_of
-from geminga.supervisor.cli.verbs import FLAG, LIST, Option, Verb
+from geminga.supervisor.cli.admin.verb import FLAG, LIST, Option, Verb
 
 Row = tuple[Policy, Level]
 _OF_ONE = {"subscription-dispatch-rate": ("subscription", "{topic}/{subscription}/dispatchRate")}     # what one subscription may have

@@ -20,8 +20,8 @@ from typing import Any
 from aiohttp import web
 
 from geminga.storage.runtime.log import log
-from geminga.supervisor.admin.authentication import IDENTITY
-from geminga.supervisor.admin.topics import topic_of
+from geminga.supervisor.admin.requests.authentication import IDENTITY
+from geminga.supervisor.admin.requests.request_parts import topic_of
 from geminga.workers.identity.authentication import NOT_ASKED
 
 NAME = "audit.log"

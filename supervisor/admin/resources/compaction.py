@@ -37,8 +37,8 @@ from geminga.storage.errors import text_of
 from geminga.storage.ledgers import compacted_ledgers
 from geminga.storage.runtime.log import log
 from geminga.storage.statistics.statistics import LATENCIES_MS
-from geminga.supervisor.admin.owners import Owners
-from geminga.supervisor.admin.topics import (
+from geminga.supervisor.admin.requests.owners import Owners
+from geminga.supervisor.admin.requests.request_parts import (
     TOPIC,
     TOPICS,
     ask_each,
@@ -50,7 +50,8 @@ from geminga.supervisor.admin.topics import (
     topic_of,
 )
 from geminga.supervisor.configuration.config import Config
-from geminga.supervisor.tasks.job_socket import REPORT, SOCKET, short_path
+from geminga.supervisor.host.unix_sockets import short_path
+from geminga.supervisor.tasks.job_socket import REPORT, SOCKET
 
 routes = web.RouteTableDef()
 QUESTIONS = {"adopt-view", "enforce", "leftovers", "backup-begin", "backup-cut"}       # that jobs may have for owners

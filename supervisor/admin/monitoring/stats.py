@@ -14,11 +14,10 @@ from geminga.proto.responses import SERVER_VERSION
 from geminga.storage.runtime.counters import Counters
 from geminga.storage.statistics.statistics import SUBSCRIPTION_COLUMNS, TOPIC_COLUMNS, unpack
 from geminga.storage.topics.subscription import SubType
-from geminga.supervisor.admin.compaction import COMPACTIONS
-from geminga.supervisor.admin.health import COUNTERS
-from geminga.supervisor.admin.owners import OWNERS, Owners
-from geminga.supervisor.admin.topics import (
+from geminga.supervisor.admin.requests.owners import OWNERS, Owners
+from geminga.supervisor.admin.requests.request_parts import (
     BUNDLE,
+    COUNTERS,
     TOPIC,
     TOPICS,
     ask_each,
@@ -29,6 +28,7 @@ from geminga.supervisor.admin.topics import (
     parts_of,
     topic_of,
 )
+from geminga.supervisor.admin.resources.compaction import COMPACTIONS
 
 routes = web.RouteTableDef()
 _EVERYTHING = 1 << 30      # topics

@@ -1,0 +1,226 @@
+"""Verbs that are more than one question, or that make what is sent of several options."""
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from geminga.supervisor.configuration import units
+from geminga.supervisor.pulsar_client.rest import REFUSED, Broker, Refused, quoted
+
+_POLL_SECONDS = 0.2
+EARLIEST = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1, "batchIndex": -1}
+LATEST = {"ledgerId": (1 << 63) - 1, "entryId": (1 << 63) - 1, "partitionIndex": -1, "batchIndex": -1}
+_TIMES = ("from", "to", "deliverAt", "publishTime")      # in the rows of messages that wait
+
+
+def position_of(text: str) -> dict[str, int]:
+    """A message id as people write it: earliest, latest, LEDGER:ENTRY[:PARTITION[:BATCH]]; raises ValueError."""
+    if text in ("earliest", "latest"):
+        return EARLIEST if text == "earliest" else LATEST
+    try:
+        ids = [int(part) for part in text.split(":")]
+    except ValueError:
+        ids = []
+    if not 2 <= len(ids) <= 4:
+        raise ValueError(f"{text!r} is no message id: earliest, latest or LEDGER:ENTRY, such as 12:0")
+    return dict(zip(EARLIEST, [*ids, -1, -1][:4], strict=True))
+
+
+def list_topics(below: str) -> Callable[[Broker, dict[str, Any]], list[str]]:
+    """Names of both domains, or of the one that was asked for."""
+    def run(broker: Broker, values: dict[str, Any]) -> list[str]:
+        asked = values.get("topic_domain")
+        query = {"includeSystemTopic": values["include_system_topic"]}
+        if values.get("bundle"):
+            query["bundle"] = values["bundle"]
+        return [name for domain in ("persistent", "non-persistent") if asked in (None, domain.replace("-", "_"))
+                for name in broker.ask("GET", f"/admin/v2/{domain}/{values['namespace']}{below}", query).value()]
+    return run
+
+
+def lookup_partitions(broker: Broker, values: dict[str, Any]) -> dict[str, Any]:
+    topic = values["topic"]
+    count = broker.ask("GET", f"/admin/v2/{topic}/partitions").value()["partitions"]
+    if not count:
+        raise Refused(404, "The topic has no partitions")
+    domain, _, rest = topic.partition("/")
+    names = [f"{rest}-partition-{index}" for index in range(count)]
+    found = {f"{domain}://{name}": broker.ask("GET", f"/lookup/v2/topic/{domain}/{name}").value()["brokerUrl"] for name in names}
+    if not values["sort_by_broker"]:
+        return found
+    return {url: [name for name, its in found.items() if its == url] for url in sorted(set(found.values()))}
+
+
+def partition_of_key(broker: Broker, values: dict[str, Any]) -> list[dict[str, Any]]:
+    from geminga.supervisor.pulsar_client import key_hashing
+    count = broker.ask("GET", f"/admin/v2/{values['topic']}/partitions").value()["partitions"]
+    if not count:
+        raise Refused(404, "The topic has no partitions")
+    if not values["message_key"]:
+        raise ValueError("messages without a key go to all partitions in turn")
+    return key_hashing.partitions_of(values["message_key"], count, values["client"])
+
+
+def new_subscription(values: dict[str, Any]) -> dict[str, Any]:
+    return position_of(values["messageId"]) | ({"properties": values["property"], "excluded": False} if values["property"] else {})
+
+
+def is_enabled(values: dict[str, Any]) -> bool:
+    if values["enable"] == values["disable"]:
+        raise ValueError("give --enable or --disable")
+    return values["enable"]
+
+
+_PULSARS_GRANULARITY_MS, _PULSARS_TICK_MS = 300_000, 1_000      # where nothing is set or given, as PIP-26 has it
+
+
+def enable_delays(broker: Broker, values: dict[str, Any]) -> None:
+    """What else is set of delays stays.  Without options the wheel is PIP-26's own, whatever it was before."""
+    path, found = _delays_of(broker, values)
+    granularity, tick = values["time_partition_granularity"], values["tick_duration"]
+    if granularity is None and tick is None:
+        granularity, tick = _PULSARS_GRANULARITY_MS, _PULSARS_TICK_MS
+    granularity = found.get("timePartitionGranularityInMillis", _PULSARS_GRANULARITY_MS) if granularity is None else granularity
+    tick = (found.get("tickTime") or _PULSARS_TICK_MS) if tick is None else tick
+    broker.ask("POST", path, body=found | {"active": True, "tickTime": tick, "timePartitionGranularityInMillis": granularity})
+
+
+def disable_delays(broker: Broker, values: dict[str, Any]) -> None:
+    path, found = _delays_of(broker, values)
+    broker.ask("POST", path, body=found | {"active": False})
+
+
+def _delays_of(broker: Broker, values: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    where = f"namespaces/{values['namespace']}" if "namespace" in values else values["topic"]
+    path = f"/admin/v2/{where}/delayedDelivery"
+    return path, broker.ask("GET", path).value() or {}
+
+
+class CompactionFailed(Exception):
+    exit_status = REFUSED
+
+
+def compaction_status(broker: Broker, values: dict[str, Any]) -> dict[str, Any]:
+    """Raises CompactionFailed, as pulsar-admin does."""
+    while True:
+        found = broker.ask("GET", f"/admin/v2/{values['topic']}/compaction").value()
+        if found["status"] != "RUNNING" or not values["wait_complete"]:
+            break
+        time.sleep(_POLL_SECONDS)
+    if found["status"] == "ERROR":
+        raise CompactionFailed(f"The last compaction failed: {found['lastError']}")
+    return found
+
+
+def reset_cursor(broker: Broker, values: dict[str, Any]) -> None:
+    where = f"/admin/v2/{values['topic']}/subscription/{quoted(values['subscription'])}/resetcursor"
+    if values["messageId"]:
+        broker.ask("POST", where, body=position_of(values["messageId"]) | {"excluded": values["exclude_reset_position"]})
+    elif values["time"] is not None:
+        broker.ask("POST", f"{where}/{int(time.time() * 1_000) - values['time']}")
+    else:
+        raise ValueError("give --time or --messageId")
+
+
+def expire(broker: Broker, values: dict[str, Any]) -> None:
+    where = f"/admin/v2/{values['topic']}/subscription/{quoted(values['subscription'])}/expireMessages"
+    if values["position"]:
+        broker.ask("POST", where, body=position_of(values["position"]) | {"excluded": values["exclude_reset_position"]})
+    elif values["expireTime"] is not None:
+        broker.ask("POST", f"{where}/{values['expireTime']}")
+    else:
+        raise ValueError("give --expireTime or --position")
+
+
+def message_id_at(broker: Broker, values: dict[str, Any]) -> Any:
+    from datetime import datetime
+    try:
+        when = datetime.fromisoformat(values["datetime"])
+    except ValueError:
+        raise ValueError(f"{values['datetime']!r} is no time such as 2026-01-31T12:00:00Z") from None
+    return broker.ask("GET", f"/admin/v2/{values['topic']}/messageid/{int(when.timestamp() * 1_000)}").value()
+
+
+def readable_times(found: dict[str, Any]) -> dict[str, Any]:
+    """With times as people read them."""
+    rows = [{name: units.instant(value) if name in _TIMES else value for name, value in row.items()} for row in found["rows"]]
+    due_ms = found["nextDueAt"]
+    return found | {"nextDueAt": due_ms if due_ms is None else units.instant(due_ms), "rows": rows}
+
+
+def new_time(values: dict[str, Any]) -> dict[str, str]:
+    if (values["at"] is None) == (values["after"] is None):
+        raise ValueError("give --at or --after")
+    return {"deliverAt": values["at"] if values["after"] is None else f"{values['after'] // 1_000}s"}
+
+
+def create_tenant(broker: Broker, values: dict[str, Any]) -> None:
+    """A tenant may use all clusters unless some are named."""
+    clusters = values["allowed_clusters"] or broker.ask("GET", "/admin/v2/clusters").value()
+    broker.ask("PUT", f"/admin/v2/tenants/{values['tenant']}", body={"adminRoles": values["admin_roles"], "allowedClusters": clusters})
+
+
+def update_tenant(broker: Broker, values: dict[str, Any]) -> None:
+    """What is not given stays."""
+    path = f"/admin/v2/tenants/{values['tenant']}"
+    new = {"adminRoles": values["admin_roles"], "allowedClusters": values["allowed_clusters"]}
+    if not all(new.values()):
+        new = broker.ask("GET", path).value() | {name: value for name, value in new.items() if value}
+    broker.ask("POST", path, body=new)
+
+
+def new_namespace(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in (("replication_clusters", values["clusters"]),
+                                          ("bundles", {"numBundles": values["bundles"]} if values["bundles"] else None)) if value}
+
+
+def schema_file(values: dict[str, Any]) -> dict[str, Any]:
+    with open(values["filename"], encoding="utf-8") as file:
+        return json.load(file)
+
+
+def get_schema(broker: Broker, values: dict[str, Any]) -> Any:
+    where = f"/admin/v2/schemas/{values['schema_topic']}/schema"
+    if values["all_version"]:
+        return broker.ask("GET", where + "s").value()
+    return broker.ask("GET", where + ("" if values["version"] is None else f"/{values['version']}")).value()
+
+
+def peek(broker: Broker, values: dict[str, Any]) -> Iterator[Any]:
+    """Entry by entry until there are enough messages, or no more."""
+    from geminga.supervisor.cli.admin import messages
+    left = values["count"]
+    for position in range(1, left + 1):
+        try:
+            answer = broker.ask("GET", f"/admin/v2/{values['topic']}/subscription/{quoted(values['subscription'])}/position/{position}")
+        except Refused as refused:
+            if position > 1 and refused.status in (404, 412):
+                return      # there are not so many
+            raise
+        for message in messages.read(answer)[:left]:
+            yield message
+            left -= 1
+        if not left:
+            return
+
+
+def read_entry(path: str, *query: tuple[str, str]) -> Callable[[Broker, dict[str, Any]], Iterator[Any]]:
+    def run(broker: Broker, values: dict[str, Any]) -> Iterator[Any]:
+        from geminga.supervisor.cli.admin import messages
+        yield from messages.read(broker.ask("GET", "/admin/v2/" + path.format_map(values),
+                                            {name: values[key] for name, key in query}))
+    return run
+
+
+
+
+def ask_bundle(broker: Broker, values: dict[str, Any], what: str, method: str = "PUT") -> None:
+    bundle = f"/{quoted(values['bundle'])}" if values["bundle"] else ""
+    broker.ask(method, f"/admin/v2/namespaces/{values['namespace']}{bundle}/{what}")
+
+
+def clear_backlog(broker: Broker, values: dict[str, Any]) -> None:
+    if not values["force"]:
+        from click import confirm
+        confirm("Skip all these messages?", abort=True)
+    ask_bundle(broker, values, "clearBacklog" + (f"/{quoted(values['sub'])}" if values["sub"] else ""), "POST")
