@@ -1,5 +1,6 @@
 """How the world can fail, as far as callers treat it differently."""
 import errno
+from pathlib import Path
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _OF_DISK = (*_FULL, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE)
@@ -22,7 +23,7 @@ class Interrupted(BaseException):
 class CorruptFile(Exception):
     """A file does not hold what it should."""
 
-    def __init__(self, path, offset: int, expected, found):
+    def __init__(self, path: Path | str, offset: int, expected: object, found: object):
         super().__init__(f"{path}: at byte {offset}: expected {expected}, found {found}")
 
 

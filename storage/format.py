@@ -42,12 +42,13 @@ folder of the new version into tests/storage/formats (make.py), and write down h
 """
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from geminga.proto.rows import as_words, struct_of
+from geminga.proto.rows import Rows, as_words, struct_of
 
 VERSION = 2
 FOLDER_VERSION = 1
@@ -270,7 +271,7 @@ def compacted_folder(folder: Path) -> Path:
     return folder / "compacted"
 
 
-def header(dtype: np.dtype, **fields) -> bytes:
+def header(dtype: np.dtype[np.void], **fields: Any) -> bytes:
     """The bytes of a header with these fields and the current version."""
     out = np.zeros(1, dtype)
     out["version"] = VERSION
@@ -285,19 +286,19 @@ def record_header(*, segment: int, number: int, synced: int, size: int, groups: 
     return _RECORD_HEADER.pack(RECORD_MAGIC, checksum, segment, number, size, groups, rows, ops, tables, synced)
 
 
-def checked_header(dtype: np.dtype, **fields) -> bytes:
+def checked_header(dtype: np.dtype[np.void], **fields: Any) -> bytes:
     """Likewise of a header that has a checksum of itself."""
     return header(dtype, **fields, checksum=crc32c(header(dtype, **fields)))
 
 
-def is_whole(head: NDArray) -> bool:
+def is_whole(head: Rows) -> bool:
     """Whether the checksum of such a header (shape (1,)) is right."""
     bare = head.copy()
     bare["checksum"] = 0
-    return crc32c(bare.tobytes()) == head["checksum"][0]
+    return crc32c(bare.tobytes()) == int(head["checksum"][0])
 
 
-def row_checksums(rows: NDArray, ledger_ids: NDArray[np.uint64] | int, entry_ids: NDArray[np.uint64]) -> NDArray[np.uint32]:
+def row_checksums(rows: Rows, ledger_ids: NDArray[np.uint64] | int, entry_ids: NDArray[np.uint64]) -> NDArray[np.uint32]:
     """What `checksum` of INDEX_ROW rows (n,), in which it is 0, in these places is: a multilinear hash, high word.
 
     Each factor is odd, so that a change of any one bit changes the sum; a look-up or a call per row would cost ten times
@@ -322,15 +323,16 @@ def index_row(ledger_id: int, entry_id: int, *, offset: int, publish_time: int, 
                        total >> 32 & 0xFFFFFFFF)
 
 
-def is_valid(rows: NDArray, ledger_id: int, first: int = 0) -> NDArray[np.bool_]:
+def is_valid(rows: Rows, ledger_id: int, first: int = 0) -> NDArray[np.bool_]:
     """Which rows (n,), those of a ledger's n entries from `first` on, are in their place and whole."""
     bare = as_words(np.ascontiguousarray(rows)).copy()
     bare[:, 7] &= np.uint64(0xFFFFFFFF)      # checksum
     found = _checksums(bare, ledger_id, np.arange(first, first + len(rows), dtype=np.uint64))
-    return (found == rows["checksum"]) & (rows["size"] > 0)
+    valid: NDArray[np.bool_] = (found == rows["checksum"]) & (rows["size"] > 0)
+    return valid
 
 
-def valid_rows(rows: NDArray, ledger_id: int) -> int:
+def valid_rows(rows: Rows, ledger_id: int) -> int:
     """How many rows from the first on are."""
     valid = is_valid(rows, ledger_id)
     return len(rows) if valid.all() else int((~valid).argmax())

@@ -15,10 +15,10 @@ import hashlib
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
@@ -69,6 +69,7 @@ _SINCE = {4: ("properties", "schemas")}      # tables that a version added to th
 # Policies that say who may do what: of tenants, namespaces and topics.
 ADMIN_ROLES, PERMISSIONS, SUBSCRIPTION_PERMISSIONS, AUTH_MODE = RIGHTS = (
     "adminRoles", "permissions", "subscriptionPermissions", "subscriptionAuthMode")
+_Values: TypeAlias = tuple[Any, ...]
 
 
 class CatalogueError(Exception):
@@ -88,7 +89,7 @@ class Catalogue:
         self._db.execute("PRAGMA foreign_keys = ON")
         self._db.create_function("with_row", -1, with_row, deterministic=True)
         self._seen = -1, -1
-        self._ledger_ids = iter(())
+        self._ledger_ids: Iterator[int] = iter(())
 
     def close(self) -> None:
         self._db.close()
@@ -107,7 +108,7 @@ class Catalogue:
 
     # -- transactions
 
-    def _write(self, statement: str, values: tuple = ()) -> sqlite3.Cursor:
+    def _write(self, statement: str, values: _Values = ()) -> sqlite3.Cursor:
         """Raises StorageFull; NotDurable when what the transaction had before is undone as well."""
         was_open = self._db.in_transaction
         try:
@@ -140,18 +141,28 @@ class Catalogue:
         if self._db.in_transaction:
             self._db.execute("ROLLBACK")
 
-    def _read(self, statement: str, values: tuple = ()) -> list[tuple]:
+    def _read(self, statement: str, values: _Values = ()) -> list[tuple[Any, ...]]:
         """Raises StorageFull."""
         try:
             return self._db.execute(statement, values).fetchall()
         except sqlite3.OperationalError as error:
             raise StorageFull(f"{self.path}: {error}") from error
 
-    def _one(self, statement: str, values: tuple = ()):
+    def _one(self, statement: str, values: _Values = ()) -> Any:
         rows = self._read(statement, values)
         return rows[0][0] if rows else None
 
-    def _column(self, statement: str, values: tuple = ()) -> list:
+    def _integer(self, statement: str, values: _Values = ()) -> int | None:
+        number: int | None = self._one(statement, values)
+        return number
+
+    def _insert(self, statement: str, values: _Values) -> int:
+        """Return the id of the new row.  Raises StorageFull."""
+        row_id = self._write(statement, values).lastrowid
+        assert row_id is not None
+        return row_id
+
+    def _column(self, statement: str, values: _Values = ()) -> list[Any]:
         return [row[0] for row in self._read(statement, values)]
 
     # -- tenants, namespaces, topics
@@ -197,7 +208,7 @@ class Catalogue:
 
     def partition_count(self, topic: TopicName) -> int | None:
         """Of a topic by its base name: 0 when it is not partitioned, None when there is no such topic."""
-        return self._one("SELECT partitions FROM topics WHERE name = ?", (str(topic),))
+        return self._integer("SELECT partitions FROM topics WHERE name = ?", (str(topic),))
 
     def has_topic(self, topic: TopicName) -> bool:
         """Whether the topic, or the partitioned one of which it is a partition, was made."""
@@ -226,11 +237,11 @@ class Catalogue:
 
     def topics_version(self) -> int:
         """Another one whenever topics have come or gone."""
-        return self._one("SELECT value FROM counters WHERE name = 'topics'") or 0
+        return self._integer("SELECT value FROM counters WHERE name = 'topics'") or 0
 
     def created_ms(self, topic: TopicName) -> int | None:
         """When the topic of that base name was created; None when there is none."""
-        return self._one("SELECT created_ms FROM topics WHERE name = ?", (str(topic),))
+        return self._integer("SELECT created_ms FROM topics WHERE name = ?", (str(topic),))
 
     def forget_live_topics(self) -> None:
         """Topics that keep nothing are gone when the broker was; those that are partitioned were asked for, and stay."""
@@ -253,7 +264,8 @@ class Catalogue:
         """Topics and partitions, but those that brokers use among themselves."""
         others = [*(f"*/{name}" for name in names.SYSTEM_TOPICS), f"*{names.SYSTEM_SUFFIX}"]
         left_out = " AND name NOT GLOB ?" * len(others)
-        return self._one(f"SELECT COALESCE(SUM(MAX(partitions, 1)), 0) FROM topics WHERE namespace = ?{left_out}", (namespace, *others))
+        statement = f"SELECT SUM(MAX(partitions, 1)) FROM topics WHERE namespace = ?{left_out}"
+        return self._integer(statement, (namespace, *others)) or 0
 
     def base_topics(self, namespace: str) -> list[str]:
         """Base names, sorted."""
@@ -267,11 +279,13 @@ class Catalogue:
 
     def partition(self, name: TopicName) -> tuple[int, int | None] | None:
         """(id, topic epoch) of a stored partition, None when nothing was stored under the name yet."""
-        return self._db.execute("SELECT id, topic_epoch FROM partitions WHERE name = ?", (str(name),)).fetchone()
+        row: tuple[int, int | None] | None = self._db.execute(
+            "SELECT id, topic_epoch FROM partitions WHERE name = ?", (str(name),)).fetchone()
+        return row
 
     def partition_total(self) -> int:
         """How many there are."""
-        return self._one("SELECT count(*) FROM partitions")
+        return self._integer("SELECT count(*) FROM partitions") or 0
 
     def partition_names(self) -> list[str]:
         return self._column("SELECT name FROM partitions")
@@ -282,10 +296,10 @@ class Catalogue:
 
     def newest_partition(self) -> int:
         """The highest id given to a partition; those that come later get higher ones."""
-        return self._one("SELECT seq FROM sqlite_sequence WHERE name = 'partitions'") or 0
+        return self._integer("SELECT seq FROM sqlite_sequence WHERE name = 'partitions'") or 0
 
     def create_partition(self, name: TopicName) -> int:
-        return self._write("INSERT INTO partitions (name) VALUES (?)", (str(name),)).lastrowid
+        return self._insert("INSERT INTO partitions (name) VALUES (?)", (str(name),))
 
     def delete_partition(self, partition_id: int) -> None:
         """Its subscriptions go too, and the topic when that is not partitioned."""
@@ -317,7 +331,7 @@ class Catalogue:
         """In place of one whose owner was killed before its journal knew of it: that was never answered."""
         if (before := self._one("SELECT id FROM subscriptions WHERE partition_id = ? AND name = ?", (partition_id, name))) is not None:
             self.delete_subscription(before)
-        return self._write("INSERT INTO subscriptions (partition_id, name) VALUES (?, ?)", (partition_id, name)).lastrowid
+        return self._insert("INSERT INTO subscriptions (partition_id, name) VALUES (?, ?)", (partition_id, name))
 
     def delete_subscription(self, subscription_id: int) -> None:
         self._forget(_scope_text(subscription_id), rights=False)
@@ -374,14 +388,17 @@ class Catalogue:
     def with_changes(self, options: StorageOptions) -> StorageOptions:
         """These, with what was changed since the broker was configured."""
         known = {field.name for field in fields(StorageOptions)}
-        return replace(options, **{name: tuple(value) if isinstance(value, list) else value
-                                   for name, value in self.policies(self.OPTIONS).items() if name in known})
+        changes: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value
+                                   for name, value in self.policies(self.OPTIONS).items() if name in known}
+        return replace(options, **changes)
 
     # -- properties
 
     def properties(self, scope: str | int) -> dict[str, str]:
         """Of a namespace, of a topic by its base name, or of a subscription by its id."""
-        return json.loads(self._one("SELECT value FROM properties WHERE scope = ?", (_scope_text(scope),)) or "{}")
+        properties: dict[str, str] = json.loads(
+            self._one("SELECT value FROM properties WHERE scope = ?", (_scope_text(scope),)) or "{}")
+        return properties
 
     def subscriptions_properties(self, partition_id: int) -> dict[int, dict[str, str]]:
         """{id: properties} of those that have some."""
@@ -403,8 +420,8 @@ class Catalogue:
 
     def schema_version(self, topic: TopicName, kind: int, data: bytes) -> int | None:
         """The version that is that to the byte."""
-        return self._one("SELECT version FROM schemas WHERE topic = ? AND type = ? AND length(data) = ? AND data = ?",
-                         (str(topic), kind, len(data), data))
+        return self._integer("SELECT version FROM schemas WHERE topic = ? AND type = ? AND length(data) = ? AND data = ?",
+                             (str(topic), kind, len(data), data))
 
     def schema_bytes(self, topic: TopicName) -> int:
         """Of all its versions."""
@@ -460,7 +477,7 @@ class Catalogue:
 
     def last_closed_ledger(self) -> int:
         """No ledger up to that id may grow any more; 0: the folder was never put back."""
-        return self._one("SELECT value FROM counters WHERE name = 'put back'") or 0
+        return self._integer("SELECT value FROM counters WHERE name = 'put back'") or 0
 
     def producer_name(self) -> str:
         """Never given out before, nor ever again.  Part of the open transaction."""
@@ -474,8 +491,10 @@ class Catalogue:
 
     def take(self, counter: str, count: int = 1) -> int:
         """Raise the counter by count; returns its new value.  Part of the open transaction."""
-        return self._write("INSERT INTO counters VALUES (?, ?) ON CONFLICT DO UPDATE SET value = value + excluded.value RETURNING value",
-                           (counter, count)).fetchone()[0]
+        value: int = self._write(
+            "INSERT INTO counters VALUES (?, ?) ON CONFLICT DO UPDATE SET value = value + excluded.value RETURNING value",
+            (counter, count)).fetchone()[0]
+        return value
 
 
 def _scope_text(scope: str | int) -> str:

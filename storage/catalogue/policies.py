@@ -82,7 +82,7 @@ class Policies:
     subscribe_count: int = 0           # that a consumer may subscribe ...
     subscribe_period_s: int = 30       # ... in so many seconds
     dispatch_rates_of: tuple[tuple[str, tuple[int, int, int, bool]], ...] = ()     # of subscriptions with one of their own, by name
-    migrated_to: tuple[str, str] = ()  # the cluster to which producers and consumers are sent: its address, and that with TLS
+    migrated_to: tuple[str, str] | tuple[()] = ()  # the cluster to which producers and consumers are sent: its address, and that with TLS
 
     @property
     def new_topics_partitions(self) -> int:

@@ -208,7 +208,7 @@ def _integer(last: int) -> Callable[[Any], int]:
             raise ValueError("expected a whole number") from None
         if abs(value) > last:
             raise ValueError("the number is too large")
-        return value
+        return int(value)
     return read_integer
 
 
@@ -222,7 +222,7 @@ def _boolean(value: Any) -> bool:
     if isinstance(value, bool):
         return value
     if value in ("true", "false"):
-        return value == "true"
+        return bool(value == "true")
     raise ValueError("expected true or false")
 
 
@@ -290,7 +290,9 @@ def _auto_creation(kept: dict[str, Any]) -> None:
     """What is not to happen needs no details."""
     if not kept["allowAutoTopicCreation"]:
         return
-    kind, partitions, text = kept.get("topicType"), kept.get("defaultNumPartitions"), ""
+    kind: str | None = kept.get("topicType")
+    partitions: Any = kept.get("defaultNumPartitions")
+    text = ""
     if not kind:
         text = "Unknown topic type [null]"
     elif kind == "partitioned" and partitions is None:

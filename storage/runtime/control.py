@@ -30,7 +30,7 @@ class Control:
     def __init__(self, end: socket.socket):
         self._socket = end
         self._rest = b""
-        self._kept: list[dict] = []
+        self._kept: list[dict[str, Any]] = []
         self.is_open = True
         end.setblocking(False)
 
@@ -40,13 +40,13 @@ class Control:
     def close(self) -> None:
         self._socket.close()
 
-    def send(self, **message) -> None:
+    def send(self, **message: Any) -> None:
         try:
             self._socket.sendall(json.dumps(message).encode() + b"\n")
         except OSError:      # the other end is gone: whoever watches processes sees to it
             self.is_open = False
 
-    def receive(self) -> list[dict]:
+    def receive(self) -> list[dict[str, Any]]:
         """Messages that have come; `is_open` is false when the other end is closed.
 
         A ping is answered on the way: whoever looks here does so from the process's main loop.

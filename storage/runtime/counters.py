@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-NAMES = (
+NAMES: tuple[str, ...] = (
     "connections_opened", "connections_closed", "commands", "protocol_errors", "sends_refused", "deliveries", "delivered_bytes",
     "partitions_open", "producers", "consumers", "entries_in", "messages_in", "bytes_in", "entries_out", "syncs", "passes",
     "entries_dropped", "deliveries_dropped", "entries_parked", "acks_of_damaged", "acks_ignored", "damage_found", "entries_lost",

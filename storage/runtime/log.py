@@ -79,7 +79,7 @@ class Log:
         self._always: dict[str, Any] = {}         # fields of every line of this process
         self._write: Callable[[int, str, str, dict[str, Any]], None] = _print
         self._has_begun = False
-        self._episodes: dict[str, list] = {}      # code or event -> [since when, lines, lines left out]
+        self._episodes: dict[str, list[Any]] = {}      # code or event -> [since when, lines, lines left out]
         self._lost = 0
 
     def begin(self, options: LogOptions) -> None:

@@ -2,17 +2,22 @@
 
 To ask an enum for a flag costs a microsecond, and twenty in a process that has just been woken.
 """
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
 import zmq
 
-_MORE, _NOBLOCK, _EVENTS, _READABLE = map(int, (zmq.SNDMORE, zmq.NOBLOCK, zmq.EVENTS, zmq.POLLIN))
+_MORE, _NOBLOCK, _EVENTS, _READABLE = int(zmq.SNDMORE), int(zmq.NOBLOCK), int(zmq.EVENTS), int(zmq.POLLIN)
+Socket: TypeAlias = zmq.Socket[bytes]
 
 
-def has_come(socket: zmq.Socket) -> bool:
+def has_come(socket: Socket) -> bool:
     """Whether there is something to receive; asking costs less than an exception."""
-    return socket.get(_EVENTS) & _READABLE != 0
+    events: Any = socket.get(_EVENTS)
+    return bool(events & _READABLE)
 
 
-def receive(socket: zmq.Socket) -> list[zmq.Frame]:
+def receive(socket: Socket) -> list[zmq.Frame]:
     """The frames of what has come."""
     frames = [socket.recv(_NOBLOCK, copy=False)]
     while frames[-1].more:
@@ -20,7 +25,7 @@ def receive(socket: zmq.Socket) -> list[zmq.Frame]:
     return frames
 
 
-def send(socket: zmq.Socket, frames: list) -> None:
+def send(socket: Socket, frames: Sequence[bytes | memoryview]) -> None:
     for frame in frames[:-1]:
         socket.send(frame, _MORE)
     socket.send(frames[-1])

@@ -9,13 +9,12 @@ import warnings
 from typing import Any
 
 import avro.schema
-from avro.schema import Schema
+from avro.schema import ArraySchema, EnumSchema, FixedSchema, MapSchema, NamedSchema, RecordSchema, Schema, UnionSchema
 
 DEPTH_MAX = 100          # of what is nested; arbitrary, and more than anybody uses: errors of the library repeat all that is nested
 STEPS_MAX = 100_000      # comparisons of one question; arbitrary: unions of thousands of types, each with each, would take minutes
 _PROMOTED = {            # writer -> readers of another type
     "int": ("long", "float", "double"), "long": ("float", "double"), "float": ("double",), "string": ("bytes",), "bytes": ("string",)}
-_NAMED = ("record", "enum", "fixed")
 _RANGES = {"int": 1 << 31, "long": 1 << 63}
 _SAID_ELSEWHERE = ("type", "name", "namespace", "fields", "items", "values", "symbols", "doc", "aliases")      # of all that a schema says
 
@@ -50,14 +49,14 @@ def _check_depth(definition: Any) -> None:
 
 def _check_names(schema: Schema, seen: set[str]) -> None:
     """Java's rule for names, which the library does not have: letters of any language, digits, _; namespaces may be anything."""
-    if isinstance(schema, avro.schema.NamedSchema):
+    if isinstance(schema, NamedSchema):
         if schema.fullname in seen:
             return
         seen.add(schema.fullname)
         aliases = schema.props.get("aliases") or []
         if not isinstance(aliases, list) or not all(isinstance(alias, str) for alias in aliases):
             raise ValueError(f"aliases of {schema.fullname} are no list of names")
-        fields = schema.fields if schema.type in ("record", "error") else ()
+        fields = schema.fields if isinstance(schema, RecordSchema) else ()
         for name in (schema.name, *(field.name for field in fields)):
             if not name.isidentifier():
                 raise ValueError(f"{name} is no name")
@@ -66,14 +65,14 @@ def _check_names(schema: Schema, seen: set[str]) -> None:
 
 
 def _inner(schema: Schema) -> list[Schema]:
-    match schema.type:
-        case "record" | "error":
+    match schema:
+        case RecordSchema():
             return [field.type for field in schema.fields]
-        case "array":
+        case ArraySchema():
             return [schema.items]
-        case "map":
+        case MapSchema():
             return [schema.values]
-        case "union" | "error_union":
+        case UnionSchema():
             return list(schema.schemas)
     return []
 
@@ -87,15 +86,15 @@ def meaning(schema: Schema) -> str:
 
 def _meaning(schema: Schema, seen: set[str]) -> Any:
     said = {name: value for name, value in schema.props.items() if name not in _SAID_ELSEWHERE}
-    if isinstance(schema, avro.schema.NamedSchema):
+    if isinstance(schema, NamedSchema):
         if schema.fullname in seen:
             return schema.fullname
         seen.add(schema.fullname)
         said["name"] = schema.fullname
-    match schema.type:
-        case "record" | "error":
+    match schema:
+        case RecordSchema():
             return "record", said, [_field_meaning(field, seen) for field in schema.fields]
-        case "enum":
+        case EnumSchema():
             return schema.type, said, list(schema.symbols)
     return schema.type, said, [_meaning(inner, seen) for inner in _inner(schema)]
 
@@ -127,15 +126,15 @@ class _Reading:
         self._note_aliases(reader)
 
     def _note_aliases(self, schema: Schema) -> None:
-        if isinstance(schema, avro.schema.NamedSchema):
+        if isinstance(schema, NamedSchema):
             if schema.fullname in self._fields:
                 return
             self._fields[schema.fullname] = {}
-            for alias in schema.props.get("aliases") or ():
+            for alias in _aliases(schema):
                 full = alias if "." in alias or not schema.namespace else f"{schema.namespace}.{alias}"
                 self._names[full] = schema.fullname
-            for field in schema.fields if schema.type in ("record", "error") else ():
-                for alias in field.props.get("aliases") or ():
+            for field in schema.fields if isinstance(schema, RecordSchema) else ():
+                for alias in _aliases(field):
                     self._fields[schema.fullname][alias] = field.name
         for inner in _inner(schema):
             self._note_aliases(inner)
@@ -145,55 +144,58 @@ class _Reading:
         if self._steps > STEPS_MAX:
             raise ValueError("too large to be compared")
 
-    def _name(self, writer: Schema) -> str:
+    def _name(self, writer: NamedSchema) -> str:
         """As the reader calls it."""
-        return self._names.get(writer.fullname, writer.fullname)
+        full: str = writer.fullname
+        return self._names.get(full, full)
 
     def obstacle(self, reader: Schema, writer: Schema, at: str = "the schema") -> str:
         kind, written = _kind(reader), _kind(writer)
         self._step()
-        if written == "union":
+        if isinstance(writer, UnionSchema):
             return next(filter(None, (self.obstacle(reader, branch, at) for branch in writer.schemas)), "")
-        if kind == "union":
+        if isinstance(reader, UnionSchema):
             branch = self._branch(reader, writer)
             return f"{at}: no type of the union reads {written}" if branch is None else self.obstacle(branch, writer, at)
         if kind != written:
             return "" if kind in _PROMOTED.get(written, ()) else f"{at}: {kind} does not read {written}"
-        match kind:
-            case "array":
+        match reader, writer:
+            case ArraySchema(), ArraySchema():
                 return self.obstacle(reader.items, writer.items, f"elements of {at}")
-            case "map":
+            case MapSchema(), MapSchema():
                 return self.obstacle(reader.values, writer.values, f"values of {at}")
-            case "record":
+            case RecordSchema(), RecordSchema():
                 return self._record_obstacle(reader, writer)
-            case "enum" | "fixed" if reader.name != self._name(writer).rpartition(".")[2]:
+            case NamedSchema(), NamedSchema() if reader.name != self._name(writer).rpartition(".")[2]:
                 return f"{at}: {kind} {reader.fullname} does not read {writer.fullname}"
-            case "fixed" if reader.size != writer.size:
+            case FixedSchema(), FixedSchema() if reader.size != writer.size:
                 return f"{at}: {reader.size} bytes do not read {writer.size}"
         return ""
 
-    def _branch(self, union: Schema, writer: Schema) -> Schema | None:
+    def _branch(self, union: UnionSchema, writer: Schema) -> Schema | None:
         """Of the reader's union: of the same type, for names of the same name; a record of the same shape; what reads another type."""
         written, alike = _kind(writer), None
         if id(union) not in self._branches:
             self._branches[id(union)] = {_called(branch): branch for branch in reversed(union.schemas)}
-        called = (written, self._name(writer)) if written in _NAMED else (written, "")
+        called = (written, self._name(writer) if isinstance(writer, NamedSchema) else "")
         if called in self._branches[id(union)]:
             return self._branches[id(union)][called]
-        for branch in union.schemas if written == "record" else ():
-            self._step()
-            if _kind(branch) == "record" and (alike is None or branch.name == writer.name) and not self.obstacle(branch, writer):
-                alike = branch
+        if isinstance(writer, RecordSchema):
+            for branch in union.schemas:
+                self._step()
+                if isinstance(branch, RecordSchema) and (alike is None or branch.name == writer.name) \
+                        and not self.obstacle(branch, writer):
+                    alike = branch
         return alike or next((branch for branch in union.schemas if branch.type in _PROMOTED.get(written, ())), None)
 
-    def _record_obstacle(self, reader: Schema, writer: Schema) -> str:
+    def _record_obstacle(self, reader: RecordSchema, writer: RecordSchema) -> str:
         pair = id(reader), id(writer)
         if pair not in self._records:
             self._records[pair] = ""
             self._records[pair] = self._field_obstacle(reader, writer)
         return self._records[pair]
 
-    def _field_obstacle(self, reader: Schema, writer: Schema) -> str:
+    def _field_obstacle(self, reader: RecordSchema, writer: RecordSchema) -> str:
         aliases = self._fields.get(self._name(writer), {})
         written = {aliases.get(field.name, field.name): field.type for field in writer.fields}
         for field in reader.fields:
@@ -210,7 +212,12 @@ class _Reading:
 
 
 def _called(schema: Schema) -> tuple[str, str]:
-    return _kind(schema), schema.fullname if _kind(schema) in _NAMED else ""
+    return _kind(schema), schema.fullname if isinstance(schema, NamedSchema) else ""
+
+
+def _aliases(one: NamedSchema | avro.schema.Field) -> list[str]:
+    aliases: Any = one.props.get("aliases")
+    return aliases or []
 
 
 def _kind(schema: Schema) -> str:
@@ -219,7 +226,19 @@ def _kind(schema: Schema) -> str:
 
 def _fits(schema: Schema, value: Any) -> bool:
     """Whether the JSON is a default for it: for a union, of its first type."""
-    match _kind(schema):
+    match schema:
+        case EnumSchema():
+            return value in schema.symbols
+        case ArraySchema():
+            return isinstance(value, list) and all(_fits(schema.items, one) for one in value)
+        case MapSchema():
+            return isinstance(value, dict) and all(_fits(schema.values, one) for one in value.values())
+        case UnionSchema():
+            return bool(schema.schemas) and _fits(schema.schemas[0], value)
+        case RecordSchema():
+            return isinstance(value, dict) and all(
+                _fits(field.type, value[field.name]) if field.name in value else field.has_default for field in schema.fields)
+    match schema.type:
         case "null":
             return value is None
         case "boolean":
@@ -230,15 +249,4 @@ def _fits(schema: Schema, value: Any) -> bool:
             return isinstance(value, int | float) and not isinstance(value, bool)
         case "string" | "bytes" | "fixed":
             return isinstance(value, str)
-        case "enum":
-            return value in schema.symbols
-        case "array":
-            return isinstance(value, list) and all(_fits(schema.items, one) for one in value)
-        case "map":
-            return isinstance(value, dict) and all(_fits(schema.values, one) for one in value.values())
-        case "union":
-            return bool(schema.schemas) and _fits(schema.schemas[0], value)
-        case "record":
-            return isinstance(value, dict) and all(
-                _fits(field.type, value[field.name]) if field.name in value else field.has_default for field in schema.fields)
     return False

@@ -13,10 +13,11 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescript
 STEPS_MAX = 100_000      # fields that are compared for one question; arbitrary: messages of thousands, each with each, would take minutes
 F = descriptor_pb2.FieldDescriptorProto
 # Type of the writer's field -> others that read every value of it as it was.
-_READ_BY = {
+_READ_BY: dict[int, tuple[int, ...]] = {
     F.TYPE_BOOL: (F.TYPE_INT32, F.TYPE_UINT32, F.TYPE_INT64, F.TYPE_UINT64), F.TYPE_INT32: (F.TYPE_INT64,),
     F.TYPE_UINT32: (F.TYPE_UINT64, F.TYPE_INT64), F.TYPE_ENUM: (F.TYPE_INT32, F.TYPE_INT64), F.TYPE_SINT32: (F.TYPE_SINT64,),
     F.TYPE_STRING: (F.TYPE_BYTES,)}
+_TYPE_NAMES: dict[int, str] = {number: name for name, number in F.Type.items()}
 
 
 def parse(text: bytes) -> Descriptor:
@@ -47,7 +48,7 @@ def obstacle(reader: Descriptor, writer: Descriptor) -> str:
             return text
         for field in mine.fields:
             other = theirs.fields_by_number.get(field.number)
-            if field.message_type is not None and other is not None:
+            if field.message_type is not None and other is not None and other.message_type is not None:
                 pair = field.message_type.full_name, other.message_type.full_name
                 if pair not in seen:
                     seen.add(pair)
@@ -83,7 +84,8 @@ def _of_field(reader: FieldDescriptor, writer: FieldDescriptor) -> str:
         return "was repeated"
     if writer.type != reader.type and reader.type not in _READ_BY.get(writer.type, ()):
         return f"was of type {_type(writer)}, and is of type {_type(reader)}"
-    if reader.enum_type is not None and reader.enum_type.is_closed and (missing := _missing(reader.enum_type, writer.enum_type)):
+    mine, theirs = reader.enum_type, writer.enum_type
+    if mine is not None and theirs is not None and mine.is_closed and (missing := _missing(mine, theirs)):
         return f"knows no {missing} any more"
     return ""
 
@@ -97,4 +99,4 @@ def _is_map(field: FieldDescriptor) -> bool:
 
 
 def _type(field: FieldDescriptor) -> str:
-    return F.Type.Name(field.type).removeprefix("TYPE_").lower()
+    return _TYPE_NAMES[field.type].removeprefix("TYPE_").lower()

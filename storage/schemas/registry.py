@@ -13,8 +13,8 @@ import hashlib
 import json
 import struct
 import time
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
@@ -22,6 +22,10 @@ from geminga.proto.names import TopicName
 from geminga.storage.catalogue.catalogue import Catalogue
 from geminga.storage.catalogue.policies import Policies
 from geminga.storage.runtime.counters import Counters
+
+if TYPE_CHECKING:      # each is imported when a definition of its kind is first parsed
+    from avro.schema import Schema
+    from google.protobuf.descriptor import Descriptor
 
 SIZE_MAX = 256 << 10          # bytes of a definition; arbitrary, and more than anybody uses: such a new one takes a second to compare
 ALL_SIZE_MAX = 16 << 20       # ... of all versions of a topic, with each of which one may have to be compared
@@ -71,7 +75,8 @@ def from_wire(schema: api.Schema) -> Definition:
 
 
 def to_wire(definition: Definition, name: str) -> api.Schema:
-    return api.Schema(name=name, schema_data=definition.data, type=definition.kind,
+    kind: Any = definition.kind
+    return api.Schema(name=name, schema_data=definition.data, type=kind,
                       properties=[api.KeyValue(key=key, value=value) for key, value in definition.properties.items()])
 
 
@@ -91,9 +96,11 @@ def find(catalogue: Catalogue, topic: TopicName, version: int | None = None) -> 
     if version is None:
         version = next(reversed(versions(catalogue, topic)), -1)
     kept = catalogue.schema(topic.base, version)
-    if kept is None or kept[0] is None:
+    if kept is None:
         return None
     kind, created_ms, properties, data = kept
+    if kind is None:
+        return None
     return Version(version, Definition(kind, data, properties), created_ms)
 
 
@@ -116,7 +123,7 @@ def _with_hash(catalogue: Catalogue, topic: TopicName, wanted: int, hashed: byte
 
 def _hash(definition: Definition) -> bytes:
     """The same for all that mean the same, however they are written.  Raises InvalidSchema."""
-    said = definition.said
+    said: str | tuple[bytes, list[str]] = definition.said
     if definition.kind in _AVRO and not isinstance(parsed := _parsed(definition), str):
         from geminga.storage.schemas import avro_rules
         said = avro_rules.meaning(parsed)
@@ -249,7 +256,53 @@ def _both_ways(obstacle: Callable[[Any, Any], str], after: Any, before: Any, str
 
 # -- who comes to a topic
 
-def admit_producer(owner, found, schema: api.Schema | None) -> bytes:
+class _Owner(Protocol):
+    @property
+    def catalogue(self) -> Catalogue: ...
+    @property
+    def counters(self) -> Counters: ...
+
+
+class _Ledger(Protocol):
+    @property
+    def entries(self) -> int: ...
+
+
+class _Producers(Protocol):
+    @property
+    def live(self) -> Collection[Any]: ...
+
+
+class _Consumer(Protocol):
+    @property
+    def takes_any_schema(self) -> bool: ...
+
+
+class _Subscription(Protocol):
+    @property
+    def consumers(self) -> Iterable[_Consumer]: ...
+
+
+class Topic(Protocol):
+    """A topic, persistent or not, as far as its schema depends on it."""
+
+    @property
+    def name(self) -> TopicName: ...
+    @property
+    def policies(self) -> Policies: ...
+    @property
+    def is_persistent(self) -> bool: ...
+    @property
+    def ledgers(self) -> Iterable[_Ledger]: ...
+    @property
+    def published(self) -> int: ...
+    @property
+    def producers(self) -> _Producers: ...
+    @property
+    def attached(self) -> Iterable[_Subscription]: ...
+
+
+def admit_producer(owner: _Owner, found: Topic, schema: api.Schema | None) -> bytes:
     """The version, as the protocol has it, of the schema that a producer of the topic brings.  Raises Refusal, StorageFull."""
     if schema is not None:
         return version_bytes(register(owner.catalogue, found.name, from_wire(schema), found.policies, owner.counters))
@@ -264,7 +317,7 @@ def check_missing(catalogue: Catalogue, topic: TopicName, policies: Policies) ->
                            "when SchemaValidationEnforced is enabled")
 
 
-def admit_consumer(owner, found, schema: api.Schema) -> None:
+def admit_consumer(owner: _Owner, found: Topic, schema: api.Schema) -> None:
     """The first to come to an empty topic brings its schema.  Raises Refusal, StorageFull."""
     if schema.type == T.AutoConsume:
         return
@@ -277,7 +330,7 @@ def admit_consumer(owner, found, schema: api.Schema) -> None:
         raise incompatible(f"Failed to add schema to an active topic with empty(BYTES) schema: new schema type {TYPES[definition.kind]}")
 
 
-def _is_unused(found) -> bool:
+def _is_unused(found: Topic) -> bool:
     """Nothing was published that is still there, and nobody is there who would mind a schema."""
     is_empty = not any(ledger.entries for ledger in found.ledgers) if found.is_persistent else not found.published
     return is_empty and not found.producers.live and all(
@@ -311,7 +364,7 @@ def validate(definition: Definition) -> None:
             validate(part)
     elif kind in _AVRO:
         parsed = _parsed(definition)
-        if kind == T.Avro and parsed.type == "union":
+        if kind == T.Avro and not isinstance(parsed, str) and parsed.type == "union":
             raise InvalidSchema("Avro schema typed [UNION] is not supported")
     elif kind == T.ProtobufNative:
         _native_root(definition)
@@ -324,7 +377,7 @@ def validate(definition: Definition) -> None:
                             f"length of schema data should be zero, but {size} bytes is found")
 
 
-def _parsed(definition: Definition):
+def _parsed(definition: Definition) -> "Schema | str":
     """As the Avro library has it; of one that is JSON Schema its id.  Raises InvalidSchema."""
     from geminga.storage.schemas import avro_rules
     try:
@@ -344,7 +397,7 @@ def _json_schema_id(data: bytes) -> str | None:
     return str(found.get("id", "")) if isinstance(found, dict) and found.get("type") in _JSON_TYPES else None
 
 
-def _native_root(definition: Definition):
+def _native_root(definition: Definition) -> "Descriptor":
     """The descriptor of its message.  Raises InvalidSchema."""
     from geminga.storage.schemas import protobuf_rules
     try:
@@ -364,7 +417,8 @@ def parts(definition: Definition) -> tuple[Definition, Definition]:
             raise InvalidSchema("Invalid schema definition data for KEY_VALUE schema: a size, the key's, a size, the value's")
         pieces.append(rest[4:4 + max(0, size)])
         rest = rest[4 + max(0, size):]
-    return tuple(_part(definition, name, data) for name, data in zip(("key", "value"), pieces, strict=True))
+    key, value = pieces
+    return _part(definition, "key", key), _part(definition, "value", value)
 
 
 def _part(definition: Definition, name: str, data: bytes) -> Definition:
