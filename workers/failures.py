@@ -25,5 +25,6 @@ def attempt(peer: Peer, do: Callable[..., object], *arguments: Any) -> None:
 
 def end_failed(peer: Peer) -> None:
     """Log the exception that is being handled, and end the connection it belongs to."""
-    log.error(f"a client's command failed, and its connection is ended: {traceback.format_exc()}", code="G291", client=peer.address)
+    log.error(f"a client's command failed, and its connection is ended: {traceback.format_exc()}", code="G291",
+              client=peer.address)
     peer.transport.abort()

@@ -103,7 +103,7 @@ BUGS = [
     *of("workers/clients/pending_requests.py", "workers/test_client.py",
         ("        if key in self._kinds or self.is_full:", "        if self.is_full:",
          "a lookup with the id of another is never answered"),
-        ("for key in [key for key in self._kinds if key[0] is link]]", "for key in list(self._kinds)]",
+        ("keys = [key for key in self._kinds if key[0] is link]", "keys = list(self._kinds)",
          "requests of other owners are answered with an error")),
     *of("workers/clients/replies.py", "workers/test_client.py",
         ("    client.stream.unthrottle(link)\n    client.introduced", "    client.introduced",

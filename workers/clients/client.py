@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from geminga.workers.directory.patterns import Pattern
 
 _VERSION_MAX = 200               # characters of the client's own name for its library that are kept
-_CHECKSUMS_SINCE = 11            # protocol version; C++ consumers know checksums since 6, but before 11 take them for wrong
+_CHECKSUMS_SINCE = 11      # protocol version; C++ consumers know checksums since 6, but before 11 take them for wrong
 _BROKER_FIELDS_SINCE = 18        # protocol version that knows BrokerEntryMetadata
 
 
@@ -61,7 +61,10 @@ class Client:
     """The other end of one connection."""
 
     def __init__(self, worker: ClientWorker, handlers: Handlers, *, is_inside: bool = False):
-        """handlers: by the event's type, what is done with (client, event).  is_inside: a process of the broker itself."""
+        """handlers: by the event's type, what is done with (client, event).
+
+        is_inside: a process of the broker itself.
+        """
         self.worker = worker
         self.is_inside = is_inside
         self.number = worker.next_connection()
@@ -75,7 +78,7 @@ class Client:
         self.client_version = ""                   # name of its library, as the client says
         self.supports_partial_producer = self.supports_auth_refresh = False
         self._takes_broker_fields = False          # it understands BrokerEntryMetadata
-        # (namespace, pattern's text) of topic lists it has asked for -> (the pattern, the newest partition when it asked first)
+        # Topic lists it has asked for: (namespace, pattern's text) -> (pattern, newest partition when it asked first)
         self.discoveries: dict[tuple[str, str | None], tuple[Pattern | None, int]] = {}
         self.probed_by: list[OwnerLink] = []       # links of owners that ask whether it lives
         self.introduced: set[OwnerLink] = set()    # links of owners that know it, and have to be told of its end
@@ -112,7 +115,9 @@ class Client:
         if self.stream.has_many_waiting:
             return True
         worker = self.worker
-        return worker.owners.is_paused and (bool(self.routes.producers) or (len(self.requests) > 0 and not worker.is_draining))
+        if not worker.owners.is_paused:
+            return False
+        return bool(self.routes.producers) or (len(self.requests) > 0 and not worker.is_draining)
 
     # -- its life
 
@@ -126,20 +131,22 @@ class Client:
         features = request.feature_flags
         self.supports_partial_producer = features.supports_partial_producer
         self.supports_auth_refresh = features.supports_auth_refresh
-        self._takes_broker_fields = self.protocol_version >= _BROKER_FIELDS_SINCE and features.supports_broker_entry_metadata
+        is_new = self.protocol_version >= _BROKER_FIELDS_SINCE
+        self._takes_broker_fields = is_new and features.supports_broker_entry_metadata
         self.deliveries.has_checksums = self.protocol_version >= _CHECKSUMS_SINCE
         self.deliveries.broker_fields = self.worker.broker_fields if self._takes_broker_fields else 0
         self.stream.write(responses.connected(self.protocol_version, self.worker.options.max_message_size))
         if log.level >= DEBUG:
-            log.debug("a connection was opened", client=self.stream.address, version=self.client_version, role=identity.role)
+            log.debug("a connection was opened", client=self.stream.address, version=self.client_version,
+                      role=identity.role)
         if self.stream.is_stopped:
             self.stream.start_reading()
 
     def keep_alive(self) -> None:
         """Send PING.  A client that has said nothing since the last one is taken for dead, unless it was not read from.
 
-        Clients of version 0 know no PING, and are left alone.  A client that is not connected yet may not answer it, and its handshake
-        has a time of its own.
+        Clients of version 0 know no PING, and are left alone.  A client that is not connected yet may not answer it,
+        and its handshake has a time of its own.
         """
         stream = self.stream
         if stream.connection.state != CONNECTED or self.protocol_version < 1:
@@ -150,7 +157,7 @@ class Client:
         stream.tell(responses.PING)
 
     def configured(self) -> None:
-        """Take over the worker's options, which have changed; a client that could not come any more as it came is closed."""
+        """Take over the worker's options; a client that could not be admitted again as it was is closed."""
         self.stream.configured()
         self.deliveries.broker_fields = self.worker.broker_fields if self._takes_broker_fields else 0
         self.deliveries.configured()
@@ -164,7 +171,7 @@ class Client:
         self.worker.owners.schedule_flush()
 
     def close_producers(self) -> None:
-        """Close all producers for a drain: everything they have published is answered, and what their client sends now is ignored."""
+        """Close all producers for a drain: their SENDs are answered, and further ones are ignored."""
         for producer_id, route in list(self.routes.producers.items()):
             if route.handle:
                 self.routes.drop(route)
@@ -174,7 +181,8 @@ class Client:
                 assert route.withdraw is not None
                 route.withdraw()
                 self.routes.drop(route)
-                self.stream.write(responses.error(route.request_id, api.ServiceNotReady, "The broker is being stopped; try again"))
+                self.stream.write(responses.error(route.request_id, api.ServiceNotReady,
+                                                  "The broker is being stopped; try again"))
             elif not route.is_expelled:      # its owner may wait for another producer to go, which may never happen
                 route.is_expelled = True
                 self.expel(route.link, producer_id, 0, is_producer=True)

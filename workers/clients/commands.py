@@ -2,7 +2,7 @@
 
     handle -> may the client do that? (rights.py) -> COMMANDS, a table by the command's type
 
-PRODUCER and SUBSCRIBE may wait in the worker twice: for a check of their schema, and for their owner to be there and to have room.
+PRODUCER and SUBSCRIBE may wait in the worker twice: for a check of their schema, and for their owner to have room.
 """
 import json
 import time
@@ -51,7 +51,8 @@ def forward(client: Client, link: OwnerLink, command: api.BaseCommand, request: 
     client.worker.counters.add("commands")
     if command.type not in _NOT_PENDING:
         if client.requests.is_full and command.type not in _CLOSES:
-            return client.stream.write(responses.error(request.request_id, api.TooManyRequests, "Too many requests are not answered yet"))
+            return client.stream.write(responses.error(request.request_id, api.TooManyRequests,
+                                                       "Too many requests are not answered yet"))
         client.requests.add(link, request.request_id, command.type)
     if link not in client.introduced:
         client.introduced.add(link)
@@ -139,7 +140,8 @@ def _get_or_create_schema(client: Client, command: api.BaseCommand) -> None:
     request = command.getOrCreateSchema
     try:
         topic = names.parse(request.topic)
-        client.worker.schema_checks.begin(client, command, topic, schemas.get_or_create(request, topic, client.worker.counters))
+        client.worker.schema_checks.begin(client, command, topic,
+                                          schemas.get_or_create(request, topic, client.worker.counters))
     except Refusal as refusal:
         schema_checked(client, command, None, refusal)
 
@@ -171,7 +173,8 @@ def _subscribe(client: Client, command: api.BaseCommand, *, is_checked: bool = F
     _open(client, command, command.subscribe, command.subscribe.consumer_id, is_producer=False, is_checked=is_checked)
 
 
-def _open(client: Client, command: api.BaseCommand, request: Opening, object_id: int, *, is_producer: bool, is_checked: bool) -> None:
+def _open(client: Client, command: api.BaseCommand, request: Opening, object_id: int, *, is_producer: bool,
+          is_checked: bool) -> None:
     """Have the owner of the topic make a producer or consumer.  is_checked: its schema has just been checked."""
     worker, routes = client.worker, client.routes
     route = routes.of_kind(is_producer=is_producer).get(object_id)
@@ -184,7 +187,8 @@ def _open(client: Client, command: api.BaseCommand, request: Opening, object_id:
         topic = names.parse(request.topic)
         is_valid = is_checked or (route is not None and route.is_valid)
         if not is_checked and not schemas.is_settled(worker.directory.catalogue, topic, request, is_valid=is_valid):
-            withdraw = worker.schema_checks.begin(client, command, topic, schemas.settle(request, topic, worker.counters))
+            withdraw = worker.schema_checks.begin(client, command, topic,
+                                                  schemas.settle(request, topic, worker.counters))
         elif (link := worker.owners.with_room(topic)) is None:
             withdraw = worker.waiting.wait(client, topic, command)
     except Refusal as refusal:
@@ -215,7 +219,7 @@ def _open_again(client: Client, route: Route, request: Opening) -> None:
 
 
 def _drop_route(client: Client, command: api.BaseCommand) -> None:
-    """Free the id of a producer or consumer that this command asked for; the route that another command has made stays."""
+    """Free the id that this command asked for, unless the route of that id was made by another command."""
     if command.type not in _OPENING:
         return
     route = client.routes.of_kind(is_producer=command.type == T.PRODUCER).get(requested_id(command))
@@ -235,7 +239,10 @@ def _close_consumer(client: Client, command: api.BaseCommand) -> None:
 
 def _close(client: Client, command: api.BaseCommand, request: api.CommandCloseProducer | api.CommandCloseConsumer,
            route: Route | None) -> None:
-    """Have its owner close a producer or consumer.  One that waits in the worker is not made, and closing a missing one succeeds."""
+    """Have its owner close a producer or consumer.
+
+    One that waits in the worker is not made, and closing a missing one succeeds.
+    """
     if route is not None and route.link is not None:
         return forward(client, route.link, command, request)
     if route is not None and route.withdraw is not None:
@@ -257,20 +264,25 @@ def _ask_about_consumer(client: Client, command: api.BaseCommand) -> None:
 
 
 _CONSUMER_REQUESTS = {
-    T.UNSUBSCRIBE: "unsubscribe", T.SEEK: "seek", T.GET_LAST_MESSAGE_ID: "getLastMessageId", T.CONSUMER_STATS: "consumerStats",
+    T.UNSUBSCRIBE: "unsubscribe", T.SEEK: "seek",
+    T.GET_LAST_MESSAGE_ID: "getLastMessageId", T.CONSUMER_STATS: "consumerStats",
     T.REDELIVER_UNACKNOWLEDGED_MESSAGES: "redeliverUnacknowledgedMessages",
 }
-_NOT_PENDING = T.PRODUCER, T.SUBSCRIBE, T.REDELIVER_UNACKNOWLEDGED_MESSAGES      # not answered, or their routes know of the answer
+# Commands that are not answered, or whose routes know of the answer.
+_NOT_PENDING = T.PRODUCER, T.SUBSCRIBE, T.REDELIVER_UNACKNOWLEDGED_MESSAGES
 _WITH_SCHEMAS = {T.PRODUCER: "producer", T.SUBSCRIBE: "subscribe", T.GET_OR_CREATE_SCHEMA: "getOrCreateSchema"}
 _OPENING = {T.PRODUCER: _open_producer, T.SUBSCRIBE: _subscribe}
 COMMANDS: dict[int, Callable[[Client, api.BaseCommand], None]] = {
     T.CONNECT: _connect, T.AUTH_RESPONSE: _auth_response, T.PING: _ping, T.PONG: _pong,
-    **dict.fromkeys(ANSWERS, _answer), T.LOOKUP: _lookup, T.GET_SCHEMA: _get_schema, T.GET_OR_CREATE_SCHEMA: _get_or_create_schema,
+    **dict.fromkeys(ANSWERS, _answer), T.LOOKUP: _lookup,
+    T.GET_SCHEMA: _get_schema, T.GET_OR_CREATE_SCHEMA: _get_or_create_schema,
     T.GET_TOPICS_OF_NAMESPACE: _list_topics, T.WATCH_TOPIC_LIST: _watch, T.WATCH_TOPIC_LIST_CLOSE: _close_watcher,
-    T.PRODUCER: _open_producer, T.CLOSE_PRODUCER: _close_producer, T.SUBSCRIBE: _subscribe, T.CLOSE_CONSUMER: _close_consumer,
+    T.PRODUCER: _open_producer, T.CLOSE_PRODUCER: _close_producer,
+    T.SUBSCRIBE: _subscribe, T.CLOSE_CONSUMER: _close_consumer,
     **dict.fromkeys(_CONSUMER_REQUESTS, _ask_about_consumer), T.FLOW: messages.flow, T.ACK: messages.acknowledge,
 }
 HANDLERS: Handlers = {
-    Send: messages.publish_one, Sends: messages.publish, SendRefused: messages.refuse_send, EntryAcks: messages.acknowledge_many,
+    Send: messages.publish_one, Sends: messages.publish, SendRefused: messages.refuse_send,
+    EntryAcks: messages.acknowledge_many,
     api.BaseCommand: handle,
 }

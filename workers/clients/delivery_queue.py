@@ -4,7 +4,7 @@
     PICKS    entries that lie apart, are redelivered, or are of a compacted view   -> runs
     PASSED   entries of a non-persistent topic, with their bytes                   -> written at once, or dropped
 
-Bytes of runs are read from the mapped ledgers only when they can be written, so a client that does not read costs no memory.
+Bytes of runs are read from ledgers only when they can be written, so a client that does not read costs no memory.
 """
 from collections import deque
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ class Run:
     epoch: int
     picked: NDArray | None = None                # rows PICKED
     words: NDArray[np.uint64] | None = None      # ack sets of the picked entries, one behind the other
-    view: int = 0                                # number of the compacted view that has the entries; 0: the ledger itself
+    view: int = 0      # number of the compacted view that has the entries; 0: the ledger itself
 
 
 class DeliveryWorker(Protocol):
@@ -63,12 +63,13 @@ class DeliveryQueue:
         return f"<DeliveryQueue {sum(run.count for run in self.runs)} entries in {len(self.runs)} runs>"
 
     def add(self, link: OwnerLink, handle: int, partition_id: int, ledger_id: int, first: int, count: int) -> None:
-        """Add `count` entries from `first` on, for the consumer with this handle; the next `write` begins with what can be written."""
+        """Add `count` entries from `first` on, for the consumer with this handle."""
         route = self._routes.by_handle.get((link, handle))
         if route is None:
             return
         last = self.runs[-1] if self.runs else None
-        if last is not None and last.route is route and last.ledger_id == ledger_id and last.first + last.count == first \
+        if last is not None \
+                and last.route is route and last.ledger_id == ledger_id and last.first + last.count == first \
                 and last.epoch == route.epoch:
             last.count += count
         else:
@@ -76,13 +77,19 @@ class DeliveryQueue:
 
     def add_picked(self, link: OwnerLink, handle: int, partition_id: int, ledger_id: int, picked: NDArray,
                    words: NDArray[np.uint64], view: int) -> None:
-        """Add entries that lie apart, have ack sets or redelivery counts, or are of a compacted view: rows (n,) PICKED, their words."""
+        """Add picked entries for the consumer with this handle: rows (n,) PICKED, and their words.
+
+        view: number of the compacted view that has them; 0: the ledger itself.
+        """
         route = self._routes.by_handle.get((link, handle))
         if route is not None:
             self.runs.append(Run(route, partition_id, ledger_id, -1, len(picked), route.epoch, picked, words, view))
 
     def write_passed(self, link: OwnerLink, handle: int, entries: NDArray, data: memoryview) -> None:
-        """Write entries of a non-persistent topic, rows (n,) ENTRY; a client that does not read loses them, but not its permits."""
+        """Write entries of a non-persistent topic, rows (n,) ENTRY.
+
+        A client that does not read loses them.  Their permits go back to the owner.
+        """
         route = self._routes.by_handle.get((link, handle))
         if route is None:
             return
@@ -110,11 +117,11 @@ class DeliveryQueue:
         self._worker.counters.add("deliveries", count)
 
     def next_frames(self) -> tuple[int, list]:
-        """Take as many entries off the first run as are read at a time: (how many of them are left, their MESSAGE frames)."""
+        """Take as many entries off the first run as are read at a time; returns (how many are left, their frames)."""
         run, ledgers = self.runs[0], self._worker.ledgers
         try:
-            if self._routes.consumers.get(run.route.object_id) is not run.route:      # its client has closed it meanwhile
-                raise LedgerGone
+            if self._routes.consumers.get(run.route.object_id) is not run.route:
+                raise LedgerGone      # its client has closed the consumer meanwhile
             if run.picked is None:
                 rows, data = ledgers.read(run.partition_id, run.ledger_id, run.first, run.count)
             else:
@@ -160,8 +167,8 @@ def _frames_of_left(run: Run, delivery: Delivery, rows: NDArray, data: memoryvie
                     is_left: NDArray[np.bool_] | None) -> tuple[NDArray, list]:
     """(index rows, MESSAGE frames) of the first entries of a run that are left; rows: of all of them.
 
-    The others have been acknowledged by other consumers meanwhile, and their space was given back.  Their permits go back to the owner,
-    so that the client gets as many messages as it has asked for.
+    The others have been acknowledged by other consumers meanwhile, and their space was given back.  Their permits go
+    back to the owner, so that the client gets as many messages as it has asked for.
     """
     link = run.route.link
     assert link is not None
@@ -232,5 +239,6 @@ def deliver_passed(clients: Mapping[int, Receiver], link: OwnerLink, rows: NDArr
         client = clients.get(connection)
         if client is not None:
             entries = np.frombuffer(data, envelope.ENTRY, count, at)
-            attempt(client.stream, client.deliveries.write_passed, link, consumer, entries, data[at + entries.nbytes:at + size])
+            attempt(client.stream, client.deliveries.write_passed, link, consumer, entries,
+                    data[at + entries.nbytes:at + size])
         at += size

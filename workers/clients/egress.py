@@ -1,7 +1,7 @@
 """Ledgers that owners write, mapped into the worker to read entries from.
 
-A mapping is made when a run first names its ledger, and made anew when the ledger has grown past it.  It is given up when the owner says
-that the ledger was deleted, or when too many are mapped.
+A mapping is made when a run first names its ledger, and made anew when the ledger has grown past it.  It is given up
+when the owner says that the ledger was deleted, or when too many are mapped.
 """
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ ENTRIES_MAX = 8_192          # read at a time
 BYTES_MAX = 1 << 20          # likewise, of entries; one entry may be larger
 _GONE = 64                   # bytes of zeros that stand for an entry whose row was given back
 
-_Key = tuple[int, int]       # (ledger id, number of a compacted view or 0)
+_Key = int | tuple[int, int]       # a ledger's id; of its part of a compacted view (ledger id, number of the view)
 
 
 def still_there(rows: NDArray, data: memoryview) -> NDArray[np.bool_] | None:
@@ -69,10 +69,10 @@ class MappedLedger:
         return self.offsets.item(entry_id) + self.sizes.item(entry_id)
 
     def rows_of(self, first: int, rows: NDArray, entries: NDArray | None = None) -> NDArray:
-        """Index rows (n,) of entries from `first` on, or of the given entries (n,), with a row of its own for each that is zeros.
+        """The index rows (n,) of entries from `first` on, or of given entries (n,), without rows of zeros.
 
-        Such a row was given back with its entry.  The row made for it names bytes behind the entry before it, which are zeros too, so that
-        `still_there` tells it from the others.
+        A row of zeros was given back with its entry.  The row that replaces it names bytes behind the entry before,
+        which are zeros too, so that `still_there` tells it from the others.
         """
         if not self.is_sealed or rows["size"].all() or not self.sizes[0]:
             return rows
@@ -80,7 +80,8 @@ class MappedLedger:
         wanted = first + empty if entries is None else entries[empty].astype(np.int64)
         whole = np.flatnonzero(self.sizes[:int(wanted[-1])])
         before = whole[np.searchsorted(whole, wanted) - 1]
-        rows["offset"][empty], rows["size"][empty], rows["messages"][empty] = self.offsets[before] + self.sizes[before], _GONE, 1
+        rows["offset"][empty] = self.offsets[before] + self.sizes[before]
+        rows["size"][empty], rows["messages"][empty] = _GONE, 1
         return rows
 
 
@@ -109,14 +110,17 @@ class Ledgers:
 
     def __init__(self, data_dir: Path):
         self._data_dir = data_dir
-        self._mapped: OrderedDict[_Key, Any] = OrderedDict()      # a MappedLedger, or a MappedView where the key has a view
+        self._mapped: OrderedDict[_Key, Any] = OrderedDict()      # MappedLedgers, and MappedViews
         self._short: set[_Key] = set()      # shorter than what was written to them, as a line in the log has said
 
     def __repr__(self) -> str:
         return f"<Ledgers {len(self._mapped)} mapped>"
 
     def read(self, partition_id: int, ledger_id: int, first: int, count: int) -> tuple[NDArray, memoryview]:
-        """(index rows, the ledger's bytes) of `count` entries from `first` on, or of as many as are read at a time.  Raises LedgerGone."""
+        """(index rows, the ledger's bytes) of `count` entries from `first` on, or of as many as are read at a time.
+
+        Raises LedgerGone.
+        """
         end = first + min(count, ENTRIES_MAX)
         ledger = self._ledger(partition_id, ledger_id, end)
         if ledger.end_of(end - 1) - ledger.offsets.item(first) > BYTES_MAX:
@@ -124,8 +128,11 @@ class Ledgers:
             end = first + max(1, int(np.searchsorted(reach, BYTES_MAX)))
         return ledger.rows_of(first, ledger.index[first:end]), ledger.data
 
-    def pick(self, partition_id: int, ledger_id: int, entries: NDArray[np.uint64], view: int = 0) -> tuple[NDArray, memoryview]:
-        """(index rows, the ledger's bytes) of these entries (n,), ascending, or of as many as are read at a time.  Raises LedgerGone.
+    def pick(self, partition_id: int, ledger_id: int, entries: NDArray[np.uint64],
+             view: int = 0) -> tuple[NDArray, memoryview]:
+        """(index rows, the ledger's bytes) of these entries (n,), ascending, or of as many as are read at a time.
+
+        Raises LedgerGone.
 
         view: number of the compacted view that has them; 0: the ledger itself.
         """
@@ -139,7 +146,7 @@ class Ledgers:
 
     def forget(self, ledger_id: int, view: int = 0) -> None:
         """Give up the mapping of a ledger, or of its part of a compacted view, if there is one."""
-        self._mapped.pop((ledger_id, view), None)
+        self._mapped.pop((ledger_id, view) if view else ledger_id, None)
 
     def forget_all(self, link: OwnerLink, rows: NDArray, data: memoryview) -> None:
         """Give up mappings of files that an owner has deleted: rows (n,) FORGET_ROW, a section of its envelope."""
@@ -148,13 +155,13 @@ class Ledgers:
 
     def _ledger(self, partition_id: int, ledger_id: int, end: int) -> MappedLedger:
         """The ledger, mapped as far as its entry `end` - 1 at least."""
-        ledger: MappedLedger | None = self._mapped.get((ledger_id, 0))
+        ledger: MappedLedger | None = self._mapped.get(ledger_id)
         if ledger is None or not ledger.holds(end):
             ledger = self._map_ledger(partition_id, ledger_id)
             if not ledger.holds(end):
-                raise self._too_short((ledger_id, 0), format.ledger_path(self._folder(partition_id), ledger_id))
+                raise self._too_short(ledger_id, format.ledger_path(self._folder(partition_id), ledger_id))
             return ledger
-        self._mapped.move_to_end((ledger_id, 0))
+        self._mapped.move_to_end(ledger_id)
         return ledger
 
     def _map_ledger(self, partition_id: int, ledger_id: int) -> MappedLedger:
@@ -168,12 +175,13 @@ class Ledgers:
             self.forget(ledger_id)
             raise LedgerGone from error
         except ValueError as error:      # the index ends within a row, or is empty
-            raise self._too_short((ledger_id, 0), format.ledger_path(folder, ledger_id)) from error
+            raise self._too_short(ledger_id, format.ledger_path(folder, ledger_id)) from error
         ledger = MappedLedger(index, index["offset"], index["size"], data, is_sealed)
-        self._keep((ledger_id, 0), ledger)
+        self._keep(ledger_id, ledger)
         return ledger
 
-    def _pick_from_view(self, partition_id: int, ledger_id: int, entries: NDArray[np.uint64], view: int) -> tuple[NDArray, memoryview]:
+    def _pick_from_view(self, partition_id: int, ledger_id: int, entries: NDArray[np.uint64],
+                        view: int) -> tuple[NDArray, memoryview]:
         key = ledger_id, view
         mapped: MappedView = self._mapped.get(key) or self._map_view(partition_id, ledger_id, view)
         self._mapped.move_to_end(key)
@@ -214,9 +222,10 @@ class Ledgers:
             self._mapped.popitem(last=False)
 
     def _too_short(self, key: _Key, path: Path) -> LedgerGone:
-        """The error for a file that somebody has cut; its owner finds out what is left of it when it opens the file again."""
+        """The error for a file that somebody has cut; its owner repairs it when it opens the file again."""
         self._mapped.pop(key, None)
         if key not in self._short:
             self._short.add(key)
-            log.error(f"{path}: it, or its index, is shorter than what was written to it; what is missing is not delivered", code="G123")
+            log.error(f"{path}: it, or its index, is shorter than what was written to it; "
+                      "what is missing is not delivered", code="G123")
         return LedgerGone(str(path))

@@ -129,7 +129,8 @@ def acknowledge(client: Client, command: api.BaseCommand) -> None:
     assert link is not None
     if request.HasField("validation_error"):
         damaged = api.CommandAck(consumer_id=request.consumer_id, ack_type=request.ack_type,
-                                 validation_error=request.validation_error, message_id=request.message_id[:_DAMAGED_MAX])
+                                 validation_error=request.validation_error,
+                                 message_id=request.message_id[:_DAMAGED_MAX])
         link.command(client.number, client.protocol_version, damaged.SerializeToString(), envelope.DAMAGED)
     rows, words = _ack_rows(request, route.handle)
     if not request.HasField("request_id"):
@@ -143,7 +144,10 @@ def acknowledge(client: Client, command: api.BaseCommand) -> None:
 
 
 def _ack_rows(request: api.CommandAck, handle: int) -> tuple[list[tuple], list[bytes]]:
-    """(ACK_ROWs, words of those with ack sets).  None for a cumulative ACK of several ids: as in Pulsar it acknowledges nothing."""
+    """(ACK_ROWs, words of those with ack sets).
+
+    None for a cumulative ACK of several ids: as in Pulsar it acknowledges nothing.
+    """
     flags = envelope.CUMULATIVE if request.ack_type == _CUMULATIVE else 0
     if flags and len(request.message_id) != 1:
         return [], []

@@ -18,7 +18,7 @@ class Withheld(NamedTuple):
 
 
 class PendingRequests:
-    """Requests by (link to the owner, request id), so that each is answered even if its owner ends before it answers."""
+    """Requests by (link to the owner, request id), so that each is answered even if its owner ends first."""
 
     def __init__(self, counters: Counters):
         self._counters = counters
@@ -41,9 +41,9 @@ class PendingRequests:
         self._kinds[link, request_id] = kind
 
     def withhold(self, link: OwnerLink, command: api.BaseCommand, answer: bytes) -> bool:
-        """Withhold the answer to a LOOKUP until the owner has answered; False, and nothing is withheld, if there is no room for it.
+        """Withhold the answer to a LOOKUP until the owner has answered.
 
-        Nor is there while the owner has to answer another request with that id.
+        Returns False, and withholds nothing, if there is no room, or if the id is another pending request's.
         """
         key = link, command.lookupTopic.request_id
         if key in self._kinds or self.is_full:
@@ -59,8 +59,9 @@ class PendingRequests:
         return self._release((link, request_id)) if self._withheld else None
 
     def owner_gone(self, link: OwnerLink) -> list[tuple[int, int, Withheld | None]]:
-        """Forget all requests that an owner which has ended was asked: [(command's type, request id, answer that was withheld)]."""
-        return [(self._kinds.pop(key), key[1], self._release(key)) for key in [key for key in self._kinds if key[0] is link]]
+        """Forget the requests to an owner that has ended: [(command's type, request id, answer that was withheld)]."""
+        keys = [key for key in self._kinds if key[0] is link]
+        return [(self._kinds.pop(key), key[1], self._release(key)) for key in keys]
 
     def clear(self) -> None:
         """Forget all requests: the client's connection has ended."""

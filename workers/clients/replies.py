@@ -1,6 +1,6 @@
-"""Answers of owners to what a client has asked: its producers and consumers are made and ended, its requests are answered.
+"""Owners' answers to one client: its producers and consumers are made and ended, its requests are answered.
 
-An owner whose process ends answers nothing any more.  Its clients get an answer from here then, or their requests go to its successor.
+If an owner's process ends, requests are answered from here, or repeated to its successor.
 """
 from collections.abc import Mapping
 
@@ -28,7 +28,8 @@ def handle_replies(clients: Mapping[int, Client], link: OwnerLink, rows: NDArray
         client = clients.get(connection)
         if client is not None:
             attempt(client.stream, _answered, client, link, request_id)
-            attempt(client.stream, reply, client, link, action, object_id, handle, request_id, partition, bytes(data[at:at + size]))
+            attempt(client.stream, reply, client, link, action, object_id, handle, request_id, partition,
+                    bytes(data[at:at + size]))
         at += size
 
 
@@ -38,7 +39,8 @@ def _answered(client: Client, link: OwnerLink, request_id: int) -> None:
         commands.answer_lookup(client, withheld.answer, withheld.since)
 
 
-def reply(client: Client, link: OwnerLink, action: int, object_id: int, handle: int, request_id: int, partition: int, data: bytes) -> None:
+def reply(client: Client, link: OwnerLink, action: int, object_id: int, handle: int, request_id: int, partition: int,
+          data: bytes) -> None:
     """Do as a REPLY_ROW says, then write its frames to the client."""
     route = None
     if action in _READY:
@@ -73,8 +75,9 @@ def reply(client: Client, link: OwnerLink, action: int, object_id: int, handle: 
         client.worker.rights.keeps(client, route)      # it may have taken long to make
 
 
-def _made(client: Client, link: OwnerLink, object_id: int, handle: int, request_id: int, *, is_producer: bool) -> Route | None:
-    """The route whose producer or consumer the owner has made; it is to end one that its client has closed meanwhile."""
+def _made(client: Client, link: OwnerLink, object_id: int, handle: int, request_id: int, *,
+          is_producer: bool) -> Route | None:
+    """The route of what the owner has made; None, and it is expelled, if its client has closed it."""
     route = client.routes.made(link, object_id, handle, request_id, is_producer=is_producer)
     if route is None:
         client.expel(link, object_id, handle, is_producer=is_producer)
@@ -96,7 +99,8 @@ def owner_gone(client: Client, link: OwnerLink) -> None:
         elif kind in (T.CLOSE_PRODUCER, T.CLOSE_CONSUMER):
             client.stream.write(responses.success(request_id))
         else:
-            client.stream.write(responses.error(request_id, api.ServiceNotReady, "The topic's owner ended before it answered"))
+            client.stream.write(responses.error(request_id, api.ServiceNotReady,
+                                                "The topic's owner ended before it answered"))
     for route in unanswered:
         _ask_successor(client, route)
 

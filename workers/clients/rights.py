@@ -1,8 +1,8 @@
-"""Rights of clients: each command is checked before it is dealt with, producers and consumers again whenever rights have changed.
+"""Rights of clients: commands are checked when they come, producers and consumers again whenever rights have changed.
 
-Nothing is checked per message.  A producer or consumer that was made had the right, and is expelled when its client loses the right.
-Nobody tells workers of changes: they look at the catalogue many times a second, and the counter `rights_seen` says which version of the
-rights they go by.  A change of rights over HTTP is answered when all workers go by it.
+Nothing is checked per message.  A producer or consumer is expelled when its client loses the right to it.  Nobody tells
+workers of changes: they look at the catalogue many times a second.  The counter `rights_seen` says which version of the
+rights they go by, and a change of rights over HTTP is answered when all workers go by it.
 """
 import asyncio
 import sqlite3
@@ -82,7 +82,7 @@ class Rights:
         return demand.answer(request.request_id, api.AuthorizationError, decision.told or demand.text)
 
     def _decide(self, client: Client, kind: int, request: Any) -> Decision | None:
-        """The decision about a command; None if there is something else wrong with it, which its handler tells the client."""
+        """The decision about a command; None if something else is wrong with it, which its handler answers."""
         try:
             right = right_of(kind, request)
         except Refusal:
@@ -90,7 +90,8 @@ class Rights:
         assert client.identity is not None
         decision = self._authorization.decide(client.identity, *right)
         if decision.is_allowed and kind == T.PRODUCER and request.initial_subscription_name:
-            return self._authorization.decide(client.identity, CONSUME, right.resource, request.initial_subscription_name)
+            return self._authorization.decide(client.identity, CONSUME, right.resource,
+                                              request.initial_subscription_name)
         if not decision.is_allowed and kind == T.PARTITIONED_METADATA \
                 and not self._worker.directory.catalogue.has_tenant(tenant_of(right.resource)):
             return None
@@ -128,7 +129,8 @@ class Rights:
         self._worker.watchers.end(self._is_over)
         lost = 0
         for client in self._worker.all_clients():
-            # Routes whose producer or consumer is being made count too.  Commands that wait in this worker are checked at their turn.
+            # Routes whose producer or consumer is being made count too.  Commands that wait in this worker are checked
+            # at their turn.
             lost += sum(route.link is not None and not self.keeps(client, route) for route in client.routes.all())
         return not lost
 

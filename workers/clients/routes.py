@@ -1,8 +1,9 @@
 """Producers and consumers of one client: which owner has each of them.
 
-Clients choose ids, and may use one again at any time.  So an id has one route, made by one command that went to one owner.  Another
-command with that id is not passed on before the route has ended.  An owner's answer is matched by the request's id, and by the handle
-once there is one: it may be about a producer or consumer that its client has closed meanwhile.
+Clients choose ids, and may use one again at any time.  So an id has one route, made by one command that went to one
+owner.  Another command with that id is not passed on before the route has ended.  An owner's answer is matched by the
+request's id, and by the handle once there is one: it may be about a producer or consumer that its client has closed
+meanwhile.
 """
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ _CLOSED_MAX = 100_000            # producers that are remembered as closed by th
 class Route:
     """A producer or consumer of this client: which owner has it, and under which handle.
 
-    link None, handle 0    its command waits in this worker: its schema is checked, or its owner is started or has no room
+    link None, handle 0    its command waits in this worker: for a check of its schema, or for its owner
     link, handle 0         its owner was asked, and has not answered
     link, handle           its owner has made it
     """
@@ -38,7 +39,7 @@ class Route:
     request_id: int = -1
     withdraw: Callable[[], None] | None = None   # takes back a command that waits in this worker
     is_valid: bool = False                       # its schema has been checked
-    is_repeated: bool = False                    # a second owner was asked, because the first one ended before it answered
+    is_repeated: bool = False      # a second owner was asked, because the first one ended before it answered
     success: bytes = b""                         # frame that told its client that it was made
     right: Right | None = None                   # that its client must have; None where authorization is off
     is_expelled: bool = False                    # the owner was told to end it
@@ -59,7 +60,7 @@ class Routes:
         self.producers: dict[int, Route] = {}      # by the client's id
         self.consumers: dict[int, Route] = {}
         self.by_handle: dict[tuple[OwnerLink, int], Route] = {}     # consumers that their owners have made
-        self._closed: dict[int, None] = {}         # producers closed by the broker, the last of them: their SENDs are ignored
+        self._closed: dict[int, None] = {}      # producers that the broker has closed last: their SENDs are ignored
 
     def __repr__(self) -> str:
         return f"<Routes producers={len(self.producers)} consumers={len(self.consumers)} closed={len(self._closed)}>"
@@ -96,7 +97,8 @@ class Routes:
     def close(self, object_id: int, *, is_producer: bool) -> Route | None:
         """Remove a route, if there is one, because its client closes it.
 
-        Its id is free at once, whatever the owner still says of it, and a SEND behind a CLOSE_PRODUCER breaks the protocol.
+        Its id is free at once, whatever the owner still says of it, and a SEND behind a CLOSE_PRODUCER breaks the
+        protocol.
         """
         route = self.of_kind(is_producer=is_producer).pop(object_id, None)
         if is_producer:
@@ -122,11 +124,13 @@ class Routes:
             self.by_handle[link, handle] = route
         return route
 
-    def ended(self, link: OwnerLink, object_id: int, handle: int, request_id: int, *, is_producer: bool) -> Route | None:
-        """Remove the route whose producer or consumer its owner has ended or refused; None if its id stands for another one by now."""
+    def ended(self, link: OwnerLink, object_id: int, handle: int, request_id: int, *,
+              is_producer: bool) -> Route | None:
+        """Remove the route of what its owner has ended or refused; None if the id is another's by now."""
         routes = self.of_kind(is_producer=is_producer)
         route = routes.get(object_id)
-        if route is None or route.link is not link or (route.handle != handle if handle else route.request_id != request_id):
+        if route is None or route.link is not link \
+                or (route.handle != handle if handle else route.request_id != request_id):
             return None
         del routes[object_id]
         self.by_handle.pop((link, handle), None)
@@ -141,7 +145,7 @@ class Routes:
             del self._closed[next(iter(self._closed))]
 
     def owner_gone(self, link: OwnerLink) -> tuple[list[Route], list[Route]]:
-        """(those the owner had, which are removed; those it was asked for, which stay) of an owner whose process has ended."""
+        """(routes that it had, which are removed; routes it was asked for, which stay) of an owner that has ended."""
         lost = [route for route in self.all() if route.link is link and route.handle]
         for route in lost:
             del self.of_kind(is_producer=route.is_producer)[route.object_id]

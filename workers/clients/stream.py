@@ -1,6 +1,6 @@
-"""The bytes of one client connection: asyncio's protocol object, which reads frames in turns and writes no faster than the client reads.
+"""The bytes of one connection: frames are read in turns, answers are written no faster than the client reads.
 
-    socket -> the worker's buffer -> proto/connection.py -> events -> handlers (a table by the event's type, see commands.py)
+    socket -> the worker's buffer -> proto/connection.py -> events -> handlers (a table by type, see commands.py)
 
 One connection is not read from, while all others are, as long as
 
@@ -27,10 +27,10 @@ from geminga.workers.failures import attempt, end_failed
 from geminga.workers.options import WorkerOptions
 
 _OWN_BUFFER_MIN = 64 << 10       # an unfinished frame that is larger gets a buffer of its own size
-_OWN_BUFFER_MAPPED = 256 << 10   # a larger one takes memory only as bytes come, since eight bytes can announce megabytes
+_OWN_BUFFER_MAPPED = 256 << 10   # above it, memory is taken only as bytes come: eight bytes can announce megabytes
 _WAITING_MAX = 10_000            # commands that wait for owners; with as many the connection is not read from
 _UNREAD_MAX = 8                  # times write_buffer_bytes that answers may wait before the connection is not read from
-_SLICE_SECONDS = 0.001           # that a client is dealt with before the others have their turn; one command may take longer
+_SLICE_SECONDS = 0.001           # for one client, before the others have their turn; one command may take longer
 _EMPTY = memoryview(b"")
 
 Handlers = Mapping[type, Callable[[Any, Any], None]]      # by the event's type: what is done with (client, event)
@@ -73,7 +73,7 @@ class Stream(asyncio.BufferedProtocol):
         self.connection = Connection(worker.options.max_message_size)
         self.was_heard = True                      # since the last keep-alive tick
         self.is_writable = True                    # the client reads what is written to it
-        # Bytes read and not dealt with, in memory of their own: an unfinished frame, or all that waits for this stream's turn.
+        # Bytes read and not dealt with: an unfinished frame, or all that waits for this stream's turn.
         self._rest = _EMPTY
         self._own: bytearray | mmap.mmap | None = None   # a large unfinished frame, in a buffer of its own size
         self._filled = 0                           # bytes of it
@@ -87,7 +87,8 @@ class Stream(asyncio.BufferedProtocol):
         kept = len(self._rest) if self._own is None else self._filled
         states = {"waiting": self._is_waiting, "stopped": not self._is_reading, "throttled": bool(self._throttled_by),
                   "unwritable": not self.is_writable}
-        return f"<Stream of {self._client} {' '.join(name for name, holds in states.items() if holds) or 'reading'}, {kept} bytes kept>"
+        text = " ".join(name for name, holds in states.items() if holds) or "reading"
+        return f"<Stream of {self._client} {text}, {kept} bytes kept>"
 
     @property
     def host(self) -> str:
@@ -120,7 +121,8 @@ class Stream(asyncio.BufferedProtocol):
             return memoryview(self._own)[self._filled:]
         buffer, size = self._worker.buffer, len(self._rest)
         buffer[:size] = self._rest
-        return buffer[size:size + (self._worker.turns.room if self.connection.state == CONNECTED else FIRST_SIZE_MAX + 4)]
+        room = self._worker.turns.room if self.connection.state == CONNECTED else FIRST_SIZE_MAX + 4
+        return buffer[size:size + room]
 
     def buffer_updated(self, count: int) -> None:
         self.was_heard = True
@@ -156,9 +158,9 @@ class Stream(asyncio.BufferedProtocol):
     # -- reading
 
     def _read(self, array: NDArray[np.uint8], data: memoryview, end: int) -> None:
-        """Deal with whole frames in the first `end` bytes of the array, and of data, the same bytes, for a slice of time; keep the rest.
+        """Deal with whole frames in the first `end` bytes of the array for a slice of time; keep the rest.
 
-        A stream that still has whole frames afterwards waits for its turn, and nothing more is read from it before.
+        data: the same bytes.  A stream that still has whole frames afterwards waits for its turn.
         """
         connection, client, handlers = self.connection, self._client, self._handlers
         taken, before, is_late, self._has_more = 0, -1, False, False
@@ -183,7 +185,10 @@ class Stream(asyncio.BufferedProtocol):
         self._keep(data, taken, end, is_late)
 
     def _keep(self, data: memoryview, taken: int, end: int, is_late: bool) -> None:
-        """Keep the bytes taken .. end-1.  is_late: the slice ended before they were looked at, so whole frames may be in them."""
+        """Keep the bytes taken .. end-1.
+
+        is_late: the slice ended before they were looked at, so whole frames may be in them.
+        """
         if taken == end or self.transport.is_closing():
             return self.drop_input()
         held, needed = end - taken, self.connection.frame_size(data, taken, end) if self._is_reading else 0
@@ -290,7 +295,10 @@ class Stream(asyncio.BufferedProtocol):
             self.resume_reading()
 
     def unthrottle_to_hear(self) -> None:
-        """Read on although owners throttle it, to hear whether its client lives; an owner throttles it again if it publishes more."""
+        """Read on although owners throttle it, to hear whether its client lives.
+
+        An owner throttles it again if it publishes more.
+        """
         self._count_throttled(bool(self._throttled_by), False)
         self._throttled_by.clear()
         self.resume_reading()
@@ -313,7 +321,10 @@ class Stream(asyncio.BufferedProtocol):
             self._stop_if_unread()
 
     def tell(self, data: bytes) -> None:
-        """Send frames that the client may be too old for: it gets those that its protocol version knows, or its connection is closed."""
+        """Send the frames that the client's protocol version knows; it may be too old for all of them.
+
+        If it is too old to go on without them, its connection is closed.
+        """
         version = self._client.protocol_version
         if version < responses.ALL_SINCE:
             data, is_over = responses.select_known(data, version)
@@ -324,12 +335,14 @@ class Stream(asyncio.BufferedProtocol):
 
     def _stop_if_unread(self) -> None:
         """Read no more from a client that leaves too many answers unread."""
-        turns, size, unread_max = self._worker.turns, self.transport.get_write_buffer_size(), self._worker.options.write_buffer_bytes
+        turns, unread_max = self._worker.turns, self._worker.options.write_buffer_bytes
+        size = self.transport.get_write_buffer_size()
         if self.transport.is_closing() or size <= UNREAD_MIN:
             return
         turns.unread(self, size)
         if size > _UNREAD_MAX * unread_max or turns.is_crowded:
-            self.transport.set_write_buffer_limits(high=min(UNREAD_MIN, unread_max))      # it goes on when it has read nearly all
+            # Reading goes on when nearly all is read.
+            self.transport.set_write_buffer_limits(high=min(UNREAD_MIN, unread_max))
             self.stop_reading()
 
     def configured(self) -> None:

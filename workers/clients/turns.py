@@ -1,7 +1,7 @@
-"""Bounds on what one client costs the worker it shares: time by taking turns, memory by counting unfinished frames and unread answers.
+"""Bounds on the cost of one client for the others: turns bound its time, counts of bytes bound its memory.
 
-    a read -> a slice of time -> whole frames are left:     the stream waits for its turn, and is not read from meanwhile
-    a read -> a slice of time -> part of a frame is left:   its bytes count among the unfinished frames until the rest has come
+    a read -> a slice of time -> whole frames are left:     the stream waits for its turn, and is not read from
+    a read -> a slice of time -> part of a frame is left:   its bytes count as unfinished until the rest has come
 """
 import asyncio
 import time
@@ -14,7 +14,7 @@ from geminga.workers.failures import Peer, attempt
 _TURN_SECONDS = 0.01              # for all streams that wait, between two looks at sockets
 _READ_MIN = 16 << 10              # bytes that one read may bring when many streams wait
 UNFINISHED_MAX = 128 << 20        # bytes of unfinished frames, of all clients of a worker
-UNREAD_MAX = 64 << 20             # bytes of answers that clients have not read, of all clients of a worker; above it ...
+UNREAD_MAX = 64 << 20             # bytes of answers that all clients of a worker have not read; above it ...
 UNREAD_MIN = 64 << 10             # ... each client may leave only so many unread
 
 
@@ -37,7 +37,7 @@ class Turns:
         self._unread: dict[Stream, int] = {}
         self._unread_total = 0
         self._is_due = False
-        self.room = buffer_size      # bytes that one read may bring: the more streams wait, the less each of them has to keep
+        self.room = buffer_size      # bytes that one read may bring: the more streams wait, the fewer each keeps
         self.is_crowded = False      # clients have left so much unread that no client may leave more
 
     def __repr__(self) -> str:
@@ -82,7 +82,7 @@ class Turns:
 class UnfinishedFrames:
     """Bytes kept of frames whose rest has not come.
 
-    If all of them take more than UNFINISHED_MAX, the connection whose frame was begun first is ended: it has had the most time.
+    Above UNFINISHED_MAX the connection whose frame was begun first is ended: it has had the most time.
     """
 
     def __init__(self) -> None:
@@ -109,6 +109,7 @@ class UnfinishedFrames:
         while self._total > UNFINISHED_MAX:
             stream, size = self._sizes.popitem(last=False)
             self._total -= size
-            log.warning(f"unfinished messages take more than {UNFINISHED_MAX >> 20} MiB: the connection from {stream.address} ends, "
-                        f"whose {size} bytes have waited longest", code="G322", client=stream.address)
+            log.warning(f"unfinished messages take more than {UNFINISHED_MAX >> 20} MiB: the connection from "
+                        f"{stream.address} ends, whose {size} bytes have waited longest",
+                        code="G322", client=stream.address)
             stream.give_up()

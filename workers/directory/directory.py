@@ -1,4 +1,4 @@
-"""The catalogue as this worker knows it: partitions, namespaces and topics, remembered until anybody commits to the catalogue."""
+"""The catalogue as this worker knows it: what it has read is remembered until anybody commits to the catalogue."""
 from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
@@ -56,7 +56,7 @@ class Directory:
         return self._namespaces[namespace]
 
     def partitions(self, text: str, *, may_create: bool = True) -> int:
-        """The number of partitions of a topic, 0 if it is not partitioned; a topic that is missing is made if its policies say so.
+        """The number of partitions of a topic, 0 if it is not partitioned; a missing topic is made if policies say so.
 
         Raises Refusal: the namespace or topic does not exist, or may not be made.
         """
@@ -92,8 +92,9 @@ class Directory:
         return 0        # its owner makes it for the first producer or consumer
 
     def urls(self, text: str, listener: str = "") -> tuple[str, str]:
-        """(URL without TLS, URL with TLS) at which the topic is served, "" where it is not; listener: a name of advertised_listeners.
+        """(URL without TLS, URL with TLS) at which the topic is served, "" where it is not.
 
+        listener: a name of advertised_listeners, or "".
         Raises Refusal: the namespace does not exist, or no listener has that name.
         """
         self._refresh()
@@ -101,11 +102,15 @@ class Directory:
         if not self.has_namespace(topic.namespace):
             raise Refusal(api.TopicNotFound, f"Namespace {topic.namespace} does not exist")
         if listener and listener not in self.addresses.listeners:
-            raise Refusal(api.ServiceNotReady, f"the broker do not have {listener} listener")   # clients look for this text
+            # Clients look for this text.
+            raise Refusal(api.ServiceNotReady, f"the broker do not have {listener} listener")
         return self.addresses.listeners[listener] if listener else self.addresses[:2]
 
     def topics(self, namespace: str, mode: int) -> list[str]:
-        """Complete names of the namespace's topics, each partition by itself; mode: of CommandGetTopicsOfNamespace.  Raises Refusal."""
+        """Complete names of the namespace's topics, each partition by itself; mode: of CommandGetTopicsOfNamespace.
+
+        Raises Refusal.
+        """
         domains = _DOMAINS.get(mode, ("persistent://", "non-persistent://"))
         topics = self.catalogue.topics(names.parse_namespace(namespace))
         return [name for name in topics if name.startswith(domains) and not names.is_system(name)]

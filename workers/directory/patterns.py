@@ -31,8 +31,9 @@ class ForeignPattern(Exception):
 class Pattern:
     """A client's pattern.  Raises BrokenPattern, ForeignPattern."""
 
-    # Patterns come from any client, and Python's re may take for ever over a short one.  RE2, which is Pulsar's dialect as well, takes
-    # time in proportion to the names.  A set of one pattern is RE2's cheapest way to ask whether a name matches.
+    # Patterns come from any client, and Python's re may take for ever over a short one.  RE2, which is Pulsar's dialect
+    # as well, takes time in proportion to the names.  A set of one pattern is RE2's cheapest way to ask whether a name
+    # matches.
     def __init__(self, text: str):
         if len(text) > LENGTH_MAX:
             raise ForeignPattern(f"Pattern longer than maximum: {LENGTH_MAX}")
@@ -77,12 +78,17 @@ def pattern(text: str) -> Pattern:
 
 
 def topics_hash(topics: list[str]) -> str:
-    """The hash of a list of topics as Pulsar's clients compute it: CRC32-C of the sorted names, in hexadecimal, lowest byte first."""
+    """The hash of a list of topics as Pulsar's clients compute it: CRC32-C of the sorted names, in hexadecimal, lowest
+    byte first.
+    """
     return struct.pack("<I", crc32c(",".join(sorted(topics)).encode())).hex()
 
 
 def _options() -> re2.Options:
-    """RE2's options for clients' patterns.  Errors are not logged, as RE2 would print a client's text, raw, to standard error."""
+    """RE2's options for clients' patterns.
+
+    Errors are not logged, as RE2 would print a client's text, raw, to standard error.
+    """
     options = re2.Options()
     options.log_errors, options.max_mem = False, _MEMORY_MAX
     return options

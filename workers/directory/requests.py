@@ -1,4 +1,6 @@
-"""Requests that a worker answers by itself, from the catalogue: lookup, partition metadata, schemas.  Lists of topics: watchers.py.
+"""Requests that a worker answers by itself, from the catalogue: lookup, partition metadata, schemas.
+
+Lists of topics: watchers.py.
 
 Each function returns the frame of the answer; a failure is an answer of the same kind, as clients expect.
 """
@@ -43,7 +45,8 @@ def get_schema(directory: Directory, command: api.BaseCommand) -> bytes:
     except StorageFull as error:
         return responses.schema_missing(request.request_id, api.PersistenceError, str(error))
     name = f"{topic.namespace}/{topic.base.local_name}"
-    return responses.schema(request.request_id, registry.to_wire(schema.definition, name), registry.version_bytes(schema.version))
+    return responses.schema(request.request_id, registry.to_wire(schema.definition, name),
+                            registry.version_bytes(schema.version))
 
 
 def no_transactions(directory: Directory, command: api.BaseCommand) -> bytes:

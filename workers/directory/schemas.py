@@ -1,4 +1,5 @@
-"""Work on schemas beside the loop: definitions are parsed in a thread, which has a connection to the catalogue of its own.
+"""Work on schemas beside the loop: definitions are parsed in a thread, which has a connection to the catalogue of its
+own.
 
     PRODUCER, SUBSCRIBE -> is_settled: the owner can go by the request as it is
                         -> SchemaChecks, in the thread -> the request with a definition that is compatible, or a refusal
@@ -23,7 +24,7 @@ from geminga.storage.runtime.counters import Counters
 from geminga.storage.schemas import registry
 from geminga.workers.failures import Peer, end_failed
 
-_CHECKING_BYTES_MAX = 64 << 20   # of commands whose schemas are being checked; another one is answered with an error: try again
+_CHECKING_BYTES_MAX = 64 << 20   # of commands whose schemas are being checked; further ones are asked to try again
 
 Answer = TypeVar("Answer")
 Work = Callable[[Catalogue, Policies], Answer]
@@ -39,14 +40,18 @@ class SchemaThread:
         self._catalogue: Catalogue | None = None
 
     async def do(self, topic: TopicName, work: Work[Answer]) -> Answer:
-        """Return what work(catalogue, the topic's policies) returns, when everything it wrote is on disk.  Raises Refusal."""
+        """Return what work(catalogue, the topic's policies) returns, when everything it wrote is on disk.
+
+        Raises Refusal.
+        """
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._do, topic, work)
 
     def _do(self, topic: TopicName, work: Work[Answer]) -> Answer:
         try:
             if self._catalogue is None:
                 self._catalogue = Catalogue(self._path)
-            answer = work(self._catalogue, policies_of(self._catalogue, topic, self._catalogue.with_changes(self.options)))
+            answer = work(self._catalogue,
+                          policies_of(self._catalogue, topic, self._catalogue.with_changes(self.options)))
             self._catalogue.commit()
             return answer
         except (StorageFull, NotDurable, sqlite3.OperationalError) as error:      # sqlite3's: it cannot be opened
@@ -78,7 +83,8 @@ class SchemaChecks:
     def __repr__(self) -> str:
         return f"<SchemaChecks {len(self._checking)} of {self._bytes} bytes>"
 
-    def begin(self, client: CheckingClient, command: api.BaseCommand, topic: TopicName, work: Work[Any]) -> Callable[[], None]:
+    def begin(self, client: CheckingClient, command: api.BaseCommand, topic: TopicName,
+              work: Work[Any]) -> Callable[[], None]:
         """Do the work in the thread, then go on with the command; returns a function that withdraws the command.
 
         Raises Refusal: too many schemas are being checked.
@@ -91,7 +97,8 @@ class SchemaChecks:
         self._checking.add(task)
         return partial(self._checking.discard, task)
 
-    async def _check(self, client: CheckingClient, command: api.BaseCommand, topic: TopicName, work: Work[Any], size: int) -> None:
+    async def _check(self, client: CheckingClient, command: api.BaseCommand, topic: TopicName, work: Work[Any],
+                     size: int) -> None:
         answer: Any = None
         refusal: Refusal | None = None
         try:
@@ -110,9 +117,11 @@ class SchemaChecks:
 
 
 def is_settled(catalogue: Catalogue, topic: TopicName, request: Opening, *, is_valid: bool = False) -> bool:
-    """Whether the topic's owner can go by the schema that a PRODUCER or SUBSCRIBE brings, without a check in the thread.
+    """Whether the topic's owner can go by the schema that a PRODUCER or SUBSCRIBE brings, without a check in the
+    thread.
 
-    is_valid: `settle` has checked it.  It is settled then until the topic has its first definition, which others may have brought.
+    is_valid: `settle` has checked it.  It is settled then until the topic has its first definition, which others may
+    have brought.
     """
     if not request.HasField("schema"):
         return True
@@ -127,10 +136,11 @@ def is_settled(catalogue: Catalogue, topic: TopicName, request: Opening, *, is_v
 
 
 def settle(request: Opening, topic: TopicName, counters: Counters) -> Work[None]:
-    """Work that settles a request: a producer's definition becomes one of the topic's versions, a consumer's is compared and dropped.
+    """Work that settles a request: a producer's definition becomes one of the topic's versions, a consumer's is
+    compared and dropped.
 
-    A topic without versions gets its first one from its owner, which may have to make the topic, so the definition is only validated.
-    Raises Refusal, here or in the thread.
+    A topic without versions gets its first one from its owner, which may have to make the topic, so the definition is
+    only validated.  Raises Refusal, here or in the thread.
     """
     definition = registry.from_wire(request.schema)
     registry.check_size(definition)
@@ -143,7 +153,8 @@ def settle(request: Opening, topic: TopicName, counters: Counters) -> Work[None]
             registry.check_consumer(catalogue, topic, definition, policies.schema_strategy, counters)
             request.ClearField("schema")
         else:
-            version = registry.find(catalogue, topic, registry.register(catalogue, topic, definition, policies, counters))
+            version = registry.find(catalogue, topic,
+                                    registry.register(catalogue, topic, definition, policies, counters))
             assert version is not None
             request.schema.CopyFrom(registry.to_wire(version.definition, ""))
 
@@ -151,7 +162,8 @@ def settle(request: Opening, topic: TopicName, counters: Counters) -> Work[None]
 
 
 def get_or_create(request: api.CommandGetOrCreateSchema, topic: TopicName, counters: Counters) -> Work[bytes]:
-    """Work that returns the version of a definition, as the protocol writes it, and registers it if need be; b"" for no schema.
+    """Work that returns the version of a definition, as the protocol writes it, and registers it if need be; b"" for no
+    schema.
 
     Raises Refusal, here or in the thread.
     """

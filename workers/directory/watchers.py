@@ -1,7 +1,8 @@
-"""Clients that discover topics: lists they watch, and what owners are told so that such clients miss nothing of a new topic.
+"""Clients that discover topics: lists they watch, and what owners are told so that such clients miss nothing of a new
+topic.
 
-Nobody tells workers of new topics: they look at the catalogue.  So whoever makes or deletes a topic has nothing to do for them, and
-looking costs nothing while no client watches.
+Nobody tells workers of new topics: they look at the catalogue.  So whoever makes or deletes a topic has nothing to do
+for them, and looking costs nothing while no client watches.
 """
 import asyncio
 import time
@@ -22,7 +23,7 @@ from geminga.workers.owners.waiting import WaitingCommands
 LOOK_SECONDS = 0.2             # between two looks
 _REST = 10                     # times as long as a look took that pass at least until the next one
 WATCHERS_MAX = 100             # of one connection; a client that is refused another one polls instead
-_DISCOVERIES_MAX = 100         # patterns that a connection asked with and that are remembered; with more it counts as asking for all topics
+_DISCOVERIES_MAX = 100         # patterns that are remembered of a connection; with more it counts as asking for all
 _PERSISTENT = api.CommandGetTopicsOfNamespace.PERSISTENT
 
 
@@ -77,7 +78,8 @@ class Watcher:
     topics: set[str]               # the matching ones of them
 
     def __repr__(self) -> str:
-        return f"<Watcher {self.watcher_id} of {self.client}: {len(self.topics)} of {len(self.seen)} topics in {self.namespace}>"
+        matching = f"{len(self.topics)} of {len(self.seen)} topics in {self.namespace}"
+        return f"<Watcher {self.watcher_id} of {self.client}: {matching}>"
 
     def catch_up(self, now: frozenset[str], added: list[str], removed: frozenset[str]) -> None:
         """Tell the client the difference.  Raises ForeignPattern."""
@@ -86,7 +88,8 @@ class Watcher:
         self.topics.update(new)
         self.seen = now
         if new or deleted:
-            self.client.stream.write(responses.watch_topic_update(self.watcher_id, new, deleted, topics_hash(list(self.topics))))
+            self.client.stream.write(responses.watch_topic_update(self.watcher_id, new, deleted,
+                                                                  topics_hash(list(self.topics))))
 
 
 class Watchers:
@@ -96,7 +99,7 @@ class Watchers:
         self._worker, self._directory, self._loop = worker, worker.directory, loop
         self._watchers: dict[tuple[Client, int], Watcher] = {}
         self._version = -1
-        self._lists: dict[str, frozenset[str]] = {}       # topics of the namespaces that are watched, as of that version
+        self._lists: dict[str, frozenset[str]] = {}      # topics of the namespaces that are watched, as of that version
         self._timer: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
@@ -106,7 +109,7 @@ class Watchers:
 
     def list_topics(self, client: Client, request: api.CommandGetTopicsOfNamespace) -> bytes:
         """The answer to GET_TOPICS_OF_NAMESPACE; a client evaluates a pattern itself if the broker does not."""
-        newest = self._directory.newest_partition()       # before the list is read, so that no topic made in between is missed
+        newest = self._directory.newest_partition()      # before the list is read, else a topic in between is missed
         chosen = None
         try:
             topics = self._directory.topics(request.namespace, request.mode)
@@ -124,7 +127,10 @@ class Watchers:
                                              has_changed=digest != request.topics_hash)
 
     def watch(self, client: Client, request: api.CommandWatchTopicList) -> bytes:
-        """The answer to WATCH_TOPIC_LIST.  As in Pulsar, an id in use keeps its watcher, and only persistent topics are watched."""
+        """The answer to WATCH_TOPIC_LIST.
+
+        As in Pulsar, an id in use keeps its watcher, and only persistent topics are watched.
+        """
         try:
             watcher = self._watchers.get((client, request.watcher_id)) or self._new(client, request)
         except Refusal as refusal:
@@ -132,14 +138,16 @@ class Watchers:
         except BrokenPattern as error:
             return responses.error(request.request_id, api.InvalidTopicName, f"Invalid topics pattern: {error}")
         except ForeignPattern as error:
-            return responses.error(request.request_id, api.NotAllowedError, f"Unable to create topic list watcher: {error}")
+            return responses.error(request.request_id, api.NotAllowedError,
+                                   f"Unable to create topic list watcher: {error}")
         digest = topics_hash(list(watcher.topics))
         topics = [] if digest == request.topics_hash else sorted(watcher.topics)
         return responses.watch_topic_list_success(request.request_id, watcher.watcher_id, topics, digest)
 
     def _new(self, client: Client, request: api.CommandWatchTopicList) -> Watcher:
         if sum(other is client for other, _ in self._watchers) >= WATCHERS_MAX:
-            raise Refusal(api.NotAllowedError, f"Unable to create topic list watcher: the connection has {WATCHERS_MAX}")
+            raise Refusal(api.NotAllowedError,
+                          f"Unable to create topic list watcher: the connection has {WATCHERS_MAX}")
         chosen = pattern(request.topics_pattern)
         newest = self._directory.newest_partition()
         self._refresh()
@@ -202,8 +210,8 @@ class Watchers:
         differences: dict[tuple[int, int], tuple[list[str], frozenset[str]]] = {}
         for watcher in list(self._watchers.values()):
             now, seen = self._list(watcher.namespace), watcher.seen
-            if now is seen or not watcher.client.stream.is_writable:       # a client that does not read is told when it does
-                continue
+            if now is seen or not watcher.client.stream.is_writable:
+                continue      # a client that does not read is told when it does
             key = id(seen), id(now)
             if key not in differences:
                 differences[key] = sorted(now - seen), seen - now
@@ -215,7 +223,7 @@ class Watchers:
     # -- news for owners
 
     def _asked(self, client: Client, namespace: str, text: str | None, newest: int) -> None:
-        """Remember that the client is told the namespace's topics that match a pattern (None: all), and tell the owners that it discovers.
+        """Tell the owners that the client discovers topics of the namespace by this pattern; None: all topics.
 
         newest: the newest partition when its list was read.
         """
@@ -227,7 +235,8 @@ class Watchers:
         is_first = all(other != namespace for other, _ in known)
         known.setdefault((namespace, text), (None if text is None else pattern(text), newest))
         if is_first:
-            self._worker.owners.command_all(client.number, client.protocol_version, namespace.encode(), envelope.DISCOVERS)
+            self._worker.owners.command_all(client.number, client.protocol_version, namespace.encode(),
+                                            envelope.DISCOVERS)
 
     def introduce(self, link: OwnerLink) -> None:
         """Tell a new process of an owner which clients discover topics, as its predecessor knew."""
@@ -236,7 +245,7 @@ class Watchers:
                 link.command(client.number, client.protocol_version, namespace.encode(), envelope.DISCOVERS)
 
     def looked_up(self, client: Client, command: api.BaseCommand, answer: bytes) -> bytes:
-        """The answer to LOOKUP of a client that discovers topics, as it is going to subscribe, perhaps on another connection.
+        """The answer to LOOKUP of a client that discovers topics: it is going to subscribe, perhaps elsewhere.
 
         b"" if the topic is new to it: then the owner is told first, and the answer is withheld until the owner knows.
         """
@@ -258,6 +267,7 @@ class Watchers:
                 return answer
         if not client.requests.withhold(link, command, answer):
             return answer
-        link.command(client.number, client.protocol_version, f"{request.request_id} {topic}".encode(), envelope.LOOKED_UP)
+        link.command(client.number, client.protocol_version, f"{request.request_id} {topic}".encode(),
+                     envelope.LOOKED_UP)
         self._worker.owners.schedule_flush()
         return b""

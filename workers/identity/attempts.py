@@ -1,8 +1,8 @@
-"""Attempts to authenticate: counted, logged once per episode and cause, and answered with growing delays if they fail repeatedly.
+"""Attempts to authenticate: counted, and logged once per episode and cause; repeated failures are answered late.
 
-An episode is a series of failures from one address without a minute's rest between them; all addresses of an IPv6 network of
-64 bits count as one.  From the third failure of an episode on, each answer is delayed longer than the one before.  A success
-is never delayed.
+An episode is a series of failures from one address without a minute's rest between them; all addresses of an IPv6
+network of 64 bits count as one.  From the third failure of an episode on, each answer is delayed longer than the one
+before.  A success is never delayed.
 """
 import asyncio
 import ipaddress
@@ -54,7 +54,8 @@ class Attempts:
         self._counters.add(authentication_counter(identity.method, "SUCCESS"))
         if identity.expires_s is not None:
             minutes = max(0.0, identity.expires_s - time.time()) / 60
-            self._counters.add(next((f"expiring_{bound}" for bound in EXPIRING_MINUTES if minutes <= bound), "expiring_later"))
+            self._counters.add(next((f"expiring_{bound}" for bound in EXPIRING_MINUTES if minutes <= bound),
+                                    "expiring_later"))
             self._counters.add("expiring_minutes", int(minutes))
 
     def failed(self, host: str, method: str, error: NotAuthenticated) -> float:
@@ -117,7 +118,7 @@ class Attempts:
 
 
 def address_of(host: str) -> str:
-    """The address that a host counts as: itself, its network of 64 bits for IPv6, or the IPv4 address mapped into it."""
+    """The address that a host counts as: itself, or for IPv6 its network of 64 bits, or the IPv4 address in it."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

@@ -1,8 +1,8 @@
 """Authentication: Credentials -> Identity.
 
 The supervisor makes one Authenticator before it forks, so that all processes have the same keys; each process looks for
-itself whether the keys' files have changed.  An Authenticator has no sockets and counts nothing: attempts.py counts, and
-handshakes.py leads the handshake of the binary protocol.
+itself whether the keys' files have changed.  An Authenticator has no sockets and counts nothing: attempts.py counts,
+and handshakes.py leads the handshake of the binary protocol.
 """
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -19,7 +19,7 @@ class Identity:
     """A client that has authenticated, or did not have to."""
 
     role: str                          # "": authentication is off
-    method: str = ""                   # "token", "basic", "tls", INTERNAL; "": the anonymous role, or authentication is off
+    method: str = ""      # "token", "basic", "tls", INTERNAL; "": the anonymous role, or authentication is off
     expires_s: float | None = None     # when its credentials expire, in seconds since 1970; None: never
     proxy: str = ""                    # the role of the proxy that asks on behalf of `role`
 
@@ -54,8 +54,12 @@ class Authenticator:
         self.configure(options)
 
     def configure(self, options: IdentityOptions) -> None:
-        """Take over new options.  Raises Unusable, and keeps the former ones: a key or a file of users cannot be read."""
-        self._methods: dict[str, Method] = {name: _MAKERS[name](options.authentication) for name in options.authentication.methods}
+        """Take over new options.
+
+        Raises Unusable, and keeps the former ones: a key or a file of users cannot be read.
+        """
+        methods = options.authentication.methods
+        self._methods: dict[str, Method] = {name: _MAKERS[name](options.authentication) for name in methods}
         self._options = options.authentication
         self._proxies = frozenset(options.authorization.proxy_roles)
         self._is_authorization_on = options.authorization.enabled
@@ -112,10 +116,12 @@ class Authenticator:
             else:
                 is_right = not principal or (may_repeat and principal == identity.role)
             if not is_right:
-                why = "a proxy must say on whose behalf it asks" if is_proxy else "only a proxy may ask on behalf of others"
+                why = "a proxy must say on whose behalf it asks" if is_proxy else \
+                    "only a proxy may ask on behalf of others"
                 raise NotAuthenticated("INVALID_PRINCIPAL", why, api.AuthorizationError, "Invalid roles.")
             if names_proxy and not is_proxy:
-                raise NotAuthenticated("INVALID_PRINCIPAL", "it says that it is a proxy and is none", api.AuthorizationError,
+                raise NotAuthenticated("INVALID_PRINCIPAL", "it says that it is a proxy and is none",
+                                       api.AuthorizationError,
                                        "Must not set proxyVersion without connecting as a ProxyRole.")
         if not is_proxy or not principal:
             return identity

@@ -4,9 +4,9 @@
     administrators of a tenant             everything in the tenant's namespaces
     grants of a namespace, or of a topic   produce, consume, functions, sinks, sources, packages
 
-A grant for a partitioned topic holds for its partitions.  A namespace may reserve some subscriptions for certain roles, or
-demand that a subscription's name begins with its consumer's role; both bind roles that consume because of a grant.  A proxy
-needs every right that the role on whose behalf it asks needs.
+A grant for a partitioned topic holds for its partitions.  A namespace may reserve some subscriptions for certain roles,
+or demand that a subscription's name begins with its consumer's role; both bind roles that consume because of a grant.
+A proxy needs every right that the role on whose behalf it asks needs.
 
 A resource is a topic, a namespace ("tenant/namespace"), a tenant ("tenant"), or the broker ("").
 """
@@ -18,8 +18,9 @@ from geminga.storage.catalogue.catalogue import ADMIN_ROLES, AUTH_MODE, PERMISSI
 from geminga.workers.identity.authentication import INTERNAL, Identity
 from geminga.workers.identity.options import AuthorizationOptions
 
-ADMINISTER, PRODUCE, CONSUME, LOOKUP = "administer", "produce", "consume", "lookup"     # a right to produce or consume includes lookup
-GRANTED = (CONSUME, "functions", "packages", PRODUCE, "sinks", "sources")              # actions that grants are made for
+# A right to produce or consume includes LOOKUP.
+ADMINISTER, PRODUCE, CONSUME, LOOKUP = "administer", "produce", "consume", "lookup"
+GRANTED = (CONSUME, "functions", "packages", PRODUCE, "sinks", "sources")      # actions that grants are made for
 ACTIONS = (ADMINISTER, LOOKUP, *GRANTED)
 _DECISIONS_MAX = 16_384      # remembered
 _SIZE_MAX = 1_024            # characters of all names in a decision that is remembered
@@ -44,7 +45,7 @@ class Right(NamedTuple):
 
 
 class Authorization:
-    """Decides by the catalogue as it was when `version` was last called, so that its callers say how up to date decisions are."""
+    """Decides by the catalogue as it was when `version` was last called."""
 
     def __init__(self, options: AuthorizationOptions, catalogue: Catalogue):
         self._catalogue = catalogue
@@ -152,8 +153,8 @@ class Authorization:
         if roles and role not in roles:
             return Decision(False, f"Subscription {subscription} of {namespace} is for other roles than '{role}'")
         if policies.get(AUTH_MODE) == "Prefix" and not subscription.startswith(role):
-            text = "Failed to create consumer - The subscription name needs to be prefixed by the authentication role, like " \
-                   f"{role}-xxxx for topic: {resource}"
+            text = "Failed to create consumer - The subscription name needs to be prefixed by the authentication " \
+                   f"role, like {role}-xxxx for topic: {resource}"
             return Decision(False, f"In {namespace} a subscription's name begins with the role that uses it", text)
         return None
 

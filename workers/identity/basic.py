@@ -17,7 +17,7 @@ _REMEMBERED_MAX = 10_000      # right passwords, whose hashes need not be comput
 def users(data: bytes) -> HtpasswdFile:
     """The users of an htpasswd file with this content.  Raises SourceError."""
     try:
-        file: HtpasswdFile = HtpasswdFile.from_string(data, context=_HASHES)  # type: ignore[call-arg]  # the stubs lack it
+        file = HtpasswdFile.from_string(data, context=_HASHES)  # type: ignore[call-arg]  # the stubs lack it
         names = file.users()
         for number, name in enumerate(names, 1):
             handler = _HASHES.identify(file.get_hash(name), resolve=True)  # type: ignore[arg-type]  # takes bytes too
@@ -38,7 +38,7 @@ class Basic:
         """Raises Unusable: the file of users cannot be read."""
         self._source = Source("authentication.users", options.users, users)
         self._salt = secrets.token_bytes(32)
-        self._right: dict[bytes, None] = {}      # digests of users, passwords and hashes that belong together, oldest first
+        self._right: dict[bytes, None] = {}      # digests of (user, password, hash) that were right, oldest first
         self._lock = threading.Lock()            # of `_right`: hashes are computed in other threads
 
     def __repr__(self) -> str:
@@ -60,8 +60,9 @@ class Basic:
         try:
             role, known = name.decode(), file.get_hash(name)  # type: ignore[arg-type]  # takes bytes too
             # A hash is computed for an unknown user too, else the time that an answer takes would tell who is one.
-            is_right = _HASHES.verify(password, known or file.get_hash(file.users()[0])) and known is not None  # type: ignore[arg-type]
-        except ValueError:       # not UTF-8, or impossible in a user or password: NUL bytes, more than 72 bytes for bcrypt
+            computed = known or file.get_hash(file.users()[0])  # type: ignore[arg-type]
+            is_right = _HASHES.verify(password, computed) and known is not None
+        except ValueError:       # not UTF-8, NUL bytes, or more than 72 bytes for bcrypt
             is_right = False
         if not is_right or not role:
             raise NotAuthenticated("INVALID_TOKEN", "unknown user or wrong password")

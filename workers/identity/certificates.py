@@ -1,7 +1,7 @@
 """TLS: a context for listeners whose certificates change while they are used.
 
-A handshake looks at the files, once a second at most, and uses what they hold now; connections keep what they began with.
-If files cannot be used, an error is logged, and the former certificate stays in force.
+A handshake looks at the files, once a second at most, and uses what they hold now; connections keep what they began
+with.  If files cannot be used, an error is logged, and the former certificate stays in force.
 """
 import re
 import ssl
@@ -43,7 +43,7 @@ class Handshake(ssl.SSLObject):
         except ssl.SSLError as error:
             if not self.has_failed:
                 self.tls.failed(error)
-            if not self.has_failed and self.outgoing.pending:      # an alert, which the loop sends only if it is to go on
+            if not self.has_failed and self.outgoing.pending:      # an alert, which the loop sends only if it goes on
                 self.has_failed = True
                 raise ssl.SSLWantReadError from None
             raise                                                  # the client has read the alert, and closed
@@ -73,7 +73,8 @@ class Loaded(NamedTuple):
 class Tls:
     """The certificates that the listeners of a process serve TLS with.  Raises Unusable.
 
-    The supervisor makes it before the first fork, so that a child has the certificates whatever became of the files since.
+    The supervisor makes it before the first fork, so that a child has the certificates whatever became of the files
+    since.
     """
 
     def __init__(self, options: TlsOptions):
@@ -83,7 +84,7 @@ class Tls:
         self._looked = time.monotonic()
         self._is_failing = False
         self._trusted = self._files[-1]
-        self.trusted_since = 0.0           # sessions from before prove nothing: other authorities were trusted, Unix time
+        self.trusted_since = 0.0      # sessions from before prove nothing: other authorities were trusted, Unix time
         self._failed = float("-inf")       # when the last handshake failed
         self.counters: Counters | None = None      # the process's own
         self._front = self._loaded.context         # a handshake begins with it, and changes to the context in force
@@ -111,7 +112,8 @@ class Tls:
 
     def listening(self) -> dict[str, Any]:
         """Arguments for a loop's create_server."""
-        return {"ssl": self._front, "ssl_handshake_timeout": _HANDSHAKE_SECONDS, "ssl_shutdown_timeout": _GOODBYE_SECONDS}
+        return {"ssl": self._front, "ssl_handshake_timeout": _HANDSHAKE_SECONDS,
+                "ssl_shutdown_timeout": _GOODBYE_SECONDS}
 
     def expiries(self) -> dict[str, float]:
         """Key of the configuration -> when the first of its certificates expires, Unix time."""
@@ -165,13 +167,17 @@ class Tls:
         self.count("tls_handshakes_failed")
         now = time.monotonic()
         if now - self._failed > _EPISODE_SECONDS:
-            log.warning(f"a TLS handshake failed: {_reason(error)}; more of them within a minute are only counted", code="G403")
+            log.warning(f"a TLS handshake failed: {_reason(error)}; more of them within a minute are only counted",
+                        code="G403")
         self._failed = now
 
 
 def _reason(error: ssl.SSLError) -> str:
-    text: str = getattr(error, "verify_message", "") or (getattr(error, "reason", None) or str(error)).replace("_", " ").lower()
-    return f"the client's certificate is not accepted: {text}" if isinstance(error, ssl.SSLCertVerificationError) else text
+    reason = getattr(error, "reason", None) or str(error)
+    text: str = getattr(error, "verify_message", "") or reason.replace("_", " ").lower()
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the client's certificate is not accepted: {text}"
+    return text
 
 
 def load(options: TlsOptions) -> Loaded:
@@ -191,7 +197,8 @@ def load(options: TlsOptions) -> Loaded:
     try:
         context.load_cert_chain(options.certificate, options.key, password="")      # else OpenSSL asks at the terminal
     except (OSError, ssl.SSLError) as error:
-        raise Unusable("tls.certificate", f"is not accepted by OpenSSL: {getattr(error, 'reason', None) or error}") from None
+        raise Unusable("tls.certificate",
+                       f"is not accepted by OpenSSL: {getattr(error, 'reason', None) or error}") from None
     if trusted:
         context.load_verify_locations(cadata=b"".join(map(pem.der, trusted)))
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN      # trusts all of them, not only roots, as in Java

@@ -35,6 +35,7 @@ class NotAuthenticated(Exception):
     code, text: for the client.
     """
 
-    def __init__(self, reason: str, why: str, code: ErrorCode = api.AuthenticationError, text: str = "Failed to authenticate"):
+    def __init__(self, reason: str, why: str, code: ErrorCode = api.AuthenticationError,
+                 text: str = "Failed to authenticate"):
         super().__init__(why)
         self.reason, self.why, self.code, self.text = reason, why, code, text

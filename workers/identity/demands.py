@@ -16,11 +16,11 @@ class Demand(NamedTuple):
     field: str                                                  # of BaseCommand
     action: str
     text: str                                                   # for a client that lacks the right
-    answer: Callable[[int, ErrorCode, str], bytes] = responses.error  # (request id, code, text) -> the frame that says so
+    answer: Callable[[int, ErrorCode, str], bytes] = responses.error      # (request id, code, text) -> frame
 
 
-# All commands that a client may send.  None: the command does nothing to what other clients have, or it is about a producer, consumer or
-# watcher of its own connection, which was allowed when it was made.
+# All commands that a client may send.  None: the command does nothing to what other clients have, or it is about a
+# producer, consumer or watcher of its own connection, which was allowed when it was made.
 DEMANDS: dict[int, Demand | None] = {
     T.CONNECT: None, T.AUTH_RESPONSE: None, T.PING: None, T.PONG: None,
     T.PARTITIONED_METADATA: Demand("partitionMetadata", LOOKUP, "Client is not authorized to Get Partition Metadata",
@@ -31,13 +31,16 @@ DEMANDS: dict[int, Demand | None] = {
     T.GET_SCHEMA: Demand("getSchema", LOOKUP, "Client is not authorized to Get Schema", responses.schema_missing),
     T.GET_OR_CREATE_SCHEMA: Demand("getOrCreateSchema", PRODUCE, "Client is not authorized to Get or Create Schema",
                                    responses.schema_refused),
-    T.GET_TOPICS_OF_NAMESPACE: Demand("getTopicsOfNamespace", LOOKUP, "Client is not authorized to GetTopicsOfNamespace"),
+    T.GET_TOPICS_OF_NAMESPACE: Demand("getTopicsOfNamespace", LOOKUP,
+                                      "Client is not authorized to GetTopicsOfNamespace"),
     T.WATCH_TOPIC_LIST: Demand("watchTopicList", LOOKUP, "Proxy Client is not authorized to watchTopicList"),
     T.SEND: None, T.CLOSE_PRODUCER: None,
-    T.FLOW: None, T.ACK: None, T.REDELIVER_UNACKNOWLEDGED_MESSAGES: None, T.UNSUBSCRIBE: None, T.CLOSE_CONSUMER: None, T.SEEK: None,
+    T.FLOW: None, T.ACK: None, T.REDELIVER_UNACKNOWLEDGED_MESSAGES: None,
+    T.UNSUBSCRIBE: None, T.CLOSE_CONSUMER: None, T.SEEK: None,
     T.GET_LAST_MESSAGE_ID: None, T.CONSUMER_STATS: None, T.WATCH_TOPIC_LIST_CLOSE: None,
     # Transactions are refused to everybody.
-    T.TC_CLIENT_CONNECT_REQUEST: None, T.NEW_TXN: None, T.ADD_PARTITION_TO_TXN: None, T.ADD_SUBSCRIPTION_TO_TXN: None, T.END_TXN: None,
+    T.TC_CLIENT_CONNECT_REQUEST: None, T.NEW_TXN: None,
+    T.ADD_PARTITION_TO_TXN: None, T.ADD_SUBSCRIPTION_TO_TXN: None, T.END_TXN: None,
 }
 _ABOUT_NAMESPACES = (T.GET_TOPICS_OF_NAMESPACE, T.WATCH_TOPIC_LIST)
 

@@ -1,9 +1,9 @@
 """How clients of the binary protocol authenticate: at CONNECT, and again when their credentials expire.
 
-    CONNECT -> CONNECTED                                          authentication is off, or the credentials were checked at once
+    CONNECT -> CONNECTED                                          authentication is off, or its check was quick
     CONNECT -> (a thread computes a hash) -> CONNECTED            nothing more is read from the client meanwhile
     CONNECT -> (a delay, see attempts.py) -> ERROR, closed        refused
-    AUTH_CHALLENGE -> AUTH_RESPONSE                               every refresh_interval_s, for clients whose token has expired
+    AUTH_CHALLENGE -> AUTH_RESPONSE                               every refresh_interval_s, where a token has expired
 """
 import asyncio
 import time
@@ -89,11 +89,13 @@ class Handshakes:
         credentials = Credentials(method_of(request), request.auth_data, certificate_of(client.stream.transport))
         original = None
         if request.HasField("original_principal"):
-            passed_on = Credentials(request.original_auth_method, request.original_auth_data.encode(), credentials.certificate)
+            passed_on = Credentials(request.original_auth_method, request.original_auth_data.encode(),
+                                    credentials.certificate)
             original = Original(request.original_principal, passed_on)
         check = partial(self._authenticator.admit, credentials, original, names_proxy=request.HasField("proxy_version"))
         done = partial(self._admitted, client, request)
-        if not (self._authenticator.is_slow(credentials) or (original and self._authenticator.is_slow(original.credentials))):
+        is_slow = self._authenticator.is_slow
+        if not (is_slow(credentials) or (original and is_slow(original.credentials))):
             return self._checked(client, credentials.method, check, done)
         client.stream.stop_reading()
         self._check_in_thread(client, credentials.method, check, done)
@@ -113,22 +115,25 @@ class Handshakes:
 
     # -- outcomes
 
-    def _check_in_thread(self, client: Client, method: str, check: Callable[[], Identity], done: Callable[[Identity], None]) -> None:
+    def _check_in_thread(self, client: Client, method: str, check: Callable[[], Identity],
+                         done: Callable[[Identity], None]) -> None:
         try:
             self._hashes.put(client.stream.host, check, partial(self._came_back, client, method, done),
                              lambda: not client.stream.transport.is_closing())
         except NotAuthenticated as busy:
             self._refuse(client, method, busy)
 
-    def _came_back(self, client: Client, method: str, done: Callable[[Identity], None], future: asyncio.Future[Identity]) -> None:
+    def _came_back(self, client: Client, method: str, done: Callable[[Identity], None],
+                   future: asyncio.Future[Identity]) -> None:
         if future.cancelled() or client.stream.transport.is_closing():
             if not future.cancelled():
                 future.exception()      # else asyncio logs that it was never retrieved
             return
         self._checked(client, method, future.result, done)
 
-    def _checked(self, client: Client, method: str, check: Callable[[], Identity], done: Callable[[Identity], None]) -> None:
-        """Call done(identity) if the check returns one; else refuse the client, or end its connection if it had been admitted before."""
+    def _checked(self, client: Client, method: str, check: Callable[[], Identity],
+                 done: Callable[[Identity], None]) -> None:
+        """Call done(identity) if the check succeeds; else refuse the client, or drop it if it was admitted before."""
         try:
             identity = check()
         except NotAuthenticated as error:
@@ -170,7 +175,7 @@ class Handshakes:
     # -- credentials that expire
 
     def _refresh(self) -> None:
-        """Ask clients whose tokens have expired for others, and end connections of those that did not answer the round before."""
+        """Ask clients whose tokens have expired for others; drop those that did not answer the round before."""
         self._round = self._loop.call_later(self._authenticator.refresh_interval_s, self._refresh)
         now = time.time()
         for client in list(self._expiring):
@@ -181,7 +186,8 @@ class Handshakes:
                 self._drop(client, NotAuthenticated("NO_ANSWER", "the token has expired, and no other came"))
             elif not client.supports_auth_refresh or (identity.proxy and not self._authenticator.checks_originals):
                 # A proxy that does not pass on its clients' credentials does not pass a challenge on to them either.
-                self._drop(client, NotAuthenticated("EXPIRED_TOKEN", "the token of a client that cannot be asked for another has expired"))
+                why = "the token of a client that cannot be asked for another has expired"
+                self._drop(client, NotAuthenticated("EXPIRED_TOKEN", why))
             else:
                 client.is_challenged = True
                 client.stream.write(responses.auth_challenge(identity.method, client.protocol_version))

@@ -1,7 +1,7 @@
 """Slow checks of credentials: one thread beside the loop, shared out by address.
 
-Addresses take turns: guesses from one address wait for each other, and a client from another address waits for one of them
-at most.
+Addresses take turns: guesses from one address wait for each other, and a client from another address waits for one of
+them at most.
 """
 import asyncio
 from collections import OrderedDict, deque
@@ -46,19 +46,25 @@ class Hashes:
 
     def put(self, host: str, check: Callable[[], Identity], done: Callable[[Any], None],
             is_wanted: Callable[[], bool]) -> None:
-        """Call `check` in the thread, then `done` with its future.  Raises NotAuthenticated: too many of that address wait.
+        """Call `check` in the thread, then `done` with its future.
+
+        Raises NotAuthenticated: too many of that address wait.
 
         is_wanted: asked before the check begins; if False, the check is dropped and `done` is not called.
         """
         address = address_of(host)
         works = self._waiting.setdefault(address, deque())
         if len(works) >= max(1, min(OF_ADDRESS_MAX, _WAITING_MAX // len(self._waiting))):
-            raise NotAuthenticated("BUSY", "too many wait", api.ServiceNotReady, "Too many clients show who they are; try again")
+            raise NotAuthenticated("BUSY", "too many wait", api.ServiceNotReady,
+                                   "Too many clients show who they are; try again")
         works.append(Work(check, done, is_wanted))
         self._begin()
 
     async def result(self, host: str, check: Callable[[], Identity]) -> Identity:
-        """The identity that `check` returns in the thread.  Raises NotAuthenticated, also if too many of that address wait."""
+        """The identity that `check` returns in the thread.
+
+        Raises NotAuthenticated, also if too many of that address wait.
+        """
         waiter: asyncio.Future[Identity] = self._loop.create_future()
         self.put(host, check, partial(_hand_over, waiter), lambda: not waiter.done())
         return await waiter

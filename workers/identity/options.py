@@ -24,7 +24,7 @@ class Unusable(Exception):
 class TlsOptions:
     """Options of [tls]; clients can connect by TLS if there is a certificate."""
 
-    certificate: str = ""                     # PEM file of the broker's certificate, and of those between it and the root
+    certificate: str = ""                     # PEM file of the broker's certificate and its intermediates
     key: str = ""                             # PEM file of the certificate's private key
     port: int = 6651                          # of the binary protocol; 0 takes a free one, -1: none
     http_port: int = 8443                     # of administration; 0 takes a free one, -1: none
@@ -39,18 +39,18 @@ class AuthenticationOptions:
     """Options of [authentication]; it is off if there are no methods."""
 
     methods: tuple[str, ...] = ()             # token, basic, tls
-    secret_keys: tuple[Secret, ...] = ()      # of tokens, each a path, "file:PATH" or "data:;base64,..."; any one will do
+    secret_keys: tuple[Secret, ...] = ()      # of tokens, each a path, "file:PATH" or "data:;base64,..."; any will do
     public_keys: tuple[Secret, ...] = ()      # of tokens, in the same form
     public_key_algorithm: str = "RS256"       # of the signatures that the public keys check
     role_claim: str = "sub"                   # claim of a token that names the role
     audience_claim: str = ""                  # claim of a token that names its audience; empty: it is not checked
     audience: str = ""                        # the audience that a token must name
     users: Secret = _NO_SECRET                # htpasswd file for basic: a path, "file:PATH" or "data:;base64,..."
-    anonymous_role: str = ""                  # role of clients without credentials, or with another method; empty: refused
+    anonymous_role: str = ""                  # of clients without credentials, or with another method; empty: refused
     clock_skew_s: int = 0                     # seconds by which a token may be early or late
     refresh_interval_s: int = 60              # between two looks at tokens of connected clients
     metrics: bool = False                     # whether /metrics demands authentication, too
-    original_authentication: bool = False     # whether proxies must pass on their clients' credentials, which are checked
+    original_authentication: bool = False     # whether proxies must pass on their clients' credentials, for a check
 
 
 @dataclass(frozen=True, slots=True)

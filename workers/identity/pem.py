@@ -30,7 +30,8 @@ def check_key(path: str, certificate: x509.Certificate) -> None:
     try:
         key = load_pem_private_key(data, None)
     except TypeError:
-        raise Unusable("tls.key", f"must not be encrypted, as {path} is: there is nobody to ask for its password") from None
+        raise Unusable("tls.key",
+                       f"must not be encrypted, as {path} is: there is nobody to ask for its password") from None
     except (ValueError, UnsupportedAlgorithm):
         raise Unusable("tls.key", f"must be a private key in PEM form, which {path} is not") from None
     if _public(key.public_key()) != _public(certificate.public_key()):

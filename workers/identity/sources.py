@@ -60,7 +60,10 @@ def stamp(path: Path | str) -> tuple[int, ...] | None:
 
 
 class Source(Generic[T]):
-    """The parsed content of one source.  If a file has changed and cannot be used, its former content stays in force."""
+    """The parsed content of one source.
+
+    If a file has changed and cannot be used, its former content stays in force.
+    """
 
     def __init__(self, key: str, where: str, parse: Callable[[bytes], T]):
         """key: of the configuration that names it.  parse: raises SourceError.  Raises Unusable."""
@@ -90,6 +93,7 @@ class Source(Generic[T]):
 
     def _read_again(self) -> None:
         try:
-            self._value = self._parse(read(f"file:{quote(str(self._path))}")[1])      # a missing file is not taken for base64
+            # Read by its URL, else a missing file would be taken for base64.
+            self._value = self._parse(read(f"file:{quote(str(self._path))}")[1])
         except SourceError as error:
             log.error(f"{self._key} {error}; what was there before is used on", code="G405")

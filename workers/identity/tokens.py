@@ -1,4 +1,7 @@
-"""JSON Web Tokens: signed statements of a client's role.  PyJWT reads them; this file says which keys and claims count."""
+"""JSON Web Tokens: signed statements of a client's role.
+
+PyJWT reads them; this file says which keys and claims count.
+"""
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -14,7 +17,7 @@ from geminga.workers.identity.options import AuthenticationOptions
 from geminga.workers.identity.sources import Source, SourceError
 
 _SIZE_MAX = 16 << 10          # of a token; HTTP servers take no larger headers
-_NEVER_S = 10**11             # seconds since 1970, in the year 5138: later expiries are cut to it, as they may not fit a float
+_NEVER_S = 10**11      # seconds since 1970, in the year 5138: later expiries are cut to it, as they may not fit a float
 _SECRETS = {"HS256": 32, "HS384": 48, "HS512": 64}      # algorithm -> bytes that its key must have at least
 _RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
 _CURVES = {"secp256r1": "ES256", "secp384r1": "ES384", "secp521r1": "ES512"}
@@ -56,7 +59,7 @@ def claims(token: str | bytes, keys: Iterable[Key], clock_skew_s: int = 0) -> di
     failure: jwt.InvalidTokenError = jwt.InvalidSignatureError("there is no key")
     signature = (token.encode() if isinstance(token, str) else token).rpartition(b".")[2]
     if base64url_encode(base64url_decode(signature)) != signature:
-        raise jwt.DecodeError("the signature is not canonical base64")      # else one token could be written in many ways
+        raise jwt.DecodeError("the signature is not canonical base64")      # else a token could be written in many ways
     for key in keys:
         try:
             return jwt.decode(token, key.material, algorithms=key.algorithms, options=_CHECKS, leeway=clock_skew_s)
@@ -72,7 +75,8 @@ class Tokens:
         """Raises Unusable: a key cannot be read."""
         self._options = options
         self._sources = [Source("authentication.secret_keys", where, secret_key) for where in options.secret_keys]
-        self._sources += [Source("authentication.public_keys", where, lambda data: public_key(data, options.public_key_algorithm))
+        self._sources += [Source("authentication.public_keys", where,
+                                 lambda data: public_key(data, options.public_key_algorithm))
                           for where in options.public_keys]
 
     def __repr__(self) -> str:
@@ -95,7 +99,8 @@ class Tokens:
         except jwt.ImmatureSignatureError:
             raise NotAuthenticated("INVALID_TOKEN", "the token is not valid yet") from None
         except jwt.InvalidAlgorithmError:
-            raise NotAuthenticated("INVALID_TOKEN", "the token is signed by an algorithm that no key here is for") from None
+            raise NotAuthenticated("INVALID_TOKEN",
+                                   "the token is signed by an algorithm that no key here is for") from None
         except jwt.InvalidSignatureError:
             raise NotAuthenticated("INVALID_TOKEN", "the token is signed by nobody known here") from None
         except Exception:      # libraries raise anything over bytes from strangers
@@ -106,7 +111,9 @@ class Tokens:
             role = role[0]
         if not isinstance(role, str) or not role:
             raise NotAuthenticated("INVALID_TOKEN", f"the token has no role in its claim {self._options.role_claim}")
-        return role, float(min(int(content["exp"]), _NEVER_S)) + self._options.clock_skew_s if "exp" in content else None
+        if "exp" not in content:
+            return role, None
+        return role, float(min(int(content["exp"]), _NEVER_S)) + self._options.clock_skew_s
 
     def _check_audience(self, content: dict[str, Any]) -> None:
         """Check that the token is for this broker, where the configuration demands it.  Raises NotAuthenticated."""

@@ -1,6 +1,6 @@
-"""Owners, seen from a worker: one link to each, over which a pass sends one envelope, and commands that wait for a link.
+"""Owners, seen from a worker: a link to each, and commands that wait for it.  A pass sends one envelope over each link.
 
-    links.py       OwnerLink gathers and sends an envelope; OwnerLinks flushes, receives, and stops publishers when owners are behind
+    links.py       OwnerLink gathers and sends; OwnerLinks flushes, receives, stops publishers when owners are behind
     opening.py     PRODUCERs and SUBSCRIBEs for one owner: few of them are with it at a time, and clients take turns
     waiting.py     all commands that wait for an owner, bounded
     following.py   news from the supervisor: owners come and go, options change, the process is to stop

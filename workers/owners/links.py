@@ -23,7 +23,10 @@ _ACK_SECONDS = 0.02              # that an acknowledgement may wait for somethin
 
 
 class OwnerLink:
-    """A ZeroMQ socket (DEALER) to one owner process.  Sections of an envelope are gathered in order and leave with `flush`."""
+    """A ZeroMQ socket (DEALER) to one owner process.
+
+    Sections of an envelope are gathered in order and leave with `flush`.
+    """
 
     def __init__(self, context: zmq.Context, run_dir: Path, owner_serial: int, worker_serial: int):
         self.socket = context.socket(zmq.DEALER)
@@ -33,7 +36,7 @@ class OwnerLink:
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.connect(socket_path(run_dir, owner_serial))
         self.gathered = 0                          # bytes of entries and acknowledgements in the next envelope
-        self.sent = 0                              # bytes of entries, and of what commands count for, since the link was made
+        self.sent = 0                              # bytes of entries and of commands' cost, since the link was made
         self.taken = 0                             # bytes of them that the owner has taken
         self._handed: deque[tuple[int, float]] = deque()      # (sent, when) of envelopes that the owner has not taken
         self.is_unheard = False                    # something was sent, and the socket was not looked at since
@@ -124,7 +127,8 @@ class OwnerLink:
 
     def _close_commands(self) -> None:
         if self._commands:
-            self._sections.append((envelope.COMMANDS, envelope.pack(envelope.COMMANDS, self._commands), b"".join(self._command_data)))
+            self._sections.append((envelope.COMMANDS, envelope.pack(envelope.COMMANDS, self._commands),
+                                   b"".join(self._command_data)))
             self._commands, self._command_data = [], []
 
     def flush(self) -> None:
@@ -168,11 +172,14 @@ Section = Callable[["OwnerLink", NDArray, memoryview], None]     # deals with (l
 
 
 class OwnerLinks:
-    """The links to all owners of the broker, by the owner's index; None while an owner's process is being started again."""
+    """The links to all owners of the broker, by the owner's index; None while an owner's process is being started
+    again.
+    """
 
     def __init__(self, run_dir: Path, worker_serial: int, owners: int, user: LinksUser, counters: Counters,
                  loop: asyncio.AbstractEventLoop):
-        self._run_dir, self._worker_serial, self._user, self._counters, self._loop = run_dir, worker_serial, user, counters, loop
+        self._run_dir, self._worker_serial = run_dir, worker_serial
+        self._user, self._counters, self._loop = user, counters, loop
         self._context = zmq.Context()
         self._links: list[OwnerLink | None] = [None] * owners
         self._queues: list[OpeningQueue] = [OpeningQueue() for _ in range(owners)]
@@ -193,7 +200,9 @@ class OwnerLinks:
         return self._links[owner_of(str(topic), len(self._links))]
 
     def with_room(self, topic: TopicName) -> OwnerLink | None:
-        """The link to the partition's owner; None also while that has no room for a command that opens a producer or consumer."""
+        """The link to the partition's owner; None also while that has no room for a command that opens a producer or
+        consumer.
+        """
         index = owner_of(str(topic), len(self._links))
         link = self._links[index]
         return link if link is not None and self._queues[index].has_room(link) else None
@@ -221,7 +230,9 @@ class OwnerLinks:
         return link
 
     def disconnect(self, index: int) -> OwnerLink | None:
-        """Give up the link to an owner whose process has ended, after receiving its last answers; None if there is no link."""
+        """Give up the link to an owner whose process has ended, after receiving its last answers; None if there is no
+        link.
+        """
         link, self._links[index] = self._links[index], None
         if link is not None:
             self._queues[index].owner_gone()
@@ -243,7 +254,9 @@ class OwnerLinks:
         self.schedule_flush()
 
     def schedule_flush(self, link: OwnerLink | None = None) -> None:
-        """Send what was gathered when everything that this pass brought has been read; at once what has become large on one link."""
+        """Send what was gathered when everything that this pass brought has been read; at once what has become large on
+        one link.
+        """
         if link is not None and link.gathered >= _ENVELOPE_BYTES:
             link.flush()
         if not self._flush_is_due:
@@ -251,7 +264,9 @@ class OwnerLinks:
             self._loop.call_soon(self._flush)
 
     def flush_acks_soon(self, link: OwnerLink) -> None:
-        """Send acknowledgements that nobody waits for along with whatever is sent next; by themselves only after a while."""
+        """Send acknowledgements that nobody waits for along with whatever is sent next; by themselves only after a
+        while.
+        """
         if link.gathered >= _ENVELOPE_BYTES:
             link.flush()
         if self._ack_timer is None:
@@ -270,7 +285,8 @@ class OwnerLinks:
             in_flight += link.in_flight
             if link.in_flight - queue.size(link) > self._user.options.in_flight_bytes and not self.is_paused:
                 self.pause()
-            self.receive(link)      # ZeroMQ's descriptor tells of changes only: what came while sending would not be noticed
+            # ZeroMQ's descriptor tells of changes only, so envelopes that came while sending would not be noticed.
+            self.receive(link)
         self._counters.set("in_flight_bytes", in_flight)
 
     def pause(self) -> None:

@@ -1,11 +1,13 @@
-"""Commands that open producers and consumers, on their way to one owner: few of them are with it at a time, and clients take turns.
+"""Commands that open producers and consumers, on their way to one owner: few of them are with it at a time, and clients
+take turns.
 
     PRODUCER, SUBSCRIBE -> there is room: the owner is asked
-                        -> there is none: it waits in this worker, behind those of its client -> its client's turn, with room
+                        -> there is none: it waits behind those of its client, until its client's turn comes
 
-An owner carries out all commands of an envelope before anybody's messages of the next one.  Without this bound, thousands of consumers
-that subscribe at once would delay everybody's messages for seconds.  A command takes room until the owner has carried it out, as the
-credit of the owner's next pass says.  It does not take room until it is answered, since an answer may wait for another producer to go.
+An owner carries out all commands of an envelope before anybody's messages of the next one.  Without this bound,
+thousands of consumers that subscribe at once would delay everybody's messages for seconds.  A command takes room until
+the owner has carried it out, as the credit of the owner's next pass says.  It does not take room until it is answered,
+since an answer may wait for another producer to go.
 """
 from collections import OrderedDict, deque
 from typing import Any, Protocol
@@ -26,8 +28,10 @@ class OpeningQueue:
     """Commands of all clients of a worker for one owner.  While the owner is being started, all of them wait."""
 
     def __init__(self) -> None:
-        self._queues: OrderedDict[object, OrderedDict[int, api.BaseCommand]] = OrderedDict()     # the client whose turn is next first
-        self._asked: deque[tuple[int, int]] = deque()      # (the link's `sent` behind it, its size) of commands not carried out
+        # By client, the one whose turn is next first.
+        self._queues: OrderedDict[object, OrderedDict[int, api.BaseCommand]] = OrderedDict()
+        # (the link's `sent` behind it, its size) of commands not carried out
+        self._asked: deque[tuple[int, int]] = deque()
         self._size = 0
 
     def __repr__(self) -> str:
@@ -70,7 +74,10 @@ class OpeningQueue:
             del self._queues[client]
 
     def take(self) -> tuple[Any, int, api.BaseCommand]:
-        """Remove the command whose turn it is: (client, number, command).  The client's next one waits behind all other clients."""
+        """Remove the command whose turn it is: (client, number, command).
+
+        The client's next one waits behind all other clients.
+        """
         client, queue = self._queues.popitem(last=False)
         number, command = queue.popitem(last=False)
         if queue:

@@ -39,7 +39,8 @@ class WaitingCommands:
                  loop: asyncio.AbstractEventLoop):
         """resume: deals with (client, command) when its turn has come."""
         self._owners, self._resume, self._counters, self._loop = owners, resume, counters, loop
-        self._waiting: dict[int, tuple[OpeningQueue, Client, int]] = {}     # number -> (where it waits, its client, its bytes)
+        # By number: where the command waits, its client, its bytes.
+        self._waiting: dict[int, tuple[OpeningQueue, Client, int]] = {}
         self._bytes = 0
         self._numbers = itertools.count()
         self._release_is_due = False
@@ -50,8 +51,8 @@ class WaitingCommands:
     def wait(self, client: Client, topic: TopicName, command: api.BaseCommand) -> Callable[[], None]:
         """Have the command dealt with when the partition's owner is there, has room, and it is the client's turn.
 
-        Returns a function that withdraws the command.  Raises Refusal: too many commands wait.  An error that asks to try again would
-        not do instead of waiting: C++ consumers that were connected before stop trying after any error.
+        Returns a function that withdraws the command.  Raises Refusal: too many commands wait.  An error that asks to
+        try again would not do instead of waiting: C++ consumers that were connected before stop trying after any error.
         """
         size = command.ByteSize()
         if len(self._waiting) >= _WAITING_MAX or self._bytes + size > _WAITING_BYTES_MAX:
@@ -82,7 +83,8 @@ class WaitingCommands:
             self.release()
 
     def release(self) -> None:
-        """Deal with commands as far as their owners have room; the rest of many goes on behind whatever sockets bring."""
+        """Deal with commands as far as their owners have room; the rest of many goes on behind whatever sockets bring.
+        """
         self._release_is_due, until = False, time.monotonic() + _RELEASE_SECONDS
         for link, queue in self._owners.with_queues():
             while not queue.is_empty and queue.has_room(link):

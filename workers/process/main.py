@@ -27,8 +27,10 @@ from geminga.workers.process.listeners import Listeners
 from geminga.workers.process.worker import Worker, WorkerConfig
 
 
-def run(serial: int, owners: int, run_dir: Path, data_dir: Path, options: WorkerOptions, listeners: Listeners, addresses: Addresses,
-        control: Control, counters: Counters, storage: StorageOptions, authenticator: Authenticator, rights: AuthorizationOptions) -> None:
+def run(serial: int, owners: int, run_dir: Path, data_dir: Path, options: WorkerOptions, listeners: Listeners,
+        addresses: Addresses,
+        control: Control, counters: Counters, storage: StorageOptions, authenticator: Authenticator,
+        rights: AuthorizationOptions) -> None:
     """Run a worker until the supervisor says stop, or has ended."""
     begin_counters(counters)
     catalogue = open_catalogue(data_dir / "catalogue.sqlite")
@@ -39,7 +41,8 @@ def run(serial: int, owners: int, run_dir: Path, data_dir: Path, options: Worker
     authorization = Authorization(rights, catalogue)
 
     def make() -> Worker:
-        return Worker(serial, owners, run_dir, data_dir, options, directory, schemas, counters, authenticator, authorization)
+        return Worker(serial, owners, run_dir, data_dir, options, directory, schemas, counters, authenticator,
+                      authorization)
 
     uvloop.run(_serve(make, listeners, control))
 
@@ -62,7 +65,8 @@ async def _serve(make: Callable[[], Worker], listeners: Listeners, control: Cont
         log.begin(config.log)
 
     stopping = follow(control, worker, configure, worker.drain)
-    servers = await listeners.serve(lambda: Client(worker, HANDLERS).stream, lambda: Client(worker, HANDLERS, is_inside=True).stream)
+    servers = await listeners.serve(lambda: Client(worker, HANDLERS).stream,
+                                    lambda: Client(worker, HANDLERS, is_inside=True).stream)
     worker.counters.set("serving_pid", os.getpid())
     control.send(ready={})
     await stopping.wait()

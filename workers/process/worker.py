@@ -1,7 +1,7 @@
 """The worker: all clients of one network process, between them and the owners.
 
-One pass of the loop reads what sockets have brought, and then sends each owner one envelope (owners/links.py).  Answers of owners are
-written to clients as they come.
+One pass of the loop reads what sockets have brought, and then sends each owner one envelope (owners/links.py).  Answers
+of owners are written to clients as they come.
 """
 import asyncio
 from functools import partial
@@ -35,7 +35,7 @@ from geminga.workers.options import WorkerOptions
 from geminga.workers.owners.links import OwnerLinks
 from geminga.workers.owners.waiting import WaitingCommands
 
-_BUFFER_BYTES = 1 << 20          # that one read can bring, shared by all connections: a read is dealt with before the next
+_BUFFER_BYTES = 1 << 20      # that one read can bring, shared by all connections: a read is dealt with before the next
 _PROBE_SECONDS = 2               # of silence after a PING, which end a connection that another client wants to replace
 _GOODBYE_SECONDS = 2             # until everything written to clients must have been sent when the broker stops
 _POLL_SECONDS = 0.005            # between looks at what a drain or a stop waits for
@@ -54,7 +54,8 @@ class WorkerConfig(NamedTuple):
 class Worker:
     """All clients of one process, and the parts that they share."""
 
-    def __init__(self, serial: int, owners: int, run_dir: Path, data_dir: Path, options: WorkerOptions, directory: Directory,
+    def __init__(self, serial: int, owners: int, run_dir: Path, data_dir: Path, options: WorkerOptions,
+                 directory: Directory,
                  schemas: SchemaThread, counters: Counters, authenticator: Authenticator, authorization: Authorization):
         """serial: number of this process among all of the broker's.  owners: how many there are."""
         self.options, self.directory, self.counters = options, directory, counters
@@ -86,13 +87,18 @@ class Worker:
         self._keep_alive = self._loop.call_later(options.keep_alive_interval_ms / 1000, self.keep_alive)
 
     def __repr__(self) -> str:
-        return f"<Worker of {len(self.clients)} clients{' draining' if self.is_draining else ''}, {self.owners}, {self.waiting}>"
+        state = " draining" if self.is_draining else ""
+        return f"<Worker of {len(self.clients)} clients{state}, {self.owners}, {self.waiting}>"
 
     def configure(self, config: WorkerConfig) -> None:
-        """Take over new options, for all clients.  Raises Unusable: keys or users cannot be read, and nothing has changed."""
+        """Take over new options, for all clients.
+
+        Raises Unusable: keys or users cannot be read, and nothing has changed.
+        """
         identity = config.identity
         self._authenticator.configure(identity)
-        self.options, self._schemas.options, self.broker_fields = config.options, config.storage, _broker_fields(config.options)
+        self.options, self._schemas.options = config.options, config.storage
+        self.broker_fields = _broker_fields(config.options)
         self.directory.configure(config.addresses, config.storage)
         self.handshakes.configured()
         self._authorization.configure(identity.authorization)
@@ -220,7 +226,9 @@ class Worker:
             await asyncio.sleep(_POLL_SECONDS)
 
     async def stop(self) -> None:
-        """Close all connections, once owners have answered and clients have been told and were sent what was written to them."""
+        """Close all connections, once owners have answered and clients have been told and were sent what was written to
+        them.
+        """
         for client in self.clients.values():
             client.stream.pause_reading()
         deadline = self._loop.time() + _GOODBYE_SECONDS
