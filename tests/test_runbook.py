@@ -23,10 +23,10 @@ FINDS = ("backup", "config check", "config show", "debug bundle", "drain", "nigh
 
 
 def lines_of(page):
-    """Words behind `geminga` of each line to be typed as it stands."""
-    for line in page.read_text().replace(synopsis(), "").splitlines():
+    """Words behind `geminga` of each line to be typed as it stands, without what the shell makes of it."""
+    for line in page.read_text().replace(synopsis(), "").replace("\\\n", " ").splitlines():
         if found := re.match(r" {4,7}(?:runuser -u geminga -- )?geminga ((?!\[).*)", line):
-            yield shlex.split(re.sub(r"\$\(.*?\)", "1", found[1]), comments=True)
+            yield shlex.split(re.sub(r"\$\(.*?\)", "1", found[1].partition(" > ")[0]), comments=True)
 
 
 def synopsis():
