@@ -1,15 +1,15 @@
-"""What reads the ledgers from beside the broker: the nightly job, compaction when it is asked for, and queries in Spark.
+"""Jobs that read ledgers without the broker: the nightly job, compaction on demand, queries in Spark.
 
-    confirmed.py    what there is to be read, and how far: partitions, their ledgers, their compacted views
-    reading.py      entries -> Arrow batches with a row per message; arrays.py has what makes the arrays
-    one_by_one.py   the same of entries that are not as clients write them, by the protobuf library
-    chunks.py       messages that came in chunks
-    source.py       the same as a data source of Spark
+    confirmed.py    partitions, their confirmed ledgers and views, as stretches to read
+    reading.py      entries -> Arrow batches with a row per message; arrays.py makes the Arrow arrays
+    one_by_one.py   the same by the protobuf library, for entries that clients do not usually write
+    chunks.py       messages that were sent in chunks
+    source.py       a data source of Spark
     typed.py        payloads -> values of their topic's schema
-    compaction.py   the newest message of each key: which, and a view with them
-    rewriting.py    batches of which some messages are gone
-    engines.py      where that is computed: in this process, or by Spark
+    compaction.py   the newest message of each key, and a view with these messages
+    rewriting.py    batches from which some messages are removed
+    engines.py      computes a compaction in this process, or in Spark
     nightly.py      a run over many partitions: plan, progress, report
 
-Nothing here writes into a ledger, and nothing here is imported by the broker's processes, which know neither Arrow nor Spark.
+Nothing here writes into a ledger. The broker's processes import nothing from here, and so neither Arrow nor Spark.
 """

@@ -1,4 +1,4 @@
-"""Bytes that lie anywhere in a buffer -> Arrow arrays, without an object for each."""
+"""Make Arrow arrays of bytes that lie anywhere in a buffer, without an object for each."""
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -15,9 +15,9 @@ _TIMES = -62_135_596_800_000, 253_402_300_799_999      # ms: of the years 1 to 9
 
 
 def strings(data: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDArray[np.int64], kind: pa.DataType) -> pa.Array:
-    """data[begin:end] each; null where begin is -1.  data goes on for metadata.PAD bytes behind them.
+    """Return an Arrow array with data[begin:end] for each pair, null where begin is -1.
 
-    What should be text is taken as it is: nobody looks whether it is UTF-8.
+    data must have metadata.PAD more bytes at its end. Text is not checked to be UTF-8.
     """
     count, present = len(begins), begins >= 0
     nulls = count - int(np.count_nonzero(present))
@@ -43,6 +43,9 @@ def strings(data: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDArray[np
 
 
 def times(milliseconds: NDArray[np.int64], *, is_optional: bool = False) -> pa.Array:
-    """Times; where is_optional 0 is none.  Those beyond what has a date become the first or the last that has."""
+    """Return timestamps. is_optional: 0 means null.
+
+    Times outside the years 1 to 9999 become the first or last moment of these years.
+    """
     found = pa.array(np.clip(milliseconds, *_TIMES) * 1000, mask=milliseconds == 0 if is_optional else None)
     return found.view(TIME)

@@ -1,4 +1,4 @@
-"""Messages that came in chunks: at the last one the others are looked for, backwards, in earlier ledgers too."""
+"""Join messages that were sent in chunks: from the last chunk backwards, through earlier ledgers too."""
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +21,7 @@ _HEAD = 4 << 10      # bytes of an entry that are read to find its metadata; mor
 
 
 class _Ledger:
-    """What is looked through of one ledger, or of what a view has of it: rows of the index that are of chunks."""
+    """Rows of the chunks in one ledger, or in one ledger of a view."""
 
     def __init__(self, path: Path, rows: NDArray, entry_ids: NDArray[np.int64]):
         self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -43,7 +43,7 @@ class _Ledger:
         return self.heads[at]
 
     def payload(self, at: int) -> memoryview:
-        """Raises Damaged."""
+        """Return the payload of a chunk, as it is stored.  Raises Damaged."""
         entry = os.pread(self.fd, int(self.rows["size"][at]), int(self.rows["offset"][at]))
         if crc32c(memoryview(entry)[CHECKSUM_END:]) != self.rows["crc32c"][at]:
             raise Damaged(f"the checksum of its chunk {self.path}, entry {self.ids[at]}, is wrong")
@@ -51,7 +51,7 @@ class _Ledger:
 
 
 class Chunks:
-    """Of the messages whose last chunk is in a stretch."""
+    """Joins the messages whose last chunk lies in a stretch."""
 
     def __init__(self, data_dir: Path, stretch: Stretch, report):
         self._folder, self._stretch, self._report = format.partition_folder(data_dir, stretch.partition_id), stretch, report
@@ -64,7 +64,10 @@ class Chunks:
         self._ledgers = []
 
     def joined(self, entry_id: int, row, metadata: api.MessageMetadata, stored: memoryview, with_payload: bool) -> list[dict]:
-        """The message whose last chunk this entry is: one; none when it is not a last one, or others are missing.  Raises Damaged."""
+        """Return [the message] whose last chunk is this entry.
+
+        The list is empty if the entry is not a last chunk, or if other chunks are missing. Raises Damaged.
+        """
         if metadata.chunk_id != metadata.num_chunks_from_msg - 1:
             return []
         whose, expected, found = _whose(metadata), metadata.chunk_id - 1, []
@@ -95,7 +98,7 @@ class Chunks:
         return [one_by_one.message(metadata, metadata, payload) | {"payload_size": size, "batch_index": None, "chunks": indexes}]
 
     def _before(self, entry_id: int) -> Iterator[tuple[_Ledger, int]]:
-        """Chunks that lie before an entry of the stretch's ledger, backwards."""
+        """Iterate backwards over chunks that lie before an entry of the stretch's ledger."""
         number = 0
         while number < len(self._ledgers) or self._open_next():
             there = self._ledgers[number]
@@ -111,7 +114,10 @@ class Chunks:
         return opened is not None
 
     def _open_backwards(self) -> Iterator[_Ledger]:
-        """The stretch's own first.  What lies before the horizon of a view may be there in the view only."""
+        """Iterate over ledgers with chunks, the stretch's own ledger first, then earlier ones.
+
+        Entries before the horizon of a view may exist in the view only.
+        """
         stretch = self._stretch
         view = None
         try:
@@ -139,5 +145,5 @@ class Chunks:
 
 
 def _whose(metadata: api.MessageMetadata) -> tuple:
-    """What the chunks of a message have in common."""
+    """Return the values that all chunks of a message have in common."""
     return metadata.producer_name, metadata.uuid

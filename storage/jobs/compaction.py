@@ -1,10 +1,10 @@
-"""The newest message of each key: which messages these are, and a view with them.
+"""Find the newest message of each key, and write a view with these messages.
 
-Two passes, over the view that holds and the ledgers behind its horizon.  The first looks at keys: it makes of each message a number
-that is the larger the newer the message is, so that the newest of a key is a maximum.  The second writes, ledger by ledger, the entries
-in which messages are left.  engines.py says where they run.
+A compaction reads the view in force and the ledgers behind its horizon twice. The first pass reads keys. It turns each
+message into a number that is larger for newer messages, so that the newest message of a key is a maximum. The second
+pass writes, ledger by ledger, the entries in which messages are left. engines.py runs both passes.
 
-    place      ledger, by its number in the run << 43 | message of it << 3 | its whole entry stays << 2 | has a key << 1 | is a tombstone
+    place      number of the ledger in the run << 43 | message in the ledger << 3 | STAYS_WHOLE | HAS_KEY | IS_TOMBSTONE
 """
 import itertools
 import secrets
@@ -42,12 +42,12 @@ _UNFINISHED_MS = 24 * 3_600_000      # a message in chunks whose last one has no
 
 
 class CannotCompact(Exception):
-    """This partition, for a reason that its text gives; others can be."""
+    """This partition cannot be compacted; others can.  The text gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Of one ledger, what a compaction looks at."""
+    """The part of one ledger that a compaction reads."""
 
     ledger_id: int
     first_message: int               # messages of the partition before it
@@ -59,7 +59,9 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The compaction of one partition; made by `prepare`, and understood by every process that reads the data folder."""
+    """The compaction of one partition, made by `prepare`. Processes on other hosts can use it if they see the data
+    folder.
+    """
 
     data_dir: Path
     partition_id: int
@@ -80,7 +82,10 @@ class Job:
 
     @property
     def target(self) -> Path:
-        """Where it is written; a name of its own, for what a job that was killed has left running may write on for a moment."""
+        """The folder to write to.
+
+        The name contains a token, because children of a killed job may go on writing for a moment.
+        """
         return compacted_ledgers.unfinished(self.folder, f"{self.view + 1}.{self.token}")
 
     @property
@@ -92,13 +97,13 @@ class Job:
         return sum(source.size for source in self.sources)
 
     def source(self, number: int) -> Source:
-        """By the ledger's number in the run."""
+        """Return the source of a ledger, by the ledger's number in the run."""
         return self.sources[number - self.first_ledger]
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What became of one ledger."""
+    """Result of the second pass for one ledger."""
 
     part: Part | None                # None: nothing is left of it
     keys: int = 0                    # whose newest message lies there
@@ -110,7 +115,7 @@ class Written:
 
 def prepare(data_dir: Path, partition_id: int, view: int, horizon: Position, *, retains_keyless: bool = False,
             first_ledger: int = 0) -> Job:
-    """The compaction of a partition up to that position.  Raises CannotCompact."""
+    """Return the compaction of a partition up to `horizon`.  Raises CannotCompact."""
     folder = format.partition_folder(data_dir, partition_id)
     try:
         held = compacted_ledgers.open_view(folder, view) if view else None
@@ -136,7 +141,7 @@ def prepare(data_dir: Path, partition_id: int, view: int, horizon: Position, *, 
 
 def _source(folder: Path, partition_id: int, ledger_id: int, of_view: CompactedLedger | None, part: Part | None, view_entries: int,
             end: int, behind: Position) -> Source | None:
-    """end: -1 for all there is."""
+    """Return the source of one ledger, None if it has no entries to read.  end: -1 for all entries."""
     messages = size = 0
     first_message = -1
     if of_view is not None and len(of_view.rows):
@@ -166,7 +171,7 @@ def _source(folder: Path, partition_id: int, ledger_id: int, of_view: CompactedL
 
 
 def stretches(job: Job) -> list[tuple[Stretch, int]]:
-    """What the first pass reads, in order, each with about how many messages it has."""
+    """Return the stretches that the first pass reads, in order, each with its approximate number of messages."""
     found = confirmed.stretches(job.data_dir, job.partition_id, up_to=job.horizon, view=job.view)
     share = job.messages / max(1, sum(stretch.end - stretch.first for stretch in found))
     return [(stretch, round((stretch.end - stretch.first) * share)) for stretch in found]
@@ -174,7 +179,7 @@ def stretches(job: Job) -> list[tuple[Stretch, int]]:
 
 @dataclass(frozen=True, slots=True)
 class _Entries:
-    """Some of one ledger's."""
+    """A block of entries of one ledger."""
 
     rows: NDArray                    # INDEX_ROW or COMPACTED_ROW
     ids: NDArray[np.int64]
@@ -183,7 +188,7 @@ class _Entries:
 
 
 def _entries(job: Job, source: Source) -> Iterator[_Entries]:
-    """All that lie there, some at a time; those that are lost with their row are left out."""
+    """Iterate over blocks of all entries of a source.  Entries whose row is lost are left out."""
     if job.view:
         held = compacted_ledgers.open_view(job.folder, job.view)
         found = held.find(source.ledger_id)
@@ -209,7 +214,9 @@ def _blocks(rows: NDArray, ids: NDArray[np.int64], data: memoryview, is_of_view:
 
 
 def _chunks(job: Job) -> tuple[dict[int, list[int]], list[int]]:
-    """({place of a message's last chunk: places of the others}, places of those whose last one may yet come)"""
+    """Return ({place of a message's last chunk: places of its other chunks}, places of chunks whose last may still
+    come).
+    """
     whole, begun, now_ms = {}, {}, 0
     for number, source in enumerate(job.sources, job.first_ledger):
         for some in _entries(job, source):
@@ -255,7 +262,7 @@ def _place(number: int, source: Source, message: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """What some messages are for a compaction."""
+    """Keys and places of some messages."""
 
     keys: pa.StringArray
     places: NDArray[np.int64]        # of the messages with these keys
@@ -265,7 +272,7 @@ class Looked:
 
 
 def look(job: Job, stretch: Stretch) -> Iterator[Looked]:
-    """The keys of a stretch, some at a time.  Raises CannotCompact."""
+    """First pass: iterate over keys and places of the messages of a stretch.  Raises CannotCompact."""
     number = next(at for at, source in enumerate(job.sources, job.first_ledger) if source.ledger_id == stretch.ledger_id)
     source, damage, flags, found = job.source(number), [], None, itertools.count(1)
 
@@ -306,7 +313,7 @@ def look(job: Job, stretch: Stretch) -> Iterator[Looked]:
 
 
 def _flags(job: Job, stretch: Stretch) -> NDArray:
-    """Of the ledger's entries, by id: `flags` and `messages` as the index has them."""
+    """Return (n,) `flags` and `messages` of the ledger's index, by entry id."""
     found = np.zeros(stretch.end, [("flags", "<u4"), ("messages", "<u4")])
     for some in _entries(job, job.sources[[source.ledger_id for source in job.sources].index(stretch.ledger_id)]):
         is_there = some.ids < stretch.end
@@ -318,8 +325,12 @@ def _flags(job: Job, stretch: Stretch) -> NDArray:
 # -- the second pass: a ledger of the view
 
 def write(job: Job, number: int, places: NDArray[np.int64]) -> Written:
-    """Write what is left of the ledger that has this number in the run, synced: `places` are those of the newest messages of keys, and
-    of messages that stay without a key.  Raises CannotCompact; what was written of the ledger is gone then."""
+    """Second pass: write the view's part of one ledger, synced.
+
+    number: of the ledger in the run. places: of the newest messages of keys, and of keyless messages that stay.
+
+    Raises CannotCompact; the files of this ledger are removed then.
+    """
     source, damage = job.source(number), []
     keyed = places & HAS_KEY != 0
     is_tombstone = places & IS_TOMBSTONE != 0
@@ -343,7 +354,7 @@ def write(job: Job, number: int, places: NDArray[np.int64]) -> Written:
 
 def _copy(writer: PartWriter, some: _Entries, source: Source, kept: NDArray[np.int64], of_whole: NDArray[np.int64],
           damage: list[str]) -> None:
-    """Those of the entries in which messages are kept; all of those of which one is `of_whole`."""
+    """Copy entries with kept messages.  An entry with a message in `of_whole` keeps all its messages."""
     if not len(some.rows):
         return
     firsts = some.rows["message_index"].astype(np.int64) - source.first_message
@@ -380,7 +391,7 @@ def _copy(writer: PartWriter, some: _Entries, source: Source, kept: NDArray[np.i
 
 
 def _found_in(firsts: NDArray[np.int64], messages: NDArray[np.int64], kept: NDArray[np.int64]) -> tuple[NDArray, NDArray]:
-    """(the entry, which message of it) of each of the kept messages that lie in entries with these messages; ascending."""
+    """Return (entry, message within the entry) for each kept message that lies in these entries; ascending."""
     here = kept[np.searchsorted(kept, firsts[0]):np.searchsorted(kept, firsts[-1] + messages[-1])]
     rows_of = np.searchsorted(firsts, here, side="right") - 1
     indexes = here - firsts[rows_of]
@@ -389,7 +400,10 @@ def _found_in(firsts: NDArray[np.int64], messages: NDArray[np.int64], kept: NDAr
 
 
 def _left(some: _Entries, rows: NDArray) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(messages that there are, bytes of the words behind it) of each: fewer than there were of what an earlier compaction has cut."""
+    """Return (messages left, bytes of words behind the entry) for each row.
+
+    An entry that an earlier compaction has cut has fewer messages left than `messages` says.
+    """
     there, behind = rows["messages"].astype(np.int64), np.zeros(len(rows), np.int64)
     for at in np.flatnonzero(rows["flags"] & format.IS_CUT).tolist() if some.is_of_view else ():
         behind[at] = 8 * -(-there[at] // 64)
@@ -400,7 +414,10 @@ def _left(some: _Entries, rows: NDArray) -> tuple[NDArray[np.int64], NDArray[np.
 
 def _pieces(data: memoryview, begins: NDArray[np.int64], ends: NDArray[np.int64], is_whole: NDArray[np.bool_],
             fresh: dict[int, tuple[bytes, bytes]]) -> list:
-    """Bytes of entries, of those that stay whole and lie one behind the other as one piece; `fresh` has others with their words."""
+    """Return the bytes of entries as pieces to write.
+
+    Unchanged neighbours are one piece; `fresh` has rewritten entries with their words.
+    """
     is_run = np.zeros(len(begins), bool)          # goes on where the one before ended, both as they are
     is_run[1:] = is_whole[1:] & is_whole[:-1] & (begins[1:] == ends[:-1])
     starts = np.flatnonzero(~is_run)
@@ -414,7 +431,7 @@ def _pieces(data: memoryview, begins: NDArray[np.int64], ends: NDArray[np.int64]
 
 
 def remove(job: Job, ledger_id: int) -> None:
-    """What was written of a ledger."""
+    """Remove the files of one ledger from the unfinished view."""
     for path in (format.ledger_path(job.target, ledger_id), format.index_path(job.target, ledger_id)):
         path.unlink(missing_ok=True)
 
@@ -422,7 +439,7 @@ def remove(job: Job, ledger_id: int) -> None:
 # -- around them
 
 def begin(job: Job) -> None:
-    """There is an empty folder for the view; what was begun before is gone.  Raises CannotCompact."""
+    """Make an empty folder for the view, and remove the partition's unfinished views.  Raises CannotCompact."""
     try:
         for path in job.target.parent.glob(f"*{compacted_ledgers.UNFINISHED}"):
             shutil.rmtree(path, ignore_errors=True)
@@ -437,7 +454,7 @@ def discard(job: Job) -> None:
 
 
 def finish(job: Job, parts: Iterable[Part], now_ms: int, report: dict) -> None:
-    """All ledgers are written: the view is whole, and waits for its partition.  Raises CannotCompact."""
+    """Complete a view whose ledgers are all written.  The view then waits to be adopted.  Raises CannotCompact."""
     try:
         compacted_ledgers.finish(job.target, compacted_ledgers.Manifest(
             job.partition_id, job.horizon, tuple(sorted(parts, key=lambda part: part.ledger_id)), now_ms, report))
@@ -447,7 +464,10 @@ def finish(job: Job, parts: Iterable[Part], now_ms: int, report: dict) -> None:
 
 
 def kept_chunks(job: Job, places: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Places of the other chunks of those among these that are a last one, and of messages that are not complete yet."""
+    """Return places of chunks to keep besides last chunks.
+
+    These are the other chunks of kept messages, and chunks of messages that are not complete yet.
+    """
     numbers = places[places & IS_TOMBSTONE == 0] >> MESSAGE_BIT << MESSAGE_BIT
     lasts = np.fromiter(job.chunks, np.int64, len(job.chunks))      # of which no bit below MESSAGE_BIT is set
     found = [place for last in lasts[np.isin(lasts, numbers)].tolist() for place in job.chunks[last]]
@@ -455,7 +475,7 @@ def kept_chunks(job: Job, places: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def by_ledger(places: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """(number of the ledger in the run, those of the places that lie there)"""
+    """Iterate over (number of the ledger in the run, its places)."""
     places = np.sort(places)
     starts = np.flatnonzero(np.diff(places >> LEDGER_BIT, prepend=-1))
     for some in np.split(places, starts[1:]) if len(places) else ():
@@ -463,7 +483,7 @@ def by_ledger(places: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64
 
 
 def _text(error: Exception, path: Path | None = None) -> str:
-    """path: what it is about, if the error does not say."""
+    """Return the text of an error.  path: the file it is about, if the error names none."""
     if isinstance(error, FileNotFoundError):
         return f"it was deleted meanwhile ({error.filename} is gone)"
     if not isinstance(error, OSError):

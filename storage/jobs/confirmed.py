@@ -1,7 +1,8 @@
-"""What there is to be read: partitions, their ledgers as far as they are confirmed, and their compacted views.
+"""Find what can be read: partitions, the confirmed entries of their ledgers, and their views.
 
-Only files are looked at, whether a broker serves them or not.  An entry is confirmed when its row is in the index: the journal has
-it by then.  Of a ledger that is written the header says how many at least, and the rows behind are looked at.
+Only files are read, with or without a running broker. An entry is confirmed when its row is in the index, because the
+journal has it by then. The header of an open ledger counts at least some of its entries; the rows behind those are
+checked.
 """
 import re
 from collections.abc import Iterable, Iterator
@@ -27,7 +28,7 @@ _BLOCK = 8 << 10                               # rows looked at together
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Entries first .. end - 1 of one ledger: what one task reads."""
+    """Entries first .. end - 1 of one ledger, the unit that one task reads."""
 
     partition_id: int
     ledger_id: int
@@ -39,16 +40,17 @@ class Stretch:
 # -- which partitions
 
 def open_catalogue(data_dir: Path | str) -> Catalogue:
-    """The data folder's, which this cannot write.  Raises CatalogueError."""
+    """Open the data folder's catalogue for reading.  Raises CatalogueError."""
     return open_to_read(Path(data_dir) / "catalogue.sqlite")
 
 
 def partitions(data_dir: Path | str, topics: Iterable[str] | re.Pattern) -> list[tuple[int, TopicName]]:
-    """(id, name) of all partitions of these topics of which something was stored, by name.
+    """Return (id, name) of all stored partitions of these topics, sorted by name.
 
-    A pattern is matched with the whole names of topics, without their partitions; persistent://public/default/ may be left out as in
-    names, and topics that brokers use among themselves are not found by it.  Raises LookupError for a topic that there is not, Refusal
-    for what cannot be the name of one, CatalogueError.
+    A pattern must match the whole name of a topic without its partition. persistent://public/default/ may be left out
+    of the pattern. Patterns do not match system topics.
+
+    Raises LookupError for a topic that does not exist, Refusal for an invalid name, CatalogueError.
     """
     catalogue = open_catalogue(data_dir)
     try:
@@ -71,7 +73,7 @@ def _complete(pattern: str) -> str:
 
 
 def _parts(catalogue: Catalogue, topic: TopicName) -> list[TopicName]:
-    """What is stored of a topic, under which names."""
+    """Return the names under which a topic is stored."""
     count = catalogue.partition_count(topic)
     if count is None and not catalogue.has_topic(topic):
         raise LookupError(f"there is no topic {topic}")
@@ -82,11 +84,12 @@ def _parts(catalogue: Catalogue, topic: TopicName) -> list[TopicName]:
 
 def stretches(data_dir: Path | str, partition_id: int, *, behind: Position = NOWHERE, up_to: Position | None = None, view: int = 0,
               size_max: int = SIZE_MAX) -> list[Stretch]:
-    """What of a partition may be read, in its order: what lies behind one position and up to (and with) another.
+    """Return the stretches of a partition, in order, from behind one position up to and including another.
 
-    With a view's number entries up to its horizon come from it, and those behind from the ledgers.  A stretch has at most size_max
-    bytes, or one entry.  Ledgers that are deleted meanwhile are not there.  Raises CorruptFile; FileNotFoundError when there is
-    no such view.
+    view: number of a view; entries up to its horizon come from the view, all others from the ledgers. A stretch has at
+    most size_max bytes, or one entry. Ledgers that are deleted meanwhile are left out.
+
+    Raises CorruptFile, and FileNotFoundError if the view does not exist.
     """
     folder = format.partition_folder(Path(data_dir), partition_id)
     found = []
@@ -108,7 +111,7 @@ def stretches(data_dir: Path | str, partition_id: int, *, behind: Position = NOW
 
 
 def last_confirmed(data_dir: Path | str, partition_id: int) -> Position:
-    """Of the last entry; NOWHERE when there is none.  Raises CorruptFile."""
+    """Return the position of the last confirmed entry, NOWHERE if there is none.  Raises CorruptFile."""
     folder = format.partition_folder(Path(data_dir), partition_id)
     for ledger_id in reversed(ledger_headers.ledger_ids(folder)):
         try:
@@ -121,7 +124,7 @@ def last_confirmed(data_dir: Path | str, partition_id: int) -> Position:
 
 
 def current_view(data_dir: Path | str, partition_id: int) -> int:
-    """The number of its compacted view; 0: it has none."""
+    """Return the number of the partition's view in force, 0 if there is none."""
     return next(reversed(compacted_ledgers.numbers(format.partition_folder(Path(data_dir), partition_id))), 0)
 
 
@@ -136,14 +139,16 @@ def _of_view(view: View, behind: Position, up_to: Position | None, size_max: int
 
 
 def _within(ledger_id: int, entries: int, behind: Position, up_to: Position | None) -> tuple[int, int]:
-    """(first, end) of a ledger's entries that are behind one position and not behind another."""
+    """Return (first, end) of a ledger's entries behind one position and up to another."""
     first = behind[1] + 1 if ledger_id == behind[0] else 0 if ledger_id > behind[0] else entries
     end = entries if up_to is None or ledger_id < up_to[0] else min(entries, up_to[1] + 1) if ledger_id == up_to[0] else 0
     return first, end
 
 
 def _split(offsets: NDArray[np.uint64], first: int, end: int, size_max: int) -> Iterator[tuple[int, int]]:
-    """(first, end) of the pieces of rows first .. end - 1 whose entries have at most so many bytes, or that are one."""
+    """Iterate over (first, end) of pieces of rows first .. end - 1 whose entries have at most so many bytes, or are
+    one.
+    """
     while first < end:
         stop = min(end, first + ENTRIES_MAX)
         until = first + int(np.searchsorted(offsets[first:stop], offsets[first] + np.uint64(size_max), side="right"))
@@ -153,9 +158,10 @@ def _split(offsets: NDArray[np.uint64], first: int, end: int, size_max: int) -> 
 
 
 def confirmed_rows(folder: Path, partition_id: int, ledger_id: int) -> NDArray:
-    """INDEX_ROW (n,) of a ledger's confirmed entries, mapped, not looked at; where the index ends too early, rows of zeros follow.
+    """Return the rows (n,) INDEX_ROW of a ledger's confirmed entries, mapped and not checked.
 
-    Raises CorruptFile for one of a newer version, FileNotFoundError.
+    Rows of zeros follow if the index is too short. Raises FileNotFoundError, and CorruptFile for a newer format
+    version.
     """
     path = format.index_path(folder, ledger_id)
     head = ledger_headers.read_whole_header(path, ledger_id, partition_id, is_served=True)
@@ -179,7 +185,10 @@ def confirmed_rows(folder: Path, partition_id: int, ledger_id: int) -> NDArray:
 
 
 def whole_rows(folder: Path, partition_id: int, ledger_id: int, first: int, end: int) -> tuple[NDArray, NDArray[np.bool_], list[str]]:
-    """(INDEX_ROW of entries first .. end - 1, which of them are lost, what is damaged): what can be, is made anew, in memory."""
+    """Return (rows of entries first .. end - 1, which of them are lost, lines of damage).
+
+    Damaged rows are repaired in memory where that is possible.
+    """
     everything = confirmed_rows(folder, partition_id, ledger_id)
     rows, path = everything[first:end], format.index_path(folder, ledger_id)
     valid = np.concatenate([format.is_valid(rows[at:at + _BLOCK], ledger_id, first + at) for at in range(0, len(rows), _BLOCK)] or [[]])

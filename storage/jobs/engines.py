@@ -1,6 +1,7 @@
-"""Where a compaction is computed: in this process, or by Spark, which spills to disk what does not fit and may be many hosts.
+"""Compute a compaction, in this process or in Spark.
 
-Both run the same two functions of compaction.py, with a maximum per key in between.
+Both run the two passes of compaction.py, with a maximum per key in between. Spark spills to disk what does not fit
+into memory, and may run on many hosts.
 """
 import bisect
 import contextlib
@@ -36,16 +37,16 @@ Tell = Callable[[str, int, int], None]      # stage, messages done, messages of 
 
 
 class NoSpark(Exception):
-    """Spark cannot be used here; the text says what is missing."""
+    """Spark cannot be used.  The text says what is missing."""
 
 
 class NotInstalled(NoSpark):
-    """Nobody has wanted it on this host."""
+    """Spark is not installed on this host."""
 
 
 @dataclass(slots=True)
 class Done:
-    """What became of one job."""
+    """Result of one job."""
 
     written: list[Written] = field(default_factory=list)
     damage: list[str] = field(default_factory=list)
@@ -54,15 +55,15 @@ class Done:
 
 
 class Here:
-    """This process.  It holds the keys of one partition in memory, each some three times for moments."""
+    """Compaction in this process.  The keys of one partition are in memory, each up to three times for moments."""
 
     name = "this process"
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: this engine holds no resources."""
 
     def compact(self, jobs: list[Job], tell: Tell) -> Iterator[tuple[Job, Done]]:
-        """Each as it is done; views are written, but not finished."""
+        """Iterate over jobs as they end.  Views are written, but not finished."""
         total, before = sum(job.messages for job in jobs), 0
         for job in jobs:
             done, started = Done(), time.monotonic()
@@ -80,7 +81,7 @@ class Here:
 
     @staticmethod
     def _newest(job: Job, done: Done, tell: Callable[[int], None]) -> NDArray[np.int64]:
-        """Places of the newest messages of all keys, and of those that stay without."""
+        """Return places of the newest messages of all keys, and of keyless messages that stay."""
         known, fresh, count, alone, looked = None, [], 0, [], 0
         for stretch, _ in compaction.stretches(job):
             for found in compaction.look(job, stretch):
@@ -106,25 +107,29 @@ def _merged(known: pa.Table | None, fresh: list[pa.RecordBatch]) -> pa.Table:
 
 
 class Spark:
-    """Any Spark master; local[*] is this host.  Other hosts need the data folder under the same path, and geminga installed.
+    """Compaction by Spark, with any master; local[*] is this host.
 
-    memory: of Spark's own process.  Its Python workers, one a core, take some 200 MiB each.
+    Other hosts need the data folder under the same path, and geminga installed. memory: of Spark's own process; each
+    of its Python workers, one for a core, takes some 200 MiB more.
     """
 
     def __init__(self, scratch: Path, master: str = "local[*]", memory: str = "640m", session=None):
-        """scratch: a folder for what does not fit into memory; session: a SparkSession that there is already.  Raises NoSpark."""
+        """Start Spark, or use an existing session.
+
+        scratch: a folder for data that does not fit into memory. Raises NoSpark.
+        """
         self.name, self._scratch, self._is_ours = f"Spark, {master}", scratch, session is None
         self.session = _start(scratch, master, memory) if session is None else session
         self.name = f"Spark {self.session.version}, {self.session.sparkContext.master}"
 
     def close(self) -> None:
-        """Spark ends, if it was started for this."""
+        """Stop Spark if this engine started it."""
         if self._is_ours:
             self.session.stop()
             shutil.rmtree(self._scratch, ignore_errors=True)
 
     def compact(self, jobs: list[Job], tell: Tell) -> Iterator[tuple[Job, Done]]:
-        """All together; views are written, but not finished."""
+        """Compact all jobs together, then iterate over them.  Views are written, but not finished."""
         from pyspark.errors import PySparkException
 
         started, found = time.monotonic(), [Done() for _ in jobs]
@@ -156,7 +161,7 @@ class Spark:
             yield job, done
 
     def _run(self, jobs: list[Job], bundles: list[list], looked, written, notes) -> list[tuple]:
-        """[(number of the job, fields of its part or None, keys, tombstones, damage)]"""
+        """Return [(number of the job, fields of its part or None, keys, tombstones, lines of damage)]."""
         from pyspark.sql import functions
 
         if not bundles:
@@ -193,7 +198,7 @@ _WRITTEN_ARROW = pa.schema([
 
 
 def _bundled(stretches: list[tuple[int, Stretch, int]]) -> list[list[tuple[int, Stretch]]]:
-    """Small stretches go together, some for each task."""
+    """Group small stretches into bundles, one bundle for a task."""
     bundles, size = [], _BUNDLE_MESSAGES
     for number, stretch, messages in stretches:
         if size + messages > _BUNDLE_MESSAGES:
@@ -205,7 +210,7 @@ def _bundled(stretches: list[tuple[int, Stretch, int]]) -> list[list[tuple[int, 
 
 
 def _looker(jobs: list[Job], bundles: list[list[tuple[int, Stretch]]], looked, notes) -> Callable:
-    """The first pass, of the bundles that a task is given."""
+    """Return the function that runs the first pass for the bundles of a task."""
     def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         failed = set()
         for bundle in (bundle for batch in batches for bundle in batch.column(0).to_pylist()):
@@ -230,7 +235,7 @@ def _keys(number: int, keys: pa.StringArray, places: NDArray[np.int64]) -> pa.Re
 
 
 def _names(places: NDArray[np.int64]) -> pa.StringArray:
-    """A key of its own for each, that no message has: text does not begin so."""
+    """Return a unique key for each keyless message.  The byte FF begins no text, so no message has such a key."""
     text = np.full((len(places), 9), 0xFF, np.uint8)
     text[:, 1:] = places.astype(">i8").view(np.uint8).reshape(-1, 8)
     offsets = np.arange(len(places) + 1, dtype=np.int32) * 9
@@ -238,7 +243,7 @@ def _names(places: NDArray[np.int64]) -> pa.StringArray:
 
 
 def _writer(jobs: list[Job], written, notes) -> Callable:
-    """The second pass, of one ledger."""
+    """Return the function that runs the second pass for one ledger."""
     firsts = [job.first_ledger for job in jobs]
 
     def write(key: tuple, found: pa.Table) -> pa.Table:
@@ -273,7 +278,7 @@ def _lists():
 
 @contextlib.contextmanager
 def _told(tell: Tell, total: int, looked, written) -> Iterator[None]:
-    """Meanwhile, how far it has come is told now and then."""
+    """Report progress regularly while the context is open."""
     is_over = threading.Event()
 
     def watch() -> None:
@@ -293,7 +298,7 @@ def _told(tell: Tell, total: int, looked, written) -> Iterator[None]:
 
 
 def _start(scratch: Path, master: str, memory: str):
-    """A SparkSession.  Raises NoSpark."""
+    """Return a new SparkSession.  Raises NoSpark."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")

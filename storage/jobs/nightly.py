@@ -1,10 +1,10 @@
-"""A run over many partitions: what there is to do, doing it, and what became of it.
+"""Run compactions of many partitions: plan them, do them, report them.
 
     plan(data_dir, targets)                              what a run would do; reads headers only
-    run(data_dir, planned, adopt, engine, progress)      does it, and tells of it
-    compact(data_dir, target, adopt, engine, progress)   of one partition, whatever the night does
+    run(data_dir, planned, adopt, engine, progress)      compacts what is due, and reports
+    compact(data_dir, target, adopt, engine, progress)   one partition, independently of nights
 
-A view that is made becomes its partition's by `adopt`, which asks the partition's owner.
+`adopt` asks the partition's owner to put a finished view into force.
 """
 import contextlib
 import time
@@ -28,12 +28,12 @@ Adopt = Callable[[int, str, int], str | None]
 
 
 class AlreadyRunning(Exception):
-    """Another run holds the data folder's lock."""
+    """Another run holds the lock in the data folder's `nightly` folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A partition that is to be compacted when it has news."""
+    """A partition to compact if it has new messages."""
 
     partition_id: int
     topic: str
@@ -42,7 +42,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What a run would do with one."""
+    """Plan of a run for one partition."""
 
     target: Target
     is_due: bool
@@ -60,7 +60,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What became of one."""
+    """Result of a run for one partition."""
 
     partition_id: int
     topic: str
@@ -92,7 +92,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Night:
-    """A whole run."""
+    """Result of a whole run."""
 
     started_ms: int
     seconds: float
@@ -108,7 +108,7 @@ _TOGETHER = 200                      # partitions that are dealt with together: 
 # -- what there is to do
 
 def plan(data_dir: Path, targets: Iterable[Target]) -> list[Planned]:
-    """What a run would do with each of these."""
+    """Return the plan for each target."""
     return [_plan(data_dir, target) for target in targets]
 
 
@@ -131,7 +131,7 @@ def _plan(data_dir: Path, target: Target) -> Planned:
 
 
 def _news(folder: Path, partition_id: int, behind: Position, horizon: Position) -> tuple[int, int, int]:
-    """(entries, messages, bytes) that lie behind one position and up to another."""
+    """Return (entries, messages, bytes) behind one position and up to another."""
     entries = messages = size = 0
     if horizon <= behind:
         return 0, 0, 0
@@ -154,9 +154,10 @@ def _news(folder: Path, partition_id: int, behind: Position, horizon: Position) 
 
 def run(data_dir: Path, planned: list[Planned], adopt: Adopt, engine: Here | Spark | None = None,
         progress: TellProgress | None = None) -> Night:
-    """Compact what is due.  One run at a time: raises AlreadyRunning.  The engine is the caller's to close.
+    """Compact all partitions that are due. The caller closes the engine.
 
-    What nobody has thought of costs what it had not come to, and is told.
+    Raises AlreadyRunning. An unforeseen error ends the run, and the report has the error and the partitions done
+    before.
     """
     engine = engine or Here()
     started_ms, started, reports, error = int(time.time() * 1_000), time.monotonic(), [], ""
@@ -180,13 +181,13 @@ def run(data_dir: Path, planned: list[Planned], adopt: Adopt, engine: Here | Spa
 
 def compact(data_dir: Path, target: Target, adopt: Adopt, engine: Here | Spark | None = None,
             progress: TellProgress | None = None) -> Report:
-    """Of one partition, now."""
+    """Compact one partition now, if it has new messages."""
     found = _plan(data_dir, target)
     return _compact(data_dir, [target], adopt, engine or Here(), _Teller(progress, found.messages + found.view_messages))[0]
 
 
 def _compact(data_dir: Path, targets: list[Target], adopt: Adopt, engine: Here | Spark, tell: Tell) -> list[Report]:
-    """All together; nobody else compacts one of them meanwhile."""
+    """Compact partitions together.  Each partition's lock keeps other jobs from compacting it meanwhile."""
     with contextlib.ExitStack() as taken:
         reports, ready, jobs, ledgers = [], [], {}, 0
         for target in targets:
@@ -223,7 +224,7 @@ def _compact(data_dir: Path, targets: list[Target], adopt: Adopt, engine: Here |
 
 
 def _finished(job: Job, done: Done, target: Target, found: Planned, adopt: Adopt) -> Report:
-    """The view is whole and its partition's, or gone."""
+    """Finish the view of a job and have it adopted, or discard it.  Return the report."""
     parts = [written.part for written in done.written if written.part is not None]
     size = sum(part.size for part in parts)
     bytes_in = found.size + found.view_size
@@ -257,7 +258,7 @@ def _folder(data_dir: Path) -> Path:
 
 
 class _Teller:
-    """How far a run has come, over all that is due."""
+    """Reports the progress of a run over all partitions that are due."""
 
     def __init__(self, progress: TellProgress | None, total: int):
         self._progress, self._total = progress, total

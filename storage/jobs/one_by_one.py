@@ -1,4 +1,6 @@
-"""The messages of one entry, by the protobuf library: what reading.py does not read as arrays, and what that is held to."""
+"""Read the messages of one entry with the protobuf library. reading.py must return the same for entries it reads as
+arrays.
+"""
 from collections.abc import Iterator
 
 from google.protobuf.message import DecodeError
@@ -11,11 +13,11 @@ _START = MAGIC.to_bytes(2, "big")
 
 
 class Damaged(Exception):
-    """An entry that cannot be read; says why."""
+    """The entry cannot be read.  The text gives the reason."""
 
 
 def split(entry: bytes) -> tuple[api.MessageMetadata, memoryview]:
-    """An entry's metadata, and its payload as it is stored.  Raises Damaged."""
+    """Return the metadata of an entry, and its payload as it is stored.  Raises Damaged."""
     at = CHECKSUM_END if entry[:2] == _START else 0      # ledgers of format version 1 have some without a checksum
     if len(entry) < at + 4 or (behind := at + 4 + SIZE.unpack_from(entry, at)[0]) > len(entry):
         raise Damaged("its metadata are longer than it")
@@ -34,7 +36,10 @@ def is_chunk(metadata: api.MessageMetadata) -> bool:
 
 
 def messages(metadata: api.MessageMetadata, stored: memoryview) -> Iterator[dict]:
-    """What each message says of itself: columns of reading.SCHEMA, without those that the index has.  Raises Damaged."""
+    """Iterate over the messages of an entry, each with those columns of reading.SCHEMA that are not in the index.
+
+    Raises Damaged.
+    """
     payload = stored if is_encrypted(metadata) else undone(metadata, stored)
     if not metadata.HasField("num_messages_in_batch") or is_encrypted(metadata):
         yield message(metadata, metadata, payload) | {"batch_index": None}
@@ -55,13 +60,13 @@ def messages(metadata: api.MessageMetadata, stored: memoryview) -> Iterator[dict
 
 
 def check(metadata: api.MessageMetadata, stored: memoryview) -> None:
-    """Read all messages, and keep none.  Raises Damaged."""
+    """Read all messages and keep none.  Raises Damaged."""
     for _ in messages(metadata, stored):
         pass
 
 
 def undone(metadata: api.MessageMetadata, stored: bytes | memoryview) -> memoryview:
-    """The payload before its client compressed it.  Raises Damaged."""
+    """Return the decompressed payload.  Raises Damaged."""
     try:
         return memoryview(decompress(metadata.compression, stored, metadata.uncompressed_size))
     except CannotDecompress as error:
@@ -69,7 +74,10 @@ def undone(metadata: api.MessageMetadata, stored: bytes | memoryview) -> memoryv
 
 
 def message(outer: api.MessageMetadata, own: api.MessageMetadata | api.SingleMessageMetadata, payload) -> dict:
-    """own: the metadata of the message; outer: of its entry."""
+    """Return the columns of one message.
+
+    own: the metadata of the message. outer: the metadata of its entry.
+    """
     sequence_id = own.sequence_id if own.HasField("sequence_id") else outer.sequence_id
     return {
         "event_time": own.event_time - (own.event_time >> 63 << 64),
@@ -87,5 +95,5 @@ def message(outer: api.MessageMetadata, own: api.MessageMetadata | api.SingleMes
 
 
 def _raw(text: str | bytes) -> bytes:
-    """A string that is not UTF-8 the library gives as bytes."""
+    """Return a string as bytes.  The library returns strings that are not UTF-8 as bytes already."""
     return text if isinstance(text, bytes) else text.encode()

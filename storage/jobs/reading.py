@@ -1,14 +1,15 @@
-"""Entries -> Arrow batches with a row per message.
+"""Read entries as Arrow batches with a row per message.
 
     for batch in batches(data_dir, stretch, ("key", "payload"), print): ...
 
-`SCHEMA` has all columns.  A block of entries is read from the ledger's file, their checksums are looked at together, their metadata
-become columns (proto/metadata.py), batches are unpacked likewise (proto/batches.py), and bytes are copied once, into the Arrow array.
-What that does not understand goes through the protobuf library (one_by_one.py), chunks through chunks.py; all give the same rows for
-the same entries, and a test holds them to it.
+`SCHEMA` has all columns. A block of entries is read from the ledger's file, and their checksums are compared together.
+Their metadata become columns (proto/metadata.py), batches are unpacked in the same way (proto/batches.py), and bytes
+are copied once, into the Arrow array. Entries of another form go through the protobuf library (one_by_one.py), chunks
+through chunks.py. All ways return the same rows for the same entries, and a test holds that.
 
-Left out: markers, the placeholders of a compacted view, entries whose space was given back, messages of which chunks are missing,
-and what is damaged, which is told of.  What is encrypted is a row with its payload as it is stored: a batch too, without a batch index.
+Left out are markers, placeholders of a compacted view, entries whose space was given back, messages with missing
+chunks, and damaged entries, which are reported. An encrypted message is a row with its stored payload; an encrypted
+batch is one row without a batch index.
 """
 import os
 from collections.abc import Callable, Collection, Iterator
@@ -81,18 +82,21 @@ Report = Callable[[str], None]
 
 
 class ViewReplaced(Exception):
-    """The compacted view that was to be read is gone: another one has taken its place meanwhile."""
+    """The view to be read is gone, because a newer one has replaced it."""
 
 
 def batches(data_dir: Path | str, stretch: Stretch, columns: Collection[str], report_damage: Report, *,
             wanted: Callable[[NDArray], NDArray[np.bool_]] | None = None) -> Iterator[pa.RecordBatch]:
-    """The messages of a stretch, with these columns of SCHEMA in this order; message_index ascends within what came alike
-    (by itself, in batches, in chunks), and not beyond that.
+    """Iterate over the messages of a stretch as Arrow batches with these columns of SCHEMA, in this order.
 
-    report_damage is told of what is damaged, a line each; the rest goes on.  `wanted` says which of some rows (n,) of the index it is
-    about: INDEX_ROW, or COMPACTED_ROW of a view.  payload_size of what came by itself is what its metadata say; whether that can be
-    decompressed is looked at when `payload` is asked for.  A ledger that is deleted has no messages; if that happens while it is read,
-    it is read to its end.  Raises ViewReplaced, OSError when the disk fails.
+    message_index ascends within messages of one kind (single, in batches, in chunks), and not beyond that.
+
+    report_damage: called with a line for each damage; reading goes on. wanted: given index rows (n,), INDEX_ROW or
+    COMPACTED_ROW, returns which of them to read. payload_size of a single message is the size that its metadata claim,
+    unless `payload` is asked for too. A ledger that is deleted before it is opened has no messages; later it is read
+    to its end.
+
+    Raises ViewReplaced, and OSError if the disk fails.
     """
     reader = _Reader(Path(data_dir), stretch, tuple(columns), report_damage)
     try:
@@ -103,7 +107,7 @@ def batches(data_dir: Path | str, stretch: Stretch, columns: Collection[str], re
 
 @dataclass(slots=True)
 class _Block:
-    """Entries that are looked at together: their bytes, and where each lies in them."""
+    """Entries that are read together: their bytes, and the place of each."""
 
     rows: NDArray                       # INDEX_ROW or COMPACTED_ROW
     entry_ids: NDArray[np.int64]
@@ -120,7 +124,7 @@ class _Block:
 
 @dataclass(slots=True)
 class _Messages:
-    """Messages, by where what they consist of lies."""
+    """Messages as places in buffers."""
 
     block: _Block
     entry: NDArray[np.intp]             # of the block; ascending
@@ -191,7 +195,7 @@ class _Reader:
         return found.rows[start:stop], found.kept[start:stop]
 
     def _load(self, rows: NDArray, entry_ids: NDArray[np.int64]) -> _Block:
-        """Those entries that are there and whole."""
+        """Return a block with those entries that exist and are whole."""
         offsets, sizes = rows["offset"].astype(np.int64), rows["size"].astype(np.int64)
         start, size = int(offsets[0]), int(offsets[-1] + sizes[-1] - offsets[0])
         if size + PAD > len(self._memory):      # what was made of the block before is a copy
@@ -248,7 +252,7 @@ class _Reader:
         yield from self._one_by_one(block, odd + by_chunk.tolist())
 
     def _read_properties(self, data: NDArray[np.uint8], columns: Columns) -> None:
-        """Spans of keys and values; messages of which they cannot be read are odd."""
+        """Read the spans of keys and values of properties.  Messages with unreadable properties become odd."""
         if _PROPERTIES not in columns.repeated:
             return
         messages, begins, ends = columns.repeated[_PROPERTIES]
@@ -260,7 +264,7 @@ class _Reader:
         columns.repeated[_PROPERTIES] = messages, *spans
 
     def _plain(self, block: _Block, outer: Columns, some: NDArray[np.intp], payloads: NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
-        """Messages that came by themselves, and what is encrypted."""
+        """Return the messages that are not in batches, and encrypted entries."""
         begins, ends, data = payloads[some], block.ends[some], block.data
         sizes = ends - begins
         if "compression" in outer.numbers:
@@ -282,7 +286,7 @@ class _Reader:
         yield from self._rows(_Messages(block, some, outer, outer, some, data, (begins, ends), ends - begins, None))
 
     def _undo(self, block, some, begins, ends, codecs, is_compressed, sizes):
-        """(data with what is decompressed behind it, begins, ends, which cannot be)"""
+        """Return (data with decompressed payloads at its end, begins, ends, which payloads cannot be decompressed)."""
         chosen, failed, raw, pieces = np.flatnonzero(is_compressed), np.zeros(len(some), bool), memoryview(block.data), []
         if not len(chosen):
             return block.data, begins, ends, failed
@@ -299,7 +303,7 @@ class _Reader:
         return np.frombuffer(b"".join((block.data.data, *pieces, bytes(PAD))), np.uint8), begins, ends, failed
 
     def _unpack(self, block: _Block, outer: Columns, some: NDArray[np.intp], payloads: NDArray[np.int64]):
-        """The messages of batches; returns which of these have to go through the library."""
+        """Unpack the messages of batches.  Return the batches that must go through the protobuf library."""
         begins, ends, data = payloads[some], block.ends[some], block.data
         if "compression" in outer.numbers:
             codecs = outer.numbers["compression"][some]
@@ -380,7 +384,7 @@ class _Reader:
         raise KeyError(name)
 
     def _one_by_one(self, block: _Block, some: list[int]) -> Iterator[pa.RecordBatch]:
-        """By the library: entries that are not as clients write them, and chunks."""
+        """Iterate over batches of messages of unusual entries and chunks, by the protobuf library."""
         found, size = [], 0
         for at in sorted(some):
             row, entry_id = block.rows[at], int(block.entry_ids[at])
@@ -429,7 +433,7 @@ def _listed(values: list, field: pa.Field) -> pa.Array:
 
 
 def _as_text(array: pa.Array) -> pa.Array:
-    """Bytes as text, as they are."""
+    """Return an array of bytes as text, without a check."""
     return pa.Array.from_buffers(pa.string(), len(array), array.buffers(), array.null_count)
 
 
@@ -458,7 +462,7 @@ def _properties(messages: _Messages) -> pa.Array:
 # -- what is looked at together
 
 def _blocks(rows: NDArray) -> Iterator[tuple[int, int]]:
-    """(first, end) of rows whose entries are read together."""
+    """Iterate over (first, end) of rows whose entries are read together."""
     offsets = rows["offset"].astype(np.int64)
     ends = offsets + rows["size"]
     borders = np.flatnonzero((offsets[1:] - ends[:-1] > _GAP_MAX) | (offsets[1:] < ends[:-1])) + 1
@@ -471,7 +475,7 @@ def _blocks(rows: NDArray) -> Iterator[tuple[int, int]]:
 
 
 def _by_size(some: NDArray[np.intp], outer: Columns, stored: NDArray[np.int64]) -> list[NDArray[np.intp]]:
-    """These batches in pieces that are not too large when they are decompressed."""
+    """Split batches into groups that are not too large when they are decompressed."""
     sizes = stored[some]
     if "compression" in outer.numbers:
         sizes = np.where(outer.numbers["compression"][some] != api.NONE, outer.number("uncompressed_size")[some].astype(np.int64), sizes)
@@ -479,7 +483,7 @@ def _by_size(some: NDArray[np.intp], outer: Columns, stored: NDArray[np.int64]) 
 
 
 def _within(some: NDArray[np.intp], sizes: NDArray[np.int64]) -> Iterator[NDArray[np.intp]]:
-    """In pieces of together at most UNPACKED_MAX bytes, or one."""
+    """Iterate over groups of at most UNPACKED_MAX bytes together, or of one."""
     ends = np.cumsum(sizes)
     first, before = 0, 0
     while first < len(some):
@@ -489,7 +493,7 @@ def _within(some: NDArray[np.intp], sizes: NDArray[np.int64]) -> Iterator[NDArra
 
 
 def _slices(batch: NDArray[np.int64], kept: NDArray[np.bool_]) -> Iterator[NDArray[np.intp]]:
-    """The messages of all these batches in pieces of about MESSAGES_MAX, none of which parts a batch."""
+    """Iterate over groups of about MESSAGES_MAX messages; no group ends within a batch."""
     left = np.flatnonzero(kept)
     first = 0
     while first < len(left):
@@ -501,7 +505,7 @@ def _slices(batch: NDArray[np.int64], kept: NDArray[np.bool_]) -> Iterator[NDArr
 
 
 def _read_at(fd: int, into: memoryview, offset: int) -> int:
-    """How many bytes there are."""
+    """Read into a buffer, and return the number of bytes read."""
     done = 0
     while done < len(into) and (count := os.preadv(fd, [into[done:]], offset + done)):
         done += count

@@ -1,7 +1,8 @@
-"""Batches of which some messages are gone.
+"""Rewrite batches from which some messages are removed.
 
-Each message that is gone leaves a placeholder, empty and marked `compacted_out`: so those that are left keep their batch indexes, and
-their ids.  All else is as its producer made it: the messages byte for byte, the codec, the metadata but for the size before compression.
+Each removed message leaves a placeholder, empty and marked `compacted_out`, so that the others keep their batch
+indexes and ids. Everything else stays as the producer made it: the messages byte for byte, the codec, and the metadata
+but for the uncompressed size.
 """
 import struct
 from array import array
@@ -27,11 +28,11 @@ _TOGETHER_SIZE = 8 << 20         # bytes of batches that are looked at together;
 
 
 class Unreadable(Exception):
-    """The entry is not a batch of so many messages; its text says why."""
+    """The entry is not a batch with so many messages.  The text gives the reason."""
 
 
 def cut(entries: list[bytes], kept: list[NDArray[np.bool_]]) -> list[bytes | Unreadable]:
-    """The entries of batches, with those of their messages (n,) that are kept."""
+    """Return the entries of batches, rewritten with the messages (n,) that are kept."""
     found: list[bytes | Unreadable] = []
     some, size = [], 0
     for entry, mask in zip(entries, kept, strict=True):
@@ -67,7 +68,7 @@ def _open(entry: bytes, kept: NDArray[np.bool_]) -> _Batch:
 
 
 def _cut(some: list[_Batch | Unreadable]) -> list[bytes | Unreadable]:
-    """Where their messages begin is found together, where that is possible."""
+    """Rewrite batches.  The places of messages are found for all of them together, where possible."""
     opened = [one for one in some if isinstance(one, _Batch)]
     if not opened:
         return some
@@ -96,7 +97,7 @@ def _cut(some: list[_Batch | Unreadable]) -> list[bytes | Unreadable]:
 
 
 def _rewritten(one: _Batch, bounds: Sequence[int]) -> bytes:
-    """bounds (n + 1): where its messages begin, and the last ends."""
+    """Return a rewritten entry.  bounds (n + 1): where its messages begin, and where the last ends."""
     edges = np.flatnonzero(one.kept[1:] != one.kept[:-1]) + 1
     fresh, is_kept = bytearray(), bool(one.kept[0])
     for first, stop in pairwise((0, *edges.tolist(), len(one.kept))):
@@ -108,12 +109,15 @@ def _rewritten(one: _Batch, bounds: Sequence[int]) -> bytes:
 
 
 def words_of(kept: NDArray[np.bool_]) -> bytes:
-    """The words of an ack set: a bit per message, 1 = there."""
+    """Return the words of an ack set: a bit for each message, 1 if it is there."""
     return np.packbits(kept, bitorder="little").tobytes().ljust(8 * -(-len(kept) // 64), b"\0")
 
 
 def boundaries(body: bytes, count: int) -> Sequence[int]:
-    """(count + 1): where each message of a batch begins, its metadata's size first; the last is the end of them all.  Raises Unreadable."""
+    """Return (count + 1) offsets: where each message of a batch begins, and where the last ends.
+
+    A message begins with the size of its metadata. Raises Unreadable.
+    """
     at, bounds, read = 0, array("q", [0]), api.SingleMessageMetadata.FromString
     try:
         for _ in range(count):
@@ -132,7 +136,7 @@ def boundaries(body: bytes, count: int) -> Sequence[int]:
 
 
 def with_uncompressed_size(head: bytes, size: int) -> bytes:
-    """The bytes of MessageMetadata, with another size before compression where it has one."""
+    """Return the bytes of MessageMetadata with another uncompressed_size, if it has one."""
     pieces, copied, at = [], 0, 0
     while at < len(head):
         tag, at = varints.decode(head, at)

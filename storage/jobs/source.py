@@ -1,27 +1,27 @@
-"""Topics in Spark, where they lie: a data source of the name `geminga`.
+"""Topics as tables in Spark: a data source with the name `geminga`.
 
     from geminga.storage.jobs.source import register
     register(spark)
     messages = spark.read.format("geminga").option("data_dir", "/var/lib/geminga").option("topic", "orders").load()
 
-Each task reads a stretch of a ledger and yields Arrow batches (reading.py).  Spark tells a data source written in Python nothing of the
-columns that a query needs, so `columns`, or a schema given with .schema(), is how to read fewer.
+Each task reads a stretch of a ledger and yields Arrow batches (reading.py). Spark does not tell a data source written
+in Python which columns a query needs; name them with `columns`, or give a schema with .schema().
 
-What is asked of times, positions and keys by options is looked at before entries are read, or at least before they go to Spark.  With
-`pushdown` so is what a query itself asks of publish_time, broker_time, ledger_id and key.  That is not the default, because Spark 4.3
-gives all queries on one DataFrame the filters of the last: of a.where(x).union(a.where(y)) both parts are y's.  So it is for a
-DataFrame that is loaded for one query.
+Filters by options on times, positions and keys are applied before entries are read, or at least before rows go to
+Spark. With `pushdown` a query's own filters on publish_time, broker_time, ledger_id and key are applied there too.
+`pushdown` is off by default and meant for a DataFrame of one query: Spark 4.3 gives all queries on a DataFrame the
+filters of the last one, so that both parts of a.where(x).union(a.where(y)) get y.
 
 Options, all but the first two optional:
     data_dir, or load(DIR)           the broker's data folder, as the driver and the executors see it
     topic, topics, topic_pattern     one of these: a name, names with commas between, an expression for whole names
-    from_time, to_time               publish times, from one (with it) to the other (without): 2026-01-31T12:00:00Z or milliseconds
-    from_position, to_position       ledger:entry, both with it
-    key                              of messages with this key
+    from_time, to_time               publish times, from (inclusive), to (exclusive): 2026-01-31T12:00:00Z or milliseconds
+    from_position, to_position       ledger:entry, both inclusive
+    key                              only messages with this key
     compacted                        true: the compacted view up to its horizon and the ledgers behind it
-    typed                            true: `value` has the fields of the registered JSON or Avro schema, each message read by its version
+    typed                            true: `value` has the fields of the registered JSON or Avro schema
     columns                          names with commas between
-    pushdown                         true: see above; wants spark.sql.python.filterPushdown.enabled
+    pushdown                         true: see above; needs spark.sql.python.filterPushdown.enabled
 """
 import datetime
 import logging
@@ -58,17 +58,17 @@ _log = logging.getLogger("geminga.source")
 
 
 class BadOption(ValueError):
-    """An option that says nothing that can be done; names it."""
+    """An option has an invalid value.  The text names the option."""
 
 
 def register(spark: SparkSession) -> None:
-    """spark.read.format("geminga") is there."""
+    """Make spark.read.format("geminga") available."""
     spark.dataSource.register(GemingaSource)
 
 
 @dataclass(slots=True)
 class Options:
-    """What a reader is told."""
+    """Parsed options of a reader."""
 
     data_dir: Path
     topics: list[str] | re.Pattern
@@ -83,7 +83,7 @@ class Options:
 
 
 def parse(options: MutableMapping[str, str]) -> Options:
-    """Raises BadOption."""
+    """Parse options of a reader.  Raises BadOption."""
     for name in options:
         if name.lower() not in _OPTIONS:
             raise BadOption(f"option {name} is unknown; there are {', '.join(_OPTIONS)}")
@@ -145,7 +145,7 @@ def _time(given: dict[str, str], name: str, default: int) -> int:
 
 
 def _milliseconds(time: datetime.datetime) -> int:
-    """Rounded up; a time without a zone is UTC."""
+    """Return milliseconds since 1970, rounded up.  A time without a zone is UTC."""
     zoned = time if time.tzinfo is not None else time.replace(tzinfo=datetime.UTC)
     return -((datetime.datetime.fromtimestamp(0, datetime.UTC) - zoned) // datetime.timedelta(milliseconds=1))
 
@@ -160,7 +160,7 @@ def _position(given: dict[str, str], name: str) -> Position | None:
 
 
 class GemingaSource(datasource.DataSource):
-    """See above."""
+    """The data source as Spark sees it.  The module's docstring lists its options."""
 
     @classmethod
     def name(cls) -> str:
@@ -203,7 +203,7 @@ class Task(datasource.InputPartition):
 
 @dataclass
 class _Reading:
-    """What tasks need to know."""
+    """The parameters that all tasks of a query share."""
 
     options: Options
     columns: list[str]
@@ -282,7 +282,7 @@ class Reader(datasource.DataSourceReader):
 
 
 class FilteringReader(Reader):
-    """Is told what the query asks."""
+    """A reader that applies a query's own filters."""
 
     def pushFilters(self, filters: list[datasource.Filter]) -> Iterator[datasource.Filter]:
         for one in filters:
@@ -290,7 +290,7 @@ class FilteringReader(Reader):
                 yield one
 
     def _push(self, one: datasource.Filter) -> bool:
-        """Whether this looks at it, so that Spark need not."""
+        """Whether this reader applies the filter itself, so that Spark need not."""
         name = one.attribute[0] if len(getattr(one, "attribute", ())) == 1 else ""
         if name == "key" and isinstance(one, datasource.EqualTo | datasource.In):
             values = [one.value] if isinstance(one, datasource.EqualTo) else one.value
@@ -305,7 +305,7 @@ class FilteringReader(Reader):
 
 
 def _bounds(one: datasource.Filter, name: str) -> tuple[int, int] | None:
-    """What a filter asks of a column of the index, if that can be told by the first and the last value."""
+    """Return the range that a filter demands of a column of the index, None if it demands something else."""
     if name not in _OF_INDEX:
         return None
     value: Any = getattr(one, "value", None)
@@ -330,7 +330,7 @@ def _bounds(one: datasource.Filter, name: str) -> tuple[int, int] | None:
 
 
 class StreamReader(datasource.DataSourceStreamReader):
-    """Offsets are how far each partition had been confirmed: {id: "ledger:entry"}."""
+    """Reader of a stream.  Offsets are the last confirmed position of each partition: {id: "ledger:entry"}."""
 
     def __init__(self, options: Options, schema: StructType):
         if options.is_compacted:
@@ -360,7 +360,7 @@ def _offsets(said: dict[str, str]) -> dict[int, Position]:
 
 
 def _reading(options: Options, schema: StructType) -> _Reading:
-    """Raises BadOption for a schema that is not a part of what there is."""
+    """Return the parameters of the tasks.  Raises BadOption if the schema is not a part of the available one."""
     values = _values(options)
     known = from_arrow_schema(_arrow_schema([*SCHEMA.names, *(["value"] if values else [])], values))
     for one in schema.fields:

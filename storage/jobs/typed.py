@@ -1,8 +1,8 @@
-"""Payloads as values of their topic's registered schema, JSON's or Avro's: a struct that has the fields of the newest version.
+"""Payloads as values of their topic's registered JSON or Avro schema: a struct with the fields of the newest version.
 
-Avro's messages are read by the version that each was written with.  What has none, is not what its schema says, is null or encrypted,
-is null.  What Arrow has no type for, as unions of several types, is given as JSON's text.  JSON's values are as they stand there:
-dates are the numbers that Avro's definitions make of them.
+Avro messages are read with the version they were written with. A message without a schema version, with a payload that
+does not fit, without a value, or encrypted, has the value null. Types that Arrow lacks, such as unions of several
+types, become JSON text. JSON values stay as they are: dates are the numbers that Avro's definitions make of them.
 """
 import io
 import json
@@ -30,12 +30,12 @@ Fit = Callable[[Any], Any]
 
 
 class NoSchema(ValueError):
-    """The topics have no schema by which their values could be typed."""
+    """The topics have no common schema by which values could be typed."""
 
 
 @dataclass
 class Values:
-    """What there is to know of the schemas of some topics; their newest is the same."""
+    """The schemas of some topics, which share their newest version."""
 
     kind: int                                        # api.Schema.Json or Avro
     newest: dict                                     # parsed by fastavro
@@ -49,7 +49,7 @@ class Values:
         return self.shape()[0]
 
     def of(self, found: pa.RecordBatch, topic: str, report: Callable[[str], None]) -> pa.Array:
-        """A value per row, which has payload, schema_version, is_encrypted and null_value."""
+        """Return the value of each row.  The batch must have payload, schema_version, is_encrypted and null_value."""
         (kind, fit), versions = self.shape(), self.versions.get(topic, {})
         columns = (found[name].to_pylist() for name in ("payload", "schema_version", "is_encrypted", "null_value"))
         values = [None if hidden or null else self._read(payload, versions.get(version), fit, report)
@@ -79,7 +79,7 @@ def _fitting(value: dict | None, kind: pa.StructType, report: Callable[[str], No
 
 
 def find(partitions: list[tuple[int, TopicName]], data_dir: Path) -> Values:
-    """Raises NoSchema."""
+    """Return the schemas of these partitions.  Raises NoSchema."""
     catalogue = confirmed.open_catalogue(data_dir)
     try:
         topics = list(dict.fromkeys(name.base for _, name in partitions))
@@ -116,7 +116,7 @@ def _parsed(data: bytes, topic: TopicName) -> dict:
 # -- types
 
 def _shape(schema, is_avro: bool, named: dict[str, dict], inside: tuple[str, ...]) -> tuple[pa.DataType, Fit]:
-    """(Arrow's type, what a value becomes for it); named: the definitions that were seen so far."""
+    """Return (Arrow type, function that converts a value to it).  named: definitions seen so far, by name."""
     if isinstance(schema, list):
         rest = [one for one in schema if one not in ("null", {"type": "null"})]
         return _shape(rest[0], is_avro, named, inside) if len(rest) == 1 else (pa.string(), _text)

@@ -1,7 +1,8 @@
-"""Avro: what a definition means, and whether one can read what another has written.
+"""Avro definitions: their meaning, and whether one can read messages written with another.
 
-The avro library parses.  Its own rules of compatibility are those of Avro's specification; clients rely on the ones that Java's
-resolution of schemas has, which differ: records are compared by their fields whatever they are called, and an enum may lack symbols.
+The avro library parses definitions. Its rules of compatibility are those of Avro's specification. Clients rely on the
+rules of Java's resolution of schemas, which differ: records are compared by fields whatever their names, and an enum
+may lack symbols.
 """
 import functools
 import json
@@ -21,7 +22,7 @@ _SAID_ELSEWHERE = ("type", "name", "namespace", "fields", "items", "values", "sy
 
 @functools.lru_cache(maxsize=4)      # a key and a value, of two versions: each is asked about several times in a row
 def parse(text: str) -> Schema:
-    """Raises ValueError, with what is wrong with it."""
+    """Parse a definition.  Raises ValueError with the reason."""
     try:
         definition = json.loads(text, parse_constant=_no_constant)
         _check_depth(definition)
@@ -48,7 +49,7 @@ def _check_depth(definition: Any) -> None:
 
 
 def _check_names(schema: Schema, seen: set[str]) -> None:
-    """Java's rule for names, which the library does not have: letters of any language, digits, _; namespaces may be anything."""
+    """Check names by Java's rule, which the library lacks: letters of any language, digits, _; any namespace."""
     if isinstance(schema, NamedSchema):
         if schema.fullname in seen:
             return
@@ -80,7 +81,7 @@ def _inner(schema: Schema) -> list[Schema]:
 # -- what a definition means
 
 def meaning(schema: Schema) -> str:
-    """The same text for definitions that differ only in how they are written, in documentation and in aliases."""
+    """Return a text that is equal for definitions that differ only in formatting, documentation and aliases."""
     return json.dumps(_meaning(schema, set()), sort_keys=True)
 
 
@@ -107,7 +108,7 @@ def _field_meaning(field: avro.schema.Field, seen: set[str]) -> Any:
 # -- reading
 
 def obstacle(reader: Schema, writer: Schema) -> str:
-    """What keeps the reader from reading all that the writer can write; "" when nothing does."""
+    """Return why the reader cannot read everything that the writer can write, "" if it can."""
     try:
         return _Reading(reader).obstacle(reader, writer)
     except ValueError as error:
@@ -115,7 +116,7 @@ def obstacle(reader: Schema, writer: Schema) -> str:
 
 
 class _Reading:
-    """One question, with what has been looked at."""
+    """One comparison of two definitions, with the pairs compared so far."""
 
     def __init__(self, reader: Schema):
         self._records: dict[tuple[int, int], str] = {}      # (reader, writer) -> obstacle; of those that are being compared: none
@@ -145,7 +146,7 @@ class _Reading:
             raise ValueError("too large to be compared")
 
     def _name(self, writer: NamedSchema) -> str:
-        """As the reader calls it."""
+        """Return the name by which the reader knows a type."""
         full: str = writer.fullname
         return self._names.get(full, full)
 
@@ -173,7 +174,10 @@ class _Reading:
         return ""
 
     def _branch(self, union: UnionSchema, writer: Schema) -> Schema | None:
-        """Of the reader's union: of the same type, for names of the same name; a record of the same shape; what reads another type."""
+        """Return the branch of the reader's union that reads a type of the writer, None if none does.
+
+        Tried in order: the same type (and name), a record of the same shape, a type that can read another one.
+        """
         written, alike = _kind(writer), None
         if id(union) not in self._branches:
             self._branches[id(union)] = {_called(branch): branch for branch in reversed(union.schemas)}
@@ -225,7 +229,7 @@ def _kind(schema: Schema) -> str:
 
 
 def _fits(schema: Schema, value: Any) -> bool:
-    """Whether the JSON is a default for it: for a union, of its first type."""
+    """Whether a JSON value is a valid default for the type; for a union, for its first type."""
     match schema:
         case EnumSchema():
             return value in schema.symbols

@@ -1,7 +1,7 @@
-"""Protobuf: whether messages of one descriptor can be read by another without loss of what both know.
+"""Whether messages of one Protobuf descriptor can be read with another one, without loss of data that both know.
 
-On the wire there are numbers, not names.  What has a number that the reader does not know is passed over, as is usual; what has one that
-it does know has to mean the same to it.  Fields may be renamed, and messages and enums inside may be called otherwise; the root may not.
+The wire has numbers, not names. A number that the reader does not know is skipped, as usual. A number that the reader
+knows must mean the same to it. Fields, and messages and enums inside, may be renamed; the root message may not.
 """
 import base64
 import graphlib
@@ -21,7 +21,7 @@ _TYPE_NAMES: dict[int, str] = {number: name for name, number in F.Type.items()}
 
 
 def parse(text: bytes) -> Descriptor:
-    """The root message, all of which is defined.  Raises ValueError."""
+    """Return the root message of a descriptor set in which everything is defined.  Raises ValueError."""
     try:
         found = json.loads(text)
         files = descriptor_pb2.FileDescriptorSet.FromString(base64.b64decode(found["fileDescriptorSet"], validate=True)).file
@@ -37,7 +37,7 @@ def parse(text: bytes) -> Descriptor:
 
 
 def obstacle(reader: Descriptor, writer: Descriptor) -> str:
-    """What of the writer's messages the reader cannot read, "" when there is nothing."""
+    """Return why the reader cannot read the writer's messages, "" if it can."""
     todo, seen, steps = [(reader, writer, reader.name)], {(reader.full_name, writer.full_name)}, 0
     while todo:
         mine, theirs, at = todo.pop()

@@ -1,13 +1,13 @@
-"""Schemas: what a topic's messages look like, by version, and which versions get along.
+"""Schemas of topics: their versions, and which versions are compatible.
 
-A topic's versions lie in the catalogue, under its base name, in the order they came.  Who brings a definition that is there already is
-given its version; another is added when it gets along with those before it, as the topic's policies say.  Definitions are kept as they
-came, to the byte.  Those of type AVRO, JSON and PROTOBUF are Avro's; JSON's may be those of old clients, which are JSON Schema.
-AVRO and JSON are compared by avro_rules.py, PROTOBUF_NATIVE by protobuf_rules.py.
+The catalogue has the versions of a topic under its base name, in order. A client that brings a known definition gets
+its version. A new definition is added if it is compatible with those before it, as the topic's policies demand.
+Definitions are stored byte for byte. Types AVRO, JSON and PROTOBUF have Avro definitions; old clients send JSON Schema
+for JSON. avro_rules.py compares AVRO and JSON, protobuf_rules.py compares PROTOBUF_NATIVE.
 
-To parse a large definition takes tenths of a second.  So workers and the admin process `validate` and `register` in a thread of their own
-(workers/schemas.py), and owners are told of what is known; an owner that is told of something new adds it, as nobody else may
-create a topic.  What does the parsing is imported when it is first needed.
+Parsing a large definition takes tenths of a second. Therefore workers and the admin process `validate` and `register`
+in a thread (workers/directory/schemas.py), and owners usually get definitions that are known. An owner adds the first
+version itself, because only an owner may create a topic. Parsers are imported at their first use.
 """
 import hashlib
 import json
@@ -43,7 +43,7 @@ _JSON_TYPES = ("object", "string", "integer", "number", "boolean", "array", "nul
 
 
 class Definition(NamedTuple):
-    """Of a schema: its type is a Schema.Type."""
+    """A definition of a schema, with its type as a number of Schema.Type."""
 
     kind: int
     data: bytes
@@ -51,12 +51,12 @@ class Definition(NamedTuple):
 
     @property
     def said(self) -> tuple[bytes, list[str]]:
-        """What makes it what it is: its bytes, and the types of key and value."""
+        """Return the bytes, and the types of key and value, which together identify the definition."""
         return self.data, [self.properties.get(f"{part}.schema.type", "") for part in ("key", "value")] if self.kind == T.KeyValue else []
 
 
 class Version(NamedTuple):
-    """A definition that is kept."""
+    """A stored definition."""
 
     version: int
     definition: Definition
@@ -64,7 +64,7 @@ class Version(NamedTuple):
 
 
 class InvalidSchema(Refusal):
-    """A definition that is none."""
+    """A definition is not valid."""
 
     def __init__(self, text: str):
         super().__init__(api.IncompatibleSchema, text)
@@ -87,12 +87,12 @@ def incompatible(text: str) -> Refusal:
 # -- what is there
 
 def versions(catalogue: Catalogue, topic: TopicName) -> list[int]:
-    """In order; those before a deletion are gone."""
+    """Return the version numbers of a topic, ascending, without versions before a deletion."""
     return [version for version, kind, _ in catalogue.schema_versions(topic.base) if kind is not None]
 
 
 def find(catalogue: Catalogue, topic: TopicName, version: int | None = None) -> Version | None:
-    """That version, or the last one; None when there is none."""
+    """Return this version, or the newest one; None if there is none."""
     if version is None:
         version = next(reversed(versions(catalogue, topic)), -1)
     kept = catalogue.schema(topic.base, version)
@@ -105,7 +105,7 @@ def find(catalogue: Catalogue, topic: TopicName, version: int | None = None) -> 
 
 
 def known(catalogue: Catalogue, topic: TopicName, definition: Definition) -> int | None:
-    """The version of the definition, as far as that can be told without parsing it."""
+    """Return the version of a definition if it can be found without parsing, else None."""
     if definition.kind in _AVRO:
         return catalogue.schema_version(topic.base, definition.kind, definition.data)
     return _with_hash(catalogue, topic, definition.kind, _hash(definition))
@@ -122,7 +122,7 @@ def _with_hash(catalogue: Catalogue, topic: TopicName, wanted: int, hashed: byte
 
 
 def _hash(definition: Definition) -> bytes:
-    """The same for all that mean the same, however they are written.  Raises InvalidSchema."""
+    """Return a hash that is equal for definitions of equal meaning.  Raises InvalidSchema."""
     said: str | tuple[bytes, list[str]] = definition.said
     if definition.kind in _AVRO and not isinstance(parsed := _parsed(definition), str):
         from geminga.storage.schemas import avro_rules
@@ -131,12 +131,12 @@ def _hash(definition: Definition) -> bytes:
 
 
 def version_of(catalogue: Catalogue, topic: TopicName, definition: Definition) -> int | None:
-    """The version that means the same.  Raises InvalidSchema."""
+    """Return the version with the same meaning, None if there is none.  Raises InvalidSchema."""
     return _same(catalogue, topic, definition)[0]
 
 
 def _same(catalogue: Catalogue, topic: TopicName, definition: Definition) -> tuple[int | None, bytes]:
-    """(version that means the same, hash of what that is unless it was not needed).  Raises InvalidSchema."""
+    """Return (version with the same meaning or None, hash of the meaning or NOT_HASHED).  Raises InvalidSchema."""
     version = known(catalogue, topic, definition)
     if version is not None:
         return version, NOT_HASHED
@@ -147,7 +147,7 @@ def _same(catalogue: Catalogue, topic: TopicName, definition: Definition) -> tup
 # -- what is added, and who may read
 
 def register(catalogue: Catalogue, topic: TopicName, definition: Definition, policies: Policies, counters: Counters) -> int:
-    """The version of the definition, which is valid; added if there is none, and if it gets along.  Part of the open transaction.
+    """Return the version of a valid definition, added in the open transaction if it is new and compatible.
 
     Raises Refusal, StorageFull.
     """
@@ -172,13 +172,13 @@ def register(catalogue: Catalogue, topic: TopicName, definition: Definition, pol
 
 
 def check(catalogue: Catalogue, topic: TopicName, definition: Definition, strategy: str, counters: Counters) -> None:
-    """Whether a producer may bring it.  Raises Refusal."""
+    """Check that a producer may bring the definition.  Raises Refusal."""
     found = versions(catalogue, topic)
     _compare(catalogue, topic, definition, strategy, found if strategy.endswith(_TRANSITIVE) else found[-1:], counters)
 
 
 def check_consumer(catalogue: Catalogue, topic: TopicName, definition: Definition, strategy: str, counters: Counters) -> None:
-    """Whether a consumer with that definition may read a topic that has a schema.  Raises Refusal."""
+    """Check that a consumer with the definition may read a topic with a schema.  Raises Refusal."""
     found = versions(catalogue, topic)
     if strategy in (BACKWARD, FORWARD, FORWARD + _TRANSITIVE, FULL):
         _compare(catalogue, topic, definition, BACKWARD, found[-1:], counters)
@@ -211,9 +211,9 @@ def _in_the_way(catalogue: Catalogue, topic: TopicName, definition: Definition, 
 
 
 def obstacle(new: Definition, old: Definition, strategy: str) -> str:
-    """What keeps the two, of one type, from getting along; "" when nothing does.
+    """Return why two definitions of one type are not compatible, "" if they are.
 
-    As Apache Pulsar has it, definitions of type PROTOBUF are not compared.
+    As in Apache Pulsar, definitions of type PROTOBUF are not compared.
     """
     if new.kind == T.KeyValue:
         for part, one, other in zip(("key", "value"), parts(new), parts(old), strict=True):
@@ -247,7 +247,10 @@ def _avro_obstacle(new: Definition, old: Definition, strategy: str) -> str:
 
 
 def _both_ways(obstacle: Callable[[Any, Any], str], after: Any, before: Any, strategy: str) -> str:
-    """obstacle: what keeps the first from reading what the second has written."""
+    """Return why two definitions are not compatible in the directions of the strategy.
+
+    obstacle: returns why its first argument cannot read what was written with its second.
+    """
     text = obstacle(after, before) if strategy in (BACKWARD, FULL) else ""
     if not text and strategy in (FORWARD, FULL) and (text := obstacle(before, after)):
         text = f"the other way: {text}"
@@ -303,7 +306,10 @@ class Topic(Protocol):
 
 
 def admit_producer(owner: _Owner, found: Topic, schema: api.Schema | None) -> bytes:
-    """The version, as the protocol has it, of the schema that a producer of the topic brings.  Raises Refusal, StorageFull."""
+    """Return the schema version for a producer, in the bytes of the protocol; b"" for a producer without a schema.
+
+    Raises Refusal, StorageFull.
+    """
     if schema is not None:
         return version_bytes(register(owner.catalogue, found.name, from_wire(schema), found.policies, owner.counters))
     check_missing(owner.catalogue, found.name, found.policies)
@@ -311,14 +317,14 @@ def admit_producer(owner: _Owner, found: Topic, schema: api.Schema | None) -> by
 
 
 def check_missing(catalogue: Catalogue, topic: TopicName, policies: Policies) -> None:
-    """Whether a producer may come without a schema.  Raises Refusal."""
+    """Check that a producer may come without a schema.  Raises Refusal."""
     if policies.schema_enforced and versions(catalogue, topic):
         raise incompatible("Producers cannot connect or send message without a schema to topics with a schema "
                            "when SchemaValidationEnforced is enabled")
 
 
 def admit_consumer(owner: _Owner, found: Topic, schema: api.Schema) -> None:
-    """The first to come to an empty topic brings its schema.  Raises Refusal, StorageFull."""
+    """Check a consumer's schema, and add it if the topic is empty and has none.  Raises Refusal, StorageFull."""
     if schema.type == T.AutoConsume:
         return
     definition = from_wire(schema)
@@ -331,7 +337,7 @@ def admit_consumer(owner: _Owner, found: Topic, schema: api.Schema) -> None:
 
 
 def _is_unused(found: Topic) -> bool:
-    """Nothing was published that is still there, and nobody is there who would mind a schema."""
+    """Whether the topic has no messages, no producers, and no consumers that a schema would concern."""
     is_empty = not any(ledger.entries for ledger in found.ledgers) if found.is_persistent else not found.published
     return is_empty and not found.producers.live and all(
         consumer.takes_any_schema for subscription in found.attached for consumer in subscription.consumers)
@@ -344,7 +350,7 @@ def version_bytes(version: int) -> bytes:
 # -- definitions
 
 def check_size(definition: Definition) -> None:
-    """Raises InvalidSchema."""
+    """Check the size of a definition.  Raises InvalidSchema."""
     try:
         size = len(definition.data) + sum(len(text.encode()) for one in definition.properties.items() for text in one)
     except UnicodeEncodeError:
@@ -354,7 +360,7 @@ def check_size(definition: Definition) -> None:
 
 
 def validate(definition: Definition) -> None:
-    """Raises InvalidSchema."""
+    """Check a definition.  Raises InvalidSchema."""
     check_size(definition)
     kind, size = definition.kind, len(definition.data)
     if kind >= T.AutoConsume:
@@ -378,7 +384,7 @@ def validate(definition: Definition) -> None:
 
 
 def _parsed(definition: Definition) -> "Schema | str":
-    """As the Avro library has it; of one that is JSON Schema its id.  Raises InvalidSchema."""
+    """Return the parsed Avro definition, or the id of a JSON Schema.  Raises InvalidSchema."""
     from geminga.storage.schemas import avro_rules
     try:
         return avro_rules.parse(definition.data.decode())
@@ -389,7 +395,7 @@ def _parsed(definition: Definition) -> "Schema | str":
 
 
 def _json_schema_id(data: bytes) -> str | None:
-    """What JSON Schema calls itself; None when it is none."""
+    """Return the id of a JSON Schema, None if the data is not one."""
     try:
         found = json.loads(data)
     except (ValueError, RecursionError):
@@ -398,7 +404,7 @@ def _json_schema_id(data: bytes) -> str | None:
 
 
 def _native_root(definition: Definition) -> "Descriptor":
-    """The descriptor of its message.  Raises InvalidSchema."""
+    """Return the descriptor of the root message.  Raises InvalidSchema."""
     from geminga.storage.schemas import protobuf_rules
     try:
         return protobuf_rules.parse(definition.data)
@@ -409,7 +415,7 @@ def _native_root(definition: Definition) -> "Descriptor":
 # -- a key's and a value's, in one
 
 def parts(definition: Definition) -> tuple[Definition, Definition]:
-    """The key's and the value's definition of one of type KEY_VALUE.  Raises InvalidSchema."""
+    """Return the definitions of key and value of a KEY_VALUE definition.  Raises InvalidSchema."""
     pieces, rest = [], definition.data
     for _ in range(2):
         size = struct.unpack_from(">i", rest)[0] if len(rest) >= 4 else len(rest)
@@ -430,7 +436,7 @@ def _part(definition: Definition, name: str, data: bytes) -> Definition:
 
 
 def kind_of(name: str) -> int:
-    """Of a type's name; BYTES are of no schema.  Raises InvalidSchema."""
+    """Return the type's number for its name; BYTES means no schema.  Raises InvalidSchema."""
     name = {"BYTES": "NONE", "AUTO": "AUTO_CONSUME", "AUTO_PUBLISH": "AUTO_CONSUME"}.get(name, name)
     if name not in TYPES:
         raise InvalidSchema(f"No schema type {name[:80]!r}: one of {', '.join(TYPES)}")
@@ -438,5 +444,5 @@ def kind_of(name: str) -> int:
 
 
 def joined(key: bytes, value: bytes) -> bytes:
-    """The definition of both."""
+    """Return the definition of a KEY_VALUE schema, made of those of key and value."""
     return b"".join(struct.pack(">i", len(part)) + part for part in (key, value))
