@@ -57,6 +57,8 @@ SCHEDULE_MAGIC = b"GEMSCHED"
 RECORD_MAGIC, WINDOW_MAGIC = 0x47454D52, 0x57454D31      # the latter's last byte is a version
 
 OPEN, SEALED = 1, 2
+# The first bytes of an entry whose space was given back; an entry begins with a magic number or the size of its metadata.
+NO_ENTRY = bytes(4)
 
 LEDGER_HEADER = np.dtype([
     ("magic", "S8"), ("version", "<u4"), ("unused", "<u4"), ("ledger_id", "<u8"), ("partition_id", "<u8"), ("reserved", "V32")])

@@ -1,7 +1,7 @@
 """The space of what everybody has acknowledged is given back within ledgers that are still needed: holes in their files.
 
 Which entries are gone is in the journal, synced, before their bytes are: whoever begins anew passes over them
-(Partition.discarded).  A worker that still has one before it sees by its first bytes that it is gone: no entry begins with NOTHING.
+(Partition.discarded).  A worker that still has one before it sees by its first bytes that it is gone: no entry begins with format.NO_ENTRY.
 
 Of a sealed ledger the index's blocks are given back too, where nothing is left of any of their entries (index_repair.py says how such rows
 are read).
@@ -20,7 +20,6 @@ from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.topics import acknowledge
 from geminga.storage.topics.partition import Partition
 
-NOTHING = bytes(4)      # an entry begins with a magic number, or with the size of its metadata
 _BLOCK = 4096
 _WORTH = 64 << 10       # bytes that a ledger gives back at once, at least
 _BEFORE = 256           # entries that are gone and looked at again: they share a block with the next
@@ -118,7 +117,7 @@ class Puncher:
         for number, (ledger, begin, end, reaching) in enumerate(holes):
             try:
                 if reaching >= 0:
-                    os.pwrite(ledger.descriptor, NOTHING, reaching)
+                    os.pwrite(ledger.descriptor, format.NO_ENTRY, reaching)
                 _punch_one(ledger, begin, end)
                 ledger.is_index_new = True
             except OSError as error:

@@ -6,13 +6,13 @@ import pytest
 
 from geminga.storage import format
 from geminga.storage.cursors.cursor import SKIPPED
+from geminga.storage.format import NO_ENTRY
 from geminga.storage.jobs import confirmed, reading
 from geminga.storage.ledgers import ledger
 from geminga.storage.offline import dump
 from geminga.storage.offline.findings import Severity
 from geminga.storage.offline.verify import walk
 from geminga.storage.topics.subscription import SubType
-from geminga.storage.upkeep.hole_punching import NOTHING
 
 from .files import read_mapped
 from .rig import Rig, copy_of, payload_of
@@ -69,8 +69,8 @@ def test_every_message_that_is_gone_shows_it_in_its_first_bytes(rigs):
     rig.run(rig.acks(consumer, *(position for number, position in enumerate(positions) if number % 50)))
     rig.run(after_ms=SECOND)
     for number, position in enumerate(positions):
-        assert bytes_of(rig, position).startswith(NOTHING) or is_whole(rig, position, number, 1_700)
-    assert sum(bytes_of(rig, position).startswith(NOTHING) for position in positions) > 250
+        assert bytes_of(rig, position).startswith(NO_ENTRY) or is_whole(rig, position, number, 1_700)
+    assert sum(bytes_of(rig, position).startswith(NO_ENTRY) for position in positions) > 250
 
 
 def test_a_new_subscription_passes_over_what_is_gone(rigs):

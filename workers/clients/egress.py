@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from geminga.proto.deliveries import FEW_MAX
 from geminga.storage import format
 from geminga.storage.disk.files import map_file, open_max
+from geminga.storage.format import NO_ENTRY
 from geminga.storage.ledgers.compacted_ledgers import is_valid
 from geminga.storage.runtime.log import log
-from geminga.storage.upkeep.hole_punching import NOTHING
 from geminga.workers.owners.links import OwnerLink
 
 LEDGERS_MAX = 1_024          # mapped at a time by one worker, or fewer where descriptors are few
@@ -38,7 +38,7 @@ def still_there(rows: NDArray, data: memoryview) -> NDArray[np.bool_] | None:
         begin = np.frombuffer(data, np.uint8)[rows["offset"]].all()
     if begin:      # no entry begins with a zero: nearly always
         return None
-    is_left = np.array([data[at:at + len(NOTHING)] != NOTHING for at in rows["offset"].tolist()])
+    is_left = np.array([data[at:at + len(NO_ENTRY)] != NO_ENTRY for at in rows["offset"].tolist()])
     return None if is_left.all() else is_left
 
 
