@@ -1,44 +1,55 @@
-"""Every byte this broker writes to disk is defined here, and nowhere else (the catalogue's tables: catalogue.py).
+"""Every byte that this broker writes to disk, but for the catalogue's tables (catalogue.py).
 
-    <data>/lock                                   held by the supervisor that serves this folder
-    <data>/format                                 FOLDER_VERSION in digits, of the newest program that has served it (data_folder.py)
-    <data>/catalogue.sqlite                       see catalogue.py
-    <data>/backup/                                of a backup that is being made (backup.py)
-    <data>/stacks                                 where processes were when they were asked, text (supervisor/processes/stacks.py)
-    <data>/journal/<owner>/<n>.journal            SEGMENT_HEADER, then records: RECORD_HEADER, groups, rows, sources, ops, entries
-    <data>/partitions/<id>/<ledger>.ledger        LEDGER_HEADER, then entries as they came, without gaps
-    <data>/partitions/<id>/<ledger>.index         INDEX_HEADER, then an INDEX_ROW per entry, row n = entry n; of a sealed
-                                                  one zeros where nothing is left of many entries (index_repair.py); *.new while such
-                                                  an index is being made
-    <data>/partitions/<id>/state                  all else about the partition, as of a checkpoint, twice: STATE_HEADER, then
-                                                  CURSOR_ROWs, PART_ROWs, ARRAY_ROWs, SEQUENCE_ROWs, and the arrays' bytes
-    <data>/partitions/<id>/compacted/<n>/         a compacted view, the n-th: what its file `view` says (compacted_ledgers.py), and of each
-                                                  ledger that has something left <ledger>.ledger and .index as above, with a
-                                                  COMPACTED_ROW per entry that is left, ascending; *.new while it is being made
-    <data>/partitions/<id>/delayed/               what waits for its time (index.py), can be made anew from the ledgers' indexes:
-        <start>-<width>.window                    blocks, each a WINDOW_BLOCK and its WINDOW_ROWs: times in [start, start + width) ms
-        schedule                                  as of the last save: SCHEDULE_HEADER, WINDOW_FILE_ROWs, WAITING_ROWs, the bitmaps' bytes
-        amended                                   AMENDMENT_ROWs: what was cancelled, or has another time than its entry says
+    <data>/lock                             held by the supervisor that serves this folder
+    <data>/format                           FOLDER_VERSION in digits, of the newest program that has served the folder
+                                            (data_folder.py)
+    <data>/catalogue.sqlite                 see catalogue.py
+    <data>/backup/                          links of a backup in progress (backup.py)
+    <data>/stacks                           stacks of all processes, text, written on SIGUSR1
+                                            (supervisor/processes/stacks.py)
+    <data>/journal/<owner>/<n>.journal      SEGMENT_HEADER, then records: RECORD_HEADER, groups, rows, sources, ops,
+                                            entries
+    <data>/partitions/<id>/<ledger>.ledger  LEDGER_HEADER, then entries as they came, without gaps
+    <data>/partitions/<id>/<ledger>.index   INDEX_HEADER, then an INDEX_ROW per entry, row n = entry n.  Blocks of
+                                            a sealed index are zeros where all entries are discarded
+                                            (index_repair.py).  *.new: an index that is being written anew
+    <data>/partitions/<id>/state            all other durable data of the partition, as of a checkpoint, in two
+                                            copies: STATE_HEADER, then CURSOR_ROWs, PART_ROWs, ARRAY_ROWs,
+                                            SEQUENCE_ROWs, and the arrays' bytes
+    <data>/partitions/<id>/compacted/<n>/   the n-th compacted view: its manifest `view` (compacted_ledgers.py), and for
+                                            each ledger with entries left <ledger>.ledger and .index as above, with a
+                                            COMPACTED_ROW per entry that is left, ascending.  *.new: a view in progress
+    <data>/partitions/<id>/delayed/         the delayed index (index.py); can be rebuilt from ledgers' indexes:
+        <start>-<width>.window              WINDOW_BLOCKs, each with its WINDOW_ROWs: times in [start, start + width) ms
+        schedule                            as of the last save: SCHEDULE_HEADER, WINDOW_FILE_ROWs, WAITING_ROWs, the
+                                            bitmaps' bytes
+        amended                             AMENDMENT_ROWs: messages that were cancelled or got another delivery time
 
-Little-endian throughout.  Ledgers, indexes and segments are allocated ahead and zero where nothing was written: a row of zeros
-has no valid checksum.  An entry carries its producer's CRC32-C over its content; its row carries a copy of that, and a
-checksum of its own over the row and its place, so that a row copied to another place, or pointing at other bytes, fails.
+All numbers are little-endian. Ledgers, indexes and segments are allocated ahead and are zero where nothing was
+written. A row of zeros has no valid checksum. An entry carries its producer's CRC32-C over its content. Its row
+carries a copy of that, and a checksum over the row and its place, so that a row copied to another place, or pointing
+at other bytes, fails.
 
-To change a layout: raise its VERSION, keep the old dtype beside it as NAME_V<old> with a reader, and write down here what
-each version added.
+To change a layout: raise its VERSION, keep the old dtype beside it as NAME_V<old> with a reader, and write down here
+what each version added.
     Version 1: the first.
-    Version 2: `state` in place of a partition's `cursors` and `parts` and of files per ledger and subscription (.acks,
-    .redeliveries, .deaths: state_v1.py reads them); INDEX_HEADER has a checksum, and of an open ledger too what it holds at least;
-    SEGMENT_HEADER too; records have a checksum of their tables, and say what was synced before them; an op of ACKNOWLEDGED is about a
-    run of entries; sequence ids of producers; every entry has a checksum.  PARTITION_DELETED came later, with the catalogue's version 4,
-    which keeps programs away that do not know it.  Compacted views came later too: who does not know them does not look there.  So
-    did `delayed`: who does not know it finds the same times in the indexes.  And so did rows that were given back: who does not know
-    them makes them anew, and tells of entries as lost that were there for nobody any more.
+    Version 2:
+      - `state` replaces a partition's `cursors` and `parts` and the files per ledger and subscription (.acks,
+        .redeliveries, .deaths); state_v1.py reads the old files
+      - INDEX_HEADER has a checksum, and counts at least some entries of an open ledger
+      - SEGMENT_HEADER has a checksum; records have a checksum of their tables, and say which record was synced before
+      - an op ACKNOWLEDGED is about a run of entries; sequence ids of producers; every entry has a checksum
+    Later, still version 2:
+      - PARTITION_DELETED; version 4 of the catalogue keeps programs away that do not know it
+      - compacted views; a program that does not know them does not read them
+      - `delayed`; a program that does not know it finds the same times in the indexes
+      - rows given back; a program that does not know them repairs them, and reports discarded entries as lost
 
-FOLDER_VERSION is of the folder as a whole, and keeps older programs away from it: raise it whenever one that is out there must not write
-to what this one writes, be it a VERSION here, the catalogue's or compacted_ledgers.py's, or a file that it would have to know of.  Put a
-folder of the new version into tests/storage/formats (make.py), and write down here what it added.
-    Version 1: the first that there is a number of; folders without one are older, and are taken over.
+FOLDER_VERSION is about the whole folder and keeps older programs away from it.  Raise it whenever a released program
+must not write to a folder of this program: because of a VERSION here, in catalogue.py or in compacted_ledgers.py, or
+because of a new file.  Then put a folder of the new version into tests/storage/formats (make.py), and write down here
+what it added.
+    Version 1: the first numbered one.  Folders without a number are older, and are taken over.
 """
 import struct
 from pathlib import Path
@@ -54,7 +65,7 @@ VERSION = 2
 FOLDER_VERSION = 1
 LEDGER_MAGIC, INDEX_MAGIC, SEGMENT_MAGIC, STATE_MAGIC = b"GEMLEDGR", b"GEMINDEX", b"GEMJOURN", b"GEMSTATE"
 SCHEDULE_MAGIC = b"GEMSCHED"
-RECORD_MAGIC, WINDOW_MAGIC = 0x47454D52, 0x57454D31      # the latter's last byte is a version
+RECORD_MAGIC, WINDOW_MAGIC = 0x47454D52, 0x57454D31      # the last byte of WINDOW_MAGIC is a version
 
 OPEN, SEALED = 1, 2
 # The first bytes of an entry whose space was given back; an entry begins with a magic number or the size of its metadata.
@@ -69,9 +80,9 @@ INDEX_HEADER = np.dtype([
     ("ledger_id", "<u8"), ("partition_id", "<u8"),
     ("first_message", "<u8"),        # messages of the partition before this ledger
     ("created_ms", "<i8"),
-    ("entries", "<u4"),              # of an open ledger: at least; the journal has the others
+    ("entries", "<u4"),              # of an open ledger at least; the journal has the rest
     ("checksum", "<u4"),             # CRC32-C over the header with 0 here; version 1: always 0
-    ("size", "<u8"),                 # offset behind the last of those
+    ("size", "<u8"),                 # offset behind the last counted entry
 ])
 
 INDEX_ROW = np.dtype([
@@ -88,14 +99,14 @@ INDEX_ROW = np.dtype([
     ("checksum", "<u4"),             # of this row and its place
 ])
 
-COMPACTED_ROW = np.dtype([           # an INDEX_ROW, in the place of row n, whose key's hash nobody asks for
+COMPACTED_ROW = np.dtype([           # an INDEX_ROW with the entry's id in place of the key hash
     ("offset", "<u8"), ("publish_time", "<i8"), ("broker_time", "<i8"), ("deliver_at", "<i8"), ("message_index", "<u8"),
     ("size", "<u4"), ("messages", "<u4"),
-    ("entry_id", "<u4"),             # the one it had, and has
+    ("entry_id", "<u4"),             # unchanged
     ("flags", "<u4"),                # and IS_CUT
     ("crc32c", "<u4"), ("checksum", "<u4"),
 ])
-IS_CUT = 32                          # a batch of which some messages are gone; words follow it, a bit per message, 1 = there
+IS_CUT = 32                          # a batch that lost messages; words follow it: a bit per message, 1 = there
 
 STATE_HEADER = np.dtype([
     ("magic", "S8"), ("version", "<u4"),
@@ -103,18 +114,18 @@ STATE_HEADER = np.dtype([
     ("partition_id", "<u8"),
     ("size", "<u8"),                 # bytes behind the header
     ("cursors", "<u4"), ("parts", "<u4"), ("arrays", "<u4"),      # rows of each
-    ("is_uncounted", "<u4"),         # 1: of format version 1, which had no totals
+    ("is_uncounted", "<u4"),         # 1: read from format version 1, which had no totals
     ("sequences", "<u4"),            # rows
     ("delays", "<u4"),               # UNKNOWN, NONE_DELAYED or SCHEDULED
     ("reserved", "V8"),
 ])
-UNKNOWN, NONE_DELAYED, SCHEDULED = 0, 1, 2      # whether entries of the partition ever waited; who wrote it did not know of that: 0
+UNKNOWN, NONE_DELAYED, SCHEDULED = 0, 1, 2      # whether the partition ever had delayed entries; older programs wrote 0
 
 CURSOR_ROW = np.dtype([
-    ("subscription_id", "<u8"),      # 0: what is there for nobody any more
+    ("subscription_id", "<u8"),      # 0: entries lost or cancelled, for all subscriptions
     ("ledger_id", "<i8"),            # mark-delete position
     ("entry_id", "<i8"),
-    ("since", "<u8"),                # messages of the partition before those that the totals are about
+    ("since", "<u8"),                # messages of the partition before the first one that the totals count
     ("totals", "<u8", 4),            # messages, by reason: cursor.py
 ])
 
@@ -130,17 +141,17 @@ ARRAY_ROW = np.dtype([
     ("first", "<u8"),                # items before it that are 0
     ("size", "<u8"),                 # bytes
 ])
-SEQUENCE_ROW = np.dtype([            # how far producers have come
-    ("producer", "<i8", 2),          # sequences.identity
-    ("last", "<i8"),                 # sequence id of its last message that is stored whole
-    ("sequence_id", "<i8"),          # of one of which chunks are stored
-    ("next_chunk", "<u4"),           # 0: there is none
-    ("crc32c", "<u4"),               # of its first chunk
+SEQUENCE_ROW = np.dtype([            # progress of producers, for deduplication
+    ("producer", "<i8", 2),          # producer_sequences.identity
+    ("last", "<i8"),                 # sequence id of the last message stored completely
+    ("sequence_id", "<i8"),          # sequence id of a message whose chunks are being stored
+    ("next_chunk", "<u4"),           # 0: no such message
+    ("crc32c", "<u4"),               # of the first chunk
 ])
 
 ACKS = 1                   # a bit per entry, 1 = acknowledged, beyond the mark-delete position
-REDELIVERIES = 2           # u2 per entry: how often that subscription gave it back
-DEATHS = 3                 # u2 per entry: how often a consumer's connection ended over it
+REDELIVERIES = 2           # u2 per entry: redelivery count
+DEATHS = 3                 # u2 per entry: consumers whose connection ended while they held it
 
 WINDOW_BLOCK = np.dtype([
     ("magic", "<u4"), ("count", "<u4"),
@@ -148,22 +159,22 @@ WINDOW_BLOCK = np.dtype([
     ("unused", "<u4"),
 ])
 WINDOW_ROW = np.dtype([
-    ("after_ms", "<u4"),             # its time, from the window's start on
+    ("after_ms", "<u4"),             # delivery time, from the window's start
     ("entry_id", "<u4"), ("ledger_id", "<u8"),
 ])
 SCHEDULE_HEADER = np.dtype([
     ("magic", "S8"), ("version", "<u4"),
     ("checksum", "<u4"),             # CRC32-C over the header with 0 here and all that follows
     ("partition_id", "<u8"),
-    ("ledger_id", "<i8"),            # the first entry that is not in the index, or the one that comes next
+    ("ledger_id", "<i8"),            # first position not indexed
     ("entry_id", "<i8"),
-    ("sorted_ledger_id", "<i8"),     # up to, and without, which the entries from that one on are in the order of their times, ...
+    ("sorted_ledger_id", "<i8"),     # from the position above up to this one (exclusive) times ascend, ...
     ("sorted_entry_id", "<i8"),
-    ("sorted_ms", "<i8"),            # ... and the last one's
+    ("sorted_ms", "<i8"),            # ... and this is the last time
     ("files", "<u4"), ("bitmaps", "<u4"),      # rows of each
 ])
 WINDOW_FILE_ROW = np.dtype([("start", "<i8"), ("width", "<i8"), ("size", "<u8"), ("rows", "<u8")])
-WAITING_ROW = np.dtype([("ledger_id", "<u8"), ("first", "<u8"), ("size", "<u8")])      # bytes that are 0 before; bytes
+WAITING_ROW = np.dtype([("ledger_id", "<u8"), ("first", "<u8"), ("size", "<u8")])  # first: zero bytes left out
 AMENDMENT_ROW = np.dtype([
     ("ledger_id", "<u8"), ("entry_id", "<u8"),
     ("deliver_at", "<i8"),           # ms; -1: never
@@ -173,7 +184,7 @@ AMENDMENT_ROW = np.dtype([
 
 SEGMENT_HEADER = np.dtype([
     ("magic", "S8"), ("version", "<u4"),
-    ("is_retired", "<u4"),           # 1: all it holds is where it belongs, and synced there
+    ("is_retired", "<u4"),           # 1: everything in it is in its place, and synced
     ("sequence", "<u8"),             # never used twice
     ("first_record", "<u8"),         # number of its first record
     ("checksum", "<u4"),             # CRC32-C over the header with 0 here; version 1: always 0
@@ -183,16 +194,16 @@ SEGMENT_HEADER = np.dtype([
 RECORD_HEADER = np.dtype([
     ("magic", "<u4"),
     ("checksum", "<u4"),             # CRC32-C over the header behind this field and the whole record
-    ("segment", "<u8"),              # sequence of its segment: what an earlier use of the file left behind does not count
+    ("segment", "<u8"),              # sequence of its segment; tells records of an earlier use of the file apart
     ("number", "<u8"),               # one more than the record before
     ("size", "<u8"),                 # bytes behind the header
     ("groups", "<u4"), ("rows", "<u4"), ("ops", "<u4"),
-    ("tables", "<u4"),               # CRC32-C over the header behind `checksum` with 0 here, groups, rows, sources and ops; version 1: 0
-    ("synced", "<u8"),               # number of the last record that was surely on disk when this one was written; version 1: 0
+    ("tables", "<u4"),               # CRC32-C over the header behind `checksum` with 0 here, and the tables; version 1: 0
+    ("synced", "<u8"),               # number of the last record synced before this one was written; version 1: 0
     ("reserved", "V8"),
 ])
 _RECORD_HEADER = struct.Struct("<IIQQQIIIIQ8x")
-CHECKED_FROM = 8                     # bytes of a record's header before what its checksums cover
+CHECKED_FROM = 8                     # offset in a record's header from which its checksums cover it
 
 GROUP_ROW = np.dtype([("partition_id", "<u8"), ("ledger_id", "<u8"), ("first_entry", "<u8"), ("count", "<u8")])
 SOURCE = np.dtype("<u4")             # per row: offset of its entry in the record's entries
@@ -204,19 +215,20 @@ OP_ROW = np.dtype([
 LEDGER_OPENED = 1          # ledger_id; value = first message; entry_id = created, ms
 LEDGER_DELETED = 2         # ledger_id
 MARK_DELETE = 3            # subscription, (ledger_id, entry_id)
-ACKNOWLEDGED = 4           # subscription, (ledger_id, entry_id) and `value` entries more, beyond the mark-delete position
-CURSOR_RESET = 5           # subscription starts anew behind (ledger_id, entry_id): nothing beyond is acknowledged; value = since
+ACKNOWLEDGED = 4           # subscription, (ledger_id, entry_id) and `value` entries more
+CURSOR_RESET = 5           # subscription restarts behind (ledger_id, entry_id), all beyond is unacknowledged; value = since
 SUBSCRIPTION_DELETED = 6   # subscription
-PART_ACKNOWLEDGED = 7      # subscription, (ledger_id, entry_id); value = a word of bits, 1 = not acknowledged; its number is in KIND_WORD
-REDELIVERED = 8            # subscription, (ledger_id, entry_id) and `value` entries more; how often each was by now is in KIND_WORD
-DIED = 9                   # likewise of a consumer's deaths; entry_id -1: nobody died over anything of the subscription
-TOTAL = 10                 # subscription; value = messages; the reason is in KIND_WORD
-PRODUCED = 11              # (ledger_id, value) = a producer, see producer_sequences.py; entry_id = sequence id of its last message
-CHUNKED = 12               # likewise; entry_id = a sequence id under way; subscription_id = checksum; the next chunk is in KIND_WORD
+PART_ACKNOWLEDGED = 7      # subscription, (ledger_id, entry_id); value = a word, 1 = unacknowledged; its number in KIND_WORD
+REDELIVERED = 8            # subscription, (ledger_id, entry_id) and `value` entries more; their count in KIND_WORD
+DIED = 9                   # the same for deaths of consumers; entry_id -1: all counts of the subscription become 0
+TOTAL = 10                 # subscription; value = messages in total; the reason is in KIND_WORD
+PRODUCED = 11              # (ledger_id, value) = a producer (producer_sequences.py); entry_id = its last sequence id
+CHUNKED = 12               # the same; entry_id = sequence id of a message in chunks; subscription_id = checksum of its
+                           # first chunk; the next chunk in KIND_WORD
 SEQUENCES_FORGOTTEN = 13   # of all producers
-PARTITION_DELETED = 14     # nothing is left of it; its id is not used again
-DELAYED = 15               # entries of the partition wait for their time
-KIND, KIND_WORD = 0xFF, 8  # of an op's kind: what it is, and from which bit on a number that goes with it
+PARTITION_DELETED = 14     # partition; its id is never used again
+DELAYED = 15               # partition: it has a delayed index from now on
+KIND, KIND_WORD = 0xFF, 8  # of an op's `kind`: mask of the kind itself, first bit of an additional number
 
 for _header in (LEDGER_HEADER, INDEX_HEADER, INDEX_ROW, COMPACTED_ROW, STATE_HEADER, CURSOR_ROW, SEGMENT_HEADER, RECORD_HEADER):
     assert _header.itemsize == 64
@@ -254,27 +266,27 @@ def state_path(folder: Path) -> Path:
 
 
 def delayed_folder(folder: Path) -> Path:
-    """Of the schedule of the partition that has this folder."""
+    """Return the folder of a partition's delayed index."""
     return folder / "delayed"
 
 
 def amended_path(folder: Path) -> Path:
-    """What operators have changed of it."""
+    """Return the file with operators' changes of delayed messages."""
     return delayed_folder(folder) / "amended"
 
 
 def linked_folder(data_dir: Path) -> Path:
-    """Where a backup that is being made has second names of files, by partition."""
+    """Return the folder in which a backup in progress has second names of files, by partition."""
     return data_dir / "backup" / "linked"
 
 
 def compacted_folder(folder: Path) -> Path:
-    """Of the views of the partition that has this folder."""
+    """Return the folder of a partition's compacted views."""
     return folder / "compacted"
 
 
 def header(dtype: np.dtype[np.void], **fields: Any) -> bytes:
-    """The bytes of a header with these fields and the current version."""
+    """Return the bytes of a header with these fields and the current version."""
     out = np.zeros(1, dtype)
     out["version"] = VERSION
     for name, value in fields.items():
@@ -284,12 +296,12 @@ def header(dtype: np.dtype[np.void], **fields: Any) -> bytes:
 
 def record_header(*, segment: int, number: int, synced: int, size: int, groups: int, rows: int, ops: int, checksum: int = 0,
                   tables: int = 0) -> bytes:
-    """The bytes of a RECORD_HEADER; one is made for every pass, so without numpy."""
+    """Return the bytes of a RECORD_HEADER.  One is made for every pass, so numpy would be too slow."""
     return _RECORD_HEADER.pack(RECORD_MAGIC, checksum, segment, number, size, groups, rows, ops, tables, synced)
 
 
 def checked_header(dtype: np.dtype[np.void], **fields: Any) -> bytes:
-    """Likewise of a header that has a checksum of itself."""
+    """Return the bytes of a header with a checksum of itself."""
     return header(dtype, **fields, checksum=crc32c(header(dtype, **fields)))
 
 
@@ -301,10 +313,11 @@ def is_whole(head: Rows) -> bool:
 
 
 def row_checksums(rows: Rows, ledger_ids: NDArray[np.uint64] | int, entry_ids: NDArray[np.uint64]) -> NDArray[np.uint32]:
-    """What `checksum` of INDEX_ROW rows (n,), in which it is 0, in these places is: a multilinear hash, high word.
+    """Return `checksum` for INDEX_ROW rows (n,), in which it is 0, in these places: the high word of a multilinear
+    hash.
 
-    Each factor is odd, so that a change of any one bit changes the sum; a look-up or a call per row would cost ten times
-    as much as these few multiplications.
+    Each factor is odd, so that a change of any one bit changes the sum. A look-up or a call for each row would cost
+    ten times as much as these few multiplications.
     """
     return _checksums(as_words(np.ascontiguousarray(rows)), ledger_ids, entry_ids)
 
@@ -317,7 +330,7 @@ def _checksums(words: NDArray[np.uint64], ledger_ids: NDArray[np.uint64] | int, 
 
 def index_row(ledger_id: int, entry_id: int, *, offset: int, publish_time: int, broker_time: int, deliver_at: int, message_index: int,
               size: int, messages: int, key_hash: int, flags: int, crc32c: int) -> bytes:
-    """The bytes of one INDEX_ROW in that place."""
+    """Return the bytes of one INDEX_ROW in that place."""
     a, b, c, d, e, f, g, h = _WORDS
     total = (offset * a + publish_time * b + broker_time * c + deliver_at * d + message_index * e + (size | messages << 32) * f
              + (key_hash | flags << 32) * g + crc32c * h + ledger_id * _LEDGER + (entry_id + 1) * _ENTRY)
@@ -326,7 +339,7 @@ def index_row(ledger_id: int, entry_id: int, *, offset: int, publish_time: int, 
 
 
 def is_valid(rows: Rows, ledger_id: int, first: int = 0) -> NDArray[np.bool_]:
-    """Which rows (n,), those of a ledger's n entries from `first` on, are in their place and whole."""
+    """Which of a ledger's rows (n,), beginning with entry `first`, are whole and in their place."""
     bare = as_words(np.ascontiguousarray(rows)).copy()
     bare[:, 7] &= np.uint64(0xFFFFFFFF)      # checksum
     found = _checksums(bare, ledger_id, np.arange(first, first + len(rows), dtype=np.uint64))
@@ -335,6 +348,6 @@ def is_valid(rows: Rows, ledger_id: int, first: int = 0) -> NDArray[np.bool_]:
 
 
 def valid_rows(rows: Rows, ledger_id: int) -> int:
-    """How many rows from the first on are."""
+    """Return how many rows, from the first on, are valid."""
     valid = is_valid(rows, ledger_id)
     return len(rows) if valid.all() else int((~valid).argmax())
