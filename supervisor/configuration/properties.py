@@ -1,11 +1,16 @@
-"""Pulsar's own settings, broker.conf and standalone.conf and PULSAR_PREFIX_ variables, said in our keys.
+"""Translation of Pulsar's own settings (broker.conf, standalone.conf, PULSAR_PREFIX_ variables) to Geminga's keys.
 
-    key=value ──parse──▶ {name: Setting} ──translate──▶ {our key: Setting}, notes
+    key=value ──parse──▶ {name: Setting} ──translate──▶ {key: Setting}, notes
 
-The name of a setting is of one of five kinds: translated (TRANSLATED and SPECIAL); refused (REFUSED: to pass over its value would leave
-open what its owner wanted closed); not followed (NOT_YET, UNMET: a line at start says what its value does not bring about); without
-effect here (all others in pulsar_keys.txt, and those above while they demand nothing: one line at start lists them); or misspelt, which
-is an error.  Ranges are not looked at here: supervisor/configuration/config.py checks them once, wherever a value came from.
+A name of Pulsar's is of one of five kinds:
+
+    translated        TRANSLATED and SPECIAL
+    refused           REFUSED: ignoring its value would leave something open that its owner wanted closed
+    not followed      NOT_YET and UNMET: a line at start says what holds instead
+    without effect    all others in pulsar_keys.txt, and those above with values that demand nothing: one line at start
+    misspelt          an error
+
+Ranges are checked once, in config.py, for values from every source.
 """
 import difflib
 import re
@@ -15,7 +20,7 @@ from importlib.resources import files
 from typing import Any, NamedTuple
 
 ENVIRONMENT_PREFIX = "PULSAR_PREFIX_"
-FREE_PREFIXES = ("bookkeeper_", "brokerClient_")   # Pulsar hands whatever follows to a client library of its own
+FREE_PREFIXES = ("bookkeeper_", "brokerClient_")   # Pulsar hands any name that follows to a client library of its own
 NEVER_S = 10 * 365 * 24 * 3600                     # Pulsar's "no limit" for a ledger's age: ten years stand for never
 
 LATER = "not available in this version"
@@ -38,35 +43,38 @@ def _is_bound(text: str) -> bool:
 
 
 def _is_foreign(text: str) -> bool:
-    """A class that Pulsar does not come with."""
+    """Whether a class is not part of Pulsar."""
     return not text.startswith("org.apache.")
 
 
 _PLUGINS = "plug-ins of Pulsar are not loaded"
-# Name: (whether a value demands what is not here, why it is refused).
+# Pulsar's name: (whether a value demands something that is not available, why it is refused).
 REFUSED: dict[str, tuple[Callable[[str], bool], str]] = {
-    "tlsEnabledWithKeyStore": (_is_on, "Java's key stores are not read: name PEM files, by tlsCertificateFilePath and its like"),
-    "tlsAllowInsecureConnection": (_is_on, "client certificates that nobody has signed are not accepted"),
-    "entryFilterNames": (_is_said, "there are no entry filters: consumers would be given what these keep back"),
-    "brokerInterceptors": (_is_said, f"{_PLUGINS}: nobody would look at what these look at"),
+    "tlsEnabledWithKeyStore": (
+        _is_on, "Java's key stores are not read: set tlsCertificateFilePath and its siblings to PEM files"),
+    "tlsAllowInsecureConnection": (_is_on, "client certificates need the signature of a trusted authority"),
+    "entryFilterNames": (_is_said, "there are no entry filters: consumers would get messages that a filter holds back"),
+    "brokerInterceptors": (_is_said, f"{_PLUGINS}: requests would pass without the interceptors' checks"),
     "brokerEntryPayloadProcessors": (_is_said, f"{_PLUGINS}: payloads would be stored as they come"),
     "enablePersistentTopics": (_is_off, "persistent topics cannot be switched off"),
-    "haProxyProtocolEnabled": (_is_on, "PROXY headers are not understood: connections would end"),
-    "webServiceHaProxyProtocolEnabled": (_is_on, "PROXY headers are not understood: connections would end"),
-    "bindAddresses": (_is_said, "names one address only: say bindAddress and ports"),
-    "tokenSettingPrefix": (_is_said, "keys under another prefix are not read: name them by tokenSecretKey and its like"),
-    "sslFactoryPlugin": (_is_foreign, f"{_PLUGINS}: name PEM files, by tlsCertificateFilePath and its like"),
-    "clientLibraryVersionCheckEnabled": (_is_on, "versions of clients are not checked: all that speak the protocol may connect"),
+    "haProxyProtocolEnabled": (_is_on, "PROXY headers are not understood: connections would be closed"),
+    "webServiceHaProxyProtocolEnabled": (_is_on, "PROXY headers are not understood: connections would be closed"),
+    "bindAddresses": (_is_said, "one address is supported: set bindAddress and the ports"),
+    "tokenSettingPrefix": (_is_said, "keys under another prefix are not read: set tokenSecretKey or tokenPublicKey"),
+    "sslFactoryPlugin": (_is_foreign, f"{_PLUGINS}: set tlsCertificateFilePath and its siblings to PEM files"),
+    "clientLibraryVersionCheckEnabled": (
+        _is_on, "versions of clients are not checked: every client of the protocol may connect"),
 }
-# Name: (whether a value demands what is not here, what is so instead).
+# Pulsar's name: (whether a value demands something that is not available, what holds instead).
 UNMET: dict[str, tuple[Callable[[str], bool], str]] = {
-    "systemTopicEnabled": (_is_off, "policies of topics are kept in the catalogue, without system topics, and go on"),
-    "topicLevelPoliciesEnabled": (_is_off, "policies of topics go on"),
-    "brokerMaxConnections": (_is_bound, "connections are not bounded by that"),
-    "brokerMaxConnectionsPerIp": (_is_bound, "connections are not bounded by that"),
-    "maxTenants": (_is_bound, "any number may be made"),
-    "maxNamespacesPerTenant": (_is_bound, "any number may be made"),
-    "maxNumPartitionsPerPartitionedTopic": (_is_bound, "the number is not bounded by that"),
+    "systemTopicEnabled": (
+        _is_off, "policies of topics stay available: they are in the catalogue, not in system topics"),
+    "topicLevelPoliciesEnabled": (_is_off, "policies of topics stay available"),
+    "brokerMaxConnections": (_is_bound, "the number is not bounded"),
+    "brokerMaxConnectionsPerIp": (_is_bound, "the number is not bounded"),
+    "maxTenants": (_is_bound, "the number is not bounded"),
+    "maxNamespacesPerTenant": (_is_bound, "the number is not bounded"),
+    "maxNumPartitionsPerPartitionedTopic": (_is_bound, "the number is not bounded by this key"),
     "httpRequestsLimitEnabled": (_is_on, "requests over HTTP have no rate"),
     "webSocketServiceEnabled": (_is_on, "WebSocket is not served"),
     "functionsWorkerEnabled": (_is_on, "functions are not run"),
@@ -75,25 +83,28 @@ UNMET: dict[str, tuple[Callable[[str], bool], str]] = {
     "additionalServlets": (_is_said, _PLUGINS),
     "extraServerComponents": (_is_said, _PLUGINS),
     "managedLedgerOffloadDriver": (_is_said, "nothing is offloaded"),
-    "bootstrapNamespaces": (_is_said, "these are not made"),
+    "bootstrapNamespaces": (_is_said, "these namespaces are not created"),
     "internalListenerName": (_is_said, "clients that name no listener are told network.advertised_address"),
     "subscriptionRedeliveryTrackerEnabled": (_is_off, "redeliveries are counted"),
-    "enableBrokerSideSubscriptionPatternEvaluation": (_is_off, "patterns are evaluated by the broker where clients ask for that"),
-    "enableBrokerTopicListWatcher": (_is_off, "lists of topics may be watched"),
-    "brokerDeleteInactivePartitionedTopicMetadataEnabled": (_is_on, "a topic's partitions stay known when all of them were deleted"),
-    "strictTopicNameEnabled": (_is_on, "names are checked as without it"),
+    "enableBrokerSideSubscriptionPatternEvaluation": (
+        _is_off, "the broker evaluates patterns for clients that ask for it"),
+    "enableBrokerTopicListWatcher": (_is_off, "clients may watch lists of topics"),
+    "brokerDeleteInactivePartitionedTopicMetadataEnabled": (
+        _is_on, "a topic stays partitioned after all its partitions were deleted"),
+    "strictTopicNameEnabled": (_is_on, "names are checked as without this key"),
     "splitTopicAndPartitionLabelInPrometheus": (_is_on, "metrics have a partition's name in one label"),
     "exposeCustomTopicMetricLabelsEnabled": (_is_on, "metrics have no labels of topics' properties"),
-    "webServiceTrustXForwardedFor": (_is_on, "addresses are those that connections come from"),
+    "webServiceTrustXForwardedFor": (_is_on, "a client's address is that of its connection"),
     "topicFactoryClassName": (_is_foreign, _PLUGINS),
     "compactionServiceFactoryClassName": (_is_foreign, _PLUGINS),
     "dispatchRateLimiterFactoryClassName": (_is_foreign, _PLUGINS),
     "delayedDeliveryTrackerFactoryClassName": (_is_foreign, _PLUGINS),
     "schemaRegistryStorageClassName": (_is_foreign, _PLUGINS),
 }
-METHODS = {"AuthenticationProviderTls": "tls", "AuthenticationProviderToken": "token", "AuthenticationProviderBasic": "basic"}
+METHODS = {"AuthenticationProviderTls": "tls", "AuthenticationProviderToken": "token",
+           "AuthenticationProviderBasic": "basic"}
 AUTHORIZATION_PROVIDER = "PulsarAuthorizationProvider"
-ALIASES = {"delayedDeliveryMaxDeliveryDelayInMillis": "delayedDeliveryMaxDelayInMillis"}      # names of proposals
+ALIASES = {"delayedDeliveryMaxDeliveryDelayInMillis": "delayedDeliveryMaxDelayInMillis"}      # names in proposals
 NOT_YET = {"transactionCoordinatorEnabled": "transactions are"}
 PORTS = {"brokerServicePort": "network.port", "webServicePort": "http_port"}
 TLS_PORTS = {"brokerServicePortTls": "tls.port", "webServicePortTls": "tls.http_port"}
@@ -101,7 +112,7 @@ INTERCEPTORS = {"AppendIndexMetadataInterceptor": "index", "AppendBrokerTimestam
 
 
 class ConfigError(ValueError):
-    """What is wrong with the configuration: always one line, and it names the key."""
+    """The configuration cannot be used.  The text is one line that names the key."""
 
     exit_status = 2
 
@@ -115,7 +126,7 @@ class Setting(NamedTuple):
 
 
 def parse(text: str, path: str) -> dict[str, Setting]:
-    """What a Java properties file says; of a name said twice the last counts, as in Java."""
+    """Read a Java properties file.  The last of several values for one name counts, as in Java."""
     settings = {}
     for number, line in _logical_lines(text):
         name, value = _split(line)
@@ -124,7 +135,7 @@ def parse(text: str, path: str) -> dict[str, Setting]:
 
 
 def from_environment(environ: Mapping[str, str]) -> dict[str, Setting]:
-    """Settings given the way Pulsar's container images take them: PULSAR_PREFIX_maxMessageSize=1048576."""
+    """Read settings as Pulsar's container images do: PULSAR_PREFIX_maxMessageSize=1048576."""
     return {
         name.removeprefix(ENVIRONMENT_PREFIX): Setting(environ[name].strip(), name)
         for name in sorted(environ) if name.startswith(ENVIRONMENT_PREFIX)
@@ -132,7 +143,10 @@ def from_environment(environ: Mapping[str, str]) -> dict[str, Setting]:
 
 
 def translate(properties: Mapping[str, Setting]) -> tuple[dict[str, Setting], list[str]]:
-    """(settings under our keys, notes for the log); ConfigError for a name Pulsar does not have or a demand we cannot meet."""
+    """Translate Pulsar's settings.  Returns (settings under Geminga's keys, notes for the log).
+
+    Raises ConfigError for a name that Pulsar does not have, and for a demand in REFUSED.
+    """
     _refuse_unknown(properties)
     properties = {ALIASES.get(name, name): setting for name, setting in properties.items()}
     _refuse_demands(properties)
@@ -148,7 +162,7 @@ def translate(properties: Mapping[str, Setting]) -> tuple[dict[str, Setting], li
 
 
 def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:
-    """", did you mean …?" when some name comes close, else nothing."""
+    """Return `, did you mean NAME?` if a name is close, otherwise nothing."""
     found = difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
     return f", did you mean {found[0]}?" if found else ""
 
@@ -172,7 +186,7 @@ def _refuse_demands(properties: Mapping[str, Setting]) -> None:
     for name, tls in (("webServiceTlsProtocols", "tlsProtocols"), ("webServiceTlsCiphers", "tlsCiphers")):
         setting = properties.get(name)
         if setting and setting.value and setting.value != (properties[tls].value if tls in properties else ""):
-            raise ConfigError(f"{setting.origin}: is one with {tls} here: say that, with the same value")
+            raise ConfigError(f"{setting.origin}: is the same setting as {tls} here: set both to one value")
 
 
 def _converted(setting: Setting, convert: Callable[[str], Any]) -> Setting:
@@ -194,12 +208,12 @@ def _scaled(factor: int) -> Callable[[str], int]:
 
 
 def _bounded(factor: int) -> Callable[[str], int]:
-    """A number that says "no bound" when it is negative."""
+    """Multiply, but keep a negative number, which means "no bound"."""
     return lambda text: number * factor if (number := _whole(text)) > 0 else number
 
 
 def _percent(text: str) -> int:
-    """A part of one, such as 0.16."""
+    """Read a fraction such as 0.16 as a percentage."""
     try:
         return round(float(text) * 100)
     except (ValueError, OverflowError):
@@ -225,7 +239,7 @@ def _wanted(text: str) -> str:
     return "required" if text.lower() == "true" else "wanted"
 
 
-# Pulsar's name: (our key, converter).  Where the converter is str, the text is read as an environment variable of ours would be.
+# Pulsar's name: (Geminga's key, converter).  With the converter str, the text is read as an environment variable is.
 TRANSLATED: dict[str, tuple[str, Callable[[str], Any]]] = {
     "acknowledgmentAtBatchIndexLevelEnabled": ("storage.batch_index_acknowledgement", str),
     "advertisedAddress": ("network.advertised_address", str),
@@ -330,9 +344,9 @@ TRANSLATED: dict[str, tuple[str, Callable[[str], Any]]] = {
     "webServicePort": ("http_port", str),
     "webServicePortTls": ("tls.http_port", str),
 }
-SPECIAL = {"activeConsumerFailoverConsistentHashing", "allowAutoTopicCreationType", "authenticationEnabled", "authenticationProviders",
-           "authorizationProvider", "backlogQuotaDefaultLimitGB", "defaultNumPartitions", "journalSyncData", "tlsEnabled",
-           "webServiceTlsCiphers", "webServiceTlsProtocols"}
+SPECIAL = {"activeConsumerFailoverConsistentHashing", "allowAutoTopicCreationType", "authenticationEnabled",
+           "authenticationProviders", "authorizationProvider", "backlogQuotaDefaultLimitGB", "defaultNumPartitions",
+           "journalSyncData", "tlsEnabled", "webServiceTlsCiphers", "webServiceTlsProtocols"}
 
 
 def _special(said: Mapping[str, Setting], properties: Mapping[str, Setting]) -> tuple[dict[str, Setting], list[str]]:
@@ -344,13 +358,13 @@ def _special(said: Mapping[str, Setting], properties: Mapping[str, Setting]) -> 
     if sync and sync.value.lower() == "true":
         given["storage.sync"] = Setting("group", sync.origin)
     elif sync:
-        # Pulsar's standalone.conf ships with false; whoever copies that file has not chosen to lose messages.
-        notes.append(f"{sync.origin}: not followed: what is acknowledged stays on disk unless storage.sync says otherwise")
+        # Pulsar's standalone.conf ships with false: a user who copies that file has not chosen to lose messages.
+        notes.append(f"{sync.origin}: not followed: answers wait for the disk, unless storage.sync says otherwise")
     return given, notes
 
 
 def _quota(said: Mapping[str, Setting]) -> dict[str, Setting]:
-    """The older name of the bound in bytes; Pulsar prefers it when it is above 0."""
+    """Read the older name of the bound in bytes, which Pulsar prefers if it is above 0."""
     setting = said.get("backlogQuotaDefaultLimitGB")
     size = _converted(setting, _whole) if setting else None
     return {"storage.backlog_quota_bytes": size._replace(value=size.value << 30)} if size and size.value > 0 else {}
@@ -358,7 +372,9 @@ def _quota(said: Mapping[str, Setting]) -> dict[str, Setting]:
 
 def _failover(said: Mapping[str, Setting]) -> dict[str, Setting]:
     setting = said.get("activeConsumerFailoverConsistentHashing")
-    return {"storage.failover_selection": Setting("hashring", setting.origin)} if setting and not _is_off(setting.value) else {}
+    if setting is None or _is_off(setting.value):
+        return {}
+    return {"storage.failover_selection": Setting("hashring", setting.origin)}
 
 
 def _partitions(said: Mapping[str, Setting]) -> dict[str, Setting]:
@@ -381,23 +397,29 @@ def _refuse_tls_without_certificate(said: Mapping[str, Setting]) -> None:
 
 
 def _ports(properties: Mapping[str, Setting]) -> dict[str, Setting]:
-    """An empty port is not listened on, nor is one of TLS that is not named although there is a certificate."""
-    closed = {ours: properties[theirs] for theirs, ours in PORTS.items() if theirs in properties and not properties[theirs].value}
+    """Close ports that are empty, and TLS ports that are not set although there is a certificate."""
+    closed = {ours: properties[theirs] for theirs, ours in PORTS.items()
+              if theirs in properties and not properties[theirs].value}
     certificate = properties.get("tlsCertificateFilePath")
     if certificate and certificate.value:
-        closed |= {ours: certificate for theirs, ours in TLS_PORTS.items() if theirs not in properties or not properties[theirs].value}
+        closed |= {ours: certificate for theirs, ours in TLS_PORTS.items()
+                   if theirs not in properties or not properties[theirs].value}
     return {ours: Setting(-1, setting.origin) for ours, setting in closed.items()}
 
 
 def _methods(said: Mapping[str, Setting]) -> dict[str, Setting]:
-    """Of authentication, by Pulsar's classes; what is not known is refused, for what it was to keep out would come in."""
+    """Read methods of authentication from Pulsar's classes.
+
+    An unknown class is refused: clients that it was meant to keep out would be admitted.
+    """
     provider = said.get("authorizationProvider")
     if provider and provider.value.rpartition(".")[2] != AUTHORIZATION_PROVIDER:
         raise ConfigError(f"{provider.origin}: knows {AUTHORIZATION_PROVIDER} only, not {provider.value!r}")
     enabled, providers = said.get("authenticationEnabled"), said.get("authenticationProviders")
     if enabled is None or enabled.value.lower() != "true":
         return {}
-    names = [part.strip().rpartition(".")[2] for part in providers.value.split(",") if part.strip()] if providers else []
+    named = providers.value.split(",") if providers else []
+    names = [part.strip().rpartition(".")[2] for part in named if part.strip()]
     for name in names:
         if name not in METHODS:
             raise ConfigError(f"{providers.origin}: knows {', '.join(METHODS)}, not {name!r}")
@@ -407,7 +429,10 @@ def _methods(said: Mapping[str, Setting]) -> dict[str, Setting]:
 
 
 def _logical_lines(text: str) -> Iterable[tuple[int, str]]:
-    """(line number, line) without blanks and comments; an odd number of backslashes at the end takes the next line in."""
+    """Yield (line number, line) without blanks and comments.
+
+    A line that ends in an odd number of backslashes continues on the next one.
+    """
     joined, first = "", 0
     for number, line in enumerate(text.splitlines(), 1):
         line = line.lstrip()
@@ -435,5 +460,7 @@ def _split(line: str) -> tuple[str, str]:
 def _unescaped(text: str) -> str:
     def one(match: re.Match[str]) -> str:
         escape = match[1]
-        return chr(int(escape[1:], 16)) if len(escape) == 5 else {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}.get(escape, escape)
+        if len(escape) == 5:      # u and four digits
+            return chr(int(escape[1:], 16))
+        return {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}.get(escape, escape)
     return _ESCAPE.sub(one, text)

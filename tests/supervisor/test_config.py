@@ -320,7 +320,7 @@ def test_unsafe_durability_is_not_copied(written):
     path = written("journalSyncData=false", "standalone.conf")
     config, notes = load(path, {}, {})
     assert config.storage.sync == "group"
-    assert notes == [f"{path}:1: journalSyncData: not followed: what is acknowledged stays on disk unless storage.sync says otherwise"]
+    assert notes == [f"{path}:1: journalSyncData: not followed: answers wait for the disk, unless storage.sync says otherwise"]
     assert load(path, {"GEMINGA_STORAGE_SYNC": "none"}, {})[0].storage.sync == "none"
 
 
@@ -352,24 +352,24 @@ def test_a_demand_that_is_not_met_has_a_line_of_its_own(written):
     assert load(written("maxTenants=0", "broker.conf"), {}, {})[1] == ["1 settings of Pulsar have no effect here: maxTenants"]
     path = written("maxTenants=3\nsystemTopicEnabled=false\nsubscriptionRedeliveryTrackerEnabled=true", "broker.conf")
     assert load(path, {}, {})[1] == [
-        f"{path}:2: systemTopicEnabled: not followed: policies of topics are kept in the catalogue, without system topics, and go on",
-        f"{path}:1: maxTenants: not followed: any number may be made",
+        f"{path}:2: systemTopicEnabled: not followed: policies of topics stay available: they are in the catalogue, not in system topics",
+        f"{path}:1: maxTenants: not followed: the number is not bounded",
         "1 settings of Pulsar have no effect here: subscriptionRedeliveryTrackerEnabled"]
 
 
 @pytest.mark.parametrize(("line", "complaint"), [
-    ("entryFilterNames=a.Mine", "there are no entry filters: consumers would be given what these keep back"),
-    ("brokerInterceptors=a", "plug-ins of Pulsar are not loaded: nobody would look at what these look at"),
+    ("entryFilterNames=a.Mine", "there are no entry filters: consumers would get messages that a filter holds back"),
+    ("brokerInterceptors=a", "plug-ins of Pulsar are not loaded: requests would pass without the interceptors' checks"),
     ("brokerEntryPayloadProcessors=a.B", "plug-ins of Pulsar are not loaded: payloads would be stored as they come"),
     ("enablePersistentTopics=false", "persistent topics cannot be switched off"),
-    ("haProxyProtocolEnabled=true", "PROXY headers are not understood: connections would end"),
-    ("webServiceHaProxyProtocolEnabled=TRUE", "PROXY headers are not understood: connections would end"),
-    ("bindAddresses=a:pulsar://0.0.0.0:6650", "names one address only: say bindAddress and ports"),
-    ("tokenSettingPrefix=mine", "keys under another prefix are not read: name them by tokenSecretKey and its like"),
-    ("sslFactoryPlugin=a.Mine", "plug-ins of Pulsar are not loaded: name PEM files, by tlsCertificateFilePath and its like"),
-    ("clientLibraryVersionCheckEnabled=true", "versions of clients are not checked: all that speak the protocol may connect"),
-    ("webServiceTlsProtocols=TLSv1.3", "is one with tlsProtocols here: say that, with the same value"),
-    ("webServiceTlsCiphers=A", "is one with tlsCiphers here: say that, with the same value"),
+    ("haProxyProtocolEnabled=true", "PROXY headers are not understood: connections would be closed"),
+    ("webServiceHaProxyProtocolEnabled=TRUE", "PROXY headers are not understood: connections would be closed"),
+    ("bindAddresses=a:pulsar://0.0.0.0:6650", "one address is supported: set bindAddress and the ports"),
+    ("tokenSettingPrefix=mine", "keys under another prefix are not read: set tokenSecretKey or tokenPublicKey"),
+    ("sslFactoryPlugin=a.Mine", "plug-ins of Pulsar are not loaded: set tlsCertificateFilePath and its siblings to PEM files"),
+    ("clientLibraryVersionCheckEnabled=true", "versions of clients are not checked: every client of the protocol may connect"),
+    ("webServiceTlsProtocols=TLSv1.3", "is the same setting as tlsProtocols here: set both to one value"),
+    ("webServiceTlsCiphers=A", "is the same setting as tlsCiphers here: set both to one value"),
 ])
 def test_a_demand_that_others_rely_on_is_refused(written, line, complaint):
     path = written(line, "broker.conf")
@@ -395,8 +395,8 @@ DEMANDS = [
     ("tlsEnabled=TRUE", "needs tlsCertificateFilePath"), ("brokerServicePortTls=6651", "tls.port needs tls.certificate"),
     ("webServicePortTls=8443", "tls.http_port needs tls.certificate"),
     ("tlsRequireTrustedClientCertOnConnect=true", "tls.client_certificates needs tls.trusted"),
-    ("tlsEnabledWithKeyStore=true", "Java's key stores are not read: name PEM files, by tlsCertificateFilePath and its like"),
-    ("tlsAllowInsecureConnection=true", "client certificates that nobody has signed are not accepted"),
+    ("tlsEnabledWithKeyStore=true", "Java's key stores are not read: set tlsCertificateFilePath and its siblings to PEM files"),
+    ("tlsAllowInsecureConnection=true", "client certificates need the signature of a trusted authority"),
 ]
 
 
