@@ -319,3 +319,36 @@ def test_who_stalls_holds_up_only_its_own_keys(rigs):
     answers = rig.run(rig.sends(*[(producer, b"", {"partition_key": key}) for _ in range(1_500) for key in "AB"]))
     assert len(got(rig, answers, fast)) == 1_500
     assert len(got(rig, publish(rig, producer, "A"), fast)) == 1
+
+
+# -- many consumers, several ledgers ----------------------------------------------------------------------------------------------
+
+def test_many_consumers_get_their_keys_in_order(rig):
+    consumers = [join(rig, f"c{number}") for number in range(20)]
+    rig.run(*[rig.flow(consumer, MANY) for consumer in consumers])
+    answers = publish(rig, rig.producer("a"), *[f"k{number % 40}" for number in range(400)])
+    delivered = [[position for position, _ in rig.delivered(answers, consumer)] for consumer in consumers]
+    assert sum(map(len, delivered)) == 400 and all(found == sorted(found) for found in delivered)
+
+
+def test_a_key_is_handed_over_when_all_of_it_is_acknowledged_over_two_ledgers(rigs):
+    rig = rigs(**SPLIT, roll_over_entries=2)
+    producer, old = rig.producer("a"), join(rig, "old")
+    rig.run(rig.flow(old, MANY))
+    positions = [publish(rig, producer, "B").positions[0] for _ in range(4)]
+    assert len({ledger_id for ledger_id, _ in positions}) == 2
+    new = join(rig, "new")
+    rig.run(rig.flow(new, MANY))
+    assert got(rig, publish(rig, producer, "B"), new) == []
+    for position in positions[:3]:
+        assert not rig.run(rig.acks(old, position)).gifts
+    assert got(rig, rig.run(rig.acks(old, positions[3])), new) == ["B"]
+
+
+def test_those_who_share_a_point_of_a_ring_take_turns(monkeypatch):
+    """By its number."""
+    monkeypatch.setattr(Consistent, "_points_of", staticmethod(lambda _: [100, 201, 302]))
+    ranges = Consistent()
+    for slot in (1, 2):
+        ranges.add(Slotted(slot))
+    assert ranges.slots(np.array([100, 201, 302])).tolist() == [1, 2, 1]

@@ -232,3 +232,13 @@ def test_the_last_that_is_acknowledged_is_acknowledged(rig, kind):
     rig.run(rig.ack_part(consumer, position, 0b110))
     cursor = rig.partition("a").subscriptions["sub", True].cursor
     assert (cursor.parts, cursor.totals[0], cursor.is_acknowledged(*position)) == ({}, 3, True)
+
+
+def test_words_of_which_nothing_is_left_stay_so_after_a_crash(rigs):
+    """Only words that have changed are noted, those that have become 0 too."""
+    rig = rigs()
+    [position] = publish(rig, 130)
+    consumer = rig.consumer("a")
+    for middle in (1, 0):
+        rig.run(rig.ack_part(consumer, position, ALL_64, middle, 0b11))
+    assert left(rigs.crash(rig)) == {position: ALL_64 | 0b11 << 128}

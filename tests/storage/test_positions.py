@@ -155,3 +155,14 @@ def test_of_an_empty_topic_the_next_message_is_told(rig):
     assert rig.asked("examine", "t", number=1, from_latest=True) is None
     assert refused(rig, "peek", "t", subscription="new", number=1) == api.MetadataError
     assert rig.asked("subscriptions", "t") == []
+
+
+@pytest.mark.parametrize("count", [1, 100])
+def test_an_acknowledgement_of_what_is_yet_to_come_is_for_nothing(rig, count):
+    """Few of them, and many."""
+    producer, consumer = rig.producer("a"), rig.consumer("a", subType=SubType.Shared)
+    positions = [position for _ in range(count) for position in rig.publish(producer, b"there")]
+    ledger_id, last = positions[-1]
+    rig.run(rig.acks(consumer, *positions, (ledger_id, last + 1)))
+    assert rig.publish(producer, b"new") == [(ledger_id, last + 1)]
+    assert [payload for _, payload in rig.receive(consumer)] == [b"new"]
