@@ -1,4 +1,4 @@
-"""Addresses at which clients are told to connect."""
+"""Addresses at which clients are to connect: the broker's own, and advertised ones."""
 from typing import NamedTuple
 
 from geminga.workers.options import WorkerOptions

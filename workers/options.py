@@ -10,9 +10,9 @@ class WorkerOptions:
     port: int = 6650                          # 0 takes a free one, -1: none
     advertised_address: str = ""              # host name in lookup answers; empty: `bind`, or localhost for a wildcard
     advertised_listeners: tuple[str, ...] = ()  # "NAME:pulsar://HOST:PORT", or pulsar+ssl; clients name one in LOOKUP
-    max_message_size: int = 5_242_880         # told to clients; frames may be 10 KiB larger
+    max_message_size: int = 5_242_880         # bytes, announced to clients; frames may be 10 KiB larger
     keep_alive_interval_ms: int = 30_000      # PING after so much silence; the connection ends after twice that
     write_buffer_bytes: int = 1 << 20         # bytes waiting for a slow client before deliveries to it pause
     in_flight_bytes: int = 4 << 20            # that an owner has not taken; above it, publishers are not read from
-    broker_entry_metadata: tuple[str, ...] = ()  # of "timestamp", "index": what is added to entries delivered
+    broker_entry_metadata: tuple[str, ...] = ()  # "timestamp", "index": fields that are added to delivered entries
     expose_broker_entry_metadata: bool = False   # deliver it to clients of protocol 18 whose feature flag asks for it

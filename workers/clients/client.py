@@ -81,7 +81,7 @@ class Client:
         # Topic lists it has asked for: (namespace, pattern's text) -> (pattern, newest partition when it asked first)
         self.discoveries: dict[tuple[str, str | None], tuple[Pattern | None, int]] = {}
         self.probed_by: list[OwnerLink] = []       # links of owners that ask whether it lives
-        self.introduced: set[OwnerLink] = set()    # links of owners that know it, and have to be told of its end
+        self.introduced: set[OwnerLink] = set()    # links of owners that know it, and must hear of its end
 
     def __repr__(self) -> str:
         return f"<Client {self.number} {self.routes} {self.requests}>"
@@ -143,7 +143,7 @@ class Client:
             self.stream.start_reading()
 
     def keep_alive(self) -> None:
-        """Send PING.  A client that has said nothing since the last one is taken for dead, unless it was not read from.
+        """Send PING, and end the connection of a client that was silent since the last one although it was read from.
 
         Clients of version 0 know no PING, and are left alone.  A client that is not connected yet may not answer it,
         and its handshake has a time of its own.

@@ -21,7 +21,7 @@ from geminga.workers.owners.links import OwnerLink
 
 LEDGERS_MAX = 1_024          # mapped at a time by one worker, or fewer where descriptors are few
 ENTRIES_MAX = 8_192          # read at a time
-BYTES_MAX = 1 << 20          # likewise, of entries; one entry may be larger
+BYTES_MAX = 1 << 20          # of entries, read at a time; one entry may be larger
 _GONE = 64                   # bytes of zeros that stand for an entry whose row was given back
 
 _Key = int | tuple[int, int]       # a ledger's id; of its part of a compacted view (ledger id, number of the view)
@@ -111,7 +111,7 @@ class Ledgers:
     def __init__(self, data_dir: Path):
         self._data_dir = data_dir
         self._mapped: OrderedDict[_Key, Any] = OrderedDict()      # MappedLedgers, and MappedViews
-        self._short: set[_Key] = set()      # shorter than what was written to them, as a line in the log has said
+        self._short: set[_Key] = set()      # files that were cut, and that the log has a line about
 
     def __repr__(self) -> str:
         return f"<Ledgers {len(self._mapped)} mapped>"
@@ -222,7 +222,7 @@ class Ledgers:
             self._mapped.popitem(last=False)
 
     def _too_short(self, key: _Key, path: Path) -> LedgerGone:
-        """The error for a file that somebody has cut; its owner repairs it when it opens the file again."""
+        """The error for a file that was cut; its owner repairs it when it opens the file again."""
         self._mapped.pop(key, None)
         if key not in self._short:
             self._short.add(key)

@@ -33,7 +33,7 @@ _UNREAD_MAX = 8                  # times write_buffer_bytes that answers may wai
 _SLICE_SECONDS = 0.001           # for one client, before the others have their turn; one command may take longer
 _EMPTY = memoryview(b"")
 
-Handlers = Mapping[type, Callable[[Any, Any], None]]      # by the event's type: what is done with (client, event)
+Handlers = Mapping[type, Callable[[Any, Any], None]]      # event's type -> function of (client, event)
 
 
 class StreamWorker(Protocol):
@@ -106,17 +106,20 @@ class Stream(asyncio.BufferedProtocol):
     # -- calls of the loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport, and register the client."""
         self.transport = cast("asyncio.Transport", transport)
         self.transport.set_write_buffer_limits(high=self._worker.options.write_buffer_bytes)
         self._client.opened()
 
     def connection_lost(self, error: Exception | None) -> None:
+        """Free what was kept for the connection, and remove the client."""
         self._count_throttled(bool(self._throttled_by), False)
         self.drop_input()
         self._worker.turns.read(self)
         self._client.closed()
 
     def get_buffer(self, hint: int) -> memoryview:
+        """The bytes to read into: behind the unfinished frame, in its own buffer or at the start of the worker's."""
         if self._own is not None:
             return memoryview(self._own)[self._filled:]
         buffer, size = self._worker.buffer, len(self._rest)
@@ -125,6 +128,7 @@ class Stream(asyncio.BufferedProtocol):
         return buffer[size:size + room]
 
     def buffer_updated(self, count: int) -> None:
+        """Deal with `count` bytes that have been read."""
         self.was_heard = True
         if self._client.probed_by:
             self._client.answer_probes()
@@ -140,9 +144,11 @@ class Stream(asyncio.BufferedProtocol):
         self._read(self._worker.buffer_array, self._worker.buffer, len(self._rest) + count)
 
     def pause_writing(self) -> None:
+        """Note that the client leaves too much unread."""
         self.is_writable = False
 
     def resume_writing(self) -> None:
+        """Go on with answers and deliveries: the client has read nearly all that was written to it."""
         self.is_writable = self.was_heard = True      # a client that reads is alive
         self._worker.turns.read(self)
         attempt(self, self._go_on_writing)

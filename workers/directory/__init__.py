@@ -2,9 +2,9 @@
 
     directory.py   the catalogue as this worker remembers it
     requests.py    lookup, partition metadata, schemas by version
-    schemas.py     checks of schemas, in a thread beside the loop
+    schemas.py     checks of schemas, in a thread of their own
     patterns.py    topics chosen by a pattern, in bounded time
-    watchers.py    clients that discover topics, and what owners are told of them
+    watchers.py    clients that discover topics, and news of them for owners
 
 May import workers/owners, workers/identity and storage; knows clients only by Protocols.  Start with directory.py.
 """

@@ -1,4 +1,4 @@
-"""The catalogue as this worker knows it: what it has read is remembered until anybody commits to the catalogue."""
+"""The catalogue as this worker knows it: what it has read is remembered until the next commit to the catalogue."""
 from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
@@ -49,6 +49,7 @@ class Directory:
         return self._counts[topic]
 
     def has_namespace(self, namespace: str) -> bool:
+        """Whether the namespace exists."""
         if len(namespace) > names.REMEMBERED_MAX:
             return self.catalogue.has_namespace(namespace)
         if namespace not in self._namespaces:

@@ -15,6 +15,7 @@ from geminga.workers.directory.directory import Directory
 
 
 def partition_metadata(directory: Directory, command: api.BaseCommand) -> bytes:
+    """The answer to PARTITIONED_METADATA: how many partitions the topic has."""
     request = command.partitionMetadata
     try:
         count = directory.partitions(request.topic, may_create=request.metadata_auto_creation_enabled)
@@ -30,6 +31,7 @@ def lookup(directory: Directory, command: api.BaseCommand) -> bytes:
 
 
 def get_schema(directory: Directory, command: api.BaseCommand) -> bytes:
+    """The answer to GET_SCHEMA: the version that is asked for, or the latest one."""
     request = command.getSchema
     try:
         topic, version = names.parse(request.topic), None
@@ -50,6 +52,7 @@ def get_schema(directory: Directory, command: api.BaseCommand) -> bytes:
 
 
 def no_transactions(directory: Directory, command: api.BaseCommand) -> bytes:
+    """The refusal of a command about transactions."""
     return responses.error(_body(command).request_id, api.NotAllowedError, "Transactions are not enabled.")
 
 

@@ -1,5 +1,4 @@
-"""Work on schemas beside the loop: definitions are parsed in a thread, which has a connection to the catalogue of its
-own.
+"""Checks of schemas: definitions are parsed in a thread, with its own connection to the catalogue.
 
     PRODUCER, SUBSCRIBE -> is_settled: the owner can go by the request as it is
                         -> SchemaChecks, in the thread -> the request with a definition that is compatible, or a refusal
@@ -132,7 +131,7 @@ def is_settled(catalogue: Catalogue, topic: TopicName, request: Opening, *, is_v
             return request.schema.type == api.Schema.AutoConsume
         return registry.known(catalogue, topic, registry.from_wire(request.schema)) is not None
     except StorageFull:
-        return False      # the thread meets the same error, and the client is told
+        return False      # the thread meets the same error, and answers it
 
 
 def settle(request: Opening, topic: TopicName, counters: Counters) -> Work[None]:

@@ -1,8 +1,7 @@
-"""Clients that discover topics: lists they watch, and what owners are told so that such clients miss nothing of a new
-topic.
+"""Clients that discover topics: lists that they watch, and news for owners so that they miss nothing of a new topic.
 
-Nobody tells workers of new topics: they look at the catalogue.  So whoever makes or deletes a topic has nothing to do
-for them, and looking costs nothing while no client watches.
+Workers look at the catalogue for new topics while a client watches.  So nothing has to be done for watchers when a
+topic is made or deleted, and looking costs nothing while no client watches.
 """
 import asyncio
 import time
@@ -28,6 +27,8 @@ _PERSISTENT = api.CommandGetTopicsOfNamespace.PERSISTENT
 
 
 class _Stream(Protocol):
+    """The bytes of one connection, as far as discoveries concern them."""
+
     is_writable: bool
 
     def write(self, data: bytes) -> None: ...
@@ -37,6 +38,8 @@ class _Stream(Protocol):
 
 
 class _Requests(Protocol):
+    """Requests of one client that owners have not answered."""
+
     def withhold(self, link: OwnerLink, command: api.BaseCommand, answer: bytes) -> bool: ...
 
 
@@ -68,13 +71,13 @@ class Worker(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Watcher:
-    """One WATCH_TOPIC_LIST: what it asked for, and what its client has been told."""
+    """One WATCH_TOPIC_LIST: what it asked for, and what its client knows."""
 
     client: Client
     watcher_id: int
     namespace: str
     pattern: Pattern
-    seen: frozenset[str]           # all topics of the namespace when the client was last told
+    seen: frozenset[str]           # all topics of the namespace, at the last update of the client
     topics: set[str]               # the matching ones of them
 
     def __repr__(self) -> str:
@@ -170,7 +173,7 @@ class Watchers:
             self._drop([key for key in self._watchers if key[0] is client])
 
     def end(self, is_over: Callable[[Watcher], bool]) -> None:
-        """Drop the watchers that `is_over` says are over; their clients are told no more."""
+        """Drop the watchers for which `is_over` is true; their clients get no more updates."""
         self._drop([key for key, watcher in self._watchers.items() if is_over(watcher)])
 
     def _drop(self, keys: list[tuple[Client, int]]) -> None:
@@ -211,7 +214,7 @@ class Watchers:
         for watcher in list(self._watchers.values()):
             now, seen = self._list(watcher.namespace), watcher.seen
             if now is seen or not watcher.client.stream.is_writable:
-                continue      # a client that does not read is told when it does
+                continue      # a client that does not read gets its update when it reads again
             key = id(seen), id(now)
             if key not in differences:
                 differences[key] = sorted(now - seen), seen - now

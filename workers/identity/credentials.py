@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What a client authenticates with, by one method; `repr`, and so errors and logs, never show the data."""
+    """Proof of a client's role, by one method; `repr`, and so errors and logs, never show the data."""
 
     method: str
     data: bytes

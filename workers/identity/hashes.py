@@ -1,4 +1,4 @@
-"""Slow checks of credentials: one thread beside the loop, shared out by address.
+"""Slow checks of credentials: one thread, shared out by address.
 
 Addresses take turns: guesses from one address wait for each other, and a client from another address waits for one of
 them at most.

@@ -16,11 +16,13 @@ if TYPE_CHECKING:
     from geminga.workers.owners.opening import OpeningQueue
 
 _WAITING_MAX = 100_000           # commands; another one is answered with an error that asks to try again
-_WAITING_BYTES_MAX = 64 << 20    # of all of them, likewise
+_WAITING_BYTES_MAX = 64 << 20    # of waiting commands; further ones are refused in the same way
 _RELEASE_SECONDS = 0.01          # for commands that have waited, between two looks at sockets
 
 
 class _Stream(Protocol):
+    """The bytes of one connection, which is not read from while many of its commands wait."""
+
     def add_waiting(self) -> None: ...
     def remove_waiting(self) -> None: ...
 

@@ -1,4 +1,4 @@
-"""The worker's process: begins with what the supervisor hands down, follows its orders, and ends when told to.
+"""The worker's process: it begins with options and sockets from the supervisor, and follows the supervisor's messages.
 
 Its loop is asyncio with uvloop, which reads straight into the worker's buffer and keeps what a socket cannot take yet.
 """

@@ -38,7 +38,7 @@ from geminga.workers.owners.waiting import WaitingCommands
 _BUFFER_BYTES = 1 << 20      # that one read can bring, shared by all connections: a read is dealt with before the next
 _PROBE_SECONDS = 2               # of silence after a PING, which end a connection that another client wants to replace
 _GOODBYE_SECONDS = 2             # until everything written to clients must have been sent when the broker stops
-_POLL_SECONDS = 0.005            # between looks at what a drain or a stop waits for
+_POLL_SECONDS = 0.005            # between two looks at the condition that a drain or a stop waits for
 
 
 class WorkerConfig(NamedTuple):
@@ -226,9 +226,7 @@ class Worker:
             await asyncio.sleep(_POLL_SECONDS)
 
     async def stop(self) -> None:
-        """Close all connections, once owners have answered and clients have been told and were sent what was written to
-        them.
-        """
+        """Close all connections: owners answer first, and everything written to clients is sent, for two seconds."""
         for client in self.clients.values():
             client.stream.pause_reading()
         deadline = self._loop.time() + _GOODBYE_SECONDS
