@@ -1,6 +1,6 @@
-"""Where every process of a broker is, at any moment: SIGUSR1 has it write the stacks of its threads into a file of the data folder.
+"""Stack traces of running processes: on SIGUSR1 a process writes those of its threads to a file in the data folder.
 
-The interpreter does that within the signal's handler, whatever is being executed: also when a process is in an endless loop.
+The interpreter writes them inside the signal handler, so also for a process in an endless loop.
 """
 import faulthandler
 import os
@@ -14,16 +14,16 @@ _ANSWER_SECONDS = 0.7
 
 
 def listen(data_dir: Path) -> BinaryIO:
-    """This process does, and its children do, as long as the file is open.  Raises OSError."""
-    file = open(data_dir / FILE, "ab", buffering=0)  # noqa: SIM115 - kept open by whoever listens
+    """Let this process and its children answer SIGUSR1 as long as the returned file is open.  Raises OSError."""
+    file = open(data_dir / FILE, "ab", buffering=0)  # noqa: SIM115 - kept open by the caller
     file.truncate()
     faulthandler.register(signal.SIGUSR1, file, all_threads=True, chain=False)
-    signal.siginterrupt(signal.SIGUSR1, False)      # what was waited for is waited for again
+    signal.siginterrupt(signal.SIGUSR1, False)      # interrupted system calls go on
     return file
 
 
 def processes(data_dir: Path) -> dict[int, str]:
-    """{process id: name} of those that listen, now."""
+    """Return {process id: name} of all processes that answer now."""
     found, wanted = {}, str((data_dir / FILE).resolve())
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -35,7 +35,7 @@ def processes(data_dir: Path) -> dict[int, str]:
 
 
 def ask(data_dir: Path, pid: int) -> str:
-    """Its stacks; "" when it does not answer.  Raises OSError."""
+    """Return the stack traces of a process, "" if it does not answer in time.  Raises OSError."""
     with open(data_dir / FILE, "rb") as file:
         size = file.seek(0, os.SEEK_END)
         os.kill(pid, signal.SIGUSR1)

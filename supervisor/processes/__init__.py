@@ -1,6 +1,7 @@
 """A broker's life: its processes start, are watched, reload, drain and stop.
 
     serve.py            the supervisor: sockets, children, signals, the end
+    listening.py        listening sockets, and the folder of sockets between processes
     children.py         fork, watch, restart
     heartbeat.py        whether a child answers, and when it is given up
     reload.py           a changed configuration in a running broker

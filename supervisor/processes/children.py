@@ -1,10 +1,10 @@
-"""The children: forked, watched, restarted.
+"""One child of the supervisor: its states, its fork, its core.
 
     STARTING --ready--> READY --ended--> GONE --restarted--> STARTING
                           \\--told to stop--> STOPPING --ended--> GONE
 
-The supervisor has no thread, no ZeroMQ context and no open catalogue, so that a fork is a clean copy.  A child dies with it
-(PR_SET_PDEATHSIG), and has a serial number of its own, never used again while the supervisor lives.
+The supervisor has no thread, no ZeroMQ context and no open catalogue, so that a fork is a clean copy.  A child dies
+with the supervisor (PR_SET_PDEATHSIG).  Each start has a new serial number, which is never used again.
 """
 import ctypes
 import gc
@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 
 from geminga.storage.runtime.control import Control, control_pair
 from geminga.storage.runtime.log import log
-from geminga.supervisor.processes.heartbeat import Pulse
+from geminga.supervisor.processes.heartbeat import Heartbeat
 
 STARTING, READY, STOPPING, GONE = "STARTING", "READY", "STOPPING", "GONE"
 TRANSITIONS = {STARTING: {READY, STOPPING, GONE}, READY: {STOPPING, GONE}, STOPPING: {GONE}, GONE: {STARTING}}
 
-EXIT_CANNOT_BOOT = 3           # trying again would not help: the supervisor stops
-RESTART_MIN_SECONDS = 1.0      # a child that lived shorter than this is started again only after
+EXIT_CANNOT_BOOT = 3           # a restart would not help, so the supervisor stops
+RESTART_MIN_SECONDS = 1.0      # after the end of a child that lived shorter than this
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -32,32 +32,33 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(eq=False, slots=True)
 class Child:
-    """One place for a process: a role, a number, and whoever fills it now."""
+    """The place of one process (a role and a number), and the state of the process that has it now."""
 
     role: str                                         # worker, owner or admin
     index: int
-    name: str                                         # as the kernel shows it
-    body: Callable[["Child", Control], None]          # what the process does, given its end of the control line
+    name: str                                         # in /proc and ps
+    body: Callable[["Child", Control], None]          # runs in the child, with its end of the control socket
     state: str = GONE
     pid: int = 0
     serial: int = 0
     started: float = 0.0
     control: Control | None = field(default=None, repr=False)
-    pulse: Pulse | None = field(default=None, repr=False)
-    progress: str = ""                                # how far its recovery is
-    killed_for: str = ""                              # why we have killed it
-    leaves_for: str = ""                              # why it ends by itself
-    is_asked: bool = False                            # to take new options, and has not answered
+    heartbeat: Heartbeat | None = field(default=None, repr=False)
+    progress: str = ""                                # of its recovery
+    killed_for: str = ""                              # why the supervisor killed it
+    leaves_for: str = ""                              # why it was told to end
+    is_asked: bool = False                            # for new options, without an answer yet
     is_drained: bool = False
-    core: int | None = None                           # that it keeps to
+    core: int | None = None                           # that it is pinned to
 
     def become(self, state: str) -> None:
+        """Change the state along TRANSITIONS."""
         assert state in TRANSITIONS[self.state], (self, state)
         self.state = state
 
 
 def start(child: Child, serial: int, supervisor_only: list) -> None:
-    """Fork the child.  supervisor_only: what has a descriptor that the child must not keep open."""
+    """Fork the child, which runs its body and exits.  The child closes everything in `supervisor_only`."""
     child.become(STARTING)
     child.serial, child.started = serial, time.monotonic()
     child.control, theirs = control_pair()
@@ -67,7 +68,7 @@ def start(child: Child, serial: int, supervisor_only: list) -> None:
     pid = os.fork()
     if pid:
         theirs.close()
-        child.pid, child.pulse = pid, Pulse(pid)
+        child.pid, child.heartbeat = pid, Heartbeat(pid)
         child.progress = child.killed_for = child.leaves_for = ""
         child.is_drained = False
         return
@@ -91,16 +92,16 @@ def start(child: Child, serial: int, supervisor_only: list) -> None:
 
 
 def _settle(parent: int, child: Child) -> None:
-    """What every child does first: die with the supervisor, have a name, leave signals to it."""
+    """Prepare a fresh child: it dies with the supervisor, has its name, and leaves signals to the supervisor."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
     _libc.prctl(_PR_SET_NAME, child.name.encode())
-    # A pass's buffers are a megabyte each: taken from the kernel and given back every time, their page faults are a third of
-    # the system time of large entries.
+    # Buffers of a pass have a megabyte each.  If malloc returned them to the kernel after every pass, their page faults
+    # would be a third of the system time of large entries.
     _libc.mallopt(_M_MMAP_THRESHOLD, 32 << 20)
     _libc.mallopt(_M_TRIM_THRESHOLD, 64 << 20)
-    gc.set_threshold(50_000, 20, 100)      # there are few cycles to collect, and a collection is a pause
+    gc.set_threshold(50_000, 20, 100)      # few cycles arise, and each collection is a pause
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -109,9 +110,9 @@ def _settle(parent: int, child: Child) -> None:
 
 
 def spread(children: list[Child], is_wanted: bool) -> None:
-    """Each worker and owner has a core of those that this process may use, in turn: as many of either on one as on another, or one more.
+    """Assign cores to workers and owners in turn, of those that this process may use, and move running ones.
 
-    Those that run are moved.  Without `is_wanted` the kernel chooses.
+    Without `is_wanted` all children may use all cores.
     """
     cores = sorted(os.sched_getaffinity(0))
     for child in children:
@@ -122,13 +123,13 @@ def spread(children: list[Child], is_wanted: bool) -> None:
 
 
 def keep_to_core(child: Child) -> None:
-    """This process runs on the child's core only, as will its threads."""
+    """Pin this process, and threads that it starts later, to the child's core."""
     if child.core is not None:
         _keep(child, 0, [child.core])
 
 
 def _keep(child: Child, thread: int, cores: list[int]) -> None:
-    """Where a core is none of ours any more, on all that are."""
+    """Set the cores of one thread.  A thread that has ended is ignored; any other failure is logged."""
     try:
         os.sched_setaffinity(thread, cores)
     except ProcessLookupError:      # it has just ended
@@ -138,7 +139,7 @@ def _keep(child: Child, thread: int, cores: list[int]) -> None:
 
 
 def describe_exit(status: int) -> str:
-    """An exit status, as waitpid gives it, in an operator's words."""
+    """Return an exit status, as waitpid has it, as text for the log."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         hint = " (perhaps out of memory)" if number == signal.SIGKILL else ""

@@ -1,9 +1,9 @@
-"""What operators on the host ask of the supervisor: lines of JSON over a Unix socket in the data folder.
+"""Commands to the supervisor from its host: lines of JSON over a Unix socket in the data folder.
 
-    {"reload": true}        -> {"error": ""} or why the configuration stays as it is, and {"changes": [...]} before it
-    {"drain": seconds}      -> {"outstanding": messages}, again and again; the connection ends with the broker
+    {"reload": true}     -> {"changes": [...], "error": ""}; the error says why the old configuration stays in force
+    {"drain": seconds}   -> {"outstanding": messages}, repeated until the broker ends and closes the connection
 
-Whoever may write to the folder may ask: the broker's own user, and root.
+The rights of the folder decide who may connect: the broker's own user and root.
 """
 import contextlib
 import json
@@ -22,40 +22,49 @@ _CONNECT_SECONDS = 10.0
 
 
 class NotServed(Exception):
-    """No broker, or none that we may ask, serves the folder.  One line."""
+    """No broker serves the data folder, or this user may not connect to it.  The text is one line."""
 
 
-class Desk:
-    """The supervisor's end."""
+class ControlSocket:
+    """The listening socket in the supervisor, and its open connections."""
 
-    def __init__(self, data_dir: Path, selector: selectors.BaseSelector, commands: dict[str, Callable[[Control, Any], None]]):
-        """commands: what is called with the caller and what its message says.  Raises ValueError or TypeError when that is wrong."""
+    def __init__(self, data_dir: Path, selector: selectors.BaseSelector,
+                 commands: dict[str, Callable[[Control, Any], None]]):
+        """Listen in the data folder.
+
+        `commands` maps a command's name to a function of (caller, value).  The function raises ValueError or TypeError
+        for a value that it does not take; the connection is closed then.
+        """
         self._listener, self._selector, self._commands = listen(data_dir), selector, commands
         self._callers: list[Control] = []
-        selector.register(self._listener, selectors.EVENT_READ, self._called)
+        selector.register(self._listener, selectors.EVENT_READ, self._accept)
+
+    def __repr__(self) -> str:
+        return f"<ControlSocket {len(self._callers)} callers>"
 
     @property
     def held(self) -> list[socket.socket | Control]:
-        """What children have no use for."""
+        """Return the sockets that a forked child has to close."""
         return [self._listener, *self._callers]
 
-    def _called(self) -> None:
+    def _accept(self) -> None:
         with contextlib.suppress(OSError):
             caller = Control(self._listener.accept()[0])
             self._callers.append(caller)
-            self._selector.register(caller, selectors.EVENT_READ, partial(self._asked, caller))
+            self._selector.register(caller, selectors.EVENT_READ, partial(self._receive, caller))
 
-    def _asked(self, caller: Control) -> None:
+    def _receive(self, caller: Control) -> None:
         try:
             for message in caller.receive():
                 [(name, value)] = message.items()
                 self._commands[name](caller, value)
-        except (ValueError, TypeError, KeyError, AttributeError):      # whatever that is, it is none of our commands
+        except (ValueError, TypeError, KeyError, AttributeError):      # not a command of this socket
             caller.is_open = False
         if not caller.is_open:
             self.hang_up(caller)
 
     def hang_up(self, caller: Control) -> None:
+        """Close the caller's connection, unless it is closed already."""
         if caller in self._callers:
             self._selector.unregister(caller)
             self._callers.remove(caller)
@@ -63,6 +72,7 @@ class Desk:
 
 
 def listen(data_dir: Path) -> socket.socket:
+    """Return a listening, non-blocking socket at SOCKET in the data folder.  Raises OSError."""
     listener = socket.socket(socket.AF_UNIX)
     with short_path(data_dir / SOCKET) as path:
         listener.bind(path)
@@ -72,9 +82,9 @@ def listen(data_dir: Path) -> socket.socket:
 
 
 def ask(data_dir: Path, patience: float | None = None, **message: Any) -> Iterator[dict[str, Any]]:
-    """The answers, until the broker ends the connection or itself.  Raises NotServed.
+    """Send one command, and yield its answers until the broker closes the connection or ends.
 
-    patience: seconds that each may take.
+    `patience` is the longest wait for an answer in seconds, None for no bound.  Raises NotServed.
     """
     with socket.socket(socket.AF_UNIX) as link:
         link.settimeout(_CONNECT_SECONDS)

@@ -1,6 +1,6 @@
-"""A drain, which goes before a stop: nobody publishes or is given anything any more, and what consumers have they may still acknowledge.
+"""A drain before a stop: publishing and delivery end, and consumers may still acknowledge messages that they hold.
 
-It ends when nothing is out any more, or when its time is over; then everything stops as ever.
+The drain ends when nothing is unacknowledged, or when its time is over.  Then the broker stops.
 """
 import time
 
@@ -8,15 +8,20 @@ from geminga.storage.runtime.control import Control
 from geminga.storage.runtime.log import log
 from geminga.supervisor.processes.supervision import Supervision
 
-DRAIN_LOOK_SECONDS = 0.1      # between looks at what is outstanding
+DRAIN_LOOK_SECONDS = 0.1      # between two counts of outstanding messages
 _SECONDS_MAX = 24 * 3600
 
 
 class Drain:
+    """The drain of one broker, from the first command to the stop."""
+
     def __init__(self, supervisor: Supervision):
         self._supervisor = supervisor
-        self._by: float | None = None             # when everything stops although not everything was acknowledged
-        self._callers: list[Control] = []         # who are told how much is outstanding
+        self._by: float | None = None             # the time of the stop, whatever is outstanding
+        self._callers: list[Control] = []         # told how many messages are outstanding
+
+    def __repr__(self) -> str:
+        return f"<Drain is_under_way={self.is_under_way} callers={len(self._callers)}>"
 
     @property
     def is_under_way(self) -> bool:
@@ -24,11 +29,14 @@ class Drain:
 
     @property
     def outstanding(self) -> int:
-        """Messages that consumers may acknowledge yet."""
+        """Count the messages that consumers hold and have not acknowledged, of the whole broker."""
         return self._supervisor.counters["admin", 0].total("outstanding")
 
     def asked(self, caller: Control, seconds: float) -> None:
-        """By an operator.  Raises ValueError, TypeError."""
+        """Begin a drain of at most `seconds` for an operator, or change the time of the one under way.
+
+        Raises ValueError or TypeError for seconds that are no number from 0 to a day.
+        """
         if not 0 <= seconds <= _SECONDS_MAX:
             raise ValueError(seconds)
         self._callers.append(caller)
@@ -46,6 +54,7 @@ class Drain:
         self._by = time.monotonic() + seconds
 
     def go_on(self) -> None:
+        """Tell callers how many messages are outstanding; begin the stop when the drain is over."""
         supervisor = self._supervisor
         if self._by is None or supervisor.is_stopping:
             return
@@ -53,5 +62,5 @@ class Drain:
         for caller in self._callers:
             caller.send(outstanding=outstanding)
         if (is_done and not outstanding) or time.monotonic() >= self._by:
-            log.info(f"the broker was drained: {outstanding} messages are out that nobody has acknowledged")
+            log.info(f"the broker was drained: {outstanding} messages are not acknowledged")
             supervisor.begin_stop()

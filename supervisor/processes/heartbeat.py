@@ -1,33 +1,38 @@
-"""Whether a child answers, and what keeps it from that.
+"""Heartbeats: whether a child answers, and when one that does not is killed.
 
     asked every ASK_SECONDS ──answered──> fine
-                            └─not yet──> stopped, or asleep and never awake: killed after STILL_SECONDS
-                                         at work (a long pass, a machine with too much to do): killed after the longer `patience`
-                                         in the kernel, which lets nobody interrupt it (a disk that hangs): left alone, and told of
+                            └─not yet──> stopped or asleep without a break: killed after STILL_SECONDS
+                                         busy (a long pass, an overloaded machine): killed after the longer `patience`
+                                         in an uninterruptible system call (a disk that hangs): kept, and reported
 
-Only time in which the supervisor itself ran counts: after a pause of the whole host, or of the supervisor, nobody is late.
+Only time in which the supervisor ran counts.  After a pause of the host or of the supervisor no child is late.
 """
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-LOOK_SECONDS = 1.0             # between looks at all children
-ASK_SECONDS = 2.0              # between an answer and the next question, about
-STILL_SECONDS = 5.0            # with up to ASK_SECONDS before it is asked, and a look: replaced within eight
+LOOK_SECONDS = 1.0             # between two checks of all children
+ASK_SECONDS = 2.0              # between an answer and the next question
+STILL_SECONDS = 5.0            # with ASK_SECONDS and LOOK_SECONDS a child is replaced within 8 s
 BUSY_SECONDS = 30.0
-STARTING_SECONDS = 120.0       # a start has steps that take long, and answers between them
-_COUNTED_SECONDS = 1.5         # at most, from one look to the next: what is beyond is a pause of the host, or of the supervisor
-_SHOWN_SECONDS = 3.0           # without an answer until an operator is shown it
+STARTING_SECONDS = 120.0       # a start has long steps, with answers between them
+_COUNTED_SECONDS = 1.5         # at most, for one check; more is a pause of the host or of the supervisor
+_SHOWN_SECONDS = 3.0           # without an answer, after which an operator is told
 
 
 class State(NamedTuple):
-    """What the kernel says of a process's threads."""
+    """The state of a process's threads, taken together."""
 
-    letter: str        # T: it is stopped, t: traced; else D: one sleeps and cannot be woken, R: one runs or waits for a core, S: all sleep
-    switches: int      # how often they have got and left a core
+    letter: str        # of the first thread found in: T stopped, t traced, D uninterruptible, R running, S asleep
+    switches: int      # context switches of all threads
 
 
 def state_of(pid: int) -> State:
-    """All but ZeroMQ's, which only hand over what comes: the main thread may wait for another that waits for the disk."""
+    """Read the state of a process's threads from /proc; of none, the letter is Z.
+
+    All threads count, as the main thread may wait for one that waits for the disk.  ZeroMQ's own threads do not: they
+    wake for every envelope, whatever the process does.
+    """
     letters, switches = set(), 0
     for path in Path(f"/proc/{pid}/task").glob("*/status"):
         try:
@@ -40,31 +45,35 @@ def state_of(pid: int) -> State:
     return State(next((letter for letter in "TtDRS" if letter in letters), "Z"), switches)
 
 
-class Pulse:
-    """Of one process."""
+class Heartbeat:
+    """Whether one process answers.  Times are seconds."""
 
     def __init__(self, pid: int):
         self.pid = pid
         self.is_asked = False
-        self._since_answer = ASK_SECONDS      # or since it was started: it is asked at once
+        self._since_answer = ASK_SECONDS      # so a new process is asked at once
         self._unanswered = self._still = self._busy = 0.0
         self._seen: State | None = None
-        self.is_told = False                  # that it waits for the disk
+        self.is_told = False                  # whether an operator was told that it waits for the disk
 
     @property
     def is_fine(self) -> bool:
-        """It answers; or nobody, neither we nor a service manager, could end it."""
+        """Whether it answers, or waits in the kernel, where even a kill would not end it."""
         return not self._unanswered or (self._seen is not None and self._seen.letter == "D")
 
+    def __repr__(self) -> str:
+        return f"<Heartbeat pid={self.pid} is_asked={self.is_asked} unanswered={self._unanswered:.1f} s>"
+
     def answered(self) -> None:
+        """Note an answer: all times begin again."""
         self.is_asked = self.is_told = False
         self._since_answer = self._unanswered = self._still = self._busy = 0.0
         self._seen = None
 
-    def look(self, seconds: float, patience: float, state=state_of) -> str:
-        """Another so many seconds have passed.  Returns "ask" when it is to be asked, "kill" when it is to be killed, else "".
+    def check(self, seconds: float, patience: float, state: Callable[[int], State] = state_of) -> str:
+        """Account for `seconds` since the last check, and return what to do: "ask", "kill" or "".
 
-        patience: seconds that it may work without an answer.
+        `patience` is the number of seconds that the process may be busy without an answer.
         """
         seconds = min(seconds, _COUNTED_SECONDS)
         if not self.is_asked:
@@ -89,12 +98,12 @@ class Pulse:
 
     @property
     def trouble(self) -> str:
-        """What an operator is told of it; nothing while it answers."""
+        """Text for an operator; "" while it answers, and for the first _SHOWN_SECONDS without an answer."""
         if self._unanswered < _SHOWN_SECONDS or self._seen is None:
             return ""
-        what = {"T": "it is stopped by a signal", "t": "it is stopped by a debugger",
+        cause = {"T": "it is stopped by a signal", "t": "it is stopped by a debugger",
                 "D": "it waits in the kernel, most likely for a disk, and cannot be ended",
                 "S": "it sleeps"}.get(self._seen.letter, "it is busy")
         if self._seen.letter == "S" and self._still < STILL_SECONDS:
-            what = "it is busy"
-        return f"has not answered for {self._unanswered:.0f} s: {what}"
+            cause = "it is busy"
+        return f"has not answered for {self._unanswered:.0f} s: {cause}"

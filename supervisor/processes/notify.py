@@ -1,13 +1,13 @@
-"""What a service manager is told, as systemd's sd_notify(3) has it: a datagram of NAME=value lines to the socket in NOTIFY_SOCKET.
+"""Messages to systemd by sd_notify(3): datagrams of NAME=value lines to the socket in NOTIFY_SOCKET.
 
     READY=1              every process serves; also at the end of a reload
-    STATUS=...           what `systemctl status` shows: what is recovering, what is served, what is down
-    EXTEND_TIMEOUT_USEC  a recovery goes on, and has come further
+    STATUS=...           the line in `systemctl status`: recovery, addresses, processes that are down
+    EXTEND_TIMEOUT_USEC  a recovery has made progress
     RELOADING=1          a reload begins
     STOPPING=1           the end begins
-    WATCHDOG=1           every process answers, see serve.py
+    WATCHDOG=1           every process answers (serve.py)
 
-Without NOTIFY_SOCKET nothing is told to anybody.
+Without NOTIFY_SOCKET no message is sent.
 """
 import contextlib
 import os
@@ -15,12 +15,16 @@ import socket
 import time
 from collections.abc import MutableMapping
 
-_EXTEND_SECONDS = 30         # that a recovery which goes on may take until it is heard of again
+_EXTEND_SECONDS = 30         # granted to a recovery until its next progress
 _EXTEND_AGAIN_SECONDS = 5
 
 
 class Notify:
-    """The line to the service manager.  The environment has nothing of it afterwards, so that no process we start takes itself for us."""
+    """The socket of the service manager.
+
+    Its variables are taken out of the environment.  Otherwise a process that the broker starts would speak for the
+    service.
+    """
 
     def __init__(self, environ: MutableMapping[str, str]):
         address = environ.pop("NOTIFY_SOCKET", "")
@@ -28,25 +32,29 @@ class Notify:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) if address else None
         usec, pid = environ.pop("WATCHDOG_USEC", ""), environ.pop("WATCHDOG_PID", "")
         is_ours = self._socket is not None and usec.isdigit() and pid in ("", str(os.getpid()))
-        self.watchdog_seconds = int(usec) / 1e6 if is_ours else 0.0      # within which WATCHDOG=1 must come; 0: nobody waits for it
+        # between two WATCHDOG=1 at most; 0: no watchdog
+        self.watchdog_seconds = int(usec) / 1e6 if is_ours else 0.0
         self._status = ""
         self._fed = self._extended = float("-inf")
 
+    def __repr__(self) -> str:
+        return f"<Notify {self._address or 'without a socket'} status={self._status!r}>"
+
     def close(self) -> None:
-        """In a child: only the supervisor speaks for the service."""
+        """Close the socket in a child: only the supervisor speaks for the service."""
         if self._socket is not None:
             self._socket.close()
 
     def _say(self, *lines: str) -> None:
         if self._socket is not None:
-            with contextlib.suppress(OSError):      # nobody listens any more: that is no reason not to serve
+            with contextlib.suppress(OSError):      # systemd may be restarting; the broker serves all the same
                 self._socket.sendto("\n".join(lines).encode(), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL, self._address)
 
     def ready(self) -> None:
         self._say("READY=1")
 
     def status(self, text: str) -> None:
-        """One line; said when it has changed."""
+        """Send the status line if it has changed."""
         if text != self._status:
             self._status = text
             self._say(f"STATUS={text}")
@@ -58,13 +66,13 @@ class Notify:
         self._say("STOPPING=1")
 
     def extend(self) -> None:
-        """What takes long has come further."""
+        """Ask for more time for a recovery that makes progress; sent every _EXTEND_AGAIN_SECONDS at most."""
         if time.monotonic() - self._extended >= _EXTEND_AGAIN_SECONDS:
             self._extended = time.monotonic()
             self._say(f"EXTEND_TIMEOUT_USEC={_EXTEND_SECONDS * 1_000_000}")
 
     def alive(self) -> None:
-        """Everything answers; said at a third of the time that there is for it."""
+        """Feed the watchdog, at a third of its time."""
         if self.watchdog_seconds and time.monotonic() - self._fed >= self.watchdog_seconds / 3:
             self._fed = time.monotonic()
             self._say("WATCHDOG=1")

@@ -1,6 +1,6 @@
-"""A reload: the configuration as it is written now takes the place of the one before it, in every process, while all go on.
+"""A reload: a changed configuration comes into force in every process of a running broker.
 
-Everything holds in every process when a reload is done, but for what NEEDS_RESTART has, and its reason.
+After a reload all processes use the new values, except those of keys in NEEDS_RESTART, which has the reasons.
 """
 import os
 import signal
@@ -29,10 +29,12 @@ TLS_SWITCH = "listeners with TLS are opened at the start"
 
 
 class Change(NamedTuple):
+    """A key whose value differs between the configuration in force and the new one."""
+
     key: str
     old: Any
     new: Any
-    needs: str = ""      # why it needs a restart; else it holds from now on
+    needs: str = ""      # why it needs a restart; "" if it comes into force now
 
     def __str__(self) -> str:
         text = f"{self.key}: {shown(self.old)} -> {shown(self.new)}"
@@ -40,12 +42,13 @@ class Change(NamedTuple):
 
 
 def value(config: Config, key: str) -> Any:
+    """Return the value of a key such as "storage.retention_s"."""
     section, _, name = key.rpartition(".")
     return getattr(getattr(config, SECTIONS[section][0]) if section else config, name)
 
 
 def shown(found: Any) -> str:
-    """As TOML has it; stars for a secret."""
+    """Return a value as TOML text; stars for a secret."""
     if isinstance(found, bool):
         return str(found).lower()
     if isinstance(found, tuple):
@@ -56,11 +59,15 @@ def shown(found: Any) -> str:
 
 
 def merged(old: Config, new: Config) -> tuple[Config, list[Change]]:
-    """(the new one, with the old one's values where these cannot change, what is different)"""
+    """Return the configuration that comes into force, and all changes.
+
+    Keys that need a restart keep their old values in that configuration.
+    """
     changes = [Change(key, value(old, key), value(new, key), NEEDS_RESTART.get(key, "")) for key in KEYS
                if value(old, key) != value(new, key)]
     if bool(old.tls.certificate) != bool(new.tls.certificate):
-        changes = [change._replace(needs=change.needs or TLS_SWITCH) if change.key.startswith("tls.") else change for change in changes]
+        changes = [change._replace(needs=change.needs or TLS_SWITCH) if change.key.startswith("tls.") else change
+                   for change in changes]
     for change in changes:
         if change.needs:
             new = _with(new, change.key, change.old)
@@ -76,39 +83,49 @@ def _with(config: Config, key: str, old: Any) -> Config:
 
 
 class Reload:
-    """Of one supervisor: what was asked for, and the one that is under way."""
+    """Requests for a reload, and the reload that is under way.
+
+    Children are told by groups: one group has confirmed the new options before the next group is told.
+    """
 
     def __init__(self, supervisor: Supervision, load: Callable[[], tuple[Config, list[str]]]):
         self._supervisor, self._load = supervisor, load
         self._is_due = False
-        self._callers: list[Control] = []              # who are told how it ended
-        self._roles: list[tuple[str, ...]] | None = None      # of children who are to be told yet, group by group; None: none is under way
+        self._callers: list[Control] = []              # told how the reload ended
+        # groups of roles still to be told; None: no reload is under way
+        self._roles: list[tuple[str, ...]] | None = None
         self._changes: list[Change] = []
-        self.refused = ""                              # what is wrong with the configuration that was to be loaded last
+        self.refused = ""                              # why the last reload was refused
 
     def requested(self, *_) -> None:
-        """By a signal."""
+        """Note a request by a signal; `go_on` begins the reload."""
         self._is_due = True
 
     def asked(self, caller: Control, is_asked: Any) -> None:
-        """By an operator.  Raises ValueError."""
+        """Note a request by an operator, who is told the result.  Raises ValueError for any value but true."""
         if is_asked is not True:
             raise ValueError(is_asked)
         self._is_due = True
         self._callers.append(caller)
 
     def answered(self, child: Child, refused: str) -> None:
-        """The child has taken new options, or cannot: then it is asked until it has ended, and whoever takes its place begins with them."""
+        """Note a child's answer to new options: "" if it uses them, "again" if it ends for a successor, else an error.
+
+        A child that cannot use them is killed.  It counts as asked until its end; its successor starts with them.
+        """
         if not refused:
             child.is_asked = False
         elif refused == "again":
-            child.leaves_for = "ends for its successor to have the new configuration"
+            child.leaves_for = "ends, and its successor has the new configuration"
         else:
             child.killed_for = f"cannot take the new configuration: {refused}; it was killed"
             os.kill(child.pid, signal.SIGKILL)
 
     def go_on(self) -> None:
-        """It begins when it is asked for and everybody is there; it ends when what it has changed is in force everywhere."""
+        """Take the next step:
+
+        begin when all children are ready, tell the next group, or end when all have confirmed.
+        """
         supervisor = self._supervisor
         if supervisor.is_stopping or not supervisor.is_ready or supervisor.is_draining:
             return
@@ -140,7 +157,8 @@ class Reload:
             log.warning(note, code="G331")
         for change in changes:
             log.warning(str(change), code="G333") if change.needs else log.info(str(change))
-        # No message may come to an owner that is too large for it.
+        # With a larger maximum owners come first, with a smaller one workers.  Otherwise an owner would get messages
+        # that are too large for it.
         self._roles, self._changes = [("owner",), ("worker", "admin")], changes
         if config.worker.max_message_size < supervisor.config.worker.max_message_size:
             self._roles.reverse()
@@ -151,21 +169,22 @@ class Reload:
         log.begin(config.log)
 
     def _configure(self, roles: tuple[str, ...]) -> None:
-        """These are told what holds now."""
+        """Send the new options to the children of these roles."""
         supervisor, config = self._supervisor, self._supervisor.config
-        given = {"owner": (config.storage, config.log), "admin": (config, supervisor.addresses),
+        options = {"owner": (config.storage, config.log), "admin": (config, supervisor.addresses),
                  "worker": (config.worker, config.storage, config.identity, supervisor.addresses, config.log)}
         for child in supervisor.children:
             if child.role in roles:
                 child.is_asked = True
-                child.control.send(options=packed(given[child.role]))
+                child.control.send(options=packed(options[child.role]))
 
     def _end(self, refused: str) -> None:
         self._roles, self.refused = None, refused
         if refused:
             log.error(f"{refused}; the configuration before it stays in force", code="G332")
         else:
-            log.info(f"the configuration was loaded: {sum(not change.needs for change in self._changes)} keys have changed")
+            count = sum(not change.needs for change in self._changes)
+            log.info(f"the configuration was loaded: {count} keys have changed")
         for caller in self._callers:
             caller.send(changes=list(map(str, self._changes)), error=refused)
             self._supervisor.hang_up(caller)

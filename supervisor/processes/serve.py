@@ -1,9 +1,9 @@
-"""A broker's life: sockets, children, signals, the end.
+"""The supervisor: it opens sockets, forks the other processes, watches them, and stops them.
 
-    bind -> catalogue -> fork owners (each recovers its partitions) -> fork workers and admin when all are ready -> watch
+    bind -> catalogue -> fork owners (each recovers its partitions) -> when all are ready: workers and admin -> watch
 
-Every pass of `run` re-establishes what should be: a child that is gone is started again, whatever woke the loop.  Workers
-accept only while all owners have recovered at least once, so nobody meets half a broker.
+Every pass of `run` restores the wanted state: a child that has ended is started again, whatever woke the loop.  Workers
+start when all owners have recovered for the first time, so no client meets a broker with partitions missing.
 """
 import contextlib
 import fcntl
@@ -15,7 +15,6 @@ import shutil
 import signal
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -46,9 +45,10 @@ from geminga.supervisor.processes.children import (
     spread,
     start,
 )
-from geminga.supervisor.processes.control_socket import Desk
+from geminga.supervisor.processes.control_socket import ControlSocket
 from geminga.supervisor.processes.drain import DRAIN_LOOK_SECONDS, Drain
 from geminga.supervisor.processes.heartbeat import BUSY_SECONDS, LOOK_SECONDS, STARTING_SECONDS
+from geminga.supervisor.processes.listening import CannotServe, make_run_dir, open_listener
 from geminga.supervisor.processes.notify import Notify
 from geminga.supervisor.processes.reload import Reload
 from geminga.workers.addresses import addresses, url
@@ -58,22 +58,23 @@ from geminga.workers.identity.options import Unusable
 from geminga.workers.process import main as worker_process
 from geminga.workers.process.listeners import Listeners, inside_path
 
-STOP_SECONDS = {"worker": 2.5, "admin": 2.5, "owner": 4.0}     # from the beginning of the stop until those that are still there are killed
-_SOCKET_PATH_MAX = 80         # a Unix socket's path takes 107 bytes; this leaves room for its name
-
-
-class CannotServe(Exception):
-    """One line that says why."""
+STOP_SECONDS = {"worker": 2.5, "admin": 2.5, "owner": 4.0}     # from the beginning of a stop until a child is killed
 
 
 class Supervisor:
-    """Reads no message and touches no data: it starts, watches and stops those who do."""
+    """Start, watch and stop the processes of the broker.
+
+    The supervisor itself reads no message and touches no data.
+    """
 
     def __init__(self, config: Config, load: Callable[[], tuple[Config, list[str]]]):
-        """load: the configuration as it is written now.  Raises ConfigError."""
+        """`load` reads the configuration anew for a reload, and returns it with notes for the log.
+
+        It raises ConfigError.
+        """
         self.config = config
         self.began = time.monotonic()
-        self.listeners: dict[str, list[socket.socket]] = {"network": [], "tls": []}      # a socket for each worker, where it is listened
+        self.listeners: dict[str, list[socket.socket]] = {"network": [], "tls": []}      # one socket for each worker
         self.http_listeners: dict[str, socket.socket] = {}
         self.children: list[Child] = []
         self._serial = 0
@@ -83,20 +84,27 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = socket.socketpair()
         self.notify = Notify(os.environ)
-        self._looked = self.began
+        self._last_check = self.began
         self._reload, self._drain = Reload(self, load), Drain(self)
-        # Half of what a watchdog waits: a child that is replaced by then does not cost all the others.
+        # Half of the watchdog's time: one hung child is replaced before systemd would restart all processes for it.
         self._busy_seconds = min(BUSY_SECONDS, self.notify.watchdog_seconds / 2 or BUSY_SECONDS)
+
+    def __repr__(self) -> str:
+        states = ", ".join(f"{child.name} {child.state}" for child in self.children)
+        return f"<Supervisor is_ready={self.is_ready} is_stopping={self.is_stopping}: {states}>"
 
     # -- before anything is forked
 
     def prepare(self) -> None:
-        """Take the data folder and the ports.  Raises CannotServe, OSError of the folder; Unusable before anything is made."""
+        """Lock the data folder, bind the ports and open the catalogue.
+
+        Raises CannotServe; OSError of the data folder; Unusable for certificates, keys or users, before a file is made.
+        """
         config = self.config
         self.certificates = Tls(config.tls) if config.tls.certificate else None
         self.authenticator = Authenticator(config.identity)
         data_folder.make(config.data_dir)
-        self._lock = open(config.data_dir / "lock", "a")  # noqa: SIM115 - held as long as the supervisor lives
+        self._lock = open(config.data_dir / "lock", "a")  # noqa: SIM115 - locked as long as the supervisor lives
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -104,16 +112,17 @@ class Supervisor:
         try:
             data_folder.claim(config.data_dir)
             backup.remove_leftovers(config.data_dir)
-            self._stacks = listen(config.data_dir)      # its children as well
+            self._stacks = listen(config.data_dir)      # inherited by the children
         except data_folder.CannotUse as error:
             raise CannotServe(f"data_dir: {error}") from None
         _raise_file_limit()
         self._bind()
-        self.run_dir = _run_dir(config.data_dir)
+        self.run_dir = make_run_dir(config.data_dir)
         self._inside = socket.socket(socket.AF_UNIX)
         self._inside.bind(str(inside_path(self.run_dir)))
         self._inside.listen(128)
-        self._desk = Desk(config.data_dir, self._selector, {"reload": self._reload.asked, "drain": self._drain.asked})
+        self._control_socket = ControlSocket(config.data_dir, self._selector,
+                                             {"reload": self._reload.asked, "drain": self._drain.asked})
         try:
             catalogue = open_catalogue(config.data_dir / "catalogue.sqlite")
             catalogue.forget_live_topics()
@@ -124,29 +133,34 @@ class Supervisor:
         self._has_moved = recovery.has_moved(config.data_dir, config.owners)
         counters = make_counters(config.workers + config.owners + 1)
         self.counters = dict(zip(
-            [*(("owner", n) for n in range(config.owners)), *(("worker", n) for n in range(config.workers)), ("admin", 0)], counters,
-            strict=True))
+            [*(("owner", n) for n in range(config.owners)), *(("worker", n) for n in range(config.workers)),
+             ("admin", 0)], counters, strict=True))
         self.children = [Child("owner", n, f"geminga-o{n}", self._be_owner) for n in range(config.owners)]
         self.children += [Child("worker", n, f"geminga-w{n}", self._be_worker) for n in range(config.workers)]
         self.children.append(Child("admin", 0, "geminga-admin", self._be_admin))
         spread(self.children, config.affinity == "spread")
 
     def _bind(self) -> None:
-        """A listening socket for each worker, kept here as well: connections wait in it while a worker is started again."""
+        """Open a listening socket for each worker.
+
+        The supervisor keeps the sockets open: connections queue in them while a worker is started again.
+        """
         config, tls = self.config, self.config.tls
         has_tls = bool(tls.certificate)
         for name, port in (("network", config.worker.port), ("tls", tls.port if has_tls else -1)):
             for _ in range(config.workers if port >= 0 else 0):
-                listener = _listen(config.worker.bind, port, f"{name}.port", is_shared=True, is_first=not self.listeners[name])
+                listener = open_listener(config.worker.bind, port, f"{name}.port", is_shared=True,
+                                   is_first=not self.listeners[name])
                 port = listener.getsockname()[1]
                 self.listeners[name].append(listener)
-        for scheme, key, port in (("http", "http_port", config.http_port), ("https", "tls.http_port", tls.http_port if has_tls else -1)):
+        for scheme, key, port in (("http", "http_port", config.http_port),
+                                  ("https", "tls.http_port", tls.http_port if has_tls else -1)):
             if port >= 0:
-                self.http_listeners[scheme] = _listen(config.http_bind, port, key)
+                self.http_listeners[scheme] = open_listener(config.http_bind, port, key)
         self.announce(config)
 
     def announce(self, config: Config) -> None:
-        """Where clients are told to go."""
+        """Derive the addresses that clients are sent to, and those that are printed, from the configuration."""
         ports = [found[0].getsockname()[1] if found else -1 for found in self.listeners.values()]
         http = [self._http_url(scheme) for scheme in ("http", "https")]
         self.addresses = addresses(config.worker, *ports, *http)
@@ -157,13 +171,14 @@ class Supervisor:
         listener = self.http_listeners.get(scheme)
         return url(scheme, *listener.getsockname()[:2]) if listener else ""
 
-    # -- what children do
+    # -- bodies of the children
 
     def _be_owner(self, child: Child, control: Control) -> None:
         self.counters["owner", child.index].process_began(os.getpid(), is_wanted=bool(child.leaves_for))
         try:
-            owner_process.run(child.index, self.config.owners, child.serial, self.run_dir, self.config.data_dir, self.config.storage,
-                              control, self.counters["owner", child.index], has_moved=self._has_moved)
+            owner_process.run(child.index, self.config.owners, child.serial, self.run_dir, self.config.data_dir,
+                              self.config.storage, control, self.counters["owner", child.index],
+                              has_moved=self._has_moved)
         except CorruptFile as error:
             log.error(f"{child.name}: {error}; what its journal has for that file would be lost", code="G124")
             sys.exit(EXIT_CANNOT_BOOT)
@@ -180,30 +195,32 @@ class Supervisor:
         plain, tls = (found[child.index] if found else None for found in self.listeners.values())
         worker_process.run(child.serial, self.config.owners, self.run_dir, self.config.data_dir, self.config.worker,
                            Listeners(plain, tls, self.certificates, self._inside), self.addresses, control,
-                           self.counters["worker", child.index], self.config.storage, self.authenticator, self.config.authorization)
+                           self.counters["worker", child.index], self.config.storage, self.authenticator,
+                           self.config.authorization)
 
     def _be_admin(self, child: Child, control: Control) -> None:
         self.counters["admin", 0].process_began(os.getpid(), is_wanted=bool(child.leaves_for))
-        from geminga.supervisor.admin import app  # only this process needs an HTTP server
+        from geminga.supervisor.admin import app  # only the admin process needs an HTTP server
         listeners = Listeners(self.http_listeners.get("http"), self.http_listeners.get("https"), self.certificates)
-        app.run(self.config, child.serial, self.run_dir, listeners, self.addresses, self.counters, control, self.authenticator)
+        app.run(self.config, child.serial, self.run_dir, listeners, self.addresses, self.counters, control,
+                self.authenticator)
 
     # -- the loop
 
     def run(self) -> int:
-        """Serve until a signal says otherwise; returns the exit status."""
+        """Serve until SIGTERM, SIGINT, a drain or a fatal error; return the exit status."""
         self._install_signals()
         gc.collect()
-        gc.freeze()        # the children share these pages as long as nobody counts references in them
+        gc.freeze()        # children share these pages until a collection writes to them
         while True:
             self._start_missing()
             self._report_ready()
-            for key, _ in self._selector.select(self._patience()):
+            for key, _ in self._selector.select(self._select_timeout()):
                 key.data()
             self._reap()
             self._reload.go_on()
             self._drain.go_on()
-            self._look()
+            self._check_heartbeats()
             self.tell_status()
             if self.is_stopping and self._stop_step():
                 break
@@ -231,10 +248,11 @@ class Supervisor:
         return self._drain.is_under_way
 
     def hang_up(self, caller: Control) -> None:
-        """One who asked for something by the socket was answered."""
-        self._desk.hang_up(caller)
+        """Close the connection of a caller on the control socket."""
+        self._control_socket.hang_up(caller)
 
     def begin_stop(self) -> None:
+        """Let `run` stop all children and return.  A second call changes nothing."""
         if not self.is_stopping:
             self.is_stopping = True
             self._stop_began = time.monotonic()
@@ -248,26 +266,30 @@ class Supervisor:
             return
         owners_are_ready = self.is_ready or all(child.state == READY for child in self._of("owner"))
         for child in self.children:
-            if child.state == GONE and time.monotonic() >= child.started and (child.role == "owner" or owners_are_ready):
+            may_start = child.role == "owner" or owners_are_ready
+            if child.state == GONE and may_start and time.monotonic() >= child.started:
                 self._serial += 1
                 others = [other.control for other in self.children if other.control is not None and other is not child]
-                start(child, self._serial, [*others, *self._desk.held, self._selector, self._wake_read, self._wake_write,
-                                            self._lock, self.notify])
-                self._selector.register(child.control, selectors.EVENT_READ, partial(self._told, child))
+                start(child, self._serial, [*others, *self._control_socket.held, self._selector, self._wake_read,
+                                            self._wake_write, self._lock, self.notify])
+                self._selector.register(child.control, selectors.EVENT_READ, partial(self._receive, child))
 
-    def _patience(self) -> float:
-        """Seconds until something is due although nobody says anything."""
+    def _select_timeout(self) -> float:
+        """Return the seconds until the next timed action:
+
+        a look at the children, a restart, a step of a drain or a stop.
+        """
         if self.is_stopping:
             return 0.05
         if self.is_draining:
             return DRAIN_LOOK_SECONDS
         waiting = [child.started for child in self.children if child.state == GONE]
-        return max(0.0, min([self._looked + LOOK_SECONDS, *waiting]) - time.monotonic())
+        return max(0.0, min([self._last_check + LOOK_SECONDS, *waiting]) - time.monotonic())
 
-    def _told(self, child: Child) -> None:
+    def _receive(self, child: Child) -> None:
         for message in child.control.receive():
             if "pong" in message:
-                child.pulse.answered()
+                child.heartbeat.answered()
             elif "tell" in message:
                 self._tell_all(message["tell"])
             elif "drained" in message:
@@ -289,55 +311,64 @@ class Supervisor:
                 self._selector.unregister(child.control)
 
     def _tell_all(self, message: dict) -> None:
-        """Those who are forked later have it from this process."""
+        """Send the message to all children.
+
+        The supervisor applies log rules itself too: children that are forked later inherit them.
+        """
         if "log" in message:
             log.follow(Rule(*rule) for rule in message["log"])
         for child in self.children:
             if child.state in (STARTING, READY):
                 child.control.send(**message)
 
-    def _look(self) -> None:
-        """Every child is asked whether it answers; one that does not is killed, and the service manager is told that all do."""
-        passed = time.monotonic() - self._looked
+    def _check_heartbeats(self) -> None:
+        """Ask every child for a sign of life and kill one that hangs.
+
+        Feed the watchdog of systemd while all answer.
+        """
+        passed = time.monotonic() - self._last_check
         if passed < LOOK_SECONDS or self.is_stopping:
             return
-        self._looked += passed
+        self._last_check += passed
         alive = [child for child in self.children if child.state in (STARTING, READY)]
         for child in alive:
-            pulse = child.pulse
-            what = pulse.look(passed, self._busy_seconds if child.state == READY else STARTING_SECONDS)
-            if what == "ask":
+            heartbeat = child.heartbeat
+            action = heartbeat.check(passed, self._busy_seconds if child.state == READY else STARTING_SECONDS)
+            if action == "ask":
                 child.control.send(ping=True)
-            elif what == "kill":
-                child.killed_for = f"{pulse.trouble}; it was killed"
+            elif action == "kill":
+                child.killed_for = f"{heartbeat.trouble}; it was killed"
                 os.kill(child.pid, signal.SIGKILL)
-            elif pulse.waits_for_disk and not pulse.is_told:
-                pulse.is_told = True
-                log.warning(f"{child.name} (pid {child.pid}) {pulse.trouble}; it goes on when the disk does", code="G205")
-        if all(child.pulse.is_fine for child in alive):
+            elif heartbeat.waits_for_disk and not heartbeat.is_told:
+                heartbeat.is_told = True
+                log.warning(f"{child.name} (pid {child.pid}) {heartbeat.trouble}; it goes on when the disk does",
+                            code="G205")
+        if all(child.heartbeat.is_fine for child in alive):
             self.notify.alive()
 
     def tell_status(self) -> None:
         self.notify.status(self._status())
 
     def _status(self) -> str:
-        """What `systemctl status` shows."""
+        """Return the line that `systemctl status` shows."""
         if self.is_stopping:
             return f"stopping: {sum(child.state != GONE for child in self.children)} processes are left"
         if self.is_draining:
             return f"draining: {self._drain.outstanding} messages are to be acknowledged yet"
         alive = [child for child in self.children if child.state in (STARTING, READY)]
-        troubles = [f"{child.name} {child.pulse.trouble}" for child in alive if child.pulse.trouble]
+        troubles = [f"{child.name} {child.heartbeat.trouble}" for child in alive if child.heartbeat.trouble]
         missing = [child for child in self.children if child.state != READY]
-        troubles += [_beginning(child, self.config.owners) for child in missing if self.is_ready or child.role == "owner"]
+        troubles += [_beginning(child, self.config.owners) for child in missing
+                     if self.is_ready or child.role == "owner"]
         if troubles or missing:
-            return "; ".join(troubles) or f"starting: {len(missing)} of {len(self.children)} processes are not ready yet"
+            return "; ".join(troubles) or \
+                f"starting: {len(missing)} of {len(self.children)} processes are not ready yet"
         refused = f"not reloaded: {self._reload.refused}; " if self._reload.refused else ""
         return f"{refused}serving {', '.join(filter(None, [*self._shown['clients'], *self._shown['http']]))} with " \
                f"{self.config.workers} workers and {self.config.owners} owners"
 
     def _introduce(self, child: Child) -> None:
-        """Those that talk to owners are told of them."""
+        """Tell workers and the admin process of a new owner; tell a new worker or admin process of all owners."""
         if child.role == "owner":
             for other in self._of("worker") + self._of("admin"):
                 if other.state in (STARTING, READY):
@@ -372,7 +403,8 @@ class Supervisor:
         child.control.close()
         child.control, child.pid = None, 0
         child.become(GONE)
-        child.started = time.monotonic() + (RESTART_MIN_SECONDS if lived < RESTART_MIN_SECONDS else 0.0)   # when it is due again
+        # when it is started again
+        child.started = time.monotonic() + (RESTART_MIN_SECONDS if lived < RESTART_MIN_SECONDS else 0.0)
         if os.WIFEXITED(status) and os.WEXITSTATUS(status) == EXIT_CANNOT_BOOT and not self.is_stopping:
             self._failure = f"{child.name} cannot start"
             self.begin_stop()
@@ -390,16 +422,21 @@ class Supervisor:
         recovery.settle(self.config.data_dir, self.config.owners)
         self.tell_status()
         self.notify.ready()
-        print(f"Geminga is ready after {time.monotonic() - self.began:.2f} s: {self.config.workers} workers, {self.config.owners} owners\n"
+        print(f"Geminga is ready after {time.monotonic() - self.began:.2f} s: "
+              f"{self.config.workers} workers, {self.config.owners} owners\n"
               + "".join(f"  {name:<9} {url}\n" for name, urls in self._shown.items() for url in filter(None, urls)) +
               f"  data      {self.config.data_dir.resolve()}\n"
               f"Publish a first message:\n"
-              f"  {Path(sys.argv[0]).absolute()} publish --url {next(filter(None, self._shown['clients']))} my-topic 'Hello'", flush=True)
+              f"  {Path(sys.argv[0]).absolute()} publish --url {next(filter(None, self._shown['clients']))} "
+              "my-topic 'Hello'", flush=True)
 
     # -- the end
 
     def _stop_step(self) -> bool:
-        """Workers say good-bye first, then owners put everything in its place; true when all are gone."""
+        """Stop workers and the admin process, then the owners.  Kill late children.  Return whether all have ended.
+
+        Owners end last: what workers have sent to them by then is still stored.
+        """
         passed = time.monotonic() - self._stop_began
         for roles in (("worker", "admin"), ("owner",)):
             alive = [child for child in self.children if child.role in roles and child.state != GONE]
@@ -416,41 +453,10 @@ class Supervisor:
 
 
 def _beginning(child: Child, owners: int) -> str:
-    """How far a child is that does not serve yet."""
+    """Return how far a child is that does not serve yet."""
     if child.role != "owner":
         return f"{child.name} is being started again"
     return f"recovering: owner {child.index + 1} of {owners}" + (f", {child.progress}" if child.progress else "")
-
-
-def _listen(bind: str, port: int, key: str, *, is_shared: bool = False, is_first: bool = True) -> socket.socket:
-    """A listening socket.  Raises CannotServe with the key of the configuration that asks for it.
-
-    A port that is shared by sockets of ours must be free when the first binds it: SO_REUSEPORT would let another broker of
-    the same user take part without a word.
-    """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(bind, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        if is_shared and is_first:
-            with socket.socket(family, kind, protocol) as alone:
-                alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                alone.bind(address)
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if is_shared:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        listener.bind(address)
-        listener.listen(1024)
-    except OSError as error:
-        raise CannotServe(f"{key}: cannot listen on {bind}:{port}: {error.strerror or error}") from None
-    return listener
-
-
-def _run_dir(data_dir: Path) -> Path:
-    """Where owners' sockets lie: in the data folder when its path is short enough for a socket's."""
-    place = data_dir.resolve() / "run"
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir(mode=0o700)
-    return place if len(str(place)) <= _SOCKET_PATH_MAX else Path(tempfile.mkdtemp(prefix="geminga-"))
 
 
 def _raise_file_limit() -> None:
@@ -460,13 +466,17 @@ def _raise_file_limit() -> None:
 
 
 def serve(config: Config, notes: list[str], load: Callable[[], tuple[Config, list[str]]]) -> int:
-    """Serve; returns the exit status.  load: the configuration as it is written now.  Raises ConfigError."""
+    """Run a broker and return its exit status: 0 after a stop, 1 on failure, 2 for a configuration that cannot be used.
+
+    `notes` are logged.  `load` reads the configuration anew for a reload; it raises ConfigError.
+    """
     log.begin(config.log)
     log.bind(process="supervisor")
     for note in notes:
         log.info(note, code="G331")
     if not bootstrap.is_optimised():
-        log.info("this Python was built without optimisation and takes 1.5 to 2 times the CPU; the distribution's is faster", code="G320")
+        log.info("this Python was built without optimisation and takes 1.5 to 2 times the CPU; "
+                 "the distribution's is faster", code="G320")
     supervisor = Supervisor(config, load)
     try:
         supervisor.prepare()

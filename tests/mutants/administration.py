@@ -117,7 +117,7 @@ BUGS = [
         ("                Tls(config.tls)\n            Authenticator(config.identity)\n", "                Tls(config.tls)\n", ""),
         ("if config.worker.max_message_size < supervisor.config.worker.max_message_size:",
          "if config.worker.max_message_size > supervisor.config.worker.max_message_size:", ""),
-        ('            child.leaves_for = "ends for its successor to have the new configuration"', "            child.is_asked = False", ""),
+        ('            child.leaves_for = "ends, and its successor has the new configuration"', "            child.is_asked = False", ""),
         ("any(child.is_asked or child.state != READY for child in supervisor.children)",
          "any(child.is_asked for child in supervisor.children)", ""),
         ("if self._is_due and self._roles is None:", "if self._is_due:", ""),

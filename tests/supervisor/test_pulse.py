@@ -6,17 +6,17 @@ import sys
 
 import pytest
 
-from geminga.supervisor.processes.heartbeat import ASK_SECONDS, BUSY_SECONDS, LOOK_SECONDS, Pulse, State, state_of
+from geminga.supervisor.processes.heartbeat import ASK_SECONDS, BUSY_SECONDS, LOOK_SECONDS, Heartbeat, State, state_of
 
 from ..harness import eventually
 
 
 def seconds_until(wanted, state, limit=200):
     """How long after it was asked; None when it does not come to that."""
-    pulse = Pulse(0)
-    assert pulse.look(LOOK_SECONDS, BUSY_SECONDS, state) == "ask"
+    heartbeat = Heartbeat(0)
+    assert heartbeat.check(LOOK_SECONDS, BUSY_SECONDS, state) == "ask"
     for passed in range(1, limit):
-        if pulse.look(LOOK_SECONDS, BUSY_SECONDS, state) == wanted:
+        if heartbeat.check(LOOK_SECONDS, BUSY_SECONDS, state) == wanted:
             return passed
     return None
 
@@ -38,36 +38,36 @@ def test_who_is_at_work_has_longer(state):
 
 
 def test_who_waits_for_a_disk_is_left_alone_and_shown():
-    pulse = Pulse(0)
+    heartbeat = Heartbeat(0)
     for _ in range(500):
-        assert pulse.look(LOOK_SECONDS, BUSY_SECONDS, lambda pid: State("D", 5)) in ("", "ask")
-    assert pulse.waits_for_disk and "disk" in pulse.trouble
-    assert pulse.is_fine      # as far as a service manager is concerned: it could not end it either
+        assert heartbeat.check(LOOK_SECONDS, BUSY_SECONDS, lambda pid: State("D", 5)) in ("", "ask")
+    assert heartbeat.waits_for_disk and "disk" in heartbeat.trouble
+    assert heartbeat.is_fine      # as far as a service manager is concerned: it could not end it either
 
 
 def test_the_time_in_the_kernel_is_not_held_against_it_afterwards():
-    pulse = Pulse(0)
+    heartbeat = Heartbeat(0)
     for _ in range(500):
-        pulse.look(LOOK_SECONDS, BUSY_SECONDS, lambda pid: State("D", 5))
-    assert pulse.look(LOOK_SECONDS, BUSY_SECONDS, at_work("S")) == ""
+        heartbeat.check(LOOK_SECONDS, BUSY_SECONDS, lambda pid: State("D", 5))
+    assert heartbeat.check(LOOK_SECONDS, BUSY_SECONDS, at_work("S")) == ""
 
 
 def test_a_pause_of_the_host_is_nobodys_delay():
     """However long nobody looked, its next looks are what counts."""
-    pulse = Pulse(0)
-    pulse.look(LOOK_SECONDS, BUSY_SECONDS)
-    assert pulse.look(3_600, BUSY_SECONDS, lambda pid: State("S", 5)) == ""
+    heartbeat = Heartbeat(0)
+    heartbeat.check(LOOK_SECONDS, BUSY_SECONDS)
+    assert heartbeat.check(3_600, BUSY_SECONDS, lambda pid: State("S", 5)) == ""
 
 
 def test_an_answer_makes_up_for_everything():
-    pulse = Pulse(0)
+    heartbeat = Heartbeat(0)
     for _ in range(5):
-        pulse.look(LOOK_SECONDS, BUSY_SECONDS, lambda pid: State("S", 5))
-    assert not pulse.is_fine
-    pulse.answered()
-    assert pulse.is_fine and not pulse.trouble
-    assert pulse.look(LOOK_SECONDS, BUSY_SECONDS) == ""
-    assert pulse.look(LOOK_SECONDS, BUSY_SECONDS) == "ask"
+        heartbeat.check(LOOK_SECONDS, BUSY_SECONDS, lambda pid: State("S", 5))
+    assert not heartbeat.is_fine
+    heartbeat.answered()
+    assert heartbeat.is_fine and not heartbeat.trouble
+    assert heartbeat.check(LOOK_SECONDS, BUSY_SECONDS) == ""
+    assert heartbeat.check(LOOK_SECONDS, BUSY_SECONDS) == "ask"
 
 
 WAITS_FOR_A_THREAD = """
