@@ -142,7 +142,7 @@ def test_every_name_of_pulsars_metrics_is_there_with_its_labels_or_is_stated(bro
     producer.close()
 
 
-def test_every_metric_that_a_page_names_is_there(broker, client):
+def test_every_metric_that_a_page_names_is_there_and_every_own_one_is_on_the_page(broker, client):
     """A name on a page is that of a sample or a family, or how some of them begin."""
     topic = unique_topic("pages")
     consumer, producer = client.subscribe(topic, "s", pulsar.ConsumerType.Shared), client.create_producer(topic)
@@ -155,6 +155,10 @@ def test_every_metric_that_a_page_names_is_there(broker, client):
     _, text = request("GET", broker.http_url + "/metrics")
     known = re.findall(r"^(?:# HELP )?(\w+)", text, re.MULTILINE)
     assert {name for name in named if not any(one.startswith(name) for one in known)} == set()
+    own = re.findall(r"^# HELP (geminga_\w+)", text, re.MULTILINE)
+    assert len(own) > 40
+    page = (root / "docs/monitoring.md").read_text()
+    assert [name for name in own if f"`{name}`" not in page] == []
     consumer.close()
     producer.close()
 
