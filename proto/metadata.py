@@ -34,7 +34,7 @@ class Field(NamedTuple):
     is_bytes: bool = False
     is_repeated: bool = False            # bytes of which each occurrence is kept
     maximum: int = 1 << 63               # a message with a larger number is odd
-    default: int = 0
+    default: int | np.uint64 = 0
 
     @property
     def tag(self) -> int:
@@ -54,7 +54,7 @@ class Columns:
     # (message, begin, end), each (occurrences,), in the order of messages and of bytes.
     repeated: dict[str, tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]] = field(default_factory=dict)
 
-    def number(self, name: str, default: int = 0) -> NDArray[np.uint64]:
+    def number(self, name: str, default: int | np.uint64 = 0) -> NDArray[np.uint64]:
         """Return the numbers (count,) of a field, `default` in all where no message has it."""
         numbers = self.numbers.get(name)
         return np.full(len(self.odd), default, np.uint64) if numbers is None else numbers

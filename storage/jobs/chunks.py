@@ -1,7 +1,8 @@
 """Join messages that were sent in chunks: from the last chunk backwards, through earlier ledgers too."""
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 from crc32c import crc32c
@@ -9,38 +10,42 @@ from numpy.typing import NDArray
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.frames import CHECKSUM_END, SIZE
+from geminga.proto.rows import Rows
 from geminga.proto.sends import IS_CHUNK
 from geminga.storage import format
 from geminga.storage.errors import CorruptFile
 from geminga.storage.jobs import confirmed, one_by_one
 from geminga.storage.jobs.confirmed import Stretch
-from geminga.storage.jobs.one_by_one import Damaged
+from geminga.storage.jobs.one_by_one import Damaged, Message
 from geminga.storage.ledgers import compacted_ledgers, ledger_headers
 
 _HEAD = 4 << 10      # bytes of an entry that are read to find its metadata; more when these are longer
+_Head: TypeAlias = tuple[tuple[str, ...], int, int]      # what the chunks of a message share, number of the chunk, bytes of payload
 
 
 class _Ledger:
     """Rows of the chunks in one ledger, or in one ledger of a view."""
 
-    def __init__(self, path: Path, rows: NDArray, entry_ids: NDArray[np.int64]):
+    def __init__(self, path: Path, rows: Rows, entry_ids: NDArray[np.int64]):
         self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self.path, self.ids = path, entry_ids.tolist()
         self.rows = rows
-        self.heads: list[tuple[tuple, int, int] | None] = [None] * len(rows)      # (whose, chunk, size of the payload) once looked at
+        self.heads: list[_Head | None] = [None] * len(rows)      # once read
 
-    def head(self, at: int) -> tuple[tuple, int, int]:
-        if self.heads[at] is None:
+    def head(self, at: int) -> _Head:
+        known = self.heads[at]
+        if known is None:
             offset, size = int(self.rows["offset"][at]), int(self.rows["size"][at])
             head = os.pread(self.fd, min(size, _HEAD), offset)
             if len(head) >= CHECKSUM_END + 4 and (needed := CHECKSUM_END + 4 + SIZE.unpack_from(head, CHECKSUM_END)[0]) > len(head):
                 head = os.pread(self.fd, min(size, needed), offset)
             try:
                 metadata, rest = one_by_one.split(head)
-                self.heads[at] = _whose(metadata), metadata.chunk_id, size - len(head) + len(rest)
+                known = _whose(metadata), metadata.chunk_id, size - len(head) + len(rest)
             except Damaged:
-                self.heads[at] = (), -1, 0
-        return self.heads[at]
+                known = (), -1, 0
+            self.heads[at] = known
+        return known
 
     def payload(self, at: int) -> memoryview:
         """Return the payload of a chunk, as it is stored.  Raises Damaged."""
@@ -53,7 +58,7 @@ class _Ledger:
 class Chunks:
     """Joins the messages whose last chunk lies in a stretch."""
 
-    def __init__(self, data_dir: Path, stretch: Stretch, report):
+    def __init__(self, data_dir: Path, stretch: Stretch, report: Callable[[str], None]):
         self._folder, self._stretch, self._report = format.partition_folder(data_dir, stretch.partition_id), stretch, report
         self._ledgers: list[_Ledger] = []
         self._earlier = self._open_backwards()
@@ -63,14 +68,16 @@ class Chunks:
             os.close(one.fd)
         self._ledgers = []
 
-    def joined(self, entry_id: int, row, metadata: api.MessageMetadata, stored: memoryview, with_payload: bool) -> list[dict]:
+    def joined(self, entry_id: int, row: np.void, metadata: api.MessageMetadata, stored: memoryview,
+               with_payload: bool) -> list[Message]:
         """Return [the message] whose last chunk is this entry.
 
         The list is empty if the entry is not a last chunk, or if other chunks are missing. Raises Damaged.
         """
         if metadata.chunk_id != metadata.num_chunks_from_msg - 1:
             return []
-        whose, expected, found = _whose(metadata), metadata.chunk_id - 1, []
+        whose, expected = _whose(metadata), metadata.chunk_id - 1
+        found: list[tuple[_Ledger, int, int]] = []
         for there, at in self._before(entry_id):
             other, number, size = there.head(at)
             if other != whose:
@@ -87,7 +94,7 @@ class Chunks:
         found.reverse()
         indexes = [int(there.rows["message_index"][at]) for there, at, _ in found] + [int(row["message_index"])]
         if with_payload:
-            payload = b"".join([*(there.payload(at) for there, at, _ in found), stored])
+            payload: bytes | memoryview = b"".join([*(there.payload(at) for there, at, _ in found), stored])
             if not one_by_one.is_encrypted(metadata):
                 payload = one_by_one.undone(metadata, payload)
             size = len(payload)
@@ -136,7 +143,8 @@ class Chunks:
                     rows = confirmed.confirmed_rows(self._folder, stretch.partition_id, ledger_id)
                     ids, path = np.arange(len(rows)), format.ledger_path(self._folder, ledger_id)
                 else:
-                    there = view.find(ledger_id)
+                    there = view.find(ledger_id) if view is not None else None
+                    assert view is not None and there is not None      # the ledger is one of the view's parts
                     rows, ids, path = there.rows, there.kept, format.ledger_path(view.folder, ledger_id)
                 chosen = np.flatnonzero(rows["flags"] & IS_CHUNK)
                 yield _Ledger(path, rows[chosen], ids[chosen])
@@ -144,6 +152,6 @@ class Chunks:
                 continue
 
 
-def _whose(metadata: api.MessageMetadata) -> tuple:
+def _whose(metadata: api.MessageMetadata) -> tuple[str, ...]:
     """Return the values that all chunks of a message have in common."""
     return metadata.producer_name, metadata.uuid

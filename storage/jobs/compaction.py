@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.frames import CHECKSUM_END, SIZE
+from geminga.proto.rows import Rows, field_names
 from geminga.proto.sends import IS_BATCH, IS_CHUNK, KEPT_CHECKSUM, with_checksum
 from geminga.storage import format
 from geminga.storage.cursors.cursor import Position
@@ -28,7 +30,7 @@ from geminga.storage.disk.files import map_file
 from geminga.storage.errors import CorruptFile, text_of
 from geminga.storage.jobs import confirmed, reading, rewriting
 from geminga.storage.jobs.confirmed import Stretch
-from geminga.storage.ledgers import compacted_ledgers
+from geminga.storage.ledgers import compacted_ledgers, ledger_headers
 from geminga.storage.ledgers.compacted_ledgers import CompactedLedger, Part, PartWriter
 
 LEDGER_BIT, MESSAGE_BIT = 43, 3      # from which bit of a place on which
@@ -121,7 +123,7 @@ def prepare(data_dir: Path, partition_id: int, view: int, horizon: Position, *, 
         held = compacted_ledgers.open_view(folder, view) if view else None
         behind = held.horizon if held else (-1, -1)
         parts = {part.ledger_id: part for part in held.manifest.parts} if held else {}
-        ledger_ids = {*parts, *(found for found in confirmed.ledger_headers.ledger_ids(folder) if behind[0] <= found <= horizon[0])}
+        ledger_ids = {*parts, *(found for found in ledger_headers.ledger_ids(folder) if behind[0] <= found <= horizon[0])}
         sources = []
         for ledger_id in sorted(ledger_ids):
             of_view = held.find(ledger_id) if held else None
@@ -144,12 +146,14 @@ def _source(folder: Path, partition_id: int, ledger_id: int, of_view: CompactedL
     """Return the source of one ledger, None if it has no entries to read.  end: -1 for all entries."""
     messages = size = 0
     first_message = -1
-    if of_view is not None and len(of_view.rows):
+    if of_view is not None and part is not None and len(of_view.rows):
         first_message, messages, size = int(of_view.rows["message_index"][0]), part.messages, part.size
     if ledger_id < behind[0]:
         end = view_entries
     else:
-        rows = confirmed.confirmed_rows(folder, partition_id, ledger_id) if format.index_path(folder, ledger_id).exists() else ()
+        rows: Rows = np.empty(0, format.INDEX_ROW)
+        if format.index_path(folder, ledger_id).exists():
+            rows = confirmed.confirmed_rows(folder, partition_id, ledger_id)
         end = min(len(rows), end) if end >= 0 else len(rows)
         news = rows[view_entries:end]
         if len(news):
@@ -181,7 +185,7 @@ def stretches(job: Job) -> list[tuple[Stretch, int]]:
 class _Entries:
     """A block of entries of one ledger."""
 
-    rows: NDArray                    # INDEX_ROW or COMPACTED_ROW
+    rows: Rows                       # INDEX_ROW or COMPACTED_ROW
     ids: NDArray[np.int64]
     data: memoryview                 # of the file they lie in
     is_of_view: bool
@@ -191,6 +195,7 @@ def _entries(job: Job, source: Source) -> Iterator[_Entries]:
     """Iterate over blocks of all entries of a source.  Entries whose row is lost are left out."""
     if job.view:
         held = compacted_ledgers.open_view(job.folder, job.view)
+        assert held is not None
         found = held.find(source.ledger_id)
         if found is not None and len(found.rows):
             data = memoryview(map_file(format.ledger_path(held.folder, source.ledger_id), writable=False))
@@ -204,7 +209,7 @@ def _entries(job: Job, source: Source) -> Iterator[_Entries]:
         yield from _blocks(rows, ids, data, False)
 
 
-def _blocks(rows: NDArray, ids: NDArray[np.int64], data: memoryview, is_of_view: bool) -> Iterator[_Entries]:
+def _blocks(rows: Rows, ids: NDArray[np.int64], data: memoryview, is_of_view: bool) -> Iterator[_Entries]:
     ends, first = np.cumsum(rows["size"], dtype=np.int64), 0
     while first < len(rows):
         before = int(ends[first]) - int(rows["size"][first])
@@ -217,7 +222,9 @@ def _chunks(job: Job) -> tuple[dict[int, list[int]], list[int]]:
     """Return ({place of a message's last chunk: places of its other chunks}, places of chunks whose last may still
     come).
     """
-    whole, begun, now_ms = {}, {}, 0
+    whole: dict[int, list[int]] = {}
+    begun: dict[tuple[str, str], tuple[int, list[int]]] = {}      # producer and uuid: (ms of the last chunk, places so far)
+    now_ms = 0
     for number, source in enumerate(job.sources, job.first_ledger):
         for some in _entries(job, source):
             if len(some.rows):
@@ -312,12 +319,12 @@ def look(job: Job, stretch: Stretch) -> Iterator[Looked]:
         yield Looked(pa.array([], pa.string()), np.empty(0, np.int64), np.empty(0, np.int64), 0, tuple(damage))
 
 
-def _flags(job: Job, stretch: Stretch) -> NDArray:
+def _flags(job: Job, stretch: Stretch) -> Rows:
     """Return (n,) `flags` and `messages` of the ledger's index, by entry id."""
     found = np.zeros(stretch.end, [("flags", "<u4"), ("messages", "<u4")])
     for some in _entries(job, job.sources[[source.ledger_id for source in job.sources].index(stretch.ledger_id)]):
         is_there = some.ids < stretch.end
-        for name in found.dtype.names:
+        for name in field_names(found.dtype):
             found[name][some.ids[is_there]] = some.rows[name][is_there]
     return found
 
@@ -331,7 +338,8 @@ def write(job: Job, number: int, places: NDArray[np.int64]) -> Written:
 
     Raises CannotCompact; the files of this ledger are removed then.
     """
-    source, damage = job.source(number), []
+    source = job.source(number)
+    damage: list[str] = []
     keyed = places & HAS_KEY != 0
     is_tombstone = places & IS_TOMBSTONE != 0
     places = np.sort(places[~is_tombstone] & (1 << LEDGER_BIT) - 1)
@@ -390,7 +398,8 @@ def _copy(writer: PartWriter, some: _Entries, source: Source, kept: NDArray[np.i
     writer.add(rows, behind, pieces, int(counts.sum()))
 
 
-def _found_in(firsts: NDArray[np.int64], messages: NDArray[np.int64], kept: NDArray[np.int64]) -> tuple[NDArray, NDArray]:
+def _found_in(firsts: NDArray[np.int64], messages: NDArray[np.int64], kept: NDArray[np.int64]
+              ) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
     """Return (entry, message within the entry) for each kept message that lies in these entries; ascending."""
     here = kept[np.searchsorted(kept, firsts[0]):np.searchsorted(kept, firsts[-1] + messages[-1])]
     rows_of = np.searchsorted(firsts, here, side="right") - 1
@@ -399,7 +408,7 @@ def _found_in(firsts: NDArray[np.int64], messages: NDArray[np.int64], kept: NDAr
     return rows_of[is_there], indexes[is_there]
 
 
-def _left(some: _Entries, rows: NDArray) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _left(some: _Entries, rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return (messages left, bytes of words behind the entry) for each row.
 
     An entry that an earlier compaction has cut has fewer messages left than `messages` says.
@@ -413,7 +422,7 @@ def _left(some: _Entries, rows: NDArray) -> tuple[NDArray[np.int64], NDArray[np.
 
 
 def _pieces(data: memoryview, begins: NDArray[np.int64], ends: NDArray[np.int64], is_whole: NDArray[np.bool_],
-            fresh: dict[int, tuple[bytes, bytes]]) -> list:
+            fresh: dict[int, tuple[bytes, bytes]]) -> list[bytes | memoryview]:
     """Return the bytes of entries as pieces to write.
 
     Unchanged neighbours are one piece; `fresh` has rewritten entries with their words.
@@ -421,7 +430,8 @@ def _pieces(data: memoryview, begins: NDArray[np.int64], ends: NDArray[np.int64]
     is_run = np.zeros(len(begins), bool)          # goes on where the one before ended, both as they are
     is_run[1:] = is_whole[1:] & is_whole[:-1] & (begins[1:] == ends[:-1])
     starts = np.flatnonzero(~is_run)
-    stops, pieces = np.append(starts[1:], len(begins)), []
+    stops = np.append(starts[1:], len(begins))
+    pieces: list[bytes | memoryview] = []
     for first, stop, whole in zip(starts.tolist(), stops.tolist(), is_whole[starts].tolist(), strict=True):
         if whole:
             pieces.append(data[begins[first]:ends[stop - 1]])
@@ -453,7 +463,7 @@ def discard(job: Job) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def finish(job: Job, parts: Iterable[Part], now_ms: int, report: dict) -> None:
+def finish(job: Job, parts: Iterable[Part], now_ms: int, report: dict[str, Any]) -> None:
     """Complete a view whose ledgers are all written.  The view then waits to be adopted.  Raises CannotCompact."""
     try:
         compacted_ledgers.finish(job.target, compacted_ledgers.Manifest(

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from geminga.proto import names
 from geminga.proto.names import TopicName
+from geminga.proto.rows import Rows
 from geminga.storage import format
 from geminga.storage.catalogue.catalogue import Catalogue, open_to_read
 from geminga.storage.cursors.cursor import NOWHERE, Position
@@ -44,7 +45,7 @@ def open_catalogue(data_dir: Path | str) -> Catalogue:
     return open_to_read(Path(data_dir) / "catalogue.sqlite")
 
 
-def partitions(data_dir: Path | str, topics: Iterable[str] | re.Pattern) -> list[tuple[int, TopicName]]:
+def partitions(data_dir: Path | str, topics: Iterable[str] | re.Pattern[str]) -> list[tuple[int, TopicName]]:
     """Return (id, name) of all stored partitions of these topics, sorted by name.
 
     A pattern must match the whole name of a topic without its partition. persistent://public/default/ may be left out
@@ -95,6 +96,7 @@ def stretches(data_dir: Path | str, partition_id: int, *, behind: Position = NOW
     found = []
     if view:
         opened = compacted_ledgers.open_view(folder, view)
+        assert opened is not None      # a view has a number above 0
         found += _of_view(opened, behind, up_to, size_max)
         behind = max(behind, opened.horizon)
     for ledger_id in ledger_headers.ledger_ids(folder):
@@ -132,6 +134,7 @@ def _of_view(view: View, behind: Position, up_to: Position | None, size_max: int
     found = []
     for part in view.manifest.parts:
         opened = view.find(part.ledger_id)
+        assert opened is not None
         start, stop = np.searchsorted(opened.kept, _within(part.ledger_id, part.entries, behind, up_to)).tolist()
         found += [Stretch(view.manifest.partition_id, part.ledger_id, int(opened.kept[at]), int(opened.kept[until - 1]) + 1, view.number)
                   for at, until in _split(opened.rows["offset"], start, stop, size_max)]
@@ -157,7 +160,7 @@ def _split(offsets: NDArray[np.uint64], first: int, end: int, size_max: int) -> 
         first = until
 
 
-def confirmed_rows(folder: Path, partition_id: int, ledger_id: int) -> NDArray:
+def confirmed_rows(folder: Path, partition_id: int, ledger_id: int) -> Rows:
     """Return the rows (n,) INDEX_ROW of a ledger's confirmed entries, mapped and not checked.
 
     Rows of zeros follow if the index is too short. Raises FileNotFoundError, and CorruptFile for a newer format
@@ -169,8 +172,8 @@ def confirmed_rows(folder: Path, partition_id: int, ledger_id: int) -> NDArray:
     rows = np.frombuffer(data, format.INDEX_ROW, max(0, len(data) - format.HEADER_SIZE) // format.INDEX_ROW.itemsize,
                          min(len(data), format.HEADER_SIZE))
     if head is None:      # it is damaged, and its broker will make it anew like this
-        valid = np.flatnonzero(format.is_valid(rows, ledger_id))
-        return rows[:int(valid[-1]) + 1 if len(valid) else 0]
+        whole = np.flatnonzero(format.is_valid(rows, ledger_id))
+        return rows[:int(whole[-1]) + 1 if len(whole) else 0]
     known = int(head["entries"][0]) if head["version"][0] > 1 or head["state"][0] == format.SEALED else 0
     if known > len(rows):
         return np.concatenate((rows, np.zeros(known - len(rows), format.INDEX_ROW)))
@@ -184,14 +187,16 @@ def confirmed_rows(folder: Path, partition_id: int, ledger_id: int) -> NDArray:
     return rows[:known]
 
 
-def whole_rows(folder: Path, partition_id: int, ledger_id: int, first: int, end: int) -> tuple[NDArray, NDArray[np.bool_], list[str]]:
+def whole_rows(folder: Path, partition_id: int, ledger_id: int, first: int,
+               end: int) -> tuple[Rows, NDArray[np.bool_], list[str]]:
     """Return (rows of entries first .. end - 1, which of them are lost, lines of damage).
 
     Damaged rows are repaired in memory where that is possible.
     """
     everything = confirmed_rows(folder, partition_id, ledger_id)
     rows, path = everything[first:end], format.index_path(folder, ledger_id)
-    valid = np.concatenate([format.is_valid(rows[at:at + _BLOCK], ledger_id, first + at) for at in range(0, len(rows), _BLOCK)] or [[]])
+    pieces = [format.is_valid(rows[at:at + _BLOCK], ledger_id, first + at) for at in range(0, len(rows), _BLOCK)]
+    valid = np.concatenate([np.empty(0, bool), *pieces])
     if valid.all():
         return rows, np.zeros(len(rows), bool), []
     found = Ledger(folder, partition_id, ledger_id)

@@ -15,7 +15,9 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +27,7 @@ from geminga.storage.errors import CorruptFile, text_of
 from geminga.storage.jobs import compaction
 from geminga.storage.jobs.compaction import CannotCompact, Job, Written
 from geminga.storage.jobs.confirmed import Stretch
+from geminga.storage.ledgers.compacted_ledgers import Part
 
 READING, WRITING = "reading", "writing"
 _MERGE_MIN = 2_000_000           # keys that have come since what is known of keys was last merged
@@ -33,6 +36,7 @@ _PARTS_PER_CORE = 4              # into which keys are divided
 _LOOK_S = 0.25                   # between looks at how far Spark has come
 _JAVA_MIN = 17
 
+_Sum: TypeAlias = Any      # an accumulator of Spark
 Tell = Callable[[str, int, int], None]      # stage, messages done, messages of all
 
 
@@ -68,7 +72,7 @@ class Here:
         for job in jobs:
             done, started = Done(), time.monotonic()
             try:
-                places = self._newest(job, done, lambda looked, before=before: tell(READING, before + looked, total))
+                places = self._newest(job, done, partial(_tell_read, tell, before, total))
                 places = np.concatenate((places, compaction.kept_chunks(job, places)))
                 for number, some in compaction.by_ledger(places):
                     done.written.append(compaction.write(job, number, some))
@@ -113,7 +117,7 @@ class Spark:
     of its Python workers, one for a core, takes some 200 MiB more.
     """
 
-    def __init__(self, scratch: Path, master: str = "local[*]", memory: str = "640m", session=None):
+    def __init__(self, scratch: Path, master: str = "local[*]", memory: str = "640m", session: Any = None):
         """Start Spark, or use an existing session.
 
         scratch: a folder for data that does not fit into memory. Raises NoSpark.
@@ -149,7 +153,7 @@ class Spark:
                 rows, why = [], str(error).strip().splitlines()
                 notes.add([(number, True, f"Spark failed: {why[-1] if why else type(error).__name__}") for number in range(len(jobs))])
         for number, part, keys, tombstones, damage in rows:
-            found[number].written.append(Written(compaction.Part(*part) if part else None, keys, tombstones, tuple(damage)))
+            found[number].written.append(Written(Part(*part) if part else None, keys, tombstones, tuple(damage)))
         for number, is_error, text in notes.value:
             if is_error:
                 found[number].error = found[number].error or text
@@ -160,7 +164,8 @@ class Spark:
             done.seconds = seconds * job.size / max(1, sum(other.size for other in jobs))
             yield job, done
 
-    def _run(self, jobs: list[Job], bundles: list[list], looked, written, notes) -> list[tuple]:
+    def _run(self, jobs: list[Job], bundles: list[list[tuple[int, Stretch]]], looked: _Sum, written: _Sum,
+             notes: _Sum) -> list[tuple[Any, ...]]:
         """Return [(number of the job, fields of its part or None, keys, tombstones, lines of damage)]."""
         from pyspark.sql import functions
 
@@ -197,9 +202,14 @@ _WRITTEN_ARROW = pa.schema([
     ("keys", pa.int64()), ("tombstones", pa.int64()), ("damage", pa.list_(pa.string()))])
 
 
+def _tell_read(tell: Tell, before: int, total: int, looked: int) -> None:
+    tell(READING, before + looked, total)
+
+
 def _bundled(stretches: list[tuple[int, Stretch, int]]) -> list[list[tuple[int, Stretch]]]:
     """Group small stretches into bundles, one bundle for a task."""
-    bundles, size = [], _BUNDLE_MESSAGES
+    bundles: list[list[tuple[int, Stretch]]] = []
+    size = _BUNDLE_MESSAGES
     for number, stretch, messages in stretches:
         if size + messages > _BUNDLE_MESSAGES:
             bundles.append([])
@@ -209,7 +219,8 @@ def _bundled(stretches: list[tuple[int, Stretch, int]]) -> list[list[tuple[int, 
     return bundles
 
 
-def _looker(jobs: list[Job], bundles: list[list[tuple[int, Stretch]]], looked, notes) -> Callable:
+def _looker(jobs: list[Job], bundles: list[list[tuple[int, Stretch]]], looked: _Sum,
+            notes: _Sum) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return the function that runs the first pass for the bundles of a task."""
     def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         failed = set()
@@ -242,11 +253,11 @@ def _names(places: NDArray[np.int64]) -> pa.StringArray:
     return pa.StringArray.from_buffers(len(places), pa.py_buffer(offsets), pa.py_buffer(text.tobytes()))
 
 
-def _writer(jobs: list[Job], written, notes) -> Callable:
+def _writer(jobs: list[Job], written: _Sum, notes: _Sum) -> Callable[[tuple[Any, ...], pa.Table], pa.Table]:
     """Return the function that runs the second pass for one ledger."""
     firsts = [job.first_ledger for job in jobs]
 
-    def write(key: tuple, found: pa.Table) -> pa.Table:
+    def write(key: tuple[Any, ...], found: pa.Table) -> pa.Table:
         ledger = key[0].as_py()
         number = bisect.bisect_right(firsts, ledger) - 1
         job, result = jobs[number], Written(None)
@@ -263,21 +274,21 @@ def _writer(jobs: list[Job], written, notes) -> Callable:
 
 # -- Spark itself
 
-def _lists():
+def _lists() -> Any:
     from pyspark import AccumulatorParam
 
-    class Lists(AccumulatorParam):
-        def zero(self, value: list) -> list:
+    class Lists(AccumulatorParam[list[Any]]):
+        def zero(self, value: list[Any]) -> list[Any]:
             return []
 
-        def addInPlace(self, first: list, second: list) -> list:
+        def addInPlace(self, first: list[Any], second: list[Any]) -> list[Any]:
             first += second
             return first
     return Lists()
 
 
 @contextlib.contextmanager
-def _told(tell: Tell, total: int, looked, written) -> Iterator[None]:
+def _told(tell: Tell, total: int, looked: _Sum, written: _Sum) -> Iterator[None]:
     """Report progress regularly while the context is open."""
     is_over = threading.Event()
 
@@ -297,7 +308,7 @@ def _told(tell: Tell, total: int, looked, written) -> Iterator[None]:
         thread.join()
 
 
-def _start(scratch: Path, master: str, memory: str):
+def _start(scratch: Path, master: str, memory: str) -> Any:
     """Return a new SparkSession.  Raises NoSpark."""
     try:
         with warnings.catch_warnings():

@@ -20,7 +20,7 @@ from geminga.storage.errors import CorruptFile, text_of
 from geminga.storage.jobs import compaction, confirmed
 from geminga.storage.jobs.compaction import CannotCompact, Job
 from geminga.storage.jobs.engines import Done, Here, Spark, Tell
-from geminga.storage.ledgers import compacted_ledgers
+from geminga.storage.ledgers import compacted_ledgers, ledger_headers
 
 NOTHING_NEW, COMPACTED, FAILED, NOT_ADOPTED, BUSY = "nothing new", "compacted", "failed", "not adopted", "busy"      # outcomes
 # (partition id, topic, view) -> None: it is the partition's view now; else why not, and it is removed
@@ -135,7 +135,7 @@ def _news(folder: Path, partition_id: int, behind: Position, horizon: Position) 
     entries = messages = size = 0
     if horizon <= behind:
         return 0, 0, 0
-    for ledger_id in confirmed.ledger_headers.ledger_ids(folder):
+    for ledger_id in ledger_headers.ledger_ids(folder):
         if not behind[0] <= ledger_id <= horizon[0]:
             continue
         with contextlib.suppress(FileNotFoundError):
@@ -205,6 +205,8 @@ def _compact(data_dir: Path, targets: list[Target], adopt: Adopt, engine: Here |
                     outcome = FAILED if found.error else NOTHING_NEW
                     reports.append(replace(blank, outcome=outcome, error=found.error, view=found.view, horizon=found.horizon))
                     continue
+                assert found.horizon is not None      # a plan that is due has one
+                assert found.horizon is not None      # a plan that is due has one
                 job = compaction.prepare(data_dir, target.partition_id, found.view, found.horizon,
                                          retains_keyless=target.retains_keyless, first_ledger=ledgers)
                 compaction.begin(job)

@@ -2,6 +2,7 @@
 arrays.
 """
 from collections.abc import Iterator
+from typing import Any, TypeAlias
 
 from google.protobuf.message import DecodeError
 
@@ -9,6 +10,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.compression import CannotDecompress, decompress
 from geminga.proto.frames import CHECKSUM_END, MAGIC, SIZE
 
+Message: TypeAlias = dict[str, Any]      # columns of reading.SCHEMA, without those that the index has
 _START = MAGIC.to_bytes(2, "big")
 
 
@@ -35,7 +37,7 @@ def is_chunk(metadata: api.MessageMetadata) -> bool:
     return metadata.num_chunks_from_msg > 1
 
 
-def messages(metadata: api.MessageMetadata, stored: memoryview) -> Iterator[dict]:
+def messages(metadata: api.MessageMetadata, stored: memoryview) -> Iterator[Message]:
     """Iterate over the messages of an entry, each with those columns of reading.SCHEMA that are not in the index.
 
     Raises Damaged.
@@ -73,7 +75,8 @@ def undone(metadata: api.MessageMetadata, stored: bytes | memoryview) -> memoryv
         raise Damaged(f"its payload {error}") from None
 
 
-def message(outer: api.MessageMetadata, own: api.MessageMetadata | api.SingleMessageMetadata, payload) -> dict:
+def message(outer: api.MessageMetadata, own: api.MessageMetadata | api.SingleMessageMetadata,
+            payload: bytes | memoryview) -> Message:
     """Return the columns of one message.
 
     own: the metadata of the message. outer: the metadata of its entry.

@@ -12,9 +12,10 @@ chunks, and damaged entries, which are reported. An encrypted message is a row w
 batch is one row without a batch index.
 """
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -26,13 +27,13 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.compression import CannotDecompress, decompress
 from geminga.proto.frames import CHECKSUM_END
 from geminga.proto.metadata import ABSENT, PAD, Columns, Field
-from geminga.proto.rows import words_at_each_byte
+from geminga.proto.rows import Rows, words_at_each_byte
 from geminga.proto.sends import KEPT_CHECKSUM
 from geminga.storage import format
 from geminga.storage.jobs import arrays, confirmed, one_by_one
 from geminga.storage.jobs.chunks import Chunks
 from geminga.storage.jobs.confirmed import Stretch
-from geminga.storage.jobs.one_by_one import Damaged
+from geminga.storage.jobs.one_by_one import Damaged, Message
 from geminga.storage.ledgers import compacted_ledgers
 
 BLOCK_SIZE, BLOCK_ENTRIES = 8 << 20, 32 << 10      # of entries that are looked at together; or one
@@ -60,6 +61,7 @@ SCHEMA = pa.schema([
 
 # Fields of both kinds of metadata, by the columns that need them; the others of an entry's are always looked at.
 _PROPERTIES = "properties"
+_Places: TypeAlias = NDArray[np.int64]
 _OUTER = {
     "producer": Field("producer", 1, is_bytes=True), "sequence_id": Field("sequence_id", 2),
     "properties": Field(_PROPERTIES, 4, is_bytes=True, is_repeated=True), "key": Field("key", 6, is_bytes=True),
@@ -86,7 +88,7 @@ class ViewReplaced(Exception):
 
 
 def batches(data_dir: Path | str, stretch: Stretch, columns: Collection[str], report_damage: Report, *,
-            wanted: Callable[[NDArray], NDArray[np.bool_]] | None = None) -> Iterator[pa.RecordBatch]:
+            wanted: Callable[[Rows], NDArray[np.bool_]] | None = None) -> Iterator[pa.RecordBatch]:
     """Iterate over the messages of a stretch as Arrow batches with these columns of SCHEMA, in this order.
 
     message_index ascends within messages of one kind (single, in batches, in chunks), and not beyond that.
@@ -109,7 +111,7 @@ def batches(data_dir: Path | str, stretch: Stretch, columns: Collection[str], re
 class _Block:
     """Entries that are read together: their bytes, and the place of each."""
 
-    rows: NDArray                       # INDEX_ROW or COMPACTED_ROW
+    rows: Rows                          # INDEX_ROW or COMPACTED_ROW
     entry_ids: NDArray[np.int64]
     data: NDArray[np.uint8]
     begins: NDArray[np.int64]
@@ -118,7 +120,7 @@ class _Block:
     def entry(self, at: int) -> bytes:
         return self.data[self.begins[at]:self.ends[at]].tobytes()
 
-    def chosen(self, some: NDArray) -> "_Block":
+    def chosen(self, some: NDArray[np.intp]) -> "_Block":
         return _Block(self.rows[some], self.entry_ids[some], self.data, self.begins[some], self.ends[some])
 
 
@@ -157,7 +159,7 @@ class _Reader:
 
     # -- rows and bytes
 
-    def read(self, wanted: Callable[[NDArray], NDArray[np.bool_]] | None) -> Iterator[pa.RecordBatch]:
+    def read(self, wanted: Callable[[Rows], NDArray[np.bool_]] | None) -> Iterator[pa.RecordBatch]:
         stretch = self.stretch
         folder = format.compacted_folder(self.folder) / str(stretch.view) if stretch.view else self.folder
         self.path = format.ledger_path(folder, stretch.ledger_id)
@@ -176,7 +178,7 @@ class _Reader:
             block = self._load(rows[first:end], entry_ids[first:end])
             yield from self._batches(block)
 
-    def _ledger_rows(self) -> tuple[NDArray, NDArray[np.int64]]:
+    def _ledger_rows(self) -> tuple[Rows, NDArray[np.int64]]:
         stretch = self.stretch
         rows, lost, damage = confirmed.whole_rows(self.folder, stretch.partition_id, stretch.ledger_id, stretch.first, stretch.end)
         for text in damage:
@@ -184,9 +186,10 @@ class _Reader:
         entry_ids = np.arange(stretch.first, stretch.first + len(rows))
         return (rows[~lost], entry_ids[~lost]) if lost.any() else (rows, entry_ids)
 
-    def _view_rows(self) -> tuple[NDArray, NDArray[np.int64]]:
+    def _view_rows(self) -> tuple[Rows, NDArray[np.int64]]:
         stretch = self.stretch
-        found = compacted_ledgers.open_view(self.folder, stretch.view).find(stretch.ledger_id)
+        view = compacted_ledgers.open_view(self.folder, stretch.view)
+        found = view.find(stretch.ledger_id) if view is not None else None
         if found is None:
             return np.empty(0, format.COMPACTED_ROW), np.empty(0, np.int64)
         start, stop = np.searchsorted(found.kept, [stretch.first, stretch.end]).tolist()
@@ -194,7 +197,7 @@ class _Reader:
             self._report(text)
         return found.rows[start:stop], found.kept[start:stop]
 
-    def _load(self, rows: NDArray, entry_ids: NDArray[np.int64]) -> _Block:
+    def _load(self, rows: Rows, entry_ids: NDArray[np.int64]) -> _Block:
         """Return a block with those entries that exist and are whole."""
         offsets, sizes = rows["offset"].astype(np.int64), rows["size"].astype(np.int64)
         start, size = int(offsets[0]), int(offsets[-1] + sizes[-1] - offsets[0])
@@ -261,7 +264,8 @@ class _Reader:
         if pairs.odd.any():
             columns.odd[messages[pairs.odd]] = True
             spans = [np.where(pairs.odd, 0, span) for span in spans]
-        columns.repeated[_PROPERTIES] = messages, *spans
+        places: Any = (messages, *spans)      # key and value: two columns more than of a field that is read by itself
+        columns.repeated[_PROPERTIES] = places
 
     def _plain(self, block: _Block, outer: Columns, some: NDArray[np.intp], payloads: NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
         """Return the messages that are not in batches, and encrypted entries."""
@@ -274,20 +278,25 @@ class _Reader:
             sizes = np.where(is_compressed, outer.number("uncompressed_size")[some].astype(np.int64), sizes)
             if "payload" in self.columns:
                 for piece in _within(np.arange(len(some)), np.where(is_compressed, sizes, 0)):
-                    yield from self._decompressed(block, outer, *(column[piece] for column in (
-                        some, begins, ends, codecs, is_compressed, sizes)))
+                    yield from self._decompressed(block, outer, some[piece], begins[piece], ends[piece], codecs[piece],
+                                                  is_compressed[piece], sizes[piece])
                 return
         yield from self._rows(_Messages(block, some, outer, outer, some, data, (begins, ends), sizes, None))
 
-    def _decompressed(self, block, outer, some, begins, ends, codecs, is_compressed, sizes) -> Iterator[pa.RecordBatch]:
+    def _decompressed(self, block: _Block, outer: Columns, some: NDArray[np.intp], begins: _Places, ends: _Places,
+                      codecs: NDArray[np.uint64], is_compressed: NDArray[np.bool_],
+                      sizes: NDArray[np.integer]) -> Iterator[pa.RecordBatch]:
         data, begins, ends, failed = self._undo(block, some, begins, ends, codecs, is_compressed, sizes)
         if failed.any():
             some, begins, ends = some[~failed], begins[~failed], ends[~failed]
         yield from self._rows(_Messages(block, some, outer, outer, some, data, (begins, ends), ends - begins, None))
 
-    def _undo(self, block, some, begins, ends, codecs, is_compressed, sizes):
+    def _undo(self, block: _Block, some: NDArray[np.intp], begins: _Places, ends: _Places, codecs: NDArray[np.uint64],
+              is_compressed: NDArray[np.bool_],
+              sizes: NDArray[np.integer]) -> tuple[NDArray[np.uint8], _Places, _Places, NDArray[np.bool_]]:
         """Return (data with decompressed payloads at its end, begins, ends, which payloads cannot be decompressed)."""
-        chosen, failed, raw, pieces = np.flatnonzero(is_compressed), np.zeros(len(some), bool), memoryview(block.data), []
+        chosen, failed, raw = np.flatnonzero(is_compressed), np.zeros(len(some), bool), memoryview(block.data)
+        pieces: list[bytes | memoryview] = []
         if not len(chosen):
             return block.data, begins, ends, failed
         for at, codec, begin, end, size in zip(*(column.tolist() for column in (
@@ -302,7 +311,8 @@ class _Reader:
         begins[chosen], ends[chosen] = np.append(len(block.data), behind[:-1]), behind
         return np.frombuffer(b"".join((block.data.data, *pieces, bytes(PAD))), np.uint8), begins, ends, failed
 
-    def _unpack(self, block: _Block, outer: Columns, some: NDArray[np.intp], payloads: NDArray[np.int64]):
+    def _unpack(self, block: _Block, outer: Columns, some: NDArray[np.intp],
+                payloads: _Places) -> Generator[pa.RecordBatch, None, NDArray[np.intp]]:
         """Unpack the messages of batches.  Return the batches that must go through the protobuf library."""
         begins, ends, data = payloads[some], block.ends[some], block.data
         if "compression" in outer.numbers:
@@ -392,6 +402,7 @@ class _Reader:
                 outer, stored = one_by_one.split(block.entry(at))
                 if outer.HasField("marker_type"):
                     continue
+                these: Iterable[Message]
                 if one_by_one.is_chunk(outer):
                     these = self._chunks.joined(entry_id, row, outer, stored, "payload" in self.columns)
                 elif outer.num_messages_in_batch <= MESSAGES_MAX:
@@ -415,12 +426,12 @@ class _Reader:
         if found:
             yield self._batch_of(found)
 
-    def _batch_of(self, found: list[dict]) -> pa.RecordBatch:
+    def _batch_of(self, found: list[Message]) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays([_listed([one[name] for one in found], SCHEMA.field(name)) for name in self.columns],
                                           schema=self.schema)
 
 
-def _listed(values: list, field: pa.Field) -> pa.Array:
+def _listed(values: list[Any], field: pa.Field) -> pa.Array:
     if field.type == arrays.TIME:
         return arrays.times(np.array(values, np.int64), is_optional=field.name in ("event_time", "deliver_at"))
     if field.type == pa.string():
@@ -461,7 +472,7 @@ def _properties(messages: _Messages) -> pa.Array:
 
 # -- what is looked at together
 
-def _blocks(rows: NDArray) -> Iterator[tuple[int, int]]:
+def _blocks(rows: Rows) -> Iterator[tuple[int, int]]:
     """Iterate over (first, end) of rows whose entries are read together."""
     offsets = rows["offset"].astype(np.int64)
     ends = offsets + rows["size"]

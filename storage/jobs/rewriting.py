@@ -34,14 +34,15 @@ class Unreadable(Exception):
 def cut(entries: list[bytes], kept: list[NDArray[np.bool_]]) -> list[bytes | Unreadable]:
     """Return the entries of batches, rewritten with the messages (n,) that are kept."""
     found: list[bytes | Unreadable] = []
-    some, size = [], 0
+    some: list[_Batch | Unreadable] = []
+    size = 0
     for entry, mask in zip(entries, kept, strict=True):
         try:
             opened = _open(entry, mask)
             size += len(opened.body)
+            some.append(opened)
         except Unreadable as error:
-            opened = error
-        some.append(opened)
+            some.append(error)
         if size >= _TOGETHER_SIZE:
             found += _cut(some)
             some, size = [], 0
@@ -51,7 +52,7 @@ def cut(entries: list[bytes], kept: list[NDArray[np.bool_]]) -> list[bytes | Unr
 class _Batch(NamedTuple):
     head: bytes                      # its metadata
     metadata: api.MessageMetadata
-    body: bytes                      # decompressed
+    body: bytes | memoryview         # decompressed
     kept: NDArray[np.bool_]
 
 
@@ -71,19 +72,20 @@ def _cut(some: list[_Batch | Unreadable]) -> list[bytes | Unreadable]:
     """Rewrite batches.  The places of messages are found for all of them together, where possible."""
     opened = [one for one in some if isinstance(one, _Batch)]
     if not opened:
-        return some
+        return [one for one in some if isinstance(one, Unreadable)]
     data = np.frombuffer(b"".join([*(one.body for one in opened), bytes(PAD)]), np.uint8)
     ends = np.cumsum([len(one.body) for one in opened])
     begins = ends - [len(one.body) for one in opened]
     counts = np.array([len(one.kept) for one in opened])
     unpacked = batches.unpack(data, begins, ends, counts)
     done, bounds = 0, {}
-    for number, (one, begin, is_odd) in enumerate(zip(opened, begins.tolist(), unpacked.odd.tolist(), strict=True)):
+    for number, (batch, begin, is_odd) in enumerate(zip(opened, begins.tolist(), unpacked.odd.tolist(), strict=True)):
         if not is_odd:
-            bounds[number] = [0, *(unpacked.payload_ends[done:done + len(one.kept)] - begin).tolist()]
+            bounds[number] = [0, *(unpacked.payload_ends[done:done + len(batch.kept)] - begin).tolist()]
         if len(unpacked.batches) and done < len(unpacked.batches) and unpacked.batches[done] == number:
-            done += len(one.kept)
-    found, at = [], 0
+            done += len(batch.kept)
+    found: list[bytes | Unreadable] = []
+    at = 0
     for one in some:
         if isinstance(one, Unreadable):
             found.append(one)
@@ -137,7 +139,8 @@ def boundaries(body: bytes, count: int) -> Sequence[int]:
 
 def with_uncompressed_size(head: bytes, size: int) -> bytes:
     """Return the bytes of MessageMetadata with another uncompressed_size, if it has one."""
-    pieces, copied, at = [], 0, 0
+    pieces: list[bytes] = []
+    copied = at = 0
     while at < len(head):
         tag, at = varints.decode(head, at)
         start = at

@@ -42,6 +42,7 @@ from pyspark.sql.types import StructType
 from geminga.proto import names
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
+from geminga.proto.rows import Rows, field_names
 from geminga.storage.cursors.cursor import NOWHERE, Position
 from geminga.storage.jobs import confirmed, reading, typed
 from geminga.storage.jobs.confirmed import Stretch
@@ -71,7 +72,7 @@ class Options:
     """Parsed options of a reader."""
 
     data_dir: Path
-    topics: list[str] | re.Pattern
+    topics: list[str] | re.Pattern[str]
     bounds: dict[str, tuple[int, int]]       # of publish_time, in ms: both with it
     first: Position
     last: Position | None
@@ -92,7 +93,7 @@ def parse(options: MutableMapping[str, str]) -> Options:
         raise BadOption("option data_dir (or path, as load() gives it) is needed, and only one of them")
     if len([name for name in _TOPICS if name in given]) != 1:
         raise BadOption(f"one of the options {', '.join(_TOPICS)} is needed, and only one")
-    data_dir = Path(given.get("data_dir") or given.get("path"))
+    data_dir = Path(given.get("data_dir") or given["path"])
     if not (data_dir / "catalogue.sqlite").exists():
         raise BadOption(f"option data_dir: {data_dir} is not the data folder of a broker")
     columns = [name.strip() for name in given["columns"].split(",")] if "columns" in given else SCHEMA.names
@@ -112,7 +113,7 @@ def parse(options: MutableMapping[str, str]) -> Options:
         _truth(given, "compacted"), is_typed, columns, _truth(given, "pushdown"))
 
 
-def _topics(given: dict[str, str]) -> list[str] | re.Pattern:
+def _topics(given: dict[str, str]) -> list[str] | re.Pattern[str]:
     if "topic_pattern" in given:
         try:
             return re.compile(given["topic_pattern"])
@@ -179,7 +180,8 @@ class GemingaSource(datasource.DataSource):
 
 
 def _arrow_schema(columns: list[str], values: Values | None) -> pa.Schema:
-    return pa.schema([pa.field("value", values.type) if name == "value" else SCHEMA.field(name) for name in columns])
+    return pa.schema([pa.field("value", values.type) if name == "value" and values is not None else SCHEMA.field(name)
+                      for name in columns])
 
 
 def _partitions(options: Options) -> list[tuple[int, TopicName]]:
@@ -243,15 +245,15 @@ class _Reading:
             case "partition":
                 number = task.topic.partition
                 return pa.repeat(pa.scalar(number if number >= 0 else None, pa.int32()), found.num_rows)
-            case "value":
+            case "value" if self.values is not None:
                 return self.values.of(found, str(task.topic.base), report)
         return found[name]
 
-    def _wanted(self, rows: NDArray) -> NDArray[np.bool_]:
+    def _wanted(self, rows: Rows) -> NDArray[np.bool_]:
         wanted = np.ones(len(rows), bool)
         for bounds in (self.options.bounds, self.bounds):
             for name, (first, last) in bounds.items():
-                if name in rows.dtype.names:
+                if name in field_names(rows.dtype):
                     wanted &= (rows[name] >= first) & (rows[name] <= last)
         return wanted
 
@@ -291,7 +293,8 @@ class FilteringReader(Reader):
 
     def _push(self, one: datasource.Filter) -> bool:
         """Whether this reader applies the filter itself, so that Spark need not."""
-        name = one.attribute[0] if len(getattr(one, "attribute", ())) == 1 else ""
+        attribute: tuple[str, ...] = getattr(one, "attribute", ())
+        name = attribute[0] if len(attribute) == 1 else ""
         if name == "key" and isinstance(one, datasource.EqualTo | datasource.In):
             values = [one.value] if isinstance(one, datasource.EqualTo) else one.value
             self._reading.keys.append({value for value in values if value is not None})
@@ -337,10 +340,10 @@ class StreamReader(datasource.DataSourceStreamReader):
             raise BadOption("option compacted: a stream has what comes, not what is left of it")
         self._reading = _reading(options, schema)
 
-    def initialOffset(self) -> dict:
+    def initialOffset(self) -> dict[str, str]:
         return {}
 
-    def latestOffset(self, start: dict, limit) -> dict:
+    def latestOffset(self, start: dict[str, str], limit: object) -> dict[str, str]:
         data_dir, found = self._reading.options.data_dir, dict(start)
         for partition_id, _ in _partitions(self._reading.options):
             last = confirmed.last_confirmed(data_dir, partition_id)
@@ -348,7 +351,7 @@ class StreamReader(datasource.DataSourceStreamReader):
                 found[str(partition_id)] = f"{last[0]}:{last[1]}"
         return found
 
-    def partitions(self, start: dict, end: dict) -> list[Task]:
+    def partitions(self, start: dict[str, str], end: dict[str, str]) -> list[Task]:
         return self._reading.tasks(_offsets(start), _offsets(end))
 
     def read(self, partition: datasource.InputPartition) -> Iterator[pa.RecordBatch]:
@@ -356,7 +359,8 @@ class StreamReader(datasource.DataSourceStreamReader):
 
 
 def _offsets(said: dict[str, str]) -> dict[int, Position]:
-    return {int(partition_id): tuple(map(int, text.split(":"))) for partition_id, text in said.items()}
+    positions = {int(partition_id): text.split(":") for partition_id, text in said.items()}
+    return {partition_id: (int(ledger_id), int(entry_id)) for partition_id, (ledger_id, entry_id) in positions.items()}
 
 
 def _reading(options: Options, schema: StructType) -> _Reading:

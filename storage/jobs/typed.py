@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import fastavro
 import pyarrow as pa
@@ -27,6 +27,7 @@ _NOT_FITTING = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError,
 _SHOWN_MAX = 200      # characters of what is wrong with a value
 
 Fit = Callable[[Any], Any]
+Parsed: TypeAlias = dict[str, Any]      # a definition as fastavro has parsed it
 
 
 class NoSchema(ValueError):
@@ -38,8 +39,8 @@ class Values:
     """The schemas of some topics, which share their newest version."""
 
     kind: int                                        # api.Schema.Json or Avro
-    newest: dict                                     # parsed by fastavro
-    versions: dict[str, dict[bytes, dict]]           # by topic, as its messages name them
+    newest: Parsed                                   # parsed by fastavro
+    versions: dict[str, dict[bytes, Parsed]]         # by topic, as its messages name them
 
     def shape(self) -> tuple[pa.StructType, Fit]:
         return _shape(self.newest, self.kind == api.Schema.Avro, {}, ())
@@ -59,7 +60,8 @@ class Values:
         except _NOT_FITTING:
             return pa.array([_fitting(value, kind, report) for value in values], kind)
 
-    def _read(self, payload: bytes, version: dict | None, fit: Fit, report: Callable[[str], None]) -> dict | None:
+    def _read(self, payload: bytes, version: Parsed | None, fit: Fit, report: Callable[[str], None]) -> Any:
+        """The value of one payload, null for one that is not what its schema says."""
         try:
             if self.kind == api.Schema.Json:
                 return fit(json.loads(payload))
@@ -69,7 +71,7 @@ class Values:
             return None
 
 
-def _fitting(value: dict | None, kind: pa.StructType, report: Callable[[str], None]) -> dict | None:
+def _fitting(value: Any, kind: pa.StructType, report: Callable[[str], None]) -> Any:
     try:
         pa.array([value], kind)
     except _NOT_FITTING as error:
@@ -83,11 +85,12 @@ def find(partitions: list[tuple[int, TopicName]], data_dir: Path) -> Values:
     catalogue = confirmed.open_catalogue(data_dir)
     try:
         topics = list(dict.fromkeys(name.base for _, name in partitions))
-        newest = [registry.find(catalogue, topic) for topic in topics]
-        if not topics or None in newest:
-            raise NoSchema(f"option typed: {topics[newest.index(None)] if topics else 'what is not there'} has no schema")
-        definition = newest[0].definition
-        for topic, other in zip(topics, newest, strict=True):
+        last = {topic: kept for topic in topics if (kept := registry.find(catalogue, topic)) is not None}
+        if not topics or len(last) < len(topics):
+            without = next((topic for topic in topics if topic not in last), "what is not there")
+            raise NoSchema(f"option typed: {without} has no schema")
+        definition = last[topics[0]].definition
+        for topic, other in last.items():
             if (other.definition.kind, other.definition.data) != (definition.kind, definition.data):
                 raise NoSchema(f"option typed: {topics[0]} and {topic} have different schemas")
         if definition.kind not in (api.Schema.Json, api.Schema.Avro):
@@ -103,7 +106,7 @@ def find(partitions: list[tuple[int, TopicName]], data_dir: Path) -> Values:
         catalogue.close()
 
 
-def _parsed(data: bytes, topic: TopicName) -> dict:
+def _parsed(data: bytes, topic: TopicName) -> Parsed:
     try:
         found = fastavro.parse_schema(json.loads(data))
     except (ValueError, KeyError, TypeError, fastavro.schema.SchemaParseException, fastavro.schema.UnknownType) as error:
@@ -115,7 +118,7 @@ def _parsed(data: bytes, topic: TopicName) -> dict:
 
 # -- types
 
-def _shape(schema, is_avro: bool, named: dict[str, dict], inside: tuple[str, ...]) -> tuple[pa.DataType, Fit]:
+def _shape(schema: Any, is_avro: bool, named: dict[str, Parsed], inside: tuple[str, ...]) -> tuple[pa.DataType, Fit]:
     """Return (Arrow type, function that converts a value to it).  named: definitions seen so far, by name."""
     if isinstance(schema, list):
         rest = [one for one in schema if one not in ("null", {"type": "null"})]
@@ -148,9 +151,9 @@ def _shape(schema, is_avro: bool, named: dict[str, dict], inside: tuple[str, ...
     return _shape(kind, is_avro, named, inside)
 
 
-def _same(value):
+def _same(value: Any) -> Any:
     return value
 
 
-def _text(value):
+def _text(value: Any) -> Any:
     return value if value is None or isinstance(value, str) else json.dumps(value, default=str)
