@@ -1,6 +1,7 @@
-"""What operators have changed of a schedule: messages that were cancelled, or have another time than they say.
+"""Operators' changes of delayed messages: cancelled messages, and messages with another delivery time.
 
-In memory by ledger, as they are few, and in a file that is appended to and synced before anybody is told.
+Amendments are few, so all of them are in memory, by ledger. Their file is appended to and synced before an operator is
+answered.
 """
 import errno
 import os
@@ -21,47 +22,50 @@ _NEVER = -1      # in a row
 
 
 class Amendments:
-    """Of one partition."""
+    """The amendments of one partition."""
 
     def __init__(self, path: Path):
         self._path = path
         self.times: dict[int, dict[int, int]] = {}      # ledger id -> entry id -> its time now, NEVER_MS for never
-        self.never = 0                                  # entries that are never to be given out
+        self.never = 0                                  # number of cancelled entries
 
     def __bool__(self) -> bool:
         return bool(self.times)
 
     def __iter__(self) -> Iterator[tuple[int, int, int]]:
-        """(ledger id, entry id, time)"""
+        """Iterate over (ledger id, entry id, delivery time in ms or NEVER_MS)."""
         return ((ledger_id, entry_id, at_ms) for ledger_id, entries in self.times.items() for entry_id, at_ms in entries.items())
 
     @property
     def size(self) -> int:
-        """Bytes of the file that count.  Raises OSError."""
+        """Return the bytes of whole rows in the file.  Raises OSError."""
         return self._path.stat().st_size // _ROW.size * _ROW.size if self.times else 0
 
     def knows(self, ledger_id: int) -> bool:
         return ledger_id in self.times
 
     def entries(self, ledger_id: int) -> NDArray[np.int64]:
-        """The ledger's that have one."""
+        """Return the amended entries of a ledger (n,), in no order."""
         return np.fromiter(self.times.get(ledger_id, ()), np.int64)
 
     def cancelled(self) -> dict[int, list[int]]:
-        """Entries that are never to be given out, by ledger."""
+        """Return the cancelled entries, by ledger."""
         found = {ledger_id: [entry_id for entry_id, at_ms in entries.items() if at_ms == NEVER_MS]
                  for ledger_id, entries in self.times.items()}
         return {ledger_id: entries for ledger_id, entries in found.items() if entries}
 
     def apply(self, ledger_id: int, ids: NDArray[np.int64], times: NDArray[np.int64]) -> None:
-        """Put them in the place of what the ledger's entries (n,) say, in `times` (n,)."""
+        """Replace, in `times` (n,), the delivery times of those entries `ids` (n,) that are amended."""
         amended = self.times.get(ledger_id)
         if amended is not None:
             for at in np.flatnonzero(np.isin(ids, self.entries(ledger_id))).tolist():
                 times[at] = amended[int(ids[at])]
 
     def add(self, ledger_id: int, entry_id: int, at_ms: int) -> None:
-        """NEVER_MS: never.  It is on disk when this returns.  Raises OSError, and nothing has changed then."""
+        """Amend an entry, durably. at_ms: NEVER_MS cancels it.
+
+        Raises OSError, and nothing has changed then.
+        """
         row = ledger_id, entry_id, _NEVER if at_ms == NEVER_MS else at_ms
         self._write(_ROW.pack(*row, crc32c(_ROW.pack(*row, 0, 0)), 0))
         self._put(ledger_id, entry_id, at_ms)
@@ -76,7 +80,7 @@ class Amendments:
         fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             size = os.fstat(fd).st_size
-            whole = size - size % len(row)             # what a kill left of one counts as not written
+            whole = size - size % len(row)             # a row that a kill cut short does not count
             if whole != size:
                 os.ftruncate(fd, whole)
             try:
@@ -93,7 +97,7 @@ class Amendments:
                 sync(folder, os.fsync)
 
     def read(self) -> list[str]:
-        """Know what the file has; returns what is wrong with it, a line each."""
+        """Read the file.  Return a line for each damaged row."""
         raw, damage = self._path.read_bytes() if self._path.exists() else b"", []
         for at in range(0, len(raw) - _ROW.size + 1, _ROW.size):
             ledger_id, entry_id, after_ms, checksum, _ = _ROW.unpack_from(raw, at)
@@ -104,5 +108,5 @@ class Amendments:
         return damage
 
     def forget(self, ledger_id: int) -> None:
-        """The ledger was deleted."""
+        """Forget the amendments of a deleted ledger."""
         self.never -= sum(at_ms == NEVER_MS for at_ms in self.times.pop(ledger_id, {}).values())

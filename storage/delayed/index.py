@@ -1,17 +1,18 @@
-"""What of a partition waits for its time: PIP-26's index from time to message id, on disk by windows of time.
+"""The delayed index of a partition (PIP-26): from delivery time to position, on disk by windows of time.
 
-An entry *waits* from its publication until the clock reaches its deliver-at time.  Which entries of a ledger wait is a bit each; when
-they fall due stands in a file per window of time (window_files.py), of which those are in memory that have begun: as arrays in
-the order of time, so that a tick takes a slice.  Subscriptions that are shared skip what waits, and when it falls due give it out
-where they have passed it.  So neither memory nor a start depends on how many entries wait, and all subscriptions share one index.
+An entry *waits* from its publication until the clock reaches its delivery time. A bit for each entry of a ledger says
+whether it waits. Delivery times are in a file for each window of time (window_files.py). Windows that have begun are
+in memory, as arrays in the order of time, so that a tick takes a slice. Shared and Key_Shared subscriptions skip
+waiting entries, and deliver an entry that falls due if they have passed it. So neither memory nor a start depends on
+how many entries wait, and all subscriptions share one index.
 
     published -> bits, fresh rows -> (thousands of them together) -> files -> (their window begins) -> wheel -> due: bits cleared
 
-Entries whose times ascend in the order in which they were published, as a fixed delay makes them, are no work at all: nobody reads
-beyond `limit`, which moves on with the clock.  When something comes that is due before them, they are put into the index after all.
+Entries whose times ascend in the order of publication, as with a fixed delay, need no rows: subscriptions read up to
+`limit`, which moves on with the clock. When an entry is due before them, they are put into the index after all.
 
-The ledgers' indexes have every entry's time.  The schedule follows them: a snapshot says up to which position, and from there on a start
-looks again.  What is wrong with its files costs the time to look at all of them.
+The ledgers' indexes have the delivery time of every entry. A snapshot says up to which position the delayed index is
+complete, and a start scans the ledgers from there. Damaged files of the index cost the time to scan all ledgers.
 """
 import time
 from dataclasses import dataclass, field
@@ -46,7 +47,7 @@ Released = list[tuple[Ledger, NDArray[np.int64]]]      # entries ascending
 
 @dataclass(slots=True)
 class _Fresh:
-    """Rows that are in no file yet, in the order in which they came."""
+    """Rows that are in no file yet, in the order of arrival."""
 
     parts: list[Rows] = field(default_factory=list)
     count: int = 0
@@ -59,7 +60,7 @@ class _Fresh:
             self.soonest_ms = min(self.soonest_ms, int(rows[0].min()))
 
     def take(self, until_ms: int) -> Rows:
-        """Those whose time has come."""
+        """Take the rows that are due."""
         if self.soonest_ms > until_ms:
             return NO_ROWS
         rows = joined(self.parts)
@@ -70,7 +71,7 @@ class _Fresh:
 
 
 class _Wheel:
-    """What is in memory of the windows that have begun, in the order of time: a tick's share is a slice."""
+    """Rows of windows that have begun, in the order of time; the rows of a tick are a slice."""
 
     def __init__(self) -> None:
         self.rows, self._at = NO_ROWS, 0
@@ -98,28 +99,29 @@ class _Wheel:
 
 
 class Schedule:
-    """Of one partition; made when the first entry comes that waits, and there for good then."""
+    """The delayed index of one partition.  It is made with the first delayed entry, and stays for good."""
 
     def __init__(self, partition: ManagedLedger, *, is_strict: bool, tick_ms: int = 1_000, window_ms: int = 300_000):
-        """is_strict: nothing is due before its time, but up to a tick later; else it may be a tick early.
+        """is_strict: nothing is due before its time, but up to a tick later; otherwise entries may be due a tick
+        early.
 
-        tick_ms: how exactly entries are delivered at their times.  window_ms: the stretch of time of one file.
+        tick_ms: precision of delivery. window_ms: width of near windows.
         """
         self.tick_ms, self.window_ms = tick_ms, window_ms
         self._partition, self.is_strict = partition, is_strict
         self.folder = format.delayed_folder(partition.folder)
         self.files = Windows(self.folder)
-        self.limit: Position | None = None        # from there on nobody knows yet what waits, or, if it is sorted, all does
-        self.is_dirty = False                     # what was saved is not all there is
+        self.limit: Position | None = None        # first position not indexed; all beyond waits if sorted, else is unscanned
+        self.is_dirty = False                     # the saved state is out of date
         self._is_sorted = False
-        self._last_ms = 0                         # of what is sorted the last time
+        self._last_ms = 0                         # of the sorted part: the last time ...
         self._head_ms = NEVER_MS                  # ... and the first
         self._bits = Waiting()
         self._amended = Amendments(format.amended_path(partition.folder))
         self._wheel = _Wheel()
-        self._fresh, self._moved = _Fresh(), _Fresh()  # the latter are amended ones
+        self._fresh, self._moved = _Fresh(), _Fresh()  # rows of amended entries are in _moved
         self._flush: Flush | None = None
-        self._flushing: _Fresh | None = None      # what it writes, as long as that is not in the files
+        self._flushing: _Fresh | None = None      # its rows, until they are in files
         self._released_ms = 0                     # when something last fell due
 
     def __repr__(self) -> str:
@@ -128,33 +130,33 @@ class Schedule:
     # -- what waits
 
     def waits(self, ledger_id: int, entries: Entries) -> NDArray[np.bool_] | None:
-        """Of each of the entries (n,), ascending, whether it does; None: none does."""
+        """Which of these ascending entries (n,) wait, by their bits; None if none does."""
         return self._bits.of(ledger_id, entries)
 
     def ready(self, ledger_id: int, entries: Entries) -> Entries:
-        """Those of the entries that do not wait."""
+        """Return the entries that do not wait."""
         waits = self.waits(ledger_id, entries)
         if waits is None or not waits.any():
             return entries
         return np.flatnonzero(~waits) + entries.start if isinstance(entries, range) else entries[~waits]
 
     def end(self, ledger: Ledger) -> int:
-        """The ledger's first entry that is beyond the limit, or how many it has."""
+        """Return the ledger's first entry beyond the limit, or its number of entries."""
         if self.limit is None or ledger.ledger_id < self.limit[0]:
             return ledger.entries
         return min(self.limit[1], ledger.entries) if ledger.ledger_id == self.limit[0] else 0
 
     def waiting_in(self, ledger: Ledger) -> NDArray[np.int64]:
-        """Its entries that wait and are in the index, ascending."""
+        """Return the ledger's entries with a bit, ascending."""
         return self._bits.all_of(ledger.ledger_id)
 
     @property
     def waiting(self) -> int:
-        """Entries that wait."""
+        """Number of entries that wait."""
         return self._bits.count - self._amended.never + sum(self._beyond(ledger) for ledger in self._sorted_ledgers())
 
     def waiting_of(self, cursor: "Cursor") -> int:
-        """Delayed entries that the cursor has not acknowledged."""
+        """Return the number of waiting entries that the cursor has not acknowledged."""
         count = 0
         for ledger in self._partition.ledgers_from(cursor.mark_delete[0]):
             count += self._bits.count_left(ledger.ledger_id, cursor)
@@ -166,31 +168,31 @@ class Schedule:
 
     @property
     def _is_limit_sorted(self) -> bool:
-        """Whether there is a limit, and all beyond it waits."""
+        """Whether there is a limit and everything beyond it waits, in the order of time."""
         return self.limit is not None and self._is_sorted
 
     def _sorted_ledgers(self) -> list[Ledger]:
-        """Those beyond the limit, when all there waits."""
+        """Return the ledgers from the limit on if everything beyond it waits."""
         return self._partition.ledgers_from(self.limit[0]) if self._is_limit_sorted else []
 
     def _beyond(self, ledger: Ledger) -> int:
-        """Its entries beyond the limit that have no bit."""
+        """Return the number of the ledger's entries beyond the limit that have no bit."""
         first = self.end(ledger)
         waits = self.waits(ledger.ledger_id, range(first, ledger.entries))
         return ledger.entries - first - (0 if waits is None else int(waits.sum()))
 
     def _until(self, now_ms: int) -> int:
-        """What is to come until then is due."""
+        """Return the time up to which entries are due now."""
         return now_ms if self.is_strict else now_ms + self.tick_ms
 
     # -- entries come
 
     def published(self, ledger: Ledger, first: int, times: NDArray[np.int64], now_ms: int) -> None:
-        """Entries of the ledger, from `first` on, have these deliver-at times (n,), 0 for at once."""
+        """Learn of new entries of the ledger, from `first` on, with these delivery times (n,), 0 for none."""
         until_ms = self._until(now_ms)
         if self.limit is not None:
             if not self._is_sorted:
-                return                            # they are looked at when those before them are
+                return                            # the scan comes to them
             if self._last_ms > until_ms:
                 if times[0] >= self._last_ms and _ascend(times):
                     self._last_ms = int(times[-1])
@@ -198,7 +200,7 @@ class Schedule:
                     self._is_sorted = False
                 self.is_dirty = True
                 return
-            self.limit = None                     # what was sorted is all due
+            self.limit = None                     # all sorted entries are due
         is_later = times > until_ms
         if not is_later.any():
             return
@@ -211,12 +213,12 @@ class Schedule:
             self._index(ledger, first, times, is_later)
 
     def _index(self, ledger: Ledger, first: int, times: NDArray[np.int64], is_later: NDArray[np.bool_]) -> None:
-        """Of the entries from `first` on these wait (n,), and the others do not."""
+        """Set bits and gather rows for entries from `first` on.  is_later (n,): which of them wait."""
         self._bits.mark(ledger.ledger_id, first, is_later)
         self._gather(ledger, first, times, is_later)
 
     def _gather(self, ledger: Ledger, first: int, times: NDArray[np.int64], is_later: NDArray[np.bool_]) -> None:
-        """Of the entries from `first` on these (n,) are to be in the index, with the times that they were published with."""
+        """Gather rows for those entries from `first` on that wait."""
         if is_later.all():
             self._fresh.add(rows_of(times.copy(), ledger.ledger_id, np.arange(first, first + len(times))))
         else:
@@ -226,24 +228,27 @@ class Schedule:
     # -- time passes
 
     def next_ms(self) -> int:
-        """When something is to be done although nothing comes: `advance` then."""
+        """Return when `advance` is to be called although nothing is published, NEVER_MS for never."""
         soonest = min(self._wheel_ms(), self.files.next_ms())
         if self._released_ms > self._partition.now_ms:      # the clock was put back
             self._released_ms = 0
         return max(soonest, self._released_ms + self.tick_ms) if soonest < NEVER_MS else NEVER_MS
 
     def next_due_ms(self) -> int:
-        """The time of what falls due next; NEVER_MS when nothing waits.  Of a window that is not in memory, when that begins."""
+        """Return when the next entry falls due, NEVER_MS if none waits.
+
+        For a window that is not in memory, that is the beginning of the window.
+        """
         return min(self._wheel_ms(), self.files.next_ms()) if self.waiting else NEVER_MS
 
     def _wheel_ms(self) -> int:
-        """The soonest time of what is in memory."""
+        """Return the earliest time of rows in memory."""
         head_ms = self._head_ms if self._is_limit_sorted else NEVER_MS
         flushing_ms = NEVER_MS if self._flushing is None else self._flushing.soonest_ms
         return min(self._wheel.soonest_ms, self._fresh.soonest_ms, self._moved.soonest_ms, flushing_ms, head_ms)
 
     def advance(self, now_ms: int) -> Released:
-        """What is due by now, and was in the index, waits no more."""
+        """Clear the bits of entries that are due now, and return them."""
         until_ms = self._until(now_ms)
         has_moved = self._move_limit(until_ms)
         found = [fresh.take(until_ms) for fresh in (self._fresh, self._moved, self._flushing) if fresh is not None]
@@ -256,19 +261,19 @@ class Schedule:
         released = self._release(joined([rows for rows in found if len(rows[0])]))
         if released or has_moved:
             self._released_ms = now_ms
-        if not self.waiting:                      # whatever there is left in files
+        if not self.waiting:                      # all remaining rows in files are out of date
             over |= self.files.files.keys() - self.files.done
         self.files.done |= over
         self.is_dirty = self.is_dirty or bool(released or over)
         return released
 
     def _load_begun(self, now_ms: int) -> None:
-        """Windows that have begun are in memory.  Raises CorruptFile."""
+        """Load windows that have begun.  Raises CorruptFile."""
         while self.files.next_ms() <= self._until(now_ms):
             self._load(self.files.next(), now_ms)
 
     def _load(self, window: Window, now_ms: int) -> None:
-        """It has begun: what is in it is in memory, or in narrower windows."""
+        """Load a window into memory, or split a wide one into narrower files."""
         start, width = window
         rows = self.files.load(window)
         if start == FAR_MS:
@@ -279,14 +284,14 @@ class Schedule:
         split = Flush(self.files, rows, self.window_ms, now_ms)
         try:
             split.go_on(NEVER_MS)
-        except OSError:                           # no room: all of it is in memory until its time has come
+        except OSError:                           # no room for narrower files: keep it in memory
             self._wheel.add(rows)
         else:
             self._wheel.add(split.late())
             self.files.done.add(window)
 
     def _with_times(self, rows: Rows) -> Rows:
-        """The same rows with the times that their entries have; without those of ledgers that are gone."""
+        """Return the rows with the delivery times of their entries, without rows of deleted ledgers."""
         found = []
         for ledger_id in _distinct(rows[1]):
             if (ledger := self._partition.find(ledger_id)) is not None:
@@ -295,7 +300,7 @@ class Schedule:
         return joined(found)
 
     def _move_limit(self, until_ms: int) -> bool:
-        """Over what is sorted and due; whether there was any."""
+        """Move the limit over sorted entries that are due.  Return whether it moved."""
         if not self._is_limit_sorted or self._head_ms > until_ms:
             return False
         for ledger in self._partition.ledgers_from(self.limit[0]):
@@ -311,7 +316,7 @@ class Schedule:
         return True
 
     def _release(self, rows: Rows) -> Released:
-        """Those of the rows that hold: ledgers and bits say which; each once."""
+        """Clear the bits of valid rows, and return their entries, each once.  Rows may be out of date or doubled."""
         times, ledger_ids, entry_ids = rows
         released: Released = []
         for ledger_id in _distinct(ledger_ids):
@@ -326,7 +331,7 @@ class Schedule:
         return released
 
     def _that_hold(self, ledger: Ledger, times: NDArray[np.int64], entries: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
-        """(times, entries) of those that wait for these times; one may be there twice."""
+        """Return (times, entries) of rows that are still valid; an entry may occur twice."""
         is_there = entries < ledger.entries
         is_there[is_there] = self._bits.among(ledger.ledger_id, entries[is_there])
         times, entries = times[is_there], entries[is_there]
@@ -334,7 +339,7 @@ class Schedule:
         return times[holds], entries[holds]
 
     def times_of(self, ledger: Ledger, entries: Entries) -> NDArray[np.int64]:
-        """When they are to be given out: NEVER_MS for never."""
+        """Return the delivery times of entries, amendments included; NEVER_MS for cancelled ones."""
         column = ledger.deliver_at
         times = column[entries.start:entries.stop] if isinstance(entries, range) else column[entries]
         if self._amended.knows(ledger.ledger_id):
@@ -346,12 +351,12 @@ class Schedule:
 
     @property
     def is_complete(self) -> bool:
-        """Whether it is known of all entries whether they wait."""
+        """Whether the index knows of all entries whether they wait."""
         return self.limit is None or self._is_sorted
 
     @property
     def is_busy(self) -> bool:
-        """Whether there is any."""
+        """Whether there is work for `work`."""
         return not self.is_complete or self._flush is not None or self._fresh.count >= self._full
 
     @property
@@ -359,7 +364,10 @@ class Schedule:
         return max(_FRESH_MIN, _FRESH_EACH * len(self.files.files))
 
     def work(self, now_ms: int, until: float) -> Released:
-        """Do some, until that time (time.perf_counter) or little longer; what is due that a damaged index had kept.  Raises OSError."""
+        """Scan ledgers and write files until time.perf_counter() reaches `until`, or little longer.
+
+        Return entries that are due and that a damaged index had kept waiting. Raises OSError.
+        """
         released: Released = []
         while not self.is_complete:
             released += self._look_on(self._until(now_ms))
@@ -372,14 +380,14 @@ class Schedule:
         return released
 
     def begin_flush(self, now_ms: int) -> None:
-        """What is in no file yet is to be written."""
+        """Begin to write fresh rows into files."""
         if self._flush is None and self._fresh.count:
             rows, soonest_ms = joined(self._fresh.parts), self._fresh.soonest_ms
             self._flushing, self._fresh = _Fresh([rows], len(rows[0]), soonest_ms), _Fresh()
             self._flush = Flush(self.files, rows, self.window_ms, now_ms)
 
     def flush(self, now_ms: int) -> None:
-        """All that waits is in files.  Raises OSError."""
+        """Write all fresh rows into files.  Raises OSError."""
         while self._flush is not None or self._fresh.count:
             self.begin_flush(now_ms)
             self._flush_on(NEVER_MS)
@@ -392,7 +400,7 @@ class Schedule:
             give_back_memory()
 
     def _look_on(self, until_ms: int) -> Released:
-        """Look at the next entries that nobody knows of whether they wait."""
+        """Scan the next entries beyond an unsorted limit.  Return entries that wait no more."""
         ledger = self._partition.ledgers_from(self.limit[0])[0]
         first = self.end(ledger) if ledger.ledger_id == self.limit[0] else 0
         end, released = min(ledger.entries, first + _STRETCH), []
@@ -416,7 +424,7 @@ class Schedule:
         return released
 
     def rebuild(self, why: str = "") -> None:
-        """Begin the index anew from what the ledgers say."""
+        """Begin the index anew, from a scan of all ledgers.  why: the damage to report."""
         if why:
             self._partition.damage.append(f"{why}; the schedule of {self._partition.name} is made anew")
         self.files.clear()
@@ -424,7 +432,7 @@ class Schedule:
         self.limit, self._is_sorted, self.is_dirty = (self._partition.ledgers[0].ledger_id, 0), False, True
 
     def forget(self, ledger: Ledger) -> None:
-        """It was deleted, and all before it."""
+        """Forget a deleted ledger.  All ledgers before it are deleted too."""
         ledger_id = ledger.ledger_id
         if self._bits.knows(ledger_id) or self._amended.knows(ledger_id):
             self._forget_rows(ledger)
@@ -439,7 +447,7 @@ class Schedule:
         self.is_dirty = True
 
     def _forget_rows(self, ledger: Ledger) -> None:
-        """Of a ledger: those in memory go, those in files count no more."""
+        """Drop rows of a deleted ledger from memory, and from the counts of files."""
         unwritten = joined([*self._fresh.parts, *self._in_flush()])
         is_written = ledger.deliver_at[:self.end(ledger)] > self._partition.now_ms
         is_written[unwritten[2][unwritten[1] == ledger.ledger_id]] = False
@@ -453,19 +461,19 @@ class Schedule:
         self._fresh.add(tuple(column[rows[1] != ledger.ledger_id] for column in rows))
 
     def _ahead(self) -> set[Window]:
-        """Files of which nothing is in memory, and not all out of date."""
+        """Return the windows of which nothing is in memory and some rows are valid."""
         return self.files.files.keys() - self.files.loaded - self.files.done
 
     # -- administration
 
     @property
     def windows(self) -> int:
-        """Files there are."""
+        """Number of files."""
         return len(self.files.files)
 
     @property
     def index_bytes(self) -> int:
-        """On disk."""
+        """Bytes on disk."""
         return self.files.size
 
     @property
@@ -478,7 +486,7 @@ class Schedule:
         return 24 * self.loaded + sum(map(len, self._bits.bitmaps.values()))
 
     def time_of(self, ledger_id: int, entry_id: int) -> int | None:
-        """The entry's time when it waits."""
+        """Return the entry's delivery time if it waits, else None."""
         ledger = self._partition.find(ledger_id)
         if ledger is None or not 0 <= entry_id < ledger.entries:
             return None
@@ -489,21 +497,22 @@ class Schedule:
         return at_ms if self._bits.is_set(ledger_id, entry_id) or (is_beyond and at_ms > self._until(self._partition.now_ms)) else None
 
     def amend(self, ledger_id: int, entry_id: int, deliver_at_ms: int | None) -> None:
-        """An entry that waits is to be given out then, or, with None, never; that is on disk.  Raises OSError."""
+        """Durably give a waiting entry another delivery time, or cancel it with None. Raises OSError."""
         after_ms = NEVER_MS if deliver_at_ms is None else max(1, min(deliver_at_ms, NEVER_MS - 1))
         self._amended.add(ledger_id, entry_id, after_ms)
         if after_ms < NEVER_MS:
             if self.limit is not None and (ledger_id, entry_id) >= self.limit:
-                self._is_sorted = False                # it will be found with its new time
+                self._is_sorted = False                # the scan finds its new time
             else:
                 self._moved.add(rows_of([after_ms], ledger_id, [entry_id]))
         elif self.limit is None or self._is_sorted or (ledger_id, entry_id) < self.limit:
             self._bits.mark(ledger_id, entry_id, np.ones(1, bool))
 
     def counts(self, first_ms: int, end_ms: int) -> list[tuple[int, int, int]]:
-        """(start, end in ms, entries) of each window that has any and reaches into [first_ms, end_ms), ascending.
+        """Return (start, end in ms, entries) of each window that has entries and reaches into [first_ms, end_ms),
+        ascending.
 
-        What was acknowledged before its time is counted too.  Raises CorruptFile.
+        Entries acknowledged before their time are counted too. Raises CorruptFile.
         """
         self._load_begun(self._partition.now_ms)
         found = {(start, start + max(width, 1)): self.files.files[start, width].rows for start, width in self._ahead()
@@ -526,7 +535,10 @@ class Schedule:
         return sorted((start, end, count) for (start, end), count in found.items() if count > 0)
 
     def _leave_out_amended(self, found: dict[tuple[int, int], int], width_ms: int) -> None:
-        """Of the counts of files, {(start, end): entries}, those that have another time now; it is in memory.  And of what is sorted."""
+        """Take amended entries off the counts, because their new times are counted from memory.
+
+        found: {(start, end): entries} of files; amended entries of the sorted part are taken off too.
+        """
         unwritten = joined([*self._fresh.parts, *self._in_flush()]) if self._amended else NO_ROWS
         for ledger_id in self._amended.times:
             ledger, ids = self._partition.find(ledger_id), self._amended.entries(ledger_id)
@@ -540,7 +552,8 @@ class Schedule:
                     found[start, start + width_ms] = found.get((start, start + width_ms), 0) - 1
 
     def due(self, first_ms: int, end_ms: int, at_most: int) -> list[tuple[int, int, int]]:
-        """(deliver-at in ms, ledger id, entry id) of what falls due in [first_ms, end_ms), in that order, not more than so many.
+        """Return (delivery time in ms, ledger id, entry id) of entries due in [first_ms, end_ms), in that order, at
+        most `at_most`.
 
         Raises CorruptFile.
         """
@@ -565,14 +578,14 @@ class Schedule:
         return sorted(zip(*(column.tolist() for column in chosen), strict=True))
 
     def _in_memory(self) -> Rows:
-        """What is in no file that has yet to be loaded, but for what was amended."""
+        """Return rows not yet written, or written to a window already loaded; without amended rows."""
         return joined([self._wheel.left, *self._fresh.parts, *self._in_flush()])
 
     def _in_flush(self) -> list[Rows]:
         return [] if self._flush is None else [self._flush.left()]
 
     def _moved_rows(self) -> Rows:
-        """Of what was amended and waits, each once."""
+        """Return rows of amended entries that wait, each once."""
         rows, found = joined(self._moved.parts), []
         for ledger_id in _distinct(rows[1]):
             if (ledger := self._partition.find(ledger_id)) is not None and self._bits.knows(ledger_id):
@@ -582,7 +595,7 @@ class Schedule:
         return joined(found)
 
     def _holding(self, rows: Rows) -> Rows:
-        """Those of the rows that hold, by ledger; none that was amended."""
+        """Return the valid rows, by ledger, without amended entries."""
         found = []
         for ledger_id in _distinct(rows[1]):
             if (ledger := self._partition.find(ledger_id)) is None:
@@ -607,16 +620,16 @@ class Schedule:
 
     @property
     def is_between(self) -> bool:
-        """Whether files have what they should: no flush is under way."""
+        """Whether no flush is in progress, so that files are complete."""
         return self._flush is None
 
     @property
     def amended_size(self) -> int:
-        """Bytes of the file that says what operators have changed.  Raises OSError."""
+        """Bytes of the amendments' file.  Raises OSError."""
         return self._amended.size
 
     def snapshot(self) -> "Snapshot":
-        """What is to be saved, as it is now; when it `is_between`."""
+        """Return the part of the index to save, as it is now.  Only while `is_between`."""
         open_ledger = self._partition.open_ledger
         end = open_ledger.ledger_id, open_ledger.entries
         first = min(map(_first, self._fresh.parts), default=end)
@@ -630,12 +643,12 @@ class Schedule:
         return Snapshot(self, snapshot_file.encode(self._partition.partition_id, saved), set(self.files.done))
 
     def saved(self, snapshot: "Snapshot") -> None:
-        """It is on disk: files that it does not need go."""
+        """Remove files that the saved snapshot does not need."""
         for window in snapshot.done & self.files.done:
             self.files.remove(window)
 
     def open(self) -> None:
-        """What was saved holds again, and what has come since is looked at."""
+        """Read the saved index, and begin to scan the entries published since."""
         self._partition.damage += self._amended.read()
         for ledger_id in [*self._amended.times]:
             if self._partition.find(ledger_id) is None:
@@ -668,7 +681,7 @@ class Schedule:
                 self.published(ledger, first, ledger.deliver_at[first:min(ledger.entries, first + _STRETCH)], -NEVER_MS)
 
     def _amend_again(self, ledger_id: int, entry_id: int, at_ms: int) -> None:
-        """Of an amendment that was read: what `amend` did in memory."""
+        """Do in memory what `amend` did, for an amendment read from the file."""
         is_beyond = self.limit is not None and (ledger_id, entry_id) >= self.limit
         if is_beyond and self._is_sorted and at_ms == NEVER_MS:
             self._bits.mark(ledger_id, entry_id, np.ones(1, bool))
@@ -680,7 +693,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Of a schedule, to be written by whoever has the time."""
+    """A saved state of an index, to be written by any thread."""
 
     schedule: Schedule
     data: bytes
@@ -692,7 +705,10 @@ class Snapshot:
 
 
 def _take_away(counts: dict[tuple[int, int], int], times: NDArray[np.int64]) -> None:
-    """Of what is counted by (start, end) these times (n,), as far as they are counted there: of the narrowest that they are in."""
+    """Take times (n,) off counts by (start, end).
+
+    A time is taken off the narrowest window that contains it and has a count left.
+    """
     times = np.minimum(times, FAR_MS)
     for width in sorted({end - start for start, end in counts}):
         times = np.sort(times)
@@ -709,7 +725,9 @@ def _ascend(times: NDArray[np.int64]) -> bool:
 
 
 def _ascending(entries: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Of one ledger, each once; a mark for each is ten times as fast as sorting a million."""
+    """Return entries of one ledger, sorted, each once. Marking a bit for each is ten times faster than sorting a
+    million.
+    """
     if (entries[1:] > entries[:-1]).all():
         return entries
     first = int(entries.min())
@@ -719,14 +737,14 @@ def _ascending(entries: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _distinct(ids: NDArray[np.int64]) -> list[int]:
-    """Ascending."""
+    """Return the distinct values, ascending."""
     if not len(ids):
         return []
     return [int(ids[0])] if (ids == ids[0]).all() else np.unique(ids).tolist()
 
 
 def _first(rows: Rows) -> "Position":
-    """The lowest position of rows that are there."""
+    """Return the lowest position of these rows."""
     ledger_id = int(rows[1].min())
     return ledger_id, int(rows[2][rows[1] == ledger_id].min())
 

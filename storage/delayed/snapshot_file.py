@@ -1,4 +1,6 @@
-"""What is saved of a schedule, and read at a start: which windows have which rows, which entries wait, and up to where all is known."""
+"""The saved part of a delayed index: the windows with their rows, the waiting entries, and the position up to which
+all is known.
+"""
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,13 +18,13 @@ from geminga.storage.errors import CorruptFile
 class Saved:
     files: dict[Window, File]
     bitmaps: dict[int, NDArray[np.uint8]]
-    known: Position        # the first entry that the index does not have
-    behind: Position       # up to, and without, which the entries from that one on ascend in their times, ...
-    last_ms: int           # ... and the last one's
+    known: Position        # first position not indexed
+    behind: Position       # from known up to behind (exclusive) times ascend, ...
+    last_ms: int           # ... and this is the last time
 
 
 def encode(partition_id: int, saved: Saved) -> bytes:
-    """The bytes of the file."""
+    """Return the bytes of the file `schedule`."""
     files = np.array([(*window, file.size, file.rows) for window, file in saved.files.items()], format.WINDOW_FILE_ROW)
     rows, blobs = [], []
     for ledger_id, bits in saved.bitmaps.items():
@@ -38,7 +40,7 @@ def encode(partition_id: int, saved: Saved) -> bytes:
 
 
 def read(path: Path) -> Saved:
-    """Raises FileNotFoundError, CorruptFile."""
+    """Read the file.  Raises FileNotFoundError, CorruptFile."""
     raw, size = path.read_bytes(), format.SCHEDULE_HEADER.itemsize
     if len(raw) < size:
         raise CorruptFile(path, 0, "a schedule", f"{len(raw)} bytes")

@@ -1,4 +1,4 @@
-"""Which entries of a partition wait for their time: a bit for each, by ledger."""
+"""Which entries of a partition wait for their delivery time: a bit for each, by ledger."""
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,7 +16,7 @@ class Waiting:
         return ledger_id in self.bitmaps
 
     def of(self, ledger_id: int, entries: Entries) -> NDArray[np.bool_] | None:
-        """Of each of the entries (n,), ascending, whether it does; None: none does."""
+        """Which of these ascending entries (n,) wait; None if the ledger has no bits."""
         bits = self.bitmaps.get(ledger_id)
         if bits is None:
             return None
@@ -30,7 +30,7 @@ class Waiting:
         return found
 
     def among(self, ledger_id: int, entries: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """The same of entries in any order, of a ledger that it knows."""
+        """Which of these entries (n,), in any order, wait.  The ledger must have bits."""
         bits = self.bitmaps[ledger_id]
         found = entries < len(bits) * 8
         found[found] = _bits_at(bits, entries[found])
@@ -41,12 +41,12 @@ class Waiting:
         return bits is not None and entry_id >> 3 < len(bits) and bool(bits[entry_id >> 3] >> (entry_id & 7) & 1)
 
     def all_of(self, ledger_id: int) -> NDArray[np.int64]:
-        """The ledger's entries that do, ascending."""
+        """Return the ledger's waiting entries, ascending."""
         bits = self.bitmaps.get(ledger_id)
         return np.flatnonzero(np.unpackbits(bits, bitorder="little")) if bits is not None else np.zeros(0, np.int64)
 
     def count_left(self, ledger_id: int, cursor: Cursor) -> int:
-        """How many of the ledger do that the cursor has not acknowledged."""
+        """Return the number of the ledger's waiting entries that the cursor has not acknowledged."""
         bits = self.bitmaps.get(ledger_id)
         if bits is None:
             return 0
@@ -58,7 +58,7 @@ class Waiting:
         return _count(left)
 
     def mark(self, ledger_id: int, first: int, waits: NDArray[np.bool_]) -> None:
-        """Of the entries from `first` on these (n,) do, and the others do not."""
+        """Set or clear the bits of entries from `first` on, as `waits` (n,) says."""
         bits, end = self.bitmaps.get(ledger_id), first + len(waits)
         if bits is None and not waits.any():
             return
@@ -78,12 +78,12 @@ class Waiting:
         self.count += _count(some) - before
 
     def clear(self, ledger_id: int, entries: NDArray[np.int64]) -> None:
-        """These do no more; all of them did, and each is there once."""
+        """Clear the bits of these entries.  All of them must be set, and each entry occurs once."""
         np.bitwise_and.at(self.bitmaps[ledger_id], entries >> 3, ~(np.uint8(1) << (entries & 7).astype(np.uint8)))
         self.count -= len(entries)
 
     def clear_from(self, ledger_id: int, entry_id: int) -> None:
-        """None does from this entry on."""
+        """Clear the bits of this entry and all behind it, in later ledgers too."""
         for other, bits in self.bitmaps.items():
             if other >= ledger_id:
                 first = entry_id if other == ledger_id else 0
@@ -94,12 +94,12 @@ class Waiting:
                 self.count += _count(bits)
 
     def load(self, ledger_id: int, bits: NDArray[np.uint8]) -> None:
-        """What was saved of a ledger."""
+        """Take over the saved bits of a ledger."""
         self.bitmaps[ledger_id] = bits
         self.count += _count(bits)
 
     def forget(self, ledger_id: int) -> None:
-        """The ledger was deleted."""
+        """Forget a deleted ledger."""
         bits = self.bitmaps.pop(ledger_id, None)
         if bits is not None:
             self.count -= _count(bits)

@@ -1,10 +1,11 @@
-"""The files of a schedule: a file for each window of time, appended to as entries come, read once when its time has come.
+"""Files of a delayed index: one for each window of time, appended to as entries come, and read once when the window
+begins.
 
-A window is `width` ms wide and starts at a multiple of that.  Further ahead windows are wider, soon as wide as an hour, and from three
-months on by powers of two, so that a month takes some 1,200 files and nothing takes ten thousand.  A wide one is split when its time has
-come, and so is one that was made when windows were to be wider.
+A window is `width` ms wide and starts at a multiple of its width. Farther windows are wider: soon as wide as an hour,
+and from three months on by powers of two. So a month takes some 1,200 files, and no amount of messages takes ten
+thousand. A wide window is split when it begins. A window that was made when windows were to be wider is split too.
 
-A row that is here may be out of date, or here twice: whoever reads rows asks the schedule's bitmaps.
+A row in a file may be out of date or doubled. Readers compare rows with the bitmaps of the index.
 """
 import contextlib
 import heapq
@@ -44,7 +45,7 @@ def joined(parts: list[Rows]) -> Rows:
 
 
 def rows_of(times: ArrayLike, ledger_id: int, entries: ArrayLike) -> Rows:
-    """Of one ledger; times and entries (n,)."""
+    """Return rows of one ledger from times (n,) and entries (n,)."""
     return np.asarray(times, np.int64), np.broadcast_to(np.int64(ledger_id), len(entries)), np.asarray(entries, np.int64)
 
 
@@ -55,14 +56,14 @@ class File:
 
 
 def _wider(width_ms: int) -> int:
-    """Of windows below an hour the next that divide one."""
+    """Return the next larger width; below an hour, one that divides an hour."""
     if width_ms < _HOUR_MS and _HOUR_MS % width_ms == 0:
         return 2 * width_ms if _HOUR_MS % (2 * width_ms) == 0 else _HOUR_MS
     return 2 * width_ms
 
 
 def windows_of(times: NDArray[np.int64], width_ms: int, now_ms: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(starts, widths) of the windows of these times (n,)."""
+    """Return (starts, widths) of the windows for these times (n,)."""
     widths, starts, width = np.full(len(times), width_ms, np.int64), times // width_ms * width_ms, width_ms
     while (wider := _wider(width)) <= _WIDTH_MAX:
         wide = times // wider * wider
@@ -77,18 +78,18 @@ def windows_of(times: NDArray[np.int64], width_ms: int, now_ms: int) -> tuple[ND
 
 
 class Windows:
-    """Those of one partition."""
+    """The window files of one partition."""
 
     def __init__(self, folder: Path):
         self.folder, self._prefix = folder, f"{folder}{os.sep}"
         self.files: dict[Window, File] = {}
-        self.loaded: set[Window] = set()       # what is in them is in memory too
-        self.done: set[Window] = set()         # all that is in them is out of date: to be removed when what is saved knows that
-        self._ahead: list[Window] = []         # a heap of those that are not; some may be gone
+        self.loaded: set[Window] = set()       # windows whose rows are in memory
+        self.done: set[Window] = set()         # windows without a valid row: removed after the next save
+        self._ahead: list[Window] = []         # a heap of windows not in memory; some may be removed already
         self.created = self.read = self.unreadable = self.removed = 0      # files, since the partition was opened
 
     def next_ms(self) -> int:
-        """When the next window begins that is not in memory; NEVER_MS when there is none."""
+        """Return when the next window that is not in memory begins, NEVER_MS if there is none."""
         while self._ahead and (self._ahead[0] not in self.files or self._ahead[0] in self.loaded):
             heapq.heappop(self._ahead)
         return self._ahead[0][0] if self._ahead else NEVER_MS
@@ -104,7 +105,7 @@ class Windows:
     # -- writing
 
     def append(self, window: Window, rows: NDArray) -> None:
-        """Add a block of WINDOW_ROWs.  Raises OSError, and the file is as it was then."""
+        """Append a block of WINDOW_ROWs.  Raises OSError, and the file is unchanged then."""
         if not self.files:
             self.folder.mkdir(exist_ok=True)
         if (file := self.files.get(window)) is None:
@@ -116,7 +117,7 @@ class Windows:
         fd = os.open(f"{self._prefix}{window[0]}-{window[1]}.window", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             written = 0
-            if os.fstat(fd).st_size != file.size:      # what was written before a crash, and does not count
+            if os.fstat(fd).st_size != file.size:      # written before a crash, and not in the snapshot
                 os.ftruncate(fd, file.size)
             try:
                 while written < len(block):
@@ -133,7 +134,7 @@ class Windows:
     # -- reading
 
     def load(self, window: Window) -> Rows:
-        """What is in it; it is in memory from now on.  Raises CorruptFile."""
+        """Return the rows of a window, and mark it as in memory.  Raises CorruptFile."""
         try:
             found = self.peek(window)
         except CorruptFile:
@@ -144,7 +145,7 @@ class Windows:
         return found
 
     def peek(self, window: Window) -> Rows:
-        """What is in it.  Raises CorruptFile."""
+        """Return the rows of a window.  Raises CorruptFile."""
         start, _ = window
         rows = list(self.blocks(window))
         if not rows:
@@ -153,7 +154,7 @@ class Windows:
         return start + found["after_ms"].astype(np.int64), found["ledger_id"].astype(np.int64), found["entry_id"].astype(np.int64)
 
     def blocks(self, window: Window) -> Iterator[NDArray]:
-        """WINDOW_ROWs, as they were added to it.  Raises CorruptFile."""
+        """Iterate over blocks of WINDOW_ROWs in the order in which they were appended.  Raises CorruptFile."""
         path, size, at = self.path(window), self.files[window].size, 0
         try:
             with open(path, "rb") as file:
@@ -178,7 +179,10 @@ class Windows:
     # -- at a start, and at an end
 
     def restore(self, known: dict[Window, File]) -> None:
-        """The files count as they were when that was known; what has come since will come again.  Raises CorruptFile."""
+        """Take over the files as of a snapshot. Later rows do not count, because a scan adds them again.
+
+        Raises CorruptFile.
+        """
         there = self._there()
         for window in known.keys() - there:
             raise CorruptFile(self.path(window), 0, f"{known[window].size} bytes", "no file")
@@ -186,7 +190,7 @@ class Windows:
         self._ahead = sorted(self.files)
 
     def clear(self) -> None:
-        """Nothing is in them; files go when their time has come."""
+        """Treat all files as empty.  They are removed when their time has come."""
         self.files = {window: File() for window in self._there()}
         self.loaded, self.done, self._ahead = set(), set(), sorted(self.files)
 
@@ -207,14 +211,14 @@ class Windows:
 
 
 def _numbered(values: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray]:
-    """(values that there may be, ascending; of each of the values (n,) its number among them)."""
+    """Return (possible values, ascending; index of each of the values (n,) among them)."""
     if len(values) and (last := int(values.max())) - (first := int(values.min())) < _SPAN_MAX:
         return np.arange(first, last + 1), (values - first).astype(np.uint16)
     return np.unique(values, return_inverse=True)
 
 
 class Flush:
-    """Rows on their way into the files of their windows, some files at a time."""
+    """Writes rows into the files of their windows, some files at a time."""
 
     def __init__(self, windows: Windows, rows: Rows, width_ms: int, now_ms: int):
         times, ledger_ids, entry_ids = self.rows = rows
@@ -239,11 +243,14 @@ class Flush:
         self._forgotten: list[int] = []
 
     def forget(self, ledger_id: int) -> None:
-        """Rows of that ledger need not be written any more."""
+        """Leave out rows of a deleted ledger from now on."""
         self._forgotten.append(ledger_id)
 
     def go_on(self, until: float) -> bool:
-        """Write until that time (time.perf_counter); whether all is written.  Raises OSError, and may be called again then."""
+        """Write until time.perf_counter() reaches `until`. Return whether everything is written.
+
+        Raises OSError, and may be called again then.
+        """
         while self._at < len(self._names):
             window, first, end = self._names[self._at], self._edges[self._at], self._edges[self._at + 1]
             rows = self._rows[first:end]
@@ -259,12 +266,12 @@ class Flush:
         return self._at == len(self._names)
 
     def left(self) -> Rows:
-        """Those of the rows that are in no file yet that has yet to be loaded."""
+        """Return rows not yet written, or written to a window already loaded."""
         picked = np.concatenate([self._order[self._edges[self._at]:], *self._late])
         return tuple(column[picked] for column in self.rows)
 
     def late(self) -> Rows:
-        """Those of the rows whose windows were in memory already."""
+        """Return rows whose windows were in memory already."""
         if not self._late:
             return NO_ROWS
         picked = np.concatenate(self._late)

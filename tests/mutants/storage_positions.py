@@ -83,7 +83,7 @@ BUGS = [
          "storage/test_delayed_questions.py storage/test_delays.py"),
         ("            first = min(first, self.limit)\n", "            pass\n", "")),
     *of("storage/delayed/window_files.py", "storage/test_delays.py",
-        ("            if os.fstat(fd).st_size != file.size:      # what was written before a crash, and does not count\n"
+        ("            if os.fstat(fd).st_size != file.size:      # written before a crash, and not in the snapshot\n"
          "                os.ftruncate(fd, file.size)\n",
          "", ""),
         ("            if window in self._windows.loaded:\n                self._late.append(self._order[first:end])\n", "", ""),
