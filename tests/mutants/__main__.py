@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from .bugs import Bug, all_bugs
 from .checkout import LATE, SURVIVED, Checkout
 
 CAUGHT_MIN = 0.9
+NOT_TRIED = "not tried"
 SECONDS_MIN, TIMES_AS_LONG = 60, 4       # of what the tests take without a bug
 SECONDS_MAX = 900                        # without one; and with one, where that is not known
 
@@ -52,7 +53,7 @@ class Runs:
         checkout = self._free.get()
         try:
             if self._is_over:
-                return "not tried"
+                return NOT_TRIED
             seconds = SECONDS_MAX
             if not is_known_good:
                 seconds = max(SECONDS_MIN, TIMES_AS_LONG * sum(self._without(checkout, test) for test in bug.tests))
@@ -90,9 +91,10 @@ def main() -> int:
     if options.list:
         print("\n".join(f"{bug}{f' [harmless: {bug.harmless}]' if bug.harmless else ''}" for bug in bugs))
         return 0
-    count: Counter[str] = Counter()
+    lines: dict[str, list[str]] = defaultdict(list)      # by outcome
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))      # so that brokers under test end, too
     with tempfile.TemporaryDirectory(prefix="bugs-") as folder, ThreadPoolExecutor(options.jobs) as pool:
+        Path(folder).chmod(0o755)        # tests that go on as another user find their broker's command in it
         runs = Runs(Path(folder), options.jobs)
 
         def tell(bug: Bug) -> tuple[Bug, str, float]:
@@ -101,27 +103,33 @@ def main() -> int:
                 outcome = runs.outcome(bug, options.no_baseline)
             except Fails as error:
                 print(error, file=sys.stderr, flush=True)
-                outcome = "not tried"
+                outcome = NOT_TRIED
             return bug, outcome, time.monotonic() - begun
 
         try:
             for number, (bug, outcome, seconds) in enumerate(pool.map(tell, bugs), 1):
                 if bug.harmless and outcome == SURVIVED:
                     outcome = "harmless"
-                count[outcome] += 1
-                print(f"{number:4} {outcome:9} {seconds:6.1f} s  {bug}{f' ({bug.harmless})' if outcome == 'harmless' else ''}", flush=True)
+                lines[outcome].append(
+                    f"{number:4} {outcome:9} {seconds:6.1f} s  {bug}{f' ({bug.harmless})' if outcome == 'harmless' else ''}")
+                print(lines[outcome][-1], flush=True)
         finally:
             runs.end()
-    return _sum_up(count)
+    return _sum_up(lines)
 
 
-def _sum_up(count: Counter[str]) -> int:
+def _sum_up(lines: dict[str, list[str]]) -> int:
+    """Print again what needs somebody's attention, and how many there are of each outcome; return the exit status."""
+    for outcome in (NOT_TRIED, SURVIVED):
+        if lines[outcome]:
+            print(f"\n{outcome}: {len(lines[outcome])}", *lines[outcome], sep="\n")
+    count = Counter({outcome: len(some) for outcome, some in lines.items()})
     caught = count["caught"] + count[LATE]
     judged = caught + count[SURVIVED]
     share = caught / judged if judged else 0.0
-    print(f"{caught} of {judged} caught ({share:.1%}), {count[LATE]} of them by a timeout; {count[SURVIVED]} survived; "
-          f"{count['harmless']} are harmless; {count['not tried']} not tried, as their tests fail without a bug")
-    if count["not tried"]:
+    print(f"\n{caught} of {judged} caught ({share:.1%}), {count[LATE]} of them by a timeout; {count[SURVIVED]} survived; "
+          f"{count['harmless']} are harmless; {count[NOT_TRIED]} not tried, as their tests fail without a bug")
+    if count[NOT_TRIED]:
         return 2
     return 0 if share >= CAUGHT_MIN else 1
 
