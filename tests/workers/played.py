@@ -112,7 +112,7 @@ class PlayedOwner:
         self._worker.owner_gone(self.index)
 
     def heard(self, *kinds: str) -> list[tuple]:
-        """What came of these kinds, or of any, since this was last asked; the others are left."""
+        """Take rows of these kinds, or of any kind, that have come since the last call; the others stay."""
         found = [one for one in self.link.said if not kinds or one[0] in kinds]
         self.link.said[:] = [one for one in self.link.said if one not in found] if kinds else []
         return found

@@ -1,4 +1,4 @@
-"""Who somebody is: what is shown, by each method, and what must never get anybody in."""
+"""Authentication by each method: credentials that prove a role, and credentials that must be refused."""
 import base64
 import hmac
 import json
@@ -61,7 +61,7 @@ def token(claims: dict, key=SECRET, algorithm: str = "HS256", **more) -> bytes:
 
 
 def signed(claims: dict) -> bytes:
-    """Also what no library would write."""
+    """Sign any claims, also those that no library would write."""
     return jwt.api_jws.encode(json.dumps(claims).encode(), SECRET, "HS256").encode()
 
 
@@ -129,7 +129,7 @@ def test_what_a_token_must_not_say(claims, reason):
 
 @pytest.mark.parametrize("exp", [10**11, 9_223_372_036_854_775_807, 1e300, 10**400])
 def test_a_token_may_expire_in_any_far_future(exp):
-    """Those of Java's largest number are in use; a larger one was once an error of the broker's own."""
+    """Java's largest number is in use as an expiry; a larger one was once an error of the broker's own."""
     expires_s = asking().identify(Credentials("token", signed({"sub": "who", "exp": exp}))).expires_s
     assert time.time() + 10**9 < expires_s <= 10**11
     counters = make_counters(1)[0]
@@ -165,7 +165,7 @@ def test_clocks_may_differ_by_so_much():
 
 
 def test_another_claim_may_be_the_role():
-    """Of a list the first counts, as in Apache Pulsar."""
+    """If the claim is a list, its first role counts, as in Apache Pulsar."""
     authenticator = asking(role_claim="roles")
     assert role(authenticator, token({"sub": "who", "roles": "admin"})) == "admin"
     assert role(authenticator, token({"sub": "who", "roles": ["first", "second"]})) == "first"
@@ -254,7 +254,7 @@ def test_what_a_header_says_opens_nothing(header, signature):
 # -- keys and where they are
 
 def test_several_keys_are_valid_at_once():
-    """So that one takes the place of the other while tokens of both are in use."""
+    """One key can replace another while tokens of both are in use."""
     authenticator = asking(secret_keys=(inline(SECRET), inline(OTHER_SECRET)), public_keys=(inline(public(RSA)),))
     for key, algorithm in (SECRET, "HS256"), (OTHER_SECRET, "HS256"), (RSA, "RS256"):
         assert role(authenticator, token({"sub": "who"}, key, algorithm)) == "who"
@@ -382,7 +382,7 @@ def test_a_password_may_have_colons_and_other_letters():
 
 
 def test_a_password_that_is_changed_is_good_no_longer(tmp_path, monkeypatch):
-    """Also where it was right before."""
+    """The former password is refused, although it was right and remembered."""
     monkeypatch.setattr(sources, "_LOOK_SECONDS", 0)
     path = tmp_path / "htpasswd"
     path.write_text(f"# a comment\njoe:{bcrypted(b'old')}\n\njane:{bcrypted(b'hers')}\n")
@@ -413,7 +413,7 @@ def test_the_role_of_a_certificate_is_its_common_name():
 
 
 def test_who_shows_nothing_has_the_anonymous_role():
-    """So does who shows something nobody looks for; what is looked for has to be right."""
+    """A method that is not configured counts as no credentials; configured ones have to be right."""
     authenticator = asking(anonymous_role="nobody")
     for method in "", "none", "basic", "tls", "internal", "sasl":
         assert authenticator.identify(Credentials(method, b"joe:x")) == Identity("nobody")

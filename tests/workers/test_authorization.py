@@ -1,4 +1,4 @@
-"""Who may do what: the decision by itself, over a real catalogue."""
+"""Decisions about rights by themselves, over a real catalogue."""
 import itertools
 
 import pytest
@@ -196,7 +196,7 @@ def test_without_super_users_nobody_is_one(catalogue):
 
 
 def test_administering_is_no_action_that_a_grant_could_give(made, catalogue):
-    """Whoever wrote it there."""
+    """A grant in the catalogue that names this action, by whatever way, gives no right."""
     catalogue.set_policy("acme/eu", "permissions", {"svc": [ADMINISTER, PRODUCE]})
     assert {action for action, _ in allowed(made(), "svc")} == {PRODUCE, LOOKUP}
 

@@ -1,4 +1,4 @@
-"""What a broker does with clients that break the protocol: its own error, or the end of that connection and of nothing else."""
+"""Clients that break the protocol get its own error, or lose their connection; nothing else ends."""
 import struct
 
 import pytest

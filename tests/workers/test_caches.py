@@ -1,4 +1,4 @@
-"""What is remembered of things that clients name takes little memory, however many and long the names are."""
+"""Memory of names that clients use is bounded, however many and long the names are."""
 import tracemalloc
 from collections.abc import Callable
 
@@ -95,7 +95,7 @@ def nothing_compiled():
 
 
 def test_patterns_in_use_are_bounded(nothing_compiled):
-    """Who comes with one more evaluates it without the broker; those that nobody uses any more make room."""
+    """Above the bound a client evaluates its pattern itself; patterns that no client uses any more make room."""
     held = [pattern(f"a{number}.*") for number in range(patterns.PATTERNS_MAX)]
     with pytest.raises(ForeignPattern):
         pattern("b.*")

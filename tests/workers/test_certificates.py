@@ -1,4 +1,4 @@
-"""What TLS is served with: files that are refused, and files that change under those who shake hands."""
+"""Certificates for TLS: files that are refused, and files that change while clients shake hands."""
 import asyncio
 import contextlib
 import socket
@@ -131,7 +131,7 @@ def talk(port: int, context: ssl.SSLContext, *, session: ssl.SSLSession | None =
 # -- what is refused before anything is served
 
 def wrong(files: Files, tmp_path: Path) -> dict[str, tuple[TlsOptions, str, str]]:
-    """What is wrong -> (options, key, what is said)."""
+    """By what is wrong: (options, key, text of the error)."""
     key = load_pem_private_key((tmp_path / "key").read_bytes(), None)
     locked = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret"))
     (tmp_path / "locked").write_bytes(locked)
@@ -162,7 +162,7 @@ def test_what_cannot_be_served_is_refused_by_its_key(files, tmp_path):
 
 
 def test_ciphers_have_names_of_openssl_or_java():
-    """Those of TLSv1.3 may be among them, and are always there."""
+    """Names of TLSv1.3 may be among them; its ciphers are always on."""
     java = "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256,TLS_AES_256_GCM_SHA384," \
            "TLS_RSA_WITH_AES_256_CBC_SHA256"
     assert ciphers(java) == "ECDHE-RSA-AES128-GCM-SHA256:ECDHE-ECDSA-CHACHA20-POLY1305:AES256-SHA256"
@@ -299,7 +299,7 @@ def test_what_cannot_be_used_leaves_what_was(files, always_looking, capfd):
 
 
 def test_a_session_proves_nothing_when_others_are_trusted_since(files, always_looking):
-    """Whoever resumes one shows no certificate again."""
+    """A client that resumes a session shows no certificate again, so an old session is refused."""
     tls = Tls(files.options())
     context = context_of(files.authority, files.authority.issue_cert(common_name="joe"), ssl.TLSVersion.TLSv1_2)
     with served(tls) as port:

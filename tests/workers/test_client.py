@@ -50,7 +50,7 @@ def close_consumer(request_id, consumer_id=1):
 
 
 class Kind:
-    """What producers and consumers have in common, so that both are tried."""
+    """The part of a test that differs between producers and consumers, so that both are tried."""
 
     def __init__(self, make, close, ready, gone, expelled, name, closed):
         self.make, self.close, self.name, self.closed = make, close, name, closed
@@ -277,7 +277,7 @@ def test_sends_go_to_their_producers_owners_with_their_handles(worker, client):
 
 @pytest.mark.parametrize("many", [1, 50])
 def test_a_send_behind_its_clients_own_close_ends_the_connection(worker, client, many):
-    """So does one for a producer that never was."""
+    """A SEND for a producer that never existed ends the connection, too."""
     open_on(worker, client, PRODUCER)
     client.say(close_producer(2), *[send(sequence_id=number) for number in range(many)])
     assert client.transport.is_closed
@@ -310,7 +310,7 @@ def test_behind_a_command_of_its_client_no_send_is_ignored(worker, client, again
 
 @pytest.mark.parametrize("was_there", [False, True])
 def test_a_refused_producer_is_none_to_send_for(worker, client, was_there):
-    """Also when the broker had closed it before: its client has come back since."""
+    """The SEND is not ignored either if the broker had closed the producer before: its client has come back since."""
     if was_there:
         open_on(worker, client, PRODUCER)
         worker.owners[0].replies(client, responses.close_producer(1), action=envelope.PRODUCER_GONE, object_id=1, handle=10)
@@ -488,7 +488,7 @@ def test_requests_that_are_not_answered_are_bounded(worker, client, monkeypatch)
 
 @both
 def test_every_owner_that_was_asked_anything_hears_of_the_end(worker, client, kind):
-    """Also one that has nothing of it any more, or has not answered; and nobody else."""
+    """An owner hears of it although it has nothing of the client any more, or has not answered; no other owner does."""
     client.say(kind.make(worker.topic(0), 1), kind.close(2))
     client.transport.close()
     assert worker.owners[0].commands()[-1] == (envelope.CONNECTION_GONE, b"")
@@ -527,7 +527,7 @@ def test_goodbye(worker, client):
 
 
 def test_producers_are_closed_for_a_drain(worker, client):
-    """Those that are there at once; those that are being made are told to go, for one may wait until another goes."""
+    """Producers that are made are closed at once.  One that is being made is expelled: it may wait for another to go."""
     open_on(worker, client, PRODUCER, 0, 10, 1, 1)
     client.say(producer(worker.topic(1), 2, 2))
     worker.owners[1].heard()
@@ -550,7 +550,7 @@ def test_producers_are_closed_for_a_drain(worker, client):
 
 
 def test_a_drain_waits_for_what_is_in_flight(worker, client):
-    """Also of a producer that its client has closed."""
+    """SENDs of a producer that its client has closed are waited for, too."""
     open_on(worker, client, PRODUCER)
     client.say(send(), close_producer(2))
     drain = worker.loop.create_task(worker.worker.drain())
@@ -672,7 +672,7 @@ SCHEMA = {"name": "s", "type": api.Schema.String, "schema_data": b""}
 
 
 def settled(worker, owner):
-    """What the owner is asked when the looks at schemas that are under way are done."""
+    """Finish the checks of schemas that are under way; returns what the owner is asked then."""
     while worker.worker.schema_checks._checking:
         worker.turn(0.01)
     return owner.commands()
@@ -744,7 +744,7 @@ def test_many_acknowledgements_at_once_go_as_an_array(worker, client):
 
 
 def test_an_acknowledgement_of_nothing_is_answered(worker, client):
-    """Also a cumulative one of several, which acknowledges nothing."""
+    """A cumulative ACK of several ids is answered, too, and acknowledges nothing."""
     open_on(worker, client, CONSUMER)
     places = [api.MessageIdData(ledgerId=3, entryId=number) for number in (1, 2)]
     client.say(command(T.ACK, consumer_id=1, ack_type=api.CommandAck.Cumulative, message_id=places, request_id=7))
@@ -840,7 +840,7 @@ def test_two_owners_may_use_one_handle(worker, consuming):
 
 
 def test_entries_carry_the_epoch_that_held_when_they_were_given_out(worker, consuming):
-    """Also those that are written later than the epoch was raised."""
+    """Entries that are written after the epoch was raised carry the former one, if they were dispatched before."""
     consuming.client.stream.pause_writing()
     epoch = [lambda outbox, number=number: outbox.reply(consuming.number, b"", action=envelope.CONSUMER_EPOCH, object_id=10, handle=number)
              for number in (3, 4)]
@@ -1062,7 +1062,7 @@ def test_producers_are_not_read_from_while_much_is_in_flight(tmp_path, monkeypat
 
 
 def test_who_does_not_take_its_answers_is_not_read_from(worker, client):
-    """What it had said by then is dealt with when it takes them."""
+    """Commands that had come by then are dealt with when it reads its answers."""
     client.transport.unread = 9 << 20
     client.client.stream.pause_writing()
     client.say(PING, PING)
@@ -1162,7 +1162,7 @@ def test_a_lookup_goes_to_the_successor(worker, discovering):
 
 
 def test_lookups_with_one_id_are_all_answered(worker, discovering):
-    """And with the id of another request."""
+    """A lookup with the id of another pending request is answered, too."""
     discovering.say(lookup(worker.topic(0)), lookup(worker.topic(0, 1)), lookup(worker.topic(1)))
     assert discovering.told() == [("LOOKUP_RESPONSE", 2, 0)]
     assert waiting_lookups(worker) == 2

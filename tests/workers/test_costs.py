@@ -44,7 +44,7 @@ def batch(count: int, **metadata) -> bytes:
 
 
 def hear(peer: Peer) -> api.BaseCommand:
-    """But for notices of who is active."""
+    """Hear the next command that is no ACTIVE_CONSUMER_CHANGE."""
     while (heard := peer.hear()).type == T.ACTIVE_CONSUMER_CHANGE:
         pass
     return heard
@@ -100,7 +100,7 @@ def test_a_large_batch_is_acknowledged_bit_by_bit(peer, small):
 
 
 def test_many_ack_sets_in_one_command(peer, small):
-    """Of one batch again and again, and of batches that are nowhere."""
+    """The ack sets are about one batch again and again, or about batches that do not exist."""
     [identity] = given(peer, unique_topic(), batch(64))
     elsewhere = api.MessageIdData(ledgerId=identity.ledgerId, entryId=1 << 40)
     ack(peer, *[((identity, elsewhere)[number & 1], [-1 << number // 2_000]) for number in range(100_000)])
@@ -156,7 +156,7 @@ def test_a_batch_that_may_hold_its_messages_is_stored(peer, small, fields, paylo
 
 @pytest.mark.parametrize("kind", [api.CommandSubscribe.Key_Shared, api.CommandSubscribe.Shared, api.CommandSubscribe.Failover])
 def test_thousands_of_consumers_join_one_subscription_at_once(broker, peer, kind):
-    """And go at once."""
+    """Thousands that join at once, and leave at once, cost the others little."""
     topic, count = unique_topic(), 3_000
     peer.say(b"".join(command(T.SUBSCRIBE, topic=topic, subscription="sub", subType=kind, consumer_id=number, request_id=number,
                               consumer_name=f"c{number}") for number in range(count)))

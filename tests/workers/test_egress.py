@@ -46,7 +46,7 @@ def test_entries_are_read_as_they_stand(tmp_path):
 
 
 def test_a_ledger_that_has_grown_is_mapped_again(tmp_path):
-    """What was written behind the end of what was mapped, be it of the index or of the ledger, is found."""
+    """Entries behind the end of the mapping are found, whether the index has grown or the ledger."""
     ledgers = Ledgers(tmp_path)
     store(tmp_path, [10] * 5)
     assert len(read(ledgers, 0, 5)) == 5
@@ -92,7 +92,7 @@ def picked(ledgers: Ledgers, entries: list[int], ledger_id: int = LEDGER) -> lis
 
 
 def test_entries_that_lie_apart_are_read_as_they_stand(tmp_path):
-    """And a ledger that has grown past what was mapped is mapped again for them."""
+    """A ledger that has grown past its mapping is mapped again for such entries."""
     ledgers, entries = Ledgers(tmp_path), store(tmp_path, [10, 0, 300, 5, 7])
     assert picked(ledgers, [0, 2, 4]) == [entries[0], entries[2], entries[4]]
     assert picked(ledgers, [3]) == entries[3:4]
@@ -103,7 +103,7 @@ def test_entries_that_lie_apart_are_read_as_they_stand(tmp_path):
 
 
 def test_many_that_lie_apart_are_read_in_parts(tmp_path):
-    """What lies between them does not count; an entry larger than is read at a time comes alone."""
+    """Bytes between the entries do not count; an entry above the bound comes alone."""
     many, half = 2 * (egress.ENTRIES_MAX + 10), egress.BYTES_MAX // 2
     store(tmp_path, [1] * many)
     assert len(picked(Ledgers(tmp_path), list(range(0, many, 2)))) == egress.ENTRIES_MAX
@@ -135,7 +135,7 @@ def test_a_ledger_that_was_deleted_is_gone(tmp_path):
 
 
 def test_no_more_ledgers_are_mapped_than_stated(tmp_path, monkeypatch):
-    """Those not read for longest go first, and are mapped again when they are read again."""
+    """The ledger not read for longest is given up first, and mapped again when it is read again."""
     monkeypatch.setattr(egress, "LEDGERS_MAX", 3)
     ledgers = Ledgers(tmp_path)
     stored = {ledger_id: store(tmp_path, [ledger_id], ledger_id=ledger_id) for ledger_id in range(1, 6)}
@@ -150,7 +150,7 @@ def test_no_more_ledgers_are_mapped_than_stated(tmp_path, monkeypatch):
 
 
 def test_a_ledger_that_somebody_cut_is_not_read_behind_its_end(tmp_path, capfd):
-    """Nor are its bytes delivered as if they were whole; a line says which file it is, once."""
+    """The missing entries are not delivered, and one line in the log names the file."""
     store(tmp_path, [10] * 8)
     folder = format.partition_folder(tmp_path, PARTITION)
     os.truncate(format.ledger_path(folder, LEDGER), format.HEADER_SIZE + 45)
@@ -226,7 +226,7 @@ def test_of_entries_that_were_picked_too(tmp_path):
 @pytest.mark.parametrize("picked", [False, True], ids=["run", "picked"])
 @pytest.mark.parametrize("version", [6, 5], ids=["checksums", "none"])
 def test_entries_whose_rows_were_given_back_too_are_left_out(tmp_path, picked, version):
-    """Of a sealed ledger: their rows are zeros.  The client gets as many messages as it has asked for."""
+    """Rows of a sealed ledger may be zeros.  The client gets as many messages as it has asked for."""
     entries = np.zeros(8, envelope.PICKED)
     entries["entry_id"] = range(8)
     client, flows = client_of(tmp_path, **({"picked": entries, "words": np.empty(0, np.uint64)} if picked else {}))

@@ -56,7 +56,7 @@ class Loop:
 
 
 class Client:
-    """What a handshake needs of one."""
+    """A client, as far as handshakes concern it."""
 
     protocol_version, host, number = 21, "10.0.0.1", 1
 
@@ -196,7 +196,7 @@ def test_turns_go_round_by_address(loop):
 
 
 def test_with_many_addresses_each_has_fewer_that_wait(made, loop):
-    """So that all of them together are bounded; one of each always may."""
+    """The bound is for all addresses together; one check of each may always wait."""
     for number in range(hashes._WAITING_MAX + 10):
         client = Client()
         client.host = f"10.0.{number // 250}.{number % 250}"

@@ -165,7 +165,7 @@ def test_what_waits_for_room_goes_with_its_connection(worker, crowd):
 
 @both
 def test_all_are_made_by_the_successor(worker, kind):
-    """Those that the owner was asked for, and those that waited; also in parts."""
+    """The successor makes those that the owner was asked for and those that waited, also in parts."""
     crowd = come(worker, CROWD, kind)
     looks(worker.owners[0])
     worker.owners[0].gone()
@@ -186,7 +186,7 @@ def test_room_is_not_taken_by_what_an_owner_that_ended_was_asked(worker):
 
 
 def test_a_right_that_is_lost_while_one_waits_for_room(tmp_path, monkeypatch):
-    """Whoever waits behind it goes on."""
+    """Commands that wait behind the refused one go on."""
     rights = PlayedRights()
     worker = played(tmp_path, monkeypatch, rights=rights)
     crowd = worker.client()

@@ -137,7 +137,7 @@ def close_consumer(request_id, consumer_id=1):
 
 
 def alternating(make, close, ours, theirs):
-    """What an attacker says in one write."""
+    """The commands that an attacker sends in one write."""
     refused = {"txn_enabled": True} if make is producer else {"subscription": ""}      # by the owner
     return {
         "the first is refused": [make(ours, 1, **refused), make(theirs, 2)],

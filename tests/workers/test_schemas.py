@@ -325,7 +325,7 @@ def test_where_schemas_are_enforced_producers_without_one_are_refused_once_there
 # -- at once, and across a crash
 
 def at_once(ones: list[Typed], work: Callable[[int, Typed], object]) -> list:
-    """What each found, all begun at the same moment."""
+    """The result of each call, all begun at the same moment."""
     begin, found = threading.Barrier(len(ones)), [None] * len(ones)
 
     def run(at: int) -> None:
@@ -454,7 +454,7 @@ def test_a_topics_schemas_go_with_it(broker, opened):
 
 
 def test_all_versions_together_have_a_bound(opened, namespace):
-    """So that a definition that is compared with all of them is so in seconds."""
+    """A definition is compared with all versions, which takes seconds at most because they have a bound."""
     one = opened(namespace(schemaCompatibilityStrategy="ALWAYS_COMPATIBLE"))
     large = ALL_SIZE_MAX // SIZE_MAX
     assert [one.produce("None", b"%d" % at + bytes(SIZE_MAX - 10)) for at in range(large)] == list(range(large))

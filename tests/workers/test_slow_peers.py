@@ -89,7 +89,7 @@ def say_until_stuck(peer: Peer, data: bytes, times: int) -> int:
 
 
 def test_a_producer_that_never_reads_its_receipts_is_not_read_from(broker, within_bounds):
-    """What it is owed waits up to a bound, then so does it; when it reads, every receipt is there."""
+    """Receipts wait up to a bound, then the producer is not read from; every receipt comes when it reads."""
     with Peer(broker.service_url, receive_buffer=4_096) as peer:
         peer.open_producer(unique_topic(), LARGE)
         one = send(producer_id=LARGE, sequence_id=LARGE, highest_sequence_id=LARGE)     # so that a receipt is large too
@@ -169,7 +169,7 @@ def test_what_is_said_in_single_bytes_is_understood(broker):
 
 
 def test_an_answer_that_is_not_read_because_of_a_rate_is_waited_for(start_broker):
-    """What a client had sent before it was asked whether it lives has it held: it is not taken for dead over that."""
+    """A client that is throttled for its earlier SENDs is not taken for dead while its PONG lies unread behind them."""
     broker = start_broker("--workers", "1", "--owners", "1")
     topic = unique_topic("held")
     with Peer(broker.service_url) as holder, Peer(broker.service_url) as other:

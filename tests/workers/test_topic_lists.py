@@ -28,7 +28,7 @@ def peer(broker):
 
 @pytest.fixture
 def prefix():
-    """What the names of this test's topics begin with, namespace and all."""
+    """The beginning of the names of this test's topics, with their namespace."""
     return f"{NAMESPACE}/list-{uuid.uuid4().hex[:8]}-"
 
 
@@ -241,7 +241,7 @@ class Told:
 
 
 def test_a_watcher_is_told_of_what_matches_and_of_nothing_else():
-    """Also when it is deleted: its client never knew the others."""
+    """Deleted topics are told only if they matched: the client never knew the others."""
     one, other, new = (f"persistent://{NAMESPACE}/{name}" for name in ("abc", "xyz", "abd"))
     client = Told()
     watcher = Watcher(client, 1, NAMESPACE, Pattern(f"{NAMESPACE}/ab.*"), frozenset({one, other}), {one})

@@ -1,4 +1,4 @@
-"""What one connection, or many, may cost a worker: a witness on the same worker is served meanwhile, and memory stays bounded."""
+"""The cost of one connection, or of many, for a worker: a witness is served meanwhile, and memory stays bounded."""
 import socket
 import struct
 import threading

@@ -24,7 +24,7 @@ def connected(broker, version: int) -> Peer:
 
 
 def heard(peer: Peer) -> list[str]:
-    """What it is told, by name, up to the answer of a PING; "end" when the connection ends first."""
+    """Names of the commands that it gets up to the answer of a PING; "end" if the connection ends first."""
     kinds = []
     peer.say(command(T.PING))
     try:
@@ -116,7 +116,7 @@ def test_whose_client_does_not_know_that_it_was_closed_is_disconnected(broker, v
 
 
 def test_the_first_version_knows_no_ping(start_broker, tmp_path):
-    """Nor is it taken for dead for want of an answer."""
+    """A client of version 0 gets no PING, and is not taken for dead for want of an answer."""
     config = tmp_path / "geminga.toml"
     config.write_text("[network]\nkeep_alive_interval_ms = 1000\n")
     broker = start_broker("--config", str(config), "--workers", "1", "--owners", "1")

@@ -1,4 +1,4 @@
-"""What is said to two brokers: conversations of commands, as a table.
+"""Conversations with two brokers: the commands of each, as a table.
 
 A conversation is a list of turns.  A turn is one or several commands that are said in one write, each made by a function below; a turn
 that is about another connection is `on("b", ...)`.  Where a command is not told otherwise it is about the conversation's own topic (T),

@@ -56,7 +56,7 @@ class Talk:
         self._generated: dict[str, str] = {}
 
     def play(self, name: str, turns: list[Turn]) -> list[str]:
-        """What came of each turn."""
+        """Play the turns; returns the outcome of each."""
         try:
             return [f"{number}: {answer}" for number, turn in enumerate(turns, 1) for answer in self._turn(name, number, turn)]
         finally:
@@ -175,7 +175,7 @@ def reasons() -> list[tuple[str, str]]:
 
 
 def play(places: list[Place], run: str, number: int, name: str, turns: list[Turn]) -> list[list[str]]:
-    """What each broker answered."""
+    """Play one conversation with every broker; returns what each of them has answered."""
     namespace = f"public/{run}-{number}"
     topic = f"persistent://{namespace}/t"
     outcomes = []
