@@ -309,7 +309,7 @@ def test_a_key_file_is_read_again_when_it_has_changed(tmp_path, monkeypatch, cap
     path.write_bytes(b"short")
     assert role(authenticator, token({"sub": "who"}, OTHER_SECRET)) == "who"
     told = capfd.readouterr().err.splitlines()
-    assert len(told) == 2 and all("what was there before is used on" in line for line in told)
+    assert len(told) == 2 and all("its former content stays in force" in line for line in told)
     path.write_bytes(SECRET)
     assert role(authenticator, GOOD) == "who"
 
@@ -326,7 +326,7 @@ def test_a_file_that_is_gone_is_no_base64(tmp_path, monkeypatch, capfd):
     assert refused(authenticator, token({"sub": "who"}, base64.b64decode(name))) == "INVALID_TOKEN"
     assert role(authenticator, GOOD) == "who" and "No such file" in capfd.readouterr().err
     assert role(asking(secret_keys=(name,)), token({"sub": "who"}, base64.b64decode(name))) == "who"      # asked for so, and said
-    assert capfd.readouterr().err == "geminga: authentication.secret_keys names no file: it is taken for a content in base64\n"
+    assert capfd.readouterr().err == "geminga: authentication.secret_keys names no file: it is taken for content in base64\n"
 
 
 def test_a_file_is_not_looked_at_each_time(tmp_path, monkeypatch):

@@ -90,7 +90,7 @@ class SchemaChecks:
         """
         size = command.ByteSize()
         if self._bytes + size > _CHECKING_BYTES_MAX:
-            raise Refusal(api.ServiceNotReady, "Too many schemas are being looked at; try again")
+            raise Refusal(api.ServiceNotReady, "Too many schemas are being checked; try again")
         self._bytes += size
         task = self._loop.create_task(self._check(client, command, topic, work, size))
         self._checking.add(task)

@@ -98,7 +98,7 @@ class Authenticator:
             return Identity(role, credentials.method, expires_s)
         if self._options.anonymous_role:
             return Identity(self._options.anonymous_role)
-        why = "nothing was shown" if credentials.method in ("", "none") else "a method that is not configured"
+        why = "no credentials" if credentials.method in ("", "none") else "a method that is not configured"
         raise NotAuthenticated("UNKNOWN_METHOD", why)
 
     def admit(self, credentials: Credentials, original: Original | None = None, *, names_proxy: bool = False,
@@ -120,7 +120,7 @@ class Authenticator:
                     "only a proxy may ask on behalf of others"
                 raise NotAuthenticated("INVALID_PRINCIPAL", why, api.AuthorizationError, "Invalid roles.")
             if names_proxy and not is_proxy:
-                raise NotAuthenticated("INVALID_PRINCIPAL", "it says that it is a proxy and is none",
+                raise NotAuthenticated("INVALID_PRINCIPAL", "its role is none of proxy_roles",
                                        api.AuthorizationError,
                                        "Must not set proxyVersion without connecting as a ProxyRole.")
         if not is_proxy or not principal:
@@ -128,8 +128,8 @@ class Authenticator:
         if self.checks_originals and original is not None and original.credentials is not None:
             passed_on = self.identify(original.credentials)
             if passed_on.role in self._proxies:
-                raise NotAuthenticated("INVALID_PRINCIPAL", "a proxy asks on behalf of a proxy", api.AuthorizationError,
-                                       "Invalid roles.")
+                raise NotAuthenticated("INVALID_PRINCIPAL", "a proxy asks on behalf of another proxy",
+                                       api.AuthorizationError, "Invalid roles.")
             return replace(passed_on, proxy=identity.role)
         return replace(identity, role=principal, proxy=identity.role)
 
@@ -146,7 +146,7 @@ class Authenticator:
         renewed = self.identify(credentials)
         is_of_proxy = bool(identity.proxy) and not self.checks_originals
         if renewed.role != (identity.proxy if is_of_proxy else identity.role):
-            raise NotAuthenticated("ROLE_CHANGED", "the role is another one than before")
+            raise NotAuthenticated("ROLE_CHANGED", "the new credentials prove another role")
         return replace(identity, expires_s=renewed.expires_s)
 
 

@@ -141,7 +141,7 @@ class Tls:
         except Unusable as error:
             self.count("tls_reloads_failed")
             if not self._is_failing:
-                log.error(f"{error}; the certificate before it stays in force", code="G402")
+                log.error(f"{error}; the former certificate stays in force", code="G402")
             self._is_failing = True
             return
         self.count("tls_reloads")
@@ -222,7 +222,7 @@ def ciphers(text: str) -> str:
                 raise Unusable("tls.ciphers", f"must be ciphers that OpenSSL has, which {name!r} is not") from None
         words.append(word)
     if not words:
-        raise Unusable("tls.ciphers", "must have one for TLSv1.2: those of TLSv1.3 are not chosen")
+        raise Unusable("tls.ciphers", "must have one for TLSv1.2: ciphers of TLSv1.3 cannot be chosen")
     return ":".join(words)
 
 

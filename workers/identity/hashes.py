@@ -56,7 +56,7 @@ class Hashes:
         works = self._waiting.setdefault(address, deque())
         if len(works) >= max(1, min(OF_ADDRESS_MAX, _WAITING_MAX // len(self._waiting))):
             raise NotAuthenticated("BUSY", "too many wait", api.ServiceNotReady,
-                                   "Too many clients show who they are; try again")
+                                   "Too many clients are authenticating; try again")
         works.append(Work(check, done, is_wanted))
         self._begin()
 

@@ -74,7 +74,7 @@ class Source(Generic[T]):
         except SourceError as error:
             raise Unusable(key, str(error)) from None
         if self._path is None and not where.startswith("data:"):
-            log.info(f"{key} names no file: it is taken for a content in base64", code="G331")
+            log.info(f"{key} names no file: it is taken for content in base64", code="G331")
         self._stamp: tuple | None = None      # unknown, as the file may have changed since it was read
         self._due = time.monotonic() + _LOOK_SECONDS
 
@@ -96,4 +96,4 @@ class Source(Generic[T]):
             # Read by its URL, else a missing file would be taken for base64.
             self._value = self._parse(read(f"file:{quote(str(self._path))}")[1])
         except SourceError as error:
-            log.error(f"{self._key} {error}; what was there before is used on", code="G405")
+            log.error(f"{self._key} {error}; its former content stays in force", code="G405")

@@ -102,9 +102,9 @@ class Tokens:
             raise NotAuthenticated("INVALID_TOKEN",
                                    "the token is signed by an algorithm that no key here is for") from None
         except jwt.InvalidSignatureError:
-            raise NotAuthenticated("INVALID_TOKEN", "the token is signed by nobody known here") from None
+            raise NotAuthenticated("INVALID_TOKEN", "no key here has signed the token") from None
         except Exception:      # libraries raise anything over bytes from strangers
-            raise NotAuthenticated("INVALID_TOKEN", "not a token") from None
+            raise NotAuthenticated("INVALID_TOKEN", "the credentials are no token") from None
         self._check_audience(content)
         role = content.get(self._options.role_claim)
         if isinstance(role, list) and role:
@@ -121,4 +121,4 @@ class Tokens:
             return
         audience = content.get(self._options.audience_claim)
         if self._options.audience not in (audience if isinstance(audience, list) else [audience]):
-            raise NotAuthenticated("INVALID_AUDIENCES", "the token is for somebody else")
+            raise NotAuthenticated("INVALID_AUDIENCES", "the token is for another audience")
