@@ -1,4 +1,4 @@
-"""A backup of a data folder that a broker serves, or none."""
+"""Backups of a data folder, with or without a running broker."""
 import contextlib
 from pathlib import Path
 
@@ -9,15 +9,18 @@ from geminga.storage.offline import backup
 from geminga.storage.offline.backup import Report
 from geminga.storage.owner import recovery
 from geminga.supervisor.tasks import job_socket
-from geminga.supervisor.tasks.job_socket import CannotRun, Refused, Side
+from geminga.supervisor.tasks.job_socket import BrokerSocket, CannotRun, Refused
 
 
 def make(data_dir: Path, parent: Path, keep: int = 0) -> Report:
-    """In a new folder of parent; keep: of how many the oldest go then.  Raises CannotRun, OSError; nothing is left of it then."""
+    """Make a backup in a new folder of `parent`.  With `keep` above 0, then remove the oldest but so many.
+
+    Raises CannotRun or OSError, and leaves no files then.
+    """
     try:
         data_folder.check(data_dir)
         job_socket.check_user(data_dir)
-        with contextlib.closing(Side(data_dir)) as side:
+        with contextlib.closing(BrokerSocket(data_dir)) as side:
             if side.is_served():
                 return backup.make(data_dir, parent, lambda: side.ask("backup-begin", owner="all"),
                                    lambda: side.ask("backup-cut", owner="all"), keep=keep)
@@ -33,7 +36,7 @@ def make(data_dir: Path, parent: Path, keep: int = 0) -> Report:
 
 
 def _put_in_place(data_dir: Path) -> None:
-    """The folder is as after this program's next start on it: what a kill has left in journals only is where it belongs.
+    """Recover the folder as a start of the broker would: entries that only journals have go into their ledgers.
 
     Raises CorruptFile, CatalogueError.
     """

@@ -1,6 +1,6 @@
-"""What somebody needs who is to find out what is wrong with a broker, in one archive, and no secrets.
+"""A debug bundle: one archive with what is needed to find out what is wrong with a broker, without secrets.
 
-Each part is there or says why it is not: of a broker that hangs, or is not running, what can be had.  Every part has its time.
+A part that cannot be had is named with its reason, as the broker may hang or not run.  Every part has a time limit.
 """
 import contextlib
 import gzip
@@ -27,22 +27,26 @@ from geminga.supervisor.tasks.job_socket import REPORT
 from geminga.workers.identity.options import Secret
 
 _HTTP_SECONDS, _ALL_HTTP_SECONDS, _COMMAND_SECONDS, _FOLDER_SECONDS = 3.0, 10.0, 4.0, 3.0
-_TOPICS_MAX = 10             # whose stats are told, those that move most
-_FOLDERS_MAX = 50            # of partitions, the largest
+_TOPICS_MAX = 10             # with stats, the busiest ones
+_FOLDERS_MAX = 50            # of partitions, the largest ones
 _LOG_LINES = 5_000
 _OF_PROCESSES = "status", "limits", "io", "stat", "sched", "schedstat", "wchan", "smaps_rollup", "cgroup", "oom_score_adj"
 _OF_HOST = ("meminfo", "loadavg", "vmstat", "stat", "mounts", "diskstats", "pressure/cpu", "pressure/io", "pressure/memory",
             "sys/fs/file-nr", "net/sockstat", "version", "uptime")
 _STARS = "*****"
-_NAMED = re.compile("TOKEN|PASS|SECRET|KEY|PARAMS|USERS|CRED", re.IGNORECASE)      # variables whose values are nobody's business
-# What looks like a secret, whoever wrote it: tokens, what shows who somebody is over HTTP, private keys, hashes of passwords.
+# environment variables with secret values
+_NAMED = re.compile("TOKEN|PASS|SECRET|KEY|PARAMS|USERS|CRED", re.IGNORECASE)
+# Texts that look like secrets, wherever they stand: tokens, HTTP credentials, private keys, hashes of passwords.
 _LOOKS = re.compile(r"eyJ[\w-]{5,}\.[\w-]+\.[\w-]*|(?<=Bearer )\S+|(?<=Basic )\S+|"
                     r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*-----|"
                     r"\$(?:2[abxy]|apr1|[156])\$[^\s:\"']+|\{SHA\}[\w+/=]+|(?<=data:;base64,)[\w+/=]+", re.DOTALL)
 
 
 def write(target: Path, config: Config, admin_url: str, credentials, options: list[str], environ: Mapping[str, str]) -> list[str]:
-    """Make the archive; returns what is missing, a line each.  options: of `geminga config show`.  Raises OSError."""
+    """Write the archive to a new file; return a line for each missing part.  Raises OSError.
+
+    `options` are those of `geminga config show`.
+    """
     hidden, missing, broker = secrets(config, environ, credentials), [], Broker(admin_url, _HTTP_SECONDS, credentials)
     began = time.time()
     with open(target, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file, \
@@ -50,7 +54,7 @@ def write(target: Path, config: Config, admin_url: str, credentials, options: li
         for name, part in _parts(config, broker, admin_url, options, environ):
             try:
                 text = part()
-            except Exception as error:      # whatever is wrong is what this is about
+            except Exception as error:      # a bundle is made when something is broken, so any part may fail
                 missing.append(f"{name}: {error or type(error).__name__}")
                 continue
             _add(archive, name, masked(text, hidden), began)
@@ -68,7 +72,7 @@ def _add(archive: tarfile.TarFile, name: str, text: str, when: float) -> None:
 # -- secrets
 
 def secrets(config: Config, environ: Mapping[str, str], credentials) -> list[str]:
-    """Texts that are in no bundle, the longest first."""
+    """Return the texts to mask, the longest first."""
     found = {value for name, value in environ.items() if name.startswith(("GEMINGA_", "PULSAR_")) and _NAMED.search(name)}
     said = [config.authentication.users, *config.authentication.secret_keys, *config.authentication.public_keys, Secret(config.tls.key)]
     for text in said:
@@ -85,12 +89,13 @@ def secrets(config: Config, environ: Mapping[str, str], credentials) -> list[str
 
 
 def _lines(text: str) -> set[str]:
-    """Of a file of keys or of users: its lines, and what of them is not a user's name."""
+    """Return the secret texts of a file of keys or users: its lines, and the hash behind each user's name."""
     lines = {line.strip() for line in text.splitlines() if line.strip() and not line.startswith("-----")}
     return lines | {line.partition(":")[2] for line in lines if ":" in line}
 
 
 def masked(text: str, hidden: list[str]) -> str:
+    """Replace the hidden texts, and whatever looks like a secret, by stars."""
     for one in hidden:
         text = text.replace(one, _STARS)
     return _LOOKS.sub(_STARS, text)
@@ -100,10 +105,10 @@ def masked(text: str, hidden: list[str]) -> str:
 
 def _parts(config: Config, broker: Broker, admin_url: str, options: list[str], environ: Mapping[str, str]) -> Iterator[
         tuple[str, Callable[[], str]]]:
-    """(name, what makes it)"""
+    """Yield each part's name in the archive, and the function that makes its text."""
     data_dir = config.data_dir
     found = stacks.processes(data_dir)
-    for pid, comm in found.items():      # first: before what is asked here changes what they do
+    for pid, comm in found.items():      # first, as the other parts change what the processes do
         yield f"processes/{comm}-{pid}/stacks.txt", lambda pid=pid: stacks.ask(data_dir, pid) or _refuse("it did not answer SIGUSR1")
         yield f"processes/{comm}-{pid}/proc.txt", lambda pid=pid: _process(pid)
     yield "versions.txt", lambda: _versions(data_dir)
@@ -123,7 +128,7 @@ def _parts(config: Config, broker: Broker, admin_url: str, options: list[str], e
 
 
 def _asked(broker: Broker) -> Iterator[tuple[str, Callable[[], str]]]:
-    """What the broker tells over HTTP; when it does not answer at all it is asked no more."""
+    """Yield the parts that come over HTTP.  After the first question without an answer no more are asked."""
     until = time.monotonic() + _ALL_HTTP_SECONDS
 
     def ask(path: str) -> str:
@@ -152,7 +157,7 @@ def _asked(broker: Broker) -> Iterator[tuple[str, Callable[[], str]]]:
 
 
 def busiest(metrics: str) -> list[str]:
-    """Topics, or partitions, by how much goes in and out."""
+    """Return the topics or partitions with the highest rates, in and out together, of a text of metrics."""
     rates: dict[str, float] = {}
     for labels, value in re.findall(r"^pulsar_rate_(?:in|out)\{([^}]*)\} (\S+)", metrics, re.MULTILINE):
         if topic := re.search(r'topic="([^"]+)"', labels):
@@ -169,7 +174,7 @@ def _command(*words: str) -> str:
 
 
 def _run(*command: str) -> str:
-    """What it prints, and its complaints."""
+    """Run a command and return both its outputs."""
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_COMMAND_SECONDS, check=False,
                           stdin=subprocess.DEVNULL)
     return done.stdout + done.stderr
@@ -203,7 +208,7 @@ def _host() -> str:
 
 
 def _folder(data_dir: Path) -> str:
-    """How much lies where; of very many partitions of some."""
+    """Return files and bytes by folder; after _FOLDER_SECONDS only of the folders visited by then."""
     usage, system, until = shutil.disk_usage(data_dir), os.statvfs(data_dir), time.monotonic() + _FOLDER_SECONDS
     sizes: dict[str, list[int]] = {}
     for above, _, names in os.walk(data_dir):

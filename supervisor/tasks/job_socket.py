@@ -1,8 +1,10 @@
-"""Where jobs and the broker meet: files in the data folder.
+"""How a job reaches the broker of a data folder: a socket in that folder.
 
-A job that runs beside the broker asks it over a socket there (admin/compaction.py says what): whoever may write there may ask.  While no
-broker serves the folder a job puts views in force by itself, and what only owners can do is left to the broker; one that is started
-meanwhile finds nothing in its way.  Nothing here imports Arrow or Spark.
+The admin process listens there; `admin/resources/compaction.py` has the questions.  The rights of the folder decide who
+may ask.  While no broker serves the folder, a job puts views in force itself, and leaves to the broker what only owners
+can do.  Each such step holds the folder's lock, so a broker may start between two of them.
+
+This module imports neither Arrow nor Spark.
 """
 import contextlib
 import json
@@ -21,17 +23,17 @@ from geminga.storage.ledgers import compacted_ledgers
 from geminga.supervisor.host.unix_sockets import short_path
 
 SOCKET, REPORT = Path("nightly", "socket"), Path("nightly", "report.json")      # in the data folder
-_PATIENCE_SECONDS = 60       # with a broker, or an owner, that is being started again
+_PATIENCE_SECONDS = 60       # for a broker, or an owner, that is being started again
 _AGAIN_SECONDS = 0.2
-_BEGAN_MAX = 1_000           # partitions told of in a line
+_BEGAN_MAX = 1_000           # partitions in one line
 
 
 class CannotRun(Exception):
-    """Not now, or not here: one line that says why."""
+    """The task cannot run now or here; the text is one line that says why."""
 
 
 class Refused(Exception):
-    """The broker's answer."""
+    """The broker refuses what was asked; the text is its reason."""
 
 
 class Gone(Refused):
@@ -39,7 +41,10 @@ class Gone(Refused):
 
 
 def check_user(data_dir: Path) -> None:
-    """Raises CannotRun where the folder is another user's, whose broker could not read what this process would write; OSError."""
+    """Refuse to write into another user's folder, as that user's broker could not read the files.
+
+    Raises CannotRun; OSError if the folder cannot be examined.
+    """
     owner = data_dir.stat().st_uid
     if owner != os.geteuid():
         try:
@@ -49,39 +54,47 @@ def check_user(data_dir: Path) -> None:
         raise CannotRun(f"{data_dir} is user {name}'s, who has to run this: runuser -u {name} -- geminga ...")
 
 
-class Side:
-    """The broker of a data folder, while there is one.  All of it raises OSError when there is one that does not answer."""
+class BrokerSocket:
+    """The connection to the broker of a data folder, while a broker serves it.
+
+    Every method raises OSError if a broker serves the folder and does not answer for a minute.
+    """
 
     def __init__(self, data_dir: Path):
         self._data_dir, self._patience = data_dir, _PATIENCE_SECONDS
         self._link: BinaryIO | None = None
-        self._running: dict[int, str] = {}       # what the broker is to know is being compacted
+        self._running: dict[int, str] = {}       # partition id -> topic, being compacted
+
+    def __repr__(self) -> str:
+        return f"<BrokerSocket {self._data_dir} is_connected={self._link is not None} running={len(self._running)}>"
 
     def close(self) -> None:
         if self._link is not None:
-            with contextlib.suppress(OSError):      # what is not sent yet stays so
+            with contextlib.suppress(OSError):      # the broker may have closed it
                 self._link.close()
         self._link = None
 
     def is_served(self) -> bool:
+        """Connect if necessary, and return whether a broker serves the folder."""
         if self._link is None:
             self._connect()
         return self._link is not None
 
     def adopt(self, partition_id: int, topic: str, view: int) -> str | None:
-        """None when the view is in force, else why not."""
+        """Put a view in force, by the broker or, without one, by itself.  Return None, or why that is refused."""
         folder = format.partition_folder(self._data_dir, partition_id)
         while True:
             try:
                 if self.is_served():
                     self.ask("adopt-view", topic=topic, view=view)
                 elif not self._adopt_alone(folder, view):
-                    continue      # somebody serves it now
+                    continue      # a broker has just been started
                 break
             except Gone:
                 continue
             except Refused as refused:
-                if view not in compacted_ledgers.numbers(folder):      # not put in force before, either
+                # else an earlier attempt did it, and its answer was lost
+                if view not in compacted_ledgers.numbers(folder):
                     return str(refused)
                 break
         self._running.pop(partition_id, None)
@@ -89,9 +102,10 @@ class Side:
         return None
 
     def _adopt_alone(self, folder: Path, view: int) -> bool:
-        """False when that is a broker's to do.  None can begin to serve the folder meanwhile.  Raises Refused."""
+        """Put a view in force under the folder's lock.  Return False if a broker holds the lock.  Raises Refused."""
         with locks.lock(self._data_dir / locks.LOCK) as is_ours:
-            if is_ours and view not in compacted_ledgers.numbers(folder):      # a broker may have, before it ended
+            # a broker may have done it before it ended
+            if is_ours and view not in compacted_ledgers.numbers(folder):
                 try:
                     compacted_ledgers.adopt(folder, view)
                 except OSError as error:
@@ -99,7 +113,11 @@ class Side:
         return is_ours
 
     def ask(self, question: str, **about) -> Any:
-        """Raises Refused, Gone.  An owner that did not answer in good time is not waited for again before one has."""
+        """Ask the broker and return its answer.  Raises Refused, Gone.
+
+        An owner that is being started is asked again for a minute.  After one such wait was in vain, further questions
+        are asked once, until one is answered.
+        """
         began = time.monotonic()
         while True:
             found = self._say({"ask": question, **about})
@@ -114,15 +132,16 @@ class Side:
             time.sleep(_AGAIN_SECONDS)
 
     def began(self, partitions: Mapping[int, str]) -> None:
-        """These are being compacted."""
+        """Tell the broker which partitions are being compacted.  A broker that is started later is told too."""
         self._running = dict(partitions)
         if self._link is None:
-            self._connect()      # which tells
+            self._connect()      # tells the broker as well
         else:
             with contextlib.suppress(OSError, ValueError):
                 self._tell_running()
 
     def ended(self, report: dict[str, Any]) -> None:
+        """Tell the broker how the compaction of a partition ended."""
         self._running.pop(report["partition_id"], None)
         self._tell({"ended": report})
 
@@ -136,7 +155,7 @@ class Side:
             self._exchange({"began": dict(some[at:at + _BEGAN_MAX])})
 
     def _say(self, what: dict) -> dict:
-        """The answer, also of a broker that is started again meanwhile.  Raises Gone."""
+        """Send one line and return the answer; over a new connection if the broker is restarted.  Raises Gone."""
         while self.is_served():
             try:
                 return self._exchange(what)
@@ -150,7 +169,7 @@ class Side:
         return json.loads(self._link.readline())
 
     def _connect(self) -> None:
-        """... where there is one; it knows what is under way then."""
+        """Connect to the broker, if one serves the folder, and tell it what is being compacted."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while True:
             link = socket.socket(socket.AF_UNIX)
@@ -167,12 +186,12 @@ class Side:
                 if time.monotonic() > deadline:
                     raise OSError(f"{self._data_dir} is in use, and its broker does not answer at {self._data_dir / SOCKET}") from error
             finally:
-                link.close()       # its file keeps it
+                link.close()       # the file object keeps its descriptor
             time.sleep(_AGAIN_SECONDS)
 
 
 def last_report(data_dir: Path) -> dict[str, Any]:
-    """Of the last night; {} when there is none that can be read."""
+    """Return the report of the last night, {} if there is none that can be read."""
     try:
         return json.loads((data_dir / REPORT).read_bytes())
     except (OSError, ValueError):

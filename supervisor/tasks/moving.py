@@ -1,9 +1,11 @@
-"""Copying topics from one cluster to another: what `geminga import` and `geminga export` do.
+"""Copies of topics between clusters, for `geminga import` and `geminga export`.
 
-Entries go as they are, in their order, by one producer of a fixed name, so what the other side holds is a beginning of what there is
-here, whenever a copy ends.  The next one finds the other side's last entry in the source, by its bytes, and goes on behind it.  Nothing
-is remembered anywhere else: the other side need not deduplicate, and may have been restarted.  Where it does deduplicate, it sees
-sequence ids that go on from the last it knows of that producer; those of the entries' own metadata stay for consumers.
+One producer with a fixed name sends entries unchanged and in order.  So the target holds a prefix of the source,
+whenever a copy is interrupted.  The next copy finds the target's last entry in the source, by its bytes, and continues
+behind it.  No other state is kept: the target need not deduplicate, and may have been restarted.
+
+If the target does deduplicate, it gets sequence ids that continue from its last one for that producer.  The sequence
+ids in the entries' own metadata stay unchanged for consumers.
 """
 import ssl
 import time
@@ -16,11 +18,11 @@ from geminga.supervisor.pulsar_client.client import ClientError, Entry, Session,
 
 _PRODUCER = "geminga-copy"
 _UNDER_WAY_MAX = 5_000          # entries without a receipt
-_CLOCKS_S = 60                  # by which publish times of neighbours may differ
+_CLOCKS_S = 60                  # by which publish times of neighbouring entries may be out of order
 
 
 class Cluster(NamedTuple):
-    """Where topics are, and who asks for them."""
+    """The address of a cluster, and the credentials to use."""
 
     url: str
     method: str = ""
@@ -28,17 +30,17 @@ class Cluster(NamedTuple):
     tls: ssl.SSLContext | None = None
 
     async def session(self) -> Session:
-        """With any broker of it."""
+        """Connect to any broker of the cluster.  Raises ClientError, OSError."""
         return await client.connect(self.url, self.method, self.data, self.tls)
 
     async def session_of(self, topic: str) -> Session:
-        """With the one that serves the topic."""
+        """Connect to the broker that serves the topic.  Raises ClientError, OSError."""
         return await client.connect_to_topic(self.url, topic, self.method, self.data, self.tls)
 
 
 @dataclass(slots=True)
 class Copied:
-    """So far."""
+    """Progress of one copy."""
 
     entries: int = 0
     messages: int = 0
@@ -52,9 +54,9 @@ class Copied:
 
 async def copy_topic(source: Cluster, target: Cluster, topic: str, subscriptions: tuple[str, ...] = (),
                      told: Callable[[Copied], None] = lambda copied: None) -> Copied:
-    """What the topic or partition holds now is on the other side, with its schemas.  Raises ClientError, OSError.
+    """Copy the schemas and the present entries of a topic or partition.  Raises ClientError, OSError.
 
-    Those subscriptions are made there at the beginning, so that what comes is kept for them.
+    The subscriptions are created on the target first, so that it keeps the entries for them.
     """
     reading = await source.session_of(topic)
     try:
@@ -77,7 +79,10 @@ async def copy_topic(source: Cluster, target: Cluster, topic: str, subscriptions
 
 
 async def _open(reading: Session, writing: Session, topic: str) -> int:
-    """The producer is there, and so is every version of the schema; returns its last sequence id, -1 if it has none."""
+    """Create the producer, and every version of the schema; return its last sequence id, -1 if it has none.
+
+    Raises ClientError if the target has another schema under one of the versions.
+    """
     wanted, found = await reading.schemas(topic), await writing.schemas(topic)
     for version, schema in wanted.items():
         if version in found:
@@ -105,9 +110,12 @@ async def _last_of(session: Session, topic: str) -> Entry | None:
 
 async def _copy(reading: Session, writing: Session, topic: str, end: Entry | None, sequence_id: int, copied: Copied,
                 told: Callable[[Copied], None]) -> None:
-    """What is behind that end, or all, is on the other side."""
+    """Copy all entries behind `end`, or all if it is None.
+
+    Raises ClientError if the source does not have that entry.
+    """
     ages_s = [0]
-    if end is not None:     # what follows it was mostly published after it; wrong clocks make for a longer search
+    if end is not None:     # the search begins at its publish time; if clocks were wrong, at the beginning
         ages_s = [max(1, int(time.time() - end.metadata.publish_time / 1_000) + _CLOCKS_S), 0]
     for age_s in ages_s:
         consumer = await reading.subscribe(topic, since_s=age_s, makes_topic=False)
@@ -133,7 +141,7 @@ async def _copy(reading: Session, writing: Session, topic: str, end: Entry | Non
 
 
 class _UnderWay:
-    """Entries that were sent and have no receipt."""
+    """Entries that were sent and have no receipt yet, bounded by _UNDER_WAY_MAX."""
 
     def __init__(self, session: Session, sequence_id: int) -> None:
         self._session, self._next, self._done = session, sequence_id, sequence_id

@@ -1,4 +1,4 @@
-"""A whole night: what is to be compacted is, then each partition gives back what it need not keep; and a report of it."""
+"""A night: it compacts topics that are due, lets each partition give back disk space, and writes a report."""
 import contextlib
 import json
 import os
@@ -23,17 +23,20 @@ from geminga.storage.jobs.engines import Here, NoSpark, NotInstalled, Spark
 from geminga.storage.jobs.nightly import Night, Planned, Progress, Target
 from geminga.storage.ledgers import compacted_ledgers
 from geminga.supervisor.configuration.config import Config, core_count
-from geminga.supervisor.tasks.job_socket import REPORT, CannotRun, Gone, Refused, Side, check_user, last_report
+from geminga.supervisor.tasks.job_socket import REPORT, BrokerSocket, CannotRun, Gone, Refused, check_user, last_report
 
 SUCCESS, FAILED = "success", "failed"
-_OOM_SCORE = 500             # when memory runs out this goes before the broker
-Tell = Callable[[str, int, int], None]      # (what is being done, done, of so many)
+_OOM_SCORE = 500             # when memory runs out, the kernel kills this process before the broker
+Tell = Callable[[str, int, int], None]      # (activity, number done, number in all)
 
 
-# -- what there is to do
+# -- partitions to compact
 
 def targets(config: Config, topics: tuple[str, ...] = (), pattern: str = "") -> list[Target]:
-    """Named ones; else those that have a threshold or a view.  Raises LookupError, Refusal, re.error, CatalogueError."""
+    """Return the partitions of the named topics, or else all that have a compaction threshold or a view.
+
+    Raises LookupError, Refusal, re.error, CatalogueError.
+    """
     catalogue = confirmed.open_catalogue(config.data_dir)
     try:
         options = catalogue.with_changes(config.storage)
@@ -50,7 +53,7 @@ def targets(config: Config, topics: tuple[str, ...] = (), pattern: str = "") -> 
 
 
 def chosen(config: Config, partition_ids: Iterable[int]) -> list[Target]:
-    """Of these partitions those that there are.  Raises CatalogueError."""
+    """Return those of the partitions that exist.  Raises CatalogueError."""
     wanted = set(partition_ids)
     catalogue = confirmed.open_catalogue(config.data_dir)
     try:
@@ -64,18 +67,20 @@ def planned(config: Config, found: list[Target]) -> list[Planned]:
     return nightly.plan(config.data_dir, found)
 
 
-# -- where it is computed
+# -- engines
 
 class Engines:
-    """This process, and Spark when it is needed, once.  With engine = "auto" a night is Spark's, where it is installed; on demand what is
-    little is done here."""
+    """The engine for a compaction: this process, or one Spark that is started when it is first needed.
+
+    With engine = "auto" a night uses Spark where it is installed, and a compaction on demand only for large topics.
+    """
 
     def __init__(self, config: Config, *, is_night: bool):
         self._config, self._options, self._is_night = config, config.nightly, is_night
         self._spark: Spark | None = None
 
     def __enter__(self) -> "Engines":
-        for path in (self._config.data_dir / "nightly").glob("scratch-*"):      # of those that were killed
+        for path in (self._config.data_dir / "nightly").glob("scratch-*"):      # left by processes that were killed
             if not psutil.pid_exists(int(path.name.rpartition("-")[2])):
                 shutil.rmtree(path, ignore_errors=True)
         return self
@@ -85,7 +90,7 @@ class Engines:
             self._spark.close()
 
     def for_bytes(self, size: int) -> Here | Spark:
-        """To read so many.  Raises CannotRun."""
+        """Return the engine for reading `size` bytes.  Raises CannotRun."""
         options = self._options
         may_be_here = options.engine == "auto" and not self._is_night
         if not size or options.engine == "here" or (may_be_here and size <= options.in_process_bytes):
@@ -103,14 +108,16 @@ class Engines:
 
 
 def size_of(found: Iterable[Planned]) -> int:
-    """Bytes that are read."""
+    """Return the bytes that the due compactions read."""
     return sum(one.size + one.view_size for one in found if one.is_due)
 
 
-# -- doing it
+# -- the night
 
 def be_polite(niceness: int) -> None:
-    """Others go first: for a core, for the disk, and when memory runs out."""
+    """Give this process the lowest priority for cores and disk, and let it be the first to be killed when memory runs
+    out.
+    """
     with contextlib.suppress(OSError):
         os.nice(max(0, niceness - os.nice(0)))
     with contextlib.suppress(OSError, psutil.Error):
@@ -120,9 +127,12 @@ def be_polite(niceness: int) -> None:
 
 
 def on_demand(config: Config, partition_ids: Iterable[int]) -> bool:
-    """What the broker has started this process for: one partition after the other.  Whether all is well.  Raises CannotRun."""
+    """Compact partitions one after the other, for the broker that started this process.  Return whether all succeeded.
+
+    Raises CannotRun.
+    """
     found, is_well = chosen(config, partition_ids), True
-    with contextlib.closing(Side(config.data_dir)) as side, Engines(config, is_night=False) as engines:
+    with contextlib.closing(BrokerSocket(config.data_dir)) as side, Engines(config, is_night=False) as engines:
         side.began({target.partition_id: target.topic for target in found})
         for target in found:
             engine = engines.for_bytes(size_of(nightly.plan(config.data_dir, [target])))
@@ -132,8 +142,8 @@ def on_demand(config: Config, partition_ids: Iterable[int]) -> bool:
     return is_well
 
 
-def compact(side: Side, config: Config, found: list[Planned], progress: Callable[[Progress], None]) -> Night:
-    """All that is due of these.  Raises CannotRun."""
+def compact(side: BrokerSocket, config: Config, found: list[Planned], progress: Callable[[Progress], None]) -> Night:
+    """Compact the due ones of these partitions.  Raises CannotRun."""
     with Engines(config, is_night=True) as engines:
         engine = engines.for_bytes(size_of(found))
         begun = {one.target.partition_id: one.target.topic for one in found if one.is_due}
@@ -148,8 +158,11 @@ def compact(side: Side, config: Config, found: list[Planned], progress: Callable
     return night
 
 
-def give_back(side: Side, config: Config, tell: Tell) -> dict[str, Any]:
-    """Each partition gives back what it need not keep, and folders of deleted ones go."""
+def give_back(side: BrokerSocket, config: Config, tell: Tell) -> dict[str, Any]:
+    """Have owners enforce retention for each partition, and remove folders of deleted ones.
+
+    Return the report of it.
+    """
     began, rows, errors = time.monotonic(), [], []
     catalogue = confirmed.open_catalogue(config.data_dir)
     found = [name for _, name in catalogue.partitions()]
@@ -171,7 +184,7 @@ def give_back(side: Side, config: Config, tell: Tell) -> dict[str, Any]:
 
 
 def check(config: Config) -> None:
-    """Raises CannotRun where this program must not write."""
+    """Raises CannotRun if this program must not write into the data folder, such as one of a newer format."""
     try:
         data_folder.check(config.data_dir)
     except data_folder.CannotUse as error:
@@ -179,10 +192,10 @@ def check(config: Config) -> None:
 
 
 def run(config: Config, found: list[Target], progress: Callable[[Progress], None], tell: Tell) -> dict[str, Any]:
-    """A night, as its report tells of it.  Raises CannotRun."""
+    """Run a night, write its report, and return it.  Raises CannotRun."""
     began, started_ms = time.monotonic(), time.time_ns() // 1_000_000
     check_user(config.data_dir)
-    with contextlib.closing(Side(config.data_dir)) as side:
+    with contextlib.closing(BrokerSocket(config.data_dir)) as side:
         due = planned(config, found)
         night = compact(side, config, due, progress)
         is_served = side.is_served()
@@ -199,7 +212,7 @@ def run(config: Config, found: list[Target], progress: Callable[[Progress], None
         "compaction": compaction, "retention": given}
     try:
         keep(config, report)
-    except OSError as failure:      # what was done is
+    except OSError as failure:      # the work is done all the same
         report |= {"status": FAILED, "error": report["error"] or f"its report cannot be written: {text_of(failure)}"}
     return report
 
@@ -216,9 +229,9 @@ def _totals(compaction: list[dict[str, Any]], given: dict[str, Any] | None) -> d
 
 
 def failed(config: Config, environ: Mapping[str, str]) -> str:
-    """How a run ended that failed, by what the service manager has seen of it (MONITOR_... in systemd.exec(5)).
+    """Return why a run failed, from what systemd passes on about it (MONITOR_... in systemd.exec(5)).
 
-    The report tells it, where that run could not leave one of its own.
+    A run that was killed left no report; one is written for it, so that the alarm is raised.
     """
     result, status = environ.get("MONITOR_SERVICE_RESULT", ""), environ.get("MONITOR_EXIT_STATUS", "")
     why = f"it ended with {f'exit status {status}' if result == 'exit-code' else result or 'nobody knows what'}"
@@ -234,6 +247,7 @@ def failed(config: Config, environ: Mapping[str, str]) -> str:
 
 
 def keep(config: Config, report: dict[str, Any]) -> None:
+    """Write the report.  Raises OSError."""
     path = config.data_dir / REPORT
     path.parent.mkdir(exist_ok=True)
     write_anew(path, json.dumps(report).encode())

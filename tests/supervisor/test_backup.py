@@ -339,7 +339,7 @@ def test_an_owner_that_is_killed_meanwhile_fails_the_backup_and_nothing_is_left_
         broker.wait_replaced("owner", 1, broker.kill("owner", 1), 20)
         return side.ask("backup-cut", owner="all")
 
-    with contextlib.closing(job_socket.Side(broker.data_dir)) as side, pytest.raises(job_socket.Refused, match="started again"):
+    with contextlib.closing(job_socket.BrokerSocket(broker.data_dir)) as side, pytest.raises(job_socket.Refused, match="started again"):
         backup.make(broker.data_dir, place / "owners", lambda: side.ask("backup-begin", owner="all"), kill_and_cut)
     assert complete(place / "owners") and not format.linked_folder(broker.data_dir).exists()
     make(broker, place / "owners")

@@ -311,7 +311,7 @@ def test_a_job_goes_on_after_the_admin_process_was_killed(own, client):
     topic = unique_topic("goes-on")
     fill(client, topic)
     number = partition_id(own, topic)
-    with contextlib.closing(job_socket.Side(own.data_dir)) as served:
+    with contextlib.closing(job_socket.BrokerSocket(own.data_dir)) as served:
         served.began({number: topic})
         admin = own.kill("admin")
         own.wait_replaced("admin", 0, admin, WAIT_S)
@@ -322,7 +322,7 @@ def test_a_job_goes_on_after_the_admin_process_was_killed(own, client):
 
 
 def test_an_owner_that_is_started_again_is_waited_for(own, client):
-    with contextlib.closing(job_socket.Side(own.data_dir)) as served:
+    with contextlib.closing(job_socket.BrokerSocket(own.data_dir)) as served:
         owner = own.kill("owner", 0)
         assert served.ask("leftovers", owner=0)["left"] == 0
         own.wait_replaced("owner", 0, owner, WAIT_S)

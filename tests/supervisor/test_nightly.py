@@ -229,7 +229,7 @@ def test_a_broker_may_be_started_and_stopped_while_a_job_is_at_it(own, client):
     topic = unique_topic("up-and-down")
     fill(client, topic)
     target = jobs.Target(partition_id(own, topic), topic)
-    with contextlib.closing(job_socket.Side(own.data_dir)) as side:
+    with contextlib.closing(job_socket.BrokerSocket(own.data_dir)) as side:
         for change, number in ((own.start, 1), (own.stop, 2)):
             def adopt(*about, change=change):
                 change()
