@@ -103,6 +103,7 @@ def test_every_file_that_a_page_names_exists(page):
     assert [path for path in files_named(page.read_text()) if not any(ROOT.glob(path.rstrip("/")))] == []
 
 
+@pytest.mark.slow
 @each_tour
 def test_every_function_named_beside_its_file_exists(page):
     beside = list(names_beside_files(page.read_text()))

@@ -19,6 +19,7 @@ def functions_of(file):
     return {node.name for node in found if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", FILES)
 def test_each_bug_can_be_put_in(file):
     """Its text stands there once, and what takes its place is Python."""

@@ -230,6 +230,7 @@ def test_an_environment_of_somebody_else_is_never_removed(environment):
 
 # -- the wheel
 
+@pytest.mark.slow
 def test_a_wheel_has_every_file_of_the_four_layers(tmp_path):
     """Built as on any other machine, from a copy, as setuptools leaves folders behind."""
     for name in (*LAYERS, ".source", "pyproject.toml", "README.md", "LICENSE"):
@@ -292,6 +293,7 @@ def unpacked(package, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @on_debian
 def test_a_package_puts_everything_where_debian_has_it(unpacked):
     site = f"usr/lib/geminga/lib/{DEBIAN_PYTHON}/site-packages"

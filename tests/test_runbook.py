@@ -174,6 +174,7 @@ def takes_a_folder(context):
         yield context.command_path.partition(" ")[2]
 
 
+@pytest.mark.slow
 def test_every_command_that_is_about_a_data_folder_finds_the_installed_one(installed, tmp_path):
     """But serve, which makes one."""
     assert set(takes_a_folder(click.Context(geminga, info_name="geminga"))) == {*FINDS, "serve"}
@@ -193,6 +194,7 @@ def test_every_command_that_is_about_a_data_folder_finds_the_installed_one(insta
     assert list((tmp_path / "data").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_what_is_named_is_stronger_than_what_is_installed(installed, tmp_path):
     (tmp_path / "geminga.toml").write_text(f'data_dir = "{tmp_path}/named"\n')
     for options, place in ((("--data-dir", tmp_path / "other"), "other"), (("--config", tmp_path / "geminga.toml"), "named")):
@@ -201,6 +203,7 @@ def test_what_is_named_is_stronger_than_what_is_installed(installed, tmp_path):
     assert 'cluster_name = "of-the-package"' in installed("config", "show")[1]
 
 
+@pytest.mark.slow
 def test_a_configuration_that_is_installed_and_cannot_be_read_is_one_line(installed, tmp_path):
     place = installed.root / "etc/geminga/geminga.toml"
     kept = place.rename(tmp_path / "kept")

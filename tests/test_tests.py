@@ -113,6 +113,7 @@ def unsure(source: str) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", FILES, ids=str)
 def test_what_is_asserted_is_sure_to_be_reached(file):
     assert unsure((HERE / file).read_text()) == []
@@ -129,6 +130,7 @@ def hasty(source: str) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ALL, ids=str)
 def test_waits_are_long_enough_for_a_busy_machine(file):
     assert hasty((HERE / file).read_text()) == []

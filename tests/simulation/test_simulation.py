@@ -55,6 +55,7 @@ def test_a_broken_promise_is_found(name):
     pytest.fail(f"{CANARY_SEEDS} seeds have not found it")
 
 
+@pytest.mark.slow
 def test_each_step_has_a_canary_or_a_reason():
     """A new call that syncs, retires, renames or removes needs one of them."""
     modules = {module.__name__ for module in OUT_OF_REACH}

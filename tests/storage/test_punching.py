@@ -293,6 +293,7 @@ def test_a_dump_says_which_rows_were_given_back(rigs):
     assert ["damaged" in line for line in lines] == [False] * 3 and "its row was given back" in lines[1]["checksum"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_figures_stay_right_whatever_rows_are_given_back(rigs, seed):
     """Batches of several sizes, stretches of them acknowledged in any order, over restarts and crashes."""
@@ -356,6 +357,7 @@ def test_little_is_not_worth_the_trouble(rigs):
     assert used(rig) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_whatever_is_not_acknowledged_is_whole(rigs, seed):
     """After many rounds of publishing and acknowledging, by two subscriptions, in order and not; over restarts and crashes."""

@@ -244,6 +244,7 @@ def test_messages_that_are_too_old_are_evicted_within_a_second(rigs):
     assert len(rig.publish(producer, b"c")) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_nobody_is_kept_out_without_reason_nor_let_in_with_one(rigs, seed):
     """Against a count of all that is there: publishing, acknowledgements with holes, roll-overs, new subscriptions, restarts."""

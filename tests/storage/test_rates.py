@@ -140,6 +140,7 @@ def test_owners_share_a_rate_of_the_broker():
 
 # -- publishing -------------------------------------------------------------------------------------------------------------------
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rate", "scope"), [(10, TOPIC), (100, TOPIC), (400, TOPIC), (100, NAMESPACE)])
 def test_no_more_is_published_than_the_rate_and_no_less(rig, rate, scope):
     producer = rig.producer("a")
@@ -149,6 +150,7 @@ def test_no_more_is_published_than_the_rate_and_no_less(rig, rate, scope):
     assert flood([one], 1_000) == [pytest.approx(rate, rel=0.03, abs=1)]
 
 
+@pytest.mark.slow
 def test_bytes_and_messages_of_batches_are_counted(rig):
     producer = rig.producer("a")
     sets(rig, "publishRate", publish_rate(size=100 * SIZE))
@@ -159,6 +161,7 @@ def test_bytes_and_messages_of_batches_are_counted(rig):
     assert flood([other], SECONDS * 1_000) == [about(100 * SECONDS)]
 
 
+@pytest.mark.slow
 def test_the_rates_of_the_broker_hold_for_each_topic_and_for_all_together(rigs):
     rig = rigs(publish_messages_per_topic=40, publish_messages_per_broker=100)
     floods = [Flood(rig, rig.producer(name, connection=number), 50) for number, name in enumerate("abc", 1)]
@@ -234,6 +237,7 @@ def test_a_debt_is_paid_at_the_new_rate(rig):
     assert [len(answers.receipts) for answers in passes(rig, 200) if answers.receipts] == [1]
 
 
+@pytest.mark.slow
 def test_another_rate_holds_at_once_and_none_lets_everything_go(rig):
     producer = rig.producer("a")
     sets(rig, "publishRate", publish_rate(10))
@@ -378,6 +382,7 @@ def given(answers, consumer):
     return sum(len(one[3]) for each in answers for one in each.gifts if one[0] == consumer.number)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS, ids=SubType.Name)
 def test_consumers_get_no_more_than_the_rate_and_no_less(rig, kind):
     """And everything, in the end, in order."""
@@ -485,6 +490,7 @@ def test_rates_of_the_broker_that_are_changed_hold_at_once(rigs):
     assert flood([Flood(rig, rig.producer("a"), 50)], SECONDS * 1_000) == [about(20 * SECONDS)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS, ids=SubType.Name)
 @pytest.mark.parametrize("size", [0, 1], ids=["messages", "bytes"])
 def test_batches_count_by_their_messages_and_bytes_by_themselves(rig, kind, size):
@@ -496,6 +502,7 @@ def test_batches_count_by_their_messages_and_bytes_by_themselves(rig, kind, size
     assert given(passes(rig, SECONDS * 1_000), consumer) == pytest.approx(expected, rel=0.02, abs=10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS, ids=SubType.Name)
 def test_batches_count_once_where_the_broker_is_told_so(rigs, kind):
     rig = rigs(dispatch_limits_entries=True)
@@ -525,6 +532,7 @@ def test_a_rate_relative_to_what_is_published_is_beyond_that(rig):
     assert given(found, consumer) == about(published + 100 * SECONDS)
 
 
+@pytest.mark.slow
 def test_bytes_relative_to_what_is_published_are_beyond_that_too(rig):
     producer = backlog(rig, "a", 1_500)
     consumer = rig.consumer("a")

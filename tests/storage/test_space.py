@@ -107,6 +107,7 @@ def test_the_reserve_is_given_up_piece_by_piece_and_taken_back(rigs, room):
     assert reserve.stat().st_size == 8 * MIB
 
 
+@pytest.mark.slow
 def test_acknowledgements_go_on_while_checkpoints_find_no_room(rigs, monkeypatch):
     """Their segments are kept; when there is room again the same is written, and nothing comes back."""
     rig = rigs(**SMALL)
@@ -286,6 +287,7 @@ def small_disk(tmp_path):
         yield place
 
 
+@pytest.mark.slow
 def test_a_small_disk_is_used_to_its_watermark_and_after_it_was_cleared_again(small_disk, rigs):
     """What was allocated ahead neither stops publishing before the disk is full nor keeps it stopped afterwards."""
     rig = rigs.on(small_disk / "data", journal_segment_bytes=6 * MIB)

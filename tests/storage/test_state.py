@@ -65,6 +65,7 @@ def write(folder, found):
     StateFile(folder, PARTITION).take(found).write()
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(states())
 def test_what_was_written_is_read(tmp_path, found):
@@ -96,6 +97,7 @@ def whole(tmp_path):
     return found, format.state_path(tmp_path)
 
 
+@pytest.mark.slow
 def test_every_single_flipped_bit_costs_nothing_and_is_told(whole):
     """With the copy that it is in; there is no byte without the checksum."""
     found, path = whole

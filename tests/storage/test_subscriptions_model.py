@@ -351,5 +351,5 @@ class SubscriptionsMachine(RuleBasedStateMachine):
             self.producers = {topic: self.rig.producer(topic) for topic in TOPICS}
 
 
-TestSubscriptionsMachine = SubscriptionsMachine.TestCase
+TestSubscriptionsMachine = pytest.mark.slow(SubscriptionsMachine.TestCase)
 TestSubscriptionsMachine.settings = settings(max_examples=int(os.environ.get("EXAMPLES", "40")), stateful_step_count=40, deadline=None)

@@ -1,4 +1,6 @@
 """Policies reach partitions that nobody uses: after a start, and when they are set."""
+import pytest
+
 from geminga.storage.cursors.cursor import EXPIRED
 
 HOUR_MS = 3_600_000
@@ -24,6 +26,7 @@ def expired(rig):
     return {str(partition.name): sub.cursor.totals[EXPIRED] for partition in rig.partitions for sub in partition.subscriptions.values()}
 
 
+@pytest.mark.slow
 def test_messages_of_partitions_that_nobody_uses_expire(rigs):
     """Slowly, so that what clients ask for does not wait."""
     rig = stored(rigs, [f"t{number}" for number in range(120)], message_ttl_s=60)

@@ -179,6 +179,7 @@ def test_rows_and_their_entry_damaged_together_are_a_loss(folder):
     assert next(one for one in found if one.path == folder.index(1)).entries == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("offset", range(0, format.HEADER_SIZE, 5))
 def test_damaged_headers_cost_nothing(folder, offset):
     flip(folder.index(1), offset, 5)

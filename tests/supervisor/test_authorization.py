@@ -492,6 +492,7 @@ def test_a_log_that_cannot_be_written_is_told_once_and_goes_on_when_it_can_be(lo
     assert "written down again" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_large_log_is_set_aside(log, tmp_path, monkeypatch):
     monkeypatch.setattr(audit, "_FILE_BYTES", 1_000)
     found = log()

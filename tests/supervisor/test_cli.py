@@ -327,6 +327,7 @@ def completed(url, words, typed):
     return {each.value for each in asked}
 
 
+@pytest.mark.slow
 def test_names_are_completed_as_far_as_the_broker_tells_them(served):
     assert "namespaces" in completed(served, [], "name")
     assert "peek-messages" in completed(served, ["topics"], "pe")

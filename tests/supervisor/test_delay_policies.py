@@ -306,6 +306,7 @@ def test_f192_f193_counters_have_the_labels_of_the_proposal(several, place, conn
     assert counted() == [3, 2]
 
 
+@pytest.mark.slow
 def test_f194_alert_rules_watch_both_counters():
     expressions = [line for line in RULES.read_text().splitlines() if " expr: " in line]
     for name in ("pulsar_broker_topic_messages_delayed_rejected_total", "pulsar_broker_topic_messages_fixed_delay_overridden_total"):

@@ -20,6 +20,8 @@ from ..harness import Broker, eventually, request, unique_topic
 from ..proto.client_frames import T, command, entry_of, message_metadata, send
 from ..workers.peer import Peer
 
+pytestmark = pytest.mark.slow
+
 GEMINGA = str(Path(sys.executable).with_name("geminga"))
 
 

@@ -14,6 +14,8 @@ from geminga.supervisor.processes import control_socket
 
 from ..harness import Broker, Stopwatch, eventually, request, unique_topic
 
+pytestmark = pytest.mark.slow
+
 HUNG_SECONDS = 10
 
 

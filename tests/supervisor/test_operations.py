@@ -21,6 +21,8 @@ from geminga.supervisor.host import host
 
 from ..harness import COMMAND, Broker, eventually, request, unique_topic
 
+pytestmark = pytest.mark.slow
+
 LEVEL = "/ops/v1/log-level"
 
 

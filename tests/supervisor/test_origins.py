@@ -14,6 +14,8 @@ from bcrypt import gensalt, hashpw
 
 from ..harness import Broker, request, unique_topic
 
+pytestmark = pytest.mark.slow
+
 JSON = "application/json"
 FORMS = "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "text/plain;charset=UTF-8"
 FOREIGN = ("evil.example", "evil.example:8080", "127.0.0.1.evil.example", "localhost.evil.example:80", "xlocalhost", "0x7f000001",

@@ -15,6 +15,8 @@ import trustme
 from ..harness import Broker, eventually, request, unique_topic
 from .test_serve import GEMINGA, run
 
+pytestmark = pytest.mark.slow
+
 NOBODY = 65534
 SERVE = ("serve", "--port", 0, "--http-port", 0, "--data-dir")
 # Commands that are told of a folder, and their exit statuses when it cannot be used.

@@ -86,6 +86,7 @@ def test_a_policy_is_set_shown_and_taken_away(broker, policy, level):
         assert place.get() == place.unset
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "level"), [one for one in EVERY if getattr(*one.values).implied is None])
 def test_what_is_no_value_is_refused_and_changes_nothing(broker, policy, level):
     place = Place(broker, policy, level)

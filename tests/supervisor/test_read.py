@@ -20,6 +20,8 @@ from ..proto.client_frames import T, entry_of, message_metadata, send
 from ..workers.peer import Peer
 from .test_serve import run
 
+pytestmark = pytest.mark.slow
+
 LARGE = "".join(str(number) for number in range(2_000_000))      # more than a message may have
 
 

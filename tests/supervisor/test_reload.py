@@ -30,6 +30,8 @@ from ..harness import Broker, eventually, request, unique_topic
 from ..proto.client_frames import CONNECT, T, command, entry_of, message_metadata, send
 from ..workers.peer import Closed, Peer
 
+pytestmark = pytest.mark.slow
+
 GEMINGA = str(Path(sys.executable).with_name("geminga"))
 CHOICES = {     # of keys whose values are not any number, or any text
     "affinity": "spread",

@@ -10,6 +10,8 @@ import pytest
 
 from ..harness import COMMAND, partitions_url, request, unique_topic
 
+pytestmark = pytest.mark.slow
+
 GEMINGA = str(Path(sys.executable).with_name("geminga"))
 
 

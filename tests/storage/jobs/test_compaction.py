@@ -26,6 +26,7 @@ STEPS = st.lists(st.one_of(
     st.tuples(st.just("roll")), st.tuples(st.just("compact"))), max_size=25)
 
 
+@pytest.mark.slow
 @given(STEPS, st.booleans())
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_a_view_has_the_newest_message_of_each_key(tmp_path_factory, steps, retains_keyless):
@@ -237,6 +238,7 @@ def test_one_key_and_large_messages(tmp_path):
     assert topic.contents() == topic.newest()
 
 
+@pytest.mark.slow
 def test_many_keys(tmp_path, monkeypatch):
     """More than are merged at once."""
     monkeypatch.setattr("geminga.storage.jobs.engines._MERGE_MIN", 5_000)

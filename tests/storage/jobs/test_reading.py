@@ -107,6 +107,7 @@ def by_library(self, block):
     yield from self._one_by_one(block, list(range(len(block.rows))))
 
 
+@pytest.mark.slow
 @given(st.lists(entries(), min_size=1, max_size=40), st.sampled_from([1, 4]))
 @example([(with_metadata(metadata_of(), b"", b"payload"), False)] * 40, 1)
 @settings(max_examples=150, suppress_health_check=list(HealthCheck), deadline=None)
@@ -255,6 +256,7 @@ def test_what_announces_more_than_it_has_costs_nothing(topic):
     assert len(damage) == 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", CODECS[1:], ids=api.CompressionType.Name)
 @pytest.mark.parametrize("count", [0, 3])
 def test_a_payload_that_is_too_large_unpacked_is_told_of_and_left_out(topic, codec, count):
@@ -268,6 +270,7 @@ def test_a_payload_that_is_too_large_unpacked_is_told_of_and_left_out(topic, cod
     assert len(damage) == 1 and f"its payload claims {size} bytes before compression" in damage[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_a_batch_of_very_many_messages_is_read_some_at_a_time(topic, is_cut):
     """And if its last one is cut, none of it is."""

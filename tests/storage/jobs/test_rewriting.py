@@ -107,6 +107,7 @@ def test_a_batch_that_has_fewer_messages_than_it_says_is_told():
         cut_one(batch_of([({}, b"a")] * 3), np.ones(4, bool))
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(MESSAGES, st.sampled_from(CODECS), st.sampled_from(["", "short", "fewer"]), st.randoms()), max_size=9))
 def test_many_are_cut_as_one_by_one(some):
     entries, masks = [], []
