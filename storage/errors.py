@@ -1,4 +1,4 @@
-"""How the world can fail, as far as callers treat it differently."""
+"""Kinds of failures of disk and data, as far as callers treat them differently."""
 import errno
 from pathlib import Path
 
@@ -9,15 +9,21 @@ _OF_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR
 
 
 class StorageFull(Exception):
-    """What was to be written cannot be for now: no room, no descriptor, a file system that is read-only.  Nothing of it was."""
+    """Nothing can be written for now: no room, no descriptor, or a read-only file system.  Nothing was written."""
 
 
 class NotDurable(Exception):
-    """What was decided cannot be put on disk.  Nothing of it was answered; who decided it ends, and begins anew with what is there."""
+    """Decisions of a pass cannot be put on disk. Nothing of them was answered.
+
+    The owner ends, and its successor begins with what is on disk.
+    """
 
 
 class Interrupted(BaseException):
-    """What was decided went to disk in part, for a reason that nobody has thought of: its process ends, whatever it was doing it for."""
+    """An unforeseen error left decisions on disk in part.
+
+    The process ends, whichever command it was working for.
+    """
 
 
 class CorruptFile(Exception):
@@ -28,20 +34,20 @@ class CorruptFile(Exception):
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether there was no room, which may come back."""
+    """Whether the error means that there is no room, which may come back."""
     return isinstance(error, StorageFull) or (isinstance(error, OSError) and error.errno in _FULL)
 
 
 def is_of_disk(error: OSError) -> bool:
-    """Whether the disk failed, or descriptors are used up: nothing that this program could do better."""
+    """Whether the disk failed or descriptors are used up, so that this program can do nothing about it."""
     return error.errno in _OF_DISK
 
 
 def is_of_place(error: OSError) -> bool:
-    """Whether another place has to be named, or its rights be changed: trying again does not help."""
+    """Whether the error needs another path or other permissions, so that trying again does not help."""
     return error.errno in _OF_PLACE
 
 
 def text_of(error: OSError) -> str:
-    """What the operator reads: which file, and what the kernel says."""
+    """Return the text for an operator: the file and the error of the kernel."""
     return f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)

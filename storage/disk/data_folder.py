@@ -1,6 +1,7 @@
-"""Which data folders this program may write to: the file `format` of each has a number, that of the newest program it was served by.
+"""Data folders that this program may write to.
 
-Whoever is about to write looks at it first: what a newer program has written there, this one might take for damage.
+The file `format` of a data folder has the number of the newest program that served it. A program compares the number
+before it writes, because it could take data of a newer program for damage.
 """
 import contextlib
 import errno
@@ -16,11 +17,11 @@ _NUMBER_MAX = 64            # bytes that are looked at
 
 
 class CannotUse(Exception):
-    """The folder is not for this program: one line that says why."""
+    """This program may not use the folder.  The text is one line for the user."""
 
 
 def make(data_dir: Path) -> None:
-    """There is a folder; a new one is for its user alone.  Raises OSError."""
+    """Make the folder, for its user alone, if it does not exist.  Raises OSError."""
     with contextlib.suppress(FileExistsError):
         data_dir.mkdir(mode=0o700, parents=True)
     if not data_dir.is_dir():
@@ -28,7 +29,7 @@ def make(data_dir: Path) -> None:
 
 
 def look(data_dir: Path) -> None:
-    """Raises OSError unless this user could make the folder, or write to it and to what lies in it.  Changes nothing."""
+    """Check that this user could make the folder, or write to it and its content; change nothing.  Raises OSError."""
     place = data_dir.absolute()
     while not _is_there(place):
         place = place.parent
@@ -48,7 +49,7 @@ def _is_there(path: Path) -> bool:
 
 
 def check(data_dir: Path) -> int:
-    """The folder's number; 0 when nobody has written one.  Raises CannotUse, OSError."""
+    """Return the folder's number, 0 if it has none.  Raises CannotUse, OSError."""
     path = format.format_path(data_dir)
     try:
         said = regular_files.read(path, _NUMBER_MAX)
@@ -65,18 +66,18 @@ def check(data_dir: Path) -> int:
 
 
 def claim(data_dir: Path) -> None:
-    """This program writes to the folder from now on, and older ones do not.  Raises CannotUse, OSError."""
+    """Set the folder's number to this program's, so that older programs refuse it.  Raises CannotUse, OSError."""
     if check(data_dir) < format.FOLDER_VERSION:
         _write(data_dir, b"%d\n" % format.FOLDER_VERSION)
 
 
 def begin(data_dir: Path) -> None:
-    """Nobody takes the folder for one before it is claimed.  Raises OSError."""
+    """Mark the folder as unfinished, so that no program uses it as a data folder.  Raises OSError."""
     _write(data_dir, _UNFINISHED)
 
 
 def complete(data_dir: Path) -> None:
-    """It is one.  Raises OSError."""
+    """Mark an unfinished folder as a data folder.  Raises OSError."""
     _write(data_dir, b"%d\n" % format.FOLDER_VERSION)
 
 

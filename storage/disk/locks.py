@@ -1,8 +1,9 @@
-"""Locks on files, which end with their process at the latest.
+"""Locks on files. A lock ends with its process at the latest.
 
-    <data>/lock                             whoever serves the folder has it alone; `hold` keeps others from beginning to
-    <data>/nightly/lock                     of the run that is under way
-    <data>/partitions/<id>/compacted/lock   of whoever makes a view of the partition
+    <data>/lock                             exclusive for the process that serves the folder; `hold` is shared and keeps
+                                            others from starting to serve
+    <data>/nightly/lock                     held by the night in progress
+    <data>/partitions/<id>/compacted/lock   held by the process that makes a view of the partition
 """
 import contextlib
 import fcntl
@@ -15,14 +16,17 @@ LOCK = "lock"
 
 @contextlib.contextmanager
 def lock(path: Path) -> Iterator[bool]:
-    """Whether it was taken: nobody else has it then.  Raises OSError."""
+    """Take an exclusive lock for the time of the context.  Yields whether it was free.  Raises OSError."""
     with _opened(path, os.O_RDWR | os.O_CREAT) as fd:
         yield _is_taken(fd, fcntl.LOCK_EX)
 
 
 @contextlib.contextmanager
 def hold(data_dir: Path) -> Iterator[bool]:
-    """Nobody can begin to serve the folder; whether somebody does already.  Raises OSError."""
+    """Keep other processes from starting to serve the folder, for the time of the context.
+
+    Yields whether a process serves it already. Raises OSError.
+    """
     if not (data_dir / LOCK).exists():      # never served
         yield False
         return

@@ -1,6 +1,7 @@
-"""Files in folders that anybody may have made: regular ones are read, and nothing else is followed, waited for or believed.
+"""Read files in folders that other users may have written to: regular files only.
 
-A symbolic link could lead to a file of the reader's own, a pipe would keep him waiting for ever, and a file may be of any size.
+A symbolic link could lead to another file of the reader, reading a pipe could wait for ever, and a file may have any
+size.
 """
 import contextlib
 import errno
@@ -14,7 +15,10 @@ _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def opened(path: Path, folder: Path | None = None) -> BinaryIO:
-    """The file, unbuffered.  With a folder, no folder on the way from there is a symbolic link either.  Raises OSError."""
+    """Open a regular file for reading, unbuffered. Raises OSError.
+
+    folder: no folder on the way from it to the file may be a symbolic link.
+    """
     if folder is None:
         return _checked(_open(str(path), _FLAGS, None, path), path)
     *way, name = path.relative_to(folder).parts
@@ -30,13 +34,13 @@ def opened(path: Path, folder: Path | None = None) -> BinaryIO:
 
 
 def read(path: Path, size: int, folder: Path | None = None) -> bytes:
-    """What the file begins with: so many bytes at most.  Raises OSError."""
+    """Return the first `size` bytes of a file, or fewer.  Raises OSError."""
     with opened(path, folder) as file:
         return file.read(size)
 
 
 def check(*folders: Path) -> None:
-    """Raises OSError where below one of them something is neither a file nor a folder of its own."""
+    """Check that everything below these folders is a regular file or a folder.  Raises OSError."""
     for folder in folders:
         with contextlib.suppress(FileNotFoundError), os.scandir(folder) as found:      # its broker may have just removed it
             for entry in found:

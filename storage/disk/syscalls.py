@@ -1,4 +1,4 @@
-"""What the C library can do and Python has no word for."""
+"""Calls of the C library that Python does not have."""
 import ctypes
 import fcntl
 import os
@@ -12,7 +12,7 @@ _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 
 
 def sync_all(folder: Path) -> None:
-    """All that was written to the file system of this folder is on disk: thousands of files with one call.  Raises OSError."""
+    """Sync the folder's whole file system, thousands of files with one call.  Raises OSError."""
     fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         if _libc.syncfs(fd):
@@ -22,18 +22,18 @@ def sync_all(folder: Path) -> None:
 
 
 def punch(descriptor: int, begin: int, end: int, path: Path) -> None:
-    """The blocks of these bytes of the file go back to its file system, and read as zeros.  Raises OSError."""
+    """Free the disk blocks of these bytes of a file; they read as zeros then.  Raises OSError."""
     if _libc.fallocate(descriptor, _KEEP_SIZE | _PUNCH_HOLE, begin, end - begin):
         raise _error(path)
 
 
 def clone(source: int, target: int) -> None:
-    """The file of the second descriptor has the blocks of the first's, until one of them is written to.  Raises OSError."""
+    """Make the file `target` share the blocks of the file `source` until one of them changes.  Raises OSError."""
     fcntl.ioctl(target, _CLONE, source)
 
 
 def give_back_memory() -> None:
-    """What many entries have taken for a moment goes back to the kernel."""
+    """Return free memory of this process to the kernel."""
     _libc.malloc_trim(0)
 
 

@@ -1,20 +1,20 @@
-"""The supervisor's word to its children and theirs to it: JSON lines over a socket pair made before the fork.
+"""Messages between the supervisor and its children: JSON lines over a socket pair made before the fork.
 
-    child -> supervisor    {"ready": {...}}                 it serves
-                           {"recovering": [what, done, of]} an owner that begins has come further
-                           {"pong": true}                   its main loop goes round
-                           {"drained": true}                what was published is answered, and nothing more is given out
-                           {"configured": why not}          its options are in force, or cannot be: the old ones are; "again": it ends
-                                                            for its successor to have them
-                           {"tell": {"log": [...]}}         of the admin process: all are to be told that
-    supervisor -> child    {"owner": [index, serial]}       an owner is up; a link to it is to be made
-                           {"owner_gone": index}            it ended: everything that hung on it is gone
-                           {"worker_gone": serial}          a worker ended: so did all its connections
-                           {"ping": true}                   answered by whoever looks for messages, see `receive`
-                           {"log": [rule, ...]}             what the log is to tell for a while; done by whoever looks, too
-                           {"options": packed}              hold from now on
-                           {"drain": true}                  nobody may publish or be given anything; answered "drained" when that is so
-                           {"stop": true}                   say good-bye and exit
+    child -> supervisor    {"ready": {...}}                 the child serves
+                           {"recovering": [what, done, of]} progress of an owner's recovery
+                           {"pong": true}                   the child's main loop goes round
+                           {"drained": true}                publishes are answered, and nothing more is delivered
+                           {"configured": reason}           "": new options are in force; "again": the child ends, and
+                                                            its successor takes them; else why the old ones stay
+                           {"tell": {"log": [...]}}         from the admin process: to be sent to all children
+    supervisor -> child    {"owner": [index, serial]}       an owner is up, and a link to it is to be made
+                           {"owner_gone": index}            an owner ended, and with it all its producers and consumers
+                           {"worker_gone": serial}          a worker ended, and with it all its connections
+                           {"ping": true}                   answered by `receive`
+                           {"log": [rule, ...]}             rules for the log; applied by `receive`
+                           {"options": packed}              new options, in force from now on
+                           {"drain": true}                  stop publishing and delivering, then answer "drained"
+                           {"stop": true}                   tell clients, and exit
 """
 import json
 import pickle
@@ -25,7 +25,7 @@ from geminga.storage.runtime.log import Rule, log
 
 
 class Control:
-    """One end.  Never blocks on reading."""
+    """One end of the socket pair.  Reading never blocks."""
 
     def __init__(self, end: socket.socket):
         self._socket = end
@@ -47,9 +47,9 @@ class Control:
             self.is_open = False
 
     def receive(self) -> list[dict[str, Any]]:
-        """Messages that have come; `is_open` is false when the other end is closed.
+        """Return the messages that have arrived. `is_open` is false when the other end is closed.
 
-        A ping is answered on the way: whoever looks here does so from the process's main loop.
+        A ping is answered here, because a process calls this function from its main loop.
         """
         self.answer()
         found, self._kept = self._kept, []
@@ -57,11 +57,11 @@ class Control:
 
     @property
     def has_kept(self) -> bool:
-        """Whether messages wait although nothing is left to be read."""
+        """Whether messages wait here although the socket is empty."""
         return bool(self._kept)
 
     def answer(self) -> None:
-        """Answer a ping in the middle of something long; what else has come waits for `receive`."""
+        """Answer a ping during a long task.  Other messages wait for `receive`."""
         try:
             while chunk := self._socket.recv(65536):
                 self._rest += chunk
@@ -81,7 +81,7 @@ class Control:
 
 
 def packed(what: Any) -> str:
-    """Options as they go along in a message, from a process to one that it has forked."""
+    """Return options packed for a message to a forked process."""
     return pickle.dumps(what).hex()
 
 

@@ -1,9 +1,10 @@
-"""Numbers that every process shows: one block of shared memory, made by the supervisor before it forks.
+"""Counters of all processes: one block of shared memory, made by the supervisor before it forks.
 
-A row per process, a column per counter; only the process itself writes its row, so nothing is locked.  A restarted process
-goes on counting where the one before it ended, which is what a counter is supposed to do.
+Each process has a row, each counter a column. Only the process itself writes its row, so nothing is locked. A
+restarted process goes on counting where its predecessor ended.
 
-A histogram is some more columns: how often each of BOUNDS_S was not exceeded while the one before was, how often the last was, and the sum.
+A histogram is a range of columns: for each of BOUNDS_S the number of values between the bound before and this one,
+then the number of values above all bounds, then the sum.
 """
 import bisect
 import contextlib
@@ -59,9 +60,9 @@ class Counters:
         self._cells[self._columns[name]] = value
 
     def process_began(self, pid: int, *, is_wanted: bool) -> None:
-        """The row has a new process; when the last three did is kept, by a clock that nobody puts.
+        """Record a new process in the row, with the times of the last three (CLOCK_BOOTTIME).
 
-        is_wanted: the one before it was to make room for it.
+        is_wanted: its predecessor ended to make room for it, so the start does not count as a restart.
         """
         self.set("pid", pid)
         if is_wanted:
@@ -73,33 +74,33 @@ class Counters:
         self.set("started_1_ms", round(time.clock_gettime(time.CLOCK_BOOTTIME) * 1000))
 
     def observe(self, name: str, seconds: float, count: int = 1) -> None:
-        """It took so long, so many times."""
+        """Add `count` values of so many seconds to a histogram."""
         at, cells = self._histograms[name], self._cells
         cells[at + bisect.bisect_left(BOUNDS_S, seconds)] += count
         cells[at + _BUCKETS] += int(seconds * 1e6) * count
 
     @contextlib.contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """What is done within, unless it fails."""
+        """Measure the context into a histogram, unless it fails."""
         began = time.perf_counter()
         yield
         self.observe(name, time.perf_counter() - began)
 
     def total(self, name: str) -> int:
-        """Of all processes."""
+        """Return the sum over all processes."""
         return int(self._table[:, self._columns[name]].sum())
 
     def read(self) -> dict[str, int]:
         return dict(zip(NAMES, self._row[:len(NAMES)].tolist(), strict=True))
 
     def histogram(self, name: str) -> tuple[list[int], float]:
-        """(how often, for each of BOUNDS_S and above them, the sum in seconds)"""
+        """Return (number of values for each of BOUNDS_S and above them, sum in seconds)."""
         at = self._histograms[name]
         return self._row[at:at + _BUCKETS].tolist(), int(self._row[at + _BUCKETS]) / 1e6
 
 
 def make_counters(processes: int) -> list[Counters]:
-    """A row for each of so many processes, shared by all that are forked later."""
+    """Return a row for each of so many processes, shared by all that are forked later."""
     shared = mmap.mmap(-1, max(1, processes) * _WIDTH * 8)
     table = np.frombuffer(shared, np.int64).reshape(processes, _WIDTH)
     return [Counters(table, number) for number in range(processes)]

@@ -1,15 +1,15 @@
-"""Lines for operators: what happened, with fields to search by.
+"""The log for operators: lines with fields to search by.
 
-    stderr is the journal       a datagram in journald's own protocol: MESSAGE, PRIORITY, CODE, TOPIC, SUBSCRIPTION, CLIENT, OWNER, ...
+    stderr is the journal       a datagram in journald's protocol: MESSAGE, PRIORITY, CODE, TOPIC, CLIENT, ...
     [log] format = "json"       a line of JSON
     else                        geminga: text
 
-A line at warning or error has a code, which stands in log_codes.py with the page of the runbook that says what to do.  Fields are appended
-to the text where it does not name them.  A line that cannot be written is lost rather than waited for, and the next one says how many were.
-What one code or event has to say is bounded: what comes above is counted, and the next line of its kind says so.
+A line at warning or error has a code from log_codes.py, which names a page of the runbook. Fields that the text does
+not mention are appended to it. A line that cannot be written at once is lost, and the next line says how many were.
+Lines of one code or event are limited; further ones are counted, and the next line says how many were left out.
 
-Rules, of operators at run time, make more or less be told for a while: of all, or of one topic or client.  Every process has the same, and
-forgets them by itself when their time is over.
+Operators set rules at run time, which change the level for a while, for all lines or those of one topic or client.
+Every process has the same rules and forgets them when their time is over.
 """
 import array
 import contextlib
@@ -41,14 +41,14 @@ _TOO_LARGE = errno.EMSGSIZE, errno.ENOBUFS          # for a datagram
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """What is told, and how."""
+    """Level and format of the log."""
 
     level: str = "info"                       # error, warning, info or debug: what is less important is left out
     format: str = "text"                      # "text" or "json"; where the journal is listening it gets fields
 
 
 class Rule(NamedTuple):
-    """For a while, of all or of some, this much is told."""
+    """A level for a while, for all lines or for those of one topic or client."""
 
     level: int
     until: float              # monotonic time, the same in all processes of a host
@@ -61,17 +61,17 @@ class Rule(NamedTuple):
 
 
 def _is_of_topic(name: str, wanted: str) -> bool:
-    """Whether it is that topic, or a partition of it."""
+    """Whether the name is that topic or a partition of it."""
     return name == wanted or (name.startswith(wanted) and re.fullmatch(r"-partition-\d+", name[len(wanted):]) is not None)
 
 
 def _addresses(client: str) -> tuple[str, str]:
-    """HOST:PORT, and HOST."""
+    """Return HOST:PORT, and HOST."""
     return client, client.rpartition(":")[0].strip("[]")
 
 
 class Log:
-    """What one process tells.  Its methods never wait and never raise."""
+    """The log of one process.  Its methods never wait and never raise."""
 
     def __init__(self) -> None:
         self.level = self._configured = INFO      # at most what any line may be of; rules may leave it out all the same
@@ -83,7 +83,7 @@ class Log:
         self._lost = 0
 
     def begin(self, options: LogOptions) -> None:
-        """Write as this process's stderr and the options demand.  Children that are forked later do likewise."""
+        """Begin to write as options and this process's stderr demand.  Children forked later do the same."""
         self._has_begun, self._configured = True, LEVELS[options.level]
         if isinstance(self._write, _Stream | _Journal):
             self._write.close()
@@ -95,16 +95,16 @@ class Log:
         _take_over_logging()
 
     def bind(self, **fields: Any) -> None:
-        """Every line of this process has these."""
+        """Add these fields to every line of this process."""
         self._always |= fields
 
     def follow(self, rules: Iterable[Rule]) -> None:
-        """These hold from now on, beside the configuration."""
+        """Set the rules in force."""
         self._rules = tuple(rules)
         self.level = max([self._configured, *(rule.level for rule in self._rules)])
 
     def rules(self) -> list[Rule]:
-        """Those whose time is not over."""
+        """Return the rules whose time is not over."""
         self._expire()
         return list(self._rules)
 
@@ -113,21 +113,21 @@ class Log:
         return self._configured
 
     def error(self, text: str, *, code: str, **fields: Any) -> None:
-        """Something was lost, or is not served."""
+        """Log a loss, or something that is not served."""
         self._tell(ERROR, text, code, fields)
 
     def warning(self, text: str, *, code: str, **fields: Any) -> None:
-        """Somebody should look, or will have to soon."""
+        """Log an event that needs an operator, now or soon."""
         if self.level >= WARNING:
             self._tell(WARNING, text, code, fields)
 
     def info(self, text: str, *, code: str = "", **fields: Any) -> None:
-        """What happens now and then, and is as it should be."""
+        """Log an occasional event of normal operation."""
         if self.level >= INFO:
             self._tell(INFO, text, code, fields)
 
     def debug(self, text: str, **fields: Any) -> None:
-        """What happens often; never of each message."""
+        """Log a frequent event; never one for each message."""
         if self.level >= DEBUG:
             self._tell(DEBUG, text, "", fields)
 
@@ -153,7 +153,7 @@ class Log:
             self._lost += 1
 
     def _left_out(self, level: int, kind: str) -> int | None:
-        """How many of a kind have been left out before this one; None: this one is too."""
+        """Return how many lines of a kind were left out before this one, None if this one is left out too."""
         now = time.monotonic()
         if len(self._episodes) > _EVENTS_MAX:
             self._episodes.clear()
@@ -184,7 +184,7 @@ def _word(value: Any) -> str:
 
 
 def _take_over_logging() -> None:
-    """What libraries have to say goes the same way."""
+    """Send lines of libraries to this log."""
     import logging
 
     class Bridge(logging.Handler):
@@ -197,7 +197,7 @@ def _take_over_logging() -> None:
 # -- where lines go
 
 def is_journal(fd: int) -> bool:
-    """Whether what is written there is read by journald."""
+    """Whether journald reads from this descriptor."""
     try:
         device, inode = map(int, os.environ.get("JOURNAL_STREAM", "").split(":"))
         found = os.fstat(fd)
@@ -207,12 +207,14 @@ def is_journal(fd: int) -> bool:
 
 
 def _print(level: int, text: str, code: str, fields: dict[str, Any]) -> None:
-    """Of a process that has not begun: a command, a test."""
+    """Write a line for a process that has not called `begin`, such as a command or a test."""
     print(_as_text(level, text, code, fields), file=sys.stderr, flush=True)
 
 
 def _as_text(level: int, text: str, code: str, fields: dict[str, Any]) -> str:
-    """What comes of a client cannot look as a line of its own."""
+    """Return a line of text. Control characters are replaced, so that text of clients cannot look like a line of its
+    own.
+    """
     return f"geminga: {text.translate(_CONTROL)}"
 
 
@@ -223,7 +225,7 @@ def _as_json(level: int, text: str, code: str, fields: dict[str, Any]) -> str:
 
 
 class _Stream:
-    """stderr, without waiting for whoever reads it."""
+    """Writes to stderr, and never waits for its reader."""
 
     def __init__(self, render: Callable[[int, str, str, dict[str, Any]], str]):
         self._render, self._fd = render, 2
@@ -250,7 +252,7 @@ class _Stream:
 
 
 class _Journal:
-    """journald's own protocol: a datagram of KEY=value lines, or a file in memory where it is too large for one."""
+    """Writes in journald's protocol: a datagram of KEY=value lines, or a memory file if that is too large."""
 
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)

@@ -1,6 +1,6 @@
-"""Envelopes over a ZeroMQ socket: what pyzmq's multipart calls do, without its enums.
+"""Send and receive envelopes over a ZeroMQ socket, without the enums of pyzmq's multipart calls.
 
-To ask an enum for a flag costs a microsecond, and twenty in a process that has just been woken.
+Comparing an enum costs a microsecond, and twenty in a process that has just been woken.
 """
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -12,13 +12,13 @@ Socket: TypeAlias = zmq.Socket[bytes]
 
 
 def has_come(socket: Socket) -> bool:
-    """Whether there is something to receive; asking costs less than an exception."""
+    """Whether there is an envelope to receive.  Asking costs less than an exception."""
     events: Any = socket.get(_EVENTS)
     return bool(events & _READABLE)
 
 
 def receive(socket: Socket) -> list[zmq.Frame]:
-    """The frames of what has come."""
+    """Return the frames of the next envelope."""
     frames = [socket.recv(_NOBLOCK, copy=False)]
     while frames[-1].more:
         frames.append(socket.recv(_NOBLOCK, copy=False))
