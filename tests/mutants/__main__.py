@@ -8,7 +8,6 @@ Exit status: 0 when at least 90 % are caught, 1 when not, 2 when tests fail with
 from the right code are left out.
 """
 import argparse
-import os
 import queue
 import signal
 import sys
@@ -95,7 +94,6 @@ def main() -> int:
     lines: dict[str, list[str]] = defaultdict(list)      # by outcome
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))      # so that brokers under test end, too
     with tempfile.TemporaryDirectory(prefix="bugs-") as folder, ThreadPoolExecutor(options.jobs) as pool:
-        os.chmod(folder, 0o755)      # some tests run the command as another user
         Path(folder).chmod(0o755)        # tests that go on as another user find their broker's command in it
         runs = Runs(Path(folder), options.jobs)
 
