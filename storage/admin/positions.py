@@ -11,7 +11,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.batches import MESSAGES_MAX
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
-from geminga.storage.commands import commands
+from geminga.storage.commands import subscriptions
 from geminga.storage.commands.topic_lookup import has_subscription, stored, subscription_of
 from geminga.storage.cursors.batch_acks import signed_words
 from geminga.storage.cursors.cursor import EXPIRED, SKIPPED, Cursor, Position
@@ -63,12 +63,12 @@ def _reset(owner, topic: TopicName, arguments: dict) -> None:
     """The subscription starts anew, at a time or at (behind: behind) a message; its consumers are told to subscribe again."""
     found = stored(owner, topic)
     subscription = subscription_of(found, arguments["subscription"])
-    commands.expel_consumers(owner, subscription)
+    subscriptions.close_consumers(owner, subscription)
     if "time_ms" in arguments:
-        commands.reset(owner, subscription, found.mark_delete_before_time(arguments["time_ms"]))
+        subscriptions.reset_subscription(owner, subscription, found.mark_delete_before_time(arguments["time_ms"]))
     else:
         position, words = start_of(found, arguments)
-        commands.reset(owner, subscription, found.mark_delete_before(position))
+        subscriptions.reset_subscription(owner, subscription, found.mark_delete_before(position))
         acknowledge.begin_within(owner, subscription, position, words)
     owner.answer_needs_sync()
 

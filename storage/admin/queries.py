@@ -13,7 +13,7 @@ from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
 from geminga.storage import format
 from geminga.storage.admin import delayed_messages, housekeeping, positions, topic_stats
-from geminga.storage.commands import commands
+from geminga.storage.commands import commands, producers, subscriptions, topics
 from geminga.storage.commands.topic_lookup import has_subscription, stored, subscription_of, topic_of
 from geminga.storage.cursors.cursor import REASONS
 from geminga.storage.enforcement import rate_limiter
@@ -63,7 +63,7 @@ def _terminate(owner, topic: TopicName, arguments: dict) -> dict:
         found.is_terminated = True
         owner.answer_needs_sync()
     for producer in found.producers.expel_all():
-        commands.expel_producer(owner, producer)
+        producers.expel_producer(owner, producer)
     owner.wake(found)
     ledger_id, entry_id = found.last_confirmed
     return {"ledgerId": ledger_id, "entryId": entry_id, "partitionIndex": topic.partition}
@@ -76,7 +76,7 @@ def _unload(owner, topic: TopicName, arguments: dict) -> None:
     if found.is_persistent:
         owner.release(found)
     else:
-        commands.forget_if_idle(owner, found)
+        topics.forget_if_idle(owner, found)
 
 
 def _open(owner, topic: None, arguments: dict) -> list[str]:
@@ -102,7 +102,7 @@ def _delete_live(owner, topic: TopicName, arguments: dict) -> None:
     if (found := owner.live.get(topic)) is not None:
         _refuse_used(found, arguments["force"])
         commands.expel_all(owner, found)
-        commands.forget(owner, found)
+        owner.forget_topic(found)
     elif not (owner.catalogue.has_topic(topic) or arguments.get("gone")):
         raise Refusal(api.TopicNotFound, f"Topic {topic} not found")
     owner.catalogue.delete_topic(topic)
@@ -149,16 +149,16 @@ def _subscribe(owner, topic: TopicName, arguments: dict) -> bool:
     if arguments.get("new") and owner.catalogue.partition(topic) is None:
         owner.create_partition(topic)
     if arguments.get("may_create"):
-        commands.find_or_create(owner, topic)
+        topics.find_or_create(owner, topic)
     found, name = stored(owner, topic), arguments["subscription"]
     if (name, True) in found.subscriptions:
         return False
-    commands.check_name(name)
+    subscriptions.check_name(name)
     position, words = positions.start_of(found, {"position": EARLIEST} | arguments)
-    made = commands.create_subscription(owner, found, name, found.mark_delete_before(position), arguments.get("properties"))
+    made = subscriptions.create_subscription(owner, found, name, found.mark_delete_before(position), arguments.get("properties"))
     acknowledge.begin_within(owner, made, position, words)
     if arguments.get("replicated"):
-        commands.set_replicated(owner, made, True)
+        subscriptions.set_replicated(owner, made, True)
     return True
 
 
@@ -169,14 +169,14 @@ def _unsubscribe(owner, topic: TopicName, arguments: dict) -> None:
     subscription = subscription_of(found, name)
     if subscription.consumers and not arguments["force"]:
         raise Refusal(api.ConsumerBusy, "Subscription has active connected consumers")
-    commands.delete_subscription(owner, subscription)
+    subscriptions.delete_subscription(owner, subscription)
 
 
 def _properties(owner, topic: TopicName, arguments: dict) -> dict[str, str]:
     """Of a subscription, and new ones if there are some."""
     subscription = subscription_of(topic_of(owner, topic), arguments["subscription"])
     if "properties" in arguments:
-        commands.set_properties(owner, subscription, arguments["properties"])
+        subscriptions.set_properties(owner, subscription, arguments["properties"])
     return subscription.properties
 
 
@@ -184,7 +184,7 @@ def _replicated(owner, topic: TopicName, arguments: dict) -> dict[str, bool]:
     """Whether a subscription is to be replicated, from now on if that is said."""
     subscription = subscription_of(stored(owner, topic), arguments["subscription"])
     if "replicated" in arguments:
-        commands.set_replicated(owner, subscription, arguments["replicated"])
+        subscriptions.set_replicated(owner, subscription, arguments["replicated"])
     return {str(topic): subscription.is_replicated}
 
 

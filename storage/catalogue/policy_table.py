@@ -5,7 +5,7 @@ Everything that has to do with policies is made from TABLE:
     what was set       kept in the catalogue under `Policy.name`, for a namespace or a topic, as its JSON (`read` makes it so)
     what holds         each `Part` that has an effect names a field of `storage.policies.Policies`, and the key of StorageOptions
                        that holds where nobody set anything; whoever puts it into effect looks at `partition.policies.FIELD`
-    REST               supervisor/admin/policies.py makes GET, POST or PUT, and DELETE of every `Level`
+    REST               supervisor/admin/resources/policies.py makes GET, POST or PUT, and DELETE of every `Level`
     command line       `geminga admin namespaces|topics set-VERB, get-VERB, remove-VERB` with an option per part
     documentation      `geminga admin policies` prints the table, systemd/reference.py makes docs/policies.md
 
@@ -436,7 +436,7 @@ TABLE = {policy.name: policy for policy in (
         Level("compactionThreshold", "compaction-threshold", method="PUT", member="compaction_threshold",
               refusal="compactionThreshold must be 0 or more"),
         Level("compactionThreshold", "compaction-threshold", refusal="Invalid value for compactionThreshold"),
-        where="supervisor/admin/compaction.py"),
+        where="supervisor/admin/resources/compaction.py"),
     Policy("persistence", "Number of storage nodes that keep each entry.", (
         Part("bookkeeperEnsemble", INTEGER, "--bookkeeper-ensemble -e", default=2, otherwise=1),
         Part("bookkeeperWriteQuorum", INTEGER, "--bookkeeper-write-quorum -w", default=2, otherwise=1),
@@ -465,25 +465,25 @@ TABLE = {policy.name: policy for policy in (
         Part("", INTEGER, required=True, field="max_producers", key="max_producers_per_topic", least=0),),
         Level("maxProducersPerTopic", "max-producers-per-topic", ("--max-producers-per-topic -p",), member="max_producers_per_topic"),
         Level("maxProducers", "max-producers", ("--max-producers -p",)),
-        where="storage/commands/commands.py"),
+        where="storage/commands/producers.py"),
     Policy("maxConsumers", "Consumers of a topic or partition at a time; 0: no bound.", (
         Part("", INTEGER, required=True, field="max_consumers", key="max_consumers_per_topic", least=0),),
         Level("maxConsumersPerTopic", "max-consumers-per-topic", ("--max-consumers-per-topic -c",), member="max_consumers_per_topic"),
         Level("maxConsumers", "max-consumers", ("--max-consumers -c",)),
-        where="storage/commands/commands.py"),
+        where="storage/commands/consumers.py"),
     Policy("maxConsumersPerSubscription", "Consumers of a subscription at a time; 0: no bound.", (
         Part("", INTEGER, "--max-consumers-per-subscription -c", required=True, field="max_consumers_per_subscription",
              key="max_consumers_per_subscription", least=0),),
         Level("maxConsumersPerSubscription", "max-consumers-per-subscription", member="max_consumers_per_subscription"),
         Level("maxConsumersPerSubscription", "max-consumers-per-subscription", unset=NO_CONTENT,
               refusal="Invalid value for maxConsumersPerSubscription"),
-        where="storage/commands/commands.py"),
+        where="storage/commands/consumers.py"),
     Policy("maxSubscriptionsPerTopic", "Subscriptions of a topic or partition; 0: no bound.", (
         Part("", INTEGER, required=True, field="max_subscriptions", key="max_subscriptions_per_topic", least=0),),
         Level("maxSubscriptionsPerTopic", "max-subscriptions-per-topic", ("--max-subscriptions-per-topic -m",),
               member="max_subscriptions_per_topic"),
         Level("maxSubscriptionsPerTopic", "max-subscriptions-per-topic", ("--max-subscriptions-per-topic -s",), unset=NO_CONTENT),
-        where="storage/commands/commands.py"),
+        where="storage/commands/subscriptions.py"),
     Policy("maxTopicsPerNamespace", "Topics of a namespace, where each partition counts; 0: no bound.", (
         Part("", INTEGER, "--max-topics-per-namespace -t", required=True, field="max_topics", key="max_topics_per_namespace", least=0),),
         Level("maxTopicsPerNamespace", "max-topics-per-namespace", unset=0, member="max_topics_per_namespace"),
@@ -491,7 +491,7 @@ TABLE = {policy.name: policy for policy in (
     Policy("maxMessageSize", "Bytes of the largest message; 0: the broker's own bound.", (
         Part("", INTEGER, "--max-message-size -m", required=True, field="max_message_size", least=0),),
         topic=Level("maxMessageSize", "max-message-size", unset=NO_CONTENT, refusal=TOO_LARGE_SIZE),
-        where="storage/owner/owner.py"),
+        where="storage/owner/publishing.py"),
     Policy("inactiveTopicPolicies", "Whether unused topics are deleted, and after how long.", (
         Part("inactiveTopicDeleteMode", one_of(*DELETE_MODES), "--delete-mode -m", required=True, field="inactive_topic_mode",
              key="inactive_topic_mode"),
@@ -508,19 +508,19 @@ TABLE = {policy.name: policy for policy in (
         Part("topicType", one_of("partitioned", "non-partitioned", ""), "--type -t", sent="non-partitioned", field="auto_topic_type"),
         Part("defaultNumPartitions", INTEGER, "--num-partitions -n", field="auto_create_partitions", key="auto_create_partitions")),
         Level("autoTopicCreation", "auto-topic-creation", nullable=True, member="autoTopicCreationOverride"),
-        where="storage/commands/commands.py", check=_auto_creation),
+        where="storage/commands/topics.py", check=_auto_creation),
     Policy("autoSubscriptionCreation", "Whether a subscription is created when it is first used.", (
         Part("allowAutoSubscriptionCreation", BOOLEAN, "--enable -e", field="auto_create_subscriptions", key="auto_create_subscriptions",
              default=False),),
         Level("autoSubscriptionCreation", "auto-subscription-creation", nullable=True, member="autoSubscriptionCreationOverride"),
         Level("autoSubscriptionCreation", "auto-subscription-creation", nullable=True),
-        where="storage/commands/commands.py"),
+        where="storage/commands/subscriptions.py"),
     Policy("subscriptionTypesEnabled", "Subscription types that consumers may ask for.", (
         Part("", some_of(*SUBSCRIPTION_TYPES), "--types -t", required=True, field="subscription_types", key="subscription_types",
              blank=[]),),
         Level("subscriptionTypesEnabled", "subscription-types-enabled", unset=[], member="subscription_types_enabled"),
         Level("subscriptionTypesEnabled", "subscription-types-enabled", unset=NO_CONTENT),
-        where="storage/commands/commands.py"),
+        where="storage/commands/consumers.py"),
     Policy("subscriptionExpirationTime", "Minutes after which an unused subscription is deleted; 0: never.", (
         Part("", INTEGER, "--time -t", required=True, field="subscription_expiration_s", scale=60, key="subscription_expiration_s",
              least=0),),
@@ -530,7 +530,7 @@ TABLE = {policy.name: policy for policy in (
     Policy("encryptionRequired", "Whether producers must encrypt their messages.", (
         Part("", BOOLEAN, _SWITCH, required=True, field="encryption_required", key="encryption_required"),),
         Level("encryptionRequired", "encryption-required", unset=False, removable=False, member="encryption_required"),
-        where="storage/commands/commands.py"),
+        where="storage/commands/producers.py"),
     Policy("schemaValidationEnforced", "Whether a topic with a schema refuses producers without one.", (
         Part("", BOOLEAN, _SWITCH, required=True, field="schema_enforced", key="schema_validation_enforced"),),
         Level("schemaValidationEnforced", "schema-validation-enforce", unset=False, removable=False, member="schema_validation_enforced"),

@@ -1,7 +1,13 @@
 """Commands of clients that change a partition, and answers to them.
 
-    commands.py       a function for each command
-    topic_lookup.py   what a name of a topic, a subscription or a policy stands for
+    commands.py        the table of commands, and ends of connections
+    requests.py        shared by all: answers, and commands that wait
+    topics.py          topics found or created by name
+    producers.py       PRODUCER, CLOSE_PRODUCER
+    subscriptions.py   subscriptions created, reset and deleted
+    consumers.py       SUBSCRIBE, CLOSE_CONSUMER, UNSUBSCRIBE, REDELIVER, CONSUMER_STATS
+    positions.py       SEEK, GET_LAST_MESSAGE_ID
+    topic_lookup.py    topics and subscriptions that administration names
 
-Imports: `topics/`, `schemas/`, `catalogue/`.  Start with `commands.py`.
+Imports: `topics/`, `dispatch/`, `schemas/`, `catalogue/`.  Start with `commands.py`.
 """

@@ -2,7 +2,7 @@
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
-from geminga.storage.commands import commands
+from geminga.storage.commands import topics
 from geminga.storage.topics.non_persistent import NonPersistentTopic
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.subscription import Subscription
@@ -14,7 +14,7 @@ def topic_of(owner, name: TopicName) -> Partition | NonPersistentTopic:
     if found is None:
         if not owner.catalogue.has_topic(name):
             raise Refusal(api.TopicNotFound, f"Topic {name} not found")
-        found = commands.find_or_create(owner, name, may_create=False)
+        found = topics.find_or_create(owner, name, may_create=False)
     return found
 
 

@@ -18,6 +18,7 @@ from geminga.storage.topics import acknowledge
 from geminga.storage.topics.acknowledge import Acks
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.subscription import Subscription
+from geminga.storage.topics.watcher import Watcher
 
 _SPARE = 64          # eviction makes room for this part of the limit, so that not every entry has to make its own
 _AGAIN_MS = 1_000    # between two attempts to evict what cannot be
@@ -37,7 +38,7 @@ class _Count:
     next_ms: int = 0          # when it is worth to try and evict something again
 
 
-class Quotas:
+class Quotas(Watcher):
     """Of the partitions of one owner that have any."""
 
     def __init__(self, owner):

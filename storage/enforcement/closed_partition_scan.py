@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator
 from geminga.proto import names
 from geminga.storage.catalogue.policies import policies_of
 from geminga.storage.errors import CorruptFile, StorageFull
+from geminga.storage.topics.watcher import Watcher
 
 _EACH_TICK = 50      # partitions looked at; to open one takes a millisecond or two
 
 
-class Sweep:
+class Sweep(Watcher):
     """Of one owner."""
 
     def __init__(self, owner, is_mine: Callable[[str], bool]):

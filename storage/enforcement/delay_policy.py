@@ -19,6 +19,7 @@ from geminga.proto.rows import as_words, from_words
 from geminga.proto.sends import IS_CHUNK, SEND_ROW
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.publish_plan import SENT_OTHERWISE, Sends
+from geminga.storage.topics.watcher import Watcher
 
 AHEAD_MS = 5 * 60 * 1000      # a producer's clock may be, when it asks for a delay, ...
 FIXED_AHEAD_MS = 1_000        # ... and when it gets one
@@ -27,7 +28,7 @@ _ANY_MS = 1 << 62             # a maximum where there is none
 _TIME_BITS = 44               # of a time of now and DELAY_MS_MAX
 
 
-class Delays:
+class Delays(Watcher):
     """Of one owner's partitions."""
 
     def __init__(self, owner):
@@ -96,7 +97,7 @@ class Delays:
         text = f"Exceeds max allowed delivery delay of {partition.policies.delay_max_ms} milliseconds"
         self._owner.refuse_sends(worker, rows, api.NotAllowedError, text)
         partition.delays_refused += int(rows["messages"].sum())
-        self._owner.statistics.changed[partition] = None
+        self._owner.changed[partition] = None
 
     def _fixed(self, partitions: list[Partition], which: NDArray[np.int64] | None, rows: NDArray,
                data: memoryview) -> tuple[NDArray, memoryview]:

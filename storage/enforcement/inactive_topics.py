@@ -4,16 +4,17 @@ Time counts from when it is first seen that nobody uses them, anew after each st
 """
 from geminga.proto import names
 from geminga.storage.catalogue.policy_table import DELETE_MODES
-from geminga.storage.commands import commands
+from geminga.storage.commands import subscriptions
 from geminga.storage.errors import NotDurable, StorageFull
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.subscription import Subscription
+from geminga.storage.topics.watcher import Watcher
 
 _CAUGHT_UP = DELETE_MODES[1]
 _EACH_TICK = 1_000      # partitions looked at
 
 
-class Inactive:
+class Inactive(Watcher):
     """Of one owner."""
 
     def __init__(self, owner):
@@ -66,7 +67,7 @@ class Inactive:
     def _delete(self, overdue: list[Partition | Subscription]) -> None:
         for what in overdue:
             if isinstance(what, Subscription):
-                commands.delete_subscription(self._owner, what)
+                subscriptions.delete_subscription(self._owner, what)
             else:
                 self._owner.delete(what.name)
 

@@ -14,6 +14,7 @@ from geminga.storage.topics import acknowledge
 from geminga.storage.topics.acknowledge import Acks
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.subscription import Subscription
+from geminga.storage.topics.watcher import Watcher
 
 _LOOK_AHEAD = 8_192     # rows looked at in one go
 
@@ -34,7 +35,7 @@ class _Watch:
     ledgers: dict[int, _Progress] = field(default_factory=dict)
 
 
-class Expiry:
+class Expiry(Watcher):
     """What one owner knows of it."""
 
     def __init__(self, owner):

@@ -8,8 +8,9 @@ from typing import Protocol
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
-from geminga.storage.commands import commands
+from geminga.storage.commands import requests
 from geminga.storage.topics.partition import Partition
+from geminga.storage.topics.watcher import Watcher
 
 _WAIT_MS = 10_000       # for a producer that has come back: less than its client waits for an answer
 _LOOK_MS = 100          # between two looks whether one may go on
@@ -45,7 +46,7 @@ class _Waiting:
     commands: dict[tuple, tuple]        # (session, producer's id) -> (session, command, since when)
 
 
-class Gate:
+class Gate(Watcher):
     """Of one owner."""
 
     def __init__(self, owner, *causes: Cause):
@@ -84,7 +85,7 @@ class Gate:
         waiting = self._waiting.pop(partition, None)
         for session, command, _ in waiting.commands.values() if waiting else ():
             session.waiting.pop((command.type, command.producer.producer_id), None)
-            commands.refuse(self._owner, session, command, Refusal(api.ServiceNotReady, "The topic was unloaded; try again"))
+            requests.refuse(self._owner, session, command, Refusal(api.ServiceNotReady, "The topic was unloaded; try again"))
 
     def look(self, now_ms: int) -> None:
         """Let in those whose way is free, and refuse those that have waited for too long."""
@@ -100,5 +101,5 @@ class Gate:
                 if found is None:
                     self._owner.carry_out(session, command)
                 else:
-                    commands.refuse(self._owner, session, command, found.refusal)
+                    requests.refuse(self._owner, session, command, found.refusal)
         self._waiting = {partition: waiting for partition, waiting in self._waiting.items() if waiting.commands}

@@ -10,11 +10,12 @@ from geminga.storage.catalogue.policies import NO_LIMIT
 from geminga.storage.errors import StorageFull
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.topics.partition import Partition
+from geminga.storage.topics.watcher import Watcher
 
 _LOOK_MS = 10_000       # between two looks at a partition whose first ledger is old, and needed by somebody
 
 
-class Retention:
+class Retention(Watcher):
     """When one owner has to look whether ledgers have become too old."""
 
     def __init__(self, owner):

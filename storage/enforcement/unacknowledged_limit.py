@@ -4,9 +4,10 @@ Owners see each other's counts once a second.  While the bound is reached, a sub
 it has half of that part; the others go on.  All go on once the broker has half of the bound.
 """
 from geminga.storage.dispatch.shared import Shared
+from geminga.storage.topics.watcher import Watcher
 
 
-class Crowding:
+class Crowding(Watcher):
     """The subscriptions of one owner."""
 
     def __init__(self, owner):

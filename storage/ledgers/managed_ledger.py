@@ -6,6 +6,9 @@ import bisect
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from geminga.proto.names import TopicName
 from geminga.proto.sends import IS_BATCH
 from geminga.storage.cursors.cursor import NOWHERE, Position
@@ -119,6 +122,17 @@ class ManagedLedger:
         if self.ledgers:
             self.open_ledger.seal()
         self.ledgers.append(fresh)
+
+    def append(self, pieces: list[memoryview], rows: NDArray[np.void] | bytes, size: int, next_message: int) -> None:
+        """Append entries and their index rows (n,) INDEX_ROW to the open ledger, where room was reserved.
+
+        pieces: the entries' bytes, in order.  size: of the ledger, and next_message: of the partition, afterwards.
+        """
+        last = self.open_ledger
+        assert next_message >= self.next_message and size >= last.size, (self, last)
+        last.write(pieces, last.size)
+        last.append(rows, size)
+        self.next_message = next_message
 
     @property
     def horizon(self) -> Position:

@@ -1,10 +1,16 @@
 """The owner process: a loop of passes.
 
-    owner.py              a pass: receive, decide, sync, answer
-    process.py            the loop around it
-    outbox.py             answers of a pass, by worker
-    partition_timers.py   when a partition is looked at although no command came for it
-    recovery.py           journal -> ledgers and cursors, after a crash
+    owner_pass.py                 a pass: receive, decide, sync, answer
+    owner.py                      puts the parts together
+    requests.py                   commands and questions that came in envelopes
+    publishing.py                 SENDs; non_persistent_publishing.py, those to topics that store nothing
+    dispatching.py                acknowledgements, permits, and what consumers get
+    durability.py                 commits and syncs
+    partition_table.py            open partitions, and how they come, go and grow
+    partition_timers.py           when a partition is dispatched although no client asks
+    trimming.py                   ledgers that nobody needs
+    process.py                    the loop around it
+    recovery.py                   journal -> ledgers and cursors, after a crash
 
-Imports: all of storage but `offline/` and `jobs/`.  Start with `owner.py`.
+Imports: all of storage but `offline/` and `jobs/`.  Start with `owner_pass.py`.
 """

@@ -1,19 +1,21 @@
-"""When partitions are to be looked at although nothing comes: soonest first, however many there are."""
+"""Timers: when partitions are to be dispatched although no client asks for it."""
 import heapq
 import itertools
 
 from geminga.storage.cursors.pending_acks import NEVER_MS
-from geminga.storage.topics.partition import Partition
+from geminga.storage.topics.subscription import Topic
 
 
-class Wakes:
+class Timers:
+    """One timer for each partition that has any; the soonest is known at once."""
+
     def __init__(self) -> None:
-        self._at: dict[Partition, int] = {}
-        self._soonest: list[tuple[int, int, Partition]] = []      # a heap; what `_at` does not say any more does not count
+        self._at: dict[Topic, int] = {}
+        self._soonest: list[tuple[int, int, Topic]] = []      # a heap; entries that `_at` does not confirm are stale
         self._numbers = itertools.count()
 
-    def put(self, partition: Partition, due_ms: int) -> None:
-        """It is to be looked at then, and not when it was to be; NEVER_MS: not at all."""
+    def put(self, partition: Topic, due_ms: int) -> None:
+        """Set the partition's timer to that time; NEVER_MS removes it."""
         if due_ms == NEVER_MS:
             self._at.pop(partition, None)
         elif self._at.get(partition) != due_ms:
@@ -22,15 +24,16 @@ class Wakes:
 
     @property
     def next_ms(self) -> int:
+        """The soonest time; NEVER_MS without any timer."""
         while self._soonest and self._at.get(self._soonest[0][2]) != self._soonest[0][0]:
             heapq.heappop(self._soonest)
         return self._soonest[0][0] if self._soonest else NEVER_MS
 
-    def take(self, now_ms: int) -> list[Partition]:
-        """Those that were to be looked at by now: no more."""
-        found = []
+    def take(self, now_ms: int) -> list[Topic]:
+        """Topics whose timers have run out by now; these timers are gone."""
+        due = []
         while self.next_ms <= now_ms:
             partition = heapq.heappop(self._soonest)[2]
             if self._at.pop(partition, None) is not None:
-                found.append(partition)
-        return found
+                due.append(partition)
+        return due

@@ -16,7 +16,8 @@ from geminga.storage.disk.syscalls import give_back_memory
 from geminga.storage.errors import NotDurable, StorageFull, is_of_disk, text_of
 from geminga.storage.ledgers.journal import open_journal
 from geminga.storage.options import StorageOptions
-from geminga.storage.owner.owner import TICK_MS, Owner
+from geminga.storage.owner.owner import Owner
+from geminga.storage.owner.owner_pass import TICK_MS
 from geminga.storage.owner.recovery import Told, journal_folder, recover_owner
 from geminga.storage.runtime import zmq_frames
 from geminga.storage.runtime.control import Control, unpacked

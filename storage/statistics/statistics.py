@@ -30,6 +30,7 @@ from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.producers import Producer
 from geminga.storage.topics.publish_plan import Plan
 from geminga.storage.topics.subscription import Consumer, Subscription, SubType
+from geminga.storage.topics.watcher import Watcher
 
 Topic = Partition | NonPersistentTopic
 SIZES = (128, 512, 1 << 10, 2 << 10, 4 << 10, 16 << 10, 100 << 10, 1 << 20)      # bytes of an entry, up to which a bucket reaches
@@ -298,12 +299,13 @@ class _Known:
     subscriptions: dict[Subscription, int] = field(default_factory=dict)
 
 
-class Statistics:
-    """Of all that is open at one owner."""
+class Statistics(Watcher):
+    """Statistics of all topics that are open at one owner."""
+
+    watches_non_persistent = True
 
     def __init__(self, owner, window_s: int):
         self._owner = owner
-        self.changed: dict[Topic, None] = {}                # since the last tick, or since somebody measured
         self._waiting: dict[Topic, None] = {}               # have changed before, and nobody has measured since
         self._stale: dict[Topic, None] = {}                 # of those somebody measures now
         self._begin(window_s)
@@ -329,7 +331,7 @@ class Statistics:
         for moved, began_ms in zip(before, since_ms, strict=True):
             for topic in moved:
                 if self._is_open(topic) and self._end_window(topic, max(1, self._owner.now_ms - began_ms) / 1000):
-                    self.changed[topic] = None      # so that its rates end with the next
+                    self._owner.changed[topic] = None      # so that its rates end with the next
 
     # -- what happens
 
@@ -394,10 +396,10 @@ class Statistics:
                     self._moved[number][topic] = None      # so that its rates end with the next
 
     def _gather(self) -> None:
-        for topic in self.changed:
+        for topic in self._owner.changed:
             self._moved[hash(topic) % self._window_s][topic] = None
-        self._waiting.update(self.changed)
-        self.changed = {}
+        self._waiting.update(self._owner.changed)
+        self._owner.changed = {}
 
     def _end_window(self, topic: Topic, seconds: float) -> bool:
         """Whether it has any rates."""
@@ -417,7 +419,7 @@ class Statistics:
 
     def release(self, topic: Topic) -> None:
         """It is no longer open."""
-        for noted in (self.changed, self._waiting, self._stale, self._moved[hash(topic) % self._window_s]):
+        for noted in (self._owner.changed, self._waiting, self._stale, self._moved[hash(topic) % self._window_s]):
             noted.pop(topic, None)
         self._shown.discard(topic)
         if (known := self._known.pop(topic, None)) is not None:

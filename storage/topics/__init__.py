@@ -1,11 +1,15 @@
-"""One partition: its chain of ledgers, its subscriptions, its producers.
+"""Topics: partitions and non-persistent topics, with their producers and subscriptions.
 
-    partition.py        a partition: ledgers, subscriptions, trimming
+    subscription.py     a subscription, its consumers, its dispatcher; `Topic`, what they see of a topic
+    partition.py        a stored topic: a managed ledger with subscriptions and producers
     non_persistent.py   a topic that stores nothing
-    subscription.py     a name, a cursor, a dispatcher, consumers
-    producers.py        who may publish to a partition
+    producers.py        who may publish
+    permits.py          how far permits reach; rate_limits.py, token buckets and limits
     publish_plan.py     SENDs of a pass -> ledgers: where each entry goes
     acknowledge.py      ACKs of a pass -> cursors
+    decisions.py        what a pass has decided: ops, answers; outbox.py, one worker's answers
+    session.py          a client connection
+    owner_context.py    the owner as all rooms below it see it; watcher.py, what it calls each second
 
-Imports: `ledgers/`, `cursors/`, `delayed/`, `dispatch/`.  Start with `partition.py`.
+Imports: `catalogue/`, `ledgers/`, `cursors/`, `delayed/`, `runtime/`.  Start with `subscription.py`.
 """

@@ -105,7 +105,7 @@ def acknowledge_part(owner, consumer: Consumer, position: Position, words: memor
     if not count:
         return
     owner.count(subscription, ACKNOWLEDGED, count)
-    owner.statistics.changed[found] = None
+    owner.changed[found] = None
     subscription.dispatcher.part_acknowledged(ledger, entry_id, count)
     _note_part(owner, subscription, position, before or 0, remains)
 
@@ -204,7 +204,7 @@ def move(owner, subscription: Subscription, acks: Acks, reason: int) -> None:
         _acknowledge_single(owner, subscription, ledger_id, entries, reason)
     if cursor.bitmaps or cursor.mark_delete[0] != found.open_ledger.ledger_id:
         subscription.advance()
-    owner.statistics.changed[found] = None
+    owner.changed[found] = None
     if reason == EXPIRED:
         subscription.expired_ms = owner.now_ms
     if cursor.mark_delete != before:
@@ -215,7 +215,7 @@ def move(owner, subscription: Subscription, acks: Acks, reason: int) -> None:
                                  ledger_id=cursor.mark_delete[0], entry_id=cursor.mark_delete[1]))
             if len(found.ledgers) > 1:
                 owner.wake_trimming(found)
-    owner.puncher.acknowledged[found] = None
+    owner.acknowledged[found] = None
     if found.is_closed or (subscription.dispatcher is not None and subscription.dispatcher.is_woken_by_acknowledgements):
         owner.wake(found)
 

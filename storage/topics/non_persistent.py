@@ -63,6 +63,7 @@ class NonPersistentTopic:
     passing: TransientEntries | None = None
 
     is_persistent = False
+    is_closed = False
     view = schedule = None
     last_confirmed = BEGINNING
 

@@ -49,6 +49,10 @@ class Topic(Protocol):
         """Whether entries are stored."""
 
     @property
+    def is_closed(self) -> bool:
+        """Whether no more entries will come: it is terminated, or has moved to another cluster."""
+
+    @property
     def last_confirmed(self) -> Position:
         """Position of the last entry."""
 

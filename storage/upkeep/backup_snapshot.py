@@ -14,26 +14,31 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.storage import format
 from geminga.storage.cursors import state_file
 from geminga.storage.ledgers.compacted_ledgers import View
+from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.partition import Partition
-
-if TYPE_CHECKING:
-    from geminga.storage.owner.owner import Owner
-    from geminga.storage.owner.recovery import Recovery
 
 Row = tuple[dict, bytes]      # what a cut says of a partition, and its state's bytes
 
 
-class Snapshots:
-    """Of one owner."""
+class Recovered(Protocol):
+    """A start's recovery, as far as a backup needs it."""
 
-    def __init__(self, owner: "Owner", recovery: "Recovery | None"):
+    @property
+    def unopened(self) -> dict[int, state_file.State]:
+        """States put together from the journal, of partitions that nobody has opened yet, by id."""
+
+
+class Snapshots:
+    """Backups' view of one owner."""
+
+    def __init__(self, owner: OwnerContext, recovery: Recovered | None):
         self._owner, self._recovery = owner, recovery
         self._folder: Path | None = None          # of second names, as long as a backup gets ready
         self._released: dict[int, Row] = {}       # partitions that were open since it began, and are not any more
@@ -106,11 +111,15 @@ def _row(partition: Partition) -> Row:
             "view": 0 if partition.view is None else partition.view.number, "amended": amended, "state": len(data)}, data
 
 
-def _begin(owner: "Owner", topic: None, arguments: dict) -> None:
+class _Owner(OwnerContext, Protocol):
+    snapshots: Snapshots
+
+
+def _begin(owner: _Owner, topic: None, arguments: dict) -> None:
     owner.snapshots.begin()
 
 
-def _cut(owner: "Owner", topic: None, arguments: dict) -> dict:
+def _cut(owner: _Owner, topic: None, arguments: dict) -> dict:
     return owner.snapshots.cut()
 
 

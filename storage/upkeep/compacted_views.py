@@ -14,9 +14,10 @@ from geminga.storage.ledgers import compacted_ledgers
 from geminga.storage.ledgers.compacted_ledgers import View
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.subscription import Subscription
+from geminga.storage.topics.watcher import Watcher
 
 
-class Views:
+class Views(Watcher):
     """Of one owner."""
 
     def __init__(self, owner):
@@ -103,7 +104,7 @@ class Views:
         self._owner.snapshots.view_taken(partition, view)
         self._watched[partition] = None
         self._look(partition)
-        self._owner.statistics.changed[partition] = None
+        self._owner.changed[partition] = None
 
     def truncated(self, partition: Partition) -> None:
         """Nothing is left of it: neither in a view.  Raises OSError."""

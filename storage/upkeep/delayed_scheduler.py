@@ -8,25 +8,23 @@ import os
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from geminga.storage.delayed.index import Released, Schedule, Snapshot
 from geminga.storage.disk.files import sync, write_anew
 from geminga.storage.disk.syscalls import sync_all
 from geminga.storage.errors import text_of
+from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.partition import Partition
-
-if TYPE_CHECKING:
-    from geminga.storage.owner.owner import Owner
+from geminga.storage.topics.watcher import Watcher
 
 _WORK_SECONDS = 0.002       # in each pass
 _SAVE_MS = 10_000
 
 
-class Schedules:
+class Schedules(Watcher):
     """Those of the partitions of one owner."""
 
-    def __init__(self, owner: "Owner"):
+    def __init__(self, owner: OwnerContext):
         self._owner = owner
         self._all: dict[Partition, Schedule] = {}
         self._busy: dict[Partition, Schedule] = {}
@@ -66,7 +64,7 @@ class Schedules:
         if schedule.next_ms() > now_ms:
             return False
         _tell(partition, schedule.advance(now_ms))
-        self._owner.statistics.changed[partition] = None
+        self._owner.changed[partition] = None
         return True
 
     def complete(self, partition: Partition, now_ms: int) -> None:

@@ -19,6 +19,7 @@ from geminga.storage.errors import is_full
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.topics import acknowledge
 from geminga.storage.topics.partition import Partition
+from geminga.storage.topics.watcher import Watcher
 
 _BLOCK = 4096
 _WORTH = 64 << 10       # bytes that a ledger gives back at once, at least
@@ -31,25 +32,24 @@ _NEVER = (1 << 63) - 1
 _ROWS = _BLOCK // format.INDEX_ROW.itemsize
 
 
-class Puncher:
+class Puncher(Watcher):
     """Of one owner; looks at a partition once a second at most, and only after acknowledgements."""
 
     def __init__(self, owner):
         self._owner = owner
         self._is_possible = True                         # not all file systems can
         self._left: list[tuple[Ledger, int, int, int]] = []      # holes that there was no room for
-        self.acknowledged: dict[Partition, None] = {}    # since they were looked at
 
     def watch(self, partition: Partition) -> None:
         """Its policies are new."""
-        self.acknowledged[partition] = None
+        self._owner.acknowledged[partition] = None
 
     def release(self, partition: Partition) -> None:
-        self.acknowledged.pop(partition, None)
+        self._owner.acknowledged.pop(partition, None)
         self._left = [hole for hole in self._left if hole[0].partition_id != partition.partition_id]
 
     def tick(self, now_ms: int) -> None:
-        partitions, self.acknowledged = self.acknowledged, {}
+        partitions, self._owner.acknowledged = self._owner.acknowledged, {}
         if not self._is_possible:
             return
         left = [hole for hole in self._left if not hole[0].is_unlinked]
@@ -60,7 +60,7 @@ class Puncher:
             if not (partition.policies.retains or partition.compacts or self._owner.discovery.holds(partition, now_ms)):
                 found = self._plan(partition)
                 if len(found) >= _HOLES_MAX:
-                    self.acknowledged[partition] = None      # there are more
+                    self._owner.acknowledged[partition] = None      # there are more
                 holes += found
                 freed.append(partition)
         if holes:
@@ -139,7 +139,7 @@ class Puncher:
                 if not (ledger.is_index_new and ledger.is_sealed and ledger.ledger_id in partition.discarded.bitmaps) or ledger.is_shared:
                     continue
                 if looked_at >= _INDEXES_MAX or made_anew >= _ANEW_MAX:
-                    self.acknowledged[partition] = None      # there are more
+                    self._owner.acknowledged[partition] = None      # there are more
                     break
                 looked_at += 1
                 if holes := _plan_index(partition, ledger, now_ms):
@@ -149,7 +149,7 @@ class Puncher:
                     except OSError as error:
                         if not is_full(error):
                             raise
-                        self.acknowledged[partition] = None
+                        self._owner.acknowledged[partition] = None
                         return self._owner.space.give_up()
                     self._owner.forget_mapped(ledger)
                 ledger.is_index_new = False

@@ -6,22 +6,20 @@ partitions have are looked at, some of them each second, and each file that is m
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from geminga.storage import format
+from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.partition import Partition
-
-if TYPE_CHECKING:
-    from geminga.storage.owner.owner import Owner
+from geminga.storage.topics.watcher import Watcher
 
 _EACH_TICK = 1_000   # partitions and ledgers looked at, about: some milliseconds
 GONE = "it was removed or replaced while it is used; what it holds is lost when the broker ends"
 
 
-class Missing:
+class Missing(Watcher):
     """Of one owner."""
 
-    def __init__(self, owner: "Owner"):
+    def __init__(self, owner: OwnerContext):
         self._owner = owner
         self._left: Iterator[Partition] = iter(())
         self._states: set[int] = set()      # partitions whose state was there

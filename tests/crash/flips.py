@@ -25,7 +25,7 @@ from geminga.proto import envelope
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.frames import CHECKSUM_END
 from geminga.storage import format
-from geminga.storage.commands.commands import QUARANTINE
+from geminga.storage.commands.consumers import QUARANTINE
 from geminga.storage.offline import verify
 from geminga.storage.offline.findings import Severity
 from geminga.storage.topics.subscription import SubType

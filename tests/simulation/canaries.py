@@ -25,11 +25,12 @@ from geminga.storage.dispatch.key_shared import KeyShared
 from geminga.storage.ledgers import journal
 from geminga.storage.ledgers.journal import Journal
 from geminga.storage.ledgers.ledger import Ledger
-from geminga.storage.owner.outbox import Outbox
+from geminga.storage.owner.dispatching import Dispatching
 from geminga.storage.owner.owner import Owner
 from geminga.storage.owner.recovery import Recovery
 from geminga.storage.runtime.counters import Counters
 from geminga.storage.topics import acknowledge
+from geminga.storage.topics.outbox import Outbox
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.subscription import Consumer, Subscription
 
@@ -170,12 +171,12 @@ def a_delivery_comes_twice():
     def deliver(right, *arguments):
         right(*arguments)
         right(*arguments)
-    yield _sometimes(Owner, "_deliver", deliver, 5)
+    yield _sometimes(Dispatching, "_deliver", deliver, 5)
 
 
 @canary("what is due is delivered")
 def a_delivery_is_held_back():
-    yield _sometimes(Owner, "_dispatch", _nothing, 5)
+    yield _sometimes(Dispatching, "_dispatch", _nothing, 5)
 
 
 @canary("entries are delivered in order")

@@ -15,8 +15,11 @@ from geminga.storage.ledgers.journal import Journal
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.offline import backup, repair, restore
 from geminga.storage.owner import recovery
+from geminga.storage.owner.durability import Durability
 from geminga.storage.owner.owner import Owner
+from geminga.storage.owner.partition_table import PartitionTable
 from geminga.storage.owner.recovery import Recovery
+from geminga.storage.owner.trimming import Trimming
 from geminga.storage.upkeep import backup_snapshot, compacted_views, delayed_scheduler, disk_space, hole_punching
 
 from .canaries import CANARIES, _patched
@@ -32,7 +35,7 @@ PROMISES = {
 
 NOTICED = {
     "a_pass_is_not_synced": Step(Journal.sync, "os.fdatasync("),
-    "an_answer_comes_before_its_sync": Step(Owner._sync_when_due, "self.journal.sync()"),
+    "an_answer_comes_before_its_sync": Step(Durability._sync_when_due, "owner.journal.sync()"),
     "the_end_of_a_segment_is_not_synced": Step(Journal._roll, "self.sync()"),
     "a_checkpoint_puts_nothing_on_disk": Step(Journal._put_and_retire, "put_on_disk("),
     "a_checkpoint_retires_nothing": Step(Journal._put_and_retire, "_retire(segment)"),
@@ -85,22 +88,23 @@ UNNOTICED = {
     Step(delayed_scheduler._write, "sync_all("): _UNTRIED,
     Step(delayed_scheduler._write, "write_anew("): _UNTRIED,
     Step(delayed_scheduler._write, "sync(named"): "Not noticed in 30 seeds; a start makes an index anew that is not there.",
-    Step(Owner._put_on_disk, "put_on_disk("): _UNTRIED,
+    Step(Durability.write_checkpoint, "put_on_disk("): _UNTRIED,
     Step(recovery._finish_deletions, "StateFile("): "The simulation deletes no topic.",
     Step(recovery._finish_deletions, "sync(folder"): "The simulation deletes no topic.",
     Step(recovery.recover_owner, "journal_reader.retire("): _UNTRIED,
     Step(files.write_anew, "fresh.replace("): "Whatever is written anew would not be there: most tests notice.",
     Step(files.write_anew, "fresh.unlink("): _SPACE,
     Step(Ledger.unlink, "path.unlink("): "files_are_left_behind in canaries.py leaves out all of the function.",
-    Step(Owner._unlink, "ledger.unlink("): "files_are_left_behind in canaries.py leaves out what it calls.",
+    Step(Trimming.unlink_taken, "ledger.unlink("): "files_are_left_behind in canaries.py leaves out what it calls.",
     Step(Recovery.is_durable, "found.unlink("): "files_are_left_behind in canaries.py leaves out what it calls.",
     Step(recovery.recover, "journal_reader.rescue("): "a_segment_that_failed_is_not_copied is about what it calls.",
     Step(recovery.recover, "journal_reader.make_sure("): _ORDER,
     Step(recovery.settle, "write_anew("): "the_number_of_owners_is_not_synced is about the same file.",
     Step(StateFile.write, "write_anew("): "states_are_not_written_at_a_checkpoint in canaries.py leaves out its caller.",
     Step(Windows.remove, "self.path("): "A window that stays is read again, and its rows are known to be done.",
-    Step(Owner.delete, "self.journal.sync("): "The simulation deletes no topic.",
-    Step(Owner.delete, "file.remove("): "The simulation deletes no topic.",
+    Step(Owner.end_pass, "self._pass.sync("): "an_answer_comes_before_its_sync is about what it calls.",
+    Step(PartitionTable.delete, "owner.journal.sync("): "The simulation deletes no topic.",
+    Step(PartitionTable.delete, "file.remove("): "The simulation deletes no topic.",
     Step(StateFile.remove, "shutil.rmtree("): "The simulation deletes no topic.",
     Step(Ledger.give_back_rows, "os.fsync("): "No ledger of the simulation is large enough.",
     Step(Ledger.give_back_rows, "fresh.replace("): "No ledger of the simulation is large enough.",

@@ -23,7 +23,7 @@ from geminga.storage.delayed import index, window_files
 from geminga.storage.errors import CorruptFile, NotDurable, StorageFull
 from geminga.storage.ledgers import journal
 from geminga.storage.ledgers.ledger import Ledger
-from geminga.storage.owner import owner, recovery
+from geminga.storage.owner import dispatching, durability, owner, owner_pass, publishing, recovery
 from geminga.storage.topics.partition import Partition
 from geminga.storage.upkeep import delayed_scheduler
 
@@ -105,7 +105,7 @@ class World:
                 put(module, "ThreadPoolExecutor", lambda *_: self.turns)
             put(delayed_scheduler, "sync_all", self.disk.sync_all)
             put(state_file, "threading", mock.Mock(Lock=lambda: Lock(self.turns)))
-            for module in (owner, delayed_scheduler, index, window_files):
+            for module in (owner, owner_pass, publishing, dispatching, durability, delayed_scheduler, index, window_files):
                 put(module, "time", mock.Mock(sleep=self._sleep, perf_counter=lambda: 0.0))
             put(catalogue, "now_ms", lambda: self.now_ms)
             put(rigs, "open_catalogue", self._open_catalogue)

@@ -30,6 +30,17 @@ def section(worker, asked):
     return worker, rows, memoryview(bytes(range(256)) * 2)[worker:worker + int(rows["size"].sum())]
 
 
+def planned(how, sends, producers, room):
+    """The plan for these, sorted that way; room: the ledger for (partition, entries, bytes), or StorageFull."""
+    batch = how(sends, producers)
+    for demand in batch.demands:
+        try:
+            demand.ledger = room(demand.partition, demand.count, demand.size)
+        except StorageFull as error:
+            demand.refusal = str(error)
+    return batch.place(1_700_000_000_000)
+
+
 def told(planned):
     """Everything in it, as bytes and numbers."""
     groups = [(group.partition.partition_id, group.ledger.ledger_id, group.first, group.count, group.size, group.next_message,
@@ -60,11 +71,11 @@ def test_few_and_many_go_to_the_same_places(rig, asked, before, full, deduplicat
         return partition.open_ledger
 
     if before:
-        earlier = publish_plan.plan_few([section(*each) for each in before], producers.get, room, 1_700_000_000_000)
+        earlier = planned(publish_plan.sort_few, [section(*each) for each in before], producers, room)
         for producer, progress in earlier.progress:
             producer.partition.sequences.learn(producer.identity, progress, 0)
-    few, many = (told(how([section(*each) for each in asked], producers.get, room, 1_700_000_000_000))
-                 for how in (publish_plan.plan_few, publish_plan.plan_many))
+    few, many = (told(planned(how, [section(*each) for each in asked], producers, room))
+                 for how in (publish_plan.sort_few, publish_plan.sort_many))
     assert few == many
 
 

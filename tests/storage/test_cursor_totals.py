@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from geminga.proto import envelope
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.storage.commands.commands import QUARANTINE
+from geminga.storage.commands.consumers import QUARANTINE
 from geminga.storage.topics.subscription import SubType
 
 from .lives import Lives

@@ -10,7 +10,7 @@ from geminga.proto import envelope, sends
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.cursors import producer_sequences
 from geminga.storage.errors import StorageFull
-from geminga.storage.owner.owner import TICK_MS
+from geminga.storage.owner.owner_pass import TICK_MS
 from geminga.storage.topics import publish_plan
 
 from .rig import T, entry_of
@@ -212,13 +212,13 @@ def test_what_is_refused_may_come_again_and_nothing_behind_it_is_stored_before(r
     """The producer is closed, so that what it had sent already does not overtake what was refused."""
     producer, other = rig.producer("a", producer_name="p"), rig.producer("b", producer_name="p")
     send(rig, producer, 1)
-    room = rig.owner._room
+    room = rig.owner.partitions.ledger_with_room
 
     def full(partition, count, size):
         if partition is rig.partition("a"):
             raise StorageFull("full")
         return room(partition, count, size)
-    monkeypatch.setattr(rig.owner, "_room", full)
+    monkeypatch.setattr(rig.owner.partitions, "ledger_with_room", full)
     answers = rig.run(section((producer, Message(1)), (producer, Message(2)), (other, Message(2)), (producer, Message(3))))
     assert [(receipt[2:4], receipt[4] == DUPLICATE) for receipt in answers.receipts] == [
         ((producer.object_id, 1), True), ((other.object_id, 2), False)]

@@ -16,7 +16,7 @@ from geminga.storage.delayed.window_files import windows_of
 from geminga.storage.jobs import nightly
 from geminga.storage.offline import verify
 from geminga.storage.offline.findings import Severity
-from geminga.storage.owner.owner import TICK_MS
+from geminga.storage.owner.owner_pass import TICK_MS
 from geminga.storage.topics.subscription import SubType
 from geminga.storage.upkeep import delayed_scheduler
 

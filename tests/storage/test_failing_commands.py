@@ -7,9 +7,9 @@ import pytest
 from geminga.proto import envelope
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.admin import queries
-from geminga.storage.commands import commands
+from geminga.storage.commands import commands, consumers, producers, subscriptions
 from geminga.storage.errors import Interrupted, NotDurable
-from geminga.storage.owner import owner
+from geminga.storage.owner.durability import Durability
 
 from .rig import T
 
@@ -68,13 +68,13 @@ def subscribe_command(rig, **fields):
 
 
 STEPS = [      # where a command may fail: (the command, what is replaced, in what)
-    (producer_command, "_producer_ready", commands), (producer_command, "find_or_create", commands),
-    (lambda rig: producer_command(rig, initial_subscription_name="initial"), "create_subscription", commands),
-    (lambda rig: producer_command(rig, initial_subscription_name="initial"), "_note_beginning", commands),
-    (subscribe_command, "_consumer_ready", commands), (subscribe_command, "_new_consumer", commands),
-    (subscribe_command, "_obstacle", commands), (subscribe_command, "_new_subscription", commands),
-    (lambda rig: subscribe_command(rig, durable=False), "_obstacle", commands),
-    (lambda rig: subscribe_command(rig, subscription_properties=[api.KeyValue(key="a", value="b")]), "set_properties", commands)]
+    (producer_command, "_answer_ready", producers), (producer_command, "find_or_create", producers),
+    (lambda rig: producer_command(rig, initial_subscription_name="initial"), "create_subscription", producers),
+    (lambda rig: producer_command(rig, initial_subscription_name="initial"), "_note_beginning", subscriptions),
+    (subscribe_command, "_answer_ready", consumers), (subscribe_command, "_new_consumer", consumers),
+    (subscribe_command, "_obstacle", consumers), (subscribe_command, "new_subscription", consumers),
+    (lambda rig: subscribe_command(rig, durable=False), "_obstacle", consumers),
+    (lambda rig: subscribe_command(rig, subscription_properties=[api.KeyValue(key="a", value="b")]), "set_properties", consumers)]
 
 
 @pytest.mark.slow
@@ -175,7 +175,7 @@ def test_one_that_waits_and_fails_does_not_end_who_was_in_its_way(rig, monkeypat
 def test_what_fails_on_its_way_to_disk_ends_the_process(rig, monkeypatch):
     """Nobody can tell how much of it is there; the command that happened to ask for it is not to blame."""
     consumer = rig.consumer(TOPIC, "sub")
-    monkeypatch.setattr(owner.Owner, "_commit_all", surprise)
+    monkeypatch.setattr(Durability, "_commit_all", surprise)
     with pytest.raises(Interrupted):
         rig.run(rig.command("unsubscribe", consumer_id=consumer.object_id, request_id=1))
     monkeypatch.undo()

@@ -1,6 +1,6 @@
 """Memory that is nearly used up: producers wait, the rest goes on."""
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.storage.owner.owner import TICK_MS
+from geminga.storage.owner.owner_pass import TICK_MS
 
 from .rig import T
 

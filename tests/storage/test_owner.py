@@ -7,7 +7,7 @@ import pytest
 from geminga.proto import envelope
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.errors import NotDurable
-from geminga.storage.owner.owner import ACK_SYNC_MS
+from geminga.storage.owner.durability import ACK_SYNC_MS
 
 from .rig import T
 

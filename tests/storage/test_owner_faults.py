@@ -14,7 +14,7 @@ from geminga.storage.errors import CorruptFile
 from geminga.storage.ledgers import ledger
 from geminga.storage.ledgers.journal import Journal
 from geminga.storage.ledgers.journal_reader import replay
-from geminga.storage.owner.owner import TICK_MS
+from geminga.storage.owner.owner_pass import TICK_MS
 from geminga.storage.owner.recovery import journal_folder
 from geminga.storage.topics import publish_plan
 

@@ -1,7 +1,7 @@
 """What an owner keeps and for how long: ledgers roll over, and give their space back when nobody needs them any more."""
 import pytest
 
-from geminga.storage.owner.owner import TICK_MS
+from geminga.storage.owner.owner_pass import TICK_MS
 
 MIB = 1 << 20
 

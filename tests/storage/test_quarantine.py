@@ -3,7 +3,7 @@ import pytest
 
 from geminga.proto import envelope
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.storage.commands.commands import QUARANTINE
+from geminga.storage.commands.consumers import QUARANTINE
 from geminga.storage.topics.subscription import SubType
 
 KINDS = [SubType.Exclusive, SubType.Failover, SubType.Shared, SubType.Key_Shared]

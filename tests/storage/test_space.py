@@ -9,7 +9,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.errors import NotDurable
 from geminga.storage.ledgers import journal, ledger
 from geminga.storage.ledgers.journal import put_on_disk
-from geminga.storage.owner.owner import TICK_MS
+from geminga.storage.owner.owner_pass import TICK_MS
 from geminga.storage.owner.recovery import journal_folder
 
 from ..crash import full

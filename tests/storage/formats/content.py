@@ -4,7 +4,7 @@ Never changed once a version's folder is made of it; what later versions can hol
 """
 from geminga.proto import envelope
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.storage.commands.commands import QUARANTINE
+from geminga.storage.commands.consumers import QUARANTINE
 from geminga.storage.topics.subscription import SubType
 
 from ..rig import START_MS

@@ -1,0 +1,333 @@
+"""Consumers: attached to subscriptions, detached, and told what they ask."""
+from datetime import UTC, datetime
+
+import numpy as np
+
+from geminga.proto import envelope, names, responses
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.errors import Refusal
+from geminga.storage import format
+from geminga.storage.commands.producers import reaches_address_limit
+from geminga.storage.commands.requests import T, log_consumer, park, succeed, withdraw
+from geminga.storage.commands.subscriptions import (
+    NAME_MAX,
+    check_name,
+    close_consumers,
+    delete_subscription,
+    new_subscription,
+    reset_subscription,
+    rolled_back,
+    set_properties,
+    set_replicated,
+)
+from geminga.storage.commands.topics import find_or_create, forget_if_idle
+from geminga.storage.cursors.pending_acks import CONSUMERS_MAX
+from geminga.storage.dispatch import DISPATCHERS, ranges
+from geminga.storage.runtime.log import DEBUG, log
+from geminga.storage.schemas import registry
+from geminga.storage.topics import acknowledge
+from geminga.storage.topics.owner_context import OwnerContext
+from geminga.storage.topics.session import Session
+from geminga.storage.topics.subscription import Consumer, Obstacle, Subscription, SubType, Topic, busy
+
+QUARANTINE = "geminga.quarantine.deaths"  # property of a subscription: an entry is parked when so many consumers died over it
+_DEATHS_MAX = 10_000
+_UNREADABLE_MAX = 100                     # entries of a minute that clients may say that they could not read; an alarm needs no more
+
+
+def subscribe(owner: OwnerContext, session: Session, command: api.BaseCommand, *, probed: bool = False) -> None:
+    """SUBSCRIBE: a client wants to consume from a topic."""
+    request = command.subscribe
+    existing = session.consumers.get(request.consumer_id)
+    if existing is not None:
+        return _answer_ready(owner, existing, request.request_id)
+    _refuse_unsupported(owner, request)
+    deaths_max = _deaths_max(request)
+    topic = find_or_create(owner, names.parse(request.topic), may_create=request.force_topic_creation)
+    _refuse_one_too_many(owner, session, topic, request)
+    if request.HasField("schema"):
+        registry.admit_consumer(owner, topic, request.schema)
+    rate = topic.rate_limits.subscribed if topic.rate_limits is not None else None
+    client = session.host, request.consumer_name, request.consumer_id
+    if rate is not None and not rate.may(client, owner.now_ms):
+        raise Refusal(api.NotAllowedError, "Subscribe limited by subscribe rate limit per consumer.")
+    subscription = _find_or_create_subscription(owner, topic, request)
+    consumer = _new_consumer(owner, session, request, subscription)
+    if (obstacle := _obstacle(subscription, request.subType, consumer)) is not None:
+        holder = obstacle.holder
+        if not probed and (holder.worker, holder.connection) != session.key:
+            return park(owner, session, command, holder.worker, holder.connection)
+    if rate is not None:
+        rate.count(client, owner.now_ms)
+    if obstacle is not None:
+        raise obstacle.refusal
+    _configure_subscription(owner, subscription, request, deaths_max)
+    _attach(owner, session, consumer)
+    _answer_ready(owner, consumer, request.request_id)
+    owner.wake(topic)
+
+
+def _find_or_create_subscription(owner: OwnerContext, topic: Topic, request: api.CommandSubscribe) -> Subscription:
+    """The subscription that the request names, reset where the request goes back in time."""
+    subscription = topic.subscriptions.get((request.subscription, request.durable and topic.is_persistent))
+    if subscription is None:
+        return new_subscription(owner, topic, request)
+    goes_back = request.start_message_rollback_duration_sec and topic.is_persistent
+    if goes_back and not subscription.consumers and subscription not in owner.expected_readers:      # a seek before this is stronger
+        reset_subscription(owner, subscription, rolled_back(owner, topic, request))
+    return subscription
+
+
+def _configure_subscription(owner: OwnerContext, subscription: Subscription, request: api.CommandSubscribe, deaths_max: int) -> None:
+    """Apply what the request says of its subscription: properties, quarantine, and whether it reads compacted."""
+    topic = subscription.partition
+    topic.now_ms = owner.now_ms
+    is_first = topic.is_persistent and not subscription.consumers
+    if is_first or (topic.is_persistent and deaths_max):      # a later consumer that asks for no quarantine takes it from nobody
+        subscription.deaths_max = deaths_max
+    if request.subscription_properties and not subscription.properties:
+        set_properties(owner, subscription, {one.key: one.value for one in request.subscription_properties})
+    if request.replicate_subscription_state and subscription.is_durable and not subscription.is_replicated:
+        set_replicated(owner, subscription, True)
+    if is_first:
+        owner.views.begin(subscription, reads_compacted=request.read_compacted)
+
+
+def _attach(owner: OwnerContext, session: Session, consumer: Consumer) -> None:
+    subscription = consumer.subscription
+    subscription.attach(consumer)
+    subscription.partition.attached[subscription] = None
+    session.consumers[consumer.consumer_id] = consumer
+    owner.consumers[consumer.handle] = consumer
+    owner.counters.add("consumers")
+
+
+def _new_consumer(owner: OwnerContext, session: Session, request: api.CommandSubscribe, subscription: Subscription) -> Consumer:
+    shared = request.keySharedMeta
+    return Consumer(
+        owner.new_handle(), session.worker, session.connection, request.consumer_id, request.consumer_name, session.protocol_version,
+        subscription, owner.now_ms, priority=request.priority_level,
+        epoch=request.consumer_epoch if request.HasField("consumer_epoch") else None,
+        ranges=_ranges(request),
+        is_out_of_order_allowed=request.subType == SubType.Key_Shared and shared.allowOutOfOrderDelivery,
+        metadata={one.key: one.value for one in request.metadata},
+        takes_any_schema=request.HasField("schema") and request.schema.type == api.Schema.AutoConsume)
+
+
+def _ranges(request: api.CommandSubscribe) -> list[tuple[int, int]] | None:
+    """Ranges of key hashes, (first, last), that a sticky consumer brings, or a reader that wants some keys only."""
+    shared = request.keySharedMeta
+    if request.subType == SubType.Exclusive:
+        is_sticky = bool(shared.hashRanges) and names.parse(request.topic).is_persistent
+    else:
+        is_sticky = request.subType == SubType.Key_Shared and shared.keySharedMode == api.STICKY
+    return [(one.start, one.end) for one in shared.hashRanges] if is_sticky else None
+
+
+def _obstacle(subscription: Subscription, kind: int, consumer: Consumer) -> Obstacle | None:
+    """What keeps the consumer from attaching.  A subscription without consumers takes on the consumer's type."""
+    if not subscription.consumers:
+        subscription.kind, subscription.dispatcher = kind, DISPATCHERS[kind](subscription)
+    elif subscription.kind != kind:
+        present = SubType.Name(subscription.kind)
+        return Obstacle(subscription.first_consumer, busy(f"Subscription is of different type: it has a consumer of type {present}"))
+    return subscription.dispatcher.obstacle(consumer)
+
+
+def _deaths_max(request: api.CommandSubscribe) -> int:
+    """Deaths after which an entry is parked, as properties of the consumer or subscription say; 0: never.  Raises Refusal."""
+    for one in (*request.metadata, *request.subscription_properties):
+        if one.key == QUARANTINE:
+            if not (one.value.isascii() and one.value.isdigit() and 0 < int(one.value[:6]) <= _DEATHS_MAX):
+                raise Refusal(api.NotAllowedError, f"{QUARANTINE} is a number of 1 to {_DEATHS_MAX}")
+            return int(one.value)
+    return 0
+
+
+def _refuse_unsupported(owner: OwnerContext, request: api.CommandSubscribe) -> None:
+    check_name(request.subscription)
+    if request.subType == SubType.Key_Shared and not owner.options.key_shared_enabled:
+        raise Refusal(api.NotAllowedError, "Key_Shared subscription is not allowed")
+    if request.read_compacted and request.subType not in (SubType.Exclusive, SubType.Failover):
+        raise Refusal(api.NotAllowedError, "read_compacted is for Exclusive and Failover subscriptions")
+    if request.read_compacted and not names.parse(request.topic).is_persistent:
+        raise Refusal(api.NotAllowedError, "read_compacted is for persistent topics")
+    if len(request.consumer_name) > NAME_MAX:
+        raise Refusal(api.NotAllowedError, f"Consumer name longer than {NAME_MAX} characters")
+    if (wanted := _ranges(request)) is not None:
+        ranges.check(wanted)
+        if request.read_compacted:      # a compacted view does not have the keys' hashes
+            raise Refusal(api.NotAllowedError, "read_compacted is not for consumers with ranges of key hashes")
+
+
+def _refuse_one_too_many(owner: OwnerContext, session: Session, topic: Topic, request: api.CommandSubscribe) -> None:
+    """Refuse a consumer of a type that policies exclude, or one more than they allow."""
+    policies, kind = topic.policies, SubType.Name(request.subType)
+    if kind not in policies.subscription_types:
+        raise Refusal(api.NotAllowedError, f"Topic[{{{topic.name}}}] doesn't support {kind} sub type!")
+    if policies.max_consumers and sum(len(one.consumers) for one in topic.attached) >= policies.max_consumers:
+        raise Refusal(api.ConsumerBusy, "Topic reached max consumers limit")
+    consumers = (consumer for one in topic.attached for consumer in one.consumers)
+    if reaches_address_limit(owner, session, topic, owner.options.max_same_address_consumers_per_topic, consumers):
+        raise Refusal(api.ConsumerBusy, "Topic reached max same address consumers limit")
+    subscription = topic.subscriptions.get((request.subscription, request.durable and topic.is_persistent))
+    limit = min(policies.max_consumers_per_subscription or CONSUMERS_MAX, CONSUMERS_MAX)
+    if subscription is not None and len(subscription.consumers) >= limit:
+        raise Refusal(api.ConsumerBusy, "Subscription reached max consumers limit")
+
+
+def _answer_ready(owner: OwnerContext, consumer: Consumer, request_id: int) -> None:
+    if log.level >= DEBUG:
+        log_consumer(owner.sessions.get((consumer.worker, consumer.connection)), "a consumer was made", consumer)
+    owner.outbox(consumer.worker).reply(consumer.connection, responses.success(request_id), request_id=request_id,
+                                        action=envelope.CONSUMER_READY, object_id=consumer.consumer_id, handle=consumer.handle,
+                                        partition=consumer.subscription.partition.name.partition)
+    _tell_epoch(owner, consumer)
+
+
+def _tell_epoch(owner: OwnerContext, consumer: Consumer) -> None:
+    """Tell the worker the epoch that the consumer's messages carry from now on."""
+    if consumer.epoch is not None:
+        owner.outbox(consumer.worker).reply(consumer.connection, b"", action=envelope.CONSUMER_EPOCH, object_id=consumer.handle,
+                                            handle=consumer.epoch)
+
+
+def remove_consumer(owner: OwnerContext, session: Session, consumer: Consumer) -> None:
+    """Remove a consumer that its client has closed, or whose connection ended."""
+    subscription = consumer.subscription
+    if log.level >= DEBUG:
+        log_consumer(session, "a consumer was closed", consumer)
+    if owner.consumers.pop(consumer.handle, None) is not None:
+        owner.counters.add("consumers", -1)
+    subscription.partition.now_ms = owner.now_ms
+    try:
+        subscription.detach(consumer)
+    except Exception:      # its dispatcher's state is unknown now: all consumers subscribe anew
+        close_consumers(owner, subscription)
+        raise
+    if not subscription.consumers:
+        subscription.partition.attached.pop(subscription, None)
+        if not subscription.is_durable:
+            subscription.partition.remove_subscription(subscription)
+    owner.wake(subscription.partition)
+    forget_if_idle(owner, subscription.partition)
+
+
+def count_death(owner: OwnerContext, consumer: Consumer) -> None:
+    """Count a death over each entry that the consumer held; an entry with too many is parked: kept, and delivered to no consumer."""
+    subscription = consumer.subscription
+    for ledger_id, entries in subscription.dispatcher.held_by(consumer):
+        acknowledge.note_counts(owner, subscription, format.DIED, ledger_id, entries,
+                                     subscription.cursor.deaths.add(ledger_id, entries))
+        parked = subscription.parked(ledger_id, entries)
+        if parked:
+            subscription.dispatcher.acknowledged(subscription.find(ledger_id), np.array(parked))
+            owner.counters.add("entries_parked", len(parked))
+
+
+def close_consumer(owner: OwnerContext, session: Session, command: api.BaseCommand) -> None:
+    """CLOSE_CONSUMER."""
+    request = command.close_consumer
+    consumer = session.consumers.pop(request.consumer_id, None)
+    if consumer is not None:
+        remove_consumer(owner, session, consumer)
+    withdraw(owner, session, T.SUBSCRIBE, request.consumer_id)
+    succeed(owner, session, request.request_id)
+
+
+def report_damaged(owner: OwnerContext, session: Session, ack: api.CommandAck) -> None:
+    """Log and count entries that a client could not read and has discarded: they may be damaged on disk."""
+    consumer = session.consumers.get(ack.consumer_id)
+    if consumer is None or not consumer.subscription.partition.is_persistent:
+        return
+    topic, places = consumer.subscription.partition, []
+    for position in {(identity.ledgerId, identity.entryId): None for identity in ack.message_id}:
+        is_known = (topic, position) in owner.unreadable or len(owner.unreadable) >= _UNREADABLE_MAX
+        if not is_known and consumer.subscription.dispatcher.holds(consumer, position):
+            owner.unreadable.add((topic, position))
+            places.append("{}:{}".format(*position))
+    if places:
+        owner.counters.add("acks_of_damaged", len(places))
+        why = api.CommandAck.ValidationError.Name(ack.validation_error)
+        log.error(f"a client could not read message {', '.join(places)} ({why}); geminga verify tells whether it is damaged on disk",
+                  code="G122")
+
+
+def consumer_of(session: Session, consumer_id: int) -> Consumer:
+    """The session\'s consumer of that id.  Raises Refusal."""
+    if consumer_id not in session.consumers:
+        raise Refusal(api.MetadataError, "Consumer not topic")
+    return session.consumers[consumer_id]
+
+
+def unsubscribe(owner: OwnerContext, session: Session, command: api.BaseCommand) -> None:
+    """UNSUBSCRIBE: delete the consumer's subscription."""
+    request = command.unsubscribe
+    consumer = consumer_of(session, request.consumer_id)
+    subscription = consumer.subscription
+    if len(subscription.consumers) > 1 and not request.force:
+        raise Refusal(api.MetadataError, "Subscription has other consumers")
+    del session.consumers[request.consumer_id]
+    remove_consumer(owner, session, consumer)
+    delete_subscription(owner, subscription)
+    succeed(owner, session, request.request_id, consumer)
+
+
+def redeliver(owner: OwnerContext, session: Session, command: api.BaseCommand) -> None:
+    """REDELIVER_UNACKNOWLEDGED_MESSAGES: deliver the named entries again, or, without ids, all that the consumer holds."""
+    request = command.redeliverUnacknowledgedMessages
+    consumer = session.consumers.get(request.consumer_id)
+    if consumer is None or not consumer.subscription.partition.is_persistent:
+        return
+    subscription, wanted = consumer.subscription, {}
+    topic = subscription.partition
+    for identity in request.message_ids:
+        if subscription.find(identity.ledgerId) is not None:
+            wanted.setdefault(identity.ledgerId, set()).add(identity.entryId)
+    if request.message_ids and not wanted:
+        return
+    if request.HasField("consumer_epoch") and subscription.kind in (SubType.Exclusive, SubType.Failover):
+        consumer.epoch = request.consumer_epoch
+        _tell_epoch(owner, consumer)
+    held = held_messages(consumer)
+    nacked = subscription.dispatcher.redeliver(consumer, {
+        ledger_id: np.array([entry for entry in sorted(entries) if entry < subscription.find(ledger_id).entries], np.int64)
+        for ledger_id, entries in wanted.items()})
+    for ledger_id, entries in nacked:
+        acknowledge.note_counts(owner, subscription, format.REDELIVERED, ledger_id, entries,
+                                     subscription.cursor.redeliveries.add(ledger_id, entries))
+    consumer.redelivered += held - held_messages(consumer)
+    owner.wake(topic)
+
+
+def held_messages(consumer: Consumer) -> int:
+    """Messages that the consumer was delivered, and has neither acknowledged nor given back."""
+    subscription = consumer.subscription
+    return sum(int(subscription.messages(subscription.find(ledger_id), entries).sum())
+               for ledger_id, entries in subscription.dispatcher.held_by(consumer))
+
+
+def consumer_stats(owner: OwnerContext, session: Session, command: api.BaseCommand) -> None:
+    """CONSUMER_STATS."""
+    request = command.consumerStats
+    consumer = session.consumers.get(request.consumer_id)
+    if consumer is None:
+        data = responses.consumer_stats(request.request_id, error_code=api.ConsumerNotFound, error_message="Consumer not topic")
+    else:
+        data = responses.consumer_stats(request.request_id, address=session.address, **_statistics(consumer, owner.now_ms))
+    owner.outbox(session.worker).reply(session.connection, data, request_id=request.request_id)
+
+
+def _statistics(consumer: Consumer, now_ms: int) -> dict:
+    """Statistics of the consumer; rates are averages since it connected."""
+    subscription = consumer.subscription
+    topic, seconds = subscription.partition, max(1.0, (now_ms - consumer.connected_ms) / 1000)
+    held = held_messages(consumer)
+    return {
+        "msgRateOut": consumer.messages_out / seconds, "msgThroughputOut": consumer.bytes_out / seconds,
+        "msgRateRedeliver": consumer.redelivered / seconds,
+        "messageAckRate": max(0, consumer.messages_out - consumer.redelivered - held) / seconds,
+        "consumerName": consumer.name, "availablePermits": max(0, consumer.permits),
+        "unackedMessages": held, "blockedConsumerOnUnackedMsgs": consumer.is_blocked,
+        "connectedSince": datetime.fromtimestamp(consumer.connected_ms / 1000, UTC).isoformat(timespec="milliseconds"),
+        "type": subscription.kind_name, "msgBacklog": subscription.cursor.backlog(topic.ledgers)}

@@ -1,0 +1,65 @@
+"""Positions: where a consumer's subscription is set to, and where its topic ends."""
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto import responses
+from geminga.proto.errors import Refusal
+from geminga.storage.commands.consumers import consumer_of
+from geminga.storage.commands.requests import succeed
+from geminga.storage.commands.subscriptions import close_consumers, position_of, reset_subscription
+from geminga.storage.topics import acknowledge
+from geminga.storage.topics.owner_context import OwnerContext
+from geminga.storage.topics.partition import Partition
+from geminga.storage.topics.session import Session
+from geminga.storage.topics.subscription import Subscription
+
+
+def _stored(subscription: Subscription, what: str) -> Partition:
+    """The subscription's partition.  Raises Refusal where its topic stores nothing."""
+    if not subscription.partition.is_persistent:
+        raise Refusal(api.NotAllowedError, f"{what} is not supported on a non-persistent topic")
+    return subscription.partition
+
+
+def seek(owner: OwnerContext, session: Session, command: api.BaseCommand) -> None:
+    """SEEK: reset the consumer's subscription to a message id or a time; its consumers are closed, and subscribe again."""
+    request = command.seek
+    subscription = consumer_of(session, request.consumer_id).subscription
+    partition = _stored(subscription, "SEEK")
+    view = partition.view if subscription.reads_compacted else None
+    start = None
+    if request.HasField("message_id"):
+        start = position_of(request.message_id)
+        position = partition.mark_delete_before(start, view)
+    elif request.HasField("message_publish_time"):
+        position = partition.mark_delete_before_time(min(request.message_publish_time, (1 << 63) - 1), view)
+    else:
+        raise Refusal(api.MetadataError, "SEEK names neither a message id nor a time")
+    close_consumers(owner, subscription)
+    reset_subscription(owner, subscription, position)
+    if start is not None:
+        acknowledge.begin_within(owner, subscription, start, request.message_id.ack_set)
+    if not subscription.is_durable:
+        owner.expected_readers[subscription] = owner.now_ms
+    succeed(owner, session, request.request_id)
+
+
+def get_last_message_id(owner: OwnerContext, session: Session, command: api.BaseCommand) -> None:
+    """GET_LAST_MESSAGE_ID."""
+    request = command.getLastMessageId
+    subscription = consumer_of(session, request.consumer_id).subscription
+    partition = _stored(subscription, "GET_LAST_MESSAGE_ID")
+    number = partition.name.partition
+    ledger_id, entry_id, batch_index = _last_message(subscription)
+    mark_delete = subscription.cursor.mark_delete
+    data = responses.last_message_id(request.request_id, responses.message_id(ledger_id, entry_id, number, batch_index),
+                                   responses.message_id(*mark_delete, number))
+    owner.outbox(session.worker).reply(session.connection, data, request_id=request.request_id)
+
+
+def _last_message(subscription: Subscription) -> tuple[int, int, int]:
+    """(ledger, entry, batch index) of the last message that its consumers get; -1 each when there is none."""
+    partition, last = subscription.partition, subscription.partition.last_message()
+    view = subscription.view or partition.view
+    if not subscription.reads_compacted or view is None:
+        return last
+    has_read_view = subscription.view is None      # then what it has not acknowledged comes from ledgers
+    return last if last[:2] > (subscription.cursor.mark_delete if has_read_view else view.horizon) else view.last_message

@@ -1,0 +1,157 @@
+"""Subscriptions: created, reset and deleted; where a new one begins."""
+from geminga.proto import envelope, responses
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.errors import Refusal
+from geminga.storage import format
+from geminga.storage.commands.requests import log_consumer
+from geminga.storage.cursors.cursor import SKIPPED, Cursor, Position
+from geminga.storage.ledgers.managed_ledger import EARLIEST
+from geminga.storage.runtime.log import DEBUG, log
+from geminga.storage.topics.owner_context import OwnerContext
+from geminga.storage.topics.partition import Partition, op
+from geminga.storage.topics.subscription import Subscription, Topic
+
+NAME_MAX = 4_096                          # characters of a producer's or subscription's name; arbitrary, and more than anybody uses
+_RESERVED = ("pulsar.repl",)              # prefixes of subscription names that Pulsar keeps for itself
+_RESERVED_NAMES = ("", "pulsar.dedup")
+
+
+def check_name(name: str) -> None:
+    """Refuse a reserved or too long name of a subscription, with the error code that Pulsar gives."""
+    if name in _RESERVED_NAMES or name.startswith(_RESERVED) or len(name) > NAME_MAX:
+        raise Refusal(api.ProducerBusy, f"Subscription name {name[:80]!r} is reserved, or longer than {NAME_MAX} characters")
+
+
+def new_subscription(owner: OwnerContext, partition: Topic, request: api.CommandSubscribe) -> Subscription:
+    """The subscription that a consumer asks for, which there is not yet.  Raises Refusal, StorageFull."""
+    if not partition.is_persistent:
+        _refuse_subscriptions(partition)
+        return partition.add_subscription(request.subscription, Cursor(0, partition.last_confirmed, is_durable=False))
+    if request.durable and not partition.policies.auto_create_subscriptions:
+        raise Refusal(api.SubscriptionNotFound, "Subscription does not exist")
+    if not request.durable:
+        _refuse_subscriptions(partition)
+    position = _beginning(owner, partition, request)
+    if request.durable:
+        return create_subscription(owner, partition, request.subscription, position)
+    return partition.add_subscription(request.subscription, partition.new_cursor(0, position, is_durable=False))
+
+
+def _beginning(owner: OwnerContext, partition: Partition, request: api.CommandSubscribe) -> Position:
+    """The mark-delete position of a new subscription.
+
+    A time that the request gives is stronger than all else.  A message id counts for readers only; if it lies behind the last
+    message, the initial position decides.
+    """
+    view, is_earliest = partition.view if request.read_compacted else None, request.initialPosition == api.CommandSubscribe.Earliest
+    if request.start_message_rollback_duration_sec:
+        return rolled_back(owner, partition, request)
+    if request.HasField("start_message_id") and not request.durable:
+        position = position_of(request.start_message_id)
+        if (position[0], position[1] - 1) <= partition.last_confirmed:
+            return partition.mark_delete_before(position, view)
+    elif owner.discovery.is_expected(partition, owner.now_ms):
+        is_earliest = True
+    return partition.mark_delete_before(EARLIEST, view) if is_earliest else partition.last_confirmed
+
+
+def rolled_back(owner: OwnerContext, partition: Partition, request: api.CommandSubscribe) -> Position:
+    """The mark-delete position before what was published since the request's duration ago."""
+    view = partition.view if request.read_compacted else None
+    return partition.mark_delete_before_time(owner.now_ms - request.start_message_rollback_duration_sec * 1000, view)
+
+
+def _refuse_subscriptions(partition: Partition) -> None:
+    """Refuse one subscription more than policies allow."""
+    limit = partition.policies.max_subscriptions
+    if limit and len(partition.subscriptions) >= limit:
+        raise Refusal(api.NotAllowedError, f"Exceed the maximum number of subscriptions of the topic: {partition.name}")
+
+
+def create_subscription(owner: OwnerContext, partition: Partition, name: str, position: Position,
+                        properties: dict[str, str] | None = None) -> Subscription:
+    """Create a durable subscription whose mark-delete position is `position`.  Raises Refusal, StorageFull."""
+    _refuse_subscriptions(partition)
+    cursor = partition.new_cursor(0, position, is_durable=True)      # before anything is created: its ledger may not open
+    cursor.subscription_id = owner.catalogue.create_subscription(partition.partition_id, name)
+    subscription = partition.add_subscription(name, cursor)
+    if properties:
+        set_properties(owner, subscription, properties)
+    _note_beginning(owner, subscription)
+    log.info("a subscription was made", topic=partition.name, subscription=name)
+    return subscription
+
+
+def set_properties(owner: OwnerContext, subscription: Subscription, properties: dict[str, str]) -> None:
+    """Replace the subscription's properties."""
+    subscription.properties = properties
+    if subscription.is_durable:
+        owner.catalogue.set_properties(subscription.cursor.subscription_id, properties)
+        owner.answer_needs_sync()
+
+
+def set_replicated(owner: OwnerContext, subscription: Subscription, is_replicated: bool) -> None:
+    """Note whether the subscription is to be replicated to other clusters."""
+    subscription.is_replicated = is_replicated
+    if subscription.is_durable:
+        owner.catalogue.set_replicated(subscription.cursor.subscription_id, is_replicated)
+        owner.answer_needs_sync()
+
+
+def delete_subscription(owner: OwnerContext, subscription: Subscription) -> None:
+    """Delete the subscription; its consumers are closed, and ledgers are not kept for it any more."""
+    partition = subscription.partition
+    close_consumers(owner, subscription)
+    if subscription.is_durable:
+        owner.catalogue.delete_subscription(subscription.cursor.subscription_id)
+        owner.note(partition, op(format.SUBSCRIPTION_DELETED, partition.partition_id, subscription_id=subscription.cursor.subscription_id))
+        owner.commit()
+        partition.remove_subscription(subscription)
+        owner.journal.touched(partition)
+        owner.wake_trimming(partition)
+        log.info("a subscription was deleted", topic=partition.name, subscription=subscription.name)
+    else:      # its last consumer may have taken it away already
+        partition.remove_subscription(subscription)
+
+
+def reset_subscription(owner: OwnerContext, subscription: Subscription, position: Position) -> None:
+    """Reset the subscription's mark-delete position."""
+    subscription.partition.reset_cursor(subscription.cursor, position)
+    _note_beginning(owner, subscription)
+
+
+def _note_beginning(owner: OwnerContext, subscription: Subscription) -> None:
+    partition, cursor = subscription.partition, subscription.cursor
+    if subscription.is_durable:
+        ledger_id, entry_id = cursor.mark_delete
+        owner.note(partition, op(format.CURSOR_RESET, partition.partition_id, subscription_id=cursor.subscription_id,
+                             ledger_id=ledger_id, entry_id=entry_id, value=cursor.since))
+        owner.count(subscription, SKIPPED, 0)
+        owner.answer_needs_sync()
+    subscription.rewind()
+
+
+def close_consumers(owner: OwnerContext, subscription: Subscription) -> None:
+    """Close the subscription's consumers, whose clients subscribe again; what they hold is delivered again."""
+    for consumer in list(subscription.consumers):
+        session = owner.sessions.get((consumer.worker, consumer.connection))
+        if session is not None:
+            session.consumers.pop(consumer.consumer_id, None)
+        if log.level >= DEBUG:
+            log_consumer(session, "a consumer was told to go", consumer)
+        if owner.consumers.pop(consumer.handle, None) is not None:
+            owner.counters.add("consumers", -1)
+        data = responses.close_consumer(consumer.consumer_id)
+        if subscription.has_moved:
+            to = subscription.partition.policies.migrated_to
+            data = responses.topic_migrated(api.CommandTopicMigrated.Consumer, consumer.consumer_id, *to) + data
+        owner.outbox(consumer.worker).reply(consumer.connection, data, action=envelope.CONSUMER_GONE, object_id=consumer.consumer_id,
+                                            handle=consumer.handle)
+    subscription.vacate()
+    subscription.partition.attached.pop(subscription, None)
+
+
+def position_of(identity: api.MessageIdData) -> Position:
+    """The position that a message id names; ids are unsigned on the wire, and -1 stands for the first."""
+    ledger_id, entry_id = (value - (1 << 64) if value >> 63 else value for value in (identity.ledgerId, identity.entryId))
+    return ledger_id, entry_id

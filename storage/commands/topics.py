@@ -1,0 +1,50 @@
+"""Topics that commands name: found, or created at their first use."""
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.errors import Refusal
+from geminga.proto.names import TopicName, refuse_reserved
+from geminga.storage.catalogue.policies import policies_of, refuse_topics
+from geminga.storage.errors import StorageFull
+from geminga.storage.runtime.log import log
+from geminga.storage.topics.non_persistent import NonPersistentTopic
+from geminga.storage.topics.owner_context import OwnerContext
+from geminga.storage.topics.subscription import Topic
+
+
+def find_or_create(owner: OwnerContext, name: TopicName, *, may_create: bool = True) -> Topic:
+    """The topic of that name; created where policies allow it.  Raises Refusal, StorageFull, CorruptFile."""
+    if not (name.is_persistent or owner.options.non_persistent_topics):
+        raise Refusal(api.NotAllowedError, "Non-persistent topics are switched off")
+    topic = owner.partition(name) if name.is_persistent else owner.live.get(name)
+    if topic is not None:
+        return topic
+    owner.refuse_foreign(name)
+    catalogue, base = owner.catalogue, name.base
+    if not catalogue.has_namespace(name.namespace):
+        raise Refusal(api.TopicNotFound, f"Namespace {name.namespace} does not exist")
+    count = catalogue.partition_count(base)
+    if count and not 0 <= name.partition < count:
+        why = "is partitioned: use its partitions" if name.partition < 0 else f"has {count} partitions; {name} does not exist"
+        raise Refusal(api.TopicNotFound, f"Topic {base} {why}")
+    if not count and catalogue.partition_count(name) is None:
+        refuse_reserved(name)
+        policies = policies_of(catalogue, name, owner.options)
+        if not (may_create and policies.auto_create_topics):
+            raise Refusal(api.TopicNotFound, f"Topic {name} does not exist")
+        refuse_topics(catalogue, name.namespace, policies, 1)
+        catalogue.create_topic(name, 0)
+        log.info("a topic was made", topic=name)
+    owner.answer_needs_sync()
+    if name.is_persistent:
+        return owner.create_partition(name)
+    topic = owner.live[name] = NonPersistentTopic(name, owner.options)
+    owner.apply_policies(topic)
+    return topic
+
+
+def forget_if_idle(owner: OwnerContext, topic: Topic) -> None:
+    """Forget a non-persistent topic that no client uses any more."""
+    if not topic.is_persistent and topic.is_idle and owner.forget_topic(topic) and topic.name.partition < 0:
+        try:
+            owner.catalogue.delete_topic(topic.name, for_now=True)
+        except StorageFull as error:      # no client waits for this; the next start does it
+            owner.complain(f"{error}; {topic.name} stays in lists of topics", code="G103")

@@ -1,0 +1,203 @@
+"""Dispatching: permits and acknowledgements of consumers are taken in, and what they get now goes into outboxes."""
+import time
+
+import numpy as np
+from numpy.typing import NDArray
+
+from geminga.proto import envelope, responses
+from geminga.proto.sends import IS_CHUNK
+from geminga.storage.commands.consumers import held_messages
+from geminga.storage.commands.subscriptions import close_consumers
+from geminga.storage.cursors.batch_acks import words as words_of
+from geminga.storage.cursors.pending_acks import NEVER_MS, Entries
+from geminga.storage.enforcement import rate_limiter
+from geminga.storage.enforcement.rate_limiter import Rates
+from geminga.storage.ledgers.ledger import Ledger
+from geminga.storage.owner.partition_table import PartitionTable
+from geminga.storage.owner.partition_timers import Timers
+from geminga.storage.topics import acknowledge
+from geminga.storage.topics.owner_context import OwnerContext
+from geminga.storage.topics.partition import Partition
+from geminga.storage.topics.subscription import Consumer, Subscription, Topic
+from geminga.storage.topics.watcher import Watcher
+from geminga.storage.upkeep.delayed_scheduler import Schedules
+
+_OUTSTANDING_MS = 100       # between counts of outstanding messages, while the owner is drained
+_ACTIVE_CONSUMER_SINCE, _END_OF_TOPIC_SINCE = 12, 9     # versions of the protocol
+
+
+class Dispatching(Watcher):
+    """Deliveries of one owner."""
+
+    def __init__(self, owner: OwnerContext, partitions: PartitionTable, rates: Rates, schedules: Schedules):
+        self._owner, self._partitions, self._rates, self._schedules = owner, partitions, rates, schedules
+        self._acks: list[NDArray] = []
+        self._partial_acks: list[tuple[NDArray, memoryview]] = []      # those of them that are about parts of batches, and their words
+        self._timers = Timers()
+        self._outstanding_due_ms: int | None = None      # while the owner is drained: when outstanding messages are counted again
+
+    def __repr__(self) -> str:
+        return f"<Dispatching acks={len(self._acks)} due_ms={self.due_ms()}>"
+
+    def release(self, topic: Topic) -> None:
+        self._owner.to_dispatch.pop(topic, None)
+        self._timers.put(topic, NEVER_MS)
+
+    # -- what consumers sent
+
+    def receive_acks(self, rows: NDArray, data: memoryview) -> None:
+        """Take in acknowledgements: rows (n,) ACK_ROW, and the ack sets of those that are about parts of batches."""
+        self._acks.append(rows)
+        if len(data):
+            self._partial_acks.append((rows, data))
+
+    def grant(self, rows: NDArray) -> None:
+        """Grant permits: rows (n,) FLOW_ROW."""
+        owner = self._owner
+        for handle, permits in zip(rows["consumer"].tolist(), rows["permits"].tolist(), strict=True):
+            if (consumer := owner.consumers.get(handle)) is not None:
+                consumer.grant(permits)
+                consumer.flow_ms = owner.now_ms
+                owner.to_dispatch[consumer.subscription.partition] = None
+
+    def acknowledge_received(self) -> None:
+        """Move cursors as the received acknowledgements say."""
+        if self._partial_acks:
+            self._acknowledge_parts()
+        if self._acks:
+            rows, self._acks = self._acks[0] if len(self._acks) == 1 else np.concatenate(self._acks), []
+            began = time.perf_counter()
+            acknowledge.acknowledge(self._owner, acknowledge.acks_by_consumer(rows))
+            self._owner.counters.observe("acknowledge", time.perf_counter() - began)
+
+    def _acknowledge_parts(self) -> None:
+        received, self._partial_acks = self._partial_acks, []
+        for rows, data in received if self._owner.options.batch_index_acknowledgement else ():
+            at = 0
+            for handle, ledger_id, entry_id, _, flags, count in rows[rows["words"] > 0].tolist():
+                words, at = data[at:at + 8 * count], at + 8 * count
+                consumer = self._owner.consumers.get(handle)
+                if consumer is not None and not (flags & envelope.CUMULATIVE and consumer.subscription.is_spread):
+                    acknowledge.acknowledge_part(self._owner, consumer, (ledger_id, entry_id), words)
+
+    # -- what consumers get
+
+    def due_ms(self) -> int:
+        """When something is to be dispatched although no client asks for it."""
+        due_ms = min(self._timers.next_ms, self._rates.due_ms)
+        return due_ms if self._outstanding_due_ms is None else min(due_ms, self._outstanding_due_ms)
+
+    def clock_went_back(self, now_ms: int) -> None:
+        """Let nothing wait until the clock shows again what it has shown before."""
+        if self._outstanding_due_ms is not None:
+            self._outstanding_due_ms = min(self._outstanding_due_ms, now_ms)
+
+    def dispatch_all(self) -> None:
+        """Dispatch topics that were woken in this pass, and those whose timers have run out."""
+        owner = self._owner
+        for topic in self._timers.take(owner.now_ms):
+            owner.to_dispatch[topic] = None
+        if self._outstanding_due_ms is not None:
+            owner.to_dispatch = {}
+            self._count_outstanding()
+        if owner.to_dispatch:
+            began = time.perf_counter()
+            for topic in self._rates.in_turn(owner.to_dispatch):
+                self._dispatch(topic)
+            owner.counters.observe("dispatch", time.perf_counter() - began)
+            owner.changed.update(owner.to_dispatch)
+            owner.to_dispatch = {}
+
+    def _dispatch(self, topic: Topic) -> None:
+        topic.now_ms = self._owner.now_ms
+        schedule, has_rates = topic.schedule, topic.rate_limits is not None
+        if schedule is not None:
+            self._schedules.advance(topic, self._owner.now_ms)
+        is_closed = topic.is_closed
+        for subscription in rate_limiter.in_turn(topic) if has_rates else topic.attached:
+            for consumer, is_active in subscription.dispatcher.news():
+                self._tell_active(consumer, is_active)
+            self._dispatch_subscription(subscription, has_rates=has_rates)
+        if is_closed:
+            self._tell_caught_up(topic)
+        if topic.is_persistent and (topic.damage or topic.losses):
+            self._partitions.report_damage(topic)
+        is_awaited = schedule is not None and any(subscription.is_spread for subscription in topic.attached)
+        due_ms = schedule.next_ms() if is_awaited else NEVER_MS
+        if has_rates:
+            due_ms = min(due_ms, rate_limiter.due_ms(topic))
+        self._timers.put(topic, due_ms)
+
+    def _dispatch_subscription(self, subscription: Subscription, *, has_rates: bool) -> None:
+        topic, view, began = subscription.partition, subscription.view, subscription.read
+        if view is not None and began > view.horizon:      # all of the view is read
+            view = None
+        ledgers = topic.ledgers_from(began[0]) if view is None else subscription.ledgers_from(began[0])
+        batches = self._rates.next_batches(subscription, ledgers) if has_rates else subscription.dispatcher.next_batches(ledgers)
+        for consumer, ledger, entries in batches:
+            self._deliver(subscription, consumer, ledger, entries)
+        if view is not None:
+            acknowledge.pass_over(self._owner, subscription, began)
+
+    def _tell_caught_up(self, topic: Partition) -> None:
+        """Tell consumers that have acknowledged everything that nothing will come here any more: where to go, or that this is the end."""
+        moved = []
+        for subscription in topic.attached:
+            if subscription.has_moved:
+                moved.append(subscription)
+            elif topic.is_terminated and subscription.cursor.mark_delete >= topic.last_confirmed:
+                self._tell_end(subscription)
+        for subscription in moved:
+            close_consumers(self._owner, subscription)
+
+    def _deliver(self, subscription: Subscription, consumer: Consumer, ledger: Ledger, entries: Entries) -> None:
+        """Deliver the entries: as a run, or as picks where more is to be said of some, or they lie apart."""
+        outbox, ledger_id = self._owner.outbox(consumer.worker), ledger.ledger_id
+        self._owner.count_delivered(consumer, len(entries), ledger.bytes_of(entries))
+        if subscription.partition.chunks_in:
+            flags = ledger.column("flags")
+            some = flags[entries.start:entries.stop] if isinstance(entries, range) else flags[entries]
+            consumer.chunks_out += int(np.count_nonzero(some & IS_CHUNK))
+        redeliveries = subscription.cursor.redeliveries.of(ledger_id, entries)
+        parts = subscription.parts_of(ledger_id, entries)
+        if ledger.view:
+            parts = subscription.parts_of_view(ledger, entries, parts)
+        first, count = int(entries[0]), len(entries)
+        if redeliveries is None and not parts and not ledger.view and int(entries[-1]) - first + 1 == count:
+            return outbox.run(consumer, subscription.partition.partition_id, ledger_id, first, count)
+        picked, words = np.zeros(count, envelope.PICKED), []
+        picked["entry_id"] = entries
+        if redeliveries is not None:
+            picked["redeliveries"] = redeliveries
+        for at, bits in parts:
+            ack_set = words_of(bits)
+            picked["words"][at] = len(ack_set)
+            words.append(ack_set)
+        outbox.picks(consumer, subscription.partition.partition_id, ledger_id, picked, b"".join(words), ledger.view)
+
+    def _tell_end(self, subscription: Subscription) -> None:
+        for consumer in subscription.consumers:
+            if not consumer.is_told_end and consumer.protocol_version >= _END_OF_TOPIC_SINCE:
+                consumer.is_told_end = True
+                self._owner.outbox(consumer.worker).reply(consumer.connection, responses.reached_end_of_topic(consumer.consumer_id))
+
+    def _tell_active(self, consumer: Consumer, is_active: bool) -> None:
+        if consumer.protocol_version >= _ACTIVE_CONSUMER_SINCE:
+            self._owner.outbox(consumer.worker).reply(
+                consumer.connection, responses.active_consumer_change(consumer.consumer_id, is_active))
+
+    # -- draining
+
+    def drain(self) -> None:
+        """Deliver nothing any more; acknowledgements are taken in, and outstanding messages are counted."""
+        self._outstanding_due_ms = self._owner.now_ms
+        self._count_outstanding()
+
+    def _count_outstanding(self) -> None:
+        """Count messages that consumers of durable subscriptions hold, and may still acknowledge."""
+        owner = self._owner
+        if owner.now_ms >= self._outstanding_due_ms:
+            self._outstanding_due_ms = owner.now_ms + _OUTSTANDING_MS
+            owner.counters.set("outstanding", sum(
+                held_messages(consumer) for partition in owner.by_name.values() for subscription in partition.attached
+                if subscription.is_durable for consumer in subscription.consumers))

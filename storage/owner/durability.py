@@ -1,0 +1,121 @@
+"""Durability: decisions go into the journal, which is synced before an answer that depends on them leaves."""
+import time
+
+from geminga.storage import format
+from geminga.storage.errors import Interrupted, NotDurable, StorageFull, is_full, text_of
+from geminga.storage.ledgers.journal import put_on_disk, to_put
+from geminga.storage.ledgers.journal_reader import Record
+from geminga.storage.topics.owner_context import OwnerContext
+from geminga.storage.topics.publish_plan import Plan
+from geminga.storage.upkeep.disk_space import Space
+
+ACK_SYNC_MS = 10            # an acknowledgement without a receipt is synced with the next answer, or after this
+_OPS_SIZE_MAX = 10_000 * format.OP.size      # of a journal record: fits into the smallest segment that may be configured
+_NO_ROOM_SECONDS = 0.1      # between attempts to append when the disk is full and the reserve used up
+
+
+class Durability:
+    """Commits and syncs of one owner."""
+
+    def __init__(self, owner: OwnerContext, space: Space):
+        self._owner, self._space = owner, space
+        self._unsynced_since_ms: int | None = None      # when the oldest op was appended that is not synced
+
+    def __repr__(self) -> str:
+        return f"<Durability unsynced_since_ms={self._unsynced_since_ms}>"
+
+    def clock_went_back(self, now_ms: int) -> None:
+        """Let no sync wait until the clock shows again what it has shown before."""
+        if self._unsynced_since_ms is not None:
+            self._unsynced_since_ms = min(self._unsynced_since_ms, now_ms)
+
+    def due_ms(self) -> int | None:
+        """When what was appended is to be synced, although no answer depends on it; None: all is synced."""
+        if self._unsynced_since_ms is None:
+            return None
+        options = self._owner.options
+        return self._unsynced_since_ms + (ACK_SYNC_MS if options.sync == "group" else options.sync_interval_ms)
+
+    def commit(self, planned: Plan | None = None) -> None:
+        """Append what was decided, and the planned entries, to the journal; sync it if an answer depends on that or it is due.
+
+        Raises StorageFull, NotDurable, OSError; Interrupted for all else, which a command must not take for its own failure.
+        """
+        try:
+            self._commit_all(planned)
+        except (StorageFull, NotDurable, OSError):
+            raise
+        except Exception as error:
+            raise Interrupted("a commit") from error
+
+    def commit_and_sync(self) -> None:
+        """Make all that was decided so far durable: files may be removed that say otherwise.  Raises as `commit` does."""
+        self._owner.answer_needs_sync()
+        self.commit()
+
+    def _commit_all(self, planned: Plan | None) -> None:
+        owner = self._owner
+        if owner.catalogue.is_changing:
+            self._space.look()
+        owner.catalogue.commit()
+        if planned is None and not owner.has_ops:
+            return self._sync_when_due()
+        ops, at = owner.take_ops(), 0
+        while len(ops) - at > _OPS_SIZE_MAX:      # acknowledgements of many entries that lie apart: no segment has room for all
+            self.append(ops[at:at + _OPS_SIZE_MAX])
+            at += _OPS_SIZE_MAX
+        ops = ops[at:]
+        self._append(planned.record(ops) if planned else Record(b"", b"", b"", ops, [], 0))
+        if self._unsynced_since_ms is None:
+            self._unsynced_since_ms = owner.now_ms
+        self._sync_when_due()
+
+    def append(self, ops: bytes) -> None:
+        """Append a record of ops, packed OP_ROWs."""
+        self._append(Record(b"", b"", b"", ops, [], 0))
+
+    def _append(self, record: Record) -> None:
+        """Append to the journal, from the reserve if need be.
+
+        When the reserve is used up the pass waits: it has been decided, and nothing has been answered.
+        """
+        while True:
+            try:
+                return self._owner.journal.append(record)
+            except StorageFull as error:
+                self._owner.complain(f"{error}; nothing is acknowledged until there is room", code="G103")
+                if not self._space.give_up():
+                    time.sleep(_NO_ROOM_SECONDS)
+
+    def write_checkpoint(self, changed: set) -> None:
+        """Write and sync files of a partition and its ledger, from the reserve if need be.
+
+        Raises StorageFull; NotDurable, as the kernel forgets what it could not write.
+        """
+        checkpoint = to_put(changed)
+        while True:
+            try:
+                return put_on_disk(*checkpoint)
+            except OSError as error:
+                if not is_full(error):
+                    raise NotDurable(text_of(error)) from error
+                if not self._space.give_up():
+                    raise StorageFull(text_of(error)) from error
+
+    def _sync_when_due(self) -> None:
+        """Sync the journal when an answer of this pass depends on it, or when ops have waited long enough."""
+        owner = self._owner
+        must_sync, owner.must_sync = owner.must_sync, False
+        if self._unsynced_since_ms is None:
+            return
+        waited_ms = owner.now_ms - self._unsynced_since_ms
+        is_due = {"group": must_sync or waited_ms >= ACK_SYNC_MS,
+                  "interval": waited_ms >= owner.options.sync_interval_ms,
+                  "none": False}[owner.options.sync]
+        if is_due:
+            began = time.perf_counter()
+            owner.journal.sync()
+            owner.counters.observe("sync", time.perf_counter() - began)
+            owner.counters.add("syncs")
+        if is_due or owner.options.sync == "none":
+            self._unsynced_since_ms = None

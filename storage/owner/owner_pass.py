@@ -1,0 +1,95 @@
+"""A pass, one round of an owner's loop: receive, decide, sync, answer.
+
+    receive   SENDs and acknowledgements are gathered, permits granted; a command is carried out at once, after all that came before it
+    decide    SENDs -> plan -> journal, synced -> ledgers -> receipts; acknowledgements -> cursors -> ops; once a second, the watchers
+    sync      ops -> journal, synced when an answer depends on them; then files go that the journal does not need
+    answer    what consumers get now; one envelope for each worker
+
+Nothing is answered before `answer`, so nothing is answered before it is durable.
+"""
+import time
+from collections.abc import Callable, Sequence
+
+from numpy.typing import NDArray
+
+from geminga.proto import envelope
+from geminga.storage.enforcement.publish_gate import Gate
+from geminga.storage.owner.dispatching import Dispatching
+from geminga.storage.owner.durability import Durability
+from geminga.storage.owner.publishing import Publishing
+from geminga.storage.owner.requests import Requests
+from geminga.storage.owner.trimming import Trimming
+from geminga.storage.topics.decisions import Decisions
+from geminga.storage.upkeep.delayed_scheduler import Schedules
+
+TICK_MS = 1_000             # between ticks of the watchers
+
+
+class Pass:
+    """The passes of one owner, one after the other."""
+
+    def __init__(self, decisions: Decisions, tick: Callable[[], None], *, requests: Requests, publishing: Publishing,
+                 dispatching: Dispatching, durability: Durability, trimming: Trimming, gate: Gate, schedules: Schedules):
+        """tick: looks at all watchers."""
+        self._decisions, self._tick = decisions, tick
+        self._requests, self._publishing, self._dispatching = requests, publishing, dispatching
+        self._durability, self._trimming, self._gate, self._schedules = durability, trimming, gate, schedules
+        self.next_tick_ms = decisions.now_ms + TICK_MS
+
+    def begin(self, now_ms: int) -> None:
+        """Begin a pass at that time, by the wall clock."""
+        if now_ms < self._decisions.now_ms:      # the clock was put back: nothing may wait until it shows again what it has shown
+            self.next_tick_ms = min(self.next_tick_ms, now_ms + TICK_MS)
+            self._durability.clock_went_back(now_ms)
+            self._dispatching.clock_went_back(now_ms)
+        self._decisions.now_ms, self._decisions.began = now_ms, time.perf_counter()
+
+    def receive(self, worker: int, sections: Sequence[tuple[int, NDArray, memoryview]]) -> None:
+        """Take in the sections of one envelope: (kind, rows, data), see proto/envelope.py."""
+        for kind, rows, data in sections:
+            if kind == envelope.SENDS:
+                self._publishing.receive(worker, rows, data)
+                self._decisions.take_credit(worker, len(data))
+            elif kind == envelope.ACKS:
+                self._dispatching.receive_acks(rows, data)
+            elif kind == envelope.FLOWS:
+                self._dispatching.grant(rows)
+            elif kind == envelope.COMMANDS:
+                self.apply_received()
+                self._decisions.take_credit(worker, envelope.COMMAND_COST * len(rows) + len(data))
+                self._requests.carry_out_commands(worker, rows, data)
+            else:
+                self.apply_received()
+                self._requests.answer_questions(worker, rows, data)
+
+    def apply_received(self) -> None:
+        """Carry out what was gathered: acknowledgements, then SENDs."""
+        self._dispatching.acknowledge_received()
+        self._publishing.publish_received()
+
+    def decide(self) -> None:
+        """Carry out what was gathered, and what is due by itself."""
+        self.apply_received()
+        if self._decisions.now_ms >= self.next_tick_ms:
+            self.next_tick_ms = self._decisions.now_ms + TICK_MS
+            self._tick()
+        self._gate.look(self._decisions.now_ms)
+        self._trimming.decide()
+
+    def sync(self) -> None:
+        """Make durable what was decided, as far as an answer of this pass depends on it."""
+        self._durability.commit()
+        self._trimming.unlink_taken()
+
+    def answer(self) -> list[tuple[int, list]]:
+        """Dispatch entries to consumers; returns [(worker, frames of its envelope)]."""
+        if self._schedules.is_busy:
+            self._schedules.work(self._decisions.now_ms)
+        self._dispatching.dispatch_all()
+        return self._decisions.seal_answers()
+
+    def due_ms(self) -> int:
+        """When the next pass is due although nothing came."""
+        due_ms = self._decisions.now_ms if self._schedules.is_busy else min(self.next_tick_ms, self._dispatching.due_ms())
+        sync_ms = self._durability.due_ms()
+        return due_ms if sync_ms is None else min(due_ms, sync_ms)

@@ -1,0 +1,276 @@
+"""The partition table: partitions that are open at an owner, and how they come, go, and grow by ledgers."""
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.errors import Refusal
+from geminga.proto.names import TopicName
+from geminga.storage import format
+from geminga.storage.catalogue.policies import policies_of
+from geminga.storage.commands import producers
+from geminga.storage.cursors import cursor
+from geminga.storage.cursors.state_file import StateFile
+from geminga.storage.errors import CorruptFile, StorageFull
+from geminga.storage.ledgers.ledger import Ledger
+from geminga.storage.owner.durability import Durability
+from geminga.storage.runtime.log import log
+from geminga.storage.topics import acknowledge
+from geminga.storage.topics.owner_context import OwnerContext
+from geminga.storage.topics.partition import Partition, op, open_partition
+from geminga.storage.topics.subscription import Topic
+from geminga.storage.topics.watcher import Watcher
+from geminga.storage.upkeep.backup_snapshot import Snapshots
+from geminga.storage.upkeep.disk_space import Space
+
+if TYPE_CHECKING:
+    from geminga.storage.owner.recovery import Recovery
+
+_READER_MS = 60_000         # a reader's subscription is kept so long after a seek, until its client subscribes again
+
+
+class PartitionTable(Watcher):
+    """Open partitions of one owner, by name."""
+
+    def __init__(self, owner: OwnerContext, durability: Durability, space: Space, snapshots: Snapshots, recovery: "Recovery | None",
+                 is_mine: Callable[[str], bool]):
+        """recovery: has the state of partitions whose files are older than the journal.  is_mine: whether a name is this owner's."""
+        self.by_name: dict[TopicName, Partition] = {}
+        self.watchers: list[Watcher] = []         # of all partitions
+        self._owner, self._durability, self._space, self._snapshots = owner, durability, space, snapshots
+        self._recovery, self._is_mine = recovery, is_mine
+        self._last_closed_ledger = owner.catalogue.last_closed_ledger()
+        self._next_slot = -1
+
+    def __repr__(self) -> str:
+        return f"<PartitionTable open={len(self.by_name)}>"
+
+    def refuse_foreign(self, name: TopicName) -> None:
+        """Raise Refusal for a topic of another owner: two owners that write one partition overwrite each other's entries."""
+        if not self._is_mine(str(name)):
+            raise Refusal(api.ServiceNotReady, f"Topic {name} is not served here; look it up again")
+
+    def find(self, name: TopicName) -> Partition | None:
+        """The partition of that name, opened if it is stored; None if it is not.  Raises CorruptFile, StorageFull, Refusal."""
+        partition = self.by_name.get(name)
+        if partition is None:
+            self.refuse_foreign(name)
+        if partition is None and (stored := self._owner.catalogue.partition(name)) is not None:
+            try:
+                with self._owner.counters.timed("load"):
+                    return self._load(name, *stored)
+            except (CorruptFile, StorageFull, OSError):
+                self._owner.counters.add("loads_failed")
+                raise
+        return partition
+
+    def _load(self, name: TopicName, partition_id: int, topic_epoch: int | None) -> Partition:
+        owner, catalogue = self._owner, self._owner.catalogue
+        names = catalogue.subscriptions(partition_id)
+        known = self._recovery.state_of(partition_id) if self._recovery else None
+        partition = open_partition(owner.data_dir, partition_id, name, topic_epoch, names, owner.options, known)
+        if self._recovery:
+            self._recovery.opened(partition)
+        partition.sequences.begin(owner.now_ms)
+        partition.is_terminated = catalogue.is_terminated(partition_id)
+        properties = catalogue.subscriptions_properties(partition_id)
+        for subscription in partition.subscriptions.values() if properties else ():
+            subscription.properties = properties.get(subscription.cursor.subscription_id, {})
+        replicated = catalogue.replicated_subscriptions(partition_id)
+        for subscription in partition.subscriptions.values() if replicated else ():
+            subscription.is_replicated = subscription.cursor.subscription_id in replicated
+        self._adopt(partition)
+        return partition
+
+    def create(self, name: TopicName) -> Partition:
+        """Create an empty partition.  Raises StorageFull, Refusal."""
+        self.refuse_foreign(name)
+        owner = self._owner
+        with owner.counters.timed("load"):
+            partition = open_partition(owner.data_dir, owner.catalogue.create_partition(name), name, None, {}, owner.options)
+            self._adopt(partition)
+        return partition
+
+    def _adopt(self, partition: Partition) -> None:
+        if not partition.ledgers:
+            self._add_ledger(partition)
+            self._owner.answer_needs_sync()
+        elif not partition.open_ledger.entries:      # perhaps of a process that was killed before the journal knew
+            self._note_opened(partition)
+        if partition.horizon > partition.last_confirmed:      # entries were lost that a compacted view has: what comes lies behind it
+            self._add_ledger(partition)
+        self._next_slot += 1
+        partition.slot = self._next_slot
+        self.by_name[partition.name] = partition
+        self._snapshots.opened(partition)
+        self.apply_policies(partition)
+        self._owner.counters.add("partitions_open")
+        self._owner.changed[partition] = None
+        self.report_damage(partition)
+
+    def unload(self, partition: Partition) -> None:
+        """Give up a partition that no client uses, with all its state on disk.  Raises StorageFull, NotDurable."""
+        self._durability.commit_and_sync()
+        self._durability.write_checkpoint({partition, partition.open_ledger})
+        self._snapshots.released(partition)
+        self._forget(partition)
+
+    def delete(self, name: TopicName) -> None:
+        """Delete the partition of that name from memory and disk, after its clients were disconnected.
+
+        The journal is told before the catalogue: a start that finds the journal's op finishes the deletion.
+        Raises StorageFull, NotDurable.
+        """
+        owner = self._owner
+        partition, stored = self.by_name.get(name), owner.catalogue.partition(name)
+        self._durability.commit_and_sync()
+        try:
+            if stored is None:      # no client has ever used it
+                return owner.catalogue.delete_topic(name)
+            partition_id = stored[0]
+            owner.catalogue.delete_partition(partition_id)
+        except StorageFull:
+            owner.catalogue.undo()
+            raise
+        self._durability.append(format.OP.pack(*op(format.PARTITION_DELETED, partition_id)))
+        owner.journal.sync()
+        owner.catalogue.commit()
+        if partition is not None:
+            self._forget(partition)
+            for ledger in partition.ledgers:
+                ledger.is_unlinked = True
+        known = self._recovery and self._recovery.delete(partition_id)
+        file = partition.file if partition is not None else \
+            known or StateFile(format.partition_folder(owner.data_dir, partition_id), partition_id)
+        file.remove()
+        owner.journal.touched(file)
+        log.info("a topic was deleted", topic=name)
+
+    def _forget(self, partition: Partition) -> None:
+        partition.is_released = True
+        del self.by_name[partition.name]
+        for watcher in self.watchers:
+            watcher.release(partition)
+        for ledger in partition.ledgers:
+            ledger.is_released = True
+            ledger.close()
+            self.forget_mapped(ledger)
+        self._owner.counters.add("partitions_open", -1)
+
+    def forget_mapped(self, ledger: Ledger) -> None:
+        """Have workers unmap the ledger's files."""
+        for worker in {worker for worker, _ in self._owner.sessions}:
+            self._owner.outbox(worker).forget(ledger.ledger_id)
+
+    # -- policies
+
+    def apply_options(self) -> None:
+        """Apply the owner's options, which are new, to all topics."""
+        owner = self._owner
+        for topic in [*self.by_name.values(), *owner.live.values()]:
+            topic.options = owner.options
+            for subscription in topic.subscriptions.values():
+                subscription.options = owner.options
+            self.apply_policies(topic)
+
+    def apply_policies(self, topic: Topic) -> None:
+        """Apply what the catalogue says of the topic's policies."""
+        owner = self._owner
+        policies = policies_of(owner.catalogue, topic.name, owner.options)
+        topic.bind(policies)
+        owner.changed[topic] = None
+        for watcher in self.watchers:
+            if topic.is_persistent or watcher.watches_non_persistent:
+                watcher.watch(topic)
+        if policies.encryption_required:
+            producers.close_unencrypted_producers(owner, topic)
+        for subscription in topic.attached:
+            subscription.dispatcher.bounds_changed()
+            owner.wake(topic)
+        if topic.is_persistent and policies.migrated_to:
+            self._migrate(topic)
+
+    def _migrate(self, partition: Partition) -> None:
+        """Send producers to the other cluster; consumers follow when they have acknowledged what there is."""
+        self._owner.publish_held(partition)
+        for producer in partition.producers.expel_all():
+            producers.expel_producer(self._owner, producer)
+        self._owner.wake(partition)
+
+    # -- ledgers
+
+    def ledger_with_room(self, partition: Partition, count: int, size: int) -> Ledger:
+        """The partition's open ledger, with room for `count` entries of `size` bytes in all; a new one if the old one is full or old.
+
+        Raises StorageFull.
+        """
+        ledger, options = partition.open_ledger, self._owner.options
+        is_full = ledger.size + size > options.roll_over_bytes or ledger.entries + count > options.roll_over_entries or \
+            self._owner.now_ms - ledger.created_ms > options.roll_over_age_s * 1000
+        if (is_full and ledger.entries) or ledger.ledger_id <= self._last_closed_ledger:
+            self.roll(partition)
+            ledger = partition.open_ledger
+        if not ledger.has_room(count, size):
+            self._space.look()
+            self._space.check()
+            ledger.reserve(count, size, min(self._space.ahead, max(0, options.roll_over_bytes - ledger.allocated)))
+        return ledger
+
+    def roll(self, partition: Partition, *, is_idle: bool = False) -> None:
+        """Go on in a new ledger; is_idle: allocate nothing ahead for it.  Raises StorageFull."""
+        self._add_ledger(partition, is_idle=is_idle)
+        self._owner.wake_trimming(partition)
+        self._owner.acknowledged[partition] = None
+        log.debug("a new ledger was begun", topic=partition.name, ledger=partition.open_ledger.ledger_id)
+
+    def _add_ledger(self, partition: Partition, *, is_idle: bool = False) -> None:
+        self._space.look()
+        partition.add_ledger(self._owner.catalogue.next_ledger_id(), self._owner.now_ms, 0 if is_idle else self._space.ahead)
+        self._snapshots.ledger_added(partition)
+        self._note_opened(partition)
+
+    def _note_opened(self, partition: Partition) -> None:
+        """Tell the journal of the open ledger: only then does a start after a crash keep it.
+
+        The files are checkpointed too, before the journal forgets the op.
+        """
+        opened = partition.open_ledger
+        self._owner.note(partition, op(format.LEDGER_OPENED, partition.partition_id, ledger_id=opened.ledger_id,
+                                       entry_id=opened.created_ms, value=opened.first_message))
+        self._owner.journal.touched(opened)
+
+    def report_damage(self, partition: Partition) -> None:
+        """Report damage found in the partition's files; lost entries are skipped for every subscription, also after a crash."""
+        for text in partition.damage:
+            self._owner.report_damage(text)
+            self._owner.journal.touched(partition)      # a damaged copy of its state is replaced
+        partition.damage.clear()
+        losses, partition.losses = partition.losses, []
+        for ledger, lost in losses:
+            self._owner.counters.add("entries_lost", len(lost))
+            for subscription_id in (cursor.NOBODY, *(s.cursor.subscription_id for s in partition.subscriptions.values() if s.is_durable)):
+                self._owner.note_many(partition, acknowledge.runs_of(
+                    format.ACKNOWLEDGED, partition.partition_id, subscription_id, ledger.ledger_id, lost))
+            for subscription in partition.subscriptions.values():
+                self._owner.count(subscription, cursor.SKIPPED, 0)
+
+    # -- what is forgotten with time
+
+    def tick(self, now_ms: int) -> None:
+        """Forget producers that stay away, and subscriptions of readers that did not come back after a seek."""
+        self._forget_producers(now_ms)
+        readers = self._owner.expected_readers
+        for subscription, since_ms in list(readers.items()):
+            if subscription.consumers:
+                del readers[subscription]
+            elif now_ms - since_ms > _READER_MS:
+                del readers[subscription]
+                subscription.partition.remove_subscription(subscription)
+
+    def _forget_producers(self, now_ms: int) -> None:
+        options = self._owner.options
+        bounds = now_ms, options.deduplication_inactivity_s * 1000, options.deduplication_names_max
+        for partition in self.by_name.values():
+            if partition.sequences.is_due(*bounds):
+                connected = {producer.identity for producer in partition.producers.live.values()}
+                self._owner.counters.add("deduplication_names_evicted", partition.sequences.forget(*bounds, connected))
+                self._owner.journal.touched(partition)

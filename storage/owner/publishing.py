@@ -1,0 +1,230 @@
+"""Publishing: SENDs of a pass are checked, planned, made durable, written into ledgers, and answered with receipts."""
+import time
+
+import numpy as np
+from numpy.typing import NDArray
+
+from geminga.proto import names, responses
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.sends import IS_CHUNK, is_encrypted
+from geminga.storage import format
+from geminga.storage.commands import producers as producer_commands
+from geminga.storage.enforcement import rate_limiter
+from geminga.storage.enforcement.backlog_quota import Quotas
+from geminga.storage.enforcement.delay_policy import Delays
+from geminga.storage.enforcement.publish_gate import Gate
+from geminga.storage.enforcement.rate_limiter import Rates
+from geminga.storage.errors import StorageFull
+from geminga.storage.owner.durability import Durability
+from geminga.storage.owner.non_persistent_publishing import NonPersistentPublishing
+from geminga.storage.owner.partition_table import PartitionTable
+from geminga.storage.owner.trimming import Trimming
+from geminga.storage.statistics.statistics import Statistics
+from geminga.storage.topics import publish_plan
+from geminga.storage.topics.owner_context import OwnerContext
+from geminga.storage.topics.partition import Partition, op
+from geminga.storage.topics.producers import Producer
+from geminga.storage.topics.publish_plan import Demand, Group, Plan, Sends
+from geminga.storage.topics.subscription import Topic
+from geminga.storage.topics.watcher import Watcher
+from geminga.storage.upkeep.delayed_scheduler import Schedules
+from geminga.storage.upkeep.disk_space import Space
+
+
+class Publishing(Watcher):
+    """SENDs of one owner."""
+
+    watches_non_persistent = True
+
+    def __init__(self, owner: OwnerContext, partitions: PartitionTable, durability: Durability, trimming: Trimming, *, space: Space,
+                 gate: Gate, rates: Rates, delays: Delays, quotas: Quotas, schedules: Schedules, statistics: Statistics):
+        self._owner, self._partitions, self._durability, self._trimming = owner, partitions, durability, trimming
+        self._space, self._gate, self._rates, self._delays, self._quotas = space, gate, rates, delays, quotas
+        self._schedules, self._statistics = schedules, statistics
+        self._non_persistent = NonPersistentPublishing(owner, rates)
+        self._sends: Sends = []                   # received, and not yet published
+        self._strict: set[Topic] = set()          # topics whose policies do not take every message
+        self._system: set[Topic] = set()          # topics that brokers use among themselves
+        self._send_errors: dict[int, list[tuple[int, int, int, bytes]]] = {}     # by worker, of what is being published
+
+    def __repr__(self) -> str:
+        return f"<Publishing sends={len(self._sends)} strict={len(self._strict)}>"
+
+    # -- what may be published where
+
+    def watch(self, topic: Topic) -> None:
+        is_strict = topic.policies.max_message_size or topic.policies.encryption_required
+        (self._strict.add if is_strict else self._strict.discard)(topic)
+        if topic.is_persistent and names.is_system(str(topic.name)):
+            self._system.add(topic)
+
+    def release(self, topic: Topic) -> None:
+        self._strict.discard(topic)
+        self._system.discard(topic)
+
+    # -- a pass
+
+    def receive(self, worker: int, rows: NDArray, data: memoryview) -> None:
+        """Take in SENDs: rows (n,) SEND_ROW, and their entries."""
+        self._sends.append((worker, rows, data))
+
+    def publish_received(self) -> None:
+        """Publish what was received, and what a rate held back until now, as far as rates admit it."""
+        if self._sends or self._rates.due_ms <= self._owner.now_ms:
+            sends, self._sends = self._sends, []
+            for some in self._rates.admit(sends) if self._rates.is_possible else [sends]:
+                self._publish(some)
+
+    def publish_held(self, topic: Topic) -> None:
+        """Publish what a rate holds back of the topic: what came behind it must not overtake it."""
+        for some in self._rates.take_all(topic):
+            self._publish(some)
+
+    def _publish(self, sends: Sends) -> None:
+        if self._strict:
+            sends = [rest for one in sends if len((rest := self._leave_out(*one))[1])]
+        if self._owner.live_producers:
+            sends = [rest for one in sends if len((rest := self._non_persistent.publish(*one))[1])]
+        if self._gate.is_watched:
+            self._close_producers_at_barriers(sends)
+        if self._delays.watched:
+            sends = self._delays.enforce(sends)
+        batch = publish_plan.sort(sends, self._owner.producers)
+        for demand in batch.demands:
+            self._make_room(demand)
+        planned = batch.place(self._owner.now_ms)
+        if planned.refused:
+            self._refuse(planned.refused)
+        self._owner.counters.add("entries_duplicate", planned.duplicates)
+        if planned.groups:
+            self._store(planned)
+        self._answer(planned)
+
+    def _make_room(self, demand: Demand) -> None:
+        try:
+            demand.ledger = self._partitions.ledger_with_room(demand.partition, demand.count, demand.size)
+        except StorageFull as error:
+            demand.refusal = str(error)
+
+    def _store(self, planned: Plan) -> None:
+        """Make the plan durable, then write its entries into their ledgers."""
+        owner, disabled = self._owner, self._note_disabled_deduplication(planned)
+        if planned.latest_ms > owner.now_ms:
+            self._begin_schedules(planned)
+        owner.answer_needs_sync()
+        began = time.perf_counter()
+        self._durability.commit(planned)
+        ended = time.perf_counter()
+        owner.counters.observe("publish", ended - owner.began, sum(group.count for group in planned.groups))
+        self._statistics.stored(planned, ended - owner.began, ended - began)
+        self._count(planned.groups)
+        if self._rates.is_relative:
+            rate_limiter.published(planned.groups, owner.now_ms)
+        publish_plan.apply(planned, owner.now_ms)
+        for partition in disabled:
+            partition.sequences.clear()
+        for group in planned.groups:
+            self._stored(planned, group)
+        for partition in disabled:
+            owner.journal.touched(partition)
+
+    def _stored(self, planned: Plan, group: Group) -> None:
+        """Tell all whom it concerns that the group's entries are in their ledger."""
+        owner, partition = self._owner, group.partition
+        owner.journal.touched(group.ledger)
+        if (schedule := partition.schedule) is not None and (planned.latest_ms or schedule.limit is not None):
+            schedule.published(group.ledger, group.ledger.entries - group.count, publish_plan.deliver_at(planned, group), owner.now_ms)
+            self._schedules.look(partition)
+        owner.wake(partition)
+        self._trimming.published(partition)
+        if self._quotas.is_possible:
+            self._quotas.published(partition)
+        if partition.deduplicates:
+            owner.journal.touched(partition)      # again, for the record may have begun a segment
+
+    def _note_disabled_deduplication(self, planned: Plan) -> list[Partition]:
+        """Partitions of the plan that know producers' sequences and deduplicate no more: they forget them, as the journal is told."""
+        disabled = [group.partition for group in planned.groups if not group.partition.deduplicates and group.partition.sequences]
+        for partition in disabled:
+            self._owner.note(partition, op(format.SEQUENCES_FORGOTTEN, partition.partition_id))
+        return disabled
+
+    def _begin_schedules(self, planned: Plan) -> None:
+        """Give partitions an index of delayed entries that get their first one, also after a crash."""
+        for group in planned.groups:
+            partition = group.partition
+            if partition.schedule is None and (publish_plan.deliver_at(planned, group) > self._owner.now_ms).any():
+                self._owner.note(partition, op(format.DELAYED, partition.partition_id))
+                partition.begin_schedule(is_strict=self._owner.options.delayed_delivery_strict)
+                self._schedules.watch(partition)
+
+    def _count(self, groups: list[Group]) -> None:
+        counters = self._owner.counters
+        counters.add("entries_in", sum(group.count for group in groups))
+        counters.add("messages_in", sum(group.next_message - group.partition.next_message for group in groups))
+        counters.add("bytes_in", sum(group.size - group.ledger.size for group in groups))
+        if self._system:
+            counters.add("system_bytes_in", sum(group.size - group.ledger.size for group in groups if group.partition in self._system))
+
+    def _answer(self, planned: Plan) -> None:
+        """Answer with receipts, and with errors in their turn."""
+        errors, self._send_errors = self._send_errors, {}
+        for worker, rows in planned.receipts:
+            if worker in errors:
+                self._owner.outbox(worker).receipts_and_errors(rows, errors.pop(worker))
+            else:
+                self._owner.outbox(worker).receipts(rows)
+        for worker, left in errors.items():
+            self._owner.outbox(worker).receipts_and_errors(b"", left)
+
+    # -- what is refused
+
+    def refuse_sends(self, worker: int, rows: NDArray, code: int, text: str) -> None:
+        """Answer rows (n,) SEND_ROW of what is being published with an error, each in its turn."""
+        self._send_errors.setdefault(worker, []).extend([
+            (connection, producer_id, sequence_id, responses.send_error(producer_id, sequence_id, code, text))
+            for connection, producer_id, sequence_id in rows[["connection", "producer_id", "sequence_id"]].tolist()])
+
+    def _leave_out(self, worker: int, rows: NDArray, data: memoryview) -> tuple[int, NDArray, memoryview]:
+        """Refuse what its topic's policies do not take: too large entries, but for chunks, and unencrypted ones.  Returns the rest."""
+        refused = np.zeros(len(rows), bool)
+        for handle in set(rows["producer"].tolist()):
+            producer = self._producer(handle)
+            if producer is None or producer.partition not in self._strict:
+                continue
+            policies, mine = producer.partition.policies, rows["producer"] == handle
+            if policies.max_message_size:
+                is_large = mine & (rows["size"] > policies.max_message_size) & (rows["flags"] & IS_CHUNK == 0)
+                self.refuse_sends(worker, rows[is_large], api.NotAllowedError, "Exceed maximum message size")
+                refused |= is_large
+            if policies.encryption_required:
+                is_open = np.zeros(len(rows), bool)
+                for at in np.flatnonzero(mine & ~refused).tolist():
+                    offset, size = int(rows["offset"][at]), int(rows["size"][at])
+                    is_open[at] = not is_encrypted(data[offset:offset + size])
+                self.refuse_sends(worker, rows[is_open], api.MetadataError, "Messages must be encrypted")
+                refused |= is_open
+        return (worker, rows[~refused], data) if refused.any() else (worker, rows, data)
+
+    def _refuse(self, refused: list[tuple[int, int, int, int, str]]) -> None:
+        """Refuse entries without room.  Clients retry at once, unless the disk is full: then their producers have to come back."""
+        owner = self._owner
+        for worker, connection, producer_id, sequence_id, why in refused:
+            if not self._space.is_full:
+                owner.outbox(worker).reply(connection, responses.send_error(producer_id, sequence_id, api.PersistenceError, why))
+            elif (producer := owner.sessions[worker, connection].producers.get(producer_id)) is not None:
+                producer_commands.close_producers(owner, producer.partition)
+        for worker, connection, producer_id in dict.fromkeys(one[:3] for one in refused):
+            producer_commands.close_refused(owner, owner.sessions[worker, connection], producer_id)
+
+    def _close_producers_at_barriers(self, sends: Sends) -> None:
+        """Close producers of partitions to which nobody may publish now; their clients come back, and send again what is left out here."""
+        producers = {self._producer(handle) for _, rows, _ in sends for handle in set(rows["producer"].tolist())}
+        for partition in {producer.partition for producer in producers if producer is not None}:
+            if self._gate.barrier(partition) is not None:
+                producer_commands.close_producers(self._owner, partition)
+
+    def _producer(self, handle: int) -> Producer | None:
+        """The producer that may publish under that handle."""
+        producer = self._owner.producers.get(handle)
+        return producer if producer is not None and producer.is_ready else None

@@ -1,0 +1,134 @@
+"""Requests: commands of clients, and questions of administration, that came in envelopes."""
+import json
+import traceback
+from typing import TYPE_CHECKING
+
+from numpy.typing import NDArray
+
+from geminga.proto import envelope, names
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.errors import Refusal
+from geminga.storage.admin import queries
+from geminga.storage.commands import commands, consumers
+from geminga.storage.commands.requests import refuse
+from geminga.storage.errors import CorruptFile, NotDurable, StorageFull, text_of
+from geminga.storage.runtime.log import log
+from geminga.storage.topics.owner_context import OwnerContext
+from geminga.storage.topics.session import Session
+from geminga.storage.upkeep.discovery import Discovery
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Requests:
+    """Commands and questions to one owner."""
+
+    def __init__(self, owner: OwnerContext, discovery: Discovery):
+        self._owner, self._discovery = owner, discovery
+        self.sign_of_life: Callable[[], None] = lambda: None      # called between commands, of which a pass may have many
+
+    def answer_questions(self, worker: int, rows: NDArray, data: memoryview) -> None:
+        """Answer questions of administration: rows (n,) QUESTION_ROW, and their JSON."""
+        at = 0
+        for number, size in rows.tolist():
+            self._owner.outbox(worker).answer(number, queries.answer(self._owner, bytes(data[at:at + size])))
+            at += size
+
+    def carry_out_commands(self, worker: int, rows: NDArray, data: memoryview) -> None:
+        """Carry out commands, and news of connections: rows (n,) COMMAND_ROW, and their bytes."""
+        owner, at = self._owner, 0
+        for row in rows:
+            size = int(row["size"])
+            key, kind = (worker, int(row["connection"])), int(row["kind"])
+            session = owner.sessions.get(key)
+            if session is None:
+                session = Session(worker, key[1], int(row["protocol_version"]))
+                if kind in (envelope.COMMAND, envelope.INTRODUCED):
+                    owner.sessions[key] = session
+            if not session.is_over or kind == envelope.CONNECTION_GONE:
+                try:
+                    self._carry_out_one(session, kind, bytes(data[at:at + size]))
+                except NotDurable:
+                    raise
+                except Exception:
+                    self._failed(session)
+                if kind == envelope.CONNECTION_GONE:
+                    owner.sessions.pop(key, None)
+            at += size
+            self.sign_of_life()
+
+    def _carry_out_one(self, session: Session, kind: int, data: bytes) -> None:
+        owner = self._owner
+        if kind == envelope.COMMAND:
+            self.carry_out(session, api.BaseCommand.FromString(data))
+        elif kind == envelope.CONNECTION_GONE:
+            commands.end_session(owner, session, by_client=True)
+        elif kind == envelope.CONNECTION_ALIVE:
+            commands.resume(owner, session, is_alive=True)
+        elif kind == envelope.INTRODUCED:
+            client = json.loads(data)
+            session.address, session.client_version = client["address"], client["version"]
+            session.supports_partial_producer = client["partial"]
+        elif kind in (envelope.PRODUCER_EXPELLED, envelope.CONSUMER_EXPELLED):
+            object_id, _, handle = data.partition(b" ")
+            commands.expel(owner, session, int(object_id), int(handle or 0), is_producer=kind == envelope.PRODUCER_EXPELLED)
+        elif kind == envelope.DAMAGED:
+            consumers.report_damaged(owner, session, api.CommandAck.FromString(data))
+        elif kind == envelope.DISCOVERS:
+            self._discovery.began(session.key, data.decode())
+        elif kind == envelope.LOOKED_UP:
+            request_id, _, name = data.decode().partition(" ")
+            self._discovery.looked_up(names.parse(name), owner.now_ms)
+            owner.outbox(session.worker).reply(session.connection, b"", request_id=int(request_id))
+        else:
+            raise ValueError(f"a command of kind {kind}")
+
+    def carry_out(self, session: Session, command: api.BaseCommand, *, probed: bool = False) -> None:
+        """Carry out a client's command, or answer why not; probed: the connection in its way was asked, and lives."""
+        owner = self._owner
+        try:
+            commands.carry_out(owner, session, command, probed=probed)
+        except Refusal as refusal:
+            refuse(owner, session, command, refusal)
+        except StorageFull as error:
+            refuse(owner, session, command, Refusal(api.PersistenceError, str(error)))
+        except CorruptFile as error:
+            owner.complain(f"{error}; its topic is refused", code="G121")
+            refuse(owner, session, command, Refusal(api.PersistenceError, str(error)))
+        except OSError as error:
+            owner.complain(text_of(error), code="G103")
+            refuse(owner, session, command, Refusal(api.PersistenceError, text_of(error)))
+        except NotDurable:
+            raise
+        except Exception:
+            self._failed(session)
+
+    def end_sessions(self, worker: int) -> None:
+        """End all sessions of a worker whose process ended."""
+        owner = self._owner
+        for key in [key for key in owner.sessions if key[0] == worker]:
+            session = owner.sessions[key]
+            try:
+                commands.end_session(owner, session, by_client=False)
+            except NotDurable:
+                raise
+            except Exception:
+                self._failed(session)
+                owner.sessions.pop(key, None)
+            self.sign_of_life()
+        self._discovery.worker_gone(worker)
+
+    def _failed(self, session: Session) -> None:
+        """End the connection of a client whose command failed in an unforeseen way; other clients go on.
+
+        Commands refuse before they change anything.  A topic or subscription that was made by then is whole and stays: its rows in the
+        catalogue, its ops and its memory belong together.  A producer or consumer may be in some tables only: `abandon` looks in all.
+        A failure on the way to disk ends the process (Interrupted), as does one in a pass over many clients' SENDs or acknowledgements:
+        how much was carried out is unknown then, while a successor that begins with the files has all that was answered.
+        """
+        log.error(f"a command failed, and its connection is ended: {traceback.format_exc()}", code="G291",
+                  client=session.address.removeprefix("/"))
+        session.is_over = True
+        commands.abandon(self._owner, session)
+        self._owner.outbox(session.worker).reply(session.connection, b"", action=envelope.END)

@@ -1,0 +1,107 @@
+"""Trimming: ledgers that no subscription needs are deleted, and idle partitions give up disk space that they do not use."""
+import contextlib
+from typing import TYPE_CHECKING
+
+from geminga.storage import format
+from geminga.storage.enforcement.retention import disposable
+from geminga.storage.errors import StorageFull
+from geminga.storage.owner.durability import Durability
+from geminga.storage.owner.partition_table import PartitionTable
+from geminga.storage.topics.owner_context import OwnerContext
+from geminga.storage.topics.partition import Partition, op
+from geminga.storage.topics.subscription import Topic
+from geminga.storage.topics.watcher import Watcher
+from geminga.storage.upkeep.compacted_views import Views
+from geminga.storage.upkeep.discovery import Discovery
+from geminga.storage.upkeep.disk_space import Space
+
+if TYPE_CHECKING:
+    from geminga.storage.ledgers.ledger import Ledger
+
+IDLE_MS = 1_000             # a partition that was not written to for so long is idle
+_UNUSED_MIN = 1 << 20       # bytes that a ledger was allocated ahead, and gives back where there is little room
+
+
+class Trimming(Watcher):
+    """Ledgers of one owner that are to be deleted."""
+
+    def __init__(self, owner: OwnerContext, partitions: PartitionTable, durability: Durability, space: Space, discovery: Discovery,
+                 views: Views):
+        self._owner, self._partitions, self._durability, self._space = owner, partitions, durability, space
+        self._discovery, self._views = discovery, views
+        self._recent: set[Partition] = set()      # written to since they were last found idle
+        self._taken: list[Ledger] = []            # out of their chains, and still on disk
+
+    def __repr__(self) -> str:
+        return f"<Trimming recent={len(self._recent)} taken={len(self._taken)}>"
+
+    def published(self, partition: Partition) -> None:
+        """Note that the partition was written to."""
+        self._recent.add(partition)
+
+    def release(self, topic: Topic) -> None:
+        self._recent.discard(topic)
+        self._owner.to_trim.pop(topic, None)
+
+    def decide(self) -> None:
+        """Take ledgers that nobody needs out of their chains, and tell the journal: a replay must not miss them."""
+        owner = self._owner
+        for partition in owner.to_trim:
+            if not self._discovery.holds(partition, owner.now_ms):
+                self._take(partition, disposable(partition, owner.now_ms))
+        owner.to_trim = {}
+        if self._taken:
+            owner.answer_needs_sync()
+
+    def unlink_taken(self) -> None:
+        """Delete the files of ledgers that were taken, after the commit that told the journal of them."""
+        taken, self._taken = self._taken, []
+        for ledger in taken:
+            ledger.unlink()
+            self._partitions.forget_mapped(ledger)
+        if taken:
+            self._space.look()
+
+    def truncate(self, partition: Partition) -> None:
+        """Delete all entries of a partition on which everything is acknowledged, whatever retention says.  Raises StorageFull."""
+        if partition.open_ledger.entries:
+            self._partitions.roll(partition)
+        self._views.truncated(partition)
+        self._take(partition, len(partition.ledgers))
+        if self._taken:
+            self._durability.commit_and_sync()
+            self.unlink_taken()
+
+    def _take(self, partition: Partition, at_most: int) -> None:
+        for ledger in partition.take_acknowledged_ledgers(at_most):
+            self._taken.append(ledger)
+            self._owner.note(partition, op(format.LEDGER_DELETED, partition.partition_id, ledger_id=ledger.ledger_id))
+            self._owner.wake(partition)      # readers that had too much of it may get more
+
+    def tick(self, now_ms: int) -> None:
+        """Trim partitions that nobody discovers any more; roll open ledgers that are drained, or allocated too far ahead."""
+        for partition in self._discovery.tick(now_ms):
+            if self._owner.by_name.get(partition.name) is partition:
+                self._owner.wake_trimming(partition)
+        if self._space.is_scarce:
+            self._give_unused_back()
+        for partition in list(self._recent):
+            last = partition.open_ledger
+            is_idle = not last.entries or now_ms - int(last.index[last.last_entry]["broker_time"]) >= IDLE_MS
+            if is_idle and partition.could_shrink():
+                try:
+                    self._partitions.roll(partition, is_idle=True)
+                except StorageFull:
+                    continue
+            if is_idle and partition.open_ledger.entries == 0:
+                self._recent.discard(partition)
+
+    def _give_unused_back(self) -> None:
+        """Seal open ledgers that were allocated far ahead, until there is room; their partitions go on in small ones."""
+        for partition in list(self._recent):
+            if partition.open_ledger.unused >= _UNUSED_MIN:
+                with contextlib.suppress(StorageFull):      # tried again with the next tick
+                    self._partitions.roll(partition, is_idle=True)
+                self._space.look()
+                if not self._space.is_scarce:
+                    return

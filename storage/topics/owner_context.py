@@ -1,0 +1,189 @@
+"""The owner as rooms below it see it: its tables, the decisions of the pass, and what they may ask of it.
+
+Commands, policies, upkeep and administration take an OwnerContext, never the Owner: so they are read, typed and tested without it.
+"""
+
+from pathlib import Path
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.names import TopicName
+from geminga.storage.catalogue.catalogue import Catalogue
+from geminga.storage.ledgers.journal import Journal
+from geminga.storage.ledgers.ledger import Ledger
+from geminga.storage.options import StorageOptions
+from geminga.storage.runtime.counters import Counters
+from geminga.storage.topics.non_persistent import NonPersistentTopic
+from geminga.storage.topics.outbox import Outbox
+from geminga.storage.topics.partition import Partition
+from geminga.storage.topics.producers import Producer
+from geminga.storage.topics.session import Session
+from geminga.storage.topics.subscription import Consumer, Subscription, Topic
+
+Position = tuple[int, int]
+ParkedCommands = dict[tuple[Session, int, int], api.BaseCommand]      # (session, type, id of the producer or consumer) -> the command
+
+
+class ProducerGate(Protocol):
+    """The part of the publish gate that commands use."""
+
+    def enter(self, session: Session, command: api.BaseCommand, partition: Partition) -> bool:
+        """Whether the producer may go on; else it waits.  Raises Refusal."""
+
+    def withdraw(self, session: Session, partition: Partition, producer_id: int) -> api.BaseCommand | None:
+        """Withdraw the command of a producer that waits."""
+
+
+class ProducerRates(Protocol):
+    """The part of the rate limiter that commands and administration use."""
+
+    def left(self, producer: Producer) -> None:
+        """Drop what is held back of a producer that has gone."""
+
+    def causes(self, topic: Topic) -> list[dict[str, Any]]:
+        """What keeps the topic's producers waiting."""
+
+
+class Discoveries(Protocol):
+    """The part of the topic discovery that commands and policies use."""
+
+    def ended(self, connection: tuple[int, int]) -> None:
+        """Forget a connection, (worker, number)."""
+
+    def is_expected(self, partition: Partition, now_ms: int) -> bool:
+        """Whether a subscription that is made now is to begin at the first message."""
+
+    def holds(self, partition: Partition, now_ms: int) -> bool:
+        """Whether the partition keeps ledgers that no subscription needs yet."""
+
+
+class CompactedReaders(Protocol):
+    """The part of the compacted views that commands use."""
+
+    def begin(self, subscription: Subscription, *, reads_compacted: bool) -> None:
+        """Give the subscription its view, as its first consumer comes."""
+
+
+class OwnerContext(Protocol):
+    """One owner, between the beginning of a pass and its end."""
+
+    # Tables
+    data_dir: Path
+    options: StorageOptions
+    catalogue: Catalogue
+    journal: Journal
+    counters: Counters
+    now_ms: int                                       # when the pass began
+    began: float                                      # likewise, of time.perf_counter
+    by_name: dict[TopicName, Partition]               # open partitions
+    live: dict[TopicName, NonPersistentTopic]
+    sessions: dict[tuple[int, int], Session]          # by worker and connection
+    producers: dict[int, Producer]                    # by handle
+    live_producers: dict[int, Producer]               # those of non-persistent topics
+    consumers: dict[int, Consumer]                    # by handle
+    parked: dict[tuple[int, int], ParkedCommands]     # by the connection whose fate they wait for
+    expected_readers: dict[Subscription, int]         # subscriptions of readers that sought -> since when they are to come back
+    unreadable: set[tuple[Partition, Position]]       # entries that clients could not read, of the last minute
+
+    # Decisions of the pass, see decisions.py
+    changed: dict[Topic, None]
+    acknowledged: dict[Partition, None]
+    to_dispatch: dict[Topic, None]
+    to_trim: dict[Partition, None]
+    must_sync: bool
+
+    @property
+    def gate(self) -> ProducerGate: ...
+
+    @property
+    def rates(self) -> ProducerRates: ...
+
+    @property
+    def discovery(self) -> Discoveries: ...
+
+    @property
+    def views(self) -> CompactedReaders: ...
+
+    @property
+    def has_ops(self) -> bool: ...
+
+    def take_ops(self) -> bytes: ...
+
+    def note(self, partition: Partition, op_row: tuple[int, ...]) -> None: ...
+
+    def note_in_order(self, partition: Partition, ops: NDArray[Any]) -> None: ...
+
+    def note_many(self, partition: Partition, ops: NDArray[Any]) -> None: ...
+
+    def count(self, subscription: Subscription, reason: int, messages: int) -> None: ...
+
+    def count_delivered(self, consumer: Consumer, entries: int, size: int) -> None: ...
+
+    def answer_needs_sync(self) -> None: ...
+
+    def wake(self, topic: Topic) -> None: ...
+
+    def wake_trimming(self, partition: Partition) -> None: ...
+
+    def outbox(self, worker: int) -> Outbox: ...
+
+    # What they may ask of it
+
+    def has(self, session: Session) -> bool:
+        """Whether the session's connection is still open."""
+
+    def new_handle(self) -> int:
+        """A number for a producer or consumer, unique as long as the owner lives."""
+
+    def commit(self) -> None:
+        """Make all that was decided so far durable.  Raises StorageFull, NotDurable."""
+
+    def partition(self, name: TopicName) -> Partition | None:
+        """The partition of that name, opened if it is stored.  Raises CorruptFile, StorageFull, Refusal."""
+
+    def create_partition(self, name: TopicName) -> Partition:
+        """Create an empty partition.  Raises StorageFull, Refusal."""
+
+    def refuse_foreign(self, name: TopicName) -> None:
+        """Raise Refusal for a topic of another owner."""
+
+    def release(self, partition: Partition) -> None:
+        """Unload a partition that no client uses.  Raises StorageFull, NotDurable."""
+
+    def delete(self, name: TopicName) -> None:
+        """Delete the partition of that name.  Raises StorageFull, NotDurable."""
+
+    def forget_topic(self, topic: NonPersistentTopic) -> bool:
+        """Forget a non-persistent topic; whether there was one."""
+
+    def apply_policies(self, topic: Topic) -> None:
+        """Apply what the catalogue says of the topic's policies."""
+
+    def apply_options(self) -> None:
+        """Apply what the catalogue says of the options."""
+
+    def roll(self, partition: Partition, *, is_idle: bool = False) -> None:
+        """Go on in a new ledger.  Raises StorageFull."""
+
+    def truncate(self, partition: Partition) -> None:
+        """Delete all entries of a partition on which everything is acknowledged.  Raises StorageFull."""
+
+    def forget_mapped(self, ledger: Ledger) -> None:
+        """Have workers unmap the ledger's files."""
+
+    def publish_held(self, topic: Topic) -> None:
+        """Publish what a rate holds back of the topic."""
+
+    def refuse_sends(self, worker: int, rows: NDArray[Any], code: int, text: str) -> None:
+        """Answer rows (n,) SEND_ROW of what is being published with an error."""
+
+    def carry_out(self, session: Session, command: api.BaseCommand, *, probed: bool = False) -> None:
+        """Carry out a client's command; probed: the connection in its way was asked, and lives."""
+
+    def complain(self, text: str, *, code: str, **fields: str) -> None:
+        """Log an error line, once however often it happens."""
+
+    def report_damage(self, text: str, *, code: str = "G120") -> None:
+        """Log damage of a file, and count it."""
