@@ -17,7 +17,9 @@ BUGS = [
         ("        self._count_throttled(bool(self._throttled_by), False)\n        self._throttled_by.clear()\n"
          "        self.resume_reading()",
          "        self._throttled_by.clear()\n        self.resume_reading()",
-         "the gauge of throttled connections drifts")),
+         "the gauge of throttled connections drifts"),
+        ("        client, self._client = self._client, _ENDED\n        client.closed()", "        self._client.closed()",
+         "clients that have gone stay in memory")),
     *of("workers/clients/delivery_queue.py", "workers/test_client.py",
         ("last.route is route and last.ledger_id == ledger_id and last.first + last.count == first",
          "last.route is route and last.first + last.count == first", "runs of two ledgers are one"),

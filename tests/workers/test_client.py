@@ -2,6 +2,9 @@
 
 The first rule: an id that a client chose names at most one producer or consumer, which one owner has.
 """
+import gc
+import weakref
+
 import numpy as np
 import pytest
 
@@ -514,6 +517,21 @@ def test_an_owner_can_end_a_connection(worker, client):
     assert worker.owners[0].commands() == [(envelope.CONNECTION_GONE, b"")]
     other.say(PING)
     assert other.told() == [("PONG",)]
+
+
+def test_a_client_is_freed_with_its_connection(worker):
+    """No garbage collection is needed: thousands may leave at once."""
+    gc.disable()
+    try:
+        client = worker.client()
+        freed = weakref.ref(client.client)
+        open_on(worker, client, CONSUMER)
+        transport = client.transport
+        transport.close()
+        del client.client, client, transport._client
+        assert freed() is None
+    finally:
+        gc.enable()
 
 
 def test_goodbye(worker, client):
@@ -1107,10 +1125,12 @@ def test_who_is_probed_is_read_from_though_it_is_held(worker, client):
 
 def test_an_owner_that_ended_is_not_told_who_lives(worker, client):
     worker.owners[0].replies(client, action=envelope.PROBE)
+    ended = worker.owners[0].link
     worker.owners[0].gone()
     worker.owners[0].up()
     client.say(PING)
     assert worker.owners[0].commands() == []
+    assert ended.said == []      # its socket is closed
 
 
 # -- lookups of clients that discover topics

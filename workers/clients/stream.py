@@ -63,13 +63,32 @@ class StreamClient(Protocol):
     def write_deliveries(self) -> None: ...
 
 
+class _Ended:
+    """The client of a stream whose connection has ended.
+
+    With it in place of the real one, stream and client do not refer to each other.  Otherwise both would stay in memory
+    until a full garbage collection.
+    """
+
+    protocol_version, probed_by, waits_for_owners = 0, (), False
+
+    def opened(self) -> None: ...
+    def closed(self) -> None: ...
+    def answer_probes(self) -> None: ...
+    def write_deliveries(self) -> None: ...
+
+
+_ENDED = _Ended()
+
+
 class Stream(asyncio.BufferedProtocol):
     """Reads frames from one connection and hands their events to handlers; writes answers."""
 
     transport: asyncio.Transport
 
     def __init__(self, worker: StreamWorker, client: StreamClient, handlers: Handlers):
-        self._worker, self._client, self._handlers = worker, client, handlers
+        self._worker, self._handlers = worker, handlers
+        self._client: StreamClient = client
         self.connection = Connection(worker.options.max_message_size)
         self.was_heard = True                      # since the last keep-alive tick
         self.is_writable = True                    # the client reads what is written to it
@@ -116,7 +135,8 @@ class Stream(asyncio.BufferedProtocol):
         self._count_throttled(bool(self._throttled_by), False)
         self.drop_input()
         self._worker.turns.read(self)
-        self._client.closed()
+        client, self._client = self._client, _ENDED
+        client.closed()
 
     def get_buffer(self, hint: int) -> memoryview:
         """The bytes to read into: behind the unfinished frame, in its own buffer or at the start of the worker's."""
