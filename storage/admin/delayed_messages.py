@@ -1,6 +1,7 @@
-"""What administration asks of messages that wait for their time, and does to them; an owner's answers to questions, see queries.py.
+"""Questions of administration about delayed messages (queries.py): list, cancel, reschedule.
 
-An entry waits or it does not, whoever is to get it: what is done here holds for all subscriptions of the partition.
+Whether an entry waits does not depend on the subscription. So every change here holds for all subscriptions of the
+partition.
 """
 from collections import defaultdict
 from itertools import groupby
@@ -24,7 +25,7 @@ _HOUR_MS = 3_600_000
 
 
 def _schedule_of(owner, found: Partition) -> Schedule | None:
-    """As of now; None: nothing waits."""
+    """Return the delayed index as of now, None if nothing waits."""
     if found.schedule is None or not found.policies.delayed_delivery:
         return None
     owner.schedules.complete(found, owner.now_ms)
@@ -34,9 +35,9 @@ def _schedule_of(owner, found: Partition) -> Schedule | None:
 
 
 def _delayed(owner, topic: TopicName, arguments: dict) -> dict:
-    """What waits, and how much of that falls due in [first_ms, end_ms): rows by window of the index, by hour, or for each entry.
+    """Count waiting entries, and list those due in [first_ms, end_ms): by window of the index, by hour, or one by one.
 
-    Hours and windows are told whole, however little of them lies within the bounds.
+    Hours and windows that reach into the range are counted as a whole.
     """
     found = stored(owner, topic)
     schedule, bounds, most = _schedule_of(owner, found), (arguments["first_ms"], arguments["end_ms"]), arguments["at_most"]
@@ -59,7 +60,10 @@ def _delayed(owner, topic: TopicName, arguments: dict) -> dict:
 
 
 def next_due_ms(schedule: Schedule, about_ms: int) -> int:
-    """When the next falls due, which may stand in a file, to the ms; what is known of it already where that file is damaged."""
+    """Return when the next entry falls due, to the millisecond, reading its window file if necessary.
+
+    If that file is damaged, the answer is the best known time.
+    """
     try:
         return next((due_ms for due_ms, _, _ in schedule.due(0, NEVER_MS, 1)), NEVER_MS)
     except CorruptFile:      # is dealt with when it is needed
@@ -67,7 +71,10 @@ def next_due_ms(schedule: Schedule, about_ms: int) -> int:
 
 
 def _counts(schedule: Schedule, first_ms: int, end_ms: int, *, by_hour: bool) -> list[tuple[int, int, int]]:
-    """(start, end, entries) of each window; of each hour with the windows that begin in it, and longer where such a window is."""
+    """Return (start, end, entries) of each window, or of each hour.
+
+    An hour has the windows that begin in it; a window longer than an hour stands for itself.
+    """
     windows = schedule.counts(first_ms, end_ms)
     if not by_hour:
         return windows
@@ -79,7 +86,7 @@ def _counts(schedule: Schedule, first_ms: int, end_ms: int, *, by_hour: bool) ->
 
 
 def _messages(found: Partition, first_ms: int, end_ms: int, at_most: int) -> list[dict]:
-    """In the order of their times."""
+    """Return waiting entries in the order of their delivery times."""
     due, by_ledger, known = found.schedule.due(first_ms, end_ms, at_most), defaultdict(list), {}
     for _, ledger_id, entry_id in due:
         by_ledger[ledger_id].append(entry_id)
@@ -96,7 +103,7 @@ def _messages(found: Partition, first_ms: int, end_ms: int, at_most: int) -> lis
 
 
 def _waits(owner, found: Partition, ledger_id: int, entry_id: int) -> bool | None:
-    """None: there is no such entry."""
+    """Whether the entry waits; None if it does not exist."""
     ledger, schedule = found.find(ledger_id), _schedule_of(owner, found)
     if ledger is None or entry_id >= ledger.entries:
         return None
@@ -104,7 +111,10 @@ def _waits(owner, found: Partition, ledger_id: int, entry_id: int) -> bool | Non
 
 
 def _cancel(owner, topic: TopicName, arguments: dict) -> bool | None:
-    """The entry is for nobody any more, also not for who comes later or goes back.  False: it does not wait.  None: there is none."""
+    """Cancel an entry for all subscriptions, also for new ones and after a seek.
+
+    Return False if the entry does not wait, None if it does not exist.
+    """
     found, (ledger_id, entry_id) = stored(owner, topic), arguments["position"]
     if waits := _waits(owner, found, ledger_id, entry_id):
         entries = np.array([entry_id])
@@ -119,7 +129,7 @@ def _cancel(owner, topic: TopicName, arguments: dict) -> bool | None:
 
 
 def _reschedule(owner, topic: TopicName, arguments: dict) -> bool | None:
-    """The entry waits until another time; one that is past is now.  Answers as _cancel does."""
+    """Give a waiting entry another delivery time; a past one means now.  Return as _cancel does."""
     found, (ledger_id, entry_id) = stored(owner, topic), arguments["position"]
     if waits := _waits(owner, found, ledger_id, entry_id):
         _amend(owner, found, ledger_id, entry_id, max(arguments["deliver_at_ms"], owner.now_ms))
@@ -127,7 +137,7 @@ def _reschedule(owner, topic: TopicName, arguments: dict) -> bool | None:
 
 
 def _amend(owner, found: Partition, ledger_id: int, entry_id: int, deliver_at_ms: int | None) -> None:
-    """On disk when this returns."""
+    """Amend an entry.  The amendment is on disk when this returns."""
     found.schedule.amend(ledger_id, entry_id, deliver_at_ms)
     owner.schedules.look(found)
     owner.wake(found)

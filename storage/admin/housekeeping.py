@@ -1,7 +1,8 @@
-"""What a night does to partitions, one at a time: what would be given back by and by is given back now, and it is told how much that was.
+"""Work of a night on partitions, one at a time: give back at once what would be given back bit by bit, and report how
+much.
 
-A partition that is not open is looked at from outside, and opened only when there is something to be done.  It is closed then, unless a
-policy works on it.
+A partition that is not open is examined from outside, and opened only if there is work. It is closed afterwards,
+unless a policy works on it.
 """
 import contextlib
 import shutil
@@ -21,7 +22,10 @@ _FOLDERS_MAX = 20      # of deleted partitions, removed at a time
 
 
 def enforce(owner, topic: TopicName, arguments: dict) -> dict | None:
-    """Retention, expiry, producers that stay away, views that nobody finishes; None when nothing came of it."""
+    """Apply retention and expiry, forget inactive producers, and remove unfinished views.
+
+    Return the report of a partition, None if nothing changed.
+    """
     if (stored := owner.catalogue.partition(topic)) is None:
         return None
     began, folder, is_open = time.perf_counter(), format.partition_folder(owner.data_dir, stored[0]), topic in owner.by_name
@@ -54,7 +58,7 @@ def _has_work(owner, topic: TopicName, folder: Path, unused_ms: int) -> bool:
 
 
 def _measured(found: Partition) -> tuple[int, int, int]:
-    """(bytes of entries, messages, those that subscriptions lost because they were old)"""
+    """Return (bytes of entries, messages, messages expired from subscriptions)."""
     return (sum(one.size - format.HEADER_SIZE for one in found.ledgers), found.next_message - found.ledgers[0].first_message,
             sum(subscription.cursor.totals[EXPIRED] for subscription in found.subscriptions.values()))
 
@@ -62,7 +66,10 @@ def _measured(found: Partition) -> tuple[int, int, int]:
 # -- producers that deduplication knows
 
 def _unused_since(owner, folder: Path) -> int:
-    """Nobody has used the partition, which is not open, since then; while there was no broker nobody could."""
+    """Return since when a closed partition has not been used.
+
+    Time without a broker does not count as unused.
+    """
     with contextlib.suppress(FileNotFoundError):
         return max(owner.began_ms, int(format.state_path(folder).stat().st_mtime * 1000))
     return owner.now_ms
@@ -79,7 +86,7 @@ def _has_producers(folder: Path) -> bool:
 
 
 def _forget(owner, found: Partition, unused_ms: int) -> int:
-    """Producers that stayed away for too long are known no more; how many."""
+    """Forget producers that were inactive for too long.  Return how many."""
     before = len(found.sequences)
     found.sequences.begin(unused_ms)
     found.sequences.forget(owner.now_ms, owner.options.deduplication_inactivity_s * 1000, owner.options.deduplication_names_max, ())
@@ -91,9 +98,10 @@ def _forget(owner, found: Partition, unused_ms: int) -> int:
 # -- partitions that were deleted
 
 def leftovers(owner, topic: None, arguments: dict) -> dict:
-    """Folders of partitions that the catalogue does not have go, some at a time: what a crash has left of a deletion.
+    """Remove some folders of partitions that the catalogue does not have, left by a deletion that a crash interrupted.
 
-    A partition that is being made has a higher id than all that the catalogue had before.
+    A partition that is being created has a higher id than all that the catalogue had before, so its folder is not
+    touched.
     """
     newest, known = owner.catalogue.newest_partition(), {partition_id for partition_id, _ in owner.catalogue.partitions()}
     numbered = sorted(int(path.name) for path in (owner.data_dir / "partitions").glob("*") if path.name.isdigit())

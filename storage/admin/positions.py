@@ -1,6 +1,6 @@
-"""What administration asks of messages and positions: an owner's answers to questions, one function each; see queries.py.
+"""Questions of administration about messages and positions (queries.py), one function each.
 
-A position comes as [ledger, entry]; earliest and latest as clients write them, [-1, -1] and twice the largest number.
+A position is [ledger, entry]. Earliest and latest are as clients write them: [-1, -1], and twice the largest number.
 """
 import base64
 import os
@@ -26,7 +26,10 @@ _BATCH = 2      # flag of an index row
 # -- moving a subscription
 
 def _clear(owner, topic: TopicName, arguments: dict) -> None:
-    """Everything in the subscription, or in all of them, is acknowledged; everywhere: where there is one of that name."""
+    """Acknowledge everything in one subscription, or in all.
+
+    everywhere: the question goes to all partitions, and those without the subscription ignore it.
+    """
     found, name = stored(owner, topic), arguments.get("subscription")
     if arguments.get("everywhere") and not has_subscription(found, name):
         return
@@ -35,14 +38,14 @@ def _clear(owner, topic: TopicName, arguments: dict) -> None:
 
 
 def _skip(owner, topic: TopicName, arguments: dict) -> None:
-    """So many entries more are acknowledged."""
+    """Acknowledge the next so many entries."""
     subscription = subscription_of(stored(owner, topic), arguments["subscription"])
     found = subscription.partition
     skip_to(owner, subscription, _nth(found, subscription.cursor, arguments["entries"]) or found.last_confirmed)
 
 
 def skip_to(owner, subscription: Subscription, position: Position, reason: int = SKIPPED) -> None:
-    """Everything up to position is acknowledged; consumers go on behind it."""
+    """Acknowledge everything up to position.  Consumers go on behind it."""
     if position > subscription.cursor.mark_delete:
         acknowledge.move(owner, subscription, Acks(up_to=position), reason)
         owner.answer_needs_sync()
@@ -50,7 +53,7 @@ def skip_to(owner, subscription: Subscription, position: Position, reason: int =
 
 
 def _nth(found: Partition, cursor: Cursor, number: int) -> Position | None:
-    """The position of the unacknowledged entry of that number, the first is 1; None when there are fewer."""
+    """Return the position of the n-th unacknowledged entry, counted from 1; None if there are fewer."""
     for ledger in found.ledgers_from(cursor.mark_delete[0]):
         for first, end in cursor.unacknowledged(ledger, 0, ledger.entries):
             if number <= end - first:
@@ -60,7 +63,7 @@ def _nth(found: Partition, cursor: Cursor, number: int) -> Position | None:
 
 
 def _reset(owner, topic: TopicName, arguments: dict) -> None:
-    """The subscription starts anew, at a time or at (behind: behind) a message; its consumers are told to subscribe again."""
+    """Move a subscription to a time, to a message, or behind it (`behind`).  Its consumers must subscribe again."""
     found = stored(owner, topic)
     subscription = subscription_of(found, arguments["subscription"])
     subscriptions.close_consumers(owner, subscription)
@@ -74,9 +77,9 @@ def _reset(owner, topic: TopicName, arguments: dict) -> None:
 
 
 def start_of(found: Partition, arguments: dict) -> tuple[Position, list[int]]:
-    """(entry with which a cursor begins, words for the messages of it that are to be delivered, if not all are).
+    """Return (entry with which a cursor begins, words of its messages to deliver, empty for all).
 
-    arguments: a position, whether it is the one behind that (behind), and which message of a batch is meant (batch_index).
+    arguments: position; behind, to begin behind that position; batch_index, the message of a batch.
     """
     position, is_behind, index = tuple(arguments["position"]), arguments.get("behind", False), arguments.get("batch_index", -1)
     ledger = found.find(position[0])
@@ -88,8 +91,10 @@ def start_of(found: Partition, arguments: dict) -> tuple[Position, list[int]]:
 
 
 def _expire(owner, topic: TopicName, arguments: dict) -> int | None:
-    """Of one subscription, or of all, what is older than so many seconds, or lies up to the entry with which a cursor would begin: how many
-    entries have expired.  None: there is no such entry yet."""
+    """Expire messages of one subscription, or of all: those older than so many seconds, or up to a position.
+
+    Return the number of expired entries, None if the position does not exist yet.
+    """
     found = stored(owner, topic)
     if "position" in arguments and start_of(found, arguments)[0] > found.last_confirmed:
         return None
@@ -119,7 +124,7 @@ def _expire_of(owner, subscription: Subscription, arguments: dict) -> int:
 
 
 def _analyze(owner, topic: TopicName, arguments: dict) -> dict:
-    """What the subscription has before it, from its own position on or from another."""
+    """Analyze the backlog of a subscription, from its own position or another one."""
     found = stored(owner, topic)
     subscription = subscription_of(found, arguments["subscription"])
     start = found.mark_delete_before(start_of(found, arguments)[0]) if "position" in arguments else subscription.cursor.mark_delete
@@ -137,7 +142,7 @@ def _analyze(owner, topic: TopicName, arguments: dict) -> dict:
 # -- finding messages
 
 def _last(owner, topic: TopicName, arguments: dict) -> dict:
-    """The id of the last message there is."""
+    """Return the id of the last message."""
     found = stored(owner, topic)
     ledger_id, entry_id, batch_index = found.last_message()
     if entry_id < 0:
@@ -147,7 +152,7 @@ def _last(owner, topic: TopicName, arguments: dict) -> dict:
 
 
 def _at_time(owner, topic: TopicName, arguments: dict) -> Position:
-    """The first that was published then or later; the one that comes next when there is none."""
+    """Return the first message published at or after a time; the next message to come if there is none."""
     found = stored(owner, topic)
     return _following(found, found.mark_delete_before_time(arguments["time_ms"]))
 
@@ -161,7 +166,7 @@ def _following(found: Partition, position: Position) -> Position:
 
 
 def _by_index(owner, topic: TopicName, arguments: dict) -> Position:
-    """The entry with the message of that number, counted from the topic's beginning."""
+    """Return the entry with the message of this number, counted from the topic's beginning."""
     found, index = stored(owner, topic), arguments["index"]
     for ledger in found.ledgers:
         if ledger.entries and ledger.first_message <= index < ledger.next_message:
@@ -173,7 +178,10 @@ def _by_index(owner, topic: TopicName, arguments: dict) -> Position:
 # -- showing messages
 
 def _peek(owner, topic: TopicName, arguments: dict) -> dict:
-    """The unacknowledged entry of that number; of a subscription that is not there yet, as if it began at the earliest message."""
+    """Return the n-th unacknowledged entry.
+
+    A subscription that does not exist is treated as one that begins at the earliest message.
+    """
     found, name = stored(owner, topic), arguments["subscription"]
     cursor = subscription_of(found, name).cursor if has_subscription(found, name) else found.discarded
     return _shown(found, _nth(found, cursor, arguments["number"]))
@@ -184,7 +192,10 @@ def _entry(owner, topic: TopicName, arguments: dict) -> dict:
 
 
 def _examine(owner, topic: TopicName, arguments: dict) -> dict | None:
-    """The entry of that number, from the first on or from the last back; the last one there is when there are not so many.  None: none."""
+    """Return the n-th entry from the first or back from the last.
+
+    If there are fewer entries, return the last one in that direction; None if there is none.
+    """
     found, number = stored(owner, topic), max(1, arguments["number"])
     ledgers = [ledger for ledger in found.ledgers if ledger.entries]
     if not ledgers:
@@ -198,7 +209,7 @@ def _examine(owner, topic: TopicName, arguments: dict) -> dict | None:
 
 
 def _shown(found: Partition, position: Position | None) -> dict:
-    """Its bytes as they lie there, from the metadata's length on."""
+    """Return the stored bytes of an entry, from the length of its metadata on."""
     ledger = found.find(position[0]) if position else None
     if ledger is None or not 0 <= position[1] < ledger.entries:
         raise Refusal(api.MetadataError, "Message not found")

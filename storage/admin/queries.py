@@ -1,8 +1,8 @@
-"""What administration asks of an owner: one function per question, found in a table.
+"""Questions of administration to an owner: one function for each question, in one table.
 
-A question and its answer are JSON objects.  Each function takes (owner, topic, arguments) and returns the answer; it leaves when the
-pass that it is part of is durable.  A Refusal raised here becomes the answer's error.  positions.py has those about messages,
-delayed_messages.py those about messages that wait for their time.
+A question and its answer are JSON objects. Each function takes (owner, topic, arguments) and returns the answer, which
+leaves when its pass is durable. A Refusal becomes the answer's error. positions.py has questions about messages,
+delayed_messages.py those about delayed messages.
 """
 import json
 import traceback
@@ -30,7 +30,10 @@ _CAUSES_MAX = 100      # parked entries told of at a time
 
 
 def answer(owner, question: bytes) -> bytes:
-    """{"ask": ..., "topic": ..., ...} -> {"answer": ...}, or {"refused": error code, "text": ...}; some are about no one topic."""
+    """Answer a question {"ask": ..., "topic": ..., ...}, with or without a topic.
+
+    Return {"answer": ...}, or {"refused": error code, "text": ...}, as JSON.
+    """
     try:
         asked = json.loads(question)
         ask, text = asked.pop("ask"), asked.pop("topic", None)
@@ -56,7 +59,7 @@ def answer(owner, question: bytes) -> bytes:
 # -- topics
 
 def _terminate(owner, topic: TopicName, arguments: dict) -> dict:
-    """Nothing is published any more: producers are told to go, and who comes back is refused.  The last message's id."""
+    """Terminate a topic: producers are closed, and new ones are refused.  Return the id of the last message."""
     found = stored(owner, topic)
     if not found.is_terminated:
         owner.catalogue.terminate(found.partition_id)
@@ -70,7 +73,7 @@ def _terminate(owner, topic: TopicName, arguments: dict) -> dict:
 
 
 def _unload(owner, topic: TopicName, arguments: dict) -> None:
-    """Everybody is told to look the topic up again, and what is in memory of it is given up; it is opened anew from disk."""
+    """Unload a topic: clients are told to look it up again, and its next use opens it from disk."""
     found = topic_of(owner, topic)
     commands.expel_all(owner, found)
     if found.is_persistent:
@@ -80,12 +83,12 @@ def _unload(owner, topic: TopicName, arguments: dict) -> None:
 
 
 def _open(owner, topic: None, arguments: dict) -> list[str]:
-    """The topics of a namespace that there is something to unload of."""
+    """Return the topics of a namespace that can be unloaded."""
     return [str(name) for name in [*owner.by_name, *owner.live] if name.namespace == arguments["namespace"]]
 
 
 def _delete(owner, topic: TopicName, arguments: dict) -> None:
-    """The topic, or partition, with all that it holds; without force only one that nobody uses."""
+    """Delete a topic or partition with all its data; without `force` only if it is unused."""
     if not topic.is_persistent:
         return _delete_live(owner, topic, arguments)
     if owner.catalogue.partition(topic) is None and not owner.catalogue.has_topic(topic):
@@ -110,7 +113,7 @@ def _delete_live(owner, topic: TopicName, arguments: dict) -> None:
 
 
 def _is_used(owner, topic: TopicName, arguments: dict) -> bool:
-    """By producers or consumers."""
+    """Whether the topic has producers or consumers."""
     found = owner.by_name.get(topic) or owner.live.get(topic)
     return found is not None and bool(_connected(found))
 
@@ -121,12 +124,12 @@ def _refuse_used(found: Partition | NonPersistentTopic, force: bool) -> None:
 
 
 def _connected(found: Partition | NonPersistentTopic) -> int:
-    """Producers and consumers."""
+    """Return the producers and consumers of a topic."""
     return len(found.producers.live) + sum(len(subscription.consumers) for subscription in found.subscriptions.values())
 
 
 def _truncate(owner, topic: TopicName, arguments: dict) -> None:
-    """Everything is acknowledged, and gone."""
+    """Acknowledge everything for all subscriptions, and delete all ledgers."""
     found = stored(owner, topic)
     for subscription in found.subscriptions.values():
         positions.skip_to(owner, subscription, found.last_confirmed)
@@ -134,7 +137,7 @@ def _truncate(owner, topic: TopicName, arguments: dict) -> None:
 
 
 def _trim(owner, topic: TopicName, arguments: dict) -> None:
-    """What nobody needs, and is not to be kept, goes now."""
+    """Delete ledgers that no subscription and no policy needs."""
     owner.wake_trimming(stored(owner, topic))
 
 
@@ -145,7 +148,10 @@ def _subscriptions(owner, topic: TopicName, arguments: dict) -> list[str]:
 
 
 def _subscribe(owner, topic: TopicName, arguments: dict) -> bool:
-    """A durable subscription; False when there is one of that name.  new: on a partition that nobody has been told of yet."""
+    """Create a durable subscription. Return False if it exists.
+
+    new: the partition was created by this request, so the catalogue may not know it yet.
+    """
     if arguments.get("new") and owner.catalogue.partition(topic) is None:
         owner.create_partition(topic)
     if arguments.get("may_create"):
@@ -173,7 +179,7 @@ def _unsubscribe(owner, topic: TopicName, arguments: dict) -> None:
 
 
 def _properties(owner, topic: TopicName, arguments: dict) -> dict[str, str]:
-    """Of a subscription, and new ones if there are some."""
+    """Return the properties of a subscription, after setting new ones if there are any."""
     subscription = subscription_of(topic_of(owner, topic), arguments["subscription"])
     if "properties" in arguments:
         subscriptions.set_properties(owner, subscription, arguments["properties"])
@@ -181,7 +187,7 @@ def _properties(owner, topic: TopicName, arguments: dict) -> dict[str, str]:
 
 
 def _replicated(owner, topic: TopicName, arguments: dict) -> dict[str, bool]:
-    """Whether a subscription is to be replicated, from now on if that is said."""
+    """Return whether a subscription is marked as replicated, after setting the mark if there is one."""
     subscription = subscription_of(stored(owner, topic), arguments["subscription"])
     if "replicated" in arguments:
         subscriptions.set_replicated(owner, subscription, arguments["replicated"])
@@ -189,7 +195,7 @@ def _replicated(owner, topic: TopicName, arguments: dict) -> dict[str, bool]:
 
 
 def _why(owner, topic: TopicName, arguments: dict) -> dict:
-    """What keeps the subscription's consumers from getting more."""
+    """Return the causes that keep the subscription's consumers from receiving more."""
     found = topic_of(owner, topic)
     subscription = subscription_of(found, arguments["subscription"])
     found.now_ms = owner.now_ms
@@ -199,7 +205,7 @@ def _why(owner, topic: TopicName, arguments: dict) -> dict:
 
 
 def _messages(subscription: Subscription) -> dict:
-    """What became of all that were published since the subscription began; the others together are `published`."""
+    """Account for all messages since the subscription began: the other values together are `published`."""
     found, cursor = subscription.partition, subscription.cursor
     if not found.is_persistent:
         return {}
@@ -208,7 +214,7 @@ def _messages(subscription: Subscription) -> dict:
 
 
 def _causes(owner, subscription: Subscription) -> list[dict]:
-    """{"cause": ..., and who and what is part of it} each."""
+    """Return {"cause": ..., and details} for each cause."""
     found = subscription.partition
     slowed, waiting = rate_limiter.causes(owner, subscription), owner.rates.causes(found)
     if found.is_persistent and not subscription.cursor.backlog(found.ledgers):
@@ -225,7 +231,7 @@ def _causes(owner, subscription: Subscription) -> list[dict]:
 
 
 def _release(owner, topic: TopicName, arguments: dict) -> dict:
-    """What was parked because consumers died over it is given out again."""
+    """Let parked messages of a quarantine be delivered again."""
     subscription = subscription_of(stored(owner, topic), arguments["subscription"])
     parked = subscription.all_parked()
     subscription.cursor.deaths.clear()
@@ -239,7 +245,7 @@ def _release(owner, topic: TopicName, arguments: dict) -> dict:
 
 
 def _policies(owner, topic: None, arguments: dict) -> None:
-    """What was set for a namespace, or for a topic, binds its partitions when this is answered."""
+    """Apply changed policies of a namespace or topic to its open partitions."""
     for found in (*owner.by_name.values(), *owner.live.values()):
         if arguments["scope"] in (found.name.namespace, str(found.name.base)):
             owner.apply_policies(found)
@@ -247,7 +253,7 @@ def _policies(owner, topic: None, arguments: dict) -> None:
 
 
 def _options(owner, topic: None, arguments: dict) -> None:
-    """What was changed of the configuration binds this owner when this is answered."""
+    """Apply options that were changed at run time."""
     owner.apply_options()
 
 

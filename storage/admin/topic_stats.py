@@ -1,7 +1,7 @@
-"""What is told of one topic as the JSON objects of Pulsar's REST, from the counters of statistics.py.
+"""Statistics of one topic as the JSON objects of Pulsar's REST, made of the counters in statistics.py.
 
-Fields that can mean nothing here, as of offloading, have the value that says so.  `messages` of a subscription is our own: what became of
-all that were published since it began.
+Fields without a meaning here, such as those of offloading, have the value for "none". `messages` of a subscription is
+Geminga's own field: the account of all messages since the subscription began.
 """
 from datetime import UTC, datetime
 
@@ -49,7 +49,7 @@ _RANGES_MAX = 1_000          # of acknowledged entries beyond the mark-delete po
 
 
 def topic(owner, found: Topic, *, earliest: bool, publishers: bool, consumers: bool) -> dict:
-    """TopicStats; earliest: with the publish time of the oldest message of each backlog."""
+    """Return TopicStats.  earliest: include the publish time of the oldest message of each backlog."""
     counts, rates, cursors = topic_counts(found), rates_of(found, 6), [one for one in found.subscriptions.values() if is_named(found, one)]
     subscriptions = {one.name: _of_subscription(owner, one, earliest=earliest, consumers=consumers) for one in cursors}
     slowest, stored = None, found.is_persistent
@@ -92,7 +92,7 @@ def topic(owner, found: Topic, *, earliest: bool, publishers: bool, consumers: b
 
 
 def _compaction(view: View | None) -> dict:
-    """Of the one that made the view that holds; those that failed are known where they are asked for."""
+    """Return the fields about the compaction that made the view in force; the admin process adds failures."""
     report = view.manifest.report if view else {}
     return {"lastCompactionRemovedEventCount": report.get("messages_in", 0) - report.get("messages_out", 0),
             "lastCompactionSucceedTimestamp": view.manifest.created_ms if view else 0, "lastCompactionFailedTimestamp": 0,
@@ -100,7 +100,7 @@ def _compaction(view: View | None) -> dict:
 
 
 def last_publish_ms(found: Topic) -> int:
-    """When the last entry that is there came; 0 when there is none."""
+    """Return when the last entry was stored, 0 if there is none."""
     for ledger in reversed(found.ledgers):
         if ledger.entries:
             return int(ledger.column("broker_time")[ledger.last_entry])
@@ -151,14 +151,17 @@ def _of_subscription(owner, subscription: Subscription, *, earliest: bool, consu
 
 
 def messages(subscription: Subscription) -> dict:
-    """What became of all that were published since the subscription began; the others together are `published`."""
+    """Account for all messages since the subscription began: the other values together are `published`."""
     found, cursor = subscription.partition, subscription.cursor
     published = found.next_message - cursor.since
     return {"published": published, **dict(zip(REASONS, cursor.totals, strict=True)), "backlog": published - sum(cursor.totals)}
 
 
 def acknowledged_runs(cursor: Cursor, ledgers: list[Ledger]) -> list[tuple[int, NDArray[np.int64]]]:
-    """[(ledger id, (n, 2))]: before the first, and the last, of each run of acknowledged entries beyond the mark-delete position."""
+    """Return [(ledger id, (n, 2))] for runs of acknowledged entries beyond the mark-delete position.
+
+    A row has the entry before the run and the last entry of the run.
+    """
     found = []
     for ledger in ledgers if cursor.bitmaps else ():
         if ledger.ledger_id in cursor.bitmaps and ledger.ledger_id >= cursor.mark_delete[0]:
@@ -224,7 +227,7 @@ def iso(time_ms: int) -> str:
 # -- how it is stored
 
 def internal(found: Topic) -> dict:
-    """PersistentTopicInternalStats."""
+    """Return PersistentTopicInternalStats."""
     told = {"entriesAddedCounter": found.entries_in, "numberOfEntries": sum(ledger.entries for ledger in found.ledgers),
             "totalSize": storage_bytes(found) if found.is_persistent else 0}
     subscriptions = found.subscriptions.values()
@@ -251,7 +254,7 @@ def _compacted_ledger(view: View | None) -> dict[str, int]:
 
 
 def _is_waiting(subscription: Subscription) -> bool:
-    """For more to come: somebody is there, and has been given everything."""
+    """Whether the subscription has consumers and has delivered everything."""
     ledger_id, entry_id = subscription.read
     last = subscription.partition.last_confirmed
     return bool(subscription.consumers) and (ledger_id, entry_id - 1) >= last
@@ -278,7 +281,7 @@ def _of_cursor(subscription: Subscription) -> dict:
 
 
 def _entries_between(subscription: Subscription) -> int:
-    """From the first that is not acknowledged to the next to be given out."""
+    """Return the number of entries from the first unacknowledged one to the next one to deliver."""
     (ledger_id, entry_id), (read_ledger, read_entry) = subscription.cursor.mark_delete, subscription.read
     return 1 + sum(min(read_entry if ledger.ledger_id == read_ledger else ledger.entries, ledger.entries)
                    - (entry_id + 1 if ledger.ledger_id == ledger_id else 0)
@@ -286,7 +289,7 @@ def _entries_between(subscription: Subscription) -> int:
 
 
 def info(owner, found: Partition) -> dict:
-    """ManagedLedgerInfo: what is kept of the topic's structure."""
+    """Return ManagedLedgerInfo: the ledgers and cursors of a topic."""
     created = iso(owner.catalogue.created_ms(found.name.base) or 0)
     return {
         "version": 1, "creationDate": created, "modificationDate": iso(found.open_ledger.created_ms),
@@ -300,7 +303,7 @@ def info(owner, found: Partition) -> dict:
 
 
 def offline(owner, found: Partition) -> dict:
-    """PersistentOfflineTopicStats: what lies there."""
+    """Return PersistentOfflineTopicStats."""
     cursors = {one.name: {"cursorBacklog": one.cursor.backlog(found.ledgers), "cursorLedgerId": one.cursor.mark_delete[0]}
                for one in durable(found)}
     return {
@@ -313,7 +316,7 @@ def offline(owner, found: Partition) -> dict:
 
 
 def bytes_behind(found: Partition, ledger_id: int, entry_id: int) -> int:
-    """Of the entries at that position and behind it; of all when it is before them."""
+    """Return the bytes of the entry at that position and of all entries behind it."""
     total = 0
     for ledger in found.ledgers_from(ledger_id):
         first = entry_id if ledger.ledger_id == ledger_id else 0

@@ -1,13 +1,13 @@
-"""What is counted of topics, subscriptions, consumers and producers, and how that is told.
+"""Counters of topics, subscriptions, consumers and producers, and the rates made of them.
 
-Counters are plain numbers of the objects themselves, added to once per run of entries, or derived from what is there anyway: messages
-published are `Partition.next_message`, what became of them says `Cursor.totals`, what a consumer was given is what it asked for less its
-permits.  So what is told adds up as ledgers and cursors do.  Rates are averages over the last complete window
-(`stats_window_s`), and are worked out when one ends; counters are since the topic was loaded.
+Counters are plain numbers of the objects themselves, increased once per run of entries, or derived from other state.
+Messages published are `Partition.next_message`, their fate is in `Cursor.totals`, and deliveries are permits granted
+less permits left. So statistics add up as ledgers and cursors do. Rates are averages over the last complete window
+(`stats_window_s`), computed when a window ends. Counters begin when the topic is loaded.
 
-`measure` gives all that is open as columns of numbers.  For it there is a row per topic and subscription, made anew when something of it
-has changed, a few milliseconds' worth at a time; so a scrape costs what has happened since the last, and holds up nobody.  What is told of
-one topic as a JSON object is topic_stats.py.
+`measure` returns everything that is open as columns of numbers. It keeps a row for each topic and subscription, and
+renews rows of changed topics, for some milliseconds at a time. So a scrape costs what changed since the last one, and
+delays nobody. The JSON objects about one topic are made in ../admin/topic_stats.py.
 """
 import bisect
 import contextlib
@@ -44,7 +44,7 @@ _IMPATIENT = SubType.Exclusive, SubType.Failover      # they wait for no message
 
 @dataclass(slots=True)
 class Distribution:
-    """Of what one topic was sent in one window: entries by size, and by how long they took to be on disk."""
+    """Entries that one topic stored in one window: by size, and by seconds until they were on disk."""
 
     sizes: list[int] = field(default_factory=lambda: [0] * (len(SIZES) + 1))
     size_sum: int = 0
@@ -56,7 +56,7 @@ class Distribution:
 # -- counters
 
 def topic_counts(topic: Topic) -> tuple:
-    """(messages, bytes, entries) in, (messages, bytes, entries) out."""
+    """Return (messages, bytes, entries) in, and (messages, bytes, entries) out."""
     messages, size, entries = topic.gone_out
     for subscription in topic.subscriptions.values():
         more = subscription_counts(subscription)
@@ -65,7 +65,7 @@ def topic_counts(topic: Topic) -> tuple:
 
 
 def subscription_counts(subscription: Subscription) -> tuple:
-    """(messages, bytes, entries) out, messages redelivered, chunks, acknowledged, expired, dropped."""
+    """Return (messages, bytes, entries) out, messages redelivered, chunks, acknowledged, expired, dropped."""
     messages, size, entries, redelivered, chunks = subscription.gone_out
     for consumer in subscription.consumers:
         messages += consumer.granted - consumer.permits
@@ -78,17 +78,17 @@ def subscription_counts(subscription: Subscription) -> tuple:
 
 
 def consumer_counts(consumer: Consumer) -> tuple:
-    """(messages, bytes) out, messages redelivered, chunks, messages acknowledged."""
+    """Return (messages, bytes) out, messages redelivered, chunks, messages acknowledged."""
     return consumer.messages_out, consumer.bytes_out, consumer.redelivered, consumer.chunks_out, consumer.acknowledged
 
 
 def producer_counts(producer: Producer) -> tuple:
-    """(messages, bytes, chunks) in, messages dropped."""
+    """Return (messages, bytes, chunks) in, messages dropped."""
     return producer.messages_in, producer.bytes_in, producer.chunks_in, producer.dropped
 
 
 def rates_of(found, nothing: int) -> tuple:
-    """A second's share of what it counted in the last window."""
+    """Return the counts of the last window per second."""
     return found.rates or (0.0,) * nothing
 
 
@@ -122,7 +122,7 @@ _NO_DISTRIBUTION = Distribution()
 
 
 def _topic_row(topic: Topic, under: list[tuple]) -> tuple:
-    """under: the rows of its subscriptions."""
+    """Return the row of a topic.  under: the rows of its subscriptions."""
     rates, (messages_out, bytes_out, _) = rates_of(topic, 6), topic.gone_out
     backlog = consumers = 0
     for row in under:
@@ -157,12 +157,12 @@ def _subscription_row(subscription: Subscription) -> tuple:
 # -- what a row and a JSON object have in common
 
 def is_named(topic: Topic, subscription: Subscription) -> bool:
-    """Whether it is the one that is meant by its name: of two, the durable one."""
+    """Whether administration means this subscription by its name.  Of two with one name, it means the durable one."""
     return subscription.is_durable or (subscription.name, True) not in topic.subscriptions
 
 
 def storage_bytes(partition: Partition) -> int:
-    """Of the entries that are there."""
+    """Return the bytes of all stored entries."""
     return sum(ledger.size for ledger in partition.ledgers) - len(partition.ledgers) * format.HEADER_SIZE
 
 
@@ -171,13 +171,13 @@ def durable(partition: Partition) -> Iterable[Subscription]:
 
 
 def find_slowest(partition: Partition) -> Subscription | None:
-    """The durable subscription that is furthest behind, when it is behind at all."""
+    """Return the durable subscription with the oldest unacknowledged entry, None if there is no backlog."""
     found = min(durable(partition), key=lambda one: one.cursor.mark_delete, default=None)
     return found if found is not None and found.cursor.mark_delete < partition.last_confirmed and first_left(found) else None
 
 
 def first_left(subscription: Subscription) -> tuple[Ledger, int] | None:
-    """The first entry that is not acknowledged."""
+    """Return (ledger, entry) of the first unacknowledged entry, None if there is none."""
     ledger_id, entry_id = subscription.cursor.mark_delete
     for ledger in subscription.partition.ledgers_from(ledger_id):
         entry_id = subscription.cursor.first_hole(ledger, entry_id + 1 if ledger.ledger_id == ledger_id else 0)
@@ -187,13 +187,13 @@ def first_left(subscription: Subscription) -> tuple[Ledger, int] | None:
 
 
 def came_ms(subscription: Subscription, partition: Partition) -> int:
-    """When the first entry that is not acknowledged came; 0 when there is none."""
+    """Return when the first unacknowledged entry was stored, 0 if there is none."""
     found = first_left(subscription)
     return int(found[0].column("broker_time")[found[1]]) if found else 0
 
 
 def _bytes_behind(partition: Partition, subscription: Subscription) -> int:
-    """Of the entries behind the mark-delete position, acknowledged ones among them as well."""
+    """Return the bytes from the first unacknowledged entry on, acknowledged entries among them included."""
     found = first_left(subscription)
     if found is None:
         return 0
@@ -203,7 +203,7 @@ def _bytes_behind(partition: Partition, subscription: Subscription) -> int:
 
 
 def delayed(subscription: Subscription) -> int:
-    """Entries whose time has not come; where nobody waits for it, none."""
+    """Return the number of delayed entries that wait for this subscription; 0 if its type does not wait."""
     partition = subscription.partition
     kind = subscription.last_kind if subscription.kind is None else subscription.kind
     if partition.schedule is None or kind in _IMPATIENT or not partition.policies.delayed_delivery:
@@ -212,7 +212,7 @@ def delayed(subscription: Subscription) -> int:
 
 
 def delayed_index(topic: Topic) -> tuple[int, ...]:
-    """As DELAYED."""
+    """Return the columns DELAYED."""
     if not topic.is_persistent or topic.schedule is None:
         return (0,) * len(DELAYED)
     schedule, files = topic.schedule, topic.schedule.files
@@ -221,35 +221,38 @@ def delayed_index(topic: Topic) -> tuple[int, ...]:
 
 
 def delayed_memory(subscription: Subscription, later: int) -> int:
-    """Bytes of the index, which is one for all subscriptions, where so many entries wait for the time of this one."""
+    """Return bytes of memory of the delayed index, if so many entries wait for this subscription, else 0."""
     return subscription.partition.schedule.memory_bytes if later else 0
 
 
 def again(subscription: Subscription) -> int:
-    """Entries to be given out again."""
+    """Return the number of entries to redeliver."""
     pending = getattr(subscription.dispatcher, "pending", None)
     return pending.to_redeliver if pending is not None else 0
 
 
 def unacknowledged(subscription: Subscription) -> int:
-    """Messages at consumers that share the subscription; where one has all of it, what it has is no matter of concern, as in Pulsar."""
+    """Return messages unacknowledged by consumers of a Shared or Key_Shared subscription.
+
+    It is 0 for Exclusive and Failover, as in Pulsar.
+    """
     return getattr(subscription.dispatcher, "unacknowledged", 0)
 
 
 def publish_limited(topic: Topic) -> int:
-    """How often a rate held back what was published."""
+    """Return how often a publish rate throttled the topic."""
     return topic.rate_limits.publish_limited_times if topic.rate_limits is not None else 0
 
 
 def throttled(subscription: Subscription) -> tuple[int, ...]:
-    """As THROTTLED."""
+    """Return the columns THROTTLED."""
     if subscription.limited is None:
         return (0,) * len(THROTTLED)
     return tuple([subscription.limited.times.get(name, 0) for name in THROTTLED])
 
 
 def kind_of(subscription: Subscription) -> int:
-    """A SubType, that of those who were here last when nobody is; -1: nobody has been."""
+    """Return the SubType, of the last consumers if there are none now; -1 if there never were any."""
     kind = subscription.last_kind if subscription.kind is None else subscription.kind
     return -1 if kind is None else kind
 
@@ -259,7 +262,7 @@ def is_blocked(subscription: Subscription) -> bool:
 
 
 def last_times(subscription: Subscription) -> tuple[int, int, int]:
-    """When it was last acknowledged, given out, and asked for more."""
+    """Return when the subscription last acknowledged, delivered, and got permits."""
     acked, consumed, flow = subscription.last_ms
     for consumer in subscription.consumers:
         acked, consumed, flow = max(acked, consumer.acked_ms), max(consumed, consumer.consumed_ms), max(flow, consumer.flow_ms)
@@ -269,7 +272,7 @@ def last_times(subscription: Subscription) -> tuple[int, int, int]:
 # -- an owner's
 
 class _Table:
-    """Rows of numbers, of things that come and go."""
+    """Rows of numbers for objects that come and go."""
 
     def __init__(self, columns: tuple[str, ...]):
         self.rows = np.zeros((64, len(columns)))
@@ -300,7 +303,7 @@ class _Known:
 
 
 class Statistics(Watcher):
-    """Statistics of all topics that are open at one owner."""
+    """Statistics of everything that is open at one owner."""
 
     watches_non_persistent = True
 
@@ -316,13 +319,13 @@ class Statistics(Watcher):
         self._shown: set[Topic] = set()                     # had rows of their own in the last answer
 
     def _begin(self, window_s: int) -> None:
-        """Windows of topics end at different seconds, so that not all are dealt with at once: what has moved, by that, and since when."""
+        """Begin the window of a topic.  Windows end at different seconds, so that their work is spread."""
         self._window_s = window_s
         self._moved: list[dict[Topic, None]] = [{} for _ in range(window_s)]
         self._since_ms = [self._owner.now_ms] * window_s
 
     def configure(self, window_s: int) -> None:
-        """Windows are so long from now on; those that are open end."""
+        """Set the length of windows.  Open windows end."""
         if window_s == self._window_s:
             return
         self._gather()
@@ -336,7 +339,7 @@ class Statistics(Watcher):
     # -- what happens
 
     def stored(self, planned: Plan, seconds: float, journal_seconds: float) -> None:
-        """The plan is in the journal, so long after it came, and so long after it began to be written."""
+        """Count a plan that is in the journal: seconds since its entries came, and seconds of the write."""
         late, written = bisect.bisect_left(LATENCIES_MS, seconds * 1000), _AFTER + bisect.bisect_left(LATENCIES_MS, journal_seconds * 1000)
         micros, journal_micros = int(seconds * 1e6), int(journal_seconds * 1e6)
         is_few = planned.handles is None
@@ -384,7 +387,7 @@ class Statistics(Watcher):
                 producer.chunks_in += int(chunks)
 
     def tick(self, now_ms: int) -> None:
-        """Of topics whose window has ended, what was counted in it makes the rates."""
+        """Compute rates of topics whose window has ended."""
         self._gather()
         first, self._second = self._second + 1, now_ms // 1000
         for second in range(max(first, self._second - self._window_s + 1), self._second + 1):
@@ -402,7 +405,7 @@ class Statistics(Watcher):
         self._owner.changed = {}
 
     def _end_window(self, topic: Topic, seconds: float) -> bool:
-        """Whether it has any rates."""
+        """End the window of a topic.  Return whether it has any rates."""
         topic.last_window, topic.window = topic.window, None
         is_moving = _roll(topic, topic_counts(topic), seconds)
         for subscription in topic.subscriptions.values():
@@ -418,7 +421,7 @@ class Statistics(Watcher):
         return (self._owner.by_name if topic.is_persistent else self._owner.live).get(topic.name) is topic
 
     def release(self, topic: Topic) -> None:
-        """It is no longer open."""
+        """Forget a topic that was closed."""
         for noted in (self._owner.changed, self._waiting, self._stale, self._moved[hash(topic) % self._window_s]):
             noted.pop(topic, None)
         self._shown.discard(topic)
@@ -430,10 +433,11 @@ class Statistics(Watcher):
     # -- all that is open
 
     def measure(self, most: int, *, consumers: bool, producers: bool) -> dict | bytes:
-        """{"left": how many} while rows are made anew; then what `pack` makes of it, with no more than so many topics by themselves.
+        """Return {"left": n} while n topics still need new rows; then the packed tables.
 
-        Of their subscriptions there are ten times as many at most.  Topics that have moved in the last window come before others, then
-        those that had rows of their own the last time, then those with the most traffic; all others are summed up by namespace.
+        At most so many topics have rows of their own, and ten times as many subscriptions. Topics with traffic in the
+        last window come first, then topics that had rows the last time, then topics with the most traffic. All others
+        are summed by namespace.
         """
         self._freshen()
         if self._stale:
@@ -464,7 +468,7 @@ class Statistics(Watcher):
                            self._sums(self._topics, rows), self._sums(self._subscriptions, lines)])
 
     def _freshen(self) -> None:
-        """Rows of what has changed, or of some of it; what changes meanwhile has to wait for the next time."""
+        """Renew some rows of changed topics.  Topics that change meanwhile wait for the next time."""
         if not self._stale:
             self._gather()
             self._stale, self._waiting = self._waiting, {}
@@ -496,7 +500,7 @@ class Statistics(Watcher):
         self._topics.rows[known.row] = _topic_row(topic, under)
 
     def _sums(self, table: _Table, rows: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Of all but these rows, one for each namespace; rows that nobody has are 0."""
+        """Return the sums of all other rows, one for each namespace.  Unused rows are 0."""
         sums, is_other = np.zeros((len(self._namespaces), table.rows.shape[1])), np.ones(len(table.rows), bool)
         is_other[rows] = False
         marks = table.marks[is_other]
@@ -506,7 +510,7 @@ class Statistics(Watcher):
 
 
 def _within(topics: list[Topic], most: int) -> list[Topic]:
-    """The first of them, no more than so many, and with no more than so many subscriptions."""
+    """Return the first topics, at most so many, with at most so many subscriptions together."""
     chosen, left = [], most * SUBSCRIPTIONS_EACH
     for topic in topics:
         if len(chosen) == most:
@@ -518,7 +522,7 @@ def _within(topics: list[Topic], most: int) -> list[Topic]:
 
 
 def _of_many(planned: Plan) -> tuple[int, list[list[int]], bool]:
-    """(the bucket that all sizes are in; when they are in several -1, and how many are in each, by group; whether there are chunks)"""
+    """Return (bucket of all sizes or -1, counts per bucket for each group if -1, whether there are chunks)."""
     sizes, groups = planned.index["size"], planned.groups
     are_chunks = bool((planned.index["flags"] & IS_CHUNK).any())
     least, most = (bisect.bisect_left(SIZES, bound) for bound in (sizes.min(), sizes.max()))
@@ -539,7 +543,7 @@ def _count_one(window: Distribution, partition: Partition, producer: Producer, s
 
 
 def _roll(found, counts: tuple, seconds: float) -> bool:
-    """The window has ended: its rates, and whether there are any."""
+    """End a window.  Return its rates, and whether any of them is not 0."""
     before = found.counted or (0,) * len(counts)
     found.rates = tuple([(now - then) / seconds if now > then else 0.0 for now, then in zip(counts, before, strict=True)])
     found.counted = counts
@@ -558,13 +562,13 @@ def _producer_line(number: int, producer: Producer) -> tuple:
 
 
 def pack(head: dict, tables: list[NDArray[np.float64]]) -> bytes:
-    """A line of JSON that says how many rows each table has, and the tables."""
+    """Return a line of JSON with the number of rows of each table, and the tables."""
     rows = [len(table) for table in tables]
     return b"".join([RAW, json.dumps(head | {"rows": rows}).encode(), b"\n", *(np.ascontiguousarray(table).tobytes() for table in tables)])
 
 
 def unpack(data: bytes) -> tuple[dict, list[NDArray[np.float64]]]:
-    """(head, tables) of what `pack` made."""
+    """Return (head, tables) of the bytes from `pack`."""
     at = data.index(b"\n") + 1
     head, tables = json.loads(data[len(RAW):at]), []
     for rows, columns in zip(head["rows"], (TOPIC_COLUMNS, SUBSCRIPTION_COLUMNS) * 2, strict=True):
