@@ -14,7 +14,7 @@ HERE = Path(__file__).resolve().parent
 WHOLE = [HERE / name for name in ("clients", "crash")]              # tests of whole brokers by their clients, and of their death
 FIXTURES = {"own", "start_broker", "fresh_broker", "spark"}         # each starts a process that takes a second or more
 MARKS = ("slow", "java", "spark", "go")
-CPU_MAX = 2.0                                                       # what is marked slow takes half of it or more
+CPU_MAX = 2.0            # seconds; tests that take a tenth of it are marked slow, the rest is for a busy machine
 CPU_SUM = 60.0
 
 

@@ -33,6 +33,7 @@ def test_each_bug_can_be_put_in(file):
     assert wrong == []
 
 
+@pytest.mark.slow
 def test_each_bug_has_tests_that_there_are():
     assert [str(bug) for bug in BUGS if not bug.tests] == []
     named = {test for bug in BUGS for test in bug.tests}
@@ -48,6 +49,7 @@ def test_no_bug_is_there_twice():
     assert [again for again, count in Counter((bug.file, bug.old, bug.new) for bug in BUGS).items() if count > 1] == []
 
 
+@pytest.mark.slow
 def test_a_copy_is_tested_for_what_it_is(tmp_path):
     """Its tests import geminga from it: a bug there is caught, and those that it had before leave no trace."""
     checkout, tests = Checkout(tmp_path), ("tests/proto/test_varints.py",)

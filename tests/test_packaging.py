@@ -59,6 +59,7 @@ def test_an_editor_finds_every_package(package):
     assert [Path(folder).resolve() for folder in path] == [ROOT / package.removeprefix("geminga.").replace(".", "/")]
 
 
+@pytest.mark.slow
 def test_a_new_package_needs_no_new_installation(tmp_path):
     """An editable install of a copy, as pip asks for it, is one line with a path."""
     for name in (*LAYERS, ".source", "pyproject.toml", "README.md", "LICENSE"):
@@ -353,6 +354,7 @@ def test_a_package_tells_the_sums_of_its_files(unpacked):
     assert sums == {str(path.relative_to(unpacked)): hashlib.md5(path.read_bytes()).hexdigest() for path in files}
 
 
+@pytest.mark.slow
 @on_debian
 def test_a_packages_configuration_is_the_defaults_with_the_data_folder_of_its_units(unpacked):
     packaged, _ = config.load(unpacked / "etc/geminga/geminga.toml", {}, {})
@@ -423,6 +425,7 @@ def test_completion_is_what_the_command_prints_for_a_shell(unpacked, shell, plac
     assert (unpacked / "usr/share" / place).read_text() == said.removesuffix("\n")
 
 
+@pytest.mark.slow
 @on_debian
 def test_a_package_is_for_one_release_of_debian_and_its_python(unpacked):
     control = (unpacked / "DEBIAN/control").read_text()

@@ -24,6 +24,7 @@ def test_the_checksum_is_the_castagnoli_one():
     assert checksums.wrong_rows(body, np.array([0xE3069282], np.uint32)).tolist() == [0]
 
 
+@pytest.mark.slow
 @settings(deadline=None, derandomize=True, max_examples=60)
 @given(count=st.sampled_from([1, 2, 3, 16, 17, COMBINE_MIN - 1, COMBINE_MIN, COMBINE_MIN + 1, COMBINE_MIN + 37, 2 * COMBINE_MIN + 1]),
        size=st.sampled_from([1, 2, 3, 8, 101, checksums.LARGE_MIN - 1, checksums.LARGE_MIN]),

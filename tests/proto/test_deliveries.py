@@ -43,6 +43,7 @@ def test_each_connection_has_its_own_receipts(count):
     assert [connection for connection, _ in deliveries.receipts(rows)] == [7, 5]
 
 
+@pytest.mark.slow
 @settings(deadline=None, derandomize=True, max_examples=150)
 @given(asked=st.lists(st.tuples(st.integers(7, 8), NUMBERS, NUMBERS, st.just(0) | NUMBERS, NUMBERS, NUMBERS), min_size=1, max_size=30))
 def test_receipts_say_what_was_asked_in_its_order(asked):
@@ -104,6 +105,7 @@ SIZES = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None, derandomize=True, max_examples=200)
 @given(sizes=SIZES, consumer=IDS, ledger_id=IDS, first=st.sampled_from([0, 1, 120, 127, 128, 16_380, 2**40]),
        partition=st.sampled_from([-1, 0, 1, 127, 128, 999_999_999]), gap=st.integers(0, 100), fields=st.integers(0, 3),
@@ -135,6 +137,7 @@ def test_messages_carry_their_ids_and_their_entries_bytes(sizes, consumer, ledge
 PICK = st.tuples(st.integers(1, 300), st.sampled_from([0, 0, 1, 127, 128, 65_535]), st.lists(NUMBERS, max_size=3), st.integers(0, 200))
 
 
+@pytest.mark.slow
 @settings(deadline=None, derandomize=True, max_examples=150)
 @given(picks=st.lists(PICK, min_size=1, max_size=2 * FEW_MAX), consumer=IDS, ledger_id=IDS, first=st.sampled_from([0, 126, 16_380, 2**40]),
        partition=st.sampled_from([-1, 0, 127, 999_999_999]), epoch=st.sampled_from([-1, 0, 1, 128, 2**63 - 1]), fields=st.integers(0, 3),

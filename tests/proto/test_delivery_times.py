@@ -102,6 +102,7 @@ def test_one_that_only_looks_like_the_others_is_rewritten_as_it_is(monkeypatch):
     assert metas[50].startswith(fake) and metas[51].startswith(timed[:head])
 
 
+@pytest.mark.slow
 def test_any_entries(monkeypatch):
     """Batches, chunks, compressed and encrypted ones, of a few sizes, with gaps between them, and times of any length."""
     for seed in range(60):

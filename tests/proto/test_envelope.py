@@ -18,6 +18,7 @@ def sections(draw) -> tuple[int, np.ndarray, bytes]:
     return kind, rows, draw(st.binary(max_size=20)) * draw(st.sampled_from([1, 1, 5_000]))
 
 
+@pytest.mark.slow
 @settings(deadline=None, derandomize=True)
 @given(sealed=st.lists(sections(), max_size=6), taken=st.integers(0, 2**64 - 1))
 def test_what_was_sealed_is_unsealed(sealed, taken):

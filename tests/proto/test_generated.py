@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from google.protobuf import descriptor_pb2
 
 from geminga.proto import pulsar_api_pb2
@@ -35,6 +36,7 @@ def generate(folder):
     subprocess.run([*command, "pulsar_api.proto"], cwd=folder, check=True)
 
 
+@pytest.mark.slow
 def test_the_committed_module_is_generated_from_the_definition(tmp_path):
     """Every message, field, number, label and default is equal: nobody edited one and forgot the other.
 

@@ -72,6 +72,7 @@ def test_a_partition_is_known_by_the_end_of_its_name(local, partition):
     assert names.parse(f"persistent://public/default/{local}").partition == partition
 
 
+@pytest.mark.slow
 @settings(deadline=None, derandomize=True)
 @given(local=st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=20),
        number=st.integers(0, 999_999_999))

@@ -99,6 +99,7 @@ def at_once(count, script, *arguments):
     return printed
 
 
+@pytest.mark.slow
 def test_processes_that_take_ids_at_once_never_get_the_same(opened, tmp_path):
     """Three processes, more ledgers each than a block holds, and a counter that all raise one by one."""
     opened()

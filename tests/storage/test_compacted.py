@@ -645,6 +645,7 @@ def newer(data):
     return b"%08x %s" % (crc32c(text), text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", DAMAGES)
 def test_without_a_view_that_is_whole_there_are_the_ledgers(rigs, what, capfd):
     topic = small(rigs)
@@ -715,6 +716,7 @@ def test_what_of_a_view_is_damaged_is_found(rigs, how):
     assert finding.severity == Severity.LOSS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", DAMAGES)
 def test_a_view_that_cannot_be_used_is_found(rigs, what):
     topic = Topic(rigs())

@@ -154,6 +154,7 @@ def test_without_deduplication_everything_is_stored(rigs):
 
 # -- through kills
 
+@pytest.mark.slow
 @pytest.mark.parametrize("segment", [1 << 20, 64 << 10])
 def test_after_a_kill_nothing_is_stored_twice(rigs, segment):
     """Also when the journal has forgotten what it was told of the beginning."""
@@ -398,6 +399,7 @@ def known(found):
     return {producer: (progress.last, progress.under_way) for producer, progress in found._by_producer.items()}
 
 
+@pytest.mark.slow
 @settings(deadline=None, derandomize=True, max_examples=100)
 @given(before=SEQUENCES, after=SEQUENCES)
 def test_rows_and_ops_say_all_of_it(before, after):

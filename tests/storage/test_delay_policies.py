@@ -280,6 +280,7 @@ def test_f186_topics_that_keep_nothing_know_no_delays(rig):
     assert not rig.run(rig.sends((producer, b"b", later(rig, HOUR_MS)))).commands(T.SEND_ERROR)
 
 
+@pytest.mark.slow
 def test_f196_a_fixed_delay_needs_no_index(rig):
     """However many wait: no bit, no row, no file; the head of the queue is all there is."""
     producer, consumer = rig.producer(TOPIC), rig.consumer(TOPIC, subType=SubType.Shared)
@@ -476,6 +477,7 @@ def test_f195_what_is_acknowledged_in_any_order_does_not_come_again_after_a_kill
     assert sorted(again) == sorted(positions[1::2])
 
 
+@pytest.mark.slow
 @COUNTS
 def test_f182_f183_topics_with_and_without_policies_come_together(rig, count):
     """In one pass of one worker, in turn, two producers to a topic: each topic has its own, in the order in which it came."""

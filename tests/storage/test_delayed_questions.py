@@ -75,6 +75,7 @@ def test_what_waits_is_counted_by_hour_and_window(kept):
     assert sum(row["entries"] for row in told["rows"]) == 3_000
 
 
+@pytest.mark.slow
 def test_what_the_index_takes_is_told(spread, rigs):
     """Nothing on disk yet of what has just come; then files, which are not in memory."""
     rig, times = spread

@@ -196,6 +196,7 @@ def test_a_stream_loses_and_repeats_nothing(rig, kind):
     assert found == sorted({position for position, _ in rig.everything("a")} - done)
 
 
+@pytest.mark.slow
 def test_the_read_position_survives_the_roll_over_of_ledgers(rigs, kind):
     """Also when all that was there is acknowledged and its ledgers are deleted under the consumers."""
     rig = rigs(roll_over_entries=3)
@@ -218,6 +219,7 @@ def test_the_read_position_survives_the_roll_over_of_ledgers(rigs, kind):
 
 # -- acknowledgements that mean nothing -------------------------------------------------------------------------------------------
 
+@pytest.mark.slow
 @pytest.mark.parametrize("many", [1, 100], ids=["one by one", "as an array"])
 def test_ids_that_never_existed_change_nothing(ten, kind, many):
     """Nor do repeated ones; whoever asks is answered all the same."""
@@ -277,6 +279,7 @@ def test_what_one_consumer_has_another_may_acknowledge(ten, kind):
 
 # -- positions --------------------------------------------------------------------------------------------------------------------
 
+@pytest.mark.slow
 def test_seek_goes_back_and_forth(ten, rigs, kind):
     """All consumers are told to come back, and get what lies behind the new position, and that only."""
     rig, _, positions = ten
@@ -326,6 +329,7 @@ def test_a_reader_outlives_the_ledgers_it_has_not_acknowledged(rigs, kind):
 
 # -- who consumes -----------------------------------------------------------------------------------------------------------------
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", [EXCLUSIVE, SHARED, FAILOVER, KEY_SHARED], ids=SubType.Name)
 def test_a_live_subscription_keeps_its_type(rig, kind, other):
     """Another is refused once a holder has shown that it lives; when none does, the type is free."""
@@ -363,6 +367,7 @@ def test_a_subscription_with_other_consumers_is_not_given_up(ten, kind):
     assert received(rig, consumers(rig, kind)) == b"0123456789"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [SHARED, FAILOVER, KEY_SHARED], ids=SubType.Name)
 def test_a_forced_unsubscribe_closes_the_others(ten, rigs, kind):
     rig, _, positions = ten

@@ -31,6 +31,7 @@ def test_there_is_a_folder_of_each_version_and_of_what_is_written_today():
         *(f"folder-{version}.tar.xz" for version in range(1, format.FOLDER_VERSION + 1))}
 
 
+@pytest.mark.slow
 @EACH
 def test_a_folder_of_that_version_is_read(archive, tmp_path):
     rig = Rig(unpacked(archive, tmp_path), **OPTIONS)

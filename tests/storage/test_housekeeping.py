@@ -98,6 +98,7 @@ def test_a_topic_that_was_deleted_meanwhile_is_passed_over(rigs):
     assert enforced(rigs()) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 25])
 def test_folders_that_the_catalogue_does_not_have_go_but_not_newer_ones(rigs, count):
     rig = rigs()

@@ -68,6 +68,7 @@ def test_a_folder_of_junk_replays_nothing(tmp_path):
     assert numbers(tmp_path) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beyond", [
     1, HEADER - 1,                                      # within the header
     HEADER, HEADER + 1, DATA - 1,                       # within the tables
@@ -191,6 +192,7 @@ def test_a_flipped_bit_anywhere_in_a_record_is_told_and_made_good(five, victim):
     assert replay(five).damage == []
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_anywhere_in_the_header_of_a_segment_is_told_and_made_good(tmp_path, opened):
     """Whichever of several segments it is: none is taken for retired, or for no segment."""
     write(opened(8), range(7), entry_of(bytes(BIG)))
@@ -204,6 +206,7 @@ def test_a_flipped_bit_anywhere_in_the_header_of_a_segment_is_told_and_made_good
             flip(path, bit // 8, bit % 8)
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_in_the_header_of_a_retired_segment_brings_nothing_back(tmp_path, opened):
     target = opened()
     write(target, range(9), bytes(BIG))
@@ -217,6 +220,7 @@ def test_a_flipped_bit_in_the_header_of_a_retired_segment_brings_nothing_back(tm
             flip(path, bit // 8, bit % 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [[100] * 5, [3_000, 10, 200], [1]])
 def test_a_flipped_bit_in_one_of_many_entries_is_made_good(tmp_path, opened, sizes):
     """Each has a checksum of its own, which says which bit it is."""
@@ -296,6 +300,7 @@ def test_what_was_not_synced_and_is_not_whole_is_not_called_damage(tmp_path, ope
     assert ([number_of(one) for one in found.records], found.damage) == ([0, 1, 2], [])
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(st.binary(min_size=1, max_size=400), st.data())
 def test_a_checksum_says_which_bit_is_wrong(content, data):

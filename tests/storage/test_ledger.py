@@ -89,6 +89,7 @@ def test_a_damaged_row_costs_nothing(made, number, junk):
     assert reopened(made).entries == ENTRIES
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_anywhere_in_a_row_is_found_and_costs_nothing(made):
     """No bit of a row is without its checksum, the checksum's own included."""
     for bit in range(8 * ROW):
@@ -107,6 +108,7 @@ def test_a_row_in_another_place_is_damaged(made):
     assert found.next_message == ENTRIES and len(found.damage) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_sealed", [False, True])
 def test_a_flipped_bit_anywhere_in_the_header_of_an_index_is_found_and_costs_nothing(made, is_sealed):
     """It is made anew from the rows; of a sealed ledger its partition knows that it is one."""

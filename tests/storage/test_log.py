@@ -258,6 +258,7 @@ log.info("last")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pipe", "socket", "closed"])
 def test_nobody_waits_for_a_reader_that_does_not_read(kind):
     """What does not fit is lost, and the first line after it says how many were."""

@@ -87,6 +87,7 @@ def compare(found, rows, wrong=()):
     assert found.lost == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(ENTRIES))
 def test_one_row_is_made_anew_wherever_it_is(index, number):
     """With its keys, batches, delays and chunks; it is told, and then it is whole on disk too."""
@@ -100,6 +101,7 @@ def test_one_row_is_made_anew_wherever_it_is(index, number):
     assert again.damage == []
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sets(st.integers(0, ENTRIES - 1), min_size=1), st.binary(min_size=ROW, max_size=ROW))
 def test_any_rows_are_made_anew_also_all_of_them(made, wrong, junk):

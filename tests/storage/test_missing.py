@@ -49,6 +49,7 @@ def test_an_owner_that_rolls_trims_truncates_and_deletes_tells_nothing(rig, said
     assert said == [] and not rig.counters.total("damage_found") and consumer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [0, -1], ids=["sealed", "open"])
 @pytest.mark.parametrize("which", [0, 1], ids=["ledger", "index"])
 @pytest.mark.parametrize("how", ["removed", "moved", "replaced"])

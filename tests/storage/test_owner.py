@@ -55,6 +55,7 @@ def test_a_pass_that_cannot_sync_answers_nothing(rig, monkeypatch):
     monkeypatch.undo()
 
 
+@pytest.mark.slow
 def test_many_partitions_in_one_pass_cost_one_sync(rig, watched):
     """Whoever publishes to 60 topics waits for the disk once; so do their acknowledgements in the same pass."""
     producers = [rig.producer(topic) for topic in topics(60)]

@@ -143,6 +143,7 @@ def test_ids_that_never_existed_change_nothing(ten, many):
     assert payloads(rig.receive(rig.consumer("a"))) == b"12346789"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("many", [1, 100], ids=["one by one", "as an array"])
 def test_part_of_a_batch_counts_for_nothing(ten, many):
     """Individually it changes nothing; cumulatively all before that batch is acknowledged."""
@@ -210,6 +211,7 @@ def batches(rigs):
 WORDS = [((1 << 64) - 1) & ~0b11111, 0b111111]      # of 70 messages, from the sixth on
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Exclusive", "Shared", "Failover", "Key_Shared"])
 @pytest.mark.parametrize("durable", [True, False])
 def test_seek_into_a_batch_begins_with_that_message(batches, rigs, kind, durable):
@@ -236,6 +238,7 @@ def test_seek_into_a_batch_begins_with_that_message(batches, rigs, kind, durable
             assert remaining(found, found.consumer("a", **fields)) == [(positions[1], [0, 1])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [[], [0], [0, 0], [-1, 63], [-1, -1], [-1] * 10_000], ids=str)
 def test_words_that_leave_out_none_or_all_messages_seek_to_the_batch(batches, rigs, words):
     """Nothing of it counts as skipped, also after a crash."""

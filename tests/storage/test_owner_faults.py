@@ -229,6 +229,7 @@ def powered(request, tmp_path, monkeypatch):
         rig.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stopped", [True, False], ids=["stopped", "running"])
 def test_everything_that_was_answered_survives_a_power_cut(powered, stopped):
     """Also directly after a clean stop, when there is nothing to replay."""
@@ -245,6 +246,7 @@ def test_everything_that_was_answered_survives_a_power_cut(powered, stopped):
         check_left(found, topic)
 
 
+@pytest.mark.slow
 def test_the_power_may_be_cut_again_anywhere_in_a_recovery(powered):
     """Before its first sync, in the next start before the second, and so on until one gets to its end."""
     rig, cut = powered
@@ -355,6 +357,7 @@ def filled(rigs):
 LEFT = [b"0", b"1", b"3", b"4"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "damage"), [
     ("1.index", newer), ("1.index", short), ("1.ledger", short), ("2.ledger", short),
     ("state", newer), ("state", short), ("state", rotten)])

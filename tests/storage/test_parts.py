@@ -59,6 +59,7 @@ def test_a_batch_of_which_nothing_is_left_is_acknowledged(rig, kind):
     assert left(rig, kind) == {positions[3]: 0b110}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size, words, expected", [
     (3, [ALL_64], 0), (3, [0b1000], None), (3, [0b101, 7, 7], 0b101), (65, [ALL_64], ALL_64), (65, [0, ALL_64], 1 << 64),
     (130, [0, 0, 0b11], 0b11 << 128), (130, [1], 1), (64, [1 << 63], 1 << 63)])

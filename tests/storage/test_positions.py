@@ -127,6 +127,7 @@ def test_a_subscription_begins_at_a_message_of_a_batch_or_behind_it(rig, rigs, t
         assert [(position, its) for position, _, its in given] == [(positions[n], words if n == 3 else []) for n in entries]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "where", "left"), [
     (3, {}, 2), (3, {"behind": True}, 2), (3, {"batch_index": 1}, 2), (3, {"batch_index": 1, "behind": True}, 2),
     (3, {"batch_index": 3, "behind": True}, 2), (1, {"behind": True}, 3),

@@ -82,6 +82,7 @@ def test_a_map_is_one():
     assert obstacle(made([(*M, MANY)]), found) == "field M.m was a map" and obstacle(found, made([(*M, MANY)])) == "field M.m was not a map"
 
 
+@pytest.mark.slow
 def test_messages_within_themselves_and_very_large_ones_come_to_an_end():
     """What refers to itself is looked at once; thousands of messages that all refer to all others are too large."""
     def web(of, power):

@@ -123,6 +123,7 @@ def test_a_ledger_goes_on_growing_around_its_holes(rigs):
     assert is_whole(rig, positions[0], 0)
 
 
+@pytest.mark.slow
 def test_a_lone_message_that_waits_for_its_time_keeps_a_few_blocks_of_its_ledger(rigs):
     """F175: nothing of what lies around it stays, nor its rows of the index; it comes in its time, and the folder is whole."""
     rig = rigs()
@@ -184,6 +185,7 @@ def problems(rig):
     return [str(one) for one in walk(rig.data_dir) if one.severity > Severity.NOTE]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("then", ["restart", "crash"])
 def test_rows_that_were_given_back_are_passed_over_by_whoever_comes_later(rigs, then):
     """A subscription from the beginning gets what is left, and its figures add up; so does one that seeks back."""
@@ -208,6 +210,7 @@ def test_rows_that_were_given_back_are_passed_over_by_whoever_comes_later(rigs, 
     assert rig.owner.counters.read()["entries_lost"] == 0
 
 
+@pytest.mark.slow
 def test_a_damaged_row_beside_rows_that_were_given_back_costs_nothing(rigs):
     """Of any that is left: those of the blocks on either side are whole."""
     rig, found, lone = with_lone_ones(rigs, 2_500)
@@ -249,6 +252,7 @@ def test_rows_that_are_zeros_of_entries_that_are_needed_are_lost_and_told(rigs, 
         "published": 300, "acknowledged": 0, "expired": 0, "skipped": 64, "evicted": 0, "backlog": 236}
 
 
+@pytest.mark.slow
 def test_an_index_that_was_being_made_anew_when_the_process_was_killed_is_taken_away(rigs):
     rig, found, lone = with_lone_ones(rigs, 2_500)
     fresh = found.index_path.with_suffix(".new")
@@ -259,6 +263,7 @@ def test_an_index_that_was_being_made_anew_when_the_process_was_killed_is_taken_
     assert dict(rig.delivered(rig.run(after_ms=3_601_000), consumer)) == lone
 
 
+@pytest.mark.slow
 def test_of_entries_that_are_there_again_after_a_power_cut_rows_are_made_anew(rigs):
     """The index without its blocks has got to disk, and what was given back of the entries has not."""
     rig, found, lone = with_lone_ones(rigs, 2_500)
@@ -275,6 +280,7 @@ def test_of_entries_that_are_there_again_after_a_power_cut_rows_are_made_anew(ri
     again.close()
 
 
+@pytest.mark.slow
 def test_jobs_pass_over_rows_that_were_given_back(rigs):
     rig, found, _lone = with_lone_ones(rigs, 2_500)
     told, seen = [], []
@@ -286,6 +292,7 @@ def test_jobs_pass_over_rows_that_were_given_back(rigs):
     assert told == [] and 2_500 in seen and len(seen) < 100
 
 
+@pytest.mark.slow
 def test_a_dump_says_which_rows_were_given_back(rigs):
     rig, found, _ = with_lone_ones(rigs, 2_500)
     rig.close()
@@ -331,6 +338,7 @@ def test_figures_stay_right_whatever_rows_are_given_back(rigs, seed):
     assert most
 
 
+@pytest.mark.slow
 def test_rows_that_were_given_back_take_little_memory(rigs, monkeypatch):
     """Of many ledgers only some have theirs filled in at a time."""
     monkeypatch.setattr(ledger, "_FILLED_MAX", 100_000)
@@ -388,6 +396,7 @@ def test_whatever_is_not_acknowledged_is_whole(rigs, seed):
     assert all(is_whole(rig, position, numbers[position], size) for position in left["one"] | left["two"])
 
 
+@pytest.mark.slow
 def test_what_a_backup_has_too_stays_as_it_is_also_over_a_crash(rigs, tmp_path):
     """Neither is it given back, nor does what the journal has come back where there was a hole before.  Later it is given back."""
     rig, _, consumer, positions = filled(rigs, 1_000)

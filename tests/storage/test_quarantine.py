@@ -39,6 +39,7 @@ def test_what_two_consumers_died_over_goes_to_no_third(rig, kind):
     assert answers.answered == [{"answer": {"entries": 1}}] and given(answers) == [poison]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_deaths_are_remembered_over_a_crash_of_the_broker_and_a_worker_s_end_is_none(rig, tmp_path, kind):
     [poison, other] = rig.publish(rig.producer("t"), b"poison", b"other")

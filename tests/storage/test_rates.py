@@ -90,6 +90,7 @@ def flood(floods, ms):
 
 # -- buckets ----------------------------------------------------------------------------------------------------------------------
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rate", "period_s"), [(1, 1), (7, 1), (50, 1), (1_000, 1), (123_457, 1), (7, 3), (10, 60), (1 << 40, 1)])
 def test_tokens_come_at_the_rate_however_often_they_are_asked_for(rate, period_s):
     for step in (1, 3, 20, 50):
@@ -212,6 +213,7 @@ def test_other_topics_do_not_wait(rig):
     assert [payload for _, payload in rig.everything("b")] == [b"%d" % number for number in range(100)]
 
 
+@pytest.mark.slow
 def test_producers_of_one_topic_on_two_connections_share_its_rate(rig):
     floods = [Flood(rig, rig.producer("a", connection=number), 20) for number in (1, 2)]
     sets(rig, "publishRate", publish_rate(100))
@@ -397,6 +399,7 @@ def test_consumers_get_no_more_than_the_rate_and_no_less(rig, kind):
     assert (sorted(positions) if kind == SubType.Key_Shared else positions) == stored
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [SubType.Shared, SubType.Key_Shared], ids=SubType.Name)
 def test_consumers_of_a_subscription_share_its_rate(rig, kind):
     backlog(rig, "a", 1_500)
@@ -409,6 +412,7 @@ def test_consumers_of_a_subscription_share_its_rate(rig, kind):
     assert min(counts) > 35 * SECONDS
 
 
+@pytest.mark.slow
 def test_subscriptions_of_a_topic_share_its_rate_and_one_alone_gets_all(rig):
     backlog(rig, "a", 2_000)
     consumers = [rig.consumer("a", name) for name in ("x", "y")]
@@ -422,6 +426,7 @@ def test_subscriptions_of_a_topic_share_its_rate_and_one_alone_gets_all(rig):
     assert given(passes(rig, SECONDS * 1_000), consumers[1]) == about(100 * SECONDS)
 
 
+@pytest.mark.slow
 def test_each_subscription_has_the_rate_of_subscriptions_and_the_strictest_rule_holds(rigs):
     rig = rigs(dispatch_messages_per_subscription=100)
     backlog(rig, "a", 2_000)
@@ -474,6 +479,7 @@ def changes(rig, **options):
     return rig.run(rig.tell("options"))
 
 
+@pytest.mark.slow
 def test_rates_of_the_broker_that_are_changed_hold_at_once(rigs):
     rig = rigs(dispatch_messages_per_broker=1, publish_messages_per_broker=1)
     backlog(rig, "a", 5)
@@ -521,6 +527,7 @@ def test_the_period_is_followed(rig):
     assert given(passes(rig, SECONDS * 1_000), consumer) == about(500)
 
 
+@pytest.mark.slow
 def test_a_rate_relative_to_what_is_published_is_beyond_that(rig):
     producer = backlog(rig, "a", 1_500)
     consumer = rig.consumer("a")
@@ -770,6 +777,7 @@ def test_the_log_says_so_of_consumers_too(rig, capsys):
     assert [line.partition(";")[0] for line in lines(capsys)] == [f"{TOPIC}: consumers of subscription 'sub' wait no more"]
 
 
+@pytest.mark.slow
 def test_lines_are_few_where_very_many_wait(rigs, capsys):
     """Of the others there is their number."""
     rig = rigs(publish_messages_per_topic=1)

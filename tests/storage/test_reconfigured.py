@@ -33,6 +33,7 @@ def used(tmp_path_factory):
     rig.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [field.name for field in fields(StorageOptions)])
 def test_each_option_is_everywhere(used, name):
     """Where an owner keeps what follows from one, that follows from the new one."""

@@ -29,6 +29,7 @@ def test_without_retention_nothing_that_is_acknowledged_is_kept(rigs):
     assert len(rig.files("t")) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("options", "kept"), [
     ({"retention_s": -1, "retention_bytes": -1}, 4),
     ({"retention_s": DAY_S, "retention_bytes": -1}, 4),

@@ -149,6 +149,7 @@ def test_a_segment_that_there_is_no_room_for_is_done_without(rigs, monkeypatch):
     assert len(list(journal_folder(again.data_dir, 0).glob("*.journal"))) == 2
 
 
+@pytest.mark.slow
 def test_a_segment_that_failed_to_sync_is_set_aside_and_never_used_again(rigs, monkeypatch):
     """What was answered is there for the next process, wherever it was; the file itself only keeps its place."""
     rig = rigs(**SMALL)
@@ -237,6 +238,7 @@ def test_a_journal_that_was_removed_ends_the_process(rigs):
     rig.close()      # what it had is put where it belongs all the same
 
 
+@pytest.mark.slow
 def test_no_more_ledgers_are_open_than_a_process_has_descriptors_for(rigs, monkeypatch):
     """However many topics are used in turn, or at once."""
     monkeypatch.setattr(ledger, "open_max", lambda: 16)

@@ -2,6 +2,8 @@
 import json
 from dataclasses import replace
 
+import pytest
+
 from geminga.proto import envelope
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage.catalogue.policy_table import TABLE, read
@@ -84,6 +86,7 @@ def positions(given, consumer):
     return [position for position, _ in given[consumer.number]]
 
 
+@pytest.mark.slow
 def test_nothing_is_told_that_never_changes(rigs):
     """What is not in the list above has more than one value in the course of all this, and what is in it has one."""
     rig, found = rigs(stats_window_s=1, roll_over_entries=40, max_live_messages_per_connection=4), {}

@@ -196,6 +196,7 @@ def test_a_file_that_is_too_short_is_told(folder, which):
     assert [(severity, found) for severity, found, _ in of(folder.found())] == [(LOSS, path)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", [["ledger"], ["index"], ["ledger", "index"]])
 @pytest.mark.parametrize("number", range(3))
 def test_a_missing_file_is_told(folder, which, number):
@@ -316,6 +317,7 @@ def test_rows_that_refer_to_nothing_are_told(folder):
     assert [(finding.severity, finding.path.name) for finding in folder.found()] == [(LOSS, "catalogue.sqlite")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("table", COLUMNS)
 def test_a_wrong_value_in_the_catalogue_is_told_by_its_table(folder, table):
     """Which SQLite does not notice: it is a value like any other."""

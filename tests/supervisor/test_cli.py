@@ -113,6 +113,7 @@ def test_what_is_sent_is_what_pulsar_admin_sends(run, listener, monkeypatch):
         assert all(map(equal, by_path, sorted(expected, key=lambda each: each[1]))), (command, asked)
 
 
+@pytest.mark.slow
 def test_every_verb_says_how_it_is_used(capsys):
     """Its help has a line about it and an example that begins with itself."""
     assert len(rows()) > 300

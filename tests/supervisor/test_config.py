@@ -222,6 +222,7 @@ def retention(config):
     return config.storage.retention_s, config.storage.retention_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("line", "read", "expected"), [
     ("brokerServicePort=6652", lambda c: c.worker.port, 6652),
     ("webServicePort : 8081", lambda c: c.http_port, 8081),
@@ -341,6 +342,7 @@ def test_what_is_wanted_and_missing_is_noted_by_name(written, name, what):
     assert load(written(f"{name}=false", "broker.conf"), {}, {})[1] == []
 
 
+@pytest.mark.slow
 def test_a_demand_that_is_not_met_has_a_line_of_its_own(written):
     for name, (demands, what) in UNMET.items():
         assert name in known_names()

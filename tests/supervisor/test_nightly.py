@@ -264,6 +264,7 @@ def test_a_night_with_spark(own, client):
     assert not list((own.data_dir / "nightly").glob("scratch*"))
 
 
+@pytest.mark.slow
 def test_it_goes_behind_others():
     code = "from geminga.supervisor.tasks.nights import be_polite; import os, psutil; be_polite(12); " \
            "print(os.nice(0), psutil.Process().ionice().ioclass.name, open('/proc/self/oom_score_adj').read().strip())"

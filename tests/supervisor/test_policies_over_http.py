@@ -69,6 +69,7 @@ class Place:
         return (unset.status, None) if isinstance(unset, Nothing) else (200, unset)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "level"), SET)
 def test_a_policy_is_set_shown_and_taken_away(broker, policy, level):
     place, value = Place(broker, policy, level), value_of(policy)

@@ -62,6 +62,7 @@ def test_a_host_as_it_should_be_has_nothing_wrong(host):
 GROUP = "sys/fs/cgroup/system.slice/geminga.service"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "text", "name", "matters"), [
     ("proc/sys/vm/max_map_count", "8000", "mappings", True),
     ("proc/sys/vm/overcommit_memory", "2", "overcommit", True),
@@ -137,6 +138,7 @@ def test_the_limits_of_another_process_can_be_looked_at(capsys):
     assert main.main(["tune", "--pid", str(process.pid)]) == 2
 
 
+@pytest.mark.slow
 def test_a_start_tells_once_of_what_matters(tmp_path, monkeypatch):
     """With advice; here a process may have few descriptors."""
     monkeypatch.setattr("tests.harness.COMMAND", ["prlimit", "--nofile=600:600", *COMMAND])

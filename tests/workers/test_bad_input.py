@@ -34,6 +34,7 @@ def test_what_comes_before_connect_ends_the_connection(broker, said):
         assert peer.until_closed() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("said", [
     frame(b"\x08\x63"), frame(b"\x08\x03\x1a\0"), frame(b"\xff" * 10), frame(b""), CONNECT, frame(b"\x08\x05"),
     struct.pack(">II", MESSAGE_SIZE_MAX + 10 * 1024 + 1, 4), struct.pack(">II", 3, 0), struct.pack(">I", 0), struct.pack(">II", 10, 7),
@@ -128,6 +129,7 @@ def test_a_subscription_of_no_kind_there_is_becomes_exclusive_or_is_refused(peer
     assert peer.until_closed() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topic, code", [
     ("persistent://tenant/cluster/namespace/topic", api.InvalidTopicName), ("a/b", api.InvalidTopicName), ("", api.InvalidTopicName),
     ("x" * 100_000, api.InvalidTopicName), ("persistent://public/nowhere/topic", api.TopicNotFound), ("acme/eu/topic", api.TopicNotFound),
@@ -161,6 +163,7 @@ def test_an_invented_topic_epoch_is_refused(peer, epoch, mode):
     assert peer.ask(T.PRODUCER, topic=topic, producer_id=1, request_id=1, producer_access_mode=mode).type == T.PRODUCER_SUCCESS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry_id", [0, SIGNED_MAX, SIGNED_MAX + 1, LARGEST - 1, LARGEST])
 @pytest.mark.parametrize("ledger_id", [0, SIGNED_MAX, SIGNED_MAX + 1, LARGEST])
 def test_a_position_may_be_any_number(broker, ledger_id, entry_id):
@@ -217,6 +220,7 @@ PIECES = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(pieces=st.lists(PIECES, max_size=10), is_polite=st.booleans())
 def test_any_bytes_are_answered_in_frames_or_end_the_connection(broker, bystander: Bystander, pieces, is_polite):

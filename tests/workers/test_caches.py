@@ -63,6 +63,7 @@ def test_topics_and_namespaces_of_the_directory(catalogue):
     assert growth(work) < GROWTH_MAX
 
 
+@pytest.mark.slow
 def test_namespaces_that_are_not_there_do_not_add_up(catalogue):
     """Once only topics were counted, so that names of namespaces were never forgotten."""
     directory = Directory(catalogue, Addresses("pulsar://localhost", ""), StorageOptions())

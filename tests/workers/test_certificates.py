@@ -193,6 +193,7 @@ def test_a_client_may_show_who_it_is(files):
     assert tls.counters.read()["tls_handshakes"] == 2 and tls.counters.read()["tls_handshakes_failed"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 def test_a_client_may_have_to_show_who_it_is(files, version):
     tls = Tls(files.options(client_certificates="required"))

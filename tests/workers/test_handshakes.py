@@ -225,6 +225,7 @@ def test_an_answer_that_waits_ends_the_connection_when_it_is_given(made, loop):
     assert not clients[3].heard and made._delayed == 0
 
 
+@pytest.mark.slow
 def test_only_so_many_answers_wait(made, monkeypatch):
     monkeypatch.setattr(handshakes, "_DELAYED_MAX", 3)
     clients = [connect(made, Client(), data=b"bad") for _ in range(8)]

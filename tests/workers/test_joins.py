@@ -200,6 +200,7 @@ def test_a_right_that_is_lost_while_one_waits_for_room(tmp_path, monkeypatch):
     worker.close()
 
 
+@pytest.mark.slow
 def test_a_drain_keeps_nobody_waiting_for_room(worker):
     crowd = come(worker, 300, PRODUCER)
     crowd.say(subscribe(worker.topic(0), 5_001, 1))

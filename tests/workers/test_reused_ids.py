@@ -255,6 +255,7 @@ def test_sends_behind_an_unload_are_ignored_and_taken_when_the_producer_is_back(
         assert peer.hear().send_receipt.message_id.entryId == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [producer, subscribe])
 def test_an_owner_that_ends_over_them_leaves_no_ghosts(two, make):
     """Killed while it has them before it: they are made once, or refused; and the disconnect frees them."""

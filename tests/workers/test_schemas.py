@@ -411,6 +411,7 @@ def test_keys_and_values_are_shown_as_json(opened):
     assert one.get() == (0, "KeyValue", bytes(4) + len(data).to_bytes(4, "big") + data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body, status", [
     (b"", 400), (b"nonsense", 400), (b"[]", 400), (b'"x"', 400), (b"{}", 400), (b"[" * 100_000, 400), (b'{"type": "INT8"}', 400),
     (b'{"type": "INT8", "schema": 5}', 400), (b'{"type": 5, "schema": ""}', 400),

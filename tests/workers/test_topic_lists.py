@@ -131,6 +131,7 @@ def test_what_is_no_pattern_is_refused(peer, prefix, pattern):
     assert peer.ask(T.PING).type == T.PONG
 
 
+@pytest.mark.slow
 def test_a_slow_pattern_is_given_up():
     """A state of its own for nearly every place of every name; without a bound this takes seconds."""
     names = [f"persistent://{NAMESPACE}/{number:060b}".translate({48: "a", 49: "b"}) for number in range(7, 2**60, 2**46 + 12_345)]

@@ -126,6 +126,7 @@ def test_the_first_version_knows_no_ping(start_broker, tmp_path):
         assert heard(old) == []
 
 
+@pytest.mark.slow
 def test_frames_that_a_version_understands():
     """One after the other; those before the one that ends the connection are still told."""
     moved, closed = responses.topic_migrated(1, 7, "pulsar://other", ""), responses.close_consumer(7)

@@ -178,6 +178,7 @@ def test_only_columns_that_are_asked_for_come(topic, columns):
         assert rows_of(topic, columns).schema.names == list(columns)
 
 
+@pytest.mark.slow
 def test_a_large_topic_comes_in_many_stretches_and_blocks(topic, monkeypatch):
     monkeypatch.setattr(reading, "BLOCK_SIZE", 1000)
     filled(topic, 200)

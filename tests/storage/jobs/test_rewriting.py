@@ -57,6 +57,7 @@ MESSAGES = st.lists(st.tuples(st.fixed_dictionaries({}, optional={
     "ordering_key": st.binary(max_size=3)}), st.binary(max_size=300)), min_size=1, max_size=130)
 
 
+@pytest.mark.slow
 @given(MESSAGES, st.sampled_from(CODECS), st.data())
 def test_what_is_kept_stays_byte_for_byte_at_its_index(messages, codec, data):
     kept = np.array(data.draw(st.lists(st.booleans(), min_size=len(messages), max_size=len(messages))))
