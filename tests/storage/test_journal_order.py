@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from geminga.storage import format
+from geminga.storage.errors import NotDurable
 from geminga.storage.ledgers import journal, journal_reader
 from geminga.storage.ledgers.ledger import open_ledger
 from geminga.storage.owner import recovery
@@ -273,3 +274,14 @@ def test_who_wrote_the_journals_is_known_by_number(tmp_path):
     assert not has_moved(tmp_path, 2) and has_moved(tmp_path, 1) and has_moved(tmp_path, 3)
     settle(tmp_path, 3)
     assert has_moved(tmp_path, 2) and not has_moved(tmp_path, 3)
+
+
+def test_a_segment_that_another_file_has_the_name_of_is_not_written_to(opened):
+    """What goes there would be lost."""
+    written = opened()
+    written.check()
+    path = written._segment.path
+    (other := path.with_suffix(".copy")).write_bytes(path.read_bytes())
+    other.replace(path)
+    with pytest.raises(NotDurable, match="removed or replaced"):
+        written.check()

@@ -1276,3 +1276,20 @@ def test_deliveries_that_fail_end_only_the_connection_that_they_are_for(worker, 
     worker.owners[0].says(run(consuming, 0, 1), run(other, 0, 1, handle=20))
     assert consuming.transport.was_aborted
     assert len(messages(other)) == 1
+
+
+def test_an_owner_that_has_ended_is_not_told_who_lives(worker, client):
+    open_on(worker, client, CONSUMER)
+    first, link = worker.owners[0], worker.owners[0].link
+    first.replies(client, action=envelope.PROBE)
+    first.gone()
+    client.say(command(T.PONG))
+    assert [one for one in link.said if one[0] == "command" and one[2] == envelope.CONNECTION_ALIVE] == []
+
+
+def test_of_many_acknowledgements_the_last_asks_for_the_answer(worker, client):
+    open_on(worker, client, CONSUMER)
+    places = [api.MessageIdData(ledgerId=3, entryId=number) for number in range(100)]
+    client.say(command(T.ACK, consumer_id=1, ack_type=api.CommandAck.Individual, message_id=places, request_id=7))
+    [(_, rows, _)] = worker.owners[0].heard()
+    assert [number for number, row in enumerate(rows) if row[4] & envelope.WANTS_RESPONSE] == [99]
