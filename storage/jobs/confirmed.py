@@ -21,7 +21,7 @@ from geminga.storage.cursors.cursor import NOWHERE, Position
 from geminga.storage.disk.files import map_file
 from geminga.storage.ledgers import compacted_ledgers, ledger_headers
 from geminga.storage.ledgers.compacted_ledgers import View
-from geminga.storage.ledgers.ledger import Ledger
+from geminga.storage.ledgers.ledger import Ledger, take_bounds
 
 SIZE_MAX, ENTRIES_MAX = 64 << 20, 1 << 19      # of a stretch
 _BLOCK = 8 << 10                               # rows looked at together
@@ -201,7 +201,7 @@ def whole_rows(folder: Path, partition_id: int, ledger_id: int, first: int,
         return rows, np.zeros(len(rows), bool), []
     found = Ledger(folder, partition_id, ledger_id)
     head = ledger_headers.read_whole_header(path, ledger_id, partition_id, is_served=True)
-    found.take_bounds(everything)
+    take_bounds(found, everything)
     if head is not None:
         found.first_message, found.created_ms = int(head["first_message"][0]), int(head["created_ms"][0])
         found.size = max(found.size, int(head["size"][0]))

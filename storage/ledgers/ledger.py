@@ -297,10 +297,6 @@ class Ledger:
             self.ledger_id, self.partition_id, first_message=self.first_message, created_ms=self.created_ms, entries=self.entries,
             size=self.size, is_sealed=self.is_sealed)
 
-    def has_ledger_header(self) -> bool:
-        """Whether the ledger's file begins with its header, or with zeros, as a power cut leaves it."""
-        return ledger_headers.has_ledger_header(self.ledger_path, self.ledger_id, self.partition_id)
-
     def write_ledger_header(self) -> None:
         """Write the header of the ledger's file.  Raises OSError."""
         self.write([ledger_headers.ledger_header(self.ledger_id, self.partition_id)], 0)
@@ -335,22 +331,6 @@ class Ledger:
         if not self.entries:
             return self.first_message
         return self.first_message + self.messages_in(0, self.entries)
-
-    def take_bounds(self, rows: NDArray) -> None:
-        """Set entries, size, first_message and created_ms from INDEX_ROWs (n,), as the header is damaged."""
-        bounds = index_repair.bounds_of(rows, self.ledger_id)
-        self.is_header_lost = bounds is None
-        self.entries, self.size = (bounds.entries, bounds.size) if bounds else (0, format.HEADER_SIZE)
-        if bounds:
-            self.first_message, self.created_ms = bounds.first_message, bounds.created_ms
-
-    def take_end(self) -> None:
-        """Set entries and size from the valid rows: headers of version 1 lack them while a ledger is open."""
-        rows = read_rows(self.index_path)
-        self.entries = format.valid_rows(rows, self.ledger_id)
-        if self.entries:
-            last = rows[self.entries - 1]
-            self.size = int(last["offset"]) + int(last["size"])
 
     def repaired(self, rows: NDArray) -> index_repair.Repaired:
         """INDEX_ROWs (n,) of this ledger as they should be; see index_repair.py.  Raises OSError."""
@@ -425,6 +405,24 @@ def create(folder: Path, partition_id: int, ledger_id: int, *, first_message: in
     return ledger
 
 
+def take_bounds(ledger: Ledger, rows: NDArray) -> None:
+    """Set entries, size, first_message and created_ms from INDEX_ROWs (n,), as the header is damaged."""
+    bounds = index_repair.bounds_of(rows, ledger.ledger_id)
+    ledger.is_header_lost = bounds is None
+    ledger.entries, ledger.size = (bounds.entries, bounds.size) if bounds else (0, format.HEADER_SIZE)
+    if bounds:
+        ledger.first_message, ledger.created_ms = bounds.first_message, bounds.created_ms
+
+
+def take_end(ledger: Ledger) -> None:
+    """Set entries and size from the valid rows: headers of version 1 lack them while a ledger is open."""
+    rows = read_rows(ledger.index_path)
+    ledger.entries = format.valid_rows(rows, ledger.ledger_id)
+    if ledger.entries:
+        last = rows[ledger.entries - 1]
+        ledger.size = int(last["offset"]) + int(last["size"])
+
+
 def open_ledger(folder: Path, partition_id: int, ledger_id: int) -> Ledger:
     """Open a ledger that lies on disk, as long as its header says.  Raises CorruptFile for a newer version.
 
@@ -438,7 +436,7 @@ def open_ledger(folder: Path, partition_id: int, ledger_id: int) -> Ledger:
         raise CorruptFile(ledger.index_path, 8, f"format version {format.VERSION} or older", int(head["version"][0]))
     ledger.entries = (ledger.index_path.stat().st_size - format.HEADER_SIZE) // format.INDEX_ROW.itemsize
     if not ledger_headers.is_header_of(head, ledger_id, partition_id) or (head["version"][0] != 1 and not format.is_whole(head)):
-        ledger.take_bounds(read_rows(ledger.index_path))
+        take_bounds(ledger, read_rows(ledger.index_path))
         ledger.damage.append(f"{ledger.index_path}: its header is damaged and was made anew, with {ledger.entries} entries")
         _write_index(ledger, 0, ledger.header())
     else:
@@ -447,8 +445,8 @@ def open_ledger(folder: Path, partition_id: int, ledger_id: int) -> Ledger:
         if ledger.is_sealed or head["version"][0] > 1:
             ledger.entries, ledger.size = int(head["entries"][0]), int(head["size"][0])
         else:
-            ledger.take_end()
-    if not ledger.has_ledger_header():
+            take_end(ledger)
+    if not ledger_headers.has_ledger_header(ledger.ledger_path, ledger_id, partition_id):
         ledger.damage.append(f"{ledger.ledger_path}: its header is damaged and was written anew")
         ledger.write_ledger_header()
     ledger._unchecked = ledger.entries

@@ -30,9 +30,26 @@ from geminga.storage.offline.verify_ledger import acknowledged, runs
 Line = dict[str, Any]      # *_ms are times; bytes are what clients sent
 KINDS = "N.ledger, N.index, N.journal, state, schedule, amended, N-N.window, view"
 
-_OPS = {getattr(format, name): name.lower().replace("_", " ") for name in (
-    "LEDGER_OPENED", "LEDGER_DELETED", "MARK_DELETE", "ACKNOWLEDGED", "CURSOR_RESET", "SUBSCRIPTION_DELETED", "PART_ACKNOWLEDGED",
-    "REDELIVERED", "DIED", "TOTAL", "PRODUCED", "CHUNKED", "SEQUENCES_FORGOTTEN", "PARTITION_DELETED", "DELAYED")}
+_OPS = {
+    getattr(format, name): name.lower().replace("_", " ")
+    for name in (
+        "LEDGER_OPENED",
+        "LEDGER_DELETED",
+        "MARK_DELETE",
+        "ACKNOWLEDGED",
+        "CURSOR_RESET",
+        "SUBSCRIPTION_DELETED",
+        "PART_ACKNOWLEDGED",
+        "REDELIVERED",
+        "DIED",
+        "TOTAL",
+        "PRODUCED",
+        "CHUNKED",
+        "SEQUENCES_FORGOTTEN",
+        "PARTITION_DELETED",
+        "DELAYED",
+    )
+}
 _FLAGS = {sends.IS_BATCH: "batch", sends.IS_CHUNK: "chunk", sends.HAS_KEY: "key", sends.IS_LAST_CHUNK: "last chunk",
           format.IS_CUT: "cut"}
 _DELAYS = {format.UNKNOWN: "unknown", format.NONE_DELAYED: "none", format.SCHEDULED: "some"}
@@ -55,7 +72,8 @@ def dump(path: Path, first: int = 0, end: int | None = None, *, payload: bool = 
     bounds = first, 1 << 63 if end is None else end
     if not path.is_file():
         raise NotKnown(f"{path}: there is no such file")
-    for beside in (path, path.with_suffix(".ledger"), path.with_suffix(".index"), format.state_path(path.parent)):      # read with it
+    # read with it
+    for beside in (path, path.with_suffix(".ledger"), path.with_suffix(".index"), format.state_path(path.parent)):
         if os.path.lexists(beside):
             regular_files.opened(beside).close()
     if suffix in (".ledger", ".index") and number is not None:
@@ -65,12 +83,18 @@ def dump(path: Path, first: int = 0, end: int | None = None, *, payload: bool = 
         return _journal(path, *bounds, payload)
     whole: Callable[[Path], Iterator[Line]] | None = {
         "state": _state, "schedule": _schedule, "amended": _amended, compacted_ledgers.MANIFEST: _view}.get(name)
-    if suffix == ".window" and all(part.isascii() and part.isdigit() for part in path.stem.split("-")) and path.stem.count("-") == 1:
+    if (
+        suffix == ".window"
+        and all(part.isascii() and part.isdigit() for part in path.stem.split("-"))
+        and path.stem.count("-") == 1
+    ):
         whole = _window
     if whole is None:
         raise NotKnown(f"{path}: no file that can be read here: {KINDS}")
     if (first, end, payload) != (0, None, False):
-        raise NotKnown(f"{path}: there are no entries in it; --from, --to and --payload are for ledgers and segments of journals")
+        raise NotKnown(
+            f"{path}: there are no entries in it; --from, --to and --payload are for ledgers and segments of journals"
+        )
     return whole(path)
 
 
@@ -87,10 +111,17 @@ def _ledger(folder: Path, ledger_id: int, first: int, end: int, payload: bool) -
     else:
         counted = int(head["entries"][0])
         is_sealed = bool(head["state"][0] == format.SEALED)
-        line |= {"state": "sealed" if is_sealed else "open", "entries" if is_sealed else "entries_at_least": counted,
-                 "size" if is_sealed else "size_at_least": int(head["size"][0]), "first_message": int(head["first_message"][0]),
-                 "created_ms": int(head["created_ms"][0]), "format": int(head["version"][0])}
-    if found.ledger_path.exists() and not found.has_ledger_header():
+        line |= {
+            "state": "sealed" if is_sealed else "open",
+            "entries" if is_sealed else "entries_at_least": counted,
+            "size" if is_sealed else "size_at_least": int(head["size"][0]),
+            "first_message": int(head["first_message"][0]),
+            "created_ms": int(head["created_ms"][0]),
+            "format": int(head["version"][0]),
+        }
+    if found.ledger_path.exists() and not ledger_headers.has_ledger_header(
+        found.ledger_path, found.ledger_id, found.partition_id
+    ):
         line.setdefault("damaged", "the header of the ledger is damaged")
     yield line
     rows = _rows(found.index_path)
@@ -98,7 +129,9 @@ def _ledger(folder: Path, ledger_id: int, first: int, end: int, payload: bool) -
     written = as_words(rows).any(axis=1)
     if head is None:
         count = int(np.flatnonzero(written)[-1]) + 1 if written.any() else 0
-    else:      # of an open one there may be more than its header counts; what is not whole behind the last row that is, is being written
+    # of an open one there may be more than its header counts; what is not whole behind the last row that is, is being
+    # written
+    else:
         behind = np.flatnonzero(valid[counted:]) if line["state"] == "open" else ()
         count = counted + (int(behind[-1]) + 1 if len(behind) else 0)
     gone = _gone(folder, partition_id)
@@ -122,10 +155,20 @@ def _ledger(folder: Path, ledger_id: int, first: int, end: int, payload: bool) -
 
 def _compacted_ledger(folder: Path, ledger_id: int, first: int, end: int, payload: bool) -> Iterator[Line]:
     """Lines for one ledger of a compacted view, and for the entries that are left."""
-    manifest = compacted_ledgers.decode((folder / compacted_ledgers.MANIFEST).read_bytes(), folder / compacted_ledgers.MANIFEST)
+    manifest = compacted_ledgers.decode(
+        (folder / compacted_ledgers.MANIFEST).read_bytes(), folder / compacted_ledgers.MANIFEST
+    )
     part = next((part for part in manifest.parts if part.ledger_id == ledger_id), None)
-    yield {"ledger": ledger_id, "partition": manifest.partition_id, "view": folder.name, **({
-        "damaged": "the view does not name it"} if part is None else {"entries": part.kept, "of_entries": part.entries, "size": part.size})}
+    yield {
+        "ledger": ledger_id,
+        "partition": manifest.partition_id,
+        "view": folder.name,
+        **(
+            {"damaged": "the view does not name it"}
+            if part is None
+            else {"entries": part.kept, "of_entries": part.entries, "size": part.size}
+        ),
+    }
     if part is None:
         return
     rows = _rows(format.index_path(folder, ledger_id)).view(format.COMPACTED_ROW)[:part.kept]
@@ -135,7 +178,11 @@ def _compacted_ledger(folder: Path, ledger_id: int, first: int, end: int, payloa
             if at >= len(rows) or not valid[at]:
                 yield {"row": at, "damaged": "its row in the index"}
             elif first <= rows["entry_id"][at] < end:
-                yield {"entry": f"{ledger_id}:{rows['entry_id'][at]}"} | _of_row(rows[at]) | entries.read(rows[at], payload)
+                yield (
+                    {"entry": f"{ledger_id}:{rows['entry_id'][at]}"}
+                    | _of_row(rows[at])
+                    | entries.read(rows[at], payload)
+                )
 
 
 def _rows(path: Path) -> NDArray:
@@ -161,8 +208,14 @@ def _gone(folder: Path, partition_id: int) -> Cursor | None:
 def _of_row(row: NDArray) -> Line:
     flags = int(row["flags"])
     said = [text for bit, text in _FLAGS.items() if flags & bit]
-    line: Line = {"at": int(row["offset"]), "size": int(row["size"]), "messages": int(row["messages"]),
-                  "first_message": int(row["message_index"]), "publish_ms": int(row["publish_time"]), "broker_ms": int(row["broker_time"])}
+    line: Line = {
+        "at": int(row["offset"]),
+        "size": int(row["size"]),
+        "messages": int(row["messages"]),
+        "first_message": int(row["message_index"]),
+        "publish_ms": int(row["publish_time"]),
+        "broker_ms": int(row["broker_time"]),
+    }
     if row["deliver_at"]:
         line["deliver_ms"] = int(row["deliver_at"])
     if said:
@@ -205,7 +258,11 @@ def _entry(data: bytes, row: NDArray, payload: bool) -> Line:
     if not row["flags"] & sends.KEPT_CHECKSUM:
         line["checksum"] = "none"
     elif _is_damaged(data, row):
-        return {"damaged": "its checksum is wrong" if any(data) else "zeros: it was given back since the last checkpoint, or lost"}
+        return {
+            "damaged": "its checksum is wrong"
+            if any(data)
+            else "zeros: it was given back since the last checkpoint, or lost"
+        }
     else:
         line["checksum"] = "whole"
     try:
@@ -213,7 +270,9 @@ def _entry(data: bytes, row: NDArray, payload: bool) -> Line:
         said = one_by_one.message(metadata, metadata, b"")
         line |= {"producer": said["producer"], "sequence": said["sequence_id"]} | _named(said)
         if payload:
-            line["payloads"] = [_named(one) | {"payload": one["payload"]} for one in one_by_one.messages(metadata, stored)]
+            line["payloads"] = [
+                _named(one) | {"payload": one["payload"]} for one in one_by_one.messages(metadata, stored)
+            ]
     except one_by_one.Damaged as damage:
         line["unreadable"] = str(damage)
     return line
@@ -226,7 +285,11 @@ def _is_damaged(data: bytes, row: NDArray) -> bool:
 
 
 def _named(said: dict[str, Any]) -> Line:
-    return {name: said[name] for name in ("key", "properties", "is_encrypted") if said[name] is not None and said[name] not in ([], False)}
+    return {
+        name: said[name]
+        for name in ("key", "properties", "is_encrypted")
+        if said[name] is not None and said[name] not in ([], False)
+    }
 
 
 # -- journals
@@ -250,14 +313,23 @@ def _journal(path: Path, first: int, end: int, payload: bool) -> Iterator[Line]:
         yield {"record": number, "at": at, "entries": len(record.rows), "ops": len(record.ops), "bytes": record.size}
         [data], start = record.data, 0
         for partition_id, ledger_id, entry_id, count in record.groups.tolist():
-            for row, source in zip(record.rows[start:start + count], record.sources[start:start + count].tolist(), strict=True):
+            for row, source in zip(
+                record.rows[start : start + count], record.sources[start : start + count].tolist(), strict=True
+            ):
                 line = {"entry": f"{ledger_id}:{entry_id}", "partition": partition_id} | _of_row(row)
                 yield line | _entry(bytes(data[source:source + int(row["size"])]), row, payload)
                 entry_id += 1
             start += count
         for kind, subscription_id, partition_id, ledger_id, entry_id, value in record.ops.tolist():
-            yield {"op": _OPS.get(kind & format.KIND, kind & format.KIND), "partition": partition_id, "subscription": subscription_id,
-                   "ledger": ledger_id, "entry_id": entry_id, "value": value, "word": kind >> format.KIND_WORD}
+            yield {
+                "op": _OPS.get(kind & format.KIND, kind & format.KIND),
+                "partition": partition_id,
+                "subscription": subscription_id,
+                "ledger": ledger_id,
+                "entry_id": entry_id,
+                "value": value,
+                "word": kind >> format.KIND_WORD,
+            }
 
 
 # -- what is known of a partition
@@ -275,8 +347,12 @@ def _state(path: Path) -> Iterator[Line]:
     yield {"partition": partition_id, "cursors": len(known.cursors), "producers": len(known.sequences.rows()),
            "delayed": _DELAYS.get(known.delays, known.delays)} | ({"is_uncounted": True} if known.is_uncounted else {})
     for subscription_id, cursor in known.cursors.items():
-        yield {"subscription": "nobody" if subscription_id == NOBODY else subscription_id, "up_to": "{}:{}".format(*cursor.mark_delete),
-               "since_message": cursor.since, **dict(zip(REASONS, cursor.totals, strict=True))}
+        yield {
+            "subscription": "nobody" if subscription_id == NOBODY else subscription_id,
+            "up_to": "{}:{}".format(*cursor.mark_delete),
+            "since_message": cursor.since,
+            **dict(zip(REASONS, cursor.totals, strict=True)),
+        }
         yield from _beyond(cursor)
     for row in known.sequences.rows():
         yield {"producer": row["producer"].tobytes().hex(), "last_sequence": int(row["last"])} | (
@@ -287,7 +363,10 @@ def _beyond(cursor: Cursor) -> Iterator[Line]:
     """Lines for everything that the cursor holds behind its mark-delete position, by ledger."""
     for ledger_id, bitmap in sorted(cursor.bitmaps.items()):
         done = np.flatnonzero(np.unpackbits(bitmap, bitorder="little"))
-        yield {"ledger": ledger_id, "acknowledged": [f"{first}-{end - 1}" if end - first > 1 else str(first) for first, end in runs(done)]}
+        yield {
+            "ledger": ledger_id,
+            "acknowledged": [f"{first}-{end - 1}" if end - first > 1 else str(first) for first, end in runs(done)],
+        }
     for ledger_id, entries in sorted(cursor.parts.items()):
         for entry_id, bits in sorted(entries.items()):
             yield {"entry": f"{ledger_id}:{entry_id}", "not_acknowledged_of_batch": f"{bits:#x}"}
@@ -304,10 +383,19 @@ def _schedule(path: Path) -> Iterator[Line]:
     yield {"partition": _partition_of(path.parent.parent), "complete_up_to": "{}:{}".format(*saved.known),
            "ascending_from": "{}:{}".format(*saved.behind), "last_ms": saved.last_ms, "checksum": "whole"}
     for (start, width), file in sorted(saved.files.items()):
-        yield {"window": f"{start}-{width}.window", "from_ms": start, "width_s": width / 1_000, "rows": file.rows, "size": file.size}
+        yield {
+            "window": f"{start}-{width}.window",
+            "from_ms": start,
+            "width_s": width / 1_000,
+            "rows": file.rows,
+            "size": file.size,
+        }
     for ledger_id, bits in sorted(saved.bitmaps.items()):
         waiting = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
-        yield {"ledger": ledger_id, "waiting": [f"{first}-{end - 1}" if end - first > 1 else str(first) for first, end in runs(waiting)]}
+        yield {
+            "ledger": ledger_id,
+            "waiting": [f"{first}-{end - 1}" if end - first > 1 else str(first) for first, end in runs(waiting)],
+        }
 
 
 def _window(path: Path) -> Iterator[Line]:
@@ -324,7 +412,9 @@ def _window(path: Path) -> Iterator[Line]:
     try:
         for block in windows.blocks((start, width)):
             for after_ms, entry_id, ledger_id in block.tolist():
-                yield {"entry": f"{ledger_id}:{entry_id}"} | ({} if start >= FAR_MS else {"deliver_ms": start + after_ms})
+                yield {"entry": f"{ledger_id}:{entry_id}"} | (
+                    {} if start >= FAR_MS else {"deliver_ms": start + after_ms}
+                )
     except CorruptFile as error:
         yield {"damaged": str(error)}
 
@@ -334,13 +424,28 @@ def _amended(path: Path) -> Iterator[Line]:
     for text in known.read():
         yield {"damaged": text}
     for ledger_id, entry_id, at_ms in known:
-        yield {"entry": f"{ledger_id}:{entry_id}"} | ({"cancelled": True} if at_ms == NEVER_MS else {"deliver_ms": at_ms})
+        yield {"entry": f"{ledger_id}:{entry_id}"} | (
+            {"cancelled": True} if at_ms == NEVER_MS else {"deliver_ms": at_ms}
+        )
 
 
 def _view(path: Path) -> Iterator[Line]:
     manifest = compacted_ledgers.decode(path.read_bytes(), path)
-    yield {"view": path.parent.name, "partition": manifest.partition_id, "up_to": "{}:{}".format(*manifest.horizon),
-           "created_ms": manifest.created_ms, "entries": manifest.entries, "messages": manifest.messages, "size": manifest.size,
-           "checksum": "whole"}
+    yield {
+        "view": path.parent.name,
+        "partition": manifest.partition_id,
+        "up_to": "{}:{}".format(*manifest.horizon),
+        "created_ms": manifest.created_ms,
+        "entries": manifest.entries,
+        "messages": manifest.messages,
+        "size": manifest.size,
+        "checksum": "whole",
+    }
     for part in manifest.parts:
-        yield {"ledger": part.ledger_id, "entries": part.kept, "of_entries": part.entries, "messages": part.messages, "size": part.size}
+        yield {
+            "ledger": part.ledger_id,
+            "entries": part.kept,
+            "of_entries": part.entries,
+            "messages": part.messages,
+            "size": part.size,
+        }

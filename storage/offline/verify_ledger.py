@@ -19,7 +19,7 @@ from geminga.storage import format
 from geminga.storage.cursors.cursor import NOBODY, NOWHERE, Cursor
 from geminga.storage.errors import CorruptFile
 from geminga.storage.ledgers import ledger_headers
-from geminga.storage.ledgers.ledger import Ledger
+from geminga.storage.ledgers.ledger import Ledger, take_bounds, take_end
 from geminga.storage.offline.findings import Finding, Severity, corrupt, unreadable
 
 _BLOCK = 8 << 10           # rows
@@ -110,13 +110,13 @@ def _find_rows(task: Task, report: Report) -> None:
             found.is_sealed = bool(head["state"][0] == format.SEALED)
             found.entries, found.size = int(head["entries"][0]), int(head["size"][0])
             if not found.is_sealed and head["version"][0] == 1:
-                found.take_end()
+                take_end(found)
         if head is not None and not task.rows and (found.is_sealed or not task.is_served) and found.entries <= whole_rows:
             return
         stored = _read_rows(found)
         report.bytes += stored.nbytes
         if head is None:
-            found.take_bounds(stored)
+            take_bounds(found, stored)
             report.findings.append(Finding(found.index_path, 0, format.HEADER_SIZE, "the index's header is damaged",
                                            f"it is made anew from its rows, with {found.entries} entries", Severity.HARMLESS))
         elif task.is_served and not found.is_sealed:
@@ -137,7 +137,7 @@ def _find_rows(task: Task, report: Report) -> None:
 
 def _check_ledger_header(report: Report) -> None:
     found = report.ledger
-    if not found.has_ledger_header():
+    if not ledger_headers.has_ledger_header(found.ledger_path, found.ledger_id, found.partition_id):
         report.findings.append(Finding(found.ledger_path, 0, format.HEADER_SIZE, "the ledger's header is damaged",
                                        "nothing in it is needed", Severity.HARMLESS))
 
