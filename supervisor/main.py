@@ -37,8 +37,8 @@ class _Command(click.Group):
         context.exit(super().invoke(context) or 0)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the command; returns the exit status (2: bad configuration or arguments)."""
+def main(arguments: list[str] | None = None) -> int | str | None:
+    """Run the command; return what sys.exit takes (2: bad configuration or arguments)."""
     umask = os.umask(0o077)      # what a command makes is its user's alone, whoever starts it
     try:
         file = os.environ.get("PULSAR_CLIENT_CONF")
@@ -49,11 +49,12 @@ def main(arguments: list[str] | None = None) -> int:
         status = getattr(error, "exit_status", None)      # of what went wrong at a broker's HTTP port
         if status is None and isinstance(error, OSError) and error.errno:      # a file, or the disk: nothing that this program could do
             from geminga.storage.errors import text_of
-            error, status = text_of(error), 1
+            print(f"geminga: {text_of(error)}", file=sys.stderr)
+            return 1
         if status is None:
             raise
         print(f"geminga: {error}", file=sys.stderr)
-        return status
+        return int(status)
     finally:
         os.umask(umask)
 
@@ -184,7 +185,9 @@ def _said(name: str, value: Any, cause: dict[str, Any]) -> str:
 def completion(shell: str) -> None:
     """Print what makes a shell complete commands, options and topics."""
     from click.shell_completion import get_completion_class
-    print(get_completion_class(shell)(geminga, {}, "geminga", "_GEMINGA_COMPLETE").source())
+    shell_completion = get_completion_class(shell)
+    assert shell_completion is not None
+    print(shell_completion(geminga, {}, "geminga", "_GEMINGA_COMPLETE").source())
 
 
 if __name__ == "__main__":

@@ -432,7 +432,8 @@ class Catalogue:
         found = self._read("SELECT type, created_ms, properties, data FROM schemas WHERE topic = ? AND version = ?", (str(topic), version))
         return next(((kind, made, json.loads(text), data) for kind, made, text, data in found), None)
 
-    def add_schema(self, topic: TopicName, version: int, kind: int, hashed: bytes, properties: dict[str, str], data: bytes) -> bool:
+    def add_schema(self, topic: TopicName, version: int, kind: int | None, hashed: bytes, properties: dict[str, str],
+                   data: bytes) -> bool:
         """False when somebody else was quicker to add one under that version."""
         done = self._write("INSERT OR IGNORE INTO schemas VALUES (?, ?, ?, ?, ?, ?, ?)",
                            (str(topic), version, kind, hashed, now_ms(), json.dumps(properties), data))

@@ -171,12 +171,17 @@ def run(config: Config, serial: int, run_dir: Path, listeners: Listeners, addres
 
 
 async def _serve(app: web.Application, owners: Owners, listeners: Listeners, control: Control) -> None:
-    stopping = follow(control, owners, lambda text: configure(app, *unpacked(text), listeners.certificates),
-                      partial(health.drain, app))
+    def reconfigure(text: str) -> None:
+        config, addresses = unpacked(text)
+        configure(app, config, addresses, listeners.certificates)
+
+    stopping = follow(control, owners, reconfigure, partial(health.drain, app))
     runner = web.AppRunner(app, access_log=None, logger=_logger(), keepalive_timeout=_KEEP_ALIVE_SECONDS, max_line_size=_LINE_MAX,
                            max_field_size=_LINE_MAX, shutdown_timeout=0.5)
     await runner.setup()
-    servers = await listeners.serve(lambda: _accepted(runner.server))
+    handler = runner.server
+    assert handler is not None      # set-up makes it
+    servers = await listeners.serve(lambda: _accepted(handler))
     os.nice(_NICENESS)
     control.send(ready={})
     await stopping.wait()

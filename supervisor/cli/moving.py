@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from geminga.proto import names
+from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.supervisor.pulsar_client import credentials, reasons
 from geminga.supervisor.pulsar_client.rest import NOT_REACHABLE, REFUSED, WRONG_USAGE, Broker, Refused, topic_path
@@ -25,6 +26,11 @@ _subscriptions = click.option("--subscription", "-s", "subscriptions", multiple=
                               help="make it there, before the first message; may be repeated")
 
 
+def _of_side(variable: Any, side: str) -> str | None:
+    """The name of an environment variable for the other side."""
+    return str(variable).replace("GEMINGA_", f"GEMINGA_{side.upper()}_") if variable else None
+
+
 def _other_side(side: str) -> Callable:
     """Options of the cluster that is not ours."""
     def add(function: Callable) -> Callable:
@@ -32,7 +38,7 @@ def _other_side(side: str) -> Callable:
         for option in credentials.parameters():
             names_there = [f"--{side}-{name.removeprefix('--')}" for name in option.opts if name.islower()]
             function = click.option(*names_there, f"{option.name}_there", is_flag=option.is_flag, metavar=option.metavar,
-                                    envvar=option.envvar and option.envvar.replace("GEMINGA_", f"GEMINGA_{side.upper()}_"),
+                                    envvar=_of_side(option.envvar, side),
                                     help=f"as --{names_there[0].removeprefix(f'--{side}-')}, for the other side")(function)
         return function
     return add
@@ -103,7 +109,7 @@ def _asked(text: str) -> names.TopicName | str:
         return names.parse_namespace(text)
     found = names.parse(text)
     if not found.is_persistent:
-        raise Refusal(names.api.InvalidTopicName, f"{text} is not persistent: it holds nothing")
+        raise Refusal(api.InvalidTopicName, f"{text} is not persistent: it holds nothing")
     return found
 
 

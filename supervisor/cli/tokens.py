@@ -7,7 +7,7 @@ import stat
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 import jwt
@@ -28,7 +28,7 @@ from geminga.workers.identity import sources, tokens
 
 _SECRET_BYTES = {"HS256": 32, "HS384": 48, "HS512": 64}
 _RSA_BITS = {"RS256": 2048, "RS384": 3072, "RS512": 4096, "PS256": 2048, "PS384": 3072, "PS512": 4096}
-_CURVES = {"ES256": ec.SECP256R1, "ES384": ec.SECP384R1, "ES512": ec.SECP521R1}
+_CURVES: dict[str, Any] = {"ES256": ec.SECP256R1, "ES384": ec.SECP384R1, "ES512": ec.SECP521R1}
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 _private_of = click.option("--private-key", "-pk", "private_key", metavar="KEY", help="A path, file:PATH or data:;base64,...")
@@ -112,8 +112,8 @@ def create(algorithm: str, private_key: str | None, secret_key: str | None, subj
         key = _parsed(secret_key, tokens.secret_key)
         print(jwt.encode(claims, key.material, key.algorithms[-1], headers=header))
         return
-    key = _parsed(private_key, lambda data: _private_key(data, algorithm))
-    print(jwt.encode(claims, key, _strongest(key), headers=header))
+    signing = _parsed(private_key or "", lambda data: _private_key(data, algorithm))
+    print(jwt.encode(claims, signing, _strongest(signing), headers=header))
 
 
 def _private_key(data: bytes, algorithm: str) -> rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey:
@@ -123,7 +123,7 @@ def _private_key(data: bytes, algorithm: str) -> rsa.RSAPrivateKey | ec.Elliptic
     except (ValueError, TypeError, UnsupportedAlgorithm):
         raise sources.SourceError("is no private key, neither as DER nor as PEM") from None
     tokens.public_key(key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo), algorithm)
-    return key
+    return cast("rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey", key)      # else its public key was refused
 
 
 def _strongest(key: rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey) -> str:
@@ -153,7 +153,7 @@ def validate(algorithm: str, public_key: str | None, secret_key: str | None, tok
              token_file: str | None) -> None:
     """Check a token against a key, and print what it says.  Exit status 1 when it is not valid."""
     _need_one(public_key, secret_key, "--public-key")
-    key = _parsed(secret_key, tokens.secret_key) if secret_key else _parsed(public_key, lambda data: tokens.public_key(data, algorithm))
+    key = _parsed(secret_key, tokens.secret_key) if secret_key else _parsed(public_key or "", lambda data: tokens.public_key(data, algorithm))
     try:
         print(json.dumps(tokens.claims(_token(token, from_stdin, token_file), [key]), ensure_ascii=False))
     except (jwt.InvalidTokenError, ValueError) as error:

@@ -317,7 +317,7 @@ def _read(config_path: Path | str) -> tuple[Settings, Settings]:
 
 
 def _flat(table: Mapping[str, Any], section: str, text: str, path: Path) -> Settings:
-    settings = {}
+    settings: Settings = {}
     for name, value in table.items():
         name = section + name
         if isinstance(value, dict) and (value or name in SECTIONS):
@@ -493,7 +493,7 @@ def _refuse_halves(values: Mapping[str, Any], given: Mapping[str, Setting]) -> N
 
 
 def _compose(values: Mapping[str, Any]) -> Config:
-    whole = values | {name: values[source] for name, source in SHARED.items()}
+    whole = {**values, **{name: values[source] for name, source in SHARED.items()}}
     parts = {
         name: options(**{f.name: whole[f"{section}.{f.name}"] for f in fields(options)})
         for section, (name, options) in SECTIONS.items()

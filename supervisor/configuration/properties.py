@@ -421,9 +421,9 @@ def _methods(said: Mapping[str, Setting]) -> dict[str, Setting]:
     named = providers.value.split(",") if providers else []
     names = [part.strip().rpartition(".")[2] for part in named if part.strip()]
     for name in names:
-        if name not in METHODS:
+        if providers is not None and name not in METHODS:
             raise ConfigError(f"{providers.origin}: knows {', '.join(METHODS)}, not {name!r}")
-    if not names:
+    if providers is None or not names:
         raise ConfigError(f"{enabled.origin}: needs authenticationProviders")
     return {"authentication.methods": Setting(tuple(METHODS[name] for name in names), providers.origin)}
 
@@ -453,7 +453,9 @@ _ESCAPE = re.compile(r"\\(u[0-9A-Fa-f]{4}|.)", re.DOTALL)
 
 
 def _split(line: str) -> tuple[str, str]:
-    name, value = _NAME.fullmatch(line).groups()
+    match = _NAME.fullmatch(line)
+    assert match is not None      # every line fits
+    name, value = match.groups()
     return _unescaped(name), _unescaped(value).strip()
 
 

@@ -87,12 +87,16 @@ def at_start(config: Demand) -> list[Look]:
     return [look for look in found if look.matters and not look.is_fine]
 
 
+def _limit(text: str) -> int:
+    return 1 << 30 if text == "unlimited" else int(text)
+
+
 def limits_of(pid: int, root: Path = Path("/")) -> tuple[int, int]:
     """Of a process's descriptors.  Raises OSError."""
     for line in (root / "proc" / str(pid) / "limits").read_text().splitlines():
         if line.startswith("Max open files"):
             soft, hard = line.split()[3:5]
-            return tuple(1 << 30 if text == "unlimited" else int(text) for text in (soft, hard))
+            return _limit(soft), _limit(hard)
     raise OSError("it has no limits of open files")
 
 
@@ -166,8 +170,8 @@ def _file_system(config: Demand, root: Path) -> Look | None:
         head, _, tail = line.partition(" - ")
         point = head.split()[4].encode().decode("unicode_escape")
         if folder.is_relative_to(point) and (found is None or len(point) >= len(found[0])):
-            kind, _, options = tail.split(maxsplit=2)
-            found = point, kind, options.replace(" ", ",").split(",")
+            kind, _, text = tail.split(maxsplit=2)
+            found = point, kind, text.replace(" ", ",").split(",")
     if found is None:
         return None
     point, kind, options = found
@@ -189,7 +193,9 @@ def _device(folder: Path, root: Path) -> Path | None:
 
 def _scheduler(config: Demand, root: Path) -> Look | None:
     device = _device(config.data_dir, root)
-    text = host.words(device / "queue/scheduler") if device else []
+    if device is None:
+        return None
+    text = host.words(device / "queue/scheduler")
     chosen = next((word.strip("[]") for word in text if word.startswith("[")), "")
     if not chosen:
         return None
@@ -246,7 +252,7 @@ def _synchronised(adjtimex: Callable | None = None) -> Look | None:
     buffer = ctypes.create_string_buffer(512)      # of a struct timex; modes = 0: it is only read
     if (adjtimex or ctypes.CDLL(None).adjtimex)(buffer) < 0:
         return None
-    is_off = bool(int.from_bytes(buffer[40:44], "little") & _UNSYNCHRONISED)
+    is_off = bool(int.from_bytes(buffer.raw[40:44], "little") & _UNSYNCHRONISED)
     return Look("clock", "not synchronised" if is_off else "synchronised", "synchronised", not is_off, False,
                 "delays, times to live, tokens and certificates go by it", "apt-get install chrony")
 

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 from urllib.parse import urlsplit
 
 from crc32c import crc32c
@@ -75,7 +75,7 @@ class Session(asyncio.Protocol):
     """A connection with its handshake done."""
 
     def __init__(self) -> None:
-        self._transport: asyncio.Transport | None = None
+        self._transport: asyncio.Transport                   # set by connection_made
         self._rest = bytearray()
         self._came: deque[tuple[api.BaseCommand, bytes]] = deque()
         self._held = 0                                       # bytes of entries in it
@@ -89,8 +89,8 @@ class Session(asyncio.Protocol):
 
     # -- called by the loop
 
-    def connection_made(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         rest, at = self._rest, 0
@@ -98,7 +98,7 @@ class Session(asyncio.Protocol):
         while len(rest) - at >= frames.SIZES.size:
             total, size = frames.SIZES.unpack_from(rest, at)
             if total > _FRAME_MAX or (not self._heard and rest.startswith(_OTHERS)):
-                return self._finish(reasons.of_bytes(rest, _PROTOCOL))
+                return self._finish(reasons.of_bytes(bytes(rest), _PROTOCOL))
             end = at + 4 + total
             if end > len(rest):
                 break
@@ -127,7 +127,7 @@ class Session(asyncio.Protocol):
         self._can_write.set()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._finish("the broker closed the connection" if self._heard else reasons.of_bytes(self._rest, _PROTOCOL))
+        self._finish("the broker closed the connection" if self._heard else reasons.of_bytes(bytes(self._rest), _PROTOCOL))
 
     def _finish(self, why: str) -> None:
         self._end = self._end or why
@@ -204,7 +204,7 @@ class Session(asyncio.Protocol):
 
     async def send_entries(self, entries: list[Entry], sequence_id: int) -> None:
         """Publish them as they are, with sequence ids from that one on; their receipts come later."""
-        written = []
+        written: list[bytes] = []
         for number, entry in enumerate(entries, sequence_id):
             send = api.CommandSend(producer_id=1, sequence_id=number, num_messages=entry.messages)
             if entry.metadata.num_chunks_from_msg > 1:

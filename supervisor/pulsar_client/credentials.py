@@ -91,7 +91,7 @@ def options(function: Callable) -> Callable:
     return function
 
 
-def parameters() -> list[click.Parameter]:
+def parameters() -> list[click.Option]:
     """The same, for a command that is not made of a function."""
     return [click.Option(names, **attributes) for names, attributes in _OPTIONS]
 

@@ -6,7 +6,7 @@ client would double the time a command takes to start.
 import json
 import socket
 from typing import Any, NamedTuple
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import SplitResult, quote, urlencode, urlsplit
 
 from geminga.supervisor.pulsar_client import reasons
 from geminga.supervisor.pulsar_client.credentials import NOBODY, Credentials
@@ -50,6 +50,7 @@ class Broker:
     """Where it listens."""
 
     def __init__(self, url: str, timeout_s: float = 60.0, credentials: Credentials = NOBODY) -> None:
+        parts: SplitResult | None
         try:
             parts = urlsplit(url)
             port = parts.port

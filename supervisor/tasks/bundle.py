@@ -14,6 +14,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -103,14 +104,18 @@ def masked(text: str, hidden: list[str]) -> str:
 
 # -- parts
 
+def _stacks(data_dir: Path, pid: int) -> str:
+    return stacks.ask(data_dir, pid) or _refuse("it did not answer SIGUSR1")
+
+
 def _parts(config: Config, broker: Broker, admin_url: str, options: list[str], environ: Mapping[str, str]) -> Iterator[
         tuple[str, Callable[[], str]]]:
     """Yield each part's name in the archive, and the function that makes its text."""
     data_dir = config.data_dir
     found = stacks.processes(data_dir)
     for pid, comm in found.items():      # first, as the other parts change what the processes do
-        yield f"processes/{comm}-{pid}/stacks.txt", lambda pid=pid: stacks.ask(data_dir, pid) or _refuse("it did not answer SIGUSR1")
-        yield f"processes/{comm}-{pid}/proc.txt", lambda pid=pid: _process(pid)
+        yield f"processes/{comm}-{pid}/stacks.txt", partial(_stacks, data_dir, pid)
+        yield f"processes/{comm}-{pid}/proc.txt", partial(_process, pid)
     yield "versions.txt", lambda: _versions(data_dir)
     yield "configuration.txt", lambda: _command("config", "show", *options)
     yield "environment.txt", lambda: "".join(
@@ -145,7 +150,7 @@ def _asked(broker: Broker) -> Iterator[tuple[str, Callable[[], str]]]:
     for name, path in (("brokers", "/admin/v2/brokers/ready"), ("configuration", "/admin/v2/brokers/configuration/runtime"),
                        ("changed", "/admin/v2/brokers/configuration/values"), ("load", "/admin/v2/broker-stats/load-report"),
                        ("status", "/ops/v1/status"), ("compaction", "/ops/v1/compaction/report")):
-        yield f"http/{name}.json", lambda path=path: ask(path)
+        yield f"http/{name}.json", partial(ask, path)
     try:
         topics = busiest(ask("/metrics"))
     except (Refused, NotReachable, ValueError):
@@ -153,7 +158,7 @@ def _asked(broker: Broker) -> Iterator[tuple[str, Callable[[], str]]]:
     for topic in topics:
         for kind in ("stats", "internalStats"):
             path = f"/admin/v2/{topic_path(topic)}/{kind}"
-            yield f"topics/{topic.replace('/', '_')}/{kind}.json", lambda path=path: ask(path)
+            yield f"topics/{topic.replace('/', '_')}/{kind}.json", partial(ask, path)
 
 
 def busiest(metrics: str) -> list[str]:

@@ -14,13 +14,16 @@ import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from geminga.storage import format
 from geminga.storage.disk import locks
 from geminga.storage.errors import text_of
 from geminga.storage.ledgers import compacted_ledgers
 from geminga.supervisor.host.unix_sockets import short_path
+
+if TYPE_CHECKING:
+    import io
 
 SOCKET, REPORT = Path("nightly", "socket"), Path("nightly", "report.json")      # in the data folder
 _PATIENCE_SECONDS = 60       # for a broker, or an owner, that is being started again
@@ -62,7 +65,7 @@ class BrokerSocket:
 
     def __init__(self, data_dir: Path):
         self._data_dir, self._patience = data_dir, _PATIENCE_SECONDS
-        self._link: BinaryIO | None = None
+        self._link: io.BufferedRWPair | None = None
         self._running: dict[int, str] = {}       # partition id -> topic, being compacted
 
     def __repr__(self) -> str:
@@ -164,6 +167,8 @@ class BrokerSocket:
         raise Gone("The broker has ended")
 
     def _exchange(self, what: dict) -> dict:
+        if self._link is None:
+            raise ConnectionError("not connected")
         self._link.write(json.dumps(what).encode() + b"\n")
         self._link.flush()
         return json.loads(self._link.readline())

@@ -123,8 +123,9 @@ async def _copy(reading: Session, writing: Session, topic: str, end: Entry | Non
         is_behind, under_way = end is None, _UnderWay(writing, sequence_id)
         try:
             async for run in reading.entries(consumer, last):
-                if not is_behind:
-                    at = next((number for number, entry in enumerate(run, 1) if entry.data == end.data), None)
+                if end is not None and not is_behind:
+                    sought = end.data
+                    at = next((number for number, entry in enumerate(run, 1) if entry.data == sought), None)
                     is_behind = at is not None
                     run = [] if at is None else run[at:]
                 await under_way.send(run)

@@ -44,9 +44,9 @@ def targets(config: Config, topics: tuple[str, ...] = (), pattern: str = "") -> 
             found = set(confirmed.partitions(config.data_dir, topics)) if topics else set()
             found |= set(confirmed.partitions(config.data_dir, re.compile(pattern))) if pattern else set()
         else:
-            found = [(partition_id, name) for partition_id, name in catalogue.partitions()
+            found = {(partition_id, names.parse(name)) for partition_id, name in catalogue.partitions()
                      if policies_of(catalogue, names.parse(name), options).compaction_threshold > 0
-                     or compacted_ledgers.numbers(format.partition_folder(config.data_dir, partition_id))]
+                     or compacted_ledgers.numbers(format.partition_folder(config.data_dir, partition_id))}
     finally:
         catalogue.close()
     return [Target(partition_id, str(name), config.nightly.retain_keyless) for partition_id, name in sorted(found)]

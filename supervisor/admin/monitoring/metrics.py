@@ -9,7 +9,8 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -130,7 +131,10 @@ def _nothing(columns: dict[str, NDArray], now_ms: float) -> NDArray:
 
 
 def _sum(*names: str) -> Values:
-    return lambda columns, now_ms: sum(columns[name] for name in names)
+    def added(columns: dict[str, NDArray], now_ms: float) -> NDArray:
+        whole: Any = sum(columns[name] for name in names)
+        return whole
+    return added
 
 
 def _less(whole: str, part: str) -> Values:
@@ -142,8 +146,7 @@ _SIZES = ("le_128", "le_512", "le_1_kb", "le_2_kb", "le_4_kb", "le_16_kb", "le_1
 
 
 def _total(prefix: str, buckets: Iterable[str]) -> Values:
-    names = [f"{prefix}_{bucket}" for bucket in buckets]
-    return lambda columns, now_ms: sum(columns[name] for name in names)
+    return _sum(*(f"{prefix}_{bucket}" for bucket in buckets))
 
 
 def _buckets(name: str, prefix: str, what: str, buckets: tuple[str, ...], total: str) -> list[Family]:
@@ -238,6 +241,10 @@ SUBSCRIPTION_FAMILIES = [
     Family("geminga_subscription_backlog_messages", "Messages that are not acknowledged: published since the subscription began, less "
            "acknowledged, expired, skipped and evicted ones", "backlog_messages"),
 ]
+def _duration(at: int, one: Record) -> int:
+    return one.durations[at]
+
+
 # Of a topic's compactions since the broker began: what is behind pulsar_compaction_ -> (what it says, its value).
 _COMPACTION: dict[str, tuple[str, Callable[[Record], float]]] = {
     "removed_event_count": ("Messages that compaction has left out", lambda one: one.removed),
@@ -248,7 +255,7 @@ _COMPACTION: dict[str, tuple[str, Callable[[Record], float]]] = {
     "write_throughput": ("Bytes a second that the last one wrote", lambda one: round(one.bytes_out / max(one.seconds, 1e-3), 3)),
     "compacted_entries_count": ("Entries that the last one has left", lambda one: one.entries_out),
     "compacted_entries_size": ("Bytes of these", lambda one: one.bytes_out),
-    **{f"latency_{name}": ("Compactions by the milliseconds that they took", lambda one, at=at: one.durations[at])
+    **{f"latency_{name}": ("Compactions by the milliseconds that they took", partial(_duration, at))
        for at, name in enumerate(_LATENCIES)},
     "latency_count": ("Compactions that succeeded and had something to do", lambda one: sum(one.durations)),
     "latency_sum": ("Milliseconds that they took", lambda one: round(one.seconds_sum * 1000)),
@@ -319,7 +326,7 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         rows = {f"{role}-{index}": (role, counters, counters.read()) for (role, index), counters in self._counters.items()}
-        cluster = {"labels": ["cluster"]}
+        cluster: dict[str, Any] = {"labels": ["cluster"]}
         version = GaugeMetricFamily("pulsar_version_info", "What runs here", labels=["cluster", "version", "commit"])
         version.add_metric([self._cluster, SERVER_VERSION.split()[2], ""], 1)
         yield version
@@ -364,12 +371,12 @@ class Metrics:
         for name, text in _OWN.items():
             yield _by_process(CounterMetricFamily, name, text, {process: row[name] for process, (_, _, row) in rows.items()})
         for name, (whose, text) in _HISTOGRAMS.items():
-            family = HistogramMetricFamily(f"geminga_{name}_seconds", text, labels=["process"])
+            histogram = HistogramMetricFamily(f"geminga_{name}_seconds", text, labels=["process"])
             for process, (role, counters, _) in rows.items():
                 if role == whose:
                     counts, total = counters.histogram(name)
-                    family.add_metric([process], _buckets_of(counts), total)
-            yield family
+                    histogram.add_metric([process], _buckets_of(counts), total)
+            yield histogram
 
     def _certificate_expiry(self) -> Metric:
         what = "Until the first certificate expires of those in the file that a key of the configuration names"
@@ -429,7 +436,7 @@ class Metrics:
 
     def _of_broker(self, name: str, text: str, metric: str, value: float) -> Metric:
         """With the labels of what Pulsar reports of a broker as a whole."""
-        labels = {"cluster": self._cluster, "broker": self._host_name, "metric": metric}
+        labels: dict[str, Any] = {"cluster": self._cluster, "broker": self._host_name, "metric": metric}
         family = GaugeMetricFamily(name, text, labels=list(labels))
         family.add_metric(list(labels.values()), value)
         return family
@@ -516,7 +523,7 @@ class Metrics:
 
 def _buckets_of(counts: Iterable[int]) -> list[tuple[str, int]]:
     """As Prometheus has them: each with all below it."""
-    return list(zip([*(f"{bound:g}" for bound in BOUNDS_S), "+Inf"], np.cumsum(counts).tolist(), strict=True))
+    return list(zip([*(f"{bound:g}" for bound in BOUNDS_S), "+Inf"], np.cumsum(list(counts)).tolist(), strict=True))
 
 
 def _quantiles_ms(counts: NDArray, quantiles: Iterable[float] = _QUANTILES) -> list[float]:
@@ -548,7 +555,9 @@ class _Links:
         speeds = {name: link.speed * 125_000 for name, link in psutil.net_if_stats().items() if link.isup and link.speed > 0}
         now, counted = time.monotonic(), psutil.net_io_counters(pernic=True)
         before, self._before = self._before, (now, counted)
-        links = [name for name in speeds if before and name in before[1] and name in counted]
+        if before is None:
+            return {}
+        links = [name for name in speeds if name in before[1] and name in counted]
         if not links:
             return {}
         most = sum(speeds[name] for name in links) * max(now - before[0], 1e-3)
@@ -564,8 +573,12 @@ class Lines:
 
     def __init__(self, cluster: str, measured: list[Measured]):
         self.cluster, self._now_ms, self._last_name = cluster, time.time() * 1000, ""
-        self._spaces, self._topics, self._subscriptions, self._loaded = [], [], [], {}
-        self._consumers, self._producers = {}, {}      # values by labels
+        self._spaces: list[Any] = []
+        self._topics: list[Any] = []
+        self._subscriptions: list[Any] = []
+        self._loaded: dict[str, Any] = {}
+        self._consumers: dict[str, Any] = {}           # values by labels
+        self._producers: dict[str, Any] = {}
         self._is_rolled_up = any(one.head["rolled_up"] for one in measured)
         tables = []
         for one in measured:
@@ -648,7 +661,7 @@ def compaction_families(lines: Lines, records: list[Record], most: int) -> Itera
     """Of so many topics by themselves; of others by namespace, as of one without any."""
     beginnings = [f'{{cluster="{_escaped(lines.cluster)}",namespace="{_escaped(namespace_of(one.topic))}"' for one in records]
     for name, (text, value) in _COMPACTION.items():
-        sums = dict.fromkeys([*lines.namespaces, *beginnings[most:]], 0)
+        sums: dict[str, float] = dict.fromkeys([*lines.namespaces, *beginnings[most:]], 0)
         for beginning, one in zip(beginnings[most:], records[most:], strict=True):
             sums[beginning] += value(one)
         name = f"pulsar_compaction_{name}"

@@ -99,9 +99,9 @@ def together(found: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _merged(found: list[dict[str, Any]]) -> dict[str, Any]:
-    merged = {}
+    merged: dict[str, Any] = {}
     for name in dict.fromkeys(name for one in found for name in one if name not in _ALONE):
-        values = [one[name] for one in found if name in one]
+        values: list[Any] = [one[name] for one in found if name in one]
         first = values[0]
         if name in ("publishers", "consumers"):      # a client has one of each on every partition, in the same order
             merged[name] = [_merged(list(filter(None, some))) for some in _columns(values)]
@@ -249,11 +249,16 @@ def _loaded_topic(row: dict[str, float]) -> dict[str, Any]:
         "backlogSize": int(row["backlog_bytes"])}
 
 
+def _sub_type(number: int) -> str:
+    kind: Any = number
+    return SubType.Name(kind)
+
+
 def _loaded_subscription(row: dict[str, float]) -> dict[str, Any]:
     return {
         "consumers": [], "msgBacklog": int(row["backlog"]), "msgRateExpired": row["rate_expired"], "msgRateOut": row["rate_out"],
         "messageAckRate": row["rate_acknowledged"], "msgThroughputOut": row["throughput_out"], "msgRateRedeliver": row["rate_redeliver"],
-        "type": "None" if row["kind"] < 0 else SubType.Name(int(row["kind"])), "filterProcessedMsgCount": 0, "filterAcceptedMsgCount": 0,
+        "type": "None" if row["kind"] < 0 else _sub_type(int(row["kind"])), "filterProcessedMsgCount": 0, "filterAcceptedMsgCount": 0,
         "filterRejectedMsgCount": 0, "filterRescheduledMsgCount": 0}
 
 

@@ -122,7 +122,8 @@ async def _found(request: web.Request, answer: web.Response) -> dict[str, Any]:
     if not identity.proxy:
         del found["proxy"]
     if answer.status >= 400:
-        found["reason"] = json.loads(answer.body).get("reason", "")
+        body: Any = answer.body
+        found["reason"] = json.loads(body).get("reason", "")
     rights = await _rights_set(request) if answer.status not in _REFUSED else None
     return found if rights is None else found | {"body": rights}
 

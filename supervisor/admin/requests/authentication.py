@@ -74,6 +74,7 @@ class HttpAuthenticator:
         if not self._authenticator.is_slow(credentials):
             return self._authenticator.admit(credentials, original, may_repeat=True)
         check = partial(self._authenticator.admit, credentials, original, may_repeat=True)
+        assert self._hashes is not None      # made with the loop
         return await self._hashes.result(request.remote or "local", check)
 
     def _credentials(self, request: web.Request) -> Credentials:

@@ -64,7 +64,9 @@ class Owners:
         while True:
             await self._is_up[index].wait()
             try:
-                return await self._ask(self._links[index], question)
+                link = self._links[index]
+                assert link is not None      # an owner that is up has one
+                return await self._ask(link, question)
             except Refusal as refusal:
                 if refusal.code != api.ServiceNotReady:      # it ended; its successor is told
                     raise

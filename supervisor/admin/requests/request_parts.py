@@ -53,7 +53,9 @@ COUNTERS = web.AppKey("counters", dict)      # (role, index) -> Counters of that
 
 def part_of(request: web.Request, name: str) -> str:
     """A part of the path, decoded as Pulsar's server does and its clients expect: once, and + is a space.  Raises 400."""
-    at = request.match_info.route.resource.canonical.split("/").index(f"{{{name}}}")
+    resource = request.match_info.route.resource
+    assert resource is not None      # every route of ours has one
+    at = resource.canonical.split("/").index(f"{{{name}}}")
     try:
         return unquote_plus(request.rel_url.raw_path.split("/")[at], errors="strict")
     except UnicodeDecodeError:

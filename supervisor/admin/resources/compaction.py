@@ -291,7 +291,7 @@ class Compactions:
             if owner == "all":
                 each = (self._owners.ask_owner(index, ask, **arguments) for index in range(self._owners.count))
                 return {"answer": await asyncio.gather(*each)}
-            return {"answer": await self._owners.ask_owner(owner, ask, **arguments)}
+            return {"answer": await self._owners.ask_owner(int(owner), ask, **arguments)}
         except Refusal as refusal:
             return {"refused": refusal.message, "again": refusal.code == api.ServiceNotReady}
 

@@ -60,9 +60,9 @@ def exported(catalogue: Catalogue) -> dict[str, Any]:
 
 
 def _topic(catalogue: Catalogue, text: str) -> dict[str, Any]:
-    topic, subscriptions = names.parse(text), {}
-    partitions = catalogue.partition_count(topic)
-    for part in _parts(text, partitions):
+    topic, partitions = names.parse(text), catalogue.partition_count(names.parse(text))
+    subscriptions: dict[str, dict[str, Any]] = {}
+    for part in _parts(text, partitions or 0):
         if (stored := catalogue.partition(names.parse(part))) is None:
             continue
         properties, replicated = catalogue.subscriptions_properties(stored[0]), catalogue.replicated_subscriptions(stored[0])
@@ -78,7 +78,9 @@ def _parts(topic: str, partitions: int) -> list[str]:
 
 
 def _schema(catalogue: Catalogue, topic: names.TopicName, version: int) -> dict[str, Any]:
-    kind, _, properties, data = catalogue.schema(topic, version)
+    found = catalogue.schema(topic, version)
+    assert found is not None      # its version was just listed
+    kind, _, properties, data = found
     if kind is None:
         return {"version": version, "type": None}      # those before were deleted
     said = {"version": version, "type": registry.TYPES[kind], "properties": properties}
@@ -110,7 +112,7 @@ class _Import:
 
     def changes(self) -> list[Change]:
         """In the order in which they can be made.  Raises 400 before any is."""
-        found = []
+        found: list[Change] = []
         for section, of in (("configuration", self._configuration), ("clusters", self._cluster), ("tenants", self._tenant),
                             ("namespaces", self._namespace), ("topics", self._topic), ("grants", self._grants)):
             for name, value in _object(self._wanted.get(section, {}), section).items():
@@ -255,7 +257,7 @@ class _Import:
             return _rights(name, value)
         policy = TABLE.get(name)
         level = policy and (policy.topic if is_topic else policy.namespace)
-        if level is None:
+        if policy is None or level is None:
             raise Invalid(f"unknown key {name!r} of policies")
         try:
             return read_value(policy, level, value, self._request.app[TOPICS].cluster_name)

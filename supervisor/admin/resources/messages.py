@@ -30,19 +30,19 @@ _METADATA = 6                     # offset in an entry: behind magic and checksu
 _TEXT_MAX = 1_000                 # characters of a header: clients refuse long ones
 _SEVERAL_MAX, _KEY_MAX = 20, 4_000      # headers of one name, and characters of one with a wrapped key; arbitrary, far above what is used
 # Headers of fields that are numbers or texts: what is set is shown.
-_FIELDS = {"producer_name": "producer-name", "sequence_id": "sequence-id", "highest_sequence_id": "highest-sequence-id",
+_FIELDS: dict[Any, str] = {"producer_name": "producer-name", "sequence_id": "sequence-id", "highest_sequence_id": "highest-sequence-id",
            "replicated_from": "replicated-from", "partition_key": "partition-key", "partition_key_b64_encoded": "partition-key-b64-encoded",
            "uncompressed_size": "uncompressed-size", "encryption_algo": "encryption-algo", "marker_type": "marker-type",
            "null_value": "null-value", "null_partition_key": "null-partition-key", "uuid": "uuid",
            "num_chunks_from_msg": "num-chunks-from-msg", "total_chunk_msg_size": "total-chunk-msg-size", "chunk_id": "chunk-id",
            "txnid_least_bits": "txnid-least-bits", "txnid_most_bits": "txnid-most-bits"}
-_TIMES = {"publish_time": "publish-time", "event_time": "event-time", "deliver_at_time": "deliver-at-time"}
-_BYTES = {"ordering_key": "Base64-ordering-key", "encryption_param": "Base64-encryption-param", "schema_version": "Base64-schema-version"}
+_TIMES: dict[Any, str] = {"publish_time": "publish-time", "event_time": "event-time", "deliver_at_time": "deliver-at-time"}
+_BYTES: dict[Any, str] = {"ordering_key": "Base64-ordering-key", "encryption_param": "Base64-encryption-param", "schema_version": "Base64-schema-version"}
 
 
 # -- ids
 
-def _id(position: list[int] | None, partition: int, **more) -> dict[str, int]:
+def _id(position: list[int], partition: int, **more: int) -> dict[str, int]:
     ledger, entry = position
     return {"ledgerId": ledger, "entryId": entry, "partitionIndex": partition, "batchIndex": -1, "batchSize": 0} | more
 
@@ -134,7 +134,7 @@ def _several(metadata: api.MessageMetadata) -> Iterator[tuple[str, str]]:
             yield "X-Pulsar-Base64-encryption-keys", text
 
 
-def _uncompressed(metadata: api.MessageMetadata, stored: bytes) -> bytes:
+def _uncompressed(metadata: api.MessageMetadata, stored: bytes) -> bytes | memoryview:
     if metadata.uncompressed_size > UNPACKED_MAX:      # it stays as it is
         return stored
     try:

@@ -225,7 +225,9 @@ def _quota(request: web.Request) -> tuple[Policy, Level]:
     if kind not in _QUOTAS:
         raise web.HTTPBadRequest(text=f"backlogQuotaType is one of {', '.join(_QUOTAS)}")
     policy = _QUOTAS[kind]
-    return policy, policy.topic if "topic" in request.match_info else policy.namespace
+    level = policy.topic if "topic" in request.match_info else policy.namespace
+    assert level is not None      # quotas are set at both
+    return policy, level
 
 
 @routes.get(_NAMESPACE + "backlogQuotaMap")
@@ -267,6 +269,7 @@ async def get_dispatch_rate(request: web.Request) -> web.Response:
 @routes.post(_ONE)
 async def set_dispatch_rate(request: web.Request) -> web.Response:
     scope, sent = _scope(request), await body_of(request)
+    assert _EACH.topic is not None
     value = None if sent is None else read_value(_EACH, _EACH.topic, sent, request.app[TOPICS].cluster_name)
     return await _keep(request, scope, _dispatch_rate_of(request), value)
 

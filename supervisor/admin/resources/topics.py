@@ -160,7 +160,7 @@ def _count(value: Any) -> int:
 async def partitions(request: web.Request) -> web.Response:
     topic, topics = topic_of(request), request.app[TOPICS]
     if is_set(request, "checkAllowAutoCreation"):
-        count = topics.directory.partitions(str(topic))
+        count: int | None = topics.directory.partitions(str(topic))
     else:
         if not topics.catalogue.has_namespace(topic.namespace):
             raise web.HTTPNotFound(text="Namespace does not exist")
@@ -254,7 +254,7 @@ async def add_properties(request: web.Request) -> web.Response:
 async def delete_property(request: web.Request) -> web.Response:
     scope, catalogue = str(existing_of(request).base), catalogue_of(request)
     found = catalogue.properties(scope)
-    found.pop(request.query.get("key"), None)
+    found.pop(request.query.get("key", ""), None)
     catalogue.set_properties(scope, found)
     catalogue.commit()
     return done()
@@ -267,7 +267,7 @@ async def delete_property(request: web.Request) -> web.Response:
 async def lookup(request: web.Request) -> web.Response:
     """Where the topic is served; all URLs are always strings, which the C++ client insists on."""
     topics = request.app[TOPICS]
-    listener = request.query.get("listenerName") or request.headers.get("X-Pulsar-ListenerName", "")
+    listener: str = request.query.get("listenerName") or request.headers.get("X-Pulsar-ListenerName") or ""
     try:
         with topics.counters.timed("lookup"):
             url, url_tls = topics.directory.urls(str(topic_of(request)), listener)

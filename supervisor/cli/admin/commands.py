@@ -1,5 +1,6 @@
 """`geminga admin`: rows of the tables become commands when somebody asks for them."""
 import json
+from collections.abc import Callable
 from functools import cache
 from string import Formatter
 from typing import Any
@@ -25,7 +26,7 @@ from geminga.supervisor.pulsar_client.rest import (
 URL = "http://127.0.0.1:8080"
 _OUTPUTS = ("table", "json")
 _POLICIES = {"namespaces": "namespace", "topicPolicies": "topic", "topics": "topic"}      # group -> whose are set there
-_ARGUMENTS = {  # what a verb is about, in the order in which it is said -> how it stands in a path, and an example
+_ARGUMENTS: dict[str, tuple[Callable[[str], str], str]] = {  # what a verb is about, in the order in which it is said -> how it stands in a path, and an example
     "asked_role": (quoted, "alice"),
     "asked_action": (quoted, "produce"),
     "topic": (topic_path, "public/default/orders"),
@@ -54,6 +55,8 @@ def policies_of(group: str) -> dict[str, Verb]:
 
 class Group(click.Group):
     """Makes a command when it is asked for."""
+
+    name: str
 
     def list_commands(self, context: click.Context) -> list[str]:
         return sorted({verb.name for verb in GROUPS[self.name][1]} | policies_of(self.name).keys())
@@ -171,7 +174,7 @@ def _run(verb: Verb, values: dict[str, Any]) -> None:
     try:
         values |= {name: _ARGUMENTS[name][0](values[name]) for name in _arguments(verb)}
         broker = Broker(asked.get("url", URL), credentials=asked.get("credentials", credentials.NOBODY))
-        if verb.streams:
+        if verb.streams and verb.run is not None:
             _show_messages(verb.run(broker, values), is_json)
             return
         value = _ask(broker, verb, values, is_json)
@@ -225,7 +228,8 @@ def _complete(context: click.Context, parameter: click.Parameter, typed: str) ->
     while context.parent is not None and "url" not in context.params:       # of the command before the group and the verb
         context = context.parent
     try:
-        who = credentials.of(**{option.name: context.params.get(option.name) for option in credentials.parameters()})
+        shown: dict[str, Any] = {option.name or "": context.params.get(option.name or "") for option in credentials.parameters()}
+        who = credentials.of(**shown)
         broker = Broker(context.params.get("url", URL), timeout_s=0.5, credentials=who)
         if parameter.name == "cluster":
             return [name for name in broker.ask("GET", "/admin/v2/clusters").value() if name.startswith(typed)]
