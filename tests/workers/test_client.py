@@ -758,6 +758,7 @@ def test_many_acknowledgements_at_once_go_as_an_array(worker, client):
         [(_, rows, words)] = worker.owners[0].heard()
         assert [row[:3] for row in rows] == [(10, 3, number) for number in range(100)]
         assert [row[3:5] for row in rows if any(row[3:])] == ([(7, envelope.WANTS_RESPONSE)] if more else [])
+        assert rows[-1][3] == more.get("request_id", 0)      # the answer comes when the last one has been looked at
         assert words == []
 
 
