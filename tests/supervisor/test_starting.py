@@ -1,0 +1,41 @@
+"""How a broker starts and leaves: what it says to whoever started it, and the folder of its sockets."""
+import contextlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from geminga.supervisor.processes import listening
+
+from ..harness import Broker
+
+GEMINGA = Path(sys.executable).with_name("geminga")
+
+
+def test_a_key_that_cannot_be_read_is_one_line_and_status_2(tmp_path):
+    """With which systemd does not start it again and again."""
+    file = tmp_path / "geminga.toml"
+    file.write_text(f'[authentication]\nmethods = ["token"]\nsecret_keys = ["{tmp_path}/missing"]\n')
+    done = subprocess.run([GEMINGA, "serve", "--config", file, "--data-dir", tmp_path / "data", "--port", "0", "--http-port", "0"],
+                          capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "secret_keys" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("spare", "is_there"), [(0, True), (-1, False)])
+def test_sockets_lie_in_the_data_folder_unless_its_path_is_too_long_for_them(tmp_path, monkeypatch, spare, is_there):
+    place = tmp_path.resolve() / "run"
+    monkeypatch.setattr(listening, "_SOCKET_PATH_MAX", len(str(place)) + spare)
+    made = listening.make_run_dir(tmp_path)
+    assert (made == place, made.is_dir()) == (is_there, True)
+    made.rmdir()
+
+
+def test_no_sockets_stay_behind_a_stop(tmp_path):
+    broker = Broker(tmp_path / "data", "--workers", "1", "--owners", "1")
+    with contextlib.closing(broker):
+        broker.start()
+        assert list((broker.data_dir / "run").iterdir())
+        broker.stop()
+        assert not (broker.data_dir / "run").exists()
