@@ -16,7 +16,7 @@ from geminga.storage.cursors.cursor import EXPIRED, REASONS, Cursor
 from geminga.storage.enforcement.backlog_quota import backlog_bytes
 from geminga.storage.ledgers.compacted_ledgers import View
 from geminga.storage.ledgers.ledger import Ledger
-from geminga.storage.statistics.statistics import (
+from geminga.storage.statistics.columns import (
     DELAYED,
     THROTTLED,
     again,

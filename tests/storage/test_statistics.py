@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.sends import IS_CHUNK
 from geminga.storage.cursors.cursor import Cursor
-from geminga.storage.statistics.statistics import SUBSCRIPTION_COLUMNS, SUBSCRIPTIONS_EACH, TOPIC_COLUMNS, unpack
+from geminga.storage.statistics.columns import SUBSCRIPTION_COLUMNS, TOPIC_COLUMNS
+from geminga.storage.statistics.statistics import SUBSCRIPTIONS_EACH, unpack
 
 from .rig import entry_of
 

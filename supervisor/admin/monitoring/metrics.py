@@ -22,7 +22,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from geminga.proto.responses import SERVER_VERSION
 from geminga.storage.runtime.counters import BOUNDS_S, Counters
-from geminga.storage.statistics.statistics import SUBSCRIPTION_COLUMNS, TOPIC_COLUMNS
+from geminga.storage.statistics.columns import SUBSCRIPTION_COLUMNS, TOPIC_COLUMNS
 from geminga.supervisor.admin.monitoring.alarms import ALARMS, Alarms
 from geminga.supervisor.admin.monitoring.stats import Measured, measure, namespace_of, processes
 from geminga.supervisor.admin.requests import authentication

@@ -12,7 +12,8 @@ from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
 from geminga.proto.responses import SERVER_VERSION
 from geminga.storage.runtime.counters import Counters
-from geminga.storage.statistics.statistics import SUBSCRIPTION_COLUMNS, TOPIC_COLUMNS, unpack
+from geminga.storage.statistics.columns import SUBSCRIPTION_COLUMNS, TOPIC_COLUMNS
+from geminga.storage.statistics.statistics import unpack
 from geminga.storage.topics.subscription import SubType
 from geminga.supervisor.admin.requests.owners import OWNERS, Owners
 from geminga.supervisor.admin.requests.request_parts import (

@@ -36,7 +36,7 @@ from geminga.storage.catalogue.catalogue import Catalogue
 from geminga.storage.errors import text_of
 from geminga.storage.ledgers import compacted_ledgers
 from geminga.storage.runtime.log import log
-from geminga.storage.statistics.statistics import LATENCIES_MS
+from geminga.storage.statistics.columns import LATENCIES_MS
 from geminga.supervisor.admin.requests.owners import Owners
 from geminga.supervisor.admin.requests.request_parts import (
     TOPIC,
