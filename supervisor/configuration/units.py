@@ -1,24 +1,28 @@
-"""Times and sizes as pulsar-admin reads them: 90, 10m, 7d, -1; 4096, 10M, 2G.  Moments, also as the broker reads and shows them."""
+"""Times and sizes as pulsar-admin reads them (90, 10m, 7d, -1; 4096, 10M, 2G), and moments as the broker shows them."""
 import re
 
 _SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 7 * 86_400, "y": 365 * 86_400}
 _BYTES = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-LAST_MS = 253_402_300_799_999      # of the year 9999, the last one that is written with four digits
+LAST_MS = 253_402_300_799_999      # end of the year 9999, the last with four digits
 _MILLIS = re.compile(r"[0-9]{1,15}ms", re.IGNORECASE)
 _RELATIVE = re.compile(r"([+-]?)([0-9]{1,12}[smhdwy])", re.IGNORECASE)
 
 
 def seconds(text: str) -> int:
+    """Return a time in seconds.  Raises ValueError."""
     return _scaled(text, _SECONDS, "a time: a number of seconds, or one with a unit of s, m, h, d, w or y, such as 10m")
 
 
 def millis(text: str) -> int:
-    """Of a time; also 500ms."""
+    """Return a time in milliseconds, also one such as 500ms.  Raises ValueError."""
     return int(text[:-2]) if _MILLIS.fullmatch(text) else 1_000 * seconds(text)
 
 
 def moment(text: str, now_ms: int) -> int:
-    """In ms: of ms, of ISO 8601 (UTC where it does not say), or so long from now: 10m, +2h, -1d.  Raises ValueError."""
+    """Return a moment in ms since 1970, from ms, ISO 8601 (UTC by default) or a time from now: 10m, +2h, -1d.
+
+    Raises ValueError.
+    """
     if relative := _RELATIVE.fullmatch(text):
         sign, length = relative.groups()
         found = now_ms + (-1 if sign == "-" else 1) * millis(length)
@@ -38,7 +42,7 @@ def moment(text: str, now_ms: int) -> int:
 
 
 def instant(time_ms: int) -> str:
-    """As the broker writes times; producers may have set any number."""
+    """Return a moment in ms as ISO 8601; a number beyond any date, which producers may set, as it is."""
     from datetime import UTC, datetime
     try:
         return datetime.fromtimestamp(time_ms / 1_000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -47,17 +51,18 @@ def instant(time_ms: int) -> str:
 
 
 def size(text: str) -> int:
+    """Return a size in bytes.  Raises ValueError."""
     return _scaled(text, _BYTES, "a size: a number of bytes, or one with a unit of K, M, G or T, such as 10M")
 
 
 def minutes(text: str) -> int:
-    """Of a time; whole ones, and -1 stays what it is."""
+    """Return a time in whole minutes; -1 stays -1.  Raises ValueError."""
     found = seconds(text)
     return found // 60 if found > 0 else found
 
 
 def mebibytes(text: str) -> int:
-    """Of a size; whole ones, and -1 stays what it is."""
+    """Return a size in whole MiB; -1 stays -1.  Raises ValueError."""
     found = size(text)
     return found >> 20 if found > 0 else found
 

@@ -1,16 +1,17 @@
-"""What the host, or the control groups that this process is in, give it.
+"""Memory that the host, or the control groups of this process, give it.
 
-    root    where /proc and /sys are to be looked for: tests have their own
+    root    the folder above /proc and /sys; tests have their own
 """
 from pathlib import Path
 from typing import NamedTuple
 
-# Of a control group's memory.stat: what the kernel cannot take back by writing it to its file, or by dropping it.
+# Fields of a control group's memory.stat: memory that the kernel cannot take back by dropping pages or writing them
+# out.
 _HELD = "anon", "shmem", "sock", "kernel_stack", "pagetables", "slab_unreclaimable"
 
 
 class Memory(NamedTuple):
-    """What is used of what there is; of several limits that which is nearest."""
+    """Memory in use, and its limit; of several limits the one that is nearest."""
 
     used: int
     limit: int
@@ -22,7 +23,7 @@ class Memory(NamedTuple):
 
 
 def control_groups(root: Path = Path("/")) -> list[Path]:
-    """Folders of those that this process is in, the innermost first (version 2)."""
+    """Return the folders of this process's control groups (version 2), the innermost first."""
     groups = root / "sys/fs/cgroup"
     own = next((line[3:] for line in words(root / "proc/self/cgroup") if line.startswith("0::")), "/")
     own_group = groups / own.strip("/")
@@ -30,7 +31,7 @@ def control_groups(root: Path = Path("/")) -> list[Path]:
 
 
 def memory(root: Path = Path("/")) -> Memory:
-    """Pages of files are no use of it: the kernel takes them back when it needs them."""
+    """Return the memory use that is nearest to its limit.  Cached pages of files do not count as used."""
     found = [_of_host(root)]
     for level in control_groups(root):
         limits = [int(text) for name in ("memory.max", "memory.high") for text in words(level / name)[:1] if text.isdigit()]
@@ -50,11 +51,11 @@ def _of_host(root: Path) -> Memory:
     return Memory(total - table.get("MemAvailable", total), total, "host")
 
 
-_EXITING, _KILLED = 0x4, 1 << 8      # of /proc/PID/stat: flags of a process that ends; its pending signals when it was sent SIGKILL
+_EXITING, _KILLED = 0x4, 1 << 8      # in /proc/PID/stat: the flag of an ending process; pending SIGKILL
 
 
 def is_ending(pid: int, root: Path = Path("/")) -> bool:
-    """Whether the process is gone, ends, or has been killed, although nobody has been told yet."""
+    """Whether the process has ended, is ending or was killed, even before its parent is told."""
     try:
         fields = (root / f"proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -63,7 +64,7 @@ def is_ending(pid: int, root: Path = Path("/")) -> bool:
 
 
 def _table(path: Path) -> dict[str, int]:
-    """Of lines with a name and a number."""
+    """Read lines of a name and a number; {} if the file cannot be read."""
     try:
         lines = [line.split() for line in path.read_text().splitlines()]
     except OSError:

@@ -122,9 +122,9 @@ class Reload:
             os.kill(child.pid, signal.SIGKILL)
 
     def go_on(self) -> None:
-        """Take the next step:
+        """Take the next step of a reload.
 
-        begin when all children are ready, tell the next group, or end when all have confirmed.
+        It begins when all children are ready, tells one group after the other, and ends when all have confirmed.
         """
         supervisor = self._supervisor
         if supervisor.is_stopping or not supervisor.is_ready or supervisor.is_draining:

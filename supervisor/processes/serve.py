@@ -275,9 +275,9 @@ class Supervisor:
                 self._selector.register(child.control, selectors.EVENT_READ, partial(self._receive, child))
 
     def _select_timeout(self) -> float:
-        """Return the seconds until the next timed action:
+        """Return the seconds until the next timed action.
 
-        a look at the children, a restart, a step of a drain or a stop.
+        Such are a check of the children, a restart, and steps of a drain or a stop.
         """
         if self.is_stopping:
             return 0.05

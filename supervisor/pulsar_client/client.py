@@ -1,6 +1,7 @@
-"""A small client of the binary protocol: what the health check and the command line need, and no more.
+"""A small client of the binary protocol for the health check, commands and tasks.
 
-One request at a time; entries come and go as they are stored, so a batch is one.  Real applications use a Pulsar client library.
+It has one request under way at a time, and sends and receives entries as they are stored, a batch as one.  Applications
+use a Pulsar client library.
 """
 import asyncio
 import itertools
@@ -23,38 +24,39 @@ T = api.BaseCommand.Type
 _PERMITS = 5_000
 _CONNECT_S = 10
 _SILENCE_S = 60
-_FRAME_MAX = 1 << 30        # bytes; what announces more is no broker
-_OTHERS = b"HTTP", b"\x15\x03"      # what other servers begin with, the latter those that want TLS
+_FRAME_MAX = 1 << 30        # bytes; a peer that announces more is not a broker
+_OTHERS = b"HTTP", b"\x15\x03"      # first bytes of an HTTP server, and of one that expects TLS
 _PROTOCOL = "Pulsar's protocol"
-_HELD_MAX = 16 << 20        # bytes that came and were not asked for yet
+_HELD_MAX = 16 << 20        # bytes received and not read yet; above, the connection is not read from
 _HOPS_MAX = 10
 _ENDS = {T.CLOSE_PRODUCER: "the producer", T.CLOSE_CONSUMER: "the consumer"}
 _ANSWERS = {T.LOOKUP_RESPONSE: ("lookupTopicResponse", "error", "message"),
             T.PARTITIONED_METADATA_RESPONSE: ("partitionMetadataResponse", "error", "message"),
             T.GET_SCHEMA_RESPONSE: ("getSchemaResponse", "error_code", "error_message"),
-            T.SEND_ERROR: ("send_error", "error", "message"), T.ERROR: ("error", "error", "message")}    # fields: code, text
+            # fields: code, text
+            T.SEND_ERROR: ("send_error", "error", "message"), T.ERROR: ("error", "error", "message")}
 
 
 class ClientError(Exception):
-    """The broker said no, or something that was not expected."""
+    """The broker refused a command, or answered with something unexpected."""
 
     def __init__(self, text: str, code: int | None = None) -> None:
         super().__init__(text)
-        self.code = code           # the protocol's, if it said no
+        self.code = code           # the protocol's error code, if the broker refused
 
 
 class Silence(ClientError):
-    """Nothing came for a minute."""
+    """No frame came for a minute."""
 
 
 class NoAddress(ClientError):
-    """What was given as an address is none."""
+    """The text is not an address of a broker."""
 
     exit_status = 2
 
 
 class Entry(NamedTuple):
-    """What a SEND brought, with its checksum, and where it is."""
+    """An entry with its checksum, as it is stored, and its position."""
 
     ledger_id: int
     entry_id: int
@@ -72,22 +74,22 @@ class Entry(NamedTuple):
 
 
 class Session(asyncio.Protocol):
-    """A connection with its handshake done."""
+    """One connection to a broker; `connect` returns it after the handshake."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport                   # set by connection_made
         self._rest = bytearray()
         self._came: deque[tuple[api.BaseCommand, bytes]] = deque()
-        self._held = 0                                       # bytes of entries in it
+        self._held = 0                                       # bytes of entries in `_came`
         self._is_paused = False
         self._waiter: asyncio.Future | None = None
         self._can_write = asyncio.Event()
         self._can_write.set()
-        self._end = ""                                       # why nothing more will come
-        self._heard = False                                  # whether a command of the protocol came
+        self._end = ""                                       # why the connection ended, "" while it is open
+        self._heard = False                                  # whether any command of the protocol came
         self._request_ids, self._consumer_ids = itertools.count(1), itertools.count(1)
 
-    # -- called by the loop
+    # -- called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -152,7 +154,7 @@ class Session(asyncio.Protocol):
         self._transport.write(frames.SIZES.pack(4 + len(body) + len(entry), len(body)) + body + entry)
 
     async def receive(self, expected: int) -> tuple[api.BaseCommand, bytes]:
-        """The next frame of that kind: (command, entry).  Raises ClientError."""
+        """Return the next frame of that type: (command, entry).  Raises ClientError."""
         while True:
             while not self._came:
                 await self._more()
@@ -180,7 +182,7 @@ class Session(asyncio.Protocol):
     # -- publishing
 
     async def producer(self, topic: str, name: str = "", schema: api.Schema | None = None) -> api.CommandProducerSuccess:
-        """There is producer 1 of the topic."""
+        """Create producer 1 on the topic, with a generated name unless `name` is given.  Raises ClientError."""
         request = api.CommandProducer(topic=topic, producer_id=1, request_id=self.request_id(), schema=schema)
         if name:
             request.producer_name = name
@@ -192,7 +194,7 @@ class Session(asyncio.Protocol):
         await self.call(api.BaseCommand(type=T.CLOSE_PRODUCER, close_producer=close), T.SUCCESS)
 
     async def publish(self, topic: str, payloads: list[bytes]) -> list[tuple[int, int]]:
-        """Publish each payload as a message; returns their (ledger, entry)."""
+        """Publish each payload as a message; return their positions as (ledger, entry).  Raises ClientError."""
         made = await self.producer(topic)
         found = []
         for number, payload in enumerate(payloads):
@@ -203,7 +205,10 @@ class Session(asyncio.Protocol):
         return found
 
     async def send_entries(self, entries: list[Entry], sequence_id: int) -> None:
-        """Publish them as they are, with sequence ids from that one on; their receipts come later."""
+        """Publish entries unchanged, with ascending sequence ids from `sequence_id` on.
+
+        `receipt` reads their receipts.
+        """
         written: list[bytes] = []
         for number, entry in enumerate(entries, sequence_id):
             send = api.CommandSend(producer_id=1, sequence_id=number, num_messages=entry.messages)
@@ -215,7 +220,7 @@ class Session(asyncio.Protocol):
         self._transport.write(b"".join(written))
 
     async def receipt(self) -> tuple[int, int]:
-        """(ledger, entry) of the next one."""
+        """Return (ledger, entry) of the next receipt.  Raises ClientError."""
         receipt, _ = await self.receive(T.SEND_RECEIPT)
         return receipt.send_receipt.message_id.ledgerId, receipt.send_receipt.message_id.entryId
 
@@ -223,14 +228,19 @@ class Session(asyncio.Protocol):
 
     async def subscribe(self, topic: str, subscription: str = "", first: tuple[int, int] | None = None, since_s: int = 0,
                         makes_topic: bool = True) -> int:
-        """The number of a new consumer at first, or so long ago, or the beginning; without a subscription it reads, and leaves no trace."""
+        """Create a consumer and return its number.  Raises ClientError.
+
+        It begins at `first`, else at what was published `since_s` seconds ago, else at the beginning.  Without a
+        subscription it is a reader, and leaves no subscription behind.
+        """
         request = api.CommandSubscribe(topic=topic, subscription=subscription or f"geminga-reader-{time.time_ns()}",
                                        subType=api.CommandSubscribe.Shared if subscription else api.CommandSubscribe.Exclusive,
                                        consumer_id=next(self._consumer_ids), request_id=self.request_id(), durable=bool(subscription),
                                        initialPosition=api.CommandSubscribe.Earliest, force_topic_creation=makes_topic)
         if first is not None:
             request.start_message_id.ledgerId, request.start_message_id.entryId = first
-            request.initialPosition = api.CommandSubscribe.Latest      # where it begins when there is no such message any more
+            # for the case that there is no such message any more
+            request.initialPosition = api.CommandSubscribe.Latest
         if since_s:
             request.start_message_rollback_duration_sec = since_s
         await self.call(api.BaseCommand(type=T.SUBSCRIBE, subscribe=request), T.SUCCESS)
@@ -242,14 +252,18 @@ class Session(asyncio.Protocol):
         await self.receive(T.SUCCESS)
 
     async def last(self, consumer: int) -> tuple[int, int] | None:
-        """(ledger, entry) of the last one of its topic."""
+        """Return (ledger, entry) of the topic's last entry, None if it has none.  Raises ClientError."""
         ask = api.CommandGetLastMessageId(consumer_id=consumer, request_id=self.request_id())
         answer = await self.call(api.BaseCommand(type=T.GET_LAST_MESSAGE_ID, getLastMessageId=ask), T.GET_LAST_MESSAGE_ID_RESPONSE)
         found = answer.getLastMessageIdResponse.last_message_id
-        return None if found.ledgerId >> 63 or found.entryId >> 63 else (found.ledgerId, found.entryId)      # -1: there is none
+        # -1 says that there is none
+        return None if found.ledgerId >> 63 or found.entryId >> 63 else (found.ledgerId, found.entryId)
 
     async def entries(self, consumer: int, last: tuple[int, int] | None) -> AsyncIterator[list[Entry]]:
-        """What the consumer is given until that one has come, in runs of what came at a time; nothing if there is none."""
+        """Yield the consumer's entries up to the position `last`, in runs of those that came together.
+
+        With `last` = None there are none.
+        """
         if last is None:
             return
         permits, used, run = _PERMITS, _PERMITS, []
@@ -273,15 +287,15 @@ class Session(asyncio.Protocol):
                 return
 
     async def read(self, topic: str, first: tuple[int, int] | None = None) -> list[bytes]:
-        """Payloads from first (or the beginning) to the end, as they are stored: a batch is one."""
+        """Return all payloads from `first`, or the beginning, to the end; a batch is one payload."""
         consumer = await self.subscribe(topic, first=first)
         last = await self.last(consumer)
         return [entry.payload async for run in self.entries(consumer, last) for entry in run]
 
-    # -- what there is
+    # -- topics and schemas
 
     async def partitions(self, topic: str) -> int | None:
-        """0: it is not partitioned; None: there is no such topic (or the broker does not tell)."""
+        """Return the number of partitions: 0 for a topic without, None if the broker knows no such topic."""
         request = api.CommandPartitionedTopicMetadata(topic=topic, request_id=self.request_id(), metadata_auto_creation_enabled=False)
         command = api.BaseCommand(type=T.PARTITIONED_METADATA, partitionMetadata=request)
         try:
@@ -293,7 +307,7 @@ class Session(asyncio.Protocol):
         return answer.partitionMetadataResponse.partitions
 
     async def topics(self, namespace: str) -> list[str]:
-        """Names of its persistent topics, each partition by itself."""
+        """Return the names of the namespace's persistent topics, and of each partition."""
         request = api.CommandGetTopicsOfNamespace(namespace=namespace, request_id=self.request_id(),
                                                   mode=api.CommandGetTopicsOfNamespace.PERSISTENT)
         answer = await self.call(api.BaseCommand(type=T.GET_TOPICS_OF_NAMESPACE, getTopicsOfNamespace=request),
@@ -301,7 +315,7 @@ class Session(asyncio.Protocol):
         return list(answer.getTopicsOfNamespaceResponse.topics)
 
     async def schemas(self, topic: str) -> dict[int, api.Schema]:
-        """By version, in order."""
+        """Return {version: schema} of a topic, in ascending order."""
         newest = await self._schema(topic, b"")
         if newest is None:
             return {}

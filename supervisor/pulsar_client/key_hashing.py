@@ -96,7 +96,8 @@ CLIENTS: dict[str, tuple[Scheme, ...]] = {
 
 
 def partitions_of(key: str, count: int, client: str | None = None) -> list[dict]:
-    """Where each client, or this one, publishes the key on a topic of so many partitions, by each hash that it knows."""
+    """Where each client, or this one, publishes the key on a topic of so many partitions, by each hash that it knows.
+    """
     found = [(name, number, scheme.name, scheme.hash(key)) for name, schemes in CLIENTS.items() if client in (None, name)
              for number, scheme in enumerate(schemes)]
     return [{"client": name, "hashing": hashing, "default": number == 0, "hash": value, "partition": value % count}

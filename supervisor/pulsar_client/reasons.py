@@ -1,16 +1,16 @@
-"""Why an address does not answer as it should, in one line: what an exception says of it may be nothing, or a tuple."""
+"""One line on why an address does not answer as it should; the text of an exception may be empty, or a tuple."""
 import os
 import socket
 import sys
 
 _NO_TLS = "WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNEXPECTED_EOF_WHILE_READING", "RECORD_LAYER_FAILURE"
-_TLS_ALERT = b"\x15\x03"     # what a server that expects TLS says to everything else
+_TLS_ALERT = b"\x15\x03"     # the alert of a server that expects TLS
 _NOT_TLS = "what listens there ended the TLS handshake: it may not speak TLS"
 
 
 def of(error: Exception, *, is_secure: bool) -> str:
-    """is_secure: whether it was to be TLS."""
-    ssl = sys.modules.get("ssl")      # nothing of it, where it was not needed
+    """Return the reason for an exception at a connection.  `is_secure`: the address asks for TLS."""
+    ssl = sys.modules.get("ssl")      # absent if no connection used TLS
     if ssl and isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not to be trusted: {error.verify_message}"
     if ssl and isinstance(error, ssl.SSLError):
@@ -27,7 +27,7 @@ def of(error: Exception, *, is_secure: bool) -> str:
 
 
 def of_bytes(received: bytes, wanted: str) -> str:
-    """Of an answer that is none.  wanted: the protocol."""
+    """Return the reason for bytes that are no answer of the protocol `wanted`."""
     if not received:
         return f"what listens there ended the connection without an answer: it may not speak {wanted}"
     if received.startswith(_TLS_ALERT):

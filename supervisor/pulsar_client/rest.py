@@ -1,7 +1,7 @@
-"""Questions to a broker's HTTP port.
+"""Requests to a broker's HTTP port.
 
-The exchange is HTTP/1.0, written by hand: an answer ends with its connection, so there is little to it, and the standard library's
-client would double the time a command takes to start.
+They are HTTP/1.0, written by hand: an answer ends with its connection.  The standard library's client would double the
+time that a command takes to start.
 """
 import json
 import socket
@@ -15,7 +15,7 @@ DONE, REFUSED, WRONG_USAGE, NOT_REACHABLE = range(4)  # exit statuses
 
 
 class Refused(Exception):
-    """The broker answered with an error."""
+    """The broker answered with an error status; the text is its reason."""
 
     exit_status = REFUSED
 
@@ -25,19 +25,21 @@ class Refused(Exception):
 
 
 class NotReachable(Exception):
-    """No answer came."""
+    """The broker did not answer, or the address is none of HTTP; the text says why."""
 
     exit_status = NOT_REACHABLE
 
 
 class Answer(NamedTuple):
+    """An answer of HTTP, whole."""
+
     status: int
-    phrase: str                       # beside the status
-    headers: dict[str, str]           # by their names in lower case
+    phrase: str                       # behind the status
+    headers: dict[str, str]           # names in lower case
     body: bytes
 
     def value(self) -> Any:
-        """What it says: JSON, or a text that is none; None without a body."""
+        """Return the body's JSON, its text if it is not JSON, or None without a body."""
         if not self.body:
             return None
         try:
@@ -47,7 +49,7 @@ class Answer(NamedTuple):
 
 
 class Broker:
-    """Where it listens."""
+    """The HTTP address of a broker, and the credentials to use there."""
 
     def __init__(self, url: str, timeout_s: float = 60.0, credentials: Credentials = NOBODY) -> None:
         parts: SplitResult | None
@@ -65,7 +67,7 @@ class Broker:
         self._credentials = credentials
 
     def ask(self, method: str, path: str, query: dict[str, Any] | None = None, body: Any = None) -> Answer:
-        """The answer; a body is sent as JSON.  Raises Refused and NotReachable."""
+        """Send a request, its body as JSON, and return the answer.  Raises Refused, NotReachable."""
         target = self._parts.path.rstrip("/") + path
         if query:
             target += ("&" if "?" in path else "?") + urlencode({name: shown(value) for name, value in query.items()})
@@ -94,7 +96,7 @@ class Broker:
 
 
 def _parsed(received: bytes) -> Answer:
-    """Raises ValueError when it is no whole answer."""
+    """Raises ValueError if the bytes are not a whole answer of HTTP."""
     if not received.startswith(b"HTTP/1"):
         raise ValueError(reasons.of_bytes(received, "HTTP"))
     head, end, body = received.partition(b"\r\n\r\n")
@@ -108,7 +110,7 @@ def _parsed(received: bytes) -> Answer:
 
 
 def _reason(answer: Answer) -> str:
-    """What is wrong, in one line: the reason in the body, its text, or the phrase beside the status."""
+    """Return an error's reason in one line: the reason in the body, its text, or the phrase behind the status."""
     said = answer.value()
     if isinstance(said, dict):
         said = said.get("reason")
@@ -117,17 +119,17 @@ def _reason(answer: Answer) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as JSON has it; a text without quotes."""
+    """Return a value as JSON; a text without quotes."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def quoted(part: str) -> str:
-    """One part of a path, whatever characters it has."""
+    """Quote one part of a path."""
     return quote(part, safe="")
 
 
 def topic_path(name: str) -> str:
-    """domain/tenant/namespace/topic, each quoted, of a complete name or a short one; raises ValueError."""
+    """Return domain/tenant/namespace/topic, each quoted, for a complete or a short name.  Raises ValueError."""
     domain, _, rest = name.rpartition("://") if "://" in name else ("persistent", "", name)
     parts = rest.split("/", 2)
     if len(parts) == 1:
@@ -138,6 +140,7 @@ def topic_path(name: str) -> str:
 
 
 def namespace_path(name: str) -> str:
+    """Return tenant/namespace, each quoted.  Raises ValueError."""
     parts = name.split("/")
     if len(parts) != 2 or not all(parts):
         raise ValueError(f"{name!r} is no namespace: tenant/namespace")
@@ -145,5 +148,5 @@ def namespace_path(name: str) -> str:
 
 
 def plain(text: str) -> str:
-    """On one line, and without what a terminal would obey: names and properties are whatever clients sent."""
+    """Escape unprintable characters: names and properties come from clients, and a terminal would obey them."""
     return text if text.isprintable() else "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
