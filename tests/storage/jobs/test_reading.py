@@ -499,3 +499,10 @@ def test_a_pattern_is_of_whole_names(rig, pattern, expected):
     for name in ("t", "t2", "other"):
         rig.producer(name)
     assert [name.local_name for _, name in confirmed.partitions(rig.data_dir, re.compile(pattern))] == expected
+
+
+def test_a_pattern_finds_no_topic_that_brokers_use_among_themselves(rig, monkeypatch):
+    for name in ("t", "theirs"):
+        rig.producer(name)
+    monkeypatch.setattr(confirmed.names, "is_system", lambda text: text.endswith("/theirs"))
+    assert [name.local_name for _, name in confirmed.partitions(rig.data_dir, re.compile(".*"))] == ["t"]
