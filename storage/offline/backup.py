@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 from crc32c import crc32c
@@ -140,7 +141,7 @@ def backups(parent: Path) -> list[Path]:
     return sorted(path.parent for path in parent.glob(f"*/{MANIFEST}") if _NAME.fullmatch(path.parent.name))
 
 
-def make(data_dir: Path, parent: Path, begin: Callable[[], None], cut: Callable[[], list[dict]], *, keep: int = 0) -> Report:
+def make(data_dir: Path, parent: Path, begin: Callable[[], None], cut: Callable[[], list[dict[str, Any]]], *, keep: int = 0) -> Report:
     """Make a backup in a new folder of `parent`.
 
     begin, cut: ask all owners (backup_snapshot.py). keep: number of backups to keep, 0 for all; older ones are
@@ -207,7 +208,7 @@ class _Making:
         self._clones = True                          # whether files may share blocks without being one
         self._report = Report("")
 
-    def run(self, begin: Callable[[], None], cut: Callable[[], list[dict]]) -> Report:
+    def run(self, begin: Callable[[], None], cut: Callable[[], list[dict[str, Any]]]) -> Report:
         begin()
         newest = self._newest_partition()
         for folder in (self._data_dir / PARTITIONS).glob("*"):
@@ -227,8 +228,8 @@ class _Making:
         for item in items:
             self._settle(item)
         self._remove_others({item.path for item in items})
-        for folder, _, _ in os.walk(self._made):
-            sync(Path(folder), os.fsync)
+        for made, _, _ in os.walk(self._made):
+            sync(Path(made), os.fsync)
         write_anew(self._made / MANIFEST, Manifest(created_ms, format.FOLDER_VERSION, str(self._data_dir.resolve()), items).encode())
         sync(self._made, os.fsync)
         self._report.partitions = len(stored & self._rows.keys())
@@ -272,7 +273,7 @@ class _Making:
         return _items(Ledger(format.partition_folder(Path(), partition_id), partition_id, ledger_id), raw, int(head["entries"][0]),
                       int(head["size"][0]))
 
-    def _take(self, cuts: list[dict]) -> dict[int, bytes]:
+    def _take(self, cuts: list[dict[str, Any]]) -> dict[int, bytes]:
         """Apply the cuts that owners answered, and return the states of partitions as bytes."""
         states = {}
         for one in cuts:
@@ -284,7 +285,7 @@ class _Making:
             (self._linked / one["file"]).unlink()
         return states
 
-    def _take_row(self, row: dict) -> None:
+    def _take_row(self, row: dict[str, Any]) -> None:
         partition_id, named = row["id"], format.partition_folder(Path(), row["id"])
         if "open" not in row:      # nobody has opened it since a start: its files are right, but for the state
             items = [item for item in self._rows.get(partition_id, []) if item.path != str(named / STATE)]
@@ -341,8 +342,8 @@ class _Making:
         item.source = [found.st_ino, found.st_mtime_ns]
         path.parent.mkdir(parents=True, exist_ok=True)
         known = self._known.get(item.path)
-        is_same = known is not None and (known.size, known.header, known.source) == (item.size, item.header, item.source)
-        if is_same and _link_again(self._before / item.path, path):
+        if known is not None and (known.size, known.header, known.source) == (item.size, item.header, item.source) \
+                and self._before is not None and _link_again(self._before / item.path, path):
             self._report.shared_bytes += item.size
             item.crc32c = known.crc32c
             return None
@@ -353,7 +354,8 @@ class _Making:
             self._report.shared_bytes += item.size
         elif is_written or linked != path:
             item.crc32c = copy_item(linked.parent, linked, fresh, item)
-            return fresh.replace(path)
+            fresh.replace(path)
+            return None
         else:
             self._report.shared_bytes += item.size if found.st_nlink > 1 else 0
         return self._sum_up(path, item)
@@ -425,7 +427,7 @@ def sum_up(item: Item, chunks: Iterator[tuple[int, bytes]]) -> int:
     return found
 
 
-def _chunks(file, item: Item) -> Iterator[tuple[int, bytes]]:
+def _chunks(file: BinaryIO, item: Item) -> Iterator[tuple[int, bytes]]:
     """Iterate over (offset, bytes) of the file behind the item's header."""
     at = len(item.header) // 2
     while at < item.size:

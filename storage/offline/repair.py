@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from geminga.storage import format
 from geminga.storage.cursors import state_file
@@ -22,7 +23,7 @@ from geminga.storage.ledgers import ledger
 from geminga.storage.offline.findings import Finding, Severity
 
 
-def as_json(finding: Finding) -> dict:
+def as_json(finding: Finding) -> dict[str, Any]:
     return asdict(finding) | {"path": str(finding.path), "severity": finding.severity.name.lower()}
 
 

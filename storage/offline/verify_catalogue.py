@@ -89,7 +89,8 @@ def _read(path: Path, db: sqlite3.Connection) -> Names:
         names.subscriptions.setdefault(partition_id, {})[number] = name
     topics = dict(db.execute("SELECT name, partitions FROM topics"))
     for name in names.partitions.values():
-        base, number = re.fullmatch(r"(.*?)(?:-partition-(\d+))?", name).groups()
+        match = re.fullmatch(r"(.*?)(?:-partition-(\d+))?", name)
+        base, number = match.groups() if match is not None else (name, None)
         if name not in topics and (number is None or int(number) >= topics.get(base, 0)):
             tell(f"there is no topic of partition {name}", "lists of topics lack it", Severity.HARMLESS)
     return names
@@ -102,7 +103,7 @@ def _check_log(path: Path) -> Iterator[Finding]:
     """
     try:
         with regular_files.opened(path) as file:
-            raw = file.readall()
+            raw = file.read()
     except FileNotFoundError:
         return
     if len(raw) < _LOG_HEADER.size:
@@ -113,7 +114,8 @@ def _check_log(path: Path) -> Iterator[Finding]:
     if magic & ~1 != _LOG_MAGIC or checksum != (first, second):
         yield Finding(path, 0, _LOG_HEADER.size, "the header of SQLite's log is damaged", "what only the log has is lost", Severity.LOSS)
         return
-    wrong, commits = None, 0
+    wrong: int | None = None
+    commits = 0
     for at in range(_LOG_HEADER.size, len(raw) - _FRAME.size - page_size + 1, _FRAME.size + page_size):
         _, pages, *found, first, second = _FRAME.unpack_from(raw, at)
         if wrong is None:
@@ -123,6 +125,8 @@ def _check_log(path: Path) -> Iterator[Finding]:
         if wrong is not None and found == salts and pages:
             commits += 1
     size = _FRAME.size + page_size
+    if wrong is None:
+        return
     if commits > 1:
         yield Finding(path, wrong, size, "SQLite's log is damaged", f"{commits} changes of the catalogue are lost", Severity.LOSS)
     elif commits:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geminga.proto import checksums
+from geminga.proto.rows import Rows
 from geminga.proto.sends import KEPT_CHECKSUM
 from geminga.storage import format
 from geminga.storage.cursors.cursor import NOWHERE, Position
@@ -43,6 +44,7 @@ def look_at_views(folder: Path, partition_id: int, *, is_served: bool) -> Looked
     path = format.compacted_folder(folder) / str(held[-1]) / compacted_ledgers.MANIFEST
     try:
         view = compacted_ledgers.open_view(folder, held[-1])
+        assert view is not None      # its number is not 0
         looked.horizon = view.horizon
         if view.manifest.partition_id != partition_id:
             looked.findings.append(Finding(path, 0, 0, f"it is of partition {view.manifest.partition_id}", _UNUSED, Severity.LOSS))
@@ -91,15 +93,15 @@ def _part(view: View, part: Part, looked: Looked) -> Iterator[Finding]:
                       f"some of them are {_MISSING}, or come as empty ones", Severity.LOSS)
 
 
-def _in_order(rows: NDArray, part: Part) -> NDArray[np.bool_]:
+def _in_order(rows: Rows, part: Part) -> NDArray[np.bool_]:
     """Which rows (n,) follow the one before and refer to entries that exist."""
     ids, ends = rows["entry_id"].astype(np.int64), rows["offset"] + rows["size"]
-    found = (ids < part.entries) & (ends <= format.HEADER_SIZE + part.size)
+    found: NDArray[np.bool_] = (ids < part.entries) & (ends <= format.HEADER_SIZE + part.size)
     found[1:] &= (ids[1:] > ids[:-1]) & (rows["offset"][1:] >= ends[:-1])
     return found
 
 
-def _wrong(path: Path, rows: NDArray) -> Iterator[int]:
+def _wrong(path: Path, rows: Rows) -> Iterator[int]:
     """Iterate over positions of rows whose entry fails its checksum."""
     offsets, sizes = rows["offset"].astype(np.int64), rows["size"].astype(np.int64)
     wanted, first = np.flatnonzero(rows["flags"] & KEPT_CHECKSUM != 0), 0
@@ -116,7 +118,7 @@ def _wrong(path: Path, rows: NDArray) -> Iterator[int]:
             first = stop
 
 
-def _wrong_words(path: Path, rows: NDArray) -> Iterator[int]:
+def _wrong_words(path: Path, rows: Rows) -> Iterator[int]:
     """Iterate over positions of cut batches whose words have no message, all messages, or too many."""
     with open(path, "rb") as file:
         for at in np.flatnonzero(rows["flags"] & format.IS_CUT != 0).tolist():

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geminga.proto import checksums
+from geminga.proto.rows import Rows
 from geminga.proto.sends import KEPT_CHECKSUM
 from geminga.storage import format
 from geminga.storage.cursors.cursor import NOBODY, NOWHERE, Cursor
@@ -36,7 +37,7 @@ class Task:
     ledger_id: int
     is_served: bool                                 # a broker may be writing it
     opened: tuple[int, int] | None                  # (first message, created, ms) if the journal has that
-    rows: list[tuple[int, NDArray]]                 # (first entry, rows) that only the journal may have
+    rows: list[tuple[int, Rows]]                    # (first entry, rows) that only the journal may have
     gone: Cursor | None                             # what is there for nobody any more
 
 
@@ -45,9 +46,9 @@ class Report:
     """Result of checking one ledger."""
 
     ledger: Ledger
-    index: NDArray | None = None                    # its rows, where they are not those of its file
+    index: Rows | None = None                       # its rows, where they are not those of its file
     findings: list[Finding] = field(default_factory=list)
-    wrong: NDArray = field(default_factory=lambda: np.empty(0, np.int64))      # entries whose bytes are damaged
+    wrong: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))      # entries whose bytes are damaged
     is_readable: bool = True
     bytes: int = 0
 
@@ -81,7 +82,7 @@ def acknowledged(cursor: Cursor | None, ledger_id: int, entries: int) -> NDArray
     return np.zeros(entries, bool) if cursor is None else cursor.acknowledged(ledger_id, 0, entries)
 
 
-def runs(numbers: NDArray) -> list[tuple[int, int]]:
+def runs(numbers: NDArray[np.int64]) -> list[tuple[int, int]]:
     """Return (first, end) of each run of consecutive numbers."""
     if not len(numbers):
         return []
@@ -142,7 +143,7 @@ def _check_ledger_header(report: Report) -> None:
                                        "nothing in it is needed", Severity.HARMLESS))
 
 
-def _read_rows(found: Ledger) -> NDArray:
+def _read_rows(found: Ledger) -> Rows:
     raw = found.index_path.read_bytes()
     return np.frombuffer(raw, format.INDEX_ROW, max(0, len(raw) - format.HEADER_SIZE) // _WIDTH, min(len(raw), format.HEADER_SIZE))
 
@@ -190,6 +191,7 @@ def _check(task: Task, report: Report) -> bool:
         for start, stop in _chunks(offsets, sizes, wanted):
             begin = int(offsets[start])
             begins, ends = offsets[start:stop] - begin, offsets[start:stop] + sizes[start:stop] - begin
+            assert reader is not None      # rows of the index file have their bytes in the ledger
             data = reader.read(begin, int(ends[-1]))
             report.bytes += int(ends[-1])
             wrong.append(first + start + checksums.wrong_entries(data, begins, ends, claimed[start:stop]))
@@ -198,7 +200,7 @@ def _check(task: Task, report: Report) -> bool:
     return True
 
 
-def _blocks(report: Report) -> Iterator[tuple[int, NDArray]]:
+def _blocks(report: Report) -> Iterator[tuple[int, Rows]]:
     """Iterate over (first, rows).  The rows of a block are valid until the next one is asked for."""
     count = report.ledger.entries
     if report.index is not None:
@@ -254,7 +256,8 @@ class _Order:
         self._end, self._message, self._was_gone = format.HEADER_SIZE, found.first_message, found.is_header_lost
         self._findings: list[Finding] = []
 
-    def check(self, first: int, rows: NDArray, offsets: NDArray, sizes: NDArray, gone: NDArray) -> None:
+    def check(self, first: int, rows: Rows, offsets: NDArray[np.int64], sizes: NDArray[np.int64],
+              gone: NDArray[np.bool_]) -> None:
         ends, numbers = offsets + sizes, rows["message_index"].astype(np.int64)
         following = numbers + rows["messages"]
         for begins, before, last, what, severity in (
@@ -269,7 +272,7 @@ class _Order:
                 self._tell(first + np.flatnonzero(is_off), what, severity)
         self._end, self._message, self._was_gone = int(ends[-1]), int(following[-1]), bool(gone[-1])
 
-    def _tell(self, which: NDArray, what: str, severity: Severity) -> None:
+    def _tell(self, which: NDArray[np.int64], what: str, severity: Severity) -> None:
         found = self._report.ledger
         for first, end in runs(which):
             self._findings.append(Finding(found.index_path, format.HEADER_SIZE + first * _WIDTH, (end - first) * _WIDTH,
@@ -283,7 +286,7 @@ class _Order:
         self._report.findings += self._findings
 
 
-def _chunks(offsets: NDArray, sizes: NDArray, wanted: NDArray) -> Iterator[tuple[int, int]]:
+def _chunks(offsets: NDArray[np.int64], sizes: NDArray[np.int64], wanted: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
     """Iterate over (first, end) of wanted entries that lie one behind the other and are read at once."""
     joined = offsets[1:] == offsets[:-1] + sizes[:-1]
     joined &= wanted[1:] & wanted[:-1]
