@@ -13,7 +13,7 @@ from pathlib import Path
 
 from geminga.storage.catalogue.policy_table import TABLE, Level, Part, Policy, flags_of
 from geminga.supervisor.configuration import properties
-from geminga.supervisor.configuration.config import FORMS, RANGES
+from geminga.supervisor.configuration.value_ranges import FORMS, RANGES
 from geminga.supervisor.processes.reload import NEEDS_RESTART, TLS_SWITCH
 
 CHECKOUT = Path(__file__).resolve().parent.parent

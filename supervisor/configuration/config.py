@@ -1,9 +1,9 @@
-"""The configuration: where the value of each key comes from, and what is refused before a process starts.
+"""The configuration: the source of each key's value, and checks before a process starts.
 
     command line  >  GEMINGA_<SECTION>_<KEY>  >  PULSAR_PREFIX_<name>  >  file (TOML, or Pulsar's key=value)  >  defaults
 
-KEYS is derived from the dataclasses that the layers declare beside their use; a field added there is a key here, and RANGES or FORMS says
-which values it takes.  Nothing below the supervisor reads a file or the environment: it is handed its part of a Config.
+KEYS is derived from the options' dataclasses that the layers declare: a field added there is a key here.  Nothing below the
+supervisor reads a file or the environment; each layer is handed its part of a Config.
 """
 import itertools
 import os
@@ -14,18 +14,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from geminga.storage.catalogue.policy_table import (
-    DELAY_MS_MAX,
-    DELETE_MODES,
-    QUOTA_ACTIONS,
-    STRATEGIES,
-    SUBSCRIPTION_TYPES,
-    TICK_MS_MAX,
-    WINDOW_MS_MAX,
-    WINDOW_MS_MIN,
-)
 from geminga.storage.options import StorageOptions
-from geminga.storage.runtime.log import LEVELS, LogOptions
+from geminga.storage.runtime.log import LogOptions
 from geminga.supervisor.configuration.properties import (
     ConfigError,
     Setting,
@@ -34,6 +24,7 @@ from geminga.supervisor.configuration.properties import (
     parse,
     translate,
 )
+from geminga.supervisor.configuration.value_ranges import FORMS, MIB, RANGES
 from geminga.supervisor.host import host
 from geminga.workers.identity.options import (
     AuthenticationOptions,
@@ -47,7 +38,6 @@ from geminga.workers.options import WorkerOptions
 __all__ = ["Config", "ConfigError", "KEYS", "core_count", "load"]
 
 FRAME_OVERHEAD = 10 * 1024     # what a frame may hold beside the message, as Pulsar has it
-MIB = 1 << 20
 ENVIRONMENT_PREFIX = "GEMINGA_"
 Settings = dict[str, Setting]
 
@@ -94,7 +84,7 @@ class NightlyOptions:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Everything the supervisor knows when it starts.  What load() returns has its zeros and blanks filled in."""
+    """All options of a broker.  load() fills in zeros and blanks that stand for a default."""
 
     data_dir: Path = Path("data")                  # relative to where it is started; everything that is kept lies below
     cluster_name: str = "standalone"              # as clients and tools see it
@@ -126,7 +116,7 @@ SECTIONS = {"storage": ("storage", StorageOptions), "network": ("worker", Worker
             "tls": ("tls", TlsOptions),
             "authentication": ("authentication", AuthenticationOptions),
             "authorization": ("authorization", AuthorizationOptions)}
-# Told to both sides, so that they cannot disagree: an owner takes over what [network] says.
+# Key of an owner: the key of [network] that it takes its value from, because both sides must agree.
 SHARED = {"storage.keep_alive_interval_ms": "network.keep_alive_interval_ms"}
 
 
@@ -145,126 +135,17 @@ def _keys() -> dict[str, Key]:
 
 KEYS = _keys()
 
-# First and last value allowed.  Where nothing else sets a bound, it is arbitrary: far beyond use, and small enough to catch a wrong unit.
-RANGES = {
-    "http_port": (-1, 65_535),
-    "workers": (0, 1_024),
-    "owners": (0, 1_024),
-    "storage.sync_interval_ms": (1, 3_600_000),
-    "storage.roll_over_bytes": (MIB, 1 << 40),
-    "storage.roll_over_entries": (1, (1 << 31) - 1),
-    "storage.roll_over_age_s": (1, 10 * 365 * 24 * 3600),
-    "storage.journal_segment_bytes": (MIB, 4 << 30),
-    "storage.journal_segments_max": (2, 1_024),          # one is written while the others are checkpointed
-    "storage.pass_bytes_max": (64 << 10, 1 << 30),
-    "storage.disk_refuse_below_bytes": (0, 1 << 50),
-    "storage.disk_accept_above_bytes": (0, 1 << 50),
-    "storage.disk_reserve_bytes": (0, 1 << 40),
-    "storage.auto_create_partitions": (0, 10_000),
-    "storage.deduplication_names_max": (1, (1 << 31) - 1),
-    "storage.deduplication_inactivity_s": (1, 10 * 365 * 24 * 3600),
-    "storage.discovery_grace_s": (0, 24 * 3600),
-    "storage.max_unacked_messages_per_consumer": (0, (1 << 31) - 1),
-    "storage.max_unacked_messages_per_subscription": (0, (1 << 31) - 1),
-    "storage.max_unacked_messages_per_broker": (0, (1 << 31) - 1),
-    "storage.max_unacked_percent_when_blocked": (1, 100),
-    "storage.max_live_messages_per_connection": (0, (1 << 31) - 1),
-    "storage.max_same_address_producers_per_topic": (0, (1 << 31) - 1),
-    "storage.max_same_address_consumers_per_topic": (0, (1 << 31) - 1),
-    "storage.max_producers_per_topic": (0, (1 << 31) - 1),
-    "storage.max_consumers_per_topic": (0, (1 << 31) - 1),
-    "storage.max_consumers_per_subscription": (0, (1 << 31) - 1),
-    "storage.max_subscriptions_per_topic": (0, (1 << 31) - 1),
-    "storage.max_topics_per_namespace": (0, (1 << 31) - 1),
-    "storage.inactive_topic_s": (1, (1 << 31) - 1),
-    "storage.subscription_expiration_s": (0, 100 * 365 * 24 * 3600),
-    "storage.retention_s": (-1, 100 * 365 * 24 * 3600),
-    "storage.retention_bytes": (-1, 1 << 50),
-    "storage.delayed_delivery_tick_ms": (1, TICK_MS_MAX),
-    "storage.delayed_delivery_window_ms": (WINDOW_MS_MIN, WINDOW_MS_MAX),
-    "storage.delayed_delivery_max_ms": (0, DELAY_MS_MAX),
-    "storage.delayed_delivery_fixed_ms": (0, DELAY_MS_MAX),
-    "storage.compaction_threshold_bytes": (0, 1 << 50),
-    "storage.stats_window_s": (1, 3_600),
-    "storage.message_ttl_s": (0, 100 * 365 * 24 * 3600),
-    "storage.backlog_quota_bytes": (-1, 1 << 50),
-    "storage.backlog_quota_age_s": (-1, 100 * 365 * 24 * 3600),
-    "storage.publish_messages_per_topic": (-1, (1 << 31) - 1),
-    "storage.publish_bytes_per_topic": (-1, 1 << 50),
-    "storage.publish_messages_per_broker": (-1, (1 << 31) - 1),
-    "storage.publish_bytes_per_broker": (-1, 1 << 50),
-    "storage.dispatch_messages_per_topic": (-1, (1 << 31) - 1),
-    "storage.dispatch_bytes_per_topic": (-1, 1 << 50),
-    "storage.dispatch_messages_per_subscription": (-1, (1 << 31) - 1),
-    "storage.dispatch_bytes_per_subscription": (-1, 1 << 50),
-    "storage.dispatch_messages_per_broker": (-1, (1 << 31) - 1),
-    "storage.dispatch_bytes_per_broker": (-1, 1 << 50),
-    "storage.subscribes_per_consumer": (-1, (1 << 31) - 1),
-    "storage.subscribe_period_s": (1, 24 * 3600),
-    "metrics.topics_max": (0, 1_000_000),
-    "alarms.memory_percent": (1, 100),
-    "alarms.memory_refuse_percent": (0, 100),
-    "nightly.in_process_bytes": (0, 1 << 40),
-    "nightly.cores": (0, 1_024),
-    "nightly.memory_bytes": (256 << 20, 1 << 44),
-    "nightly.niceness": (0, 19),
-    "nightly.check_interval_s": (1, 24 * 3600),
-    "network.port": (-1, 65_535),
-    "network.max_message_size": (1_024, 256 << 20),      # a worker holds a whole frame in memory
-    "network.keep_alive_interval_ms": (100, 3_600_000),
-    "network.write_buffer_bytes": (64 << 10, 1 << 30),
-    "network.in_flight_bytes": (MIB, 1 << 34),
-    "tls.port": (-1, 65_535),
-    "tls.http_port": (-1, 65_535),
-    "authentication.refresh_interval_s": (1, 24 * 3600),
-    "authentication.clock_skew_s": (0, 24 * 3600),
-}
-
-# Files that the service manager may hand over: "credential:NAME".
+# Keys of files that the service manager may hand over: "credential:NAME".
 FILES = {"tls.certificate", "tls.key", "tls.trusted", "authentication.secret_keys", "authentication.public_keys", "authentication.users"}
 CREDENTIAL = "credential:"
-CREDENTIALS = "/run/credentials/geminga.service"      # where systemd has them, for a command that it did not start
-
-_HOST = r"[^\s/,]+"
-_LINE = r"[^\n]*", "one line"
-# What a text, or each of a list of texts, must match, and how an error says so.
-FORMS = {
-    "affinity": ("none|spread", "none or spread"),
-    "cluster_name": (r"[-=:.\w]+", "letters, digits and -=:._"),
-    "http_bind": (rf"({_HOST})?", "an address"),
-    "storage.backlog_quota_policy": ("|".join(QUOTA_ACTIONS), ", ".join(QUOTA_ACTIONS)),
-    "storage.failover_selection": (r"name|join-order|hashring", "name, join-order or hashring"),
-    "storage.inactive_topic_mode": ("|".join(DELETE_MODES), ", ".join(DELETE_MODES)),
-    "storage.subscription_types": ("|".join(SUBSCRIPTION_TYPES), ", ".join(SUBSCRIPTION_TYPES)),
-    "storage.schema_compatibility_strategy": ("|".join(STRATEGIES[1:]), ", ".join(STRATEGIES[1:])),      # not UNDEFINED
-    "storage.sync": (r"group|interval|none", "group, interval or none"),
-    "nightly.engine": ("auto|here|spark", "auto, here or spark"),
-    "nightly.master": (r"(local\[(\*|\d+)\]|(spark|k8s)://\S+|yarn)?", "local[N], spark://HOST:PORT or another master of Spark"),
-    "http.hosts": (r"[-.\w]+|\[?[0-9A-Fa-f:.]+\]?", "a host name or address, without scheme and port"),
-    "http.backup_folders": (r"[^\0\n]+", "a path"),
-    "network.bind": (_HOST, "an address"),
-    "network.advertised_address": (rf"({_HOST})?", "a host name or address, without scheme"),
-    "network.advertised_listeners": (r"[-.\w]+:pulsar(\+ssl)?://(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):\d{1,5}",
-                                     "name:pulsar://host:port or name:pulsar+ssl://host:port"),
-    "network.broker_entry_metadata": (r"timestamp|index", "timestamp or index"),
-    "log.level": ("|".join(LEVELS), ", ".join(LEVELS)),
-    "log.format": ("text|json", "text or json"),
-    "tls.client_certificates": ("none|wanted|required", "none, wanted or required"),
-    "tls.versions": (r"TLSv1\.[23]", "TLSv1.2 or TLSv1.3"),
-    "authentication.methods": ("token|basic|tls", "token, basic or tls"),
-    "tls.certificate": _LINE, "tls.key": _LINE, "tls.trusted": _LINE, "tls.ciphers": _LINE,
-    "authentication.role_claim": (r"[^\n]+", "the name of a claim"),
-    "authentication.audience_claim": _LINE, "authentication.audience": _LINE, "authentication.anonymous_role": _LINE,
-    "authentication.secret_keys": _LINE, "authentication.public_keys": _LINE, "authentication.users": _LINE,
-    "authorization.super_user_roles": _LINE, "authorization.proxy_roles": _LINE,
-    "authentication.public_key_algorithm": (r"[RPE]S(256|384|512)", "RS256, ES256 or one of their kind"),
-}
+CREDENTIALS = "/run/credentials/geminga.service"      # systemd's folder, for commands that systemd did not start
 
 
 def load(config_path: Path | str | None, environ: Mapping[str, str], overrides: Mapping[str, Any]) -> tuple[Config, list[str]]:
-    """(the configuration, notes for the log); ConfigError names the first key that is wrong.
+    """Load the configuration from all sources.  Returns (the configuration, notes for the log).
 
-    overrides: the command line's values by key ("http_port", "network.port"), None for what was not given.
+    overrides: values of the command line by key ("http_port", "network.port"), None for options that are not given.
+    Raises ConfigError, which names the first key that is wrong.
     """
     given, notes = _gather(config_path, environ, overrides)
     values = {name: key.default for name, key in KEYS.items()}
@@ -279,14 +160,14 @@ def load(config_path: Path | str | None, environ: Mapping[str, str], overrides: 
 
 
 def origins(config_path: Path | str | None, environ: Mapping[str, str], overrides: Mapping[str, Any]) -> dict[str, str]:
-    """Where the value of each key that was given comes from.  Raises ConfigError."""
+    """Say where the value of each key that is set comes from.  Raises ConfigError."""
     return {name: setting.origin for name, setting in _gather(config_path, environ, overrides)[0].items()}
 
 
 def _gather(config_path: Path | str | None, environ: Mapping[str, str], overrides: Mapping[str, Any]) -> tuple[Settings, list[str]]:
-    """Each key's strongest setting, still as it was written."""
+    """Collect each key's strongest setting, as it was written, and notes for the log."""
     document, properties = _read(config_path) if config_path is not None else ({}, {})
-    # Pulsar's settings are merged before they are translated: two of them may make one of ours.
+    # Pulsar's settings are merged before they are translated, because two of them may make one key.
     translated, notes = translate(properties | from_environment(environ))
     variables, more = _variables(environ)
     line = {name: Setting(value, "command line") for name, value in overrides.items() if value is not None}
@@ -298,7 +179,7 @@ def _gather(config_path: Path | str | None, environ: Mapping[str, str], override
 
 
 def _read(config_path: Path | str) -> tuple[Settings, Settings]:
-    """(settings of a TOML file, settings of a properties file): one of them is empty."""
+    """Read a file.  Returns (settings of TOML, settings of properties), one of them empty."""
     path = Path(config_path)
     try:
         text = path.read_text("utf-8")
@@ -328,7 +209,7 @@ def _flat(table: Mapping[str, Any], section: str, text: str, path: Path) -> Sett
 
 
 def _line_of(name: str, text: str) -> str:
-    """":7" where the key stands on line 7; nothing where it is written in one of TOML's rarer ways."""
+    """Return ":7" if the key stands on line 7; nothing if it is written in one of TOML's rarer ways."""
     wanted, _, key = name.rpartition(".")
     section = ""
     for number, line in enumerate(text.splitlines(), 1):
@@ -356,7 +237,7 @@ def _variables(environ: Mapping[str, str]) -> tuple[Settings, list[str]]:
 
 
 def value_of(name: str, setting: Setting) -> Any:
-    """The setting's value as the key's type, within its bounds."""
+    """Read a setting as the key's type, within the key's range.  Raises ConfigError."""
     try:
         value = READERS[KEYS[name].type](setting.value)
     except ValueError as error:
@@ -372,7 +253,7 @@ def value_of(name: str, setting: Setting) -> Any:
 
 
 def _located(name: str, value: Any, origin: str, folder: str) -> Any:
-    """Credentials are where the service manager has put them."""
+    """Replace credential:NAME by the path at which the service manager puts that credential."""
     if isinstance(value, tuple):
         return tuple(_located(name, one, origin, folder) for one in value)
     if not value.startswith(CREDENTIAL):
@@ -419,7 +300,7 @@ def _texts(value: Any) -> tuple[str, ...]:
 
 
 def _secrets(value: Any) -> tuple[Secret, ...]:
-    """The comma of data:;base64,... is not one between two of them."""
+    """Split a list at commas, except at the one in data:;base64,..."""
     return tuple(map(Secret, _texts(re.split(r"(?<!base64),", value) if isinstance(value, str) else value)))
 
 
@@ -428,7 +309,7 @@ READERS: dict[Any, Callable[[Any], Any]] = {int: _integer, bool: _boolean, str: 
 
 
 def _relate(values: dict[str, Any], given: Mapping[str, Setting]) -> list[str]:
-    """Refuse values that do not go together; a default that another key has outgrown grows with it, and a note says so."""
+    """Refuse values that exclude each other, and raise defaults that another key needs larger.  Returns notes for the log."""
     notes = []
     message_size = values["network.max_message_size"]
     reason = f"for network.max_message_size = {message_size}"
@@ -473,7 +354,7 @@ def _refuse_clashes(values: Mapping[str, Any], given: Mapping[str, Setting]) -> 
 
 
 def _refuse_halves(values: Mapping[str, Any], given: Mapping[str, Setting]) -> None:
-    """What nobody could be sure to be safe behind: half of what identity needs."""
+    """Refuse keys of TLS and identity that need another key: half a set-up would be open, or closed to everybody."""
     needed = [(key, needs) for key, needs in (
         ("tls.certificate", "tls.key"), ("tls.key", "tls.certificate"), ("tls.trusted", "tls.certificate"),
         ("authentication.audience", "authentication.audience_claim"), ("authentication.audience_claim", "authentication.audience"),
@@ -502,14 +383,14 @@ def _compose(values: Mapping[str, Any]) -> Config:
 
 
 def core_count(root: Path = Path("/")) -> int:
-    """Cores this process may keep busy: its CPU affinity, or less where a control group's quota allows less.  At least 1."""
+    """Number of cores for this process, at least 1: its CPU affinity, or a control group's quota if that is less."""
     # A quota of one and a half cores is worth two processes.
     limits = [-(-quota // period) for quota, period in _quotas(root)]
     return max(1, min([len(os.sched_getaffinity(0)), *limits]))
 
 
 def _quotas(root: Path) -> list[tuple[int, int]]:
-    """(µs, of so many µs) for each control group that this process is in and that has a limit."""
+    """(quota, period) in µs of each control group that this process is in and that has a limit."""
     groups = root / "sys/fs/cgroup"
     limits = [host.words(level / "cpu.max") for level in host.control_groups(root)]
     limits.append(host.words(groups / "cpu/cpu.cfs_quota_us") + host.words(groups / "cpu/cpu.cfs_period_us"))    # version 1: -1 is no limit

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from geminga.storage.options import StorageOptions
-from geminga.supervisor.configuration.config import FORMS, KEYS, RANGES, SECTIONS, Config, ConfigError, core_count, load
+from geminga.supervisor.configuration.config import KEYS, SECTIONS, Config, ConfigError, core_count, load
 from geminga.supervisor.configuration.properties import UNMET, known_names, parse
+from geminga.supervisor.configuration.value_ranges import FORMS, RANGES
 from geminga.workers.identity.options import Secret
 from geminga.workers.options import WorkerOptions
 

@@ -19,7 +19,8 @@ import pytest
 import trustme
 
 from geminga.proto import pulsar_api_pb2 as api
-from geminga.supervisor.configuration.config import KEYS, RANGES, Config
+from geminga.supervisor.configuration.config import KEYS, Config
+from geminga.supervisor.configuration.value_ranges import RANGES
 from geminga.supervisor.processes import control_socket
 from geminga.supervisor.processes.children import READY
 from geminga.supervisor.processes.reload import NEEDS_RESTART, TLS_SWITCH, Reload, merged, shown, value

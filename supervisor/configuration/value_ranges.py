@@ -1,0 +1,130 @@
+"""Which values the keys of the configuration take, beyond their types.
+
+    RANGES    first and last value of each number
+    FORMS     pattern that a text, or each of a list of texts, matches
+
+A key added to an options' dataclass gets its row here.
+"""
+from geminga.storage.catalogue.policy_table import (
+    DELAY_MS_MAX,
+    DELETE_MODES,
+    QUOTA_ACTIONS,
+    STRATEGIES,
+    SUBSCRIPTION_TYPES,
+    TICK_MS_MAX,
+    WINDOW_MS_MAX,
+    WINDOW_MS_MIN,
+)
+from geminga.storage.runtime.log import LEVELS
+
+MIB = 1 << 20
+
+# Bounds without another cause are arbitrary: far beyond use, and small enough to catch a wrong unit.
+RANGES = {
+    "http_port": (-1, 65_535),
+    "workers": (0, 1_024),
+    "owners": (0, 1_024),
+    "storage.sync_interval_ms": (1, 3_600_000),
+    "storage.roll_over_bytes": (MIB, 1 << 40),
+    "storage.roll_over_entries": (1, (1 << 31) - 1),
+    "storage.roll_over_age_s": (1, 10 * 365 * 24 * 3600),
+    "storage.journal_segment_bytes": (MIB, 4 << 30),
+    "storage.journal_segments_max": (2, 1_024),          # one is written while the others are checkpointed
+    "storage.pass_bytes_max": (64 << 10, 1 << 30),
+    "storage.disk_refuse_below_bytes": (0, 1 << 50),
+    "storage.disk_accept_above_bytes": (0, 1 << 50),
+    "storage.disk_reserve_bytes": (0, 1 << 40),
+    "storage.auto_create_partitions": (0, 10_000),
+    "storage.deduplication_names_max": (1, (1 << 31) - 1),
+    "storage.deduplication_inactivity_s": (1, 10 * 365 * 24 * 3600),
+    "storage.discovery_grace_s": (0, 24 * 3600),
+    "storage.max_unacked_messages_per_consumer": (0, (1 << 31) - 1),
+    "storage.max_unacked_messages_per_subscription": (0, (1 << 31) - 1),
+    "storage.max_unacked_messages_per_broker": (0, (1 << 31) - 1),
+    "storage.max_unacked_percent_when_blocked": (1, 100),
+    "storage.max_live_messages_per_connection": (0, (1 << 31) - 1),
+    "storage.max_same_address_producers_per_topic": (0, (1 << 31) - 1),
+    "storage.max_same_address_consumers_per_topic": (0, (1 << 31) - 1),
+    "storage.max_producers_per_topic": (0, (1 << 31) - 1),
+    "storage.max_consumers_per_topic": (0, (1 << 31) - 1),
+    "storage.max_consumers_per_subscription": (0, (1 << 31) - 1),
+    "storage.max_subscriptions_per_topic": (0, (1 << 31) - 1),
+    "storage.max_topics_per_namespace": (0, (1 << 31) - 1),
+    "storage.inactive_topic_s": (1, (1 << 31) - 1),
+    "storage.subscription_expiration_s": (0, 100 * 365 * 24 * 3600),
+    "storage.retention_s": (-1, 100 * 365 * 24 * 3600),
+    "storage.retention_bytes": (-1, 1 << 50),
+    "storage.delayed_delivery_tick_ms": (1, TICK_MS_MAX),
+    "storage.delayed_delivery_window_ms": (WINDOW_MS_MIN, WINDOW_MS_MAX),
+    "storage.delayed_delivery_max_ms": (0, DELAY_MS_MAX),
+    "storage.delayed_delivery_fixed_ms": (0, DELAY_MS_MAX),
+    "storage.compaction_threshold_bytes": (0, 1 << 50),
+    "storage.stats_window_s": (1, 3_600),
+    "storage.message_ttl_s": (0, 100 * 365 * 24 * 3600),
+    "storage.backlog_quota_bytes": (-1, 1 << 50),
+    "storage.backlog_quota_age_s": (-1, 100 * 365 * 24 * 3600),
+    "storage.publish_messages_per_topic": (-1, (1 << 31) - 1),
+    "storage.publish_bytes_per_topic": (-1, 1 << 50),
+    "storage.publish_messages_per_broker": (-1, (1 << 31) - 1),
+    "storage.publish_bytes_per_broker": (-1, 1 << 50),
+    "storage.dispatch_messages_per_topic": (-1, (1 << 31) - 1),
+    "storage.dispatch_bytes_per_topic": (-1, 1 << 50),
+    "storage.dispatch_messages_per_subscription": (-1, (1 << 31) - 1),
+    "storage.dispatch_bytes_per_subscription": (-1, 1 << 50),
+    "storage.dispatch_messages_per_broker": (-1, (1 << 31) - 1),
+    "storage.dispatch_bytes_per_broker": (-1, 1 << 50),
+    "storage.subscribes_per_consumer": (-1, (1 << 31) - 1),
+    "storage.subscribe_period_s": (1, 24 * 3600),
+    "metrics.topics_max": (0, 1_000_000),
+    "alarms.memory_percent": (1, 100),
+    "alarms.memory_refuse_percent": (0, 100),
+    "nightly.in_process_bytes": (0, 1 << 40),
+    "nightly.cores": (0, 1_024),
+    "nightly.memory_bytes": (256 << 20, 1 << 44),
+    "nightly.niceness": (0, 19),
+    "nightly.check_interval_s": (1, 24 * 3600),
+    "network.port": (-1, 65_535),
+    "network.max_message_size": (1_024, 256 << 20),      # a worker holds a whole frame in memory
+    "network.keep_alive_interval_ms": (100, 3_600_000),
+    "network.write_buffer_bytes": (64 << 10, 1 << 30),
+    "network.in_flight_bytes": (MIB, 1 << 34),
+    "tls.port": (-1, 65_535),
+    "tls.http_port": (-1, 65_535),
+    "authentication.refresh_interval_s": (1, 24 * 3600),
+    "authentication.clock_skew_s": (0, 24 * 3600),
+}
+
+_HOST = r"[^\s/,]+"
+_LINE = r"[^\n]*", "one line"
+# Key: (the pattern, how an error describes it).
+FORMS = {
+    "affinity": ("none|spread", "none or spread"),
+    "cluster_name": (r"[-=:.\w]+", "letters, digits and -=:._"),
+    "http_bind": (rf"({_HOST})?", "an address"),
+    "storage.backlog_quota_policy": ("|".join(QUOTA_ACTIONS), ", ".join(QUOTA_ACTIONS)),
+    "storage.failover_selection": (r"name|join-order|hashring", "name, join-order or hashring"),
+    "storage.inactive_topic_mode": ("|".join(DELETE_MODES), ", ".join(DELETE_MODES)),
+    "storage.subscription_types": ("|".join(SUBSCRIPTION_TYPES), ", ".join(SUBSCRIPTION_TYPES)),
+    "storage.schema_compatibility_strategy": ("|".join(STRATEGIES[1:]), ", ".join(STRATEGIES[1:])),      # not UNDEFINED
+    "storage.sync": (r"group|interval|none", "group, interval or none"),
+    "nightly.engine": ("auto|here|spark", "auto, here or spark"),
+    "nightly.master": (r"(local\[(\*|\d+)\]|(spark|k8s)://\S+|yarn)?", "local[N], spark://HOST:PORT or another master of Spark"),
+    "http.hosts": (r"[-.\w]+|\[?[0-9A-Fa-f:.]+\]?", "a host name or address, without scheme and port"),
+    "http.backup_folders": (r"[^\0\n]+", "a path"),
+    "network.bind": (_HOST, "an address"),
+    "network.advertised_address": (rf"({_HOST})?", "a host name or address, without scheme"),
+    "network.advertised_listeners": (r"[-.\w]+:pulsar(\+ssl)?://(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):\d{1,5}",
+                                     "name:pulsar://host:port or name:pulsar+ssl://host:port"),
+    "network.broker_entry_metadata": (r"timestamp|index", "timestamp or index"),
+    "log.level": ("|".join(LEVELS), ", ".join(LEVELS)),
+    "log.format": ("text|json", "text or json"),
+    "tls.client_certificates": ("none|wanted|required", "none, wanted or required"),
+    "tls.versions": (r"TLSv1\.[23]", "TLSv1.2 or TLSv1.3"),
+    "authentication.methods": ("token|basic|tls", "token, basic or tls"),
+    "tls.certificate": _LINE, "tls.key": _LINE, "tls.trusted": _LINE, "tls.ciphers": _LINE,
+    "authentication.role_claim": (r"[^\n]+", "the name of a claim"),
+    "authentication.audience_claim": _LINE, "authentication.audience": _LINE, "authentication.anonymous_role": _LINE,
+    "authentication.secret_keys": _LINE, "authentication.public_keys": _LINE, "authentication.users": _LINE,
+    "authorization.super_user_roles": _LINE, "authorization.proxy_roles": _LINE,
+    "authentication.public_key_algorithm": (r"[RPE]S(256|384|512)", "RS256, ES256 or one of their kind"),
+}
