@@ -7,6 +7,7 @@ from pathlib import Path
 
 from geminga.storage.errors import StorageFull, text_of
 
+IOV_MAX = 1000        # buffers of one write; the kernel takes 1024
 _DESCRIPTORS = 3      # of an open ledger: two files, and the duplicate that Python keeps for a mapping
 
 

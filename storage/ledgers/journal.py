@@ -32,7 +32,7 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from geminga.storage import format
-from geminga.storage.disk.files import allocate, sync
+from geminga.storage.disk.files import IOV_MAX, allocate, sync
 from geminga.storage.errors import NotDurable, StorageFull, is_full, text_of
 from geminga.storage.ledgers.journal_reader import BAD, Record, Replay, by_age, write_again
 from geminga.storage.runtime.log import log
@@ -41,7 +41,6 @@ _ZEROS = 1 << 20
 _SEGMENTS_MIN = 2                # one is written while the others are checkpointed, also where there is no room for more
 _FREE_MIN = 2                    # free segments below which a checkpoint is begun
 _CLOSE_SECONDS = 2.5             # a stop is over after five, whatever there is to put in place
-_IOV_MAX = 1000                  # pieces of one write; the kernel takes 1024
 
 
 @dataclass(slots=True)
@@ -118,7 +117,7 @@ class Journal:
                 raise NotDurable(text_of(error)) from error
 
     def _write(self, pieces: list, size: int) -> None:
-        if len(pieces) > _IOV_MAX:
+        if len(pieces) > IOV_MAX:
             pieces = [b"".join(pieces)]
         written = os.pwritev(self._segment.fd, pieces, self._at)
         if written != size:   # a signal, or a file system that takes less: rare enough to do it the plain way

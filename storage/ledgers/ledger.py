@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from geminga.storage import format
 from geminga.storage.disk import syscalls
-from geminga.storage.disk.files import allocate, map_file, open_max, write_all
+from geminga.storage.disk.files import IOV_MAX, allocate, map_file, open_max, write_all
 from geminga.storage.errors import CorruptFile, StorageFull, text_of
 from geminga.storage.ledgers import index_repair, ledger_headers
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 _EXTENT_MIN = 64 << 10          # bytes of a ledger's file at first; doubled whenever it is full
 _INDEX_EXTENT_MIN = 16 << 10
 _PAGE = 4096
-_IOV_MAX = 1000                 # buffers of one pwritev; the kernel takes 1024
 _FILLED_MAX = 64 << 20          # bytes of indexes with holes that a process keeps filled in
 _filled: weakref.WeakKeyDictionary["Ledger", int] = weakref.WeakKeyDictionary()      # bytes of each, filled in longest ago first
 _opened: weakref.WeakKeyDictionary["Ledger", None] = weakref.WeakKeyDictionary()     # ledgers with descriptors, longest open first
@@ -223,8 +222,8 @@ class Ledger:
     def write(self, pieces: list, offset: int) -> None:
         """Write the pieces one behind the other at this offset of the ledger's file, where room was reserved."""
         fd = self._open()[0]
-        for start in range(0, len(pieces), _IOV_MAX):
-            some = pieces[start:start + _IOV_MAX]
+        for start in range(0, len(pieces), IOV_MAX):
+            some = pieces[start:start + IOV_MAX]
             size = sum(map(len, some))
             if os.pwritev(fd, some, offset) != size:     # cut short by a signal, which is rare: write all of it again
                 write_all(fd, b"".join(some), offset)
