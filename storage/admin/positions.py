@@ -14,7 +14,8 @@ from geminga.proto.names import TopicName
 from geminga.storage.commands import subscriptions
 from geminga.storage.commands.topic_lookup import has_subscription, stored, subscription_of
 from geminga.storage.cursors.batch_acks import signed_words
-from geminga.storage.cursors.cursor import EXPIRED, SKIPPED, Cursor, Position
+from geminga.storage.cursors.cursor import EXPIRED, Cursor
+from geminga.storage.ledgers.position import Position
 from geminga.storage.topics import acknowledge
 from geminga.storage.topics.acknowledge import Acks
 from geminga.storage.topics.partition import Partition
@@ -34,22 +35,14 @@ def _clear(owner, topic: TopicName, arguments: dict) -> None:
     if arguments.get("everywhere") and not has_subscription(found, name):
         return
     for subscription in [subscription_of(found, name)] if name else found.subscriptions.values():
-        skip_to(owner, subscription, found.last_confirmed)
+        acknowledge.skip_to(owner, subscription, found.last_confirmed)
 
 
 def _skip(owner, topic: TopicName, arguments: dict) -> None:
     """Acknowledge the next so many entries."""
     subscription = subscription_of(stored(owner, topic), arguments["subscription"])
     found = subscription.partition
-    skip_to(owner, subscription, _nth(found, subscription.cursor, arguments["entries"]) or found.last_confirmed)
-
-
-def skip_to(owner, subscription: Subscription, position: Position, reason: int = SKIPPED) -> None:
-    """Acknowledge everything up to position.  Consumers go on behind it."""
-    if position > subscription.cursor.mark_delete:
-        acknowledge.move(owner, subscription, Acks(up_to=position), reason)
-        owner.answer_needs_sync()
-        owner.wake(subscription.partition)
+    acknowledge.skip_to(owner, subscription, _nth(found, subscription.cursor, arguments["entries"]) or found.last_confirmed)
 
 
 def _nth(found: Partition, cursor: Cursor, number: int) -> Position | None:
@@ -109,7 +102,7 @@ def _expire_of(owner, subscription: Subscription, arguments: dict) -> int:
     found, before_ = subscription.partition, subscription.cursor.backlog(subscription.partition.ledgers)
     if "position" in arguments:
         position, _ = start_of(found, arguments)
-        skip_to(owner, subscription, found.mark_delete_before((position[0], position[1] + 1)), EXPIRED)
+        acknowledge.skip_to(owner, subscription, found.mark_delete_before((position[0], position[1] + 1)), EXPIRED)
     else:
         came_ms = owner.now_ms - arguments["seconds"] * 1000
         for ledger in found.ledgers_from(subscription.cursor.mark_delete[0]):

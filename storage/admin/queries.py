@@ -12,7 +12,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
 from geminga.storage import format
-from geminga.storage.admin import delayed_messages, housekeeping, positions, topic_stats
+from geminga.storage.admin import compaction, delayed_messages, housekeeping, positions, topic_stats
 from geminga.storage.commands import commands, producers, subscriptions, topics
 from geminga.storage.commands.topic_lookup import has_subscription, stored, subscription_of, topic_of
 from geminga.storage.cursors.cursor import REASONS
@@ -24,7 +24,7 @@ from geminga.storage.topics import acknowledge
 from geminga.storage.topics.non_persistent import NonPersistentTopic
 from geminga.storage.topics.partition import Partition, op
 from geminga.storage.topics.subscription import Subscription
-from geminga.storage.upkeep import backup_snapshot, compacted_views
+from geminga.storage.upkeep import backup_snapshot
 
 _CAUSES_MAX = 100      # parked entries told of at a time
 
@@ -132,7 +132,7 @@ def _truncate(owner, topic: TopicName, arguments: dict) -> None:
     """Acknowledge everything for all subscriptions, and delete all ledgers."""
     found = stored(owner, topic)
     for subscription in found.subscriptions.values():
-        positions.skip_to(owner, subscription, found.last_confirmed)
+        acknowledge.skip_to(owner, subscription, found.last_confirmed)
     owner.truncate(found)
 
 
@@ -262,4 +262,4 @@ QUESTIONS = {
     "trim": _trim, "subscriptions": _subscriptions, "subscribe": _subscribe, "unsubscribe": _unsubscribe, "properties": _properties,
     "replicated": _replicated,
     "why": _why, "release": _release, "policies": _policies, "options": _options, **positions.QUESTIONS, **topic_stats.QUESTIONS,
-    **housekeeping.QUESTIONS, **compacted_views.QUESTIONS, **delayed_messages.QUESTIONS, **backup_snapshot.QUESTIONS}
+    **housekeeping.QUESTIONS, **compaction.QUESTIONS, **delayed_messages.QUESTIONS, **backup_snapshot.QUESTIONS}

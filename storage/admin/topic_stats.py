@@ -315,16 +315,6 @@ def offline(owner, found: Partition) -> dict:
     }
 
 
-def bytes_behind(found: Partition, ledger_id: int, entry_id: int) -> int:
-    """Return the bytes of the entry at that position and of all entries behind it."""
-    total = 0
-    for ledger in found.ledgers_from(ledger_id):
-        first = entry_id if ledger.ledger_id == ledger_id else 0
-        if ledger.ledger_id >= ledger_id and first < ledger.entries:
-            total += ledger.size - (int(ledger.column("offset")[first]) if first > 0 else format.HEADER_SIZE)
-    return total
-
-
 # -- what is asked
 
 def _stats(owner, name: TopicName, arguments: dict) -> dict:
@@ -345,7 +335,7 @@ def _offline(owner, name: TopicName, arguments: dict) -> dict:
 
 
 def _behind(owner, name: TopicName, arguments: dict) -> dict:
-    return bytes_behind(stored(owner, name), arguments["ledger"], arguments["entry"])
+    return stored(owner, name).bytes_from(arguments["ledger"], arguments["entry"])
 
 
 def _measure(owner, name: None, arguments: dict) -> dict | bytes:

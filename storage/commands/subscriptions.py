@@ -4,8 +4,9 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.storage import format
 from geminga.storage.commands.requests import log_consumer
-from geminga.storage.cursors.cursor import SKIPPED, Cursor, Position
+from geminga.storage.cursors.cursor import SKIPPED, Cursor
 from geminga.storage.ledgers.managed_ledger import EARLIEST
+from geminga.storage.ledgers.position import Position
 from geminga.storage.runtime.log import DEBUG, log
 from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.partition import Partition, op

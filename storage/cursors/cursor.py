@@ -26,9 +26,8 @@ from geminga.storage.cursors import batch_acks
 from geminga.storage.cursors.entry_counts import EntryCounts
 from geminga.storage.cursors.pending_acks import Entries
 from geminga.storage.ledgers.ledger import Ledger
+from geminga.storage.ledgers.position import Position
 
-Position = tuple[int, int]     # (ledger id, entry id); entry -1 is before the first
-NOWHERE: Position = (-1, -1)   # before everything
 NOBODY = 0                     # subscription id of the cursor that marks discarded entries
 ACKNOWLEDGED, EXPIRED, SKIPPED, EVICTED = range(4)               # why a message needs no delivery any more
 _STRETCH = 1 << 15             # entries of a ledger with holes that are examined at once

@@ -22,10 +22,11 @@ from numpy.typing import NDArray
 from geminga.storage import format
 from geminga.storage.cursors import state_v1
 from geminga.storage.cursors.batch_acks import load, words
-from geminga.storage.cursors.cursor import NOBODY, NOWHERE, Cursor
+from geminga.storage.cursors.cursor import NOBODY, Cursor
 from geminga.storage.cursors.producer_sequences import Sequences
 from geminga.storage.disk.files import write_anew
 from geminga.storage.errors import CorruptFile
+from geminga.storage.ledgers.position import NOWHERE
 
 _ATTEMPTS = 10      # to remove a folder
 

@@ -14,8 +14,9 @@ from crc32c import crc32c
 
 from geminga.storage import format
 from geminga.storage.cursors import batch_acks
-from geminga.storage.cursors.cursor import NOWHERE, Cursor, Position
+from geminga.storage.cursors.cursor import Cursor
 from geminga.storage.errors import CorruptFile
+from geminga.storage.ledgers.position import NOWHERE, Position
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

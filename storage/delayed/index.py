@@ -35,7 +35,8 @@ from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.ledgers.managed_ledger import ManagedLedger
 
 if TYPE_CHECKING:
-    from geminga.storage.cursors.cursor import Cursor, Position
+    from geminga.storage.cursors.cursor import Cursor
+    from geminga.storage.ledgers.position import Position
 
 _STRETCH = 1 << 16               # entries put into the index in one go
 _FEW = 64                        # of these it mostly shows already that times do not ascend

@@ -9,9 +9,9 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from geminga.storage import format
-from geminga.storage.cursors.cursor import Position
 from geminga.storage.delayed.window_files import File, Window
 from geminga.storage.errors import CorruptFile
+from geminga.storage.ledgers.position import Position
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from geminga.storage.cursors.cursor import Position
 from geminga.storage.cursors.pending_acks import Entries
 from geminga.storage.dispatch.ranges import HASHES, hashes_of
 from geminga.storage.ledgers.ledger import Ledger
+from geminga.storage.ledgers.position import Position
 from geminga.storage.topics.permits import within_permits
 from geminga.storage.topics.subscription import Batch, Consumer, Dispatcher, Nacked, Obstacle, busy
 

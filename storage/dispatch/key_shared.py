@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
-from geminga.storage.cursors.cursor import Position
 from geminga.storage.cursors.pending_acks import NOBODY, TO_REDELIVER, Entries
 from geminga.storage.delayed.index import Released
 from geminga.storage.dispatch.ranges import AutoSplit, Consistent, Sticky, hashes_of
 from geminga.storage.dispatch.shared import Shared
 from geminga.storage.ledgers.ledger import Ledger
+from geminga.storage.ledgers.position import Position
 from geminga.storage.topics.subscription import Batch, Consumer, Nacked, Obstacle, Subscription, busy
 
 _LOOK_AHEAD_MAX = 20_000        # entries withheld by one subscription

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from geminga.storage.cursors.cursor import Position
 from geminga.storage.cursors.pending_acks import NOBODY, SLOTS_MAX, TO_REDELIVER, Entries, Pending
 from geminga.storage.delayed.index import Released, Schedule
 from geminga.storage.ledgers.ledger import Ledger
+from geminga.storage.ledgers.position import Position
 from geminga.storage.topics.subscription import Batch, Consumer, Dispatcher, Nacked, Subscription
 
 _TURN = 500                # entries in a row to one consumer, when there are enough to go round

@@ -24,7 +24,6 @@ from geminga.proto.frames import CHECKSUM_END, SIZE
 from geminga.proto.rows import Rows, field_names
 from geminga.proto.sends import IS_BATCH, IS_CHUNK, KEPT_CHECKSUM, with_checksum
 from geminga.storage import format
-from geminga.storage.cursors.cursor import Position
 from geminga.storage.delayed.amendments import Amendments
 from geminga.storage.disk.files import map_file
 from geminga.storage.errors import CorruptFile, text_of
@@ -32,6 +31,7 @@ from geminga.storage.jobs import confirmed, reading, rewriting
 from geminga.storage.jobs.confirmed import Stretch
 from geminga.storage.ledgers import compacted_ledgers, ledger_headers
 from geminga.storage.ledgers.compacted_ledgers import CompactedLedger, Part, PartWriter
+from geminga.storage.ledgers.position import Position
 
 LEDGER_BIT, MESSAGE_BIT = 43, 3      # from which bit of a place on which
 LEDGERS_MAX = 1 << 63 - LEDGER_BIT   # of a run

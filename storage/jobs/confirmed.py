@@ -17,11 +17,11 @@ from geminga.proto.names import TopicName
 from geminga.proto.rows import Rows
 from geminga.storage import format
 from geminga.storage.catalogue.catalogue import Catalogue, open_to_read
-from geminga.storage.cursors.cursor import NOWHERE, Position
 from geminga.storage.disk.files import map_file
 from geminga.storage.ledgers import compacted_ledgers, ledger_headers
 from geminga.storage.ledgers.compacted_ledgers import View
 from geminga.storage.ledgers.ledger import Ledger, take_bounds
+from geminga.storage.ledgers.position import NOWHERE, Position
 
 SIZE_MAX, ENTRIES_MAX = 64 << 20, 1 << 19      # of a stretch
 _BLOCK = 8 << 10                               # rows looked at together

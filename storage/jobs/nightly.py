@@ -14,13 +14,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from geminga.storage import format
-from geminga.storage.cursors.cursor import NOWHERE, Position
 from geminga.storage.disk import locks
 from geminga.storage.errors import CorruptFile, text_of
 from geminga.storage.jobs import compaction, confirmed
 from geminga.storage.jobs.compaction import CannotCompact, Job
 from geminga.storage.jobs.engines import Done, Here, Spark, Tell
 from geminga.storage.ledgers import compacted_ledgers, ledger_headers
+from geminga.storage.ledgers.position import NOWHERE, Position
 
 NOTHING_NEW, COMPACTED, FAILED, NOT_ADOPTED, BUSY = "nothing new", "compacted", "failed", "not adopted", "busy"      # outcomes
 # (partition id, topic, view) -> None: it is the partition's view now; else why not, and it is removed

@@ -43,10 +43,10 @@ from geminga.proto import names
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
 from geminga.proto.rows import Rows, field_names
-from geminga.storage.cursors.cursor import NOWHERE, Position
 from geminga.storage.jobs import confirmed, reading, typed
 from geminga.storage.jobs.confirmed import Stretch
 from geminga.storage.jobs.typed import Values
+from geminga.storage.ledgers.position import NOWHERE, Position
 
 NAME = "geminga"
 SCHEMA = pa.schema([("topic", pa.string()), ("partition", pa.int32()), *(one for one in reading.SCHEMA if one.name != "partition")])

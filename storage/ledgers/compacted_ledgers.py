@@ -26,10 +26,10 @@ from numpy.typing import NDArray
 from geminga.proto.frames import CHECKSUM_END
 from geminga.proto.sends import IS_BATCH, KEPT_CHECKSUM
 from geminga.storage import format
-from geminga.storage.cursors.cursor import Position
 from geminga.storage.disk import locks
 from geminga.storage.disk.files import map_file, sync, write_anew
 from geminga.storage.errors import CorruptFile
+from geminga.storage.ledgers.position import Position
 
 VERSION = 1
 MANIFEST, UNFINISHED = "view", ".new"

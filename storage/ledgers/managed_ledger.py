@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from geminga.proto.names import TopicName
 from geminga.proto.sends import IS_BATCH
-from geminga.storage.cursors.cursor import NOWHERE, Position
+from geminga.storage import format
 from geminga.storage.ledgers import ledger
 from geminga.storage.ledgers.compacted_ledgers import CompactedLedger, View
 from geminga.storage.ledgers.ledger import Ledger
+from geminga.storage.ledgers.position import NOWHERE, Position
 
 EARLIEST, LATEST = (-1, -1), ((1 << 63) - 1, (1 << 63) - 1)     # as clients write them in message ids
 
@@ -51,6 +52,15 @@ class ManagedLedger:
         if ledger_id >= self.open_ledger.ledger_id:      # nearly always
             return self.ledgers[-1:]
         return self.ledgers[bisect.bisect_left(self.ledgers, ledger_id, key=_ledger_id):]
+
+    def bytes_from(self, ledger_id: int, entry_id: int) -> int:
+        """Return the bytes of the entry at that position and of all entries behind it."""
+        total = 0
+        for each in self.ledgers_from(ledger_id):
+            first = entry_id if each.ledger_id == ledger_id else 0
+            if each.ledger_id >= ledger_id and first < each.entries:
+                total += each.size - (int(each.column("offset")[first]) if first > 0 else format.HEADER_SIZE)
+        return total
 
     def find(self, ledger_id: int) -> Ledger | None:
         """The ledger with that id; None: it is not in the chain."""

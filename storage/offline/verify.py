@@ -25,12 +25,13 @@ from numpy.typing import NDArray
 
 from geminga.storage import format
 from geminga.storage.cursors import state_file, state_v1
-from geminga.storage.cursors.cursor import NOBODY, Cursor, Position
+from geminga.storage.cursors.cursor import NOBODY, Cursor
 from geminga.storage.cursors.state_file import State
 from geminga.storage.disk import locks, regular_files
 from geminga.storage.errors import CorruptFile
 from geminga.storage.ledgers import journal_reader, ledger_headers
 from geminga.storage.ledgers.ledger import Ledger
+from geminga.storage.ledgers.position import Position
 from geminga.storage.offline.findings import Finding, Severity, corrupt, place, unreadable
 from geminga.storage.offline.verify_catalogue import Names, read_names
 from geminga.storage.offline.verify_compacted import Looked, look_at_views

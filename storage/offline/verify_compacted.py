@@ -13,11 +13,11 @@ from geminga.proto import checksums
 from geminga.proto.rows import Rows
 from geminga.proto.sends import KEPT_CHECKSUM
 from geminga.storage import format
-from geminga.storage.cursors.cursor import NOWHERE, Position
 from geminga.storage.disk import locks
 from geminga.storage.errors import CorruptFile
 from geminga.storage.ledgers import compacted_ledgers
 from geminga.storage.ledgers.compacted_ledgers import Part, View
+from geminga.storage.ledgers.position import NOWHERE, Position
 from geminga.storage.offline.findings import Finding, Severity, corrupt, unreadable
 from geminga.storage.offline.verify_ledger import runs
 

@@ -17,10 +17,11 @@ from geminga.proto import checksums
 from geminga.proto.rows import Rows
 from geminga.proto.sends import KEPT_CHECKSUM
 from geminga.storage import format
-from geminga.storage.cursors.cursor import NOBODY, NOWHERE, Cursor
+from geminga.storage.cursors.cursor import NOBODY, Cursor
 from geminga.storage.errors import CorruptFile
 from geminga.storage.ledgers import ledger_headers
 from geminga.storage.ledgers.ledger import Ledger, take_bounds, take_end
+from geminga.storage.ledgers.position import NOWHERE
 from geminga.storage.offline.findings import Finding, Severity, corrupt, unreadable
 
 _BLOCK = 8 << 10           # rows

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from geminga.proto import envelope, responses
 from geminga.storage import format
 from geminga.storage.cursors import batch_acks
-from geminga.storage.cursors.cursor import ACKNOWLEDGED, EXPIRED, NOWHERE, SKIPPED, Position
+from geminga.storage.cursors.cursor import ACKNOWLEDGED, EXPIRED, SKIPPED
 from geminga.storage.ledgers.compacted_ledgers import CompactedLedger
 from geminga.storage.ledgers.ledger import Ledger
+from geminga.storage.ledgers.position import NOWHERE, Position
 from geminga.storage.topics.partition import Partition, op
 from geminga.storage.topics.subscription import Consumer, Subscription
 
@@ -325,3 +326,11 @@ def pass_over(owner, subscription: Subscription, began: Position) -> None:
         cursor.forget(ledger_id)
     if cursor.mark_delete >= subscription.view.horizon:
         subscription.view = None
+
+
+def skip_to(owner, subscription: Subscription, position: Position, reason: int = SKIPPED) -> None:
+    """Acknowledge everything up to a position.  Consumers go on behind it."""
+    if position > subscription.cursor.mark_delete:
+        move(owner, subscription, Acks(up_to=position), reason)
+        owner.answer_needs_sync()
+        owner.wake(subscription.partition)

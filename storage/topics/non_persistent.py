@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from geminga.proto.names import TopicName
 from geminga.storage.catalogue.policies import Policies
-from geminga.storage.cursors.cursor import Cursor, Position
+from geminga.storage.cursors.cursor import Cursor
+from geminga.storage.ledgers.position import Position
 from geminga.storage.options import StorageOptions
 from geminga.storage.topics.producers import Producers
 from geminga.storage.topics.rate_limits import Limits

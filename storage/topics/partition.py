@@ -13,7 +13,7 @@ from geminga.proto.names import TopicName
 from geminga.storage import format
 from geminga.storage.catalogue.policies import Policies
 from geminga.storage.cursors import state_file
-from geminga.storage.cursors.cursor import ACKNOWLEDGED, NOBODY, SKIPPED, Cursor, Position
+from geminga.storage.cursors.cursor import ACKNOWLEDGED, NOBODY, SKIPPED, Cursor
 from geminga.storage.cursors.producer_sequences import Sequences
 from geminga.storage.cursors.state_file import Snapshot, State, StateFile
 from geminga.storage.delayed.index import Schedule
@@ -21,6 +21,7 @@ from geminga.storage.errors import CorruptFile, text_of
 from geminga.storage.ledgers import compacted_ledgers, ledger, ledger_headers
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.ledgers.managed_ledger import EARLIEST, ManagedLedger
+from geminga.storage.ledgers.position import Position
 from geminga.storage.options import StorageOptions
 from geminga.storage.topics.producers import Producers
 from geminga.storage.topics.rate_limits import Limits

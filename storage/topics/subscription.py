@@ -11,11 +11,12 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
 from geminga.storage.catalogue.policies import Policies
-from geminga.storage.cursors.cursor import Cursor, Position
+from geminga.storage.cursors.cursor import Cursor
 from geminga.storage.cursors.pending_acks import Entries
 from geminga.storage.delayed.index import Released, Schedule
 from geminga.storage.ledgers.compacted_ledgers import CompactedLedger, View
 from geminga.storage.ledgers.ledger import Ledger
+from geminga.storage.ledgers.position import Position
 from geminga.storage.options import StorageOptions
 from geminga.storage.topics.permits import PERMITS_MAX, UNBOUNDED, Allowance, within_permits
 from geminga.storage.topics.producers import Producers

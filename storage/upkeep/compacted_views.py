@@ -6,12 +6,10 @@ is replaced meanwhile; and the ledgers behind that horizon are kept for it (Part
 """
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
-from geminga.proto.names import TopicName
-from geminga.storage.admin import positions, topic_stats
-from geminga.storage.commands.topic_lookup import stored
 from geminga.storage.errors import CorruptFile
 from geminga.storage.ledgers import compacted_ledgers
 from geminga.storage.ledgers.compacted_ledgers import View
+from geminga.storage.topics import acknowledge
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.subscription import Subscription
 from geminga.storage.topics.watcher import Watcher
@@ -68,7 +66,7 @@ class Views(Watcher):
             if mark_delete < found.horizon:
                 subscription.view = found.view
         elif found.view is not None and mark_delete < (first := (found.ledgers[0].ledger_id, -1)):
-            positions.skip_to(self._owner, subscription, first)      # what only the view has is not for this one
+            acknowledge.skip_to(self._owner, subscription, first)      # what only the view has is not for this one
 
     def adopt(self, partition: Partition, number: int) -> None:
         """The view of that number that was made is the partition's from now on.  Raises Refusal, OSError."""
@@ -125,31 +123,4 @@ class Views(Watcher):
 def news(partition: Partition) -> int:
     """Bytes behind the horizon."""
     ledger_id, entry_id = partition.horizon
-    return topic_stats.bytes_behind(partition, ledger_id, entry_id + 1)
-
-
-# -- what is asked
-
-def _adopt(owner, topic: TopicName, arguments: dict) -> dict:
-    partition = stored(owner, topic)
-    owner.views.adopt(partition, arguments["view"])
-    return told(partition)
-
-
-def _due(owner, topic: None, arguments: dict) -> list[tuple[int, str]]:
-    return owner.views.due()
-
-
-def _compaction(owner, topic: TopicName, arguments: dict) -> dict:
-    return told(stored(owner, topic))
-
-
-def told(partition: Partition) -> dict:
-    """What there is of its compacted view; view 0: none."""
-    manifest = partition.view.manifest if partition.view is not None else None
-    return {"view": partition.view_number, "horizon": partition.horizon, "entries": manifest.entries if manifest else 0,
-            "messages": manifest.messages if manifest else 0, "bytes": manifest.size if manifest else 0, "news": news(partition),
-            "created_ms": manifest.created_ms if manifest else 0, "report": manifest.report if manifest else {}}
-
-
-QUESTIONS = {"adopt-view": _adopt, "compaction-due": _due, "compaction": _compaction}
+    return partition.bytes_from(ledger_id, entry_id + 1)

@@ -22,8 +22,6 @@ BUGS = [
          "an exclusive consumer is not active"),
         ("return bool(subscription.consumers) and (ledger_id", "return (ledger_id", "a cursor waits although nobody is there",
          "storage/test_owner_edges.py"),
-        ("and first < ledger.entries:", "and first <= ledger.entries:",
-         "bytes behind the last entry"),
         ("return 1 + sum(min(read_entry", "return sum(min(read_entry", "one too few since the first that is not acknowledged"),
         ('told["msgDropRate"] = rates[7]', 'told["msgDropRate"] = rates[6]', "drops are expiries"),
         ("counts[1] if is_system(", "counts[1] if not is_system(", "users' topics are system topics"),
