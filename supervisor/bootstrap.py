@@ -92,7 +92,7 @@ def is_ready(environment, program, extras):
 
 
 def stamp_of(environment, extras):
-    """What an environment finished now would be made of."""
+    """Return the stamp of an environment that is finished now."""
     return {
         "checkout": str(CHECKOUT),  # console scripts and the editable install hold this path
         "interpreter": os.path.realpath(environment / "bin" / "python"),  # its name carries 3.N on every distribution

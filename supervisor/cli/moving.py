@@ -149,7 +149,7 @@ async def _move_all(source: "moving.Cluster", target: "moving.Cluster", asked: l
 
 
 async def _topics_of(source: "moving.Cluster", namespace: str) -> list[names.TopicName]:
-    """Those that are not the broker's own, partitioned ones as one."""
+    """Return the namespace's topics without system topics; a partitioned topic is one."""
     from geminga.supervisor.pulsar_client.client import ClientError
     session = await source.session()
     try:

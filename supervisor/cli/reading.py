@@ -14,7 +14,7 @@ _CHUNK = "it is a chunk of a message whose other chunks are not all there"
 
 
 class Reading:
-    """What could not be shown, a line each, is in left_out at the end."""
+    """Reads messages of a topic; `left_out` has a line for each entry that could not be shown."""
 
     def __init__(self) -> None:
         self.left_out: list[str] = []

@@ -117,7 +117,7 @@ def create(algorithm: str, private_key: str | None, secret_key: str | None, subj
 
 
 def _private_key(data: bytes, algorithm: str) -> rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey:
-    """Of the kind that the algorithm is for.  Raises SourceError."""
+    """Read a private key of the kind that the algorithm needs.  Raises SourceError."""
     try:
         key = load_pem_private_key(data, None) if data.startswith(b"-----BEGIN") else load_der_private_key(data, None)
     except (ValueError, TypeError, UnsupportedAlgorithm):

@@ -1,4 +1,4 @@
-"""What of a host bounds the broker, or makes it slow: looked at, and told with the command that changes it.
+"""Settings of the host that bound the broker or make it slow, each with the command that changes it.
 
 Numbers that are wanted come from what the broker does:
 
@@ -82,7 +82,7 @@ def _needed(config: Demand, root: Path, limits: tuple[int, int]) -> Iterator[Loo
 
 
 def at_start(config: Demand) -> list[Look]:
-    """What `serve` tells; as a service it may look at nothing else."""
+    """Return what `serve` warns of at its start; a service can read only these settings."""
     found = _needed(config, Path("/"), resource.getrlimit(resource.RLIMIT_NOFILE))
     return [look for look in found if look.matters and not look.is_fine]
 
@@ -92,7 +92,7 @@ def _limit(text: str) -> int:
 
 
 def limits_of(pid: int, root: Path = Path("/")) -> tuple[int, int]:
-    """Of a process's descriptors.  Raises OSError."""
+    """Return the soft and hard limit of a process's descriptors.  Raises OSError."""
     for line in (root / "proc" / str(pid) / "limits").read_text().splitlines():
         if line.startswith("Max open files"):
             soft, hard = line.split()[3:5]
@@ -160,7 +160,7 @@ def _existing(path: Path) -> Path:
 
 
 def _file_system(config: Demand, root: Path) -> Look | None:
-    """Of the data folder: the last line of mountinfo whose mount point is above it."""
+    """Check the data folder's file system: the last mount in mountinfo that has the folder below it."""
     folder, found = _existing(config.data_dir), None
     try:
         lines = (root / "proc/self/mountinfo").read_text().splitlines()
@@ -185,7 +185,7 @@ def _file_system(config: Demand, root: Path) -> Look | None:
 
 
 def _device(folder: Path, root: Path) -> Path | None:
-    """What /sys says of the disk that a folder is on."""
+    """Return the folder in /sys of the disk that a folder is on, None if there is none."""
     number = _existing(folder).stat().st_dev
     path = root / "sys/dev/block" / f"{os.major(number)}:{os.minor(number)}"
     return next((found for found in (path, path.resolve().parent) if (found / "queue").is_dir()), None)

@@ -386,7 +386,7 @@ def _address(url: str) -> tuple[str, int]:
 
 
 async def connect_to_topic(url: str, topic: str, method: str = "", data: str = "", tls: ssl.SSLContext | None = None) -> Session:
-    """Likewise, with the broker of that cluster that serves the topic."""
+    """Connect to the broker of the cluster that serves the topic, as `connect` does.  Raises ClientError, OSError."""
     at, beyond, is_authoritative = url, "", False
     for _ in range(_HOPS_MAX):
         session = await connect(at, method, data, tls, beyond)
@@ -408,7 +408,7 @@ async def connect_to_topic(url: str, topic: str, method: str = "", data: str = "
 
 
 async def connect_inside(path: Path) -> Session:
-    """Likewise, for the broker's own processes."""
+    """Connect over the Unix socket that a worker has for the broker's own processes."""
     _, session = await asyncio.get_running_loop().create_unix_connection(Session, str(path))
     return await _introduced(session)
 

@@ -21,7 +21,7 @@ import click
 
 
 class Credentials(NamedTuple):
-    """What is shown."""
+    """Credentials for both protocols, and how to check the broker's certificate."""
 
     method: str = ""             # of the binary protocol; "": nothing
     data: str = ""
@@ -52,7 +52,7 @@ class Credentials(NamedTuple):
         return context
 
     def headers(self) -> list[str]:
-        """Of HTTP."""
+        """Return the header lines that HTTP needs for these credentials."""
         if self.method == "token":
             return [f"Authorization: Bearer {self.data}"]
         if self.method == "basic":

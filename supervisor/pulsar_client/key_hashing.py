@@ -31,12 +31,12 @@ def java(key: str) -> int:
 
 
 def go(key: str) -> int:
-    """What Go's client calls JavaStringHash: over UTF-8, and with the highest bit."""
+    """Hash as the Go client's JavaStringHash does: over UTF-8, and with the highest bit."""
     return _times_31(key.encode())
 
 
 def cpp_java(key: str) -> int:
-    """What the C++ library calls JavaStringHash: over UTF-8, whose bytes are signed."""
+    """Hash as the C++ library's JavaStringHash does: over UTF-8, with signed bytes."""
     return _times_31(byte - 256 if byte > 127 else byte for byte in key.encode()) & _MOST
 
 

@@ -91,7 +91,7 @@ class Alarms:
             await asyncio.sleep(_LOOK_SECONDS)
 
     def look(self) -> None:
-        """What is so now, and what follows from it."""
+        """Evaluate every alarm, and log those that begin or end."""
         self._look_at_memory()
         self._look_at_clock()
         self._watched.look()
@@ -189,7 +189,7 @@ class Alarms:
         return None
 
     def _report(self) -> dict[str, Any]:
-        """Of the last night; read when it is another."""
+        """Return the report of the last night, read again only when it has changed."""
         try:
             found = (self._data_dir / REPORT).stat()
             stamp = found.st_mtime_ns, found.st_ino
@@ -226,7 +226,7 @@ class Alarms:
         return {direction: row[f"clock_jumps_{direction}"] for direction in ("forward", "back")}
 
     def obstacles(self) -> Iterator[str]:
-        """Those that are why the broker is not ready."""
+        """Return the texts of alarms that make the broker not ready."""
         if "memory" in self.raised and self._own.read()["memory_refuses"]:
             yield self.raised["memory"].found.text
 
@@ -260,7 +260,7 @@ def _changed(path: Path) -> float:
 
 
 def page(name: str) -> str:
-    """Where it lies on this host."""
+    """Return the path of the alarm's runbook page on this host."""
     found = [folder / f"{name}.md" for folder in _PAGES]
     return str(next((path for path in found if path.exists()), found[-1]))
 

@@ -150,7 +150,7 @@ def _total(prefix: str, buckets: Iterable[str]) -> Values:
 
 
 def _buckets(name: str, prefix: str, what: str, buckets: tuple[str, ...], total: str) -> list[Family]:
-    """Of the last window, each bucket by itself."""
+    """Return families for the buckets of a histogram over the last window, with count and sum."""
     return [*(Family(f"{name}_{bucket}", f"{what}, in the last window", f"{prefix}_{bucket}") for bucket in buckets),
             Family(f"{name}_count", f"{what}: how many", _total(prefix, buckets)), Family(f"{name}_sum", f"{what}: their sum", total)]
 
@@ -496,7 +496,7 @@ class Metrics:
         return np.array([counts for counts, _ in found]).sum(axis=0), sum(seconds for _, seconds in found)
 
     def _host(self) -> Iterator[Metric]:
-        """What processes use of it."""
+        """Yield CPU time, memory and descriptors of each process."""
         told = {"cpu_seconds": (CounterMetricFamily, "CPU time"), "resident_memory_bytes": (GaugeMetricFamily, "Memory that is there"),
                 "open_fds": (GaugeMetricFamily, "Descriptors"), "start_time_seconds": (GaugeMetricFamily, "When it began, since 1970")}
         families = {name: kind(f"process_{name}", f"{text}, of each process", labels=["process"]) for name, (kind, text) in told.items()}
@@ -569,7 +569,7 @@ _LABEL = re.compile(r"([{,])(?=cluster=|namespace=|topic=)")
 
 
 class Lines:
-    """Those of topics and subscriptions."""
+    """Lines of the series of topics and subscriptions."""
 
     def __init__(self, cluster: str, measured: list[Measured]):
         self.cluster, self._now_ms, self._last_name = cluster, time.time() * 1000, ""
@@ -615,7 +615,7 @@ class Lines:
 
     @property
     def namespaces(self) -> list[str]:
-        """Those of topics that are loaded: beginnings of labels."""
+        """Beginnings of the labels of namespaces with loaded topics."""
         return list(self._loaded)
 
     def families(self) -> Iterator[str]:

@@ -63,7 +63,7 @@ async def set_level(request: web.Request) -> web.Response:
 
 @routes.delete("/ops/v1/log-level")
 async def reset_level(request: web.Request) -> web.Response:
-    """What was configured holds again."""
+    """Put the configured log level in force again."""
     _follow(request, [])
     return web.json_response(_level())
 

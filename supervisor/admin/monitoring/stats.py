@@ -179,13 +179,13 @@ async def backlog_size(request: web.Request) -> web.Response:
 # -- all that is loaded
 
 class Measured:
-    """What one owner has open: topics by themselves, and the others summed up by namespace."""
+    """Statistics of one owner: rows of some topics, and sums by namespace of all others."""
 
     def __init__(self, data: bytes):
         self.head, (self.topics, self.subscriptions, self.other_topics, self.other_subscriptions) = unpack(data)
 
     def total(self, column: str) -> float:
-        """Of all topics."""
+        """Return the column's sum over all topics."""
         at = TOPIC_COLUMNS.index(column)
         return float(self.topics[:, at].sum() + self.other_topics[:, at].sum())
 
@@ -310,7 +310,7 @@ async def load_report(request: web.Request) -> web.Response:
 
 
 def resident_bytes(counters: dict[tuple[str, int], Counters]) -> int:
-    """Of all processes together."""
+    """Return the resident memory of all processes, in bytes."""
     return sum(process.memory_info().rss for _, process in processes(counters))
 
 

@@ -35,7 +35,7 @@ _OF_RIGHTS = "/permissions", "PermissionsOnTopics", "/admin/v2/tenants/", "/subs
 
 
 class Audit:
-    """What the middleware writes to."""
+    """The audit log: a file of its own, that bounds how many refusals it takes."""
 
     def __init__(self, folder: Path):
         self._handler = _Handler(folder / NAME, maxBytes=_FILE_BYTES, backupCount=_FILES, encoding="utf-8", delay=True)
@@ -61,7 +61,7 @@ class Audit:
 
 
 class _Handler(RotatingFileHandler):
-    """What cannot be written is told once, until it can be again."""
+    """Log the first failure to write, and no more until a write succeeds."""
 
     is_failing = False
 

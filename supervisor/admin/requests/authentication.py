@@ -105,7 +105,7 @@ _PROVIDERS = {"token": "AuthenticationProviderToken", "basic": "AuthenticationPr
 
 
 def families(cluster: str, total: Callable[[str], int]) -> Iterator[Metric]:
-    """Of /metrics, by Pulsar's names.  total: of a counter, over all processes."""
+    """Return metrics of authentication by Pulsar's names.  `total` sums a counter over all processes."""
     labels = ["cluster", "provider_name", "auth_method"]
     right = CounterMetricFamily("pulsar_authentication_success", "Clients and requests that have shown who they are", labels=labels)
     wrong = CounterMetricFamily("pulsar_authentication_failures", "Those that were refused", labels=[*labels, "reason"])

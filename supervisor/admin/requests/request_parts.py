@@ -1,4 +1,4 @@
-"""What all routes share: the catalogue they ask, parts of a request, and the topics that it names."""
+"""Helpers of all routes: the catalogue, the parts of a request, and the topics that it names."""
 import asyncio
 import json
 import re
@@ -90,7 +90,7 @@ def catalogue_of(request: web.Request) -> Catalogue:
 
 
 async def body_of(request: web.Request) -> Any:
-    """What its JSON says, None when there is nothing.  Raises 400, 408, 413."""
+    """Return the request's JSON body, None if it is empty.  Raises 400, 408, 413."""
     try:
         async with asyncio.timeout(_BODY_SECONDS):
             data = await request.read()
@@ -149,7 +149,7 @@ def done() -> web.Response:
 # -- which topics
 
 def parts_of(request: web.Request) -> list[TopicName]:
-    """What is stored under the topic's name: itself, or its partitions."""
+    """Return the topics stored under the name: the topic itself, or its partitions."""
     topic = topic_of(request)
     count = catalogue_of(request).partition_count(topic) or 0
     return [topic.partition_name(number) for number in range(count)] or [topic]

@@ -85,7 +85,7 @@ async def changed(request: web.Request) -> web.Response:
 
 @routes.get(_CONFIGURATION + "/runtime")
 async def runtime(request: web.Request) -> web.Response:
-    """What holds, by Pulsar's names; texts all."""
+    """Return the values in force, by Pulsar's names, all as texts."""
     config = request.app[TOPICS].config
     sections = {"storage": request.app[TOPICS].storage, "network": config.worker, "authentication": config.authentication,
                 "authorization": config.authorization, "nightly": config.nightly}
@@ -117,7 +117,7 @@ async def change(request: web.Request) -> web.Response:
 
 
 def read_text(name: str, text: str) -> Any:
-    """What one of Pulsar's names is to be.  Raises 412."""
+    """Return the new value for one of Pulsar's names.  Raises 412."""
     if name not in _DYNAMIC:
         raise web.HTTPPreconditionFailed(text="Can't update non-dynamic configuration")
     key, convert = TRANSLATED[name]

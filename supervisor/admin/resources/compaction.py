@@ -65,7 +65,7 @@ _RUNNING, _SUCCESS, _ERROR, _NOT_RUN = "RUNNING", "SUCCESS", "ERROR", "NOT_RUN"
 
 @dataclass(slots=True)
 class Record:
-    """What became of a partition's compactions since this process began."""
+    """Results of a partition's compactions since this process began."""
 
     topic: str
     error: str = ""              # of the last one
@@ -99,7 +99,7 @@ class Record:
 
 
 class Compactions:
-    """Those that wait, those that are under way, and how they ended."""
+    """Compactions that wait, those that are running, and results of those that ended."""
 
     def __init__(self, config: Config, catalogue: Catalogue, owners: Owners):
         self._catalogue, self._owners = catalogue, owners
@@ -300,7 +300,7 @@ COMPACTIONS = web.AppKey("compactions", Compactions)
 
 
 def _socket(data_dir: Path) -> socket.socket:
-    """Where jobs find this process, in the place of a predecessor's."""
+    """Listen on the socket for jobs, in place of a predecessor's socket."""
     listener, path = socket.socket(socket.AF_UNIX), data_dir / SOCKET
     try:
         path.parent.mkdir(exist_ok=True)
@@ -351,7 +351,7 @@ def _stored(request: web.Request, topics: Iterable[TopicName]) -> dict[int, str]
 
 @routes.get("/ops/v1/compaction/report")
 async def report(request: web.Request) -> web.Response:
-    """Of the last night."""
+    """Answer with the report of the last night."""
     try:
         return web.Response(text=(request.app[TOPICS].config.data_dir / REPORT).read_text("utf-8"), content_type="application/json")
     except FileNotFoundError:

@@ -101,7 +101,7 @@ class Change(NamedTuple):
 
 
 class _Import:
-    """What is wanted, against what there is."""
+    """An import of definitions: the wanted state, compared with the present one."""
 
     def __init__(self, request: web.Request, wanted: Any):
         self._request, self._catalogue = request, catalogue_of(request)

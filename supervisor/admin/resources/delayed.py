@@ -24,7 +24,7 @@ _PART_ID = re.compile(_ID.pattern + r"(:-?[0-9]{1,9}){1,2}", re.ASCII)
 
 @routes.get(_DELAYED)
 async def delayed(request: web.Request) -> web.Response:
-    """Of all partitions together."""
+    """Answer for all partitions together."""
     query = request.query
     by, most = query.get("by", "hour"), number_of(request, query.get("limit", str(_ROWS)), "limit", _ROWS_MAX)
     if by not in _BY:
@@ -43,7 +43,7 @@ async def delayed(request: web.Request) -> web.Response:
 
 
 def _summed(rows: list[dict[str, int]]) -> list[dict[str, int]]:
-    """Those of one time together."""
+    """Sum up the rows of the same stretch of time."""
     counts: dict[tuple[int, int], int] = {}
     for row in rows:
         time_ = row["from"], row["to"]

@@ -305,7 +305,7 @@ async def set_property(request: web.Request) -> web.Response:
 
 @routes.delete(_NAMESPACE + "/property/{key:[^/]+}")
 async def delete_property(request: web.Request) -> web.Response:
-    """What it was."""
+    """Delete a property, and answer with its old value."""
     name, catalogue = namespace_of(request), catalogue_of(request)
     found = catalogue.properties(name)
     text = found.pop(part_of(request, "key"), "")
@@ -341,7 +341,7 @@ async def split(request: web.Request) -> web.Response:
 
 
 def _stored(request: web.Request) -> list[TopicName]:
-    """Of the namespace, what anybody has used."""
+    """Return the namespace's persistent topics and partitions that have storage."""
     catalogue = catalogue_of(request)
     found = (names.parse(name) for name in catalogue.topics(namespace_of(request)) if name.startswith("persistent:"))
     return [topic for topic in found if catalogue.partition(topic) is not None]

@@ -140,7 +140,7 @@ def _unset(level: Level, cluster_name: str) -> Any:
 # -- what is asked
 
 def _shown(request: web.Request, policy: Policy) -> Any:
-    """What was set; applied=true: what holds.  None when nothing does."""
+    """Return the value that is set, or with applied=true the value in force; None if there is none."""
     scope, topics = _scope(request), request.app[TOPICS]
     if "topic" in request.match_info and request.query.get("applied", "").lower() == "true":
         return applied(topics.catalogue, topic_of(request), policy, topics.storage)

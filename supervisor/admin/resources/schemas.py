@@ -29,7 +29,7 @@ _SHOWN_AS_JSON = (T.Avro, T.Json, T.Protobuf, T.ProtobufNative)      # parts of 
 
 
 async def _definition(request: web.Request) -> Definition:
-    """What the body says.  Raises 400, 422."""
+    """Return the schema in the body.  Raises 400, 422."""
     body = await body_of(request)
     if not isinstance(body, dict) or not all(isinstance(body.get(name), str) for name in ("type", "schema")):
         raise web.HTTPBadRequest(text="The body is an object with type and schema, which are texts, and properties")

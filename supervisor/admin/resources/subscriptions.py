@@ -123,7 +123,7 @@ async def set_properties(request: web.Request) -> web.Response:
 
 @routes.get(_SUBSCRIPTION + "/replicatedSubscriptionStatus")
 async def replicated(request: web.Request) -> web.Response:
-    """Of each partition."""
+    """Answer for each partition whether the subscription is replicated."""
     if not topic_of(request).is_persistent:
         raise not_allowed(request, "Cannot get replicated subscriptions on non-persistent topics")
     found = await _ask_any(request, "replicated")
@@ -142,7 +142,10 @@ async def set_replicated(request: web.Request) -> web.Response:
 
 
 async def _ask_any(request: web.Request, question: str, **arguments) -> list:
-    """What the partitions that have the subscription answer.  Raises Refusal when none has."""
+    """Ask the owners of all partitions, and return the answers of those with the subscription.
+
+    Raises Refusal when no partition has it.
+    """
     found, name, missing = [], part_of(request, "subscription"), None
     for topic in parts_of(request):
         try:

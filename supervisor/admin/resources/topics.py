@@ -226,7 +226,7 @@ async def partitioned(request: web.Request) -> web.Response:
 
 
 def listed(request: web.Request, found: list[str], beginnings: tuple[str, ...]) -> list[str]:
-    """Those that the request asks for."""
+    """Return the names that match the request's domain, bundle and wish for system topics."""
     if request.query.get("bundle", BUNDLE) != BUNDLE:
         raise web.HTTPPreconditionFailed(text=f"The namespace has one bundle: {BUNDLE}")
     with_system = is_set(request, "includeSystemTopic")
@@ -265,7 +265,7 @@ async def delete_property(request: web.Request) -> web.Response:
 @routes.get("/lookup/v2/topic" + PATH)
 @routes.get("/lookup/v2/destination" + PATH)
 async def lookup(request: web.Request) -> web.Response:
-    """Where the topic is served; all URLs are always strings, which the C++ client insists on."""
+    """Answer where the topic is served.  Every URL is a string, as the C++ client refuses null."""
     topics = request.app[TOPICS]
     listener: str = request.query.get("listenerName") or request.headers.get("X-Pulsar-ListenerName") or ""
     try:

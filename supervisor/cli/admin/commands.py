@@ -190,7 +190,7 @@ def _run(verb: Verb, values: dict[str, Any]) -> None:
 
 
 def _ask(broker: Broker, verb: Verb, values: dict[str, Any], is_json: bool) -> Any:
-    """What is to be shown; with is_json the answer as it came."""
+    """Return what is shown; with is_json the answer as it came."""
     if verb.run is not None:
         return verb.run(broker, values)
     query, body, fields = {}, verb.body(values) if verb.body else None, {}

@@ -1,4 +1,4 @@
-"""What the broker says of an entry: its messages."""
+"""The messages of an entry, from the broker's answer."""
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -75,7 +75,7 @@ _PULSARS_GRANULARITY_MS, _PULSARS_TICK_MS = 300_000, 1_000      # where nothing 
 
 
 def enable_delays(broker: Broker, values: dict[str, Any]) -> None:
-    """What else is set of delays stays.  Without options the wheel is PIP-26's own, whatever it was before."""
+    """Enable delays, and keep the other fields of the policy.  Without options the wheel is PIP-26's default."""
     path, found = _delays_of(broker, values)
     granularity, tick = values["time_partition_granularity"], values["tick_duration"]
     if granularity is None and tick is None:
@@ -161,7 +161,7 @@ def create_tenant(broker: Broker, values: dict[str, Any]) -> None:
 
 
 def update_tenant(broker: Broker, values: dict[str, Any]) -> None:
-    """What is not given stays."""
+    """Update a tenant; fields without an option keep their values."""
     path = f"/admin/v2/tenants/{values['tenant']}"
     new = {"adminRoles": values["admin_roles"], "allowedClusters": values["allowed_clusters"]}
     if not all(new.values()):

@@ -1,4 +1,4 @@
-"""What a verb of `geminga admin` is: its question to the broker, its options and their kinds."""
+"""Verbs of `geminga admin`: their questions to the broker, their options and kinds of values."""
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ class Option(NamedTuple):
 
     @property
     def key(self) -> str:
-        """What the value is known under."""
+        """The name of the value: the long option, with underscores."""
         long = [flag for flag in self.flags.split() if flag.startswith("--")]
         return long[0].removeprefix("--").replace("-", "_")
 
