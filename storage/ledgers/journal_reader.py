@@ -327,13 +327,17 @@ def _wrong_entries(record: Record) -> list[int] | None:
 
 
 def retire(folder: Path) -> None:
-    """Remove a journal whose owner there is no more, when all that was in it has been applied and synced; oldest first."""
+    """Remove the journal of an owner that no longer exists, after all of its records have been applied and synced.
+
+    Segments go oldest first, each durably before the next: a power cut could otherwise leave older segments alone, and their replay
+    would bring back what was acknowledged since.
+    """
     for _, path in by_age(folder):
         path.unlink()
+        sync(folder, os.fsync)
     for path in folder.glob("*"):
         path.unlink()
     folder.rmdir()
-    sync(folder.parent, os.fsync)
 
 
 def by_age(folder: Path) -> list[tuple[int, Path]]:

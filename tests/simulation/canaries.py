@@ -40,12 +40,13 @@ CANARIES: dict[str, tuple[Callable, set[str]]] = {}
 def canary(*promises: str):
     """The function returns (object, name, what stands there instead), for every one of its values."""
     def add(how):
-        CANARIES[how.__name__] = contextlib.contextmanager(lambda: _patched(how())), set(promises)
+        CANARIES[how.__name__] = lambda: patched(how()), set(promises)
         return how
     return add
 
 
-def _patched(patches: Iterator[tuple]) -> Iterator[None]:
+@contextlib.contextmanager
+def patched(patches: Iterator[tuple]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for where, name, instead in patches:
             if isinstance(where, dict):

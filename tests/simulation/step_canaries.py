@@ -1,9 +1,8 @@
 """Each call in storage/ that syncs, retires, renames or removes: its canary, or the reason why it has none.
 
-A canary leaves out one call (steps.py).  A call with a reason is left to the test that the reason names, or loses nothing.
+A canary leaves out one call (steps.py), and either random worlds show it (NOTICED) or a scripted one does (SCENES).
+A call with a reason is left to the test that the reason names, or loses nothing.
 """
-import contextlib
-
 from geminga.storage.admin import housekeeping
 from geminga.storage.cursors import state_v1
 from geminga.storage.cursors.state_file import StateFile
@@ -22,7 +21,8 @@ from geminga.storage.owner.recovery import Recovery
 from geminga.storage.owner.trimming import Trimming
 from geminga.storage.upkeep import backup_snapshot, compacted_views, delayed_scheduler, disk_space, hole_punching
 
-from .canaries import CANARIES, _patched
+from . import scenes
+from .canaries import CANARIES, patched
 from .steps import Step, left_out
 
 PROMISES = {
@@ -31,6 +31,7 @@ PROMISES = {
     "nothing is replayed after a clean stop", "no file is left behind", "what is said to have been stored was",
     "only what was sent is stored, once", "entries keep their bytes", "subscriptions stay", "totals add up",
     "what is sent again is stored once", "ledgers that were deleted stay so", "totals are the model's own",
+    "what is due is delivered",
 }
 
 NOTICED = {
@@ -52,55 +53,62 @@ NOTICED = {
     "a_segment_that_failed_is_not_copied": Step(journal_reader.rescue, "write_anew("),
     "a_start_with_other_owners_puts_nothing_on_disk": Step(recovery.recover, "journal.put_on_disk("),
     "the_number_of_owners_is_not_synced": Step(recovery.settle, "sync(path.parent"),
+    "a_start_retires_nothing": Step(journal.open_journal, "_retire("),
+    "files_of_a_removed_journal_stay": Step(journal_reader.retire, "path.unlink(", 1),
+    "windows_of_delayed_messages_are_not_synced": Step(delayed_scheduler._write, "sync_all("),
+    "what_is_unloaded_is_not_put_on_disk": Step(Durability.write_checkpoint, "put_on_disk("),
+    "a_journal_that_moved_is_not_removed": Step(recovery.recover_owner, "journal_reader.retire("),
 }
 
-_ORDER = "Not noticed in 25 seeds; tests/storage/test_journal_order.py holds it by the order of system calls."
-_UNTRIED = "Not tried yet."
+SCENES = {
+    scenes.power_fails_in_a_checkpoint: [Step(Journal.append, "self.sync()")],
+    scenes.power_fails_after_a_stop_behind_a_checkpoint: [Step(Journal._put_and_retire, "os.fdatasync(")],
+    scenes.power_fails_in_a_stop: [Step(Journal.close, "self.sync()")],
+    scenes.power_fails_when_owners_move: [
+        Step(recovery.recover, "journal_reader.make_sure("), Step(journal_reader.make_sure, "os.fdatasync(")],
+    scenes.power_fails_when_owners_move_after_a_failed_sync: [Step(journal_reader.make_sure, "write_again(")],
+    scenes.power_fails_after_a_start_behind_a_failed_sync: [Step(journal.open_journal, "write_again(")],
+    scenes.power_fails_after_a_start_without_room: [Step(journal.open_journal, "put_on_disk(")],
+    scenes.power_fails_in_a_rescue: [Step(journal_reader.rescue, "sync(folder", 0)],
+    scenes.an_older_segment_is_not_retired_when_one_is_rescued: [Step(journal_reader.rescue, "bad.rename(")],
+    scenes.power_fails_in_a_start_when_a_rescued_segment_was_removed: [Step(journal_reader.rescue, "sync(folder", 1)],
+    scenes.power_fails_while_a_journal_is_removed: [
+        Step(journal_reader.retire, "sync(folder"), Step(journal_reader.retire, "path.unlink(", 0)],
+}
+
 _SPACE = "Left out it costs space, and no promise of the simulation is about that."
 UNNOTICED = {
-    Step(Journal.append, "self.sync()"): _ORDER,
-    Step(Journal._put_and_retire, "os.fdatasync("): _ORDER,
-    Step(Journal.close, "self.sync()"): _ORDER,
     Step(Journal._set_aside, "self._segment.path.rename("):
-        "It keeps a medium that failed out of use: the simulated disk fails once, and write_again makes up for that.",
-    Step(Journal._set_aside, "sync(self.folder"): "A power cut also ends what a failed sync has left in memory only.",
+        "It keeps a medium that failed out of use, which "
+        "test_a_segment_that_failed_to_sync_is_set_aside_and_never_used_again holds.",
+    Step(Journal._set_aside, "sync(self.folder"):
+        "Left out, a power cut may bring a failed medium back into use, but loses no record that was answered.",
     Step(journal._write_zeros, "os.fdatasync("):
-        "The first sync of a pass in the segment writes it too: this one is for the speed of that one.",
+        "The first sync of a pass in the segment writes it too, but slower; test_journal_order.py holds this one.",
     Step(journal._write_zeros, "path.unlink("): _SPACE,
     Step(Journal._collect_checkpoints, "segment.path.unlink("): _SPACE,
     Step(journal.open_journal, "path.unlink("): _SPACE,
-    Step(journal.open_journal, "write_again("): _ORDER,
-    Step(journal.open_journal, "_retire("): _ORDER,
-    Step(journal.open_journal, "put_on_disk("): _UNTRIED,
-    Step(journal_reader.rescue, "sync(folder", 0): _ORDER,
-    Step(journal_reader.rescue, "sync(folder", 1): _ORDER,
-    Step(journal_reader.rescue, "bad.rename("): _ORDER,
-    Step(journal_reader.make_sure, "write_again("): _ORDER,
-    Step(journal_reader.make_sure, "os.fdatasync("): _ORDER,
     Step(files.allocate, "path.unlink("): _SPACE,
     Step(ledger.create, "ledger.unlink("): _SPACE,
     Step(ledger_headers.remove_unmade, "path.unlink(", 0): _SPACE,
     Step(ledger_headers.remove_unmade, "path.unlink(", 1): _SPACE,
-    Step(journal_reader.retire, "path.unlink(", 0): _UNTRIED,
-    Step(journal_reader.retire, "path.unlink(", 1): _UNTRIED,
-    Step(journal_reader.retire, "folder.rmdir("): _UNTRIED,
-    Step(journal_reader.retire, "sync(folder.parent"): _UNTRIED,
-    Step(delayed_scheduler._write, "sync_all("): _UNTRIED,
-    Step(delayed_scheduler._write, "write_anew("): _UNTRIED,
-    Step(delayed_scheduler._write, "sync(named"): "Not noticed in 30 seeds; a start makes an index anew that is not there.",
-    Step(Durability.write_checkpoint, "put_on_disk("): _UNTRIED,
+    Step(journal_reader.retire, "folder.rmdir("): "An empty folder has nothing to be replayed.",
+    Step(delayed_scheduler._write, "write_anew("):
+        "A start rebuilds an index that was not saved, which takes time; test_delays.py fails without the call.",
+    Step(delayed_scheduler._write, "sync(named"):
+        "A start rebuilds an index whose file is lost, or a window that the file names, which "
+        "test_files_that_are_damaged_are_made_anew holds.",
     Step(recovery._finish_deletions, "StateFile("): "The simulation deletes no topic.",
     Step(recovery._finish_deletions, "sync(folder"): "The simulation deletes no topic.",
-    Step(recovery.recover_owner, "journal_reader.retire("): _UNTRIED,
     Step(files.write_anew, "fresh.replace("): "Whatever is written anew would not be there: most tests notice.",
     Step(files.write_anew, "fresh.unlink("): _SPACE,
     Step(Ledger.unlink, "path.unlink("): "files_are_left_behind in canaries.py leaves out all of the function.",
     Step(Trimming.unlink_taken, "ledger.unlink("): "files_are_left_behind in canaries.py leaves out what it calls.",
     Step(Recovery.is_durable, "found.unlink("): "files_are_left_behind in canaries.py leaves out what it calls.",
     Step(recovery.recover, "journal_reader.rescue("): "a_segment_that_failed_is_not_copied is about what it calls.",
-    Step(recovery.recover, "journal_reader.make_sure("): _ORDER,
     Step(recovery.settle, "write_anew("): "the_number_of_owners_is_not_synced is about the same file.",
-    Step(StateFile.write, "write_anew("): "states_are_not_written_at_a_checkpoint in canaries.py leaves out its caller.",
+    Step(StateFile.write, "write_anew("):
+        "states_are_not_written_at_a_checkpoint in canaries.py leaves out its caller.",
     Step(Windows.remove, "self.path("): "A window that stays is read again, and its rows are known to be done.",
     Step(Owner.end_pass, "self._pass.sync("): "an_answer_comes_before_its_sync is about what it calls.",
     Step(PartitionTable.delete, "owner.journal.sync("): "The simulation deletes no topic.",
@@ -131,7 +139,7 @@ FOLDERS_OUT_OF_REACH = {"jobs": "Jobs are processes of their own; an owner takes
 def add_canaries() -> None:
     """Add NOTICED to CANARIES."""
     for name, step in NOTICED.items():
-        CANARIES[name] = contextlib.contextmanager(lambda step=step: _patched(iter(left_out(step)))), PROMISES
+        CANARIES[name] = lambda step=step: patched(iter(left_out(step))), PROMISES
 
 
 def is_about(step: Step, module: str, function: str, call: str, number: int) -> bool:

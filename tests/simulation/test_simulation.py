@@ -1,15 +1,18 @@
-"""Worlds under seeds keep every promise, are the same whenever they are run, and find what is wrong with owners that break one."""
+"""Worlds under seeds keep every promise, are the same in each run, and find owners that break a promise."""
+import itertools
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from .canaries import CANARIES
+from .canaries import CANARIES, patched
 from .model import Broken
-from .simulate import command, simulate
-from .step_canaries import FOLDERS_OUT_OF_REACH, NOTICED, OUT_OF_REACH, UNNOTICED, add_canaries, is_about
+from .scenes import play
+from .simulate import MEMORY, command, make_template, simulate
+from .step_canaries import FOLDERS_OUT_OF_REACH, NOTICED, OUT_OF_REACH, SCENES, UNNOTICED, add_canaries, is_about
 from .steps import calls, left_out
 
 add_canaries()
@@ -17,6 +20,7 @@ add_canaries()
 SEEDS = int(os.environ.get("SEEDS", "200"))
 EACH = 10                 # seeds of one test
 CANARY_SEEDS = 60
+SCENE_SEEDS = 25
 
 
 @pytest.mark.slow
@@ -36,8 +40,8 @@ def test_a_seed_is_the_same_whenever_it_is_run():
     for seed in 1, 2:
         identities = {simulate(seed)[0], simulate(seed)[0]}
         for hash_seed in "1", "2":
-            found = subprocess.run([sys.executable, program, "--seed", str(seed), "--identity"], capture_output=True, text=True, check=True,
-                                   env=os.environ | {"PYTHONHASHSEED": hash_seed})
+            found = subprocess.run([sys.executable, program, "--seed", str(seed), "--identity"], capture_output=True,
+                                   text=True, check=True, env=os.environ | {"PYTHONHASHSEED": hash_seed})
             identities.add(found.stdout.split()[0])
         assert len(identities) == 1
 
@@ -55,12 +59,43 @@ def test_a_broken_promise_is_found(name):
     pytest.fail(f"{CANARY_SEEDS} seeds have not found it")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def template():
+    make_template()
+
+
+def _play(scene, seed):
+    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
+        play(scene, seed, Path(folder))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
+def test_every_promise_is_kept_in_a_scene(scene):
+    for seed in range(SCENE_SEEDS):
+        _play(scene, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("scene", "step"), [(scene, step) for scene, steps in SCENES.items() for step in steps],
+                         ids=lambda value: getattr(value, "call", "") or value.__name__)
+def test_a_step_left_out_is_found_in_its_scene(scene, step):
+    with patched(iter(left_out(step))):
+        for seed in range(SCENE_SEEDS):
+            try:
+                _play(scene, seed)
+            except Broken:
+                return
+    pytest.fail(f"{SCENE_SEEDS} seeds have not found it")
+
+
 @pytest.mark.slow
 def test_each_step_has_a_canary_or_a_reason():
     """A new call that syncs, retires, renames or removes needs one of them."""
     modules = {module.__name__ for module in OUT_OF_REACH}
+    known = [*NOTICED.values(), *itertools.chain(*SCENES.values()), *UNNOTICED]
     missing = [call for call in calls() if call[0] not in modules and call[0].split(".")[2] not in FOLDERS_OUT_OF_REACH
-               and not any(is_about(step, *call) for step in (*NOTICED.values(), *UNNOTICED))]
+               and not any(is_about(step, *call) for step in known)]
     assert not missing
 
 

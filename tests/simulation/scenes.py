@@ -1,0 +1,265 @@
+"""Short scripted worlds for steps that random worlds hardly ever reach: the step runs, and power fails behind it.
+
+    play(scene, seed, folder)      # raises Broken
+
+The seed decides what the power cut leaves.
+"""
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+from geminga.storage.errors import CorruptFile, NotDurable
+
+from ..storage.rig import Handle
+from .disk import Disk, Fate, Killed
+from .model import Broken, demand
+from .turns import Turns
+from .world import FAILURES, World
+
+TOPIC = "a"
+BIG = 5_000      # bytes of an entry of which one fits into a segment
+
+
+class Scene(World):
+    """One topic with one subscription.  `promised` holds the payloads whose receipts have come, in order."""
+
+    def __init__(self, seed: int, folder: Path):
+        super().__init__(seed, folder)
+        self.move_chance = 0
+        self.options |= {"journal_segment_bytes": 8 << 10, "journal_segments_max": 8, "roll_over_entries": 1_000,
+                         "roll_over_bytes": 64 << 20, "deduplication": False}
+        self.promised: list[bytes] = []
+        self.publisher: Handle | None = None
+        self.subscriber: Handle | None = None
+        self.positions: list[tuple[int, int]] = []
+
+    def play(self, script: Callable[["Scene"], None]) -> None:
+        self.disk = Disk(self.folder / str(next(self.folders)), self.chance, self._called)
+        with self._patched(), self.disk.watched():
+            try:
+                self.start()
+                script(self)
+            finally:
+                self.disk.is_dead = True
+                self._bury()
+
+    # -- the process
+
+    def start(self, fate: Fate | None = None) -> None:
+        """Start a process and check all that was promised; with a fate, expect the start to end before it is done."""
+        self.disk.begin_process()
+        self.turns, self.before = Turns(self.disk, self.chance), dict(self.disk.faults)
+        self.disk.fate = fate or Fate()
+        if fate is not None:
+            with contextlib.suppress(Killed, *FAILURES):
+                self.rig = self._start()
+            return
+        try:
+            self.rig = self._start()
+            demand(not self.rig.damage, "a crash damages nothing", self.rig.damage)
+            self.connect()
+        except (CorruptFile, NotDurable) as error:
+            raise Broken("a crash damages nothing", str(error)) from error
+        self.look()
+
+    def connect(self) -> None:
+        self.subscriber, self.publisher = self.rig.consumer(TOPIC), self.rig.producer(TOPIC)
+
+    def die(self, how: str = "") -> None:
+        """End the process without a stop; how: what a power cut leaves (Disk.cut), empty when there is none."""
+        self.disk.is_dead = True
+        self._bury()
+        if how:
+            self.disk.cut(self.folder / str(next(self.folders)), how)
+
+    def stop(self) -> None:
+        """Stop the process cleanly."""
+        self.rig.close()
+        self.die()
+
+    def dies_in(self, work: Callable, *arguments, **fate) -> None:
+        """Do the work under this fate, which ends it."""
+        self.disk.fate = Fate(**fate)
+        with contextlib.suppress(Killed, *FAILURES):
+            work(*arguments)
+
+    # -- clients
+
+    def publish(self, *payloads: bytes) -> None:
+        """Publish each in a pass of its own."""
+        for payload in payloads:
+            self.positions += self.rig.publish(self.publisher, payload)
+            self.promised.append(payload)
+
+    def acknowledge(self, number: int, *, is_asked: bool = True) -> None:
+        """Acknowledge the entry of that number; without is_asked nothing is answered, and nothing is synced."""
+        self.rig.run(self.rig.acks(self.subscriber, self.positions[number], request_id=int(is_asked)))
+
+    def acknowledge_and_checkpoint(self, number: int) -> None:
+        """Acknowledge the entry, which nobody asks to be answered, and end the checkpoint that its record begins."""
+        self.acknowledge(number, is_asked=False)
+        while self.turns.tasks:
+            self.turns.some()
+
+    def look(self) -> None:
+        """Check that what was promised holds; what else is there was seen from now on, so it has to stay too."""
+        stored = [payload for _, payload in self.rig.everything(TOPIC)]
+        kept = [payload for payload in stored if payload in self.promised]
+        demand(kept == self.promised, "receipted entries are there",
+               f"{[one[:10] for one in stored]} for {[one[:10] for one in self.promised]}")
+        self.promised = stored
+        partition = self.rig.partition(TOPIC)
+        cursor = partition.subscriptions["sub", True].cursor
+        backlog = cursor.backlog_messages(partition.ledgers)
+        demand(partition.next_message - cursor.since == sum(cursor.totals) + backlog, "totals add up",
+               f"{partition.next_message} - {cursor.since}, {cursor.totals}")
+        self.say("totals", cursor.totals)
+
+
+def _two_acknowledgements(scene: Scene) -> None:
+    """Only the record of the first is synced.  Its replay alone would put back the total in a state that has both."""
+    _publish_and_restart(scene, b"a", b"b", b"c")
+    scene.acknowledge(1)
+    scene.acknowledge(2, is_asked=False)
+
+
+def _publish_and_restart(scene: Scene, *payloads: bytes) -> None:
+    """Leave the subscription to the state's file: the record that made it would begin it anew in a replay."""
+    scene.publish(*payloads)
+    scene.stop()
+    scene.start()
+
+
+def power_fails_in_a_stop(scene: Scene) -> None:
+    """States are on disk by then, and no segment is retired."""
+    _two_acknowledgements(scene)
+    scene.dies_in(scene.rig.close, landmark="header of a segment", kill_in=1)
+    scene.die("nothing")
+    scene.start()
+
+
+def _killed_with_a_record(scene: Scene) -> None:
+    """Start behind a kill: the next record checkpoints the replayed segment, with states as they are then."""
+    _publish_and_restart(scene, b"a", b"b", b"c", b"d")
+    scene.acknowledge(1)
+    scene.die()
+    scene.start()
+
+
+def power_fails_in_a_checkpoint(scene: Scene) -> None:
+    """The state on disk has the acknowledgement whose record began the checkpoint, and no segment is retired."""
+    _killed_with_a_record(scene)
+    scene.dies_in(scene.acknowledge_and_checkpoint, 2, landmark="header of a segment", kill_in=1)
+    scene.die("nothing")
+    scene.start()
+
+
+def power_fails_after_a_stop_behind_a_checkpoint(scene: Scene) -> None:
+    """The segment that the checkpoint retired is free, so the stop does not retire it once more."""
+    _killed_with_a_record(scene)
+    scene.acknowledge_and_checkpoint(2)
+    scene.acknowledge(3)
+    scene.stop()
+    scene.die("nothing")
+    scene.start()
+
+
+def power_fails_when_owners_move(scene: Scene) -> None:
+    """Another number of owners puts the records of a killed one in place; power fails before they are retired."""
+    _two_acknowledgements(scene)
+    scene.die()
+    _move(scene)
+
+
+def power_fails_when_owners_move_after_a_failed_sync(scene: Scene) -> None:
+    """The owner is killed before it can set aside the segment, so the records of the failed sync are in memory only."""
+    _publish_and_restart(scene, b"a", b"b", b"c")
+    scene.acknowledge(1)
+    scene.dies_in(scene.acknowledge, 2, fail_sync_in=1, landmark="rename", kill_in=1)
+    scene.die()
+    _move(scene)
+
+
+def _move(scene: Scene) -> None:
+    scene.owners = 2
+    scene.start(Fate(landmark="rename", kill_in=scene.chance.randint(4, 8)))      # the state has its name
+    scene.die("nothing")
+    scene.start()
+
+
+def power_fails_after_a_start_behind_a_failed_sync(scene: Scene) -> None:
+    """Records of the failed sync are replayed from memory, and more is stored behind them."""
+    scene.publish(b"a")
+    scene.dies_in(scene.publish, b"b", fail_sync_in=1, landmark="rename", kill_in=1)
+    scene.die()
+    scene.start()
+    scene.publish(b"c")
+    scene.die("nothing")
+    scene.start()
+
+
+def power_fails_after_a_start_without_room(scene: Scene) -> None:
+    """There is no room for a new segment, so those that were replayed are used again at once."""
+    scene.publish(b"a")
+    scene.die()
+    scene.start(Fate(room=0))
+    scene.die("nothing")
+    scene.start()
+
+
+def power_fails_in_a_rescue(scene: Scene) -> None:
+    """A segment whose sync failed is being copied."""
+    scene.publish(b"a")
+    scene.dies_in(scene.publish, b"b", fail_sync_in=1)
+    scene.die("nothing")
+    scene.start(Fate(landmark="rename", kill_in=scene.chance.randint(2, 4)))
+    scene.die("mixed")
+    scene.start()
+
+
+def an_older_segment_is_not_retired_when_one_is_rescued(scene: Scene) -> None:
+    """A segment and its copy would both be the newest, and end the chain before the older one."""
+    scene.publish(b"a" * BIG, b"b" * BIG)
+    scene.dies_in(scene.publish, b"c", fail_sync_in=1)
+    scene.die("nothing")
+    scene.start()
+
+
+def power_fails_in_a_start_when_a_rescued_segment_was_removed(scene: Scene) -> None:
+    """There are fewer segments than before, and the copy goes; the original must not come back and be copied again."""
+    for number in range(6):
+        scene.publish(b"%d" % number + b"x" * BIG)
+    scene.stop()
+    scene.start()
+    scene.acknowledge(1)
+    scene.dies_in(scene.acknowledge, 2, fail_sync_in=1)
+    scene.die()
+    scene.start()
+    scene.acknowledge(3)
+    scene.acknowledge(4)
+    scene.stop()
+    scene.options["journal_segments_max"] = 2
+    scene.start()
+    scene.die("mixed")
+    scene.start()
+
+
+def power_fails_while_a_journal_is_removed(scene: Scene) -> None:
+    """One owner less: the oldest of its segments alone would bring back what was acknowledged since."""
+    scene.stop()
+    scene.owners = 2
+    scene.start()
+    scene.publish(b"a", b"b", b"c")
+    scene.acknowledge(1)
+    scene.publish(b"d" * BIG, b"e" * BIG)
+    scene.acknowledge(2)
+    scene.die()
+    scene.owners = 1
+    scene.start(Fate(landmark="unlink", kill_in=scene.chance.randint(1, 6)))
+    scene.die("mixed")
+    scene.start()
+
+
+def play(script: Callable[[Scene], None], seed: int, folder: Path) -> None:
+    """Play the scene under this seed.  Raises Broken."""
+    Scene(seed, folder).play(script)
