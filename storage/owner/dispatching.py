@@ -2,9 +2,9 @@
 import time
 
 import numpy as np
-from numpy.typing import NDArray
 
 from geminga.proto import envelope, responses
+from geminga.proto.rows import Rows
 from geminga.proto.sends import IS_CHUNK
 from geminga.storage.commands.consumers import held_messages
 from geminga.storage.commands.subscriptions import close_consumers
@@ -31,8 +31,8 @@ class Dispatching(Watcher):
 
     def __init__(self, owner: OwnerContext, partitions: PartitionTable, rates: Rates, schedules: Schedules):
         self._owner, self._partitions, self._rates, self._schedules = owner, partitions, rates, schedules
-        self._acks: list[NDArray] = []
-        self._partial_acks: list[tuple[NDArray, memoryview]] = []      # those of them that are about parts of batches, and their words
+        self._acks: list[Rows] = []
+        self._partial_acks: list[tuple[Rows, memoryview]] = []      # those of them that are about parts of batches, and their words
         self._timers = Timers()
         self._outstanding_due_ms: int | None = None      # while the owner is drained: when outstanding messages are counted again
 
@@ -45,13 +45,13 @@ class Dispatching(Watcher):
 
     # -- what consumers sent
 
-    def receive_acks(self, rows: NDArray, data: memoryview) -> None:
+    def receive_acks(self, rows: Rows, data: memoryview) -> None:
         """Take in acknowledgements: rows (n,) ACK_ROW, and the ack sets of those that are about parts of batches."""
         self._acks.append(rows)
         if len(data):
             self._partial_acks.append((rows, data))
 
-    def grant(self, rows: NDArray) -> None:
+    def grant(self, rows: Rows) -> None:
         """Grant permits: rows (n,) FLOW_ROW."""
         owner = self._owner
         for handle, permits in zip(rows["consumer"].tolist(), rows["permits"].tolist(), strict=True):

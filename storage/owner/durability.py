@@ -1,5 +1,6 @@
 """Durability: decisions go into the journal, which is synced before an answer that depends on them leaves."""
 import time
+from typing import Any
 
 from geminga.storage import format
 from geminga.storage.errors import Interrupted, NotDurable, StorageFull, is_full, text_of
@@ -87,7 +88,7 @@ class Durability:
                 if not self._space.give_up():
                     time.sleep(_NO_ROOM_SECONDS)
 
-    def write_checkpoint(self, changed: set) -> None:
+    def write_checkpoint(self, changed: set[Any]) -> None:
         """Write and sync files of a partition and its ledger, from the reserve if need be.
 
         Raises StorageFull; NotDurable, as the kernel forgets what it could not write.

@@ -4,6 +4,7 @@ from numpy.typing import NDArray
 
 from geminga.proto import envelope
 from geminga.proto.deliveries import RECEIPT_ROW
+from geminga.proto.rows import Rows
 from geminga.storage.cursors.producer_sequences import NOWHERE
 from geminga.storage.enforcement.rate_limiter import Rates
 from geminga.storage.topics.owner_context import OwnerContext
@@ -18,7 +19,7 @@ class NonPersistentPublishing:
     def __init__(self, owner: OwnerContext, rates: Rates):
         self._owner, self._rates = owner, rates
 
-    def publish(self, worker: int, rows: NDArray, data: memoryview) -> tuple[int, NDArray, memoryview]:
+    def publish(self, worker: int, rows: Rows, data: memoryview) -> tuple[int, Rows, memoryview]:
         """Publish those of the rows (n,) SEND_ROW that are for non-persistent topics; returns the rest."""
         producers = self._owner.live_producers
         is_live = np.isin(rows["producer"], np.fromiter(producers, np.uint64))
@@ -34,7 +35,7 @@ class NonPersistentPublishing:
                     self._drop(worker, producer, rows[is_mine & is_above])
         return worker, rows[~is_live], data
 
-    def _pass_on(self, worker: int, producer: Producer, rows: NDArray, data: memoryview, dropped: NDArray) -> None:
+    def _pass_on(self, worker: int, producer: Producer, rows: Rows, data: memoryview, dropped: Rows) -> None:
         """Answer the producer's rows, and deliver their entries to consumers that have permits; answer those that are dropped."""
         owner, topic = self._owner, producer.partition
         entries = np.zeros(len(rows), envelope.ENTRY)
@@ -62,14 +63,14 @@ class NonPersistentPublishing:
         owner.counters.add("messages_in", messages)
         owner.counters.add("bytes_in", int(rows["size"].sum()))
 
-    def _above_connection_bound(self, rows: NDArray, is_live: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    def _above_connection_bound(self, rows: Rows, is_live: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Rows (n,) to drop, because their connection has more under way than it may."""
         is_above, most = np.zeros(len(rows), bool), self._owner.options.max_live_messages_per_connection
         for connection in np.unique(rows["connection"][is_live]).tolist() if most else ():
             is_above[np.flatnonzero(is_live & (rows["connection"] == connection))[most:]] = True
         return is_above
 
-    def _drop(self, worker: int, producer: Producer, rows: NDArray) -> None:
+    def _drop(self, worker: int, producer: Producer, rows: Rows) -> None:
         """Answer SENDs that are delivered to no consumer with receipts without a position."""
         if not len(rows):
             return

@@ -8,10 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from numpy.typing import NDArray
-
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.names import TopicName
+from geminga.proto.rows import Rows
 from geminga.storage.catalogue.catalogue import Catalogue
 from geminga.storage.enforcement.backlog_quota import Quotas
 from geminga.storage.enforcement.closed_partition_scan import Sweep
@@ -117,7 +116,7 @@ class Owner(Decisions):
         """Begin a pass at that time, by the wall clock."""
         self._pass.begin(now_ms)
 
-    def receive(self, worker: int, sections: Sequence[tuple[int, NDArray, memoryview]]) -> None:
+    def receive(self, worker: int, sections: Sequence[tuple[int, Rows, memoryview]]) -> None:
         """Take in the sections of one envelope: (kind, rows, data)."""
         self._pass.receive(worker, sections)
 
@@ -241,7 +240,7 @@ class Owner(Decisions):
     def publish_held(self, topic: Topic) -> None:
         self._publishing.publish_held(topic)
 
-    def refuse_sends(self, worker: int, rows: NDArray, code: int, text: str) -> None:
+    def refuse_sends(self, worker: int, rows: Rows, code: int, text: str) -> None:
         self._publishing.refuse_sends(worker, rows, code, text)
 
     def carry_out(self, session: Session, command: api.BaseCommand, *, probed: bool = False) -> None:

@@ -9,10 +9,10 @@ Nothing is answered before `answer`, so nothing is answered before it is durable
 """
 import time
 from collections.abc import Callable, Sequence
-
-from numpy.typing import NDArray
+from typing import Any
 
 from geminga.proto import envelope
+from geminga.proto.rows import Rows
 from geminga.storage.enforcement.publish_gate import Gate
 from geminga.storage.owner.dispatching import Dispatching
 from geminga.storage.owner.durability import Durability
@@ -44,7 +44,7 @@ class Pass:
             self._dispatching.clock_went_back(now_ms)
         self._decisions.now_ms, self._decisions.began = now_ms, time.perf_counter()
 
-    def receive(self, worker: int, sections: Sequence[tuple[int, NDArray, memoryview]]) -> None:
+    def receive(self, worker: int, sections: Sequence[tuple[int, Rows, memoryview]]) -> None:
         """Take in the sections of one envelope: (kind, rows, data), see proto/envelope.py."""
         for kind, rows, data in sections:
             if kind == envelope.SENDS:
@@ -81,7 +81,7 @@ class Pass:
         self._durability.commit()
         self._trimming.unlink_taken()
 
-    def answer(self) -> list[tuple[int, list]]:
+    def answer(self) -> list[tuple[int, list[Any]]]:
         """Dispatch entries to consumers; returns [(worker, frames of its envelope)]."""
         if self._schedules.is_busy:
             self._schedules.work(self._decisions.now_ms)

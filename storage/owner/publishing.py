@@ -2,10 +2,10 @@
 import time
 
 import numpy as np
-from numpy.typing import NDArray
 
 from geminga.proto import names, responses
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.proto.rows import Rows
 from geminga.proto.sends import IS_CHUNK, is_encrypted
 from geminga.storage import format
 from geminga.storage.commands import producers as producer_commands
@@ -64,7 +64,7 @@ class Publishing(Watcher):
 
     # -- a pass
 
-    def receive(self, worker: int, rows: NDArray, data: memoryview) -> None:
+    def receive(self, worker: int, rows: Rows, data: memoryview) -> None:
         """Take in SENDs: rows (n,) SEND_ROW, and their entries."""
         self._sends.append((worker, rows, data))
 
@@ -179,13 +179,13 @@ class Publishing(Watcher):
 
     # -- what is refused
 
-    def refuse_sends(self, worker: int, rows: NDArray, code: int, text: str) -> None:
+    def refuse_sends(self, worker: int, rows: Rows, code: int, text: str) -> None:
         """Answer rows (n,) SEND_ROW of what is being published with an error, each in its turn."""
         self._send_errors.setdefault(worker, []).extend([
             (connection, producer_id, sequence_id, responses.send_error(producer_id, sequence_id, code, text))
             for connection, producer_id, sequence_id in rows[["connection", "producer_id", "sequence_id"]].tolist()])
 
-    def _leave_out(self, worker: int, rows: NDArray, data: memoryview) -> tuple[int, NDArray, memoryview]:
+    def _leave_out(self, worker: int, rows: Rows, data: memoryview) -> tuple[int, Rows, memoryview]:
         """Refuse what its topic's policies do not take: too large entries, but for chunks, and unencrypted ones.  Returns the rest."""
         refused = np.zeros(len(rows), bool)
         for handle in set(rows["producer"].tolist()):

@@ -3,11 +3,10 @@ import json
 import traceback
 from typing import TYPE_CHECKING
 
-from numpy.typing import NDArray
-
 from geminga.proto import envelope, names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
+from geminga.proto.rows import Rows
 from geminga.storage.admin import queries
 from geminga.storage.commands import commands, consumers
 from geminga.storage.commands.requests import refuse
@@ -28,14 +27,14 @@ class Requests:
         self._owner, self._discovery = owner, discovery
         self.sign_of_life: Callable[[], None] = lambda: None      # called between commands, of which a pass may have many
 
-    def answer_questions(self, worker: int, rows: NDArray, data: memoryview) -> None:
+    def answer_questions(self, worker: int, rows: Rows, data: memoryview) -> None:
         """Answer questions of administration: rows (n,) QUESTION_ROW, and their JSON."""
         at = 0
         for number, size in rows.tolist():
             self._owner.outbox(worker).answer(number, queries.answer(self._owner, bytes(data[at:at + size])))
             at += size
 
-    def carry_out_commands(self, worker: int, rows: NDArray, data: memoryview) -> None:
+    def carry_out_commands(self, worker: int, rows: Rows, data: memoryview) -> None:
         """Carry out commands, and news of connections: rows (n,) COMMAND_ROW, and their bytes."""
         owner, at = self._owner, 0
         for row in rows:

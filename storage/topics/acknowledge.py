@@ -9,12 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geminga.proto import envelope, responses
+from geminga.proto.rows import Rows
 from geminga.storage import format
 from geminga.storage.cursors import batch_acks
 from geminga.storage.cursors.cursor import ACKNOWLEDGED, EXPIRED, SKIPPED
 from geminga.storage.ledgers.compacted_ledgers import CompactedLedger
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.ledgers.position import NOWHERE, Position
+from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.partition import Partition, op
 from geminga.storage.topics.subscription import Consumer, Subscription
 
@@ -27,7 +29,7 @@ class Acks:
 
     cumulative: list[Position] = field(default_factory=list)
     up_to: Position = NOWHERE                                                # the highest of those that exists
-    single: dict[int, list[int] | NDArray] = field(default_factory=dict)     # ledger id -> entry ids
+    single: dict[int, list[int] | Rows] = field(default_factory=dict)     # ledger id -> entry ids
     requests: list[int] = field(default_factory=list)                        # to be answered
 
     def add(self, other: "Acks") -> None:
@@ -43,7 +45,7 @@ class Acks:
                 self.single[ledger_id] = np.concatenate((np.asarray(mine, np.uint64), np.asarray(entries, np.uint64)))
 
 
-def acks_by_consumer(rows: NDArray) -> dict[int, Acks]:
+def acks_by_consumer(rows: Rows) -> dict[int, Acks]:
     """ACK_ROW rows (n,) by consumer; a few rows of many consumers cost least one by one."""
     if len(rows) > _FEW_ROWS:
         consumers = rows["consumer"]
@@ -64,12 +66,12 @@ def acks_by_consumer(rows: NDArray) -> dict[int, Acks]:
     return found
 
 
-def _distinct(column: NDArray) -> list[int]:
+def _distinct(column: Rows) -> list[int]:
     """Its values, each once; mostly it has one, which is seen ten times faster than sorted."""
     return column[:1].tolist() if (column == column[:1]).all() else np.unique(column).tolist()
 
 
-def _summarise(rows: NDArray) -> Acks:
+def _summarise(rows: Rows) -> Acks:
     """The same for many rows of one consumer."""
     flags = rows["flags"]
     acks = Acks(requests=rows["request_id"][(flags & envelope.WANTS_RESPONSE) != 0].tolist())
@@ -82,7 +84,7 @@ def _summarise(rows: NDArray) -> Acks:
     return acks
 
 
-def acknowledge_part(owner, consumer: Consumer, position: Position, words: memoryview) -> None:
+def acknowledge_part(owner: OwnerContext, consumer: Consumer, position: Position, words: memoryview) -> None:
     """Of a batch only the messages with a bit in these words are not acknowledged."""
     subscription = consumer.subscription
     found, cursor = subscription.partition, subscription.cursor
@@ -111,7 +113,7 @@ def acknowledge_part(owner, consumer: Consumer, position: Position, words: memor
     _note_part(owner, subscription, position, before or 0, remains)
 
 
-def begin_within(owner, subscription: Subscription, position: Position, words: Sequence[int]) -> None:
+def begin_within(owner: OwnerContext, subscription: Subscription, position: Position, words: Sequence[int]) -> None:
     """The subscription begins with the batch at position, of which only messages with a bit in the words are to be delivered.
 
     Words without any such bit, or about an entry that is not there, say nothing.
@@ -131,7 +133,7 @@ def begin_within(owner, subscription: Subscription, position: Position, words: S
     _note_part(owner, subscription, position, 0, remains)
 
 
-def _note_part(owner, subscription: Subscription, position: Position, before: int, remains: int) -> None:
+def _note_part(owner: OwnerContext, subscription: Subscription, position: Position, before: int, remains: int) -> None:
     """The words that have changed; of a batch that was whole, those in which a bit is left."""
     if not subscription.is_durable:
         return
@@ -149,7 +151,7 @@ def _note_part(owner, subscription: Subscription, position: Position, before: in
     owner.note_in_order(found, ops)
 
 
-def _acknowledge_part_of_view(owner, subscription: Subscription, ledger: CompactedLedger, entry_id: int, words: memoryview) -> None:
+def _acknowledge_part_of_view(owner: OwnerContext, subscription: Subscription, ledger: CompactedLedger, entry_id: int, words: memoryview) -> None:
     """Of a batch that only a compacted view has; it counts in no total."""
     if not (bits := ledger.bits_of(entry_id)):
         return
@@ -166,7 +168,7 @@ def _keeper(subscription: Subscription) -> Partition | Subscription:
     return subscription.partition if subscription.partition.view is None else subscription
 
 
-def acknowledge(owner, by_consumer: dict[int, Acks]) -> None:
+def acknowledge(owner: OwnerContext, by_consumer: dict[int, Acks]) -> None:
     """Move cursors.  Ids that never existed, or are acknowledged already, change nothing.
 
     by_consumer: by handle.  What consumers of one subscription say is dealt with together.
@@ -195,7 +197,7 @@ def acknowledge(owner, by_consumer: dict[int, Acks]) -> None:
             active.acknowledged += subscription.cursor.totals[ACKNOWLEDGED] - before
 
 
-def move(owner, subscription: Subscription, acks: Acks, reason: int) -> None:
+def move(owner: OwnerContext, subscription: Subscription, acks: Acks, reason: int) -> None:
     """These entries do not have to be delivered any more, for one of cursor.REASONS."""
     found, cursor = subscription.partition, subscription.cursor
     before = cursor.mark_delete
@@ -221,7 +223,7 @@ def move(owner, subscription: Subscription, acks: Acks, reason: int) -> None:
         owner.wake(found)
 
 
-def _acknowledge_up_to(owner, subscription: Subscription, position: Position, reason: int) -> None:
+def _acknowledge_up_to(owner: OwnerContext, subscription: Subscription, position: Position, reason: int) -> None:
     if _keeper(subscription).has(position):
         cursor = subscription.cursor
         owner.count(subscription, reason, _messages_up_to(subscription, position))
@@ -244,7 +246,7 @@ def _messages_up_to(subscription: Subscription, position: Position) -> int:
     return count
 
 
-def _acknowledge_single(owner, subscription: Subscription, ledger_id: int, entries: list[int] | NDArray, reason: int) -> None:
+def _acknowledge_single(owner: OwnerContext, subscription: Subscription, ledger_id: int, entries: list[int] | Rows, reason: int) -> None:
     found, cursor = subscription.partition, subscription.cursor
     ledger = _keeper(subscription).find(ledger_id)
     if ledger is None:
@@ -261,7 +263,7 @@ def _acknowledge_single(owner, subscription: Subscription, ledger_id: int, entri
 
 
 def runs_of(kind: int, partition_id: int, subscription_id: int, ledger_id: int, entries: NDArray[np.int64],
-            counts: NDArray | int = 0) -> NDArray:
+            counts: Rows | int = 0) -> Rows:
     """Ops of that kind about entries (n,), ascending: one for each run, of one count (n,) where there are any."""
     counts = np.broadcast_to(np.asarray(counts, np.uint32), len(entries))
     starts = np.flatnonzero((np.diff(entries, prepend=entries[0] - 2) != 1) | (np.diff(counts, prepend=counts[0]) != 0))
@@ -273,14 +275,14 @@ def runs_of(kind: int, partition_id: int, subscription_id: int, ledger_id: int, 
     return ops
 
 
-def note_counts(owner, subscription: Subscription, kind: int, ledger_id: int, entries: NDArray[np.int64], counts: NDArray) -> None:
+def note_counts(owner: OwnerContext, subscription: Subscription, kind: int, ledger_id: int, entries: NDArray[np.int64], counts: Rows) -> None:
     """So often (n,) these entries (n,) were redelivered, or died over, by now."""
     if subscription.is_durable:
         found = subscription.partition
         owner.note_many(found, runs_of(kind, found.partition_id, subscription.cursor.subscription_id, ledger_id, entries, counts))
 
 
-def _acknowledged(owner, subscription: Subscription, ledger: Ledger, entries: list[int] | NDArray[np.int64], reason: int) -> None:
+def _acknowledged(owner: OwnerContext, subscription: Subscription, ledger: Ledger, entries: list[int] | NDArray[np.int64], reason: int) -> None:
     """These were not acknowledged before."""
     if not len(entries):
         return
@@ -306,7 +308,7 @@ def _existing(ledger: Ledger, entries: list[int] | NDArray[np.uint64]) -> list[i
     return known if (np.diff(known) > 0).all() else np.unique(known)
 
 
-def pass_over(owner, subscription: Subscription, began: Position) -> None:
+def pass_over(owner: OwnerContext, subscription: Subscription, began: Position) -> None:
     """What the view that its consumers read does not have, from there up to the read position, is skipped."""
     cursor, read = subscription.cursor, subscription.read
     for ledger in subscription.view.ledgers_from(began[0]):

@@ -5,8 +5,7 @@
     outbox                                     -> one envelope for each worker, sent when the pass is durable
     wake, wake_trimming                        -> partitions to be dispatched, or trimmed, in this pass
 """
-from numpy.typing import NDArray
-
+from geminga.proto.rows import Rows
 from geminga.storage import format
 from geminga.storage.ledgers.journal import Journal
 from geminga.storage.runtime.counters import Counters
@@ -27,7 +26,7 @@ class Decisions:
         self.to_trim: dict[Partition, None] = {}
         self.must_sync = False
         self._ops: list[bytes] = []                       # in order
-        self._many_ops: list[NDArray] = []                # before them; their order does not matter
+        self._many_ops: list[Rows] = []                # before them; their order does not matter
         self._totals: dict[tuple[Subscription, int], None] = {}     # (subscription, reason): totals that changed
         self._outboxes: dict[int, Outbox] = {}            # by worker
         self._taken: dict[int, int] = {}                  # credit that each worker has used up so far, see envelope.seal
@@ -40,12 +39,12 @@ class Decisions:
         self._ops.append(format.OP.pack(*op_row))
         self.journal.touched(partition)
 
-    def note_in_order(self, partition: Partition, ops: NDArray) -> None:
+    def note_in_order(self, partition: Partition, ops: Rows) -> None:
         """Note ops (n,) OP_ROW that follow all that were noted before."""
         self._ops.append(ops.tobytes())
         self.journal.touched(partition)
 
-    def note_many(self, partition: Partition, ops: NDArray) -> None:
+    def note_many(self, partition: Partition, ops: Rows) -> None:
         """Note ops (n,) OP_ROW whose place among the ops of a pass does not matter."""
         self._many_ops.append(ops)
         self.journal.touched(partition)

@@ -5,11 +5,12 @@ The dispatchers are those of stored topics: they look at the entries of one pass
 """
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from geminga.proto.names import TopicName
+from geminga.proto.rows import Rows
 from geminga.storage.catalogue.policies import Policies
 from geminga.storage.cursors.cursor import Cursor
 from geminga.storage.ledgers.position import Position
@@ -17,6 +18,9 @@ from geminga.storage.options import StorageOptions
 from geminga.storage.topics.producers import Producers
 from geminga.storage.topics.rate_limits import Limits
 from geminga.storage.topics.subscription import Batch, Subscription
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 LEDGER_ID = 0                          # in message ids; no ledger has it
 BEGINNING: Position = LEDGER_ID, -1
@@ -29,13 +33,13 @@ class TransientEntries:
     has_lost = False
     view = 0
 
-    def __init__(self, rows: NDArray):
+    def __init__(self, rows: Rows):
         """rows: (n,) SEND_ROW"""
         self.index = rows
         self.messages: NDArray[np.uint32] = rows["messages"]
         self.entries = len(rows)
 
-    def column(self, name: str) -> NDArray:
+    def column(self, name: str) -> Rows:
         return self.index[name]
 
 
@@ -104,7 +108,7 @@ class NonPersistentTopic:
             self.gone_out = tuple(map(sum, zip(self.gone_out, subscription.gone_out, strict=False)))
             del self.subscriptions[subscription.key]
 
-    def pass_on(self, rows: NDArray, next_batches: Callable[[Subscription, list], list[Batch]]) -> list[Batch]:
+    def pass_on(self, rows: Rows, next_batches: Callable[[Subscription, list], list[Batch]]) -> list[Batch]:
         """Who gets which of these rows (n,) SEND_ROW; next_batches: what rates leave of them to a subscription."""
         self.passing = TransientEntries(rows)
         batches: list[Batch] = []

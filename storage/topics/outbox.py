@@ -1,10 +1,12 @@
 """The answers of one pass to one worker, in the order they are to be written."""
+from typing import Any
+
 import numpy as np
-from numpy.typing import NDArray
 
 from geminga.proto import envelope
 from geminga.proto.deliveries import RECEIPT_ROW
 from geminga.proto.frames import NO_REQUEST
+from geminga.proto.rows import Row, Rows
 from geminga.storage.topics.subscription import Consumer
 
 
@@ -12,17 +14,17 @@ class Outbox:
     """Sections of an envelope being put together; neighbours of one kind become one section."""
 
     def __init__(self) -> None:
-        self._sections: list[tuple[int, NDArray | bytes, bytes]] = []
+        self._sections: list[tuple[int, Rows | bytes, bytes]] = []
         self._kind = 0
-        self._rows: list = []
+        self._rows: list[Row] = []
         self._data: list[bytes] = []
 
-    def receipts(self, rows: NDArray | bytes) -> None:
+    def receipts(self, rows: Rows | bytes) -> None:
         """Answer SENDs: RECEIPT_ROWs, as an array or packed."""
         self._close()
         self._sections.append((envelope.RECEIPTS, rows, b""))
 
-    def receipts_and_errors(self, rows: NDArray | bytes, errors: list[tuple[int, int, int, bytes]]) -> None:
+    def receipts_and_errors(self, rows: Rows | bytes, errors: list[tuple[int, int, int, bytes]]) -> None:
         """Likewise, and errors (connection, producer id, sequence id, the error), each before the receipts of what came later.
 
         Clients look for an answer to the first SEND that has none yet.
@@ -50,12 +52,12 @@ class Outbox:
         """Deliver entries to the consumer."""
         self._add(envelope.RUNS, (consumer.connection, count, consumer.handle, partition_id, ledger_id, first_entry), b"")
 
-    def picks(self, consumer: Consumer, partition_id: int, ledger_id: int, picked: NDArray, words: bytes = b"", view: int = 0) -> None:
+    def picks(self, consumer: Consumer, partition_id: int, ledger_id: int, picked: Rows, words: bytes = b"", view: int = 0) -> None:
         """Deliver entries that lie apart, or of which there is more to say, or of a compacted view: rows (n,) PICKED, and their words."""
         data = picked.tobytes() + words
         self._add(envelope.PICKS, (consumer.connection, len(picked), consumer.handle, partition_id, ledger_id, len(data), view), data)
 
-    def passed(self, consumer: Consumer, entries: NDArray, data: bytes) -> None:
+    def passed(self, consumer: Consumer, entries: Rows, data: bytes) -> None:
         """Deliver entries that are nowhere else: rows (n,) ENTRY, and their bytes."""
         data = entries.tobytes() + data
         self._add(envelope.PASSED, (consumer.connection, len(entries), consumer.handle, len(data)), data)
@@ -68,7 +70,7 @@ class Outbox:
         """The ledger, or what that compacted view has of it, was deleted: unmap it."""
         self._add(envelope.FORGET, (ledger_id, view), b"")
 
-    def _add(self, kind: int, row: tuple, data: bytes) -> None:
+    def _add(self, kind: int, row: Row, data: bytes) -> None:
         if kind != self._kind:
             self._close()
             self._kind = kind
@@ -81,7 +83,7 @@ class Outbox:
             self._sections.append((self._kind, envelope.pack(self._kind, self._rows), b"".join(self._data)))
         self._kind, self._rows, self._data = 0, [], []
 
-    def seal(self, taken: int) -> list:
+    def seal(self, taken: int) -> list[Any]:
         """The envelope's frames."""
         self._close()
         return envelope.seal(self._sections, taken)

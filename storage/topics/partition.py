@@ -79,6 +79,14 @@ class Partition(ManagedLedger):
         self.schedule = Schedule(self, is_strict=is_strict, tick_ms=self.policies.delay_tick_ms, window_ms=self.policies.delay_window_ms)
         return self.schedule
 
+    def check(self) -> None:
+        """Assert what is true between passes, of the chain of ledgers and of all subscriptions."""
+        ManagedLedger.check(self)
+        assert self.attached.keys() <= set(self.subscriptions.values()), self
+        for key, subscription in self.subscriptions.items():
+            assert subscription.key == key and subscription.partition is self, (self, subscription)
+            subscription.check()
+
     @property
     def messages_in(self) -> int:
         """Published since it was opened."""

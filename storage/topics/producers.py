@@ -41,8 +41,8 @@ class Producer:
     bytes_in: int = 0
     chunks_in: int = 0              # of large messages
     dropped: int = 0                # messages of a non-persistent topic that exceeded the bound of their connection
-    counted: tuple = ()              # see statistics.py
-    rates: tuple = ()
+    counted: tuple[int, ...] = ()              # see statistics.py
+    rates: tuple[float, ...] = ()
     identity: bytes = field(init=False, repr=False)      # for producer_sequences.py
 
     def __post_init__(self) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geminga.proto.deliveries import RECEIPT, RECEIPT_ROW
-from geminga.proto.rows import as_words, from_words
+from geminga.proto.rows import Rows, as_words, from_words
 from geminga.proto.sends import IS_CHUNK, SEND_ROW
 from geminga.storage import format
 from geminga.storage.cursors import producer_sequences
@@ -49,7 +49,7 @@ assert SEND_ROW.names == ("producer", "connection", "worker", "producer_id", "se
                           "offset", "publish_time", "broker_time", "deliver_at", "message_index", "size", "messages", "key_hash", "flags",
                           "crc32c", "checksum")
 
-Sends = list[tuple[int, NDArray, memoryview]]             # [(worker, rows (n,) SEND_ROW, their entries)]
+Sends = list[tuple[int, Rows, memoryview]]             # [(worker, rows (n,) SEND_ROW, their entries)]
 Producers = Mapping[int, Producer]                        # by handle
 
 
@@ -93,13 +93,13 @@ class Plan:
 
     data: list[memoryview]            # what came
     groups: list[Group]
-    index: NDArray | bytes            # (n,) INDEX_ROW
-    sources: NDArray | bytes          # (n,) SOURCE: offset of each entry in the data laid end to end
-    receipts: list[tuple[int, NDArray | bytes]]     # [(worker, its RECEIPT_ROWs)]
+    index: Rows | bytes            # (n,) INDEX_ROW
+    sources: Rows | bytes          # (n,) SOURCE: offset of each entry in the data laid end to end
+    receipts: list[tuple[int, Rows | bytes]]     # [(worker, its RECEIPT_ROWs)]
     refused: list[tuple[int, int, int, int, str]]   # (worker, connection, producer id, sequence id, why)
     progress: list[tuple[Producer, Progress]] = field(default_factory=list)     # how far producers have come then
     duplicates: int = 0
-    handles: NDArray | None = None    # of the producers (n,) of what is stored, ...
+    handles: Rows | None = None    # of the producers (n,) of what is stored, ...
     few: list[tuple[Producer, int, int, int]] = field(default_factory=list)      # ... or, one by one, with size, messages and flags
     latest_ms: int = 0                # of the times before which some are not to be delivered
 
@@ -131,7 +131,7 @@ def deliver_at(planned: Plan, group: Group) -> NDArray[np.int64]:
     return index["deliver_at"][group.first:group.first + group.count]
 
 
-def _slice(index: NDArray | bytes, first: int, count: int) -> NDArray | bytes:
+def _slice(index: Rows | bytes, first: int, count: int) -> Rows | bytes:
     width = format.INDEX_ROW.itemsize
     return index[first * width:(first + count) * width] if isinstance(index, bytes) else index[first:first + count]
 
@@ -244,7 +244,7 @@ def _slot(item: tuple[Partition, list]) -> int:
 class ManySends:
     """A Batch of many rows, as one table in the order of partitions."""
 
-    def __init__(self, sends: Sends, rows: NDArray, starts: list[int], partitions: list[Partition], is_new: NDArray[np.bool_] | None,
+    def __init__(self, sends: Sends, rows: Rows, starts: list[int], partitions: list[Partition], is_new: NDArray[np.bool_] | None,
                  progress: list[tuple[Producer, Progress]]):
         """rows: (n,) SEND_ROW.  starts: where each partition's begin.  is_new: (n,), None where all are; progress: of the producers."""
         self._sends, self._rows, self._starts, self._is_new, self._progress = sends, rows, starts, is_new, progress
@@ -285,7 +285,7 @@ def sort_many(sends: Sends, producers: Producers) -> ManySends:
     return ManySends(sends, rows, starts, partitions, is_new, progress)
 
 
-def _gather(sends: Sends) -> NDArray:
+def _gather(sends: Sends) -> Rows:
     """One table, with offsets into all data laid end to end."""
     if len(sends) == 1:
         worker, rows, _ = sends[0]
@@ -300,7 +300,7 @@ def _gather(sends: Sends) -> NDArray:
     return rows
 
 
-def _by_partition(rows: NDArray, producers: Producers) -> tuple[NDArray, list[int], list[Partition]]:
+def _by_partition(rows: Rows, producers: Producers) -> tuple[Rows, list[int], list[Partition]]:
     """(the rows of each partition together and in order, where each partition's begin, the partitions)."""
     handles = rows["producer"]
     first = handles.item(0)
@@ -319,7 +319,7 @@ def _by_partition(rows: NDArray, producers: Producers) -> tuple[NDArray, list[in
     return from_words(as_words(rows)[order], SEND_ROW), starts.tolist(), [by_slot[slot] for slot in slots[starts].tolist()]
 
 
-def _take_many(rows: NDArray, producers: Producers) -> tuple[NDArray[np.bool_] | None, list[tuple[Producer, Progress]]]:
+def _take_many(rows: Rows, producers: Producers) -> tuple[NDArray[np.bool_] | None, list[tuple[Producer, Progress]]]:
     """(which rows are new, how far their producers have come with those), as far as their partitions deduplicate; None: all are new."""
     order, handles, starts = _by_producer(rows["producer"])
     sequence_ids, highest, flags = (rows[name] if order is None else rows[name][order]
@@ -366,7 +366,7 @@ def _by_producer(handles: NDArray[np.uint64]) -> tuple[NDArray[np.intp] | None, 
     return order, handles[starts].tolist(), starts
 
 
-def _demands(rows: NDArray, starts: list[int], partitions: list[Partition], is_new: NDArray[np.bool_] | None) -> list[Demand]:
+def _demands(rows: Rows, starts: list[int], partitions: list[Partition], is_new: NDArray[np.bool_] | None) -> list[Demand]:
     """The room that the new rows of each partition want."""
     if not partitions:
         return []
@@ -377,7 +377,7 @@ def _demands(rows: NDArray, starts: list[int], partitions: list[Partition], is_n
     return [Demand(*each) for each in zip(partitions, counts.tolist(), sizes, messages, strict=True)]
 
 
-def _group(planned: Plan, rows: NDArray, starts: list[int], demands: list[Demand], is_new: NDArray[np.bool_] | None,
+def _group(planned: Plan, rows: Rows, starts: list[int], demands: list[Demand], is_new: NDArray[np.bool_] | None,
            ) -> NDArray[np.bool_] | None:
     """Fill in the groups; returns which rows (n,) are stored, None when all are: new ones without room are refused."""
     keep, first = is_new, 0
@@ -398,7 +398,7 @@ def _group(planned: Plan, rows: NDArray, starts: list[int], demands: list[Demand
     return keep
 
 
-def _with_duplicates(rows: NDArray, is_new: NDArray[np.bool_], is_stored: NDArray[np.bool_], stored: NDArray) -> NDArray:
+def _with_duplicates(rows: Rows, is_new: NDArray[np.bool_], is_stored: NDArray[np.bool_], stored: Rows) -> Rows:
     """What is answered with a receipt, in order: what is stored, where its place has been filled in, and what is not new."""
     rows["ledger_id"] = rows["entry_id"] = NOWHERE
     for name in ("ledger_id", "entry_id"):
@@ -406,7 +406,7 @@ def _with_duplicates(rows: NDArray, is_new: NDArray[np.bool_], is_stored: NDArra
     return from_words(as_words(rows)[is_stored | ~is_new], SEND_ROW)
 
 
-def _place(planned: Plan, rows: NDArray, now_ms: int) -> None:
+def _place(planned: Plan, rows: Rows, now_ms: int) -> None:
     """Fill in what the place of each entry says: in the rows for the receipts, in a copy of their other half for the index."""
     groups = planned.groups
     planned.sources = rows["offset"].astype(format.SOURCE)
@@ -427,7 +427,7 @@ def _place(planned: Plan, rows: NDArray, now_ms: int) -> None:
     rows["ledger_id"], rows["entry_id"] = ledger_ids, entry_ids
 
 
-def _running(values: NDArray, groups: list[Group], bases: list[int]) -> NDArray[np.int64]:
+def _running(values: Rows, groups: list[Group], bases: list[int]) -> NDArray[np.int64]:
     """For each value its group's base and the values before it in the group."""
     before = np.cumsum(values, dtype=np.int64) - values
     if len(groups) == 1:

@@ -75,7 +75,7 @@ class Topic(Protocol):
     def ledgers_from(self, ledger_id: int) -> list[Ledger]:
         """The ledger with that id, or the next one, and all behind it."""
 
-    def with_view(self, view: View, ledger_id: int) -> list[Ledger]:
+    def with_view(self, view: View, ledger_id: int) -> list[Ledger | CompactedLedger]:
         """The view's compacted ledgers from that id up to its horizon, and the ledgers behind."""
 
     def give_up_lost(self, ledger: Ledger) -> None:
@@ -317,6 +317,14 @@ class Subscription:
     def is_spread(self) -> bool:
         """Over many consumers: there is no order, and nobody can acknowledge all up to some position."""
         return self.kind in _SPREAD
+
+    def check(self) -> None:
+        """Assert what is true between passes: who is attached, and that nothing acknowledged is about to be delivered."""
+        assert bool(self.consumers) == (self.dispatcher is not None) == (self.kind is not None), self
+        assert bool(self.consumers) == (self in self.partition.attached), self
+        assert self.read > self.cursor.mark_delete, (self, self.cursor.mark_delete)
+        assert self.view is None or self.reads_compacted, self
+        assert all(consumer.subscription is self for consumer in self.consumers), self
 
     def ledgers_from(self, ledger_id: int) -> list[Ledger]:
         """The partition's from there on; up to the horizon of the view that its consumers read, what that has in their place."""

@@ -7,7 +7,7 @@ from geminga.storage.topics.subscription import Topic
 class Watcher(Protocol):
     """One policy of an owner.  The owner calls all its watchers from one list."""
 
-    watches_non_persistent = False      # whether watch and release concern topics without a store too
+    watches_non_persistent: bool = False      # whether watch and release concern topics without a store too
 
     def watch(self, topic: Topic) -> None:
         """Look at the topic from now on: it was opened, or its policies have changed."""

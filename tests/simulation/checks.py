@@ -7,7 +7,7 @@ from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.subscription import SubType
 
 from ..storage.files import read_mapped
-from .model import SLACK_MS, Consumer, Position, State, Subscription, Topic, demand
+from .model import SLACK_MS, Broken, Consumer, Position, State, Subscription, Topic, demand
 
 # -- what a consumer was given
 
@@ -137,6 +137,14 @@ def totals_add_up(topic: Topic, partition: Partition) -> None:
             backlog = cursor.backlog_messages(partition.ledgers)
             demand(partition.next_message - cursor.since == sum(cursor.totals) + backlog, "totals add up",
                    f"{subscription.name}: {partition.next_message} - {cursor.since}, {cursor.totals}, backlog {backlog}")
+
+
+def agrees_with_itself(partition: Partition) -> None:
+    """Invariants of the partition's ledgers and subscriptions hold."""
+    try:
+        partition.check()
+    except AssertionError as error:
+        raise Broken("what an owner holds agrees with itself", repr(error)) from error
 
 
 def chain(topic: Topic, partition: Partition) -> None:

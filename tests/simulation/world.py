@@ -450,6 +450,7 @@ class World:
                 continue
             checks.subscription_is(subscription, partition)
             checks.nothing_held_back(subscription, partition, self.now_ms)
+        checks.agrees_with_itself(partition)
 
     def know(self, topic: Topic) -> bool:
         """See what a crash has left of the topic; False when that cannot be seen now."""
