@@ -27,7 +27,7 @@ BEGINNING: Position = LEDGER_ID, -1
 
 
 class TransientEntries:
-    """The entries of one topic in one pass."""
+    """The entries of one topic in one pass, which dispatchers read as a ledger."""
 
     ledger_id = LEDGER_ID
     has_lost = False
@@ -45,7 +45,7 @@ class TransientEntries:
 
 @dataclass(eq=False, slots=True)
 class NonPersistentTopic:
-    """What a Partition is for stored topics, as far as it makes sense without a store."""
+    """A non-persistent topic: a `Topic` whose entries pass through it."""
 
     name: TopicName
     options: StorageOptions
@@ -73,7 +73,7 @@ class NonPersistentTopic:
     last_confirmed = BEGINNING
 
     def bind(self, policies: Policies) -> None:
-        """They hold from here on; nothing waits to be acknowledged, or for its time."""
+        """Apply the policies, but for bounds of unacknowledged messages and delays, which mean nothing without a store."""
         self.policies = replace(policies, max_unacked_messages_per_consumer=0, max_unacked_messages_per_subscription=0,
                                 delayed_delivery=False)
 
@@ -83,7 +83,7 @@ class NonPersistentTopic:
 
     @property
     def is_idle(self) -> bool:
-        """Nobody is there any more."""
+        """Whether no client uses the topic."""
         return not (self.attached or self.producers.live or self.producers.waiting)
 
     @property
@@ -103,7 +103,7 @@ class NonPersistentTopic:
         return subscription
 
     def remove_subscription(self, subscription: Subscription) -> None:
-        """This one; another that has its name by now stays."""
+        """Remove this subscription; another that has its name by now stays."""
         if self.subscriptions.get(subscription.key) is subscription:
             self.gone_out = tuple(map(sum, zip(self.gone_out, subscription.gone_out, strict=False)))
             del self.subscriptions[subscription.key]

@@ -128,7 +128,7 @@ class Partition(ManagedLedger):
 
     @property
     def is_closed(self) -> bool:
-        """Nothing more will come."""
+        """Whether no more entries will come: it is terminated, or has moved to another cluster."""
         return self.is_terminated or bool(self.policies.migrated_to)
 
     @property
@@ -144,7 +144,7 @@ class Partition(ManagedLedger):
         return self.open_ledger.size >= _SHRINK_MIN and self.is_drained and any(s.is_durable for s in self.subscriptions.values())
 
     def give_up_lost(self, found: Ledger) -> None:
-        """Entries that are lost with their index are nobody's business any more; the owner reports and records that."""
+        """Discard entries whose index rows are lost, for all subscriptions; the owner reports that, and tells the journal."""
         lost, found.lost = found.lost, []
         entries = np.array(lost, np.int64)
         self.discarded.acknowledge(found, entries)
@@ -162,7 +162,7 @@ class Partition(ManagedLedger):
         return subscription
 
     def new_cursor(self, subscription_id: int, position: Position, *, is_durable: bool) -> Cursor:
-        """One whose next entry is the one behind position."""
+        """A cursor whose mark-delete position is `position`."""
         cursor = Cursor(subscription_id, position, is_durable=is_durable)
         self.reset_cursor(cursor, position)
         return cursor
@@ -180,7 +180,7 @@ class Partition(ManagedLedger):
             cursor.advance(self.ledgers_from(position[0]))
 
     def remove_subscription(self, subscription: Subscription) -> None:
-        """This one; another that has its name by now stays."""
+        """Remove this subscription; another that has its name by now stays."""
         if self.subscriptions.get(subscription.key) is subscription:
             self.gone_out = tuple(map(sum, zip(self.gone_out, subscription.gone_out, strict=False)))
             del self.subscriptions[subscription.key]
@@ -194,7 +194,7 @@ class Partition(ManagedLedger):
         return [], [self.file.take(self.state())]
 
     def state(self) -> State:
-        """All else that is durable about it, as it is now."""
+        """The partition's durable state but for its ledgers, as it is now."""
         cursors = {s.cursor.subscription_id: s.cursor for s in self.subscriptions.values() if s.is_durable}
         delays = format.NONE_DELAYED if self.schedule is None else format.SCHEDULED
         return State({NOBODY: self.discarded, **cursors}, self.sequences, delays=delays)
@@ -245,13 +245,13 @@ def open_partition(data_dir: Path, partition_id: int, name: TopicName, topic_epo
 
 
 def _has_delayed(partition: Partition) -> bool:
-    """Whether any of its entries was ever to wait for its time; who wrote them did not say."""
+    """Whether any entry was ever delayed; older versions did not write that down."""
     return any((found.deliver_at[:found.entries] > found.column("broker_time")[:found.entries]).any()
                for found in partition.ledgers if found.entries)
 
 
 def _open_view(partition: Partition) -> None:
-    """The last compacted view there is holds; where it cannot be used consumers get what the ledgers have."""
+    """Open the newest compacted view; if it is damaged, consumers get what the ledgers have."""
     partition.view_number = next(reversed(compacted_ledgers.numbers(partition.folder)), 0)
     if not partition.view_number:
         return

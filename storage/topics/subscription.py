@@ -135,7 +135,7 @@ class Consumer:
 
     @property
     def messages_out(self) -> int:
-        """Messages it was given."""
+        """Messages that the consumer was delivered."""
         return self.granted - self.permits
 
 
@@ -148,14 +148,14 @@ def busy(text: str) -> Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """Why somebody may not attach, and who is in the way."""
+    """Why a consumer may not attach, and the consumer that is in its way."""
 
     holder: Consumer
     refusal: Refusal
 
 
 class Dispatcher(ABC):
-    """What a subscription asks of its way of choosing."""
+    """Chooses which consumer gets which entries of one subscription, as long as that has consumers."""
 
     is_woken_by_acknowledgements = False     # they may let something be given out
 
@@ -165,19 +165,19 @@ class Dispatcher(ABC):
     # -- consumers
 
     def obstacle(self, consumer: Consumer) -> Obstacle | None:
-        """What keeps this consumer from attaching, as long as the one in its way lives."""
+        """The consumer whose connection keeps this one from attaching, with the refusal; None: it may attach."""
         return None
 
     @abstractmethod
     def attach(self, consumer: Consumer) -> None:
-        """The consumer is among the subscription's now."""
+        """Take in a consumer that the subscription lists now."""
 
     @abstractmethod
     def detach(self, consumer: Consumer) -> None:
-        """It is no longer; what it had is to be given out again."""
+        """Let go of a consumer that the subscription lists no more; entries that it holds are to be redelivered."""
 
     def news(self) -> list[tuple[Consumer, bool]]:
-        """Whom to tell, since the last time this was asked, that it has become the active consumer, or not."""
+        """[(consumer, whether it is active)] of all that are to be told so since the last call."""
         return []
 
     # -- entries
@@ -190,10 +190,10 @@ class Dispatcher(ABC):
         """
 
     def bounds_changed(self) -> None:      # noqa: B027
-        """Policies of its consumers, or the options of its subscription, are new."""
+        """Apply policies and options of the subscription, which are new."""
 
     def fell_due(self, released: Released) -> None:      # noqa: B027
-        """The time of these has come; whoever does not wait for it has given them out long ago."""
+        """Deliver delayed entries whose time has come, where the read position has passed them."""
 
     @abstractmethod
     def has_demand(self, ledgers: list[Ledger]) -> bool:
@@ -204,7 +204,7 @@ class Dispatcher(ABC):
         return bool(ledgers) and self.subscription.read < (ledgers[-1].ledger_id, ledgers[-1].entries)
 
     def reach(self, ledger: Ledger, entries: Entries, messages: NDArray[np.uint32], permits: int) -> tuple[int, int]:
-        """(entries, messages) that permits for so many messages, and the subscription's allowance, reach; that is taken off it."""
+        """(entries, messages) that `permits` messages and the subscription's allowance reach; both are taken off the allowance."""
         allowance = self.subscription.allowance
         if allowance is None:
             return within_permits(messages, permits)
@@ -222,43 +222,43 @@ class Dispatcher(ABC):
 
     @abstractmethod
     def acknowledged(self, ledger: Ledger, entries: list[int] | NDArray[np.int64]) -> None:
-        """These (n,), sorted, were not acknowledged before."""
+        """Note entries (n,), sorted, that are newly acknowledged."""
 
     @abstractmethod
     def acknowledged_up_to(self, position: Position) -> None:
-        """So is everything up to there."""
+        """Note that everything up to the position is acknowledged."""
 
     @abstractmethod
     def part_acknowledged(self, ledger: Ledger, entry_id: int, messages: int) -> None:
-        """So many messages of that entry are acknowledged now, others are not."""
+        """Note that `messages` messages of a batch are newly acknowledged, and others of it are not."""
 
     @abstractmethod
     def held_by(self, consumer: Consumer) -> list[tuple[int, NDArray[np.int64]]]:
-        """[(ledger id, entries)] that the consumer has been given, and that are not acknowledged."""
+        """[(ledger id, entries)] that the consumer was delivered, and that are not acknowledged."""
 
     @abstractmethod
     def holds(self, consumer: Consumer, position: Position) -> bool:
-        """Whether the consumer has been given that entry, and it is not acknowledged."""
+        """Whether the consumer was delivered the entry, and has not acknowledged it."""
 
     @abstractmethod
     def released(self, parked: list[Position]) -> None:
-        """These entries were passed over, and may be given out now."""
+        """Deliver entries that were parked, and are parked no more."""
 
     @abstractmethod
     def redeliver(self, consumer: Consumer, wanted: dict[int, NDArray[np.int64]]) -> Nacked:
-        """The consumer wants what it has again, or of that only the wanted {ledger id: entries}; returns what counts as redelivered."""
+        """Redeliver what the consumer holds, or of that only the wanted {ledger id: entries}; returns what counts as redelivered."""
 
     @abstractmethod
     def let_go(self) -> None:
-        """What was given out is not to be given again, whatever becomes of it."""
+        """Forget all that was delivered: it is never redelivered."""
 
     @abstractmethod
     def causes(self) -> list[dict]:
-        """What keeps consumers from getting more, one {"cause": ...} each."""
+        """[{"cause": ...}] of all that keeps consumers from getting more entries."""
 
     @abstractmethod
     def forget(self, ledger: Ledger) -> None:
-        """The ledger is about to be deleted."""
+        """Forget a ledger that is about to be deleted."""
 
 
 @dataclass(eq=False, slots=True)
@@ -291,13 +291,13 @@ class Subscription:
 
     @property
     def has_moved(self) -> bool:
-        """Everything here is acknowledged, and what comes is in another cluster."""
+        """Whether everything is acknowledged on a topic that has moved to another cluster."""
         return bool(self.partition.policies.migrated_to) and self.partition.is_persistent and \
             self.cursor.mark_delete >= self.partition.last_confirmed
 
     @property
     def first_consumer(self) -> Consumer | None:
-        """The one that has been there longest."""
+        """The consumer that attached first."""
         return next(iter(self.consumers), None)
 
     @property
@@ -315,7 +315,7 @@ class Subscription:
 
     @property
     def is_spread(self) -> bool:
-        """Over many consumers: there is no order, and nobody can acknowledge all up to some position."""
+        """Whether entries are spread over consumers: there is no order, and no cumulative acknowledgement."""
         return self.kind in _SPREAD
 
     def check(self) -> None:
@@ -347,7 +347,7 @@ class Subscription:
         self.cursor.advance(found.with_view(view, ledger_id) if is_before else found.ledgers_from(ledger_id))
 
     def rewind(self) -> None:
-        """What was given out and not acknowledged is given out again."""
+        """Set the read position back behind the mark-delete position: unacknowledged entries are delivered again."""
         ledger_id, entry_id = self.cursor.mark_delete
         self.read = ledger_id, entry_id + 1
 
@@ -364,7 +364,7 @@ class Subscription:
             self.vacate()
 
     def vacate(self) -> None:
-        """Nobody is attached, and nothing is out."""
+        """Detach all consumers; nothing counts as delivered and unacknowledged any more."""
         for consumer in self.consumers:
             self._count_out(consumer)
         self.consumers.clear()
@@ -375,7 +375,7 @@ class Subscription:
         self.rewind()
 
     def _count_out(self, consumer: Consumer) -> None:
-        """It leaves: what it was given stays counted."""
+        """Keep the counters of a consumer that leaves."""
         its = consumer.messages_out, consumer.bytes_out, consumer.entries_out, consumer.redelivered, consumer.chunks_out
         self.gone_out = tuple(map(sum, zip(self.gone_out, its, strict=True)))
         self.last_ms = tuple(map(max, self.last_ms, (consumer.acked_ms, consumer.consumed_ms, consumer.flow_ms)))
@@ -409,12 +409,12 @@ class Subscription:
         return entries
 
     def parked(self, ledger_id: int, entries: Entries) -> list[int]:
-        """Those of the entries that too many consumers died over."""
+        """The entries among these that too many consumers died over."""
         counts = self.cursor.deaths.of(ledger_id, entries) if self.deaths_max else None
         return [] if counts is None else [int(entries[at]) for at in np.flatnonzero(counts >= self.deaths_max).tolist()]
 
     def all_parked(self) -> list[Position]:
-        """Those of all entries that are not acknowledged."""
+        """Positions of all unacknowledged entries that are parked."""
         found = self.cursor.deaths.at_least(self.deaths_max) if self.deaths_max else {}
         return [(ledger_id, entry_id) for ledger_id, entries in sorted(found.items()) for entry_id in entries.tolist()
                 if not self.cursor.is_acknowledged(ledger_id, entry_id)]
