@@ -25,6 +25,7 @@ def follow(control: Control, follower: Follower, configure: Callable[[str], None
     """
     stopping = asyncio.Event()
     draining: list[asyncio.Task[None]] = []      # a task is lost unless it is referenced
+    serials: dict[int, int] = {}                 # of the owners that are there, by index
 
     async def drain_and_report() -> None:
         await drain()
@@ -33,8 +34,14 @@ def follow(control: Control, follower: Follower, configure: Callable[[str], None
     def receive() -> None:
         for message in control.receive():
             if "owner" in message:
-                follower.owner_up(*message["owner"])
+                index, serial = message["owner"]
+                # The supervisor names an owner twice to a process that starts at the same time.  The owner ignores a
+                # second socket of the same identity while it still has the first: nothing on it would be answered.
+                if serials.get(index) != serial:
+                    serials[index] = serial
+                    follower.owner_up(index, serial)
             elif "owner_gone" in message:
+                serials.pop(message["owner_gone"], None)
                 follower.owner_gone(message["owner_gone"])
             elif "options" in message:
                 try:
