@@ -58,6 +58,12 @@ NOTICED = {
     "windows_of_delayed_messages_are_not_synced": Step(delayed_scheduler._write, "sync_all("),
     "what_is_unloaded_is_not_put_on_disk": Step(Durability.write_checkpoint, "put_on_disk("),
     "a_journal_that_moved_is_not_removed": Step(recovery.recover_owner, "journal_reader.retire("),
+    "the_name_of_a_delayed_index_is_not_synced": Step(delayed_scheduler._write, "sync(named"),
+    "a_file_written_anew_gets_no_name": Step(files.write_anew, "fresh.replace("),
+    "trimmed_ledgers_are_left_behind": Step(Trimming.unlink_taken, "ledger.unlink("),
+    "ledgers_deleted_in_the_journal_stay": Step(Recovery.is_durable, "found.unlink("),
+    "a_state_is_not_written": Step(StateFile.write, "write_anew("),
+    "a_pass_does_not_sync_when_due": Step(Owner.end_pass, "self._pass.sync("),
 }
 
 SCENES = {
@@ -95,22 +101,17 @@ UNNOTICED = {
     Step(journal_reader.retire, "folder.rmdir("): "An empty folder has nothing to be replayed.",
     Step(delayed_scheduler._write, "write_anew("):
         "A start rebuilds an index that was not saved, which takes time; test_delays.py fails without the call.",
-    Step(delayed_scheduler._write, "sync(named"):
-        "A start rebuilds an index whose file is lost, or a window that the file names, which "
-        "test_files_that_are_damaged_are_made_anew holds.",
     Step(recovery._finish_deletions, "StateFile("): "The simulation deletes no topic.",
     Step(recovery._finish_deletions, "sync(folder"): "The simulation deletes no topic.",
-    Step(files.write_anew, "fresh.replace("): "Whatever is written anew would not be there: most tests notice.",
     Step(files.write_anew, "fresh.unlink("): _SPACE,
     Step(Ledger.unlink, "path.unlink("): "files_are_left_behind in canaries.py leaves out all of the function.",
-    Step(Trimming.unlink_taken, "ledger.unlink("): "files_are_left_behind in canaries.py leaves out what it calls.",
-    Step(Recovery.is_durable, "found.unlink("): "files_are_left_behind in canaries.py leaves out what it calls.",
-    Step(recovery.recover, "journal_reader.rescue("): "a_segment_that_failed_is_not_copied is about what it calls.",
-    Step(recovery.settle, "write_anew("): "the_number_of_owners_is_not_synced is about the same file.",
-    Step(StateFile.write, "write_anew("):
-        "states_are_not_written_at_a_checkpoint in canaries.py leaves out its caller.",
+    Step(recovery.recover, "journal_reader.rescue("):
+        "A replay reads the segment that failed too; without the call the next owner writes to that segment, and "
+        "test_a_segment_that_failed_to_sync_is_set_aside_and_never_used_again fails.",
+    Step(recovery.settle, "write_anew("):
+        "Each start then takes the owners for moved, which only takes time; "
+        "test_who_wrote_the_journals_is_known_by_number fails.",
     Step(Windows.remove, "self.path("): "A window that stays is read again, and its rows are known to be done.",
-    Step(Owner.end_pass, "self._pass.sync("): "an_answer_comes_before_its_sync is about what it calls.",
     Step(PartitionTable.delete, "owner.journal.sync("): "The simulation deletes no topic.",
     Step(PartitionTable.delete, "file.remove("): "The simulation deletes no topic.",
     Step(StateFile.remove, "shutil.rmtree("): "The simulation deletes no topic.",
