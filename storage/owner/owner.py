@@ -231,6 +231,9 @@ class Owner(Decisions):
     def roll(self, partition: Partition, *, is_idle: bool = False) -> None:
         self.partitions.roll(partition, is_idle=is_idle)
 
+    def trim(self) -> None:
+        self._trimming.trim()
+
     def truncate(self, partition: Partition) -> None:
         self._trimming.truncate(partition)
 

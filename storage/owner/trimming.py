@@ -62,6 +62,13 @@ class Trimming(Watcher):
         if taken:
             self._space.look()
 
+    def trim(self) -> None:
+        """Delete ledgers that nobody needs now, not with the pass: administration answers with the bytes given back."""
+        self.decide()
+        if self._taken:
+            self._durability.commit_and_sync()
+            self.unlink_taken()
+
     def truncate(self, partition: Partition) -> None:
         """Delete all entries of a partition on which everything is acknowledged, whatever retention says.  Raises StorageFull."""
         if partition.open_ledger.entries:
