@@ -1,8 +1,8 @@
 """The fast tests: those that take next to no time, of every package, in under a minute on two cores.
 
-`--fast` leaves out what is marked slow, and whoever needs more than the one shared broker is slow without a mark.  The marks cannot rot: in
-a fast run a test that takes more of the processor than CPU_MAX fails, and so does the run when all of them take more than CPU_SUM.  CPU
-seconds are counted, as they hardly depend on what else the machine does.
+`--fast` leaves out tests that are marked slow.  A test that needs more than the one shared broker is slow without a mark.  A fast run
+ends with the tests that took more of the processor than CPU_MAX, so that marks do not rot.  It does not fail for them: what a second of
+the processor does differs between machines.
 """
 import os
 from collections.abc import Iterator
@@ -15,7 +15,6 @@ WHOLE = [HERE / name for name in ("clients", "crash")]              # tests of w
 FIXTURES = {"own", "start_broker", "fresh_broker", "spark"}         # each starts a process that takes a second or more
 MARKS = ("slow", "java", "spark", "go")
 CPU_MAX = 2.0            # seconds; tests that take a tenth of it are marked slow, the rest is for a busy machine
-CPU_SUM = 90.0           # seconds; 62 were measured on a busy machine, whose CPU seconds do less
 
 
 def is_slow(item: pytest.Item) -> bool:
@@ -45,10 +44,11 @@ def cpu_seconds() -> float:
 
 
 class Budget:
-    """Holds a fast run, and each test of it with what it sets up, to its share of the processor."""
+    """Counts the processor's seconds of a fast run, and of each test with what it sets up."""
 
     def __init__(self) -> None:
         self._before = 0.0
+        self._slow: list[tuple[float, str]] = []
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
@@ -60,12 +60,9 @@ class Budget:
         yield
         took = cpu_seconds() - self._before
         if took > CPU_MAX and nextitem is not None:      # the last one ends the broker that all share
-            text = f"took {took:.1f} s of the processor, more than {CPU_MAX} s: make it faster, or mark it slow"
-            pytest.fail(text, pytrace=False)
-
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if cpu_seconds() > CPU_SUM and session.exitstatus == pytest.ExitCode.OK:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+            self._slow.append((took, item.nodeid))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        terminalreporter.write_line(f"{cpu_seconds():.1f} s of the processor, of at most {CPU_SUM:.0f}")
+        for took, name in sorted(self._slow, reverse=True):
+            terminalreporter.write_line(f"{took:.1f} s of the processor: make it faster, or mark it slow: {name}")
+        terminalreporter.write_line(f"{cpu_seconds():.1f} s of the processor in all")
