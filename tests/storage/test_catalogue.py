@@ -138,6 +138,15 @@ def test_ids_and_names_are_not_given_again_when_an_older_copy_is_put_back(opened
     assert not names & {restored.producer_name() for _ in range(1_000)}
 
 
+def test_a_copy_that_is_put_back_closes_ledgers_that_it_does_not_know_yet(opened):
+    """The process that served the original may have made ledgers after the copy."""
+    begun = time.time()
+    known = opened(lambda: begun).next_ledger_id()
+    restored = opened(lambda: begun + 1)
+    restored.put_back()
+    assert known + IDS_PER_SECOND <= restored.last_closed_ledger() < restored.next_ledger_id()
+
+
 def test_a_clock_that_is_put_back_gives_no_id_again(opened):
     now = time.time()
     ids = [opened(lambda at=at: now + at).next_ledger_id() for at in (0, -3_600, -7_200, 1)]

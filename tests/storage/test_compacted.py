@@ -227,6 +227,26 @@ def test_batches_come_without_what_is_gone_of_them(topic):
     assert topic.last_message(reader) == (*second, 0)
 
 
+def test_the_last_entry_of_a_view_comes_without_the_messages_that_are_gone(topic):
+    topic.publish(("a", b"1"), ("b", b"1"))
+    [last] = topic.publish([("c", b"1"), ("c", b"2")])
+    topic.compact()
+    reader = topic.reader()
+    assert keys_of(reader.read(2)) == ["a", "b"]
+    assert reader.read() == [(last, 1, "c", b"2")]
+
+
+def test_an_entry_that_does_not_exist_yet_cannot_be_acknowledged(topic):
+    [(ledger_id, entry_id)] = topic.publish(("a", b"1"))
+    topic.compact()
+    reader = Reading(topic, "durable")
+    reader.read()
+    reader.ack((ledger_id, entry_id + 1), cumulative=True)
+    topic.publish(("b", b"1"))
+    reader.close()
+    assert keys_of(Reading(topic, "durable").read()) == ["a", "b"]
+
+
 def test_permits_count_what_clients_count(topic):
     """A client gives back a permit for each message of a batch that it passes over, so all of them take one."""
     topic.publish([("a", b"1"), ("b", b"1"), ("c", b"1")], [("a", b"2"), ("b", b"2")], ("d", b"1"), ("e", b"1"))

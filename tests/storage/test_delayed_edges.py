@@ -17,7 +17,7 @@ WINDOW = 600_000, 300_000
 
 
 def waiting(*ledgers):
-    """Twenty entries wait in each of the ledgers."""
+    """Return bitmaps in which twenty entries of each ledger wait."""
     made = Waiting()
     for ledger_id in ledgers:
         made.mark(ledger_id, 0, np.ones(20, bool))

@@ -153,6 +153,7 @@ def test_values_are_read_as_clients_send_them(name, sent, kept):
     ("retention", retention(-2, 5), "time limit must be >= -1"),
     ("retention", retention(5, -2), "size limit must be >= -1"),
     ("retention", retention(3_000_000_000, 5), "too large"),
+    ("offloadPolicies", {"managedLedgerOffloadAutoTriggerSizeThresholdBytes": -(1 << 63)}, "too large"),
     ("retention", [1], "expected an object"),
     ("messageTTL", -1, "message TTL must >= 0"),
     ("messageTTL", True, "expected a whole number"),

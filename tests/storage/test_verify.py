@@ -442,6 +442,14 @@ def test_beside_a_broker_only_what_every_look_finds_is_told(tmp_path, monkeypatc
     assert asked == ([None, {1, 2}, {1}] if is_served else [None])
 
 
+def test_beside_a_broker_a_folder_that_is_whole_is_looked_at_once(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(verify, "read_names", lambda data_dir, is_served: verify.Names())
+    monkeypatch.setattr(verify._Walk, "_look", lambda self, names, wanted: asked.append(wanted) or {0: [], 1: []})
+    assert list(verify._Walk(tmp_path, True, 1, verify.Seen()).findings()) == []
+    assert asked == [None]
+
+
 def test_a_repaired_folder_is_served(folder, rigs):
     flip(folder.index(1), 9)
     overwrite(folder.index(2), format.HEADER_SIZE, bytes(3 * ROWS))
