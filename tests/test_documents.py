@@ -54,6 +54,7 @@ def test_the_page_of_the_configuration_has_every_key_and_every_key_of_pulsars_th
 def test_the_page_of_policies_has_every_policy():
     """With what it is, each of its fields and its verbs; or with why it has no effect."""
     text = (ROOT / "docs/policies.md").read_text()
+    assert TABLE
     for policy in TABLE.values():
         if policy.where:
             chapter = re.search(rf"^### {re.escape(policy.name)}\n(.*?)(?=^##|\Z)", text, re.MULTILINE | re.DOTALL)[1]
