@@ -38,7 +38,7 @@ _LATE_SECONDS = 2 * 24 * 3600.0      # since a night has succeeded
 _STARTS_SECONDS = 600.0              # in which a process is started three times
 _STAY = "catalogue.sqlite", "catalogue.sqlite-wal", "format", "lock"      # files that are the same ones as long as a broker serves
 _TIMER = Path("/etc/systemd/system/timers.target.wants/geminga-nightly.timer")      # is there while it is enabled
-_PAGES = Path(__file__).resolve().parents[2] / "systemd" / "runbook", Path("/usr/share/doc/geminga/runbook")
+_PAGES = Path(__file__).resolve().parents[3] / "systemd" / "runbook", Path("/usr/share/doc/geminga/runbook")
 
 
 class Found(NamedTuple):
