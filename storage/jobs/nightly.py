@@ -206,7 +206,6 @@ def _compact(data_dir: Path, targets: list[Target], adopt: Adopt, engine: Here |
                     reports.append(replace(blank, outcome=outcome, error=found.error, view=found.view, horizon=found.horizon))
                     continue
                 assert found.horizon is not None      # a plan that is due has one
-                assert found.horizon is not None      # a plan that is due has one
                 job = compaction.prepare(data_dir, target.partition_id, found.view, found.horizon,
                                          retains_keyless=target.retains_keyless, first_ledger=ledgers)
                 compaction.begin(job)

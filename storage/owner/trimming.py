@@ -65,9 +65,7 @@ class Trimming(Watcher):
     def trim(self) -> None:
         """Delete ledgers that nobody needs now, not with the pass: administration answers with the bytes given back."""
         self.decide()
-        if self._taken:
-            self._durability.commit_and_sync()
-            self.unlink_taken()
+        self._delete_taken()
 
     def truncate(self, partition: Partition) -> None:
         """Delete all entries of a partition on which everything is acknowledged, whatever retention says.  Raises StorageFull."""
@@ -75,6 +73,10 @@ class Trimming(Watcher):
             self._partitions.roll(partition)
         self._views.truncated(partition)
         self._take(partition, len(partition.ledgers))
+        self._delete_taken()
+
+    def _delete_taken(self) -> None:
+        """Delete ledgers that were taken within a pass, not at its end: the journal is synced first."""
         if self._taken:
             self._durability.commit_and_sync()
             self.unlink_taken()

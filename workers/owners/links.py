@@ -1,4 +1,7 @@
-"""The ways to the owners: what a pass of the worker has for each of them is put together into one envelope."""
+"""Links from a worker to the owners.
+
+A link gathers all that one turn of the worker's loop has for its owner, and sends it as one envelope.
+"""
 import asyncio
 import time
 from collections import deque
