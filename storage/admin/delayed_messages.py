@@ -15,7 +15,7 @@ from geminga.storage import format
 from geminga.storage.commands.topic_lookup import stored
 from geminga.storage.cursors.cursor import SKIPPED
 from geminga.storage.cursors.pending_acks import NEVER_MS
-from geminga.storage.delayed.index import Schedule
+from geminga.storage.delayed.index import DelayedIndex
 from geminga.storage.errors import CorruptFile
 from geminga.storage.topics import acknowledge
 from geminga.storage.topics.acknowledge import Acks
@@ -24,7 +24,7 @@ from geminga.storage.topics.partition import Partition
 _HOUR_MS = 3_600_000
 
 
-def _schedule_of(owner, found: Partition) -> Schedule | None:
+def _schedule_of(owner, found: Partition) -> DelayedIndex | None:
     """Return the delayed index as of now, None if nothing waits."""
     if found.schedule is None or not found.policies.delayed_delivery:
         return None
@@ -59,7 +59,7 @@ def _delayed(owner, topic: TopicName, arguments: dict) -> dict:
             "index_bytes": schedule.index_bytes, "memory_bytes": schedule.memory_bytes, "rows": rows}
 
 
-def next_due_ms(schedule: Schedule, about_ms: int) -> int:
+def next_due_ms(schedule: DelayedIndex, about_ms: int) -> int:
     """Return when the next entry falls due, to the millisecond, reading its window file if necessary.
 
     If that file is damaged, the answer is the best known time.
@@ -70,7 +70,7 @@ def next_due_ms(schedule: Schedule, about_ms: int) -> int:
         return about_ms
 
 
-def _counts(schedule: Schedule, first_ms: int, end_ms: int, *, by_hour: bool) -> list[tuple[int, int, int]]:
+def _counts(schedule: DelayedIndex, first_ms: int, end_ms: int, *, by_hour: bool) -> list[tuple[int, int, int]]:
     """Return (start, end, entries) of each window, or of each hour.
 
     An hour has the windows that begin in it; a window longer than an hour stands for itself.

@@ -249,7 +249,7 @@ def _policies(owner, topic: None, arguments: dict) -> None:
     for found in (*owner.by_name.values(), *owner.live.values()):
         if arguments["scope"] in (found.name.namespace, str(found.name.base)):
             owner.apply_policies(found)
-    owner.sweep.begin()
+    owner.closed_scan.begin()
 
 
 def _options(owner, topic: None, arguments: dict) -> None:

@@ -27,8 +27,8 @@ from geminga.storage.cursors.pending_acks import NEVER_MS, Entries
 from geminga.storage.delayed import snapshot_file
 from geminga.storage.delayed.amendments import Amendments
 from geminga.storage.delayed.snapshot_file import Saved
-from geminga.storage.delayed.waiting_bitmaps import Waiting
-from geminga.storage.delayed.window_files import FAR_MS, NO_ROWS, Flush, Rows, Window, Windows, joined, rows_of
+from geminga.storage.delayed.waiting_bitmaps import WaitingEntries
+from geminga.storage.delayed.window_files import FAR_MS, NO_ROWS, Flush, Rows, Window, WindowFiles, joined, rows_of
 from geminga.storage.disk.syscalls import give_back_memory
 from geminga.storage.errors import CorruptFile
 from geminga.storage.ledgers.ledger import Ledger
@@ -99,7 +99,7 @@ class _Wheel:
         return found
 
 
-class Schedule:
+class DelayedIndex:
     """The delayed index of one partition.  It is made with the first delayed entry, and stays for good."""
 
     def __init__(self, partition: ManagedLedger, *, is_strict: bool, tick_ms: int = 1_000, window_ms: int = 300_000):
@@ -111,13 +111,13 @@ class Schedule:
         self.tick_ms, self.window_ms = tick_ms, window_ms
         self._partition, self.is_strict = partition, is_strict
         self.folder = format.delayed_folder(partition.folder)
-        self.files = Windows(self.folder)
+        self.files = WindowFiles(self.folder)
         self.limit: Position | None = None        # first position not indexed; all beyond waits if sorted, else is unscanned
         self.is_dirty = False                     # the saved state is out of date
         self._is_sorted = False
         self._last_ms = 0                         # of the sorted part: the last time ...
         self._head_ms = NEVER_MS                  # ... and the first
-        self._bits = Waiting()
+        self._bits = WaitingEntries()
         self._amended = Amendments(format.amended_path(partition.folder))
         self._wheel = _Wheel()
         self._fresh, self._moved = _Fresh(), _Fresh()  # rows of amended entries are in _moved
@@ -126,7 +126,7 @@ class Schedule:
         self._released_ms = 0                     # when something last fell due
 
     def __repr__(self) -> str:
-        return f"<Schedule waiting={self.waiting} files={len(self.files.files)} limit={self.limit}>"
+        return f"<DelayedIndex waiting={self.waiting} files={len(self.files.files)} limit={self.limit}>"
 
     # -- what waits
 
@@ -696,7 +696,7 @@ class Schedule:
 class Snapshot:
     """A saved state of an index, to be written by any thread."""
 
-    schedule: Schedule
+    schedule: DelayedIndex
     data: bytes
     done: set[Window]
 

@@ -9,14 +9,14 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from geminga.storage import format
-from geminga.storage.delayed.window_files import File, Window
+from geminga.storage.delayed.window_files import Window, WindowFile
 from geminga.storage.errors import CorruptFile
 from geminga.storage.ledgers.position import Position
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    files: dict[Window, File]
+    files: dict[Window, WindowFile]
     bitmaps: dict[int, NDArray[np.uint8]]
     known: Position        # first position not indexed
     behind: Position       # from known up to behind (exclusive) times ascend, ...
@@ -57,6 +57,6 @@ def read(path: Path) -> Saved:
     for ledger_id, first, count in rows.tolist():
         bitmaps[ledger_id] = np.concatenate((np.zeros(first, np.uint8), np.frombuffer(raw, np.uint8, count, at)))
         at += count
-    return Saved({(start, width): File(in_file, count) for start, width, in_file, count in files.tolist()}, bitmaps,
+    return Saved({(start, width): WindowFile(in_file, count) for start, width, in_file, count in files.tolist()}, bitmaps,
                  (int(head["ledger_id"]), int(head["entry_id"])), (int(head["sorted_ledger_id"]), int(head["sorted_entry_id"])),
                  int(head["sorted_ms"]))

@@ -6,7 +6,7 @@ from geminga.storage.cursors.cursor import Cursor
 from geminga.storage.cursors.pending_acks import Entries
 
 
-class Waiting:
+class WaitingEntries:
     def __init__(self) -> None:
         self.bitmaps: dict[int, NDArray[np.uint8]] = {}      # ledger id -> 1 = waits, as far as any does
         self.count = 0                                       # bits that are set

@@ -50,7 +50,7 @@ def rows_of(times: ArrayLike, ledger_id: int, entries: ArrayLike) -> Rows:
 
 
 @dataclass(slots=True)
-class File:
+class WindowFile:
     size: int = 0
     rows: int = 0
 
@@ -77,12 +77,12 @@ def windows_of(times: NDArray[np.int64], width_ms: int, now_ms: int) -> tuple[ND
     return starts, widths
 
 
-class Windows:
+class WindowFiles:
     """The window files of one partition."""
 
     def __init__(self, folder: Path):
         self.folder, self._prefix = folder, f"{folder}{os.sep}"
-        self.files: dict[Window, File] = {}
+        self.files: dict[Window, WindowFile] = {}
         self.loaded: set[Window] = set()       # windows whose rows are in memory
         self.done: set[Window] = set()         # windows without a valid row: removed after the next save
         self._ahead: list[Window] = []         # a heap of windows not in memory; some may be removed already
@@ -109,7 +109,7 @@ class Windows:
         if not self.files:
             self.folder.mkdir(exist_ok=True)
         if (file := self.files.get(window)) is None:
-            file = self.files[window] = File()
+            file = self.files[window] = WindowFile()
             self.created += 1
             heapq.heappush(self._ahead, window)
         data = rows.tobytes()
@@ -178,7 +178,7 @@ class Windows:
 
     # -- at a start, and at an end
 
-    def restore(self, known: dict[Window, File]) -> None:
+    def restore(self, known: dict[Window, WindowFile]) -> None:
         """Take over the files as of a snapshot. Later rows do not count, because a scan adds them again.
 
         Raises CorruptFile.
@@ -186,12 +186,12 @@ class Windows:
         there = self._there()
         for window in known.keys() - there:
             raise CorruptFile(self.path(window), 0, f"{known[window].size} bytes", "no file")
-        self.files = {window: known.get(window) or File() for window in there}
+        self.files = {window: known.get(window) or WindowFile() for window in there}
         self._ahead = sorted(self.files)
 
     def clear(self) -> None:
         """Treat all files as empty.  They are removed when their time has come."""
-        self.files = {window: File() for window in self._there()}
+        self.files = {window: WindowFile() for window in self._there()}
         self.loaded, self.done, self._ahead = set(), set(), sorted(self.files)
 
     def _there(self) -> set[Window]:
@@ -220,7 +220,7 @@ def _numbered(values: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray]:
 class Flush:
     """Writes rows into the files of their windows, some files at a time."""
 
-    def __init__(self, windows: Windows, rows: Rows, width_ms: int, now_ms: int):
+    def __init__(self, windows: WindowFiles, rows: Rows, width_ms: int, now_ms: int):
         times, ledger_ids, entry_ids = self.rows = rows
         narrow, numbers = _numbered(times // width_ms)
         starts, widths = windows_of(narrow * width_ms, width_ms, now_ms)

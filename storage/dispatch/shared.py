@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geminga.storage.cursors.pending_acks import NOBODY, SLOTS_MAX, TO_REDELIVER, Entries, Pending
-from geminga.storage.delayed.index import Released, Schedule
+from geminga.storage.delayed.index import DelayedIndex, Released
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.ledgers.position import Position
 from geminga.storage.topics.subscription import Batch, Consumer, Dispatcher, Nacked, Subscription
@@ -151,7 +151,7 @@ class Shared(Dispatcher):
                     yield some
 
     @property
-    def _schedule(self) -> Schedule | None:
+    def _schedule(self) -> DelayedIndex | None:
         """What waits, where anything does."""
         partition = self.subscription.partition
         return partition.schedule if partition.policies.delayed_delivery else None

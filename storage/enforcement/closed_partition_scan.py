@@ -13,7 +13,7 @@ from geminga.storage.topics.watcher import Watcher
 _EACH_TICK = 50      # partitions looked at; to open one takes a millisecond or two
 
 
-class Sweep(Watcher):
+class ClosedPartitionScan(Watcher):
     """Of one owner."""
 
     def __init__(self, owner, is_mine: Callable[[str], bool]):

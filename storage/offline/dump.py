@@ -19,7 +19,7 @@ from geminga.storage.cursors.cursor import NOBODY, REASONS, Cursor
 from geminga.storage.cursors.pending_acks import NEVER_MS
 from geminga.storage.delayed import snapshot_file
 from geminga.storage.delayed.amendments import Amendments
-from geminga.storage.delayed.window_files import FAR_MS, File, Windows
+from geminga.storage.delayed.window_files import FAR_MS, WindowFile, WindowFiles
 from geminga.storage.disk import regular_files
 from geminga.storage.errors import CorruptFile
 from geminga.storage.jobs import one_by_one
@@ -404,8 +404,8 @@ def _window(path: Path) -> Iterator[Line]:
     The file `schedule` decides which of them count: rows behind the last save, and delivered ones, are shown too.
     """
     start, width = map(int, path.stem.split("-"))
-    windows = Windows(path.parent)
-    windows.files[start, width] = File(size=path.stat().st_size)
+    windows = WindowFiles(path.parent)
+    windows.files[start, width] = WindowFile(size=path.stat().st_size)
     yield {"window": path.name, "from_ms": start, "width_s": width / 1_000, "size": path.stat().st_size}
     if windows.path((start, width)) != path:
         raise NotKnown(f"{path}: numbers in a window's name have no zeros before them")

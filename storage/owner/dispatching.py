@@ -20,7 +20,7 @@ from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.subscription import Consumer, Subscription, Topic
 from geminga.storage.topics.watcher import Watcher
-from geminga.storage.upkeep.delayed_scheduler import Schedules
+from geminga.storage.upkeep.delayed_scheduler import DelayedScheduler
 
 _OUTSTANDING_MS = 100       # between counts of outstanding messages, while the owner is drained
 _ACTIVE_CONSUMER_SINCE, _END_OF_TOPIC_SINCE = 12, 9     # versions of the protocol
@@ -29,7 +29,7 @@ _ACTIVE_CONSUMER_SINCE, _END_OF_TOPIC_SINCE = 12, 9     # versions of the protoc
 class Dispatching(Watcher):
     """Deliveries of one owner."""
 
-    def __init__(self, owner: OwnerContext, partitions: PartitionTable, rates: Rates, schedules: Schedules):
+    def __init__(self, owner: OwnerContext, partitions: PartitionTable, rates: Rates, schedules: DelayedScheduler):
         self._owner, self._partitions, self._rates, self._schedules = owner, partitions, rates, schedules
         self._acks: list[Rows] = []
         self._partial_acks: list[tuple[Rows, memoryview]] = []      # those of them that are about parts of batches, and their words

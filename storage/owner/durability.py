@@ -8,7 +8,7 @@ from geminga.storage.ledgers.journal import put_on_disk, to_put
 from geminga.storage.ledgers.journal_reader import Record
 from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.publish_plan import Plan
-from geminga.storage.upkeep.disk_space import Space
+from geminga.storage.upkeep.disk_space import DiskSpace
 
 ACK_SYNC_MS = 10            # an acknowledgement without a receipt is synced with the next answer, or after this
 _OPS_SIZE_MAX = 10_000 * format.OP.size      # of a journal record: fits into the smallest segment that may be configured
@@ -18,7 +18,7 @@ _NO_ROOM_SECONDS = 0.1      # between attempts to append when the disk is full a
 class Durability:
     """Commits and syncs of one owner."""
 
-    def __init__(self, owner: OwnerContext, space: Space):
+    def __init__(self, owner: OwnerContext, space: DiskSpace):
         self._owner, self._space = owner, space
         self._unsynced_since_ms: int | None = None      # when the oldest op was appended that is not synced
 

@@ -13,7 +13,7 @@ from geminga.proto.names import TopicName
 from geminga.proto.rows import Rows
 from geminga.storage.catalogue.catalogue import Catalogue
 from geminga.storage.enforcement.backlog_quota import Quotas
-from geminga.storage.enforcement.closed_partition_scan import Sweep
+from geminga.storage.enforcement.closed_partition_scan import ClosedPartitionScan
 from geminga.storage.enforcement.delay_policy import Delays
 from geminga.storage.enforcement.inactive_topics import Inactive
 from geminga.storage.enforcement.message_ttl import Expiry
@@ -39,14 +39,14 @@ from geminga.storage.topics.non_persistent import NonPersistentTopic
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.session import Session
 from geminga.storage.topics.subscription import Consumer, Subscription, Topic
-from geminga.storage.upkeep.backup_snapshot import Snapshots
-from geminga.storage.upkeep.compacted_views import Views
-from geminga.storage.upkeep.delayed_scheduler import Schedules
+from geminga.storage.upkeep.backup_snapshot import BackupSnapshots
+from geminga.storage.upkeep.compacted_views import CompactedViews
+from geminga.storage.upkeep.delayed_scheduler import DelayedScheduler
 from geminga.storage.upkeep.discovery import Discovery
-from geminga.storage.upkeep.disk_space import Space
-from geminga.storage.upkeep.hole_punching import Puncher
-from geminga.storage.upkeep.memory_pressure import Memory
-from geminga.storage.upkeep.missing_files import Missing
+from geminga.storage.upkeep.disk_space import DiskSpace
+from geminga.storage.upkeep.hole_punching import HolePuncher
+from geminga.storage.upkeep.memory_pressure import MemoryPressure
+from geminga.storage.upkeep.missing_files import MissingFiles
 
 if TYPE_CHECKING:
     from geminga.storage.cursors import cursor
@@ -80,16 +80,16 @@ class Owner(Decisions):
         self._next_handle = 1
         self._complaints: set[str] = set()                        # lines that were logged once
 
-        self.space, self.memory = Space(journal.folder, options, counters), Memory(counters)
+        self.space, self.memory = DiskSpace(journal.folder, options, counters), MemoryPressure(counters)
         journal.spare = self.space.spare
         self.discovery = Discovery(catalogue, options.discovery_grace_s * 1000)
-        self.snapshots = Snapshots(self, recovery)
+        self.snapshots = BackupSnapshots(self, recovery)
         self._durability = Durability(self, self.space)
         self.partitions = PartitionTable(self, self._durability, self.space, self.snapshots, recovery, is_mine)
         self.by_name = self.partitions.by_name
-        self.sweep, self.missing, self.schedules = Sweep(self, is_mine), Missing(self), Schedules(self)
-        self.expiry, self.quotas, self.retention, self.puncher = Expiry(self), Quotas(self), Retention(self), Puncher(self)
-        self.inactive, self.views, self.rates, self.crowding = Inactive(self), Views(self), Rates(self), Crowding(self)
+        self.closed_scan, self.missing, self.schedules = ClosedPartitionScan(self, is_mine), MissingFiles(self), DelayedScheduler(self)
+        self.expiry, self.quotas, self.retention, self.puncher = Expiry(self), Quotas(self), Retention(self), HolePuncher(self)
+        self.inactive, self.views, self.rates, self.crowding = Inactive(self), CompactedViews(self), Rates(self), Crowding(self)
         self.statistics = Statistics(self, options.stats_window_s)
         self.gate, self.delays = Gate(self, self.space, self.memory, self.quotas), Delays(self)
         self._trimming = Trimming(self, self.partitions, self._durability, self.space, self.discovery, self.views)
@@ -100,7 +100,7 @@ class Owner(Decisions):
         self._requests = Requests(self, self.discovery)
         self.watchers = self.partitions.watchers
         self.watchers += [
-            self.sweep, self.missing, self.schedules, self.expiry, self.quotas, self.retention, self.puncher, self.inactive, self.views,
+            self.closed_scan, self.missing, self.schedules, self.expiry, self.quotas, self.retention, self.puncher, self.inactive, self.views,
             self.rates, self.crowding, self.statistics, self.gate, self.delays, self._publishing, self._dispatching, self.partitions,
             self._trimming]
         self._pass = Pass(self, self._tick, requests=self._requests, publishing=self._publishing, dispatching=self._dispatching,
@@ -226,7 +226,7 @@ class Owner(Decisions):
         self.options = self.catalogue.with_changes(self._configured)
         self.rates.configure()
         self.partitions.apply_options()
-        self.sweep.begin()
+        self.closed_scan.begin()
 
     def roll(self, partition: Partition, *, is_idle: bool = False) -> None:
         self.partitions.roll(partition, is_idle=is_idle)

@@ -20,7 +20,7 @@ from geminga.storage.owner.publishing import Publishing
 from geminga.storage.owner.requests import Requests
 from geminga.storage.owner.trimming import Trimming
 from geminga.storage.topics.decisions import Decisions
-from geminga.storage.upkeep.delayed_scheduler import Schedules
+from geminga.storage.upkeep.delayed_scheduler import DelayedScheduler
 
 TICK_MS = 1_000             # between ticks of the watchers
 
@@ -29,7 +29,7 @@ class Pass:
     """The passes of one owner, one after the other."""
 
     def __init__(self, decisions: Decisions, tick: Callable[[], None], *, requests: Requests, publishing: Publishing,
-                 dispatching: Dispatching, durability: Durability, trimming: Trimming, gate: Gate, schedules: Schedules):
+                 dispatching: Dispatching, durability: Durability, trimming: Trimming, gate: Gate, schedules: DelayedScheduler):
         """tick: looks at all watchers."""
         self._decisions, self._tick = decisions, tick
         self._requests, self._publishing, self._dispatching = requests, publishing, dispatching

@@ -19,8 +19,8 @@ from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.partition import Partition, op, open_partition
 from geminga.storage.topics.subscription import Topic
 from geminga.storage.topics.watcher import Watcher
-from geminga.storage.upkeep.backup_snapshot import Snapshots
-from geminga.storage.upkeep.disk_space import Space
+from geminga.storage.upkeep.backup_snapshot import BackupSnapshots
+from geminga.storage.upkeep.disk_space import DiskSpace
 
 if TYPE_CHECKING:
     from geminga.storage.owner.recovery import Recovery
@@ -31,7 +31,7 @@ _READER_MS = 60_000         # a reader's subscription is kept so long after a se
 class PartitionTable(Watcher):
     """Open partitions of one owner, by name."""
 
-    def __init__(self, owner: OwnerContext, durability: Durability, space: Space, snapshots: Snapshots, recovery: "Recovery | None",
+    def __init__(self, owner: OwnerContext, durability: Durability, space: DiskSpace, snapshots: BackupSnapshots, recovery: "Recovery | None",
                  is_mine: Callable[[str], bool]):
         """recovery: has the state of partitions whose files are older than the journal.  is_mine: whether a name is this owner's."""
         self.by_name: dict[TopicName, Partition] = {}

@@ -27,8 +27,8 @@ from geminga.storage.topics.producers import Producer
 from geminga.storage.topics.publish_plan import Demand, Group, Plan, Sends
 from geminga.storage.topics.subscription import Topic
 from geminga.storage.topics.watcher import Watcher
-from geminga.storage.upkeep.delayed_scheduler import Schedules
-from geminga.storage.upkeep.disk_space import Space
+from geminga.storage.upkeep.delayed_scheduler import DelayedScheduler
+from geminga.storage.upkeep.disk_space import DiskSpace
 
 
 class Publishing(Watcher):
@@ -36,8 +36,8 @@ class Publishing(Watcher):
 
     watches_non_persistent = True
 
-    def __init__(self, owner: OwnerContext, partitions: PartitionTable, durability: Durability, trimming: Trimming, *, space: Space,
-                 gate: Gate, rates: Rates, delays: Delays, quotas: Quotas, schedules: Schedules, statistics: Statistics):
+    def __init__(self, owner: OwnerContext, partitions: PartitionTable, durability: Durability, trimming: Trimming, *, space: DiskSpace,
+                 gate: Gate, rates: Rates, delays: Delays, quotas: Quotas, schedules: DelayedScheduler, statistics: Statistics):
         self._owner, self._partitions, self._durability, self._trimming = owner, partitions, durability, trimming
         self._space, self._gate, self._rates, self._delays, self._quotas = space, gate, rates, delays, quotas
         self._schedules, self._statistics = schedules, statistics

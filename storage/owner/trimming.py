@@ -11,9 +11,9 @@ from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.partition import Partition, op
 from geminga.storage.topics.subscription import Topic
 from geminga.storage.topics.watcher import Watcher
-from geminga.storage.upkeep.compacted_views import Views
+from geminga.storage.upkeep.compacted_views import CompactedViews
 from geminga.storage.upkeep.discovery import Discovery
-from geminga.storage.upkeep.disk_space import Space
+from geminga.storage.upkeep.disk_space import DiskSpace
 
 if TYPE_CHECKING:
     from geminga.storage.ledgers.ledger import Ledger
@@ -25,8 +25,8 @@ _UNUSED_MIN = 1 << 20       # bytes that a ledger was allocated ahead, and gives
 class Trimming(Watcher):
     """Ledgers of one owner that are to be deleted."""
 
-    def __init__(self, owner: OwnerContext, partitions: PartitionTable, durability: Durability, space: Space, discovery: Discovery,
-                 views: Views):
+    def __init__(self, owner: OwnerContext, partitions: PartitionTable, durability: Durability, space: DiskSpace, discovery: Discovery,
+                 views: CompactedViews):
         self._owner, self._partitions, self._durability, self._space = owner, partitions, durability, space
         self._discovery, self._views = discovery, views
         self._recent: set[Partition] = set()      # written to since they were last found idle

@@ -16,7 +16,7 @@ from geminga.storage.cursors import state_file
 from geminga.storage.cursors.cursor import ACKNOWLEDGED, NOBODY, SKIPPED, Cursor
 from geminga.storage.cursors.producer_sequences import Sequences
 from geminga.storage.cursors.state_file import Snapshot, State, StateFile
-from geminga.storage.delayed.index import Schedule
+from geminga.storage.delayed.index import DelayedIndex
 from geminga.storage.errors import CorruptFile, text_of
 from geminga.storage.ledgers import compacted_ledgers, ledger, ledger_headers
 from geminga.storage.ledgers.ledger import Ledger
@@ -45,7 +45,7 @@ class Partition(ManagedLedger):
     deduplicates: bool = False       # what a producer sends again is not stored again
     is_terminated: bool = False      # nothing is published any more
     is_released: bool = False        # given up: another object may stand for the partition now
-    schedule: Schedule | None = None      # what waits for its time, once anything did
+    schedule: DelayedIndex | None = None      # what waits for its time, once anything did
     losses: list[tuple[Ledger, NDArray[np.int64]]] = field(default_factory=list)  # entries that are gone, not in the journal yet
     slot: int = -1                   # in the owner's table
     policies: Policies = Policies()  # what holds for it now
@@ -74,9 +74,9 @@ class Partition(ManagedLedger):
         if self.schedule is not None:
             self.schedule.tick_ms, self.schedule.window_ms = policies.delay_tick_ms, policies.delay_window_ms
 
-    def begin_schedule(self, *, is_strict: bool) -> Schedule:
+    def begin_schedule(self, *, is_strict: bool) -> DelayedIndex:
         """Give the partition an index of delayed entries, as its first one comes."""
-        self.schedule = Schedule(self, is_strict=is_strict, tick_ms=self.policies.delay_tick_ms, window_ms=self.policies.delay_window_ms)
+        self.schedule = DelayedIndex(self, is_strict=is_strict, tick_ms=self.policies.delay_tick_ms, window_ms=self.policies.delay_window_ms)
         return self.schedule
 
     def check(self) -> None:

@@ -13,7 +13,7 @@ from geminga.proto.names import TopicName
 from geminga.storage.catalogue.policies import Policies
 from geminga.storage.cursors.cursor import Cursor
 from geminga.storage.cursors.pending_acks import Entries
-from geminga.storage.delayed.index import Released, Schedule
+from geminga.storage.delayed.index import DelayedIndex, Released
 from geminga.storage.ledgers.compacted_ledgers import CompactedLedger, View
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.ledgers.position import Position
@@ -66,7 +66,7 @@ class Topic(Protocol):
         """The compacted view that holds; None: there is none."""
 
     @property
-    def schedule(self) -> Schedule | None:
+    def schedule(self) -> DelayedIndex | None:
         """The index of delayed entries; None: no entry was ever delayed."""
 
     def find(self, ledger_id: int) -> Ledger | None:

@@ -35,7 +35,7 @@ class Recovered(Protocol):
         """States put together from the journal, of partitions that nobody has opened yet, by id."""
 
 
-class Snapshots:
+class BackupSnapshots:
     """Backups' view of one owner."""
 
     def __init__(self, owner: OwnerContext, recovery: Recovered | None):
@@ -112,7 +112,7 @@ def _row(partition: Partition) -> Row:
 
 
 class _Owner(OwnerContext, Protocol):
-    snapshots: Snapshots
+    snapshots: BackupSnapshots
 
 
 def _begin(owner: _Owner, topic: None, arguments: dict) -> None:

@@ -15,7 +15,7 @@ from geminga.storage.topics.subscription import Subscription
 from geminga.storage.topics.watcher import Watcher
 
 
-class Views(Watcher):
+class CompactedViews(Watcher):
     """Of one owner."""
 
     def __init__(self, owner):

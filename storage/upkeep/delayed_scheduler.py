@@ -9,7 +9,7 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from geminga.storage.delayed.index import Released, Schedule, Snapshot
+from geminga.storage.delayed.index import DelayedIndex, Released, Snapshot
 from geminga.storage.disk.files import sync, write_anew
 from geminga.storage.disk.syscalls import sync_all
 from geminga.storage.errors import text_of
@@ -21,16 +21,16 @@ _WORK_SECONDS = 0.002       # in each pass
 _SAVE_MS = 10_000
 
 
-class Schedules(Watcher):
+class DelayedScheduler(Watcher):
     """Those of the partitions of one owner."""
 
     def __init__(self, owner: OwnerContext):
         self._owner = owner
-        self._all: dict[Partition, Schedule] = {}
-        self._busy: dict[Partition, Schedule] = {}
+        self._all: dict[Partition, DelayedIndex] = {}
+        self._busy: dict[Partition, DelayedIndex] = {}
         self._thread: ThreadPoolExecutor | None = None
         self._saving: tuple[Future, list[Snapshot]] | None = None
-        self._to_save: dict[Partition, Schedule] = {}
+        self._to_save: dict[Partition, DelayedIndex] = {}
         self._save_ms = 0
 
     @property
@@ -148,7 +148,7 @@ class Schedules(Watcher):
                 self._saving[0].result()
             self._collect()
 
-    def _save_now(self, schedules: list[Schedule]) -> None:
+    def _save_now(self, schedules: list[DelayedIndex]) -> None:
         if not schedules:
             return
         try:

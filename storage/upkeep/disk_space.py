@@ -28,7 +28,7 @@ _MIB = 1 << 20
 _BARRIER = Barrier(api.ServiceNotReady, "There is no room on the broker's disk; try again", is_waited_for=True)
 
 
-class Space:
+class DiskSpace:
     """As one owner sees it.  A cause of gate.Gate."""
 
     def __init__(self, folder: Path, options: StorageOptions, counters: Counters):

@@ -32,7 +32,7 @@ _NEVER = (1 << 63) - 1
 _ROWS = _BLOCK // format.INDEX_ROW.itemsize
 
 
-class Puncher(Watcher):
+class HolePuncher(Watcher):
     """Of one owner; looks at a partition once a second at most, and only after acknowledgements."""
 
     def __init__(self, owner):

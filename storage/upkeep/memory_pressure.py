@@ -11,7 +11,7 @@ from geminga.storage.topics.partition import Partition
 _BARRIER = Barrier(api.ServiceNotReady, "The broker's memory is nearly used up; try again", is_waited_for=True)
 
 
-class Memory:
+class MemoryPressure:
     """As one owner sees it.  A cause of gate.Gate."""
 
     def __init__(self, counters: Counters):

@@ -16,7 +16,7 @@ _EACH_TICK = 1_000   # partitions and ledgers looked at, about: some millisecond
 GONE = "it was removed or replaced while it is used; what it holds is lost when the broker ends"
 
 
-class Missing(Watcher):
+class MissingFiles(Watcher):
     """Of one owner."""
 
     def __init__(self, owner: OwnerContext):
@@ -59,7 +59,7 @@ class Missing(Watcher):
             self._owner.report_damage(f"{path}: {GONE}", code="G126")
 
 
-class Watched:
+class WatchedFiles:
     """Files of a data folder that stay the same ones as long as it is served."""
 
     def __init__(self, paths: list[Path], tell: Callable[[str], None]):

@@ -257,6 +257,6 @@ BUGS = [
          'self._trimming.unlink_taken()\n        self._durability.commit()', "ledgers are deleted before the journal says so",
          "storage/test_owner_edges.py")),
     *of("storage/owner/owner.py", "storage/test_deduplication.py",
-        ('self.partitions.apply_options()\n        self.sweep.begin()',
-         'self.sweep.begin()', "settings hold for partitions that are opened later", "storage/test_reconfigured.py supervisor/test_reload.py")),
+        ('self.partitions.apply_options()\n        self.closed_scan.begin()',
+         'self.closed_scan.begin()', "settings hold for partitions that are opened later", "storage/test_reconfigured.py supervisor/test_reload.py")),
 ]

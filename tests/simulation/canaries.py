@@ -17,7 +17,7 @@ from geminga.proto.deliveries import RECEIPT_ROW
 from geminga.storage.cursors.cursor import Cursor
 from geminga.storage.cursors.entry_counts import EntryCounts
 from geminga.storage.cursors.producer_sequences import Sequences
-from geminga.storage.delayed.index import Schedule
+from geminga.storage.delayed.index import DelayedIndex
 from geminga.storage.disk import files
 from geminga.storage.dispatch import failover
 from geminga.storage.dispatch.exclusive import Exclusive
@@ -199,7 +199,7 @@ def a_key_is_at_two_consumers():
 
 @canary("nothing is delivered before its time")
 def delays_are_forgotten():
-    yield Schedule, "published", lambda *_: None
+    yield DelayedIndex, "published", lambda *_: None
 
 
 @canary("redelivery counts are exact")

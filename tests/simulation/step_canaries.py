@@ -7,7 +7,7 @@ from geminga.storage.admin import housekeeping
 from geminga.storage.cursors import state_v1
 from geminga.storage.cursors.state_file import StateFile
 from geminga.storage.delayed import amendments
-from geminga.storage.delayed.window_files import Windows
+from geminga.storage.delayed.window_files import WindowFiles
 from geminga.storage.disk import data_folder, files
 from geminga.storage.ledgers import compacted_ledgers, journal, journal_reader, ledger, ledger_headers
 from geminga.storage.ledgers.journal import Journal
@@ -111,7 +111,7 @@ UNNOTICED = {
     Step(recovery.settle, "write_anew("):
         "Each start then takes the owners for moved, which only takes time; "
         "test_who_wrote_the_journals_is_known_by_number fails.",
-    Step(Windows.remove, "self.path("): "A window that stays is read again, and its rows are known to be done.",
+    Step(WindowFiles.remove, "self.path("): "A window that stays is read again, and its rows are known to be done.",
     Step(PartitionTable.delete, "owner.journal.sync("): "The simulation deletes no topic.",
     Step(PartitionTable.delete, "file.remove("): "The simulation deletes no topic.",
     Step(StateFile.remove, "shutil.rmtree("): "The simulation deletes no topic.",

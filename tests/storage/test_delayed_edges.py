@@ -5,8 +5,8 @@ import numpy as np
 
 from geminga.storage.cursors.cursor import Cursor
 from geminga.storage.cursors.pending_acks import NEVER_MS
-from geminga.storage.delayed.waiting_bitmaps import Waiting
-from geminga.storage.delayed.window_files import FAR_MS, Windows, windows_of
+from geminga.storage.delayed.waiting_bitmaps import WaitingEntries
+from geminga.storage.delayed.window_files import FAR_MS, WindowFiles, windows_of
 from geminga.storage.format import WINDOW_ROW
 from geminga.storage.topics.subscription import SubType
 
@@ -18,7 +18,7 @@ WINDOW = 600_000, 300_000
 
 def waiting(*ledgers):
     """Return bitmaps in which twenty entries of each ledger wait."""
-    made = Waiting()
+    made = WaitingEntries()
     for ledger_id in ledgers:
         made.mark(ledger_id, 0, np.ones(20, bool))
     return made
@@ -43,7 +43,7 @@ def test_the_far_future_has_one_window():
 
 
 def test_a_removed_window_never_begins(tmp_path):
-    windows = Windows(tmp_path / "delayed")
+    windows = WindowFiles(tmp_path / "delayed")
     windows.append(WINDOW, np.zeros(3, WINDOW_ROW))
     assert windows.next_ms() == WINDOW[0]
     windows.remove(WINDOW)
@@ -51,9 +51,9 @@ def test_a_removed_window_never_begins(tmp_path):
 
 
 def test_rows_behind_a_snapshot_leave_the_file_with_the_next_append(tmp_path):
-    windows = Windows(tmp_path)
+    windows = WindowFiles(tmp_path)
     windows.append(WINDOW, np.zeros(100, WINDOW_ROW))
-    restored = Windows(tmp_path)
+    restored = WindowFiles(tmp_path)
     restored.restore({})
     restored.append(WINDOW, np.ones(3, WINDOW_ROW))
     assert os.path.getsize(restored.path(WINDOW)) == restored.size

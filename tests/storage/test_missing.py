@@ -110,7 +110,7 @@ def test_files_that_all_processes_share_are_watched_by_one(tmp_path):
     paths, lines = [tmp_path / name for name in ("one", "two", "never")], []
     for path in paths[:2]:
         path.touch()
-    watched = missing_files.Watched(paths, lines.append)
+    watched = missing_files.WatchedFiles(paths, lines.append)
     watched.look()
     assert lines == []
     paths[0].unlink()

@@ -71,7 +71,7 @@ class Alarms:
         self.raised: dict[str, Raised] = {}
         self.memory = host.memory(root)
         self.certificates: Tls | None = None
-        self._watched = missing_files.Watched([config.data_dir / name for name in _STAY], self._tell_missing)
+        self._watched = missing_files.WatchedFiles([config.data_dir / name for name in _STAY], self._tell_missing)
         self._night: tuple[tuple[int, int] | None, dict[str, Any]] = None, {}
         self.configure(config)
 
