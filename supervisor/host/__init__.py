@@ -1,9 +1,10 @@
 """The host: memory, control groups, and settings that bound the broker.
 
     host.py           memory and processors that this host or control group gives
-    tune.py           what of the host bounds the broker or slows it down (`geminga tune`)
+    tune.py           settings of the host that bound the broker or slow it down (`geminga tune`)
     stacks.py         stack traces of all processes, on demand
     unix_sockets.py   short paths of Unix sockets
 
-Imports: nothing of ours but `bootstrap.py`.  Start with `host.py`.
+Imports: nothing of ours but `is_optimised` of `bootstrap.py`, which tells how this Python was built.  The function is
+there because the bootstrap needs it too, and runs before anything of ours can be imported.  Start with `host.py`.
 """

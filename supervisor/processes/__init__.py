@@ -6,9 +6,11 @@
     heartbeat.py        whether a child answers, and when it is given up
     reload.py           a changed configuration in a running broker
     drain.py            consumers acknowledge what they have before a stop
-    control_socket.py   what commands on the host ask of a running broker
+    control_socket.py   requests of commands on the host to a running broker
     notify.py           messages to systemd
     supervision.py      the supervisor, as a reload and a drain see it
 
-Imports: `configuration/`, `host/`, workers, storage.  Start with `serve.py`.
+Imports: `configuration/`, `host/`, workers, storage; and `is_optimised` of `bootstrap.py`, which tells how this Python
+was built.  The function is there because the bootstrap runs before anything of ours can be imported.  Start with
+`serve.py`.
 """

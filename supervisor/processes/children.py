@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from geminga.storage.runtime.control import Control, control_pair
 from geminga.storage.runtime.log import log
@@ -30,20 +31,30 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A running process, as the supervisor holds it."""
+
+    pid: int
+    control: Control          # the supervisor's end of the socket pair
+    heartbeat: Heartbeat
+
+
 @dataclass(eq=False, slots=True)
 class Child:
-    """The place of one process (a role and a number), and the state of the process that has it now."""
+    """A role and a number, and the state of the process that has them now.
+
+    There is a process in every state but GONE.
+    """
 
     role: str                                         # worker, owner or admin
     index: int
     name: str                                         # in /proc and ps
     body: Callable[["Child", Control], None]          # runs in the child, with its end of the control socket
     state: str = GONE
-    pid: int = 0
+    process: Process | None = field(default=None, repr=False)
     serial: int = 0
-    started: float = 0.0
-    control: Control | None = field(default=None, repr=False)
-    heartbeat: Heartbeat | None = field(default=None, repr=False)
+    started: float = 0.0                              # monotonic; of a child that is GONE: when it may start
     progress: str = ""                                # of its recovery
     killed_for: str = ""                              # why the supervisor killed it
     leaves_for: str = ""                              # why it was told to end
@@ -54,21 +65,41 @@ class Child:
     def become(self, state: str) -> None:
         """Change the state along TRANSITIONS."""
         assert state in TRANSITIONS[self.state], (self, state)
+        assert state != GONE or self.process is None, self
         self.state = state
 
+    @property
+    def pid(self) -> int:
+        """Id of the process, 0 without one."""
+        return 0 if self.process is None else self.process.pid
 
-def start(child: Child, serial: int, supervisor_only: list) -> None:
+    @property
+    def control(self) -> Control:
+        assert self.process is not None, self
+        return self.process.control
+
+    @property
+    def heartbeat(self) -> Heartbeat:
+        assert self.process is not None, self
+        return self.process.heartbeat
+
+
+class Closable(Protocol):
+    def close(self) -> object: ...
+
+
+def start(child: Child, serial: int, supervisor_only: list[Closable]) -> None:
     """Fork the child, which runs its body and exits.  The child closes everything in `supervisor_only`."""
     child.become(STARTING)
     child.serial, child.started = serial, time.monotonic()
-    child.control, theirs = control_pair()
+    ours, theirs = control_pair()
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
     pid = os.fork()
     if pid:
         theirs.close()
-        child.pid, child.heartbeat = pid, Heartbeat(pid)
+        child.process = Process(pid, ours, Heartbeat(pid))
         child.progress = child.killed_for = child.leaves_for = ""
         child.is_drained = False
         return
@@ -77,6 +108,7 @@ def start(child: Child, serial: int, supervisor_only: list) -> None:
         _settle(parent, child)
         log.bind(process=child.name, **({child.role: child.index} if child.role != "admin" else {}))
         keep_to_core(child)
+        ours.close()
         for held in supervisor_only:
             held.close()
         child.body(child, theirs)
@@ -106,7 +138,6 @@ def _settle(parent: int, child: Child) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    child.control.close()
 
 
 def spread(children: list[Child], is_wanted: bool) -> None:
@@ -117,7 +148,7 @@ def spread(children: list[Child], is_wanted: bool) -> None:
     cores = sorted(os.sched_getaffinity(0))
     for child in children:
         child.core = cores[child.index % len(cores)] if is_wanted and child.role in ("worker", "owner") else None
-        if child.pid:
+        if child.process is not None:
             for thread in os.listdir(f"/proc/{child.pid}/task"):
                 _keep(child, int(thread), cores if child.core is None else [child.core])
 

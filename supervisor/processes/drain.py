@@ -49,7 +49,7 @@ class Drain:
         if self._by is None:
             log.info(f"the broker is drained for up to {seconds:g} s before it stops")
             for child in supervisor.children:
-                if child.control is not None:
+                if child.process is not None:
                     child.control.send(drain=True)
         self._by = time.monotonic() + seconds
 

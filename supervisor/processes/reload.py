@@ -47,15 +47,15 @@ def value(config: Config, key: str) -> Any:
     return getattr(getattr(config, SECTIONS[section][0]) if section else config, name)
 
 
-def shown(found: Any) -> str:
+def shown(setting: Any) -> str:
     """Return a value as TOML text; stars for a secret."""
-    if isinstance(found, bool):
-        return str(found).lower()
-    if isinstance(found, tuple):
-        return f"[{', '.join(map(shown, found))}]"
-    if isinstance(found, int):
-        return str(found)
-    return f'"{"***" if isinstance(found, Secret) and found else found}"'
+    if isinstance(setting, bool):
+        return str(setting).lower()
+    if isinstance(setting, tuple):
+        return f"[{', '.join(map(shown, setting))}]"
+    if isinstance(setting, int):
+        return str(setting)
+    return f'"{"***" if isinstance(setting, Secret) and setting else setting}"'
 
 
 def merged(old: Config, new: Config) -> tuple[Config, list[Change]]:
@@ -96,6 +96,9 @@ class Reload:
         self._roles: list[tuple[str, ...]] | None = None
         self._changes: list[Change] = []
         self.refused = ""                              # why the last reload was refused
+
+    def __repr__(self) -> str:
+        return f"<Reload due={self._is_due} roles={self._roles} callers={len(self._callers)} refused={self.refused!r}>"
 
     def requested(self, *_) -> None:
         """Note a request by a signal; `go_on` begins the reload."""

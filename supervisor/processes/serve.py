@@ -68,10 +68,7 @@ class Supervisor:
     """
 
     def __init__(self, config: Config, load: Callable[[], tuple[Config, list[str]]]):
-        """`load` reads the configuration anew for a reload, and returns it with notes for the log.
-
-        It raises ConfigError.
-        """
+        """`load` reads the configuration anew for a reload, returns it with notes for the log, and raises ConfigError."""
         self.config = config
         self.began = time.monotonic()
         self.listeners: dict[str, list[socket.socket]] = {"network": [], "tls": []}      # one socket for each worker
@@ -150,7 +147,7 @@ class Supervisor:
         for name, port in (("network", config.worker.port), ("tls", tls.port if has_tls else -1)):
             for _ in range(config.workers if port >= 0 else 0):
                 listener = open_listener(config.worker.bind, port, f"{name}.port", is_shared=True,
-                                   is_first=not self.listeners[name])
+                                         is_first=not self.listeners[name])
                 port = listener.getsockname()[1]
                 self.listeners[name].append(listener)
         for scheme, key, port in (("http", "http_port", config.http_port),
@@ -161,11 +158,11 @@ class Supervisor:
 
     def announce(self, config: Config) -> None:
         """Derive the addresses that clients are sent to, and those that are printed, from the configuration."""
-        ports = [found[0].getsockname()[1] if found else -1 for found in self.listeners.values()]
-        http = [self._http_url(scheme) for scheme in ("http", "https")]
-        self.addresses = addresses(config.worker, *ports, *http)
+        port, tls_port = (sockets[0].getsockname()[1] if sockets else -1 for sockets in self.listeners.values())
+        http, https = self._http_url("http"), self._http_url("https")
+        self.addresses = addresses(config.worker, port, tls_port, http, https)
         host = config.worker.advertised_address or config.worker.bind
-        self._shown = {"clients": [url("pulsar", host, ports[0]), url("pulsar+ssl", host, ports[1])], "http": http}
+        self._shown = {"clients": [url("pulsar", host, port), url("pulsar+ssl", host, tls_port)], "http": [http, https]}
 
     def _http_url(self, scheme: str) -> str:
         listener = self.http_listeners.get(scheme)
@@ -192,7 +189,7 @@ class Supervisor:
 
     def _be_worker(self, child: Child, control: Control) -> None:
         self.counters["worker", child.index].process_began(os.getpid(), is_wanted=bool(child.leaves_for))
-        plain, tls = (found[child.index] if found else None for found in self.listeners.values())
+        plain, tls = (sockets[child.index] if sockets else None for sockets in self.listeners.values())
         worker_process.run(child.serial, self.config.owners, self.run_dir, self.config.data_dir, self.config.worker,
                            Listeners(plain, tls, self.certificates, self._inside), self.addresses, control,
                            self.counters["worker", child.index], self.config.storage, self.authenticator,
@@ -269,16 +266,13 @@ class Supervisor:
             may_start = child.role == "owner" or owners_are_ready
             if child.state == GONE and may_start and time.monotonic() >= child.started:
                 self._serial += 1
-                others = [other.control for other in self.children if other.control is not None and other is not child]
+                others = [other.control for other in self.children if other.process is not None]
                 start(child, self._serial, [*others, *self._control_socket.held, self._selector, self._wake_read,
                                             self._wake_write, self._lock, self.notify])
                 self._selector.register(child.control, selectors.EVENT_READ, partial(self._receive, child))
 
     def _select_timeout(self) -> float:
-        """Return the seconds until the next timed action.
-
-        Such are a check of the children, a restart, and steps of a drain or a stop.
-        """
+        """Return the seconds until the next check of the children, restart, or step of a drain or a stop."""
         if self.is_stopping:
             return 0.05
         if self.is_draining:
@@ -313,7 +307,7 @@ class Supervisor:
     def _tell_all(self, message: dict) -> None:
         """Send the message to all children.
 
-        The supervisor applies log rules itself too: children that are forked later inherit them.
+        The supervisor applies log rules to itself too, so that children which are forked later inherit them.
         """
         if "log" in message:
             log.follow(Rule(*rule) for rule in message["log"])
@@ -322,10 +316,7 @@ class Supervisor:
                 child.control.send(**message)
 
     def _check_heartbeats(self) -> None:
-        """Ask every child for a sign of life and kill one that hangs.
-
-        Feed the watchdog of systemd while all answer.
-        """
+        """Ask every child for a sign of life, kill one that hangs, and feed systemd's watchdog while all answer."""
         passed = time.monotonic() - self._last_check
         if passed < LOOK_SECONDS or self.is_stopping:
             return
@@ -347,6 +338,7 @@ class Supervisor:
             self.notify.alive()
 
     def tell_status(self) -> None:
+        """Tell the service manager the status if it has changed."""
         self.notify.status(self._status())
 
     def _status(self) -> str:
@@ -401,9 +393,8 @@ class Supervisor:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(child.control)
         child.control.close()
-        child.control, child.pid = None, 0
+        child.process = None
         child.become(GONE)
-        # when it is started again
         child.started = time.monotonic() + (RESTART_MIN_SECONDS if lived < RESTART_MIN_SECONDS else 0.0)
         if os.WIFEXITED(status) and os.WEXITSTATUS(status) == EXIT_CANNOT_BOOT and not self.is_stopping:
             self._failure = f"{child.name} cannot start"
@@ -411,7 +402,7 @@ class Supervisor:
         gone = {"owner": {"owner_gone": child.index}, "worker": {"worker_gone": child.serial},
                 "admin": {"worker_gone": child.serial}}[child.role]
         for other in self._of("worker") + self._of("admin") if child.role == "owner" else self._of("owner"):
-            if other.control is not None:
+            if other.process is not None:
                 other.control.send(**gone)
 
     def _report_ready(self) -> None:
@@ -435,7 +426,7 @@ class Supervisor:
     def _stop_step(self) -> bool:
         """Stop workers and the admin process, then the owners.  Kill late children.  Return whether all have ended.
 
-        Owners end last: what workers have sent to them by then is still stored.
+        Owners end last, and store the messages that workers have sent to them by then.
         """
         passed = time.monotonic() - self._stop_began
         for roles in (("worker", "admin"), ("owner",)):

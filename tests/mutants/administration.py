@@ -125,7 +125,7 @@ BUGS = [
          "supervisor.is_stopping or not supervisor.is_ready", ""),
         ("if bool(old.tls.certificate) != bool(new.tls.certificate):", "if old.tls.certificate and not new.tls.certificate:", ""),
         ("        supervisor.announce(config)\n", "", ""),
-        ("isinstance(found, Secret) and found else", "isinstance(found, Secret) and not found else", ""),
+        ("isinstance(setting, Secret) and setting else", "isinstance(setting, Secret) and not setting else", ""),
         ("        self._callers = []\n        self._supervisor.tell_status()", "        self._supervisor.tell_status()", "")),
     *of("supervisor/processes/drain.py",
         "supervisor/test_drain.py::test_who_asks_again_says_how_long_it_takes_from_now_on "

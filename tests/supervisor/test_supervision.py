@@ -8,7 +8,7 @@ import pytest
 from geminga.storage.runtime.control import control_pair
 from geminga.supervisor.configuration.config import Config
 from geminga.supervisor.processes import serve
-from geminga.supervisor.processes.children import GONE, READY, RESTART_MIN_SECONDS, STARTING, Child
+from geminga.supervisor.processes.children import GONE, READY, RESTART_MIN_SECONDS, STARTING, Child, Process
 from geminga.supervisor.processes.heartbeat import BUSY_SECONDS, STARTING_SECONDS, Heartbeat, State
 from geminga.supervisor.processes.serve import Supervisor
 
@@ -43,9 +43,9 @@ class Played:
 
     def _start(self, child, serial, supervisor_only):
         child.become(STARTING)
-        child.serial, child.started, child.pid = serial, self.now, 1_000 + serial
-        child.control, self.far_ends[child.name] = control_pair()
-        child.heartbeat = BusyHeartbeat(child.pid)
+        child.serial, child.started = serial, self.now
+        control, self.far_ends[child.name] = control_pair()
+        child.process = Process(1_000 + serial, control, BusyHeartbeat(1_000 + serial))
 
     def serve(self):
         """Start all children and have them ready."""
@@ -56,7 +56,6 @@ class Played:
         return self
 
     def end(self, child):
-        child.pid = 0
         self.far_ends.pop(child.name).close()
         self.supervisor._ended(child, 0)
 
@@ -71,7 +70,7 @@ class Played:
 
     def close(self):
         supervisor = self.supervisor
-        for end in (*self.far_ends.values(), *(child.control for child in self.children if child.control), supervisor._selector,
+        for end in (*self.far_ends.values(), *(child.control for child in self.children if child.process), supervisor._selector,
                     supervisor._wake_read, supervisor._wake_write):
             end.close()
 
