@@ -125,7 +125,7 @@ class Delivery:
 
     def picked_frames(self, picked: Rows, words: NDArray[np.uint64], rows: Rows,
                       ledger: memoryview) -> list[bytes | memoryview]:
-        """Return buffers with the MESSAGE frames of the entries that rows (n,) PICKED name, anywhere in the ledger.
+        """Return buffers with the MESSAGE frames of entries anywhere in a ledger, named by LISTED_ENTRY rows (n,).
 
         rows (n,) are their index rows.  words are the ack sets of partly acknowledged batches, one behind the other;
         `picked["words"]` says how many words each has.
@@ -145,7 +145,7 @@ class Delivery:
     def transient_frames(self, entries: Rows, data: memoryview) -> bytes:
         """Return the MESSAGE frames of entries that lie one behind the other in data.
 
-        entries: rows (n,) envelope.ENTRY.
+        entries: rows (n,) envelope.TRANSIENT_ENTRY.
         """
         rows: Rows = np.zeros(len(entries), [("offset", "<u8"), ("size", "<u4")])
         rows["size"] = entries["size"]

@@ -3,13 +3,14 @@
     frame 0      HEADER, a SECTION for each section, then each section's rows (an array of its kind's dtype) and bytes
     further      the bytes of a section, when they are more than INLINE_MAX, are a frame of their own
 
-    worker -> owner    SENDS     SEND_ROW + entries           ACKS      ACK_ROW + words
-                       FLOWS     FLOW_ROW                     COMMANDS  COMMAND_ROW + commands
-    owner -> worker    RECEIPTS  RECEIPT_ROW                  RUNS      RUN_ROW
-                       REPLIES   REPLY_ROW + frames           FORGET    FORGET_ROW
-                       PICKS     PICK_ROW + entries, words    PASSED    PASSED_ROW + entries, their bytes
-    admin -> owner     QUESTIONS QUESTION_ROW + JSON
-    owner -> admin     ANSWERS   QUESTION_ROW + JSON
+    worker -> owner    SENDS        SEND_ROW + entries       ACKS       ACK_ROW + words
+                       FLOWS        FLOW_ROW                 COMMANDS   COMMAND_ROW + commands
+    owner -> worker    RECEIPTS     RECEIPT_ROW              RUNS       RUN_ROW
+                       REPLIES      REPLY_ROW + frames       FORGET     FORGET_ROW
+                       ENTRY_LISTS  ENTRY_LIST_ROW + LISTED_ENTRY rows, words
+                       TRANSIENT    TRANSIENT_ROW + TRANSIENT_ENTRY rows, the entries' bytes
+    admin -> owner     QUESTIONS    QUESTION_ROW + JSON
+    owner -> admin     ANSWERS      QUESTION_ROW + JSON
 
 Sends, acks and flows of a pass may come in any order among themselves.  A command comes after all that preceded it and
 before all that followed it.  No pickles, no dicts.
@@ -27,7 +28,7 @@ from geminga.proto.sends import SEND_ROW
 Data: TypeAlias = bytes | memoryview
 
 SENDS, ACKS, FLOWS, COMMANDS, QUESTIONS = 1, 2, 3, 4, 5
-RECEIPTS, RUNS, REPLIES, FORGET, PICKS, PASSED, ANSWERS = 16, 17, 18, 19, 20, 21, 22
+RECEIPTS, RUNS, REPLIES, FORGET, ENTRY_LISTS, TRANSIENT, ANSWERS = 16, 17, 18, 19, 20, 21, 22
 
 # (cost of entries and commands that the owner has taken from the worker so far, number of sections).  The first is the
 # worker's credit, and 0 in the other direction.
@@ -77,7 +78,8 @@ REPLY_ROW = np.dtype([
 WRITE, PRODUCER_READY, PRODUCER_GONE, CONSUMER_READY, CONSUMER_GONE = 0, 1, 2, 3, 4
 PROBE = 5                # PING the client: a sign of life is told as CONNECTION_ALIVE, silence ends the connection
 CONSUMER_EPOCH = 6       # `object_id` is the consumer's handle, `handle` the epoch of messages delivered from here on
-HOLD, GO_ON = 7, 8       # stop reading from the connection; read again, unless another owner holds it
+PAUSE_READING = 7        # stop reading from the connection
+RESUME_READING = 8       # read from the connection again, unless another owner has paused it
 END = 9                  # end the connection
 
 RUN_ROW = np.dtype([
@@ -89,38 +91,39 @@ RUN_ROW = np.dtype([
     ("first_entry", "<u8"),
 ])
 
-PICK_ROW = np.dtype([
+ENTRY_LIST_ROW = np.dtype([
     ("connection", "<u4"),
     ("count", "<u4"),              # entries
     ("consumer", "<u8"),           # the owner's handle
     ("partition_id", "<u8"),
     ("ledger_id", "<u8"),
-    ("size", "<u4"),               # bytes of its PICKED rows and their words
+    ("size", "<u4"),               # bytes of its LISTED_ENTRY rows and their words
     ("view", "<u4"),               # the number of the view whose compacted ledger is meant; 0: the ledger itself
 ])
-PICKED = np.dtype([
+LISTED_ENTRY = np.dtype([
     ("entry_id", "<u8"),
     ("redeliveries", "<u4"),
     ("words", "<u4"),              # words behind all rows, with a bit for each message that is not acknowledged
 ])
 
-PASSED_ROW = np.dtype([            # entries of a non-persistent topic
+TRANSIENT_ROW = np.dtype([         # entries of a non-persistent topic
     ("connection", "<u4"),
     ("count", "<u4"),              # entries
     ("consumer", "<u8"),
-    ("size", "<u8"),               # bytes of its ENTRY rows and of the entries
+    ("size", "<u8"),               # bytes of its TRANSIENT_ENTRY rows and of the entries
 ])
-ENTRY = np.dtype([("entry_id", "<u8"), ("size", "<u4"), ("messages", "<u4")])
+TRANSIENT_ENTRY = np.dtype([("entry_id", "<u8"), ("size", "<u4"), ("messages", "<u4")])
 
 QUESTION_ROW = np.dtype([("number", "<u8"), ("size", "<u8")])     # an answer has its question's number
 
 RAW = b"\0"      # the first byte of an answer that is not JSON
 
-FORGET_ROW = np.dtype([("ledger_id", "<u8"), ("view", "<u8")])    # a ledger that is to be unmapped; view as in PICK_ROW
+# A ledger that is to be unmapped; `view` as in ENTRY_LIST_ROW.
+FORGET_ROW = np.dtype([("ledger_id", "<u8"), ("view", "<u8")])
 
 ROWS = {SENDS: SEND_ROW, ACKS: ACK_ROW, FLOWS: FLOW_ROW, COMMANDS: COMMAND_ROW,
-        RECEIPTS: RECEIPT_ROW, RUNS: RUN_ROW, REPLIES: REPLY_ROW, FORGET: FORGET_ROW, PICKS: PICK_ROW,
-        PASSED: PASSED_ROW, QUESTIONS: QUESTION_ROW, ANSWERS: QUESTION_ROW}
+        RECEIPTS: RECEIPT_ROW, RUNS: RUN_ROW, REPLIES: REPLY_ROW, FORGET: FORGET_ROW, ENTRY_LISTS: ENTRY_LIST_ROW,
+        TRANSIENT: TRANSIENT_ROW, QUESTIONS: QUESTION_ROW, ANSWERS: QUESTION_ROW}
 STRUCTS = {kind: struct_of(dtype) for kind, dtype in ROWS.items()}
 
 

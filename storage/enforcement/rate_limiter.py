@@ -340,7 +340,7 @@ class Rates(Watcher):
             connection = self._connections.setdefault((worker, number), _Connection())
             connection.entries += count
             connection.enough = connection.entries // 2
-            self._owner.outbox(worker).reply(number, b"", action=envelope.HOLD)
+            self._owner.outbox(worker).reply(number, b"", action=envelope.PAUSE_READING)
 
     def _uncount(self, worker: int, rows: NDArray) -> None:
         self._size -= int(rows["size"].sum(dtype=np.int64))
@@ -349,7 +349,7 @@ class Rates(Watcher):
             connection.entries -= count
             if connection.entries <= connection.enough:
                 connection.enough = -1
-                self._owner.outbox(worker).reply(number, b"", action=envelope.GO_ON)
+                self._owner.outbox(worker).reply(number, b"", action=envelope.RESUME_READING)
             if not connection.entries:
                 del self._connections[worker, number]
 

@@ -165,7 +165,7 @@ class Dispatching(Watcher):
         first, count = int(entries[0]), len(entries)
         if redeliveries is None and not parts and not ledger.view and int(entries[-1]) - first + 1 == count:
             return outbox.run(consumer, subscription.partition.partition_id, ledger_id, first, count)
-        picked, words = np.zeros(count, envelope.PICKED), []
+        picked, words = np.zeros(count, envelope.LISTED_ENTRY), []
         picked["entry_id"] = entries
         if redeliveries is not None:
             picked["redeliveries"] = redeliveries
@@ -173,7 +173,7 @@ class Dispatching(Watcher):
             ack_set = words_of(bits)
             picked["words"][at] = len(ack_set)
             words.append(ack_set)
-        outbox.picks(consumer, subscription.partition.partition_id, ledger_id, picked, b"".join(words), ledger.view)
+        outbox.entry_list(consumer, subscription.partition.partition_id, ledger_id, picked, b"".join(words), ledger.view)
 
     def _tell_end(self, subscription: Subscription) -> None:
         for consumer in subscription.consumers:

@@ -38,7 +38,7 @@ class NonPersistentPublishing:
     def _pass_on(self, worker: int, producer: Producer, rows: Rows, data: memoryview, dropped: Rows) -> None:
         """Answer the producer's rows, and deliver their entries to consumers that have permits; answer those that are dropped."""
         owner, topic = self._owner, producer.partition
-        entries = np.zeros(len(rows), envelope.ENTRY)
+        entries = np.zeros(len(rows), envelope.TRANSIENT_ENTRY)
         entries["entry_id"] = np.arange(topic.published, topic.published + len(rows))
         entries["size"], entries["messages"] = rows["size"], rows["messages"]
         receipts = np.zeros(len(rows), RECEIPT_ROW)
@@ -56,7 +56,7 @@ class NonPersistentPublishing:
         for consumer, _, chosen in topic.pass_on(rows, self._rates.next_batches):
             some = rows[chosen.start:chosen.stop] if isinstance(chosen, range) else rows[chosen]
             pieces = [data[at:at + size] for at, size in zip(some["offset"].tolist(), some["size"].tolist(), strict=True)]
-            owner.outbox(consumer.worker).passed(consumer, entries[np.asarray(chosen)], b"".join(pieces))
+            owner.outbox(consumer.worker).transient_entries(consumer, entries[np.asarray(chosen)], b"".join(pieces))
             owner.count_delivered(consumer, len(chosen), int(some["size"].sum()))
         owner.counters.add("entries_dropped", topic.dropped - before)
         owner.counters.add("entries_in", len(rows))

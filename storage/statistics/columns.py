@@ -39,7 +39,7 @@ class Distribution:
 
 def topic_counts(topic: Topic) -> tuple:
     """Return (messages, bytes, entries) in, and (messages, bytes, entries) out."""
-    messages, size, entries = topic.gone_out
+    messages, size, entries = topic.departed_out
     for subscription in topic.subscriptions.values():
         more = subscription_counts(subscription)
         messages, size, entries = messages + more[0], size + more[1], entries + more[2]
@@ -48,7 +48,7 @@ def topic_counts(topic: Topic) -> tuple:
 
 def subscription_counts(subscription: Subscription) -> tuple:
     """Return (messages, bytes, entries) out, messages redelivered, chunks, acknowledged, expired, dropped."""
-    messages, size, entries, redelivered, chunks = subscription.gone_out
+    messages, size, entries, redelivered, chunks = subscription.departed_out
     for consumer in subscription.consumers:
         messages += consumer.granted - consumer.permits
         size += consumer.bytes_out
@@ -105,7 +105,7 @@ _NO_DISTRIBUTION = Distribution()
 
 def topic_row(topic: Topic, under: list[tuple]) -> tuple:
     """Return the row of a topic.  under: the rows of its subscriptions."""
-    rates, (messages_out, bytes_out, _) = rates_of(topic, 6), topic.gone_out
+    rates, (messages_out, bytes_out, _) = rates_of(topic, 6), topic.departed_out
     backlog = consumers = 0
     for row in under:
         messages_out, bytes_out = messages_out + row[0], bytes_out + row[1]

@@ -56,7 +56,7 @@ class NonPersistentTopic:
     messages_in: int = 0
     bytes_in: int = 0
     chunks_in: int = 0
-    gone_out: tuple[int, int, int] = (0, 0, 0)       # as of a Partition, for statistics.py
+    departed_out: tuple[int, int, int] = (0, 0, 0)       # as of a Partition, for statistics.py
     window: object = None
     last_window: object = None
     counted: tuple = ()
@@ -105,7 +105,7 @@ class NonPersistentTopic:
     def remove_subscription(self, subscription: Subscription) -> None:
         """Remove this subscription; another that has its name by now stays."""
         if self.subscriptions.get(subscription.key) is subscription:
-            self.gone_out = tuple(map(sum, zip(self.gone_out, subscription.gone_out, strict=False)))
+            self.departed_out = tuple(map(sum, zip(self.departed_out, subscription.departed_out, strict=False)))
             del self.subscriptions[subscription.key]
 
     def pass_on(self, rows: Rows, next_batches: Callable[[Subscription, list], list[Batch]]) -> list[Batch]:

@@ -52,15 +52,15 @@ class Outbox:
         """Deliver entries to the consumer."""
         self._add(envelope.RUNS, (consumer.connection, count, consumer.handle, partition_id, ledger_id, first_entry), b"")
 
-    def picks(self, consumer: Consumer, partition_id: int, ledger_id: int, picked: Rows, words: bytes = b"", view: int = 0) -> None:
-        """Deliver entries that lie apart, or of which there is more to say, or of a compacted view: rows (n,) PICKED, and their words."""
+    def entry_list(self, consumer: Consumer, partition_id: int, ledger_id: int, picked: Rows, words: bytes = b"", view: int = 0) -> None:
+        """Deliver entries that lie apart, or of which there is more to say, or of a compacted view: rows (n,) LISTED_ENTRY, and their words."""
         data = picked.tobytes() + words
-        self._add(envelope.PICKS, (consumer.connection, len(picked), consumer.handle, partition_id, ledger_id, len(data), view), data)
+        self._add(envelope.ENTRY_LISTS, (consumer.connection, len(picked), consumer.handle, partition_id, ledger_id, len(data), view), data)
 
-    def passed(self, consumer: Consumer, entries: Rows, data: bytes) -> None:
+    def transient_entries(self, consumer: Consumer, entries: Rows, data: bytes) -> None:
         """Deliver entries that are nowhere else: rows (n,) ENTRY, and their bytes."""
         data = entries.tobytes() + data
-        self._add(envelope.PASSED, (consumer.connection, len(entries), consumer.handle, len(data)), data)
+        self._add(envelope.TRANSIENT, (consumer.connection, len(entries), consumer.handle, len(data)), data)
 
     def answer(self, number: int, data: bytes) -> None:
         """Answer administration's question of that number."""

@@ -60,7 +60,7 @@ class Partition(ManagedLedger):
     delays_refused: int = 0          # messages that were to be delivered later than may be
     delays_overridden: int = 0       # ... that got another time than their producers wanted
     evictions: tuple[int, int] = (0, 0)              # how often its quotas of bytes, and of age, made subscriptions lose something
-    gone_out: tuple[int, int, int] = (0, 0, 0)       # messages, bytes, entries given out by subscriptions that were deleted
+    departed_out: tuple[int, int, int] = (0, 0, 0)       # messages, bytes, entries given out by subscriptions that were deleted
     window: object = None            # Distribution of the window that is under way, ...
     last_window: object = None       # ... and of the one before
     counted: tuple = ()
@@ -182,7 +182,7 @@ class Partition(ManagedLedger):
     def remove_subscription(self, subscription: Subscription) -> None:
         """Remove this subscription; another that has its name by now stays."""
         if self.subscriptions.get(subscription.key) is subscription:
-            self.gone_out = tuple(map(sum, zip(self.gone_out, subscription.gone_out, strict=False)))
+            self.departed_out = tuple(map(sum, zip(self.departed_out, subscription.departed_out, strict=False)))
             del self.subscriptions[subscription.key]
 
     # -- checkpoints

@@ -279,7 +279,7 @@ class Subscription:
     allowance: Allowance | None = None                         # in this pass, where a rate bounds it
     limited: Limited | None = None
     last_kind: int | None = None                               # of the consumers that were attached last
-    gone_out: tuple[int, ...] = (0, 0, 0, 0, 0)                # messages, bytes, entries given out, redelivered, chunks: who has left
+    departed_out: tuple[int, ...] = (0, 0, 0, 0, 0)                # messages, bytes, entries given out, redelivered, chunks: who has left
     dropped: int = 0                                           # messages that nobody could take, of a topic that keeps none
     last_ms: tuple[int, int, int] = (0, 0, 0)                  # acknowledged, given out, asked for more: when who has left last did
     advanced_ms: int = 0                                       # when the mark-delete position last moved, ...
@@ -377,7 +377,7 @@ class Subscription:
     def _count_out(self, consumer: Consumer) -> None:
         """Keep the counters of a consumer that leaves."""
         its = consumer.messages_out, consumer.bytes_out, consumer.entries_out, consumer.redelivered, consumer.chunks_out
-        self.gone_out = tuple(map(sum, zip(self.gone_out, its, strict=True)))
+        self.departed_out = tuple(map(sum, zip(self.departed_out, its, strict=True)))
         self.last_ms = tuple(map(max, self.last_ms, (consumer.acked_ms, consumer.consumed_ms, consumer.flow_ms)))
 
     def deliverable(self, ledger: Ledger, first: int, end: int) -> Iterator[Entries]:

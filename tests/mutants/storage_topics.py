@@ -187,7 +187,7 @@ BUGS = [
          "the last ledger stays sealed after a crash",
          "storage/test_owner_faults.py::test_a_ledger_that_was_sealed_for_one_that_never_got_to_disk_goes_on"),
         ("if stored.is_uncounted:", "if False:", "stats of older folders begin at 0", "storage/test_formats.py"),
-        ("self.gone_out = tuple(map(sum, zip(self.gone_out, subscription.gone_out, strict=False)))", "pass",
+        ("self.departed_out = tuple(map(sum, zip(self.departed_out, subscription.departed_out, strict=False)))", "pass",
          "counters fall when a subscription goes", "storage/test_statistics.py supervisor/test_metrics.py")),
     *of("storage/owner/owner.py", "storage/test_deduplication.py",
         ("return options.journal_segment_bytes == self._configured.journal_segment_bytes", "return True",

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from geminga.proto import deliveries, sends
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.deliveries import BROKER_INDEX, BROKER_TIMESTAMP, FEW_MAX, RECEIPT_ROW, Delivery
-from geminga.proto.envelope import PICKED
+from geminga.proto.envelope import LISTED_ENTRY
 from geminga.storage.format import INDEX_ROW
 
 from .client_frames import entry_of, message_metadata
@@ -147,7 +147,7 @@ def test_picked_messages_say_how_often_they_came_back_and_what_is_left(picks, co
     gaps, counts, words, sizes = zip(*picks, strict=True)
     entries = entries_of(sizes)
     rows, ledger = stored(entries, gap=7)
-    picked = np.zeros(len(picks), PICKED)
+    picked = np.zeros(len(picks), LISTED_ENTRY)
     picked["entry_id"], picked["redeliveries"], picked["words"] = first + np.cumsum(gaps), counts, [len(found) for found in words]
     said = np.array([*sum(words, []), *[77] * more], np.uint64)      # those of entries that are to come stand behind
     pieces = Delivery(consumer, ledger_id, partition, fields, epoch).picked_frames(picked, said, rows, ledger)

@@ -309,7 +309,7 @@ def _runs(answers, worker, rows, data):
 def _picks(answers, worker, rows, data):
     at = 0
     for row in rows:
-        picked = np.frombuffer(data, envelope.PICKED, int(row["count"]), at)
+        picked = np.frombuffer(data, envelope.LISTED_ENTRY, int(row["count"]), at)
         words = np.frombuffer(data[at + picked.nbytes:at + int(row["size"])], np.uint64).tolist()
         at += int(row["size"])
         entries = []
@@ -324,7 +324,7 @@ def _picks(answers, worker, rows, data):
 def _passed(answers, worker, rows, data):
     at = 0
     for row in rows:
-        entries = np.frombuffer(data, envelope.ENTRY, int(row["count"]), at)
+        entries = np.frombuffer(data, envelope.TRANSIENT_ENTRY, int(row["count"]), at)
         at += entries.nbytes
         for entry_id, size, _ in entries.tolist():
             answers.passed.append((int(row["consumer"]), entry_id, payload_of(bytes(data[at:at + size]))))
@@ -353,5 +353,5 @@ def _forgotten(answers, worker, rows, data):
 
 
 _READERS = {envelope.RECEIPTS: _receipts, envelope.RUNS: _runs,
-            envelope.REPLIES: _replies, envelope.FORGET: _forgotten, envelope.PICKS: _picks, envelope.PASSED: _passed,
+            envelope.REPLIES: _replies, envelope.FORGET: _forgotten, envelope.ENTRY_LISTS: _picks, envelope.TRANSIENT: _passed,
             envelope.ANSWERS: _answered}

@@ -71,8 +71,8 @@ class Flood:
 
     def see(self, answers):
         for connection, action, *_ in answers.replies:
-            if connection == self.producer.connection and action in (envelope.HOLD, envelope.GO_ON):
-                self.is_read_from = action == envelope.GO_ON
+            if connection == self.producer.connection and action in (envelope.PAUSE_READING, envelope.RESUME_READING):
+                self.is_read_from = action == envelope.RESUME_READING
         self.receipts += [receipt[3] for receipt in answers.receipts if receipt[2] == self.producer.object_id]
 
 
@@ -179,9 +179,9 @@ def test_nothing_is_lost_and_the_order_stays(rig):
     producer = rig.producer("a")
     sets(rig, "publishRate", publish_rate(100))
     answers = rig.run(rig.sends(*[(producer, b"%d" % number) for number in range(300)]))
-    assert [action for _, action, *_ in answers.replies] == [envelope.HOLD]
+    assert [action for _, action, *_ in answers.replies] == [envelope.PAUSE_READING]
     late = passes(rig, 4_000)
-    assert [action for each in late for _, action, *_ in each.replies] == [envelope.GO_ON]
+    assert [action for each in late for _, action, *_ in each.replies] == [envelope.RESUME_READING]
     assert len(rig.owner.rates._connections) == 0
     receipts = answers.receipts + [receipt for each in late for receipt in each.receipts]
     assert [receipt[3] for receipt in receipts] == sorted(receipt[3] for receipt in receipts)
@@ -196,7 +196,7 @@ def test_a_connection_is_read_from_again_when_half_of_what_was_held_back_is_gone
     stored = len(answers.receipts)
     held = 36 - stored
     assert held == 20
-    while envelope.GO_ON not in [action for _, action, *_ in answers.replies]:
+    while envelope.RESUME_READING not in [action for _, action, *_ in answers.replies]:
         answers = rig.run(after_ms=20)
         stored += len(answers.receipts)
     assert stored == 36 - held // 2
@@ -209,7 +209,7 @@ def test_other_topics_do_not_wait(rig):
     rig.run(rig.sends(*[(slow, PAYLOAD)] * 100))
     answers = rig.run(rig.sends(*[one for number in range(100) for one in ((slow, b"%d" % number), (fast, b"%d" % number))]))
     assert [receipt[2] for receipt in answers.receipts] == [fast.object_id] * 100
-    assert (2, envelope.HOLD) not in [reply[:2] for reply in answers.replies]
+    assert (2, envelope.PAUSE_READING) not in [reply[:2] for reply in answers.replies]
     assert [payload for _, payload in rig.everything("b")] == [b"%d" % number for number in range(100)]
 
 
@@ -283,7 +283,7 @@ def test_what_came_before_a_close_is_stored(rig):
     rig.run(rig.sends(*[(producer, PAYLOAD)] * 50))
     answers = rig.run(rig.command("close_producer", producer_id=producer.object_id, request_id=9))
     assert len(rig.everything("a")) == 50
-    assert [action for _, action, *_ in answers.replies if action in (envelope.HOLD, envelope.GO_ON)] == [envelope.GO_ON]
+    assert [action for _, action, *_ in answers.replies if action in (envelope.PAUSE_READING, envelope.RESUME_READING)] == [envelope.RESUME_READING]
     other = rig.producer("a")
     assert rig.publish(other, PAYLOAD) == []
     assert not any(answers.receipts for answers in passes(rig, 4_000 - 200))
@@ -298,7 +298,7 @@ def test_what_a_producer_that_is_gone_has_sent_is_left_out(rig, end):
     stored = len(rig.run(rig.sends(*[(producer, PAYLOAD)] * 50)).receipts)
     rig.run(rig.sends(*[(other, PAYLOAD)] * 20))
     answers = rig.run(end(rig))
-    assert 1 in [connection for connection, action, *_ in answers.replies if action == envelope.GO_ON]
+    assert 1 in [connection for connection, action, *_ in answers.replies if action == envelope.RESUME_READING]
     assert sum(len(answers.receipts) for answers in passes(rig, 5_000)) == 20 - stored
     rig.run(rig.happened(envelope.CONNECTION_GONE))
     assert (len(rig.everything("a")), len(rig.everything("b"))) == (stored, 20)

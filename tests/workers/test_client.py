@@ -917,13 +917,13 @@ def test_who_does_not_read_is_written_no_more(worker, consuming):
 
 
 def test_entries_that_were_picked(worker, consuming):
-    picked = np.zeros(3, envelope.PICKED)
+    picked = np.zeros(3, envelope.LISTED_ENTRY)
     picked["entry_id"], picked["redeliveries"], picked["words"] = (1, 4, 6), (0, 2, 0), (1, 0, 2)
     words = np.array([5, 7, 9], np.uint64)
     data = picked.tobytes() + words.tobytes()
     row = consuming.number, 3, 10, PARTITION, LEDGER, len(data), 0
-    worker.owners[0].says(lambda outbox: outbox._add(envelope.PICKS, row, data), run(consuming, 7, 1),
-                          lambda outbox: outbox._add(envelope.PICKS, (row[0], 3, 99, *row[3:]), data))
+    worker.owners[0].says(lambda outbox: outbox._add(envelope.ENTRY_LISTS, row, data), run(consuming, 7, 1),
+                          lambda outbox: outbox._add(envelope.ENTRY_LISTS, (row[0], 3, 99, *row[3:]), data))
     heard = [one.message for one in consuming.hear()]
     assert [(one.message_id.entryId, one.redelivery_count, list(one.ack_set)) for one in heard] == [
         (1, 0, [5]), (4, 2, []), (6, 0, [7, 9]), (7, 0, [])]
@@ -931,11 +931,11 @@ def test_entries_that_were_picked(worker, consuming):
 
 def passed(client, entries, handle=10):
     """Entries, (id, bytes, messages) each, of a topic that keeps none."""
-    rows = np.zeros(len(entries), envelope.ENTRY)
+    rows = np.zeros(len(entries), envelope.TRANSIENT_ENTRY)
     for row, (entry_id, data, count) in zip(rows, entries, strict=True):
         row["entry_id"], row["size"], row["messages"] = entry_id, len(data), count
     data = rows.tobytes() + b"".join(data for _, data, _ in entries)
-    return lambda outbox: outbox._add(envelope.PASSED, (client.number, len(entries), handle, len(data)), data)
+    return lambda outbox: outbox._add(envelope.TRANSIENT, (client.number, len(entries), handle, len(data)), data)
 
 
 def test_what_nobody_keeps_is_passed_on_or_its_permits_are_given_back(worker, client):
@@ -976,21 +976,21 @@ def throttled(worker):
 
 def test_who_is_held_is_not_read_from_until_all_owners_let_it_go_on(worker, client):
     first, second = worker.owners
-    first.replies(client, action=envelope.HOLD)
-    first.replies(client, action=envelope.HOLD)
-    second.replies(client, action=envelope.HOLD)
+    first.replies(client, action=envelope.PAUSE_READING)
+    first.replies(client, action=envelope.PAUSE_READING)
+    second.replies(client, action=envelope.PAUSE_READING)
     assert (client.transport.is_reading, client.client.stream.is_held, throttled(worker)) == (False, True, 1)
-    first.replies(client, action=envelope.GO_ON)
+    first.replies(client, action=envelope.RESUME_READING)
     assert (client.transport.is_reading, client.client.stream.is_held, throttled(worker)) == (False, True, 1)
-    second.replies(client, action=envelope.GO_ON)
+    second.replies(client, action=envelope.RESUME_READING)
     assert (client.transport.is_reading, client.client.stream.is_held, throttled(worker)) == (True, False, 0)
-    second.replies(client, action=envelope.GO_ON)
+    second.replies(client, action=envelope.RESUME_READING)
     assert throttled(worker) == 0
 
 
 def test_an_owner_that_ends_holds_nobody(worker, client):
     for owner in worker.owners:
-        owner.replies(client, action=envelope.HOLD)
+        owner.replies(client, action=envelope.PAUSE_READING)
     worker.owners[0].gone()
     assert not client.transport.is_reading
     worker.owners[1].gone()
@@ -999,17 +999,17 @@ def test_an_owner_that_ends_holds_nobody(worker, client):
 
 
 def test_a_connection_that_ends_is_not_held_any_more(worker, client):
-    worker.owners[0].replies(client, action=envelope.HOLD)
+    worker.owners[0].replies(client, action=envelope.PAUSE_READING)
     client.transport.close()
     assert throttled(worker) == 0
 
 
 def test_who_is_held_is_not_taken_for_dead(worker, client):
-    worker.owners[0].replies(client, action=envelope.HOLD)
+    worker.owners[0].replies(client, action=envelope.PAUSE_READING)
     for _ in range(3):
         client.client.keep_alive()
     assert not client.transport.is_closed
-    worker.owners[0].replies(client, action=envelope.GO_ON)
+    worker.owners[0].replies(client, action=envelope.RESUME_READING)
     client.client.keep_alive()
     assert client.transport.was_aborted
 
@@ -1036,10 +1036,10 @@ def test_nobody_is_read_from_who_is_kept_waiting_for_another_reason(worker, clie
     """Each reason holds by itself: a rate, answers that it does not take, owners with much in flight, the end."""
     open_on(worker, client, PRODUCER)
     resumes = client.client.stream.resume_reading
-    worker.owners[0].replies(client, action=envelope.HOLD)
+    worker.owners[0].replies(client, action=envelope.PAUSE_READING)
     resumes()
     assert not client.transport.is_reading
-    worker.owners[0].replies(client, action=envelope.GO_ON)
+    worker.owners[0].replies(client, action=envelope.RESUME_READING)
     assert client.transport.is_reading
     client.client.stream.stop_reading()
     resumes()
@@ -1119,7 +1119,7 @@ def test_silence_after_a_probe_ends_the_connection(worker, client, monkeypatch):
 
 
 def test_who_is_probed_is_read_from_though_it_is_held(worker, client):
-    worker.owners[0].replies(client, action=envelope.HOLD)
+    worker.owners[0].replies(client, action=envelope.PAUSE_READING)
     worker.owners[1].replies(client, action=envelope.PROBE)
     assert (client.transport.is_reading, client.client.stream.is_held, throttled(worker)) == (True, False, 0)
 

@@ -210,7 +210,7 @@ def test_entries_that_are_gone_are_left_out_and_what_they_would_have_taken_is_as
 
 def test_of_entries_that_were_picked_too(tmp_path):
     """Each of those that are left has its own words."""
-    picked = np.zeros(3, envelope.PICKED)
+    picked = np.zeros(3, envelope.LISTED_ENTRY)
     picked["entry_id"], picked["words"] = (1, 4, 6), (1, 2, 1)
     client, flows = client_of(tmp_path, first=1, count=3, picked=picked, words=np.array([11, 21, 22, 31], np.uint64))
     store(tmp_path, [10] * 8, first=1)
@@ -227,7 +227,7 @@ def test_of_entries_that_were_picked_too(tmp_path):
 @pytest.mark.parametrize("version", [6, 5], ids=["checksums", "none"])
 def test_entries_whose_rows_were_given_back_too_are_left_out(tmp_path, picked, version):
     """Rows of a sealed ledger may be zeros.  The client gets as many messages as it has asked for."""
-    entries = np.zeros(8, envelope.PICKED)
+    entries = np.zeros(8, envelope.LISTED_ENTRY)
     entries["entry_id"] = range(8)
     client, flows = client_of(tmp_path, **({"picked": entries, "words": np.empty(0, np.uint64)} if picked else {}))
     client.has_checksums = version > 5

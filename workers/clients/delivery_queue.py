@@ -1,8 +1,8 @@
 """Entries that owners have dispatched to a client's consumers, written as MESSAGE frames as far as the client reads.
 
-    RUNS     entries in a row of a ledger                                          -> runs
-    PICKS    entries that lie apart, are redelivered, or are of a compacted view   -> runs
-    PASSED   entries of a non-persistent topic, with their bytes                   -> written at once, or dropped
+    RUNS           entries in a row of a ledger                                          -> runs
+    ENTRY_LISTS    entries that lie apart, are redelivered, or are of a compacted view   -> runs
+    TRANSIENT      entries of a non-persistent topic, with their bytes                   -> written at once, or dropped
 
 Bytes of runs are read from ledgers only when they can be written, so a client that does not read costs no memory.
 """
@@ -35,7 +35,7 @@ class Run:
     first: int
     count: int
     epoch: int
-    picked: NDArray | None = None                # rows PICKED
+    picked: NDArray | None = None                # rows LISTED_ENTRY
     words: NDArray[np.uint64] | None = None      # ack sets of the picked entries, one behind the other
     view: int = 0      # number of the compacted view that has the entries; 0: the ledger itself
 
@@ -77,7 +77,7 @@ class DeliveryQueue:
 
     def add_picked(self, link: OwnerLink, handle: int, partition_id: int, ledger_id: int, picked: NDArray,
                    words: NDArray[np.uint64], view: int) -> None:
-        """Add picked entries for the consumer with this handle: rows (n,) PICKED, and their words.
+        """Add picked entries for the consumer with this handle: rows (n,) LISTED_ENTRY, and their words.
 
         view: number of the compacted view that has them; 0: the ledger itself.
         """
@@ -85,7 +85,7 @@ class DeliveryQueue:
         if route is not None:
             self.runs.append(Run(route, partition_id, ledger_id, -1, len(picked), route.epoch, picked, words, view))
 
-    def write_passed(self, link: OwnerLink, handle: int, entries: NDArray, data: memoryview) -> None:
+    def write_transient(self, link: OwnerLink, handle: int, entries: NDArray, data: memoryview) -> None:
         """Write entries of a non-persistent topic, rows (n,) ENTRY.
 
         A client that does not read loses them.  Their permits go back to the owner.
@@ -184,12 +184,12 @@ def _frames_of_left(run: Run, delivery: Delivery, rows: NDArray, data: memoryvie
 
 
 def _picked(run: Run, count: int) -> tuple[NDArray, NDArray[np.uint64]]:
-    """(rows (count,) PICKED, their words) of the first entries of a run, whether they were picked or lie in a row."""
+    """(rows (count,) LISTED_ENTRY, their words) of the first entries of a run, whether they were picked or lie in a row."""
     if run.picked is not None:
         assert run.words is not None
         picked = run.picked[:count]
         return picked, run.words[:int(picked["words"].sum())]
-    picked = np.zeros(count, envelope.PICKED)
+    picked = np.zeros(count, envelope.LISTED_ENTRY)
     picked["entry_id"] = np.arange(run.first, run.first + count)
     return picked, np.zeros(0, np.uint64)
 
@@ -217,11 +217,14 @@ def deliver_runs(clients: Mapping[int, Receiver], link: OwnerLink, rows: NDArray
         attempt(client.stream, client.deliveries.write)
 
 
-def deliver_picks(clients: Mapping[int, Receiver], link: OwnerLink, rows: NDArray, data: memoryview) -> None:
-    """Deliver picked entries: rows (n,) PICK_ROW; data: for each its rows PICKED and their words."""
+def deliver_entry_lists(clients: Mapping[int, Receiver], link: OwnerLink, rows: NDArray, data: memoryview) -> None:
+    """Deliver listed entries.
+
+    rows: (n,) ENTRY_LIST_ROW.  data: the LISTED_ENTRY rows of the first row and their words, then of the next.
+    """
     at, receivers = 0, {}
     for connection, count, consumer, partition_id, ledger_id, size, view in rows.tolist():
-        picked = np.frombuffer(data, envelope.PICKED, count, at)
+        picked = np.frombuffer(data, envelope.LISTED_ENTRY, count, at)
         words = np.frombuffer(data[at + picked.nbytes:at + size], np.uint64)
         at += size
         client = clients.get(connection)
@@ -232,13 +235,16 @@ def deliver_picks(clients: Mapping[int, Receiver], link: OwnerLink, rows: NDArra
         attempt(client.stream, client.deliveries.write)
 
 
-def deliver_passed(clients: Mapping[int, Receiver], link: OwnerLink, rows: NDArray, data: memoryview) -> None:
-    """Deliver entries of non-persistent topics: rows (n,) PASSED_ROW; data: for each its rows ENTRY and the entries."""
+def deliver_transient(clients: Mapping[int, Receiver], link: OwnerLink, rows: NDArray, data: memoryview) -> None:
+    """Deliver entries of non-persistent topics.
+
+    rows: (n,) TRANSIENT_ROW.  data: the TRANSIENT_ENTRY rows of the first row and their entries, then of the next.
+    """
     at = 0
     for connection, count, consumer, size in rows.tolist():
         client = clients.get(connection)
         if client is not None:
-            entries = np.frombuffer(data, envelope.ENTRY, count, at)
-            attempt(client.stream, client.deliveries.write_passed, link, consumer, entries,
+            entries = np.frombuffer(data, envelope.TRANSIENT_ENTRY, count, at)
+            attempt(client.stream, client.deliveries.write_transient, link, consumer, entries,
                     data[at + entries.nbytes:at + size])
         at += size

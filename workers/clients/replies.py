@@ -58,9 +58,9 @@ def reply(client: Client, link: OwnerLink, action: int, object_id: int, handle: 
             return      # its client has closed it meanwhile, and may have used the id again
     elif action == envelope.CONSUMER_EPOCH and (consumer := client.routes.by_handle.get((link, object_id))) is not None:
         consumer.epoch = handle
-    elif action == envelope.HOLD:
+    elif action == envelope.PAUSE_READING:
         client.stream.throttle(link)
-    elif action == envelope.GO_ON:
+    elif action == envelope.RESUME_READING:
         client.stream.unthrottle(link)
     elif action == envelope.PROBE:
         if link not in client.probed_by:

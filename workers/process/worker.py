@@ -72,8 +72,8 @@ class Worker:
         self.owners.sections = {
             envelope.RECEIPTS: partial(messages.write_receipts, self.clients),
             envelope.RUNS: partial(delivery_queue.deliver_runs, self.clients),
-            envelope.PICKS: partial(delivery_queue.deliver_picks, self.clients),
-            envelope.PASSED: partial(delivery_queue.deliver_passed, self.clients),
+            envelope.ENTRY_LISTS: partial(delivery_queue.deliver_entry_lists, self.clients),
+            envelope.TRANSIENT: partial(delivery_queue.deliver_transient, self.clients),
             envelope.REPLIES: partial(replies.handle_replies, self.clients),
             envelope.FORGET: self.ledgers.forget_all,
         }
