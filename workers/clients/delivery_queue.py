@@ -184,7 +184,7 @@ def _frames_of_left(run: Run, delivery: Delivery, rows: NDArray, data: memoryvie
 
 
 def _picked(run: Run, count: int) -> tuple[NDArray, NDArray[np.uint64]]:
-    """(LISTED_ENTRY rows (count,), their words) of the first entries of a run, whether they were listed or lie in a row."""
+    """(LISTED_ENTRY rows (count,), their words) of a run's first entries, whether listed or in a row."""
     if run.picked is not None:
         assert run.words is not None
         picked = run.picked[:count]
