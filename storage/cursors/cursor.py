@@ -17,7 +17,7 @@ acknowledged once all its messages are.
 The journal has every change of a cursor, and the state file all of the cursor as of a checkpoint.  A reader's cursor is
 in memory only.
 """
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from geminga.storage.cursors.entry_counts import EntryCounts
 from geminga.storage.cursors.pending_acks import Entries
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.ledgers.position import Position
+from geminga.storage.ledgers.readable import ReadableLedger, StoredLedger
 
 NOBODY = 0                     # subscription id of the cursor that marks discarded entries
 ACKNOWLEDGED, EXPIRED, SKIPPED, EVICTED = range(4)               # why a message needs no delivery any more
@@ -55,7 +56,7 @@ class Cursor:
         held = f"bitmaps={sorted(self.bitmaps)} parts={self.parts}"
         return f"<Cursor {self.subscription_id} mark_delete={self.mark_delete} {held}>"
 
-    def acknowledge(self, ledger: Ledger, entry_ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    def acknowledge(self, ledger: ReadableLedger, entry_ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Acknowledge existing entries (n,) of one ledger, sorted and unique; return those that were not acknowledged
         before.
 
@@ -74,7 +75,7 @@ class Cursor:
         new: NDArray[np.int64] = entry_ids[fresh]
         return new
 
-    def acknowledge_part(self, ledger: Ledger, entry_id: int, messages: int, left: int) -> int:
+    def acknowledge_part(self, ledger: ReadableLedger, entry_id: int, messages: int, left: int) -> int:
         """Acknowledge the messages of a batch whose bits in `left` are 0; return the bits that remain, 1 = not
         acknowledged.
 
@@ -113,7 +114,7 @@ class Cursor:
                 ledger_id, [entry_id for entry_id in entries if self.is_acknowledged(ledger_id, entry_id)]
             )
 
-    def acknowledge_in_order(self, ledger: Ledger, entry_ids: list[int] | NDArray[np.int64]) -> bool:
+    def acknowledge_in_order(self, ledger: ReadableLedger, entry_ids: list[int] | NDArray[np.int64]) -> bool:
         """Move the mark-delete position over entries that follow it without a gap; return whether that was possible.
 
         Possible only if the position is in this ledger and the ledger has no bitmap.
@@ -126,7 +127,7 @@ class Cursor:
         self.mark_delete = (ledger.ledger_id, int(entry_ids[-1]))
         return True
 
-    def advance(self, ledgers: list[Ledger]) -> None:
+    def advance(self, ledgers: Sequence[StoredLedger]) -> None:
         """Move the mark-delete position over the acknowledged entries behind it, across ledgers too."""
         for ledger in ledgers:
             if ledger.ledger_id < self.mark_delete[0]:
@@ -163,7 +164,7 @@ class Cursor:
             settled[:max(0, self.mark_delete[1] + 1 - first)] = True
         return settled
 
-    def unacknowledged(self, ledger: Ledger, first: int, end: int) -> Iterator[tuple[int, int]]:
+    def unacknowledged(self, ledger: ReadableLedger, first: int, end: int) -> Iterator[tuple[int, int]]:
         """(first, end) of each run of unacknowledged entries among first .. end - 1."""
         if ledger.ledger_id < self.mark_delete[0]:
             return
@@ -179,7 +180,7 @@ class Cursor:
         edges = (np.flatnonzero(np.diff(settled)) + first).tolist()
         yield from zip(edges[0::2], edges[1::2], strict=True)
 
-    def unacknowledged_batches(self, ledger: Ledger, first: int, end: int) -> Iterator[Entries]:
+    def unacknowledged_batches(self, ledger: ReadableLedger, first: int, end: int) -> Iterator[Entries]:
         """Unacknowledged entries among first .. end - 1: a range for each run, an array for a stretch with many
         runs.
         """
@@ -195,7 +196,7 @@ class Cursor:
             else:
                 yield entries_of(np.array(runs))
 
-    def all_unacknowledged(self, ledger: Ledger, end: int) -> NDArray[np.int64]:
+    def all_unacknowledged(self, ledger: ReadableLedger, end: int) -> NDArray[np.int64]:
         """Unacknowledged entries (n,) before `end`, ascending."""
         runs = list(self.unacknowledged(ledger, 0, end))
         return entries_of(np.array(runs)) if runs else np.zeros(0, np.int64)
@@ -212,7 +213,7 @@ class Cursor:
         """The number of unacknowledged messages in these ledgers."""
         return sum(self.unacknowledged_messages(ledger, 0, ledger.entries) for ledger in ledgers)
 
-    def acknowledged_beyond(self, ledger: Ledger) -> int:
+    def acknowledged_beyond(self, ledger: ReadableLedger) -> int:
         """The number of entries of a ledger that are acknowledged beyond the mark-delete position."""
         if ledger.ledger_id not in self.bitmaps or ledger.ledger_id < self.mark_delete[0]:
             return 0
@@ -230,7 +231,7 @@ class Cursor:
                 count += ledger.last_entry - self.mark_delete[1] - self.acknowledged_beyond(ledger)
         return count
 
-    def first_hole(self, ledger: Ledger, entry_id: int) -> int:
+    def first_hole(self, ledger: ReadableLedger, entry_id: int) -> int:
         """The first unacknowledged entry from entry_id on; ledger.entries when there is none."""
         bitmap = self.bitmaps.get(ledger.ledger_id)
         if bitmap is None or entry_id >= min(ledger.entries, len(bitmap) * 8):
@@ -252,7 +253,7 @@ class Cursor:
         low = int(partial[byte])
         return min(ledger.entries, ((entry_id >> 3) + byte) * 8 + (low & -low).bit_length() - 1)
 
-    def _bitmap(self, ledger: Ledger, entry_id: int) -> NDArray[np.uint8]:
+    def _bitmap(self, ledger: ReadableLedger, entry_id: int) -> NDArray[np.uint8]:
         bitmap = self.bitmaps.get(ledger.ledger_id)
         if bitmap is None or len(bitmap) <= entry_id >> 3:
             bitmap = self.bitmaps[ledger.ledger_id] = self._grow(bitmap, (max(entry_id, ledger.entries) >> 3) + 1)

@@ -1,5 +1,6 @@
 """Entries on disk: ledgers, the journal in front of them, compacted ledgers.
 
+    readable.py            what readers ask of a ledger, stored, compacted or passing
     ledger.py              entries and their index, mapped into memory
     index_repair.py        an index made anew from the entries it describes
     journal.py             segments that hold what a pass decided, synced once per pass

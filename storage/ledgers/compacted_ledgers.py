@@ -18,12 +18,14 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
 from geminga.proto.frames import CHECKSUM_END
+from geminga.proto.rows import Rows
 from geminga.proto.sends import IS_BATCH, KEPT_CHECKSUM
 from geminga.storage import format
 from geminga.storage.disk import locks
@@ -157,16 +159,16 @@ class CompactedLedger:
         """Those of the entries first .. end - 1."""
         return self.kept[slice(*np.searchsorted(self.kept, (first, end)).tolist())]
 
-    def rows_of(self, entries: NDArray[np.int64]) -> NDArray:
+    def rows_of(self, entries: range | NDArray[np.int64]) -> Rows:
         return self.rows[np.searchsorted(self.kept, entries)]
 
-    def column(self, name: str) -> NDArray:
+    def column(self, name: str) -> NDArray[Any]:
         """(entries,) by entry id; entries that are not there have 0."""
         dense = np.zeros(self.entries, format.COMPACTED_ROW[name])
         dense[self.kept] = self.rows[name]
         return dense
 
-    def bytes_of(self, entries: NDArray[np.int64]) -> int:
+    def bytes_of(self, entries: range | NDArray[np.int64]) -> int:
         return int(self.rows_of(entries)["size"].sum(dtype=np.int64))
 
     def cut_of(self, entries: NDArray[np.int64]) -> list[tuple[int, int]]:

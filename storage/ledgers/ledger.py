@@ -11,7 +11,7 @@ import contextlib
 import os
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,7 +110,7 @@ class Ledger:
         """Whether entries are lost; rows that another process wrote are checked first."""
         return self.index is not None and bool(self.lost)
 
-    def column(self, name: str) -> NDArray:
+    def column(self, name: str) -> NDArray[Any]:
         """A column of `index`.  Cached: making the view costs as much as reading a few rows."""
         index = self.index
         if name not in self._columns:

@@ -3,6 +3,7 @@
 Ledgers ascend by id.  The last one is open, all others are sealed.  Callers tell the journal of changes; nothing here syncs.
 """
 import bisect
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,9 +14,10 @@ from geminga.proto.names import TopicName
 from geminga.proto.sends import IS_BATCH
 from geminga.storage import format
 from geminga.storage.ledgers import ledger
-from geminga.storage.ledgers.compacted_ledgers import CompactedLedger, View
+from geminga.storage.ledgers.compacted_ledgers import View
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.ledgers.position import NOWHERE, Position
+from geminga.storage.ledgers.readable import StoredLedger
 
 EARLIEST, LATEST = (-1, -1), ((1 << 63) - 1, (1 << 63) - 1)     # as clients write them in message ids
 
@@ -82,8 +84,13 @@ class ManagedLedger:
             self.replaced.append(self.view)
         self.view, self.view_number = view, view.number
 
-    def with_view(self, view: View, ledger_id: int) -> list[Ledger | CompactedLedger]:
-        """The view's compacted ledgers from that id up to its horizon, and the ledgers behind the horizon."""
+    def with_view(self, view: View | None, ledger_id: int) -> Sequence[StoredLedger]:
+        """The view's compacted ledgers from that id up to its horizon, and the ledgers behind the horizon.
+
+        Without a view: the ledgers from that id on.
+        """
+        if view is None:
+            return self.ledgers_from(ledger_id)
         return [*view.ledgers_from(ledger_id), *self.ledgers_from(max(ledger_id, view.horizon[0]))]
 
     def mark_delete_before(self, position: Position, view: View | None = None) -> Position:
@@ -103,7 +110,7 @@ class ManagedLedger:
 
     def mark_delete_before_time(self, publish_time_ms: int, view: View | None = None) -> Position:
         """The mark-delete position of a cursor whose next entry is the first published at that time or later."""
-        for found in self.ledgers if view is None else self.with_view(view, 0):
+        for found in self.with_view(view, 0):
             late = found.column("publish_time")[:found.entries] >= publish_time_ms
             if view is not None and not found.view and found.ledger_id == view.horizon[0]:
                 late[:view.horizon[1] + 1] = False

@@ -5,9 +5,10 @@ The dispatchers are those of stored topics: they look at the entries of one pass
 """
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from geminga.proto.names import TopicName
 from geminga.proto.rows import Rows
@@ -18,9 +19,6 @@ from geminga.storage.options import StorageOptions
 from geminga.storage.topics.producers import Producers
 from geminga.storage.topics.rate_limits import Limits
 from geminga.storage.topics.subscription import Batch, Subscription
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 LEDGER_ID = 0                          # in message ids; no ledger has it
 BEGINNING: Position = LEDGER_ID, -1
@@ -39,8 +37,9 @@ class TransientEntries:
         self.messages: NDArray[np.uint32] = rows["messages"]
         self.entries = len(rows)
 
-    def column(self, name: str) -> Rows:
-        return self.index[name]
+    def column(self, name: str) -> NDArray[Any]:
+        values: NDArray[Any] = self.index[name]
+        return values
 
 
 @dataclass(eq=False, slots=True)

@@ -1,6 +1,6 @@
 """A subscription: a name, a cursor, the consumers attached, and how far they have been given entries."""
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,6 +17,7 @@ from geminga.storage.delayed.index import DelayedIndex, Released
 from geminga.storage.ledgers.compacted_ledgers import CompactedLedger, View
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.ledgers.position import Position
+from geminga.storage.ledgers.readable import StoredLedger
 from geminga.storage.options import StorageOptions
 from geminga.storage.topics.permits import PERMITS_MAX, UNBOUNDED, Allowance, within_permits
 from geminga.storage.topics.producers import Producers
@@ -75,7 +76,7 @@ class Topic(Protocol):
     def ledgers_from(self, ledger_id: int) -> list[Ledger]:
         """The ledger with that id, or the next one, and all behind it."""
 
-    def with_view(self, view: View, ledger_id: int) -> list[Ledger | CompactedLedger]:
+    def with_view(self, view: View | None, ledger_id: int) -> Sequence[StoredLedger]:
         """The view's compacted ledgers from that id up to its horizon, and the ledgers behind."""
 
     def give_up_lost(self, ledger: Ledger) -> None:
