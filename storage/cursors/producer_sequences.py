@@ -100,37 +100,37 @@ class Sequences:
     """Progress of all producers of a partition, the longest inactive first."""
 
     def __init__(self) -> None:
-        self._by_producer: OrderedDict[bytes, Progress] = OrderedDict()      # by identity, the longest inactive first
+        self.by_producer: OrderedDict[bytes, Progress] = OrderedDict()      # by identity, the longest inactive first
 
     def __len__(self) -> int:
-        return len(self._by_producer)
+        return len(self.by_producer)
 
     def of(self, producer: bytes) -> Progress:
         """The progress of a producer; callers must not change it."""
-        return self._by_producer.get(producer) or Progress()
+        return self.by_producer.get(producer) or Progress()
 
     def learn(self, producer: bytes, progress: Progress, now_ms: int) -> None:
         """Set the progress of a producer, and count it as active now."""
         progress.seen_ms = now_ms
-        self._by_producer[producer] = progress
-        self._by_producer.move_to_end(producer)
+        self.by_producer[producer] = progress
+        self.by_producer.move_to_end(producer)
 
     def leave(self, producer: bytes, now_ms: int) -> None:
         """Count a producer that disconnects as active until now."""
-        if producer in self._by_producer:
-            self.learn(producer, self._by_producer[producer], now_ms)
+        if producer in self.by_producer:
+            self.learn(producer, self.by_producer[producer], now_ms)
 
     def clear(self) -> None:
-        self._by_producer.clear()
+        self.by_producer.clear()
 
     # -- eviction
 
     def is_due(self, now_ms: int, inactive_ms: int, count_max: int) -> bool:
         """Whether the longest inactive producer has reached a bound, of time or of number."""
-        if not self._by_producer:
+        if not self.by_producer:
             return False
         return (
-            len(self._by_producer) > count_max or now_ms - next(iter(self._by_producer.values())).seen_ms >= inactive_ms
+            len(self.by_producer) > count_max or now_ms - next(iter(self.by_producer.values())).seen_ms >= inactive_ms
         )
 
     def forget(self, now_ms: int, inactive_ms: int, count_max: int, connected: Iterable[bytes]) -> int:
@@ -140,11 +140,11 @@ class Sequences:
         Connected producers count as active.
         """
         connected, evicted = set(connected), 0
-        for _ in range(len(self._by_producer)):
+        for _ in range(len(self.by_producer)):
             if not self.is_due(now_ms, inactive_ms, count_max):
                 break
-            is_excess = len(self._by_producer) > count_max
-            producer, progress = self._by_producer.popitem(last=False)
+            is_excess = len(self.by_producer) > count_max
+            producer, progress = self.by_producer.popitem(last=False)
             if producer in connected:
                 self.learn(producer, progress, now_ms)
             else:
@@ -168,7 +168,7 @@ class Sequences:
 
     def apply(self, kind: int, beginning: int, low: int, sequence_id: int, high: int) -> None:
         """Apply one of these ops: its fields kind, subscription_id, ledger_id, entry_id and value."""
-        progress = self._by_producer.setdefault(_HALVES.pack(low, high), Progress())
+        progress = self.by_producer.setdefault(_HALVES.pack(low, high), Progress())
         if kind & format.KIND == format.PRODUCED:
             progress.last = sequence_id
         else:
@@ -179,7 +179,7 @@ class Sequences:
         return np.array(
             [
                 (_HALVES.unpack(producer), progress.last, sequence_id, following, beginning)
-                for producer, progress in self._by_producer.items()
+                for producer, progress in self.by_producer.items()
                 for sequence_id, (following, beginning) in (progress.under_way or {NONE: (0, 0)}).items()
             ],
             format.SEQUENCE_ROW,
@@ -188,12 +188,12 @@ class Sequences:
     def load(self, rows: NDArray[np.void]) -> None:
         """Add the progress that SEQUENCE_ROWs (n,) hold."""
         for (low, high), last, sequence_id, following, beginning in rows.tolist():
-            progress = self._by_producer.setdefault(_HALVES.pack(low, high), Progress(last))
+            progress = self.by_producer.setdefault(_HALVES.pack(low, high), Progress(last))
             progress._set(sequence_id, following, beginning)
 
     def begin(self, now_ms: int) -> None:
         """Count all producers as active until now: the partition was just opened, and time before that does not
         count.
         """
-        for progress in self._by_producer.values():
+        for progress in self.by_producer.values():
             progress.seen_ms = now_ms

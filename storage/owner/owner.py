@@ -4,7 +4,7 @@ This file puts the parts of an owner together, and answers what other rooms ask 
 owner_pass.py, which has the steps of a pass.
 """
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -103,32 +103,13 @@ class Owner(Decisions):
             self.closed_scan, self.missing, self.schedules, self.expiry, self.quotas, self.retention, self.puncher, self.inactive, self.views,
             self.rates, self.crowding, self.statistics, self.gate, self.delays, self._publishing, self._dispatching, self.partitions,
             self._trimming]
-        self._pass = Pass(self, self._tick, requests=self._requests, publishing=self._publishing, dispatching=self._dispatching,
-                          durability=self._durability, trimming=self._trimming, gate=self.gate, schedules=self.schedules)
+        self.passes = Pass(
+            self, self._tick, requests=self._requests, publishing=self._publishing, dispatching=self._dispatching,
+            durability=self._durability, trimming=self._trimming, gate=self.gate, schedules=self.schedules)
 
     def __repr__(self) -> str:
         return f"<Owner partitions={len(self.by_name)} sessions={len(self.sessions)} producers={len(self.producers)} " \
                f"consumers={len(self.consumers)}>"
-
-    # -- a pass
-
-    def begin_pass(self, now_ms: int) -> None:
-        """Begin a pass at that time, by the wall clock."""
-        self._pass.begin(now_ms)
-
-    def receive(self, worker: int, sections: Sequence[tuple[int, Rows, memoryview]]) -> None:
-        """Take in the sections of one envelope: (kind, rows, data)."""
-        self._pass.receive(worker, sections)
-
-    def end_pass(self) -> list[tuple[int, list]]:
-        """Decide, sync and answer what was received; returns [(worker, frames of its envelope)].  Raises NotDurable, Interrupted."""
-        self._pass.decide()
-        self._pass.sync()
-        return self._pass.answer()
-
-    def next_deadline_ms(self) -> int:
-        """When the next pass is due although nothing came."""
-        return self._pass.due_ms()
 
     def _tick(self) -> None:
         """Let all watchers do what is due; called once a second."""
@@ -176,7 +157,7 @@ class Owner(Decisions):
 
     def close(self) -> None:
         """Put everything on disk, so that nothing is left to replay.  Raises NotDurable."""
-        self._pass.apply_received()
+        self.passes.apply_received()
         self._durability.commit()
         while self.space.is_full and self.space.give_up():
             pass

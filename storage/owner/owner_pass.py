@@ -67,6 +67,12 @@ class Pass:
         self._dispatching.acknowledge_received()
         self._publishing.publish_received()
 
+    def end(self) -> list[tuple[int, list[Any]]]:
+        """Decide, sync and answer; returns [(worker, frames of its envelope)].  Raises NotDurable, Interrupted."""
+        self.decide()
+        self.sync()
+        return self.answer()
+
     def decide(self) -> None:
         """Carry out what was gathered, and what is due by itself."""
         self.apply_received()

@@ -38,7 +38,6 @@ class PartitionTable(Watcher):
         self.watchers: list[Watcher] = []         # of all partitions
         self._owner, self._durability, self._space, self._snapshots = owner, durability, space, snapshots
         self._recovery, self._is_mine = recovery, is_mine
-        self._last_closed_ledger = owner.catalogue.last_closed_ledger()
         self._next_slot = -1
 
     def __repr__(self) -> str:
@@ -197,23 +196,6 @@ class PartitionTable(Watcher):
         self._owner.wake(partition)
 
     # -- ledgers
-
-    def ledger_with_room(self, partition: Partition, count: int, size: int) -> Ledger:
-        """The partition's open ledger, with room for `count` entries of `size` bytes in all; a new one if the old one is full or old.
-
-        Raises StorageFull.
-        """
-        ledger, options = partition.open_ledger, self._owner.options
-        is_full = ledger.size + size > options.roll_over_bytes or ledger.entries + count > options.roll_over_entries or \
-            self._owner.now_ms - ledger.created_ms > options.roll_over_age_s * 1000
-        if (is_full and ledger.entries) or ledger.ledger_id <= self._last_closed_ledger:
-            self.roll(partition)
-            ledger = partition.open_ledger
-        if not ledger.has_room(count, size):
-            self._space.look()
-            self._space.check()
-            ledger.reserve(count, size, min(self._space.ahead, max(0, options.roll_over_bytes - ledger.allocated)))
-        return ledger
 
     def roll(self, partition: Partition, *, is_idle: bool = False) -> None:
         """Go on in a new ledger; is_idle: allocate nothing ahead for it.  Raises StorageFull."""

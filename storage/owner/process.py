@@ -17,7 +17,7 @@ from geminga.storage.errors import NotDurable, StorageFull, is_of_disk, text_of
 from geminga.storage.ledgers.journal import open_journal
 from geminga.storage.options import StorageOptions
 from geminga.storage.owner.owner import Owner
-from geminga.storage.owner.owner_pass import TICK_MS
+from geminga.storage.owner.owner_pass import TICK_MS, Pass
 from geminga.storage.owner.recovery import Told, journal_folder, recover_owner
 from geminga.storage.runtime import zmq_frames
 from geminga.storage.runtime.control import Control, unpacked
@@ -133,16 +133,16 @@ def _answerer(control: Control) -> Callable[[], None]:
 
 
 def _loop(owner: Owner, router: zmq.Socket, control: Control) -> None:
-    poller = zmq.Poller()
+    passes, poller = owner.passes, zmq.Poller()
     poller.register(router, zmq.POLLIN)
     poller.register(control.fileno(), zmq.POLLIN)
     now_ms = _clock_ms()
     while True:
-        ready = dict(poller.poll(0 if control.has_kept else min(max(0, owner.next_deadline_ms() - now_ms), TICK_MS)))
+        ready = dict(poller.poll(0 if control.has_kept else min(max(0, passes.due_ms() - now_ms), TICK_MS)))
         now_ms = _clock_ms()
-        owner.begin_pass(now_ms)
+        passes.begin(now_ms)
         if router in ready:
-            _receive(owner, router, owner.options.pass_bytes_max)
+            _receive(passes, router, owner.options.pass_bytes_max)
         if control.fileno() in ready or control.has_kept:
             for message in control.receive():
                 if "worker_gone" in message:
@@ -162,17 +162,17 @@ def _loop(owner: Owner, router: zmq.Socket, control: Control) -> None:
                     return
             if not control.is_open:
                 return
-        for worker, frames in owner.end_pass():
+        for worker, frames in passes.end():
             zmq_frames.send(router, [worker_identity(worker), *frames])
         owner.counters.add("passes")
 
 
-def _receive(owner: Owner, router: zmq.Socket, bytes_max: int) -> None:
+def _receive(passes: Pass, router: zmq.Socket, bytes_max: int) -> None:
     """Hand what has come, something at least, to the owner, up to a bound."""
     size, until = 0, time.monotonic() + _RECEIVE_SECONDS
     for _ in range(_ENVELOPES_MAX):
         identity, *parts = zmq_frames.receive(router)
-        owner.receive(int(identity.bytes[1:]), envelope.unseal(parts)[1])
+        passes.receive(int(identity.bytes[1:]), envelope.unseal(parts)[1])
         size += sum(map(len, parts))
         if size >= bytes_max or time.monotonic() >= until or not zmq_frames.has_come(router):
             return

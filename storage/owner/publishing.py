@@ -46,6 +46,7 @@ class Publishing(Watcher):
         self._strict: set[Topic] = set()          # topics whose policies do not take every message
         self._system: set[Topic] = set()          # topics that brokers use among themselves
         self._send_errors: dict[int, list[tuple[int, int, int, bytes]]] = {}     # by worker, of what is being published
+        self._last_closed_ledger = owner.catalogue.last_closed_ledger()
 
     def __repr__(self) -> str:
         return f"<Publishing sends={len(self._sends)} strict={len(self._strict)}>"
@@ -91,7 +92,10 @@ class Publishing(Watcher):
             sends = self._delays.enforce(sends)
         batch = publish_plan.sort(sends, self._owner.producers)
         for demand in batch.demands:
-            self._make_room(demand)
+            try:
+                self._make_room(demand)
+            except StorageFull as error:
+                demand.refusal = str(error)
         planned = batch.place(self._owner.now_ms)
         if planned.refused:
             self._refuse(planned.refused)
@@ -101,10 +105,22 @@ class Publishing(Watcher):
         self._answer(planned)
 
     def _make_room(self, demand: Demand) -> None:
-        try:
-            demand.ledger = self._partitions.ledger_with_room(demand.partition, demand.count, demand.size)
-        except StorageFull as error:
-            demand.refusal = str(error)
+        """Give the demand its partition's open ledger, with room for its entries; a new one if the old one is full or old.
+
+        Raises StorageFull.
+        """
+        partition, count, size = demand.partition, demand.count, demand.size
+        ledger, options = partition.open_ledger, self._owner.options
+        is_full = ledger.size + size > options.roll_over_bytes or ledger.entries + count > options.roll_over_entries or \
+            self._owner.now_ms - ledger.created_ms > options.roll_over_age_s * 1000
+        if (is_full and ledger.entries) or ledger.ledger_id <= self._last_closed_ledger:
+            self._partitions.roll(partition)
+            ledger = partition.open_ledger
+        if not ledger.has_room(count, size):
+            self._space.look()
+            self._space.check()
+            ledger.reserve(count, size, min(self._space.ahead, max(0, options.roll_over_bytes - ledger.allocated)))
+        demand.ledger = ledger
 
     def _store(self, planned: Plan) -> None:
         """Make the plan durable, then write its entries into their ledgers."""
@@ -135,8 +151,8 @@ class Publishing(Watcher):
         if (schedule := partition.schedule) is not None and (planned.latest_ms or schedule.limit is not None):
             schedule.published(group.ledger, group.ledger.entries - group.count, publish_plan.deliver_at(planned, group), owner.now_ms)
             self._schedules.look(partition)
-        owner.wake(partition)
-        self._trimming.published(partition)
+        owner.to_dispatch[partition] = None
+        self._trimming.recent.add(partition)
         if self._quotas.is_possible:
             self._quotas.published(partition)
         if partition.deduplicates:
@@ -144,7 +160,7 @@ class Publishing(Watcher):
 
     def _note_disabled_deduplication(self, planned: Plan) -> list[Partition]:
         """Partitions of the plan that know producers' sequences and deduplicate no more: they forget them, as the journal is told."""
-        disabled = [group.partition for group in planned.groups if not group.partition.deduplicates and group.partition.sequences]
+        disabled = [group.partition for group in planned.groups if not group.partition.deduplicates and group.partition.sequences.by_producer]
         for partition in disabled:
             self._owner.note(partition, op(format.SEQUENCES_FORGOTTEN, partition.partition_id))
         return disabled

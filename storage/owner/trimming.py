@@ -29,18 +29,14 @@ class Trimming(Watcher):
                  views: CompactedViews):
         self._owner, self._partitions, self._durability, self._space = owner, partitions, durability, space
         self._discovery, self._views = discovery, views
-        self._recent: set[Partition] = set()      # written to since they were last found idle
+        self.recent: set[Partition] = set()      # written to since they were last found idle
         self._taken: list[Ledger] = []            # out of their chains, and still on disk
 
     def __repr__(self) -> str:
-        return f"<Trimming recent={len(self._recent)} taken={len(self._taken)}>"
-
-    def published(self, partition: Partition) -> None:
-        """Note that the partition was written to."""
-        self._recent.add(partition)
+        return f"<Trimming recent={len(self.recent)} taken={len(self._taken)}>"
 
     def release(self, topic: Topic) -> None:
-        self._recent.discard(topic)
+        self.recent.discard(topic)
         self._owner.to_trim.pop(topic, None)
 
     def decide(self) -> None:
@@ -94,7 +90,7 @@ class Trimming(Watcher):
                 self._owner.wake_trimming(partition)
         if self._space.is_scarce:
             self._give_unused_back()
-        for partition in list(self._recent):
+        for partition in list(self.recent):
             last = partition.open_ledger
             is_idle = not last.entries or now_ms - int(last.index[last.last_entry]["broker_time"]) >= IDLE_MS
             if is_idle and partition.could_shrink():
@@ -103,11 +99,11 @@ class Trimming(Watcher):
                 except StorageFull:
                     continue
             if is_idle and partition.open_ledger.entries == 0:
-                self._recent.discard(partition)
+                self.recent.discard(partition)
 
     def _give_unused_back(self) -> None:
         """Seal open ledgers that were allocated far ahead, until there is room; their partitions go on in small ones."""
-        for partition in list(self._recent):
+        for partition in list(self.recent):
             if partition.open_ledger.unused >= _UNUSED_MIN:
                 with contextlib.suppress(StorageFull):      # tried again with the next tick
                     self._partitions.roll(partition, is_idle=True)

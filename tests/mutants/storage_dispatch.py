@@ -338,8 +338,8 @@ BUGS = [
         "storage/cursors/producer_sequences.py",
         "storage/test_deduplication.py",
         (
-            "self._by_producer[producer] = progress\n        self._by_producer.move_to_end(producer)",
-            "self._by_producer[producer] = progress",
+            "self.by_producer[producer] = progress\n        self.by_producer.move_to_end(producer)",
+            "self.by_producer[producer] = progress",
             "who came first is forgotten though it publishes",
         ),
         ("return first, max(first, highest", "return first, min(first, highest", "a batch counts by its first message only"),

@@ -15,7 +15,7 @@ from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.offline import backup, repair, restore
 from geminga.storage.owner import recovery
 from geminga.storage.owner.durability import Durability
-from geminga.storage.owner.owner import Owner
+from geminga.storage.owner.owner_pass import Pass
 from geminga.storage.owner.partition_table import PartitionTable
 from geminga.storage.owner.recovery import Recovery
 from geminga.storage.owner.trimming import Trimming
@@ -63,7 +63,7 @@ NOTICED = {
     "trimmed_ledgers_are_left_behind": Step(Trimming.unlink_taken, "ledger.unlink("),
     "ledgers_deleted_in_the_journal_stay": Step(Recovery.is_durable, "found.unlink("),
     "a_state_is_not_written": Step(StateFile.write, "write_anew("),
-    "a_pass_does_not_sync_when_due": Step(Owner.end_pass, "self._pass.sync("),
+    "a_pass_does_not_sync_when_due": Step(Pass.end, "self.sync("),
 }
 
 SCENES = {

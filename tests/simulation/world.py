@@ -459,7 +459,7 @@ class World:
         name = names.parse(topic.name)
 
         def look():
-            self.rig.owner.begin_pass(self.now_ms)
+            self.rig.owner.passes.begin(self.now_ms)
             try:
                 return (self.rig.owner.partition(name),)
             except FAILURES as error:      # whoever asks is refused

@@ -203,12 +203,12 @@ class Rig:
 
     def run_all(self, by_worker, *, after_ms=0) -> Answers:
         self.now_ms += after_ms
-        self.owner.begin_pass(self.now_ms)
+        self.owner.passes.begin(self.now_ms)
         for worker, sections in by_worker.items():
             frames = [bytes(part) for part in envelope.seal(list(sections))]      # what comes from ZeroMQ cannot be written to
-            self.owner.receive(worker, envelope.unseal(frames)[1])
+            self.owner.passes.receive(worker, envelope.unseal(frames)[1])
         answers = Answers()
-        for worker, frames in self.owner.end_pass():
+        for worker, frames in self.owner.passes.end():
             answers.taken[worker], found = envelope.unseal([bytes(part) for part in frames])
             for kind, rows, data in found:
                 _READERS[kind](answers, worker, rows, data)

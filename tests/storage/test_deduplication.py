@@ -213,13 +213,14 @@ def test_what_is_refused_may_come_again_and_nothing_behind_it_is_stored_before(r
     """The producer is closed, so that what it had sent already does not overtake what was refused."""
     producer, other = rig.producer("a", producer_name="p"), rig.producer("b", producer_name="p")
     send(rig, producer, 1)
-    room = rig.owner.partitions.ledger_with_room
+    publishing = rig.owner._publishing
+    make_room = publishing._make_room
 
-    def full(partition, count, size):
-        if partition is rig.partition("a"):
+    def full(demand):
+        if demand.partition is rig.partition("a"):
             raise StorageFull("full")
-        return room(partition, count, size)
-    monkeypatch.setattr(rig.owner.partitions, "ledger_with_room", full)
+        make_room(demand)
+    monkeypatch.setattr(publishing, "_make_room", full)
     answers = rig.run(section((producer, Message(1)), (producer, Message(2)), (other, Message(2)), (producer, Message(3))))
     assert [(receipt[2:4], receipt[4] == DUPLICATE) for receipt in answers.receipts] == [
         ((producer.object_id, 1), True), ((other.object_id, 2), False)]
@@ -396,7 +397,7 @@ SEQUENCES = st.dictionaries(st.text(max_size=5), st.tuples(
 
 
 def known(found):
-    return {producer: (progress.last, progress.under_way) for producer, progress in found._by_producer.items()}
+    return {producer: (progress.last, progress.under_way) for producer, progress in found.by_producer.items()}
 
 
 @pytest.mark.slow
@@ -413,7 +414,7 @@ def test_rows_and_ops_say_all_of_it(before, after):
     read = producer_sequences.Sequences()
     read.load(made[0].rows())
     assert list(known(read).items()) == list(known(made[0]).items())
-    ops = b"".join([made[0].ops(1, producer, progress) for producer, progress in made[1]._by_producer.items()])
+    ops = b"".join([made[0].ops(1, producer, progress) for producer, progress in made[1].by_producer.items()])
     for _ in range(2):
         for kind, beginning, _, low, sequence_id, high in np.frombuffer(ops, producer_sequences.format.OP_ROW).tolist():
             read.apply(kind, beginning, low, sequence_id, high)

@@ -319,9 +319,9 @@ def test_f183_answers_come_in_the_order_of_what_was_sent(rig):
     most(rig, 10_000)
     section = rig.sends(*[(producer if n % 3 else other, b"x", {"publish_time": START_MS} | ({} if n % 4 else later(rig, HOUR_MS)))
                           for n in range(60)])
-    rig.owner.begin_pass(rig.now_ms)
-    rig.owner.receive(1, envelope.unseal([bytes(part) for part in envelope.seal([section])])[1])
-    [(_, frames)] = rig.owner.end_pass()
+    rig.owner.passes.begin(rig.now_ms)
+    rig.owner.passes.receive(1, envelope.unseal([bytes(part) for part in envelope.seal([section])])[1])
+    [(_, frames)] = rig.owner.passes.end()
     order = {1: [], 2: []}
     for kind, rows, data in envelope.unseal([bytes(part) for part in frames])[1]:
         if kind == envelope.RECEIPTS:

@@ -98,7 +98,7 @@ class Life:
     def _go_on(self):
         """With the passes that the owner wants at once: the schedule's work is done in pieces."""
         for _ in range(100):
-            if self.rig.owner.next_deadline_ms() > self.rig.now_ms:
+            if self.rig.owner.passes.due_ms() > self.rig.now_ms:
                 break
             self._take(self.rig.run())
 
@@ -112,7 +112,7 @@ class Life:
         """As the process does: a pass whenever the owner wants one."""
         until_ms = self.rig.now_ms + ms
         while self.rig.now_ms < until_ms:
-            self.run(after_ms=max(1, min(self.rig.owner.next_deadline_ms(), until_ms) - self.rig.now_ms))
+            self.run(after_ms=max(1, min(self.rig.owner.passes.due_ms(), until_ms) - self.rig.now_ms))
 
     def jump(self, ms):
         """All of that in one pass: the process was stopped meanwhile, or the clock was set."""
@@ -223,10 +223,10 @@ def test_a_single_consumer_does_not_wait(life, kind):
 def test_nobody_wakes_up_for_what_nobody_waits_for(life):
     """Only the owner's own second passes as long as no subscription would give it out."""
     life.publish(soon=500)
-    assert life.rig.owner.next_deadline_ms() >= START_MS + TICK_MS
+    assert life.rig.owner.passes.due_ms() >= START_MS + TICK_MS
     life.consumer(SubType.Exclusive)
     life.publish(later=700)
-    assert life.rig.owner.next_deadline_ms() >= START_MS + TICK_MS
+    assert life.rig.owner.passes.due_ms() >= START_MS + TICK_MS
 
 
 @SPREAD

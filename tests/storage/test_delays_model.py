@@ -98,7 +98,7 @@ class DelaysMachine(RuleBasedStateMachine):
         """With the passes that the owner wants at once."""
         self.check_given(answers)
         for _ in range(PASSES):
-            if self.rig.owner.next_deadline_ms() > self.rig.now_ms:
+            if self.rig.owner.passes.due_ms() > self.rig.now_ms:
                 break
             self.check_given(self.rig.run())
         for model in self.models:
@@ -166,7 +166,7 @@ class DelaysMachine(RuleBasedStateMachine):
         """As for the process: a pass whenever the owner wants one."""
         until_ms = self.rig.now_ms + ms
         while self.rig.now_ms < until_ms:
-            self.run(after_ms=max(1, min(self.rig.owner.next_deadline_ms(), until_ms) - self.rig.now_ms))
+            self.run(after_ms=max(1, min(self.rig.owner.passes.due_ms(), until_ms) - self.rig.now_ms))
 
     @rule(ms=st.sampled_from([2_000, 5 * MINUTE_MS, 5 * MINUTE_MS - 1, HOUR_MS, 2 * DAY_MS, 38 * DAY_MS]))
     def time_jumps(self, ms):

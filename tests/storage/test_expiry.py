@@ -25,7 +25,7 @@ def later(rig, ms):
     """The time passes, with the passes that an idle owner makes."""
     end = rig.now_ms + ms
     while rig.now_ms < end:
-        rig.run(after_ms=min(end, max(rig.now_ms + 1, rig.owner.next_deadline_ms())) - rig.now_ms)
+        rig.run(after_ms=min(end, max(rig.now_ms + 1, rig.owner.passes.due_ms())) - rig.now_ms)
 
 
 @pytest.mark.parametrize("kind", SubType.values(), ids=SubType.keys())
@@ -178,7 +178,7 @@ def test_at_every_moment_exactly_what_is_due_has_expired(rigs, seed):
             producer, consumer = rig.producer("t"), rig.consumer("t", subType=SubType.Shared)
         else:
             rig.run(after_ms=random_.randrange(20_000))
-        rig.run(after_ms=max(0, rig.owner._pass.next_tick_ms - rig.now_ms))
+        rig.run(after_ms=max(0, rig.owner.passes.next_tick_ms - rig.now_ms))
         kept = {position: due_ms for position, due_ms in kept.items() if due_ms > rig.now_ms}
         found = rig.partition("t")
         cursor = found.subscriptions["sub", True].cursor

@@ -28,9 +28,9 @@ def test_a_million_entries_of_which_every_second_is_acknowledged(rigs):
     consumer = rig.consumer("t", subType=SubType.Shared)
     kind, rows, data = rig.sends(*[(rig.producer("t"), b"x")] * EACH)
     for _ in range(ENTRIES // EACH):
-        rig.owner.begin_pass(rig.now_ms)
-        rig.owner.receive(1, [(kind, rows, memoryview(data))])
-        rig.owner.end_pass()
+        rig.owner.passes.begin(rig.now_ms)
+        rig.owner.passes.receive(1, [(kind, rows, memoryview(data))])
+        rig.owner.passes.end()
     given = places(rig.run(rig.flow(consumer, ENTRIES)))
     assert len(given) == ENTRIES
     acknowledged = np.random.default_rng(1).permutation(given[1::2])

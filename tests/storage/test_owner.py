@@ -75,10 +75,10 @@ def test_acknowledgements_that_nobody_waits_for_are_synced_soon(rig, watched):
     done = watched(rig)
     rig.run(rig.acks(consumer, position))
     assert done == ["append"]
-    assert rig.owner.next_deadline_ms() == rig.now_ms + ACK_SYNC_MS
+    assert rig.owner.passes.due_ms() == rig.now_ms + ACK_SYNC_MS
     rig.run(after_ms=ACK_SYNC_MS)
     assert done == ["append", "sync"]
-    assert rig.owner.next_deadline_ms() > rig.now_ms + ACK_SYNC_MS
+    assert rig.owner.passes.due_ms() > rig.now_ms + ACK_SYNC_MS
 
 
 @pytest.mark.parametrize("request_id", [0, 5])

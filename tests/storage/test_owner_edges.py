@@ -55,7 +55,7 @@ def test_acknowledgements_that_keep_coming_are_synced_as_soon_as_the_first_deman
     rig.run(rig.acks(consumer, positions[0]))
     due_ms = rig.now_ms + ACK_SYNC_MS
     rig.run(rig.acks(consumer, positions[1]), after_ms=ACK_SYNC_MS // 2)
-    assert rig.owner.next_deadline_ms() == due_ms
+    assert rig.owner.passes.due_ms() == due_ms
 
 
 def test_a_producer_that_waits_publishes_nothing_to_topics_that_keep_nothing(rig):

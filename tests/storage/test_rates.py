@@ -49,7 +49,7 @@ def passes(rig, ms, *sections):
     """The answers of each pass until then: when the owner wants one, and where sections() is something to send every 50 ms."""
     end, found = rig.now_ms + ms, []
     while rig.now_ms < end:
-        due = min(rig.owner.next_deadline_ms(), end, *[rig.now_ms + 50] * len(sections))
+        due = min(rig.owner.passes.due_ms(), end, *[rig.now_ms + 50] * len(sections))
         assert due > rig.now_ms, "an owner that wants another pass at once never rests"
         found.append(rig.run(*[section for make in sections for section in make()], after_ms=due - rig.now_ms))
     return found
@@ -81,7 +81,7 @@ def flood(floods, ms):
     before, rig = [len(one.receipts) for one in floods], floods[0].rig
     end = rig.now_ms + ms
     while rig.now_ms < end:
-        after_ms = max(1, min(rig.owner.next_deadline_ms(), end, rig.now_ms + 50) - rig.now_ms)
+        after_ms = max(1, min(rig.owner.passes.due_ms(), end, rig.now_ms + 50) - rig.now_ms)
         answers = rig.run(*[section for one in floods for section in one.sends()], after_ms=after_ms)
         for one in floods:
             one.see(answers)
@@ -302,7 +302,7 @@ def test_what_a_producer_that_is_gone_has_sent_is_left_out(rig, end):
     assert sum(len(answers.receipts) for answers in passes(rig, 5_000)) == 20 - stored
     rig.run(rig.happened(envelope.CONNECTION_GONE))
     assert (len(rig.everything("a")), len(rig.everything("b"))) == (stored, 20)
-    assert rig.owner.next_deadline_ms() > rig.now_ms + 500
+    assert rig.owner.passes.due_ms() > rig.now_ms + 500
 
 
 def test_nothing_is_due_when_the_only_topic_that_waited_is_gone(rig):
@@ -574,7 +574,7 @@ def test_another_dispatch_rate_holds_at_once_and_none_lets_everything_go(rig):
     assert given(found, consumer) == about(200 * SECONDS)
     found = [sets(rig, "dispatchRate", None)]
     assert given(found, consumer) > 900
-    assert rig.owner.next_deadline_ms() - rig.now_ms > 500
+    assert rig.owner.passes.due_ms() - rig.now_ms > 500
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=SubType.Name)
