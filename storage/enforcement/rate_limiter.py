@@ -36,7 +36,7 @@ from geminga.storage.topics.rate_limits import (
     renew_limit,
 )
 from geminga.storage.topics.subscription import Batch, Subscription, Topic
-from geminga.storage.topics.watcher import Watcher
+from geminga.storage.topics.watcher import TopicWatcher
 
 _HELD_MAX = 64 << 20        # bytes that an owner holds back; above it, a topic's SENDs are published and overdraw its rate
 _BACKLOG_MIN = 1_000        # entries that a subscription may be behind and still count as one without a backlog
@@ -61,10 +61,8 @@ class _Connection:
     enough: int = -1          # it is read from again when there are no more than that; -1: it is
 
 
-class Rates(Watcher):
+class Rates(TopicWatcher):
     """Rate limits of one owner's topics."""
-
-    watches_non_persistent = True
 
     def __init__(self, owner):
         self._owner = owner

@@ -103,6 +103,7 @@ class Owner(Decisions):
             self.closed_scan, self.missing, self.schedules, self.expiry, self.quotas, self.retention, self.puncher, self.inactive, self.views,
             self.rates, self.crowding, self.statistics, self.gate, self.delays, self._publishing, self._dispatching, self.partitions,
             self._trimming]
+        self.partitions.topic_watchers += [self.rates, self.statistics, self._publishing]
         self.passes = Pass(
             self, self._tick, requests=self._requests, publishing=self._publishing, dispatching=self._dispatching,
             durability=self._durability, trimming=self._trimming, gate=self.gate, schedules=self.schedules)
@@ -195,9 +196,8 @@ class Owner(Decisions):
     def forget_topic(self, topic: NonPersistentTopic) -> bool:
         if self.live.pop(topic.name, None) is None:
             return False
-        for watcher in self.watchers:
-            if watcher.watches_non_persistent:
-                watcher.release(topic)
+        for watcher in self.partitions.topic_watchers:
+            watcher.release(topic)
         return True
 
     def apply_policies(self, topic: Topic) -> None:

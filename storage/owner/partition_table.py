@@ -18,7 +18,7 @@ from geminga.storage.topics import acknowledge
 from geminga.storage.topics.owner_context import OwnerContext
 from geminga.storage.topics.partition import Partition, op, open_partition
 from geminga.storage.topics.subscription import Topic
-from geminga.storage.topics.watcher import Watcher
+from geminga.storage.topics.watcher import TopicWatcher, Watcher
 from geminga.storage.upkeep.backup_snapshot import BackupSnapshots
 from geminga.storage.upkeep.disk_space import DiskSpace
 
@@ -35,7 +35,8 @@ class PartitionTable(Watcher):
                  is_mine: Callable[[str], bool]):
         """recovery: has the state of partitions whose files are older than the journal.  is_mine: whether a name is this owner's."""
         self.by_name: dict[TopicName, Partition] = {}
-        self.watchers: list[Watcher] = []         # of all partitions
+        self.watchers: list[Watcher] = []               # all of them, for partitions
+        self.topic_watchers: list[TopicWatcher] = []    # those that non-persistent topics concern too
         self._owner, self._durability, self._space, self._snapshots = owner, durability, space, snapshots
         self._recovery, self._is_mine = recovery, is_mine
         self._next_slot = -1
@@ -177,9 +178,12 @@ class PartitionTable(Watcher):
         policies = policies_of(owner.catalogue, topic.name, owner.options)
         topic.bind(policies)
         owner.changed[topic] = None
-        for watcher in self.watchers:
-            if topic.is_persistent or watcher.watches_non_persistent:
+        if isinstance(topic, Partition):
+            for watcher in self.watchers:
                 watcher.watch(topic)
+        else:
+            for topic_watcher in self.topic_watchers:
+                topic_watcher.watch(topic)
         if policies.encryption_required:
             producers.close_unencrypted_producers(owner, topic)
         for subscription in topic.attached:

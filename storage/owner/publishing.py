@@ -26,15 +26,13 @@ from geminga.storage.topics.partition import Partition, op
 from geminga.storage.topics.producers import Producer
 from geminga.storage.topics.publish_plan import Demand, Group, Plan, Sends
 from geminga.storage.topics.subscription import Topic
-from geminga.storage.topics.watcher import Watcher
+from geminga.storage.topics.watcher import TopicWatcher
 from geminga.storage.upkeep.delayed_scheduler import DelayedScheduler
 from geminga.storage.upkeep.disk_space import DiskSpace
 
 
-class Publishing(Watcher):
+class Publishing(TopicWatcher):
     """SENDs of one owner."""
-
-    watches_non_persistent = True
 
     def __init__(self, owner: OwnerContext, partitions: PartitionTable, durability: Durability, trimming: Trimming, *, space: DiskSpace,
                  gate: Gate, rates: Rates, delays: Delays, quotas: Quotas, schedules: DelayedScheduler, statistics: Statistics):

@@ -39,7 +39,7 @@ from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.producers import Producer
 from geminga.storage.topics.publish_plan import Plan
 from geminga.storage.topics.subscription import Consumer, Subscription
-from geminga.storage.topics.watcher import Watcher
+from geminga.storage.topics.watcher import TopicWatcher
 
 SUBSCRIPTIONS_EACH = 10      # for each topic with a row of its own, on average; one with too many is rolled up
 _SLICE_SECONDS = 0.005       # of rows made anew in one pass
@@ -76,10 +76,8 @@ class _Known:
     subscriptions: dict[Subscription, int] = field(default_factory=dict)
 
 
-class Statistics(Watcher):
+class Statistics(TopicWatcher):
     """Statistics of everything that is open at one owner."""
-
-    watches_non_persistent = True
 
     def __init__(self, owner, window_s: int):
         self._owner = owner

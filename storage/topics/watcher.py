@@ -1,19 +1,28 @@
-"""Watchers: policies and limits that look at an owner's partitions again and again."""
+"""Watchers: policies and limits that look at an owner's topics again and again."""
 from typing import Protocol
 
+from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.subscription import Topic
 
 
 class Watcher(Protocol):
-    """One policy of an owner.  The owner calls all its watchers from one list."""
+    """One policy of an owner, for stored topics.  The owner calls all its watchers from one list."""
 
-    watches_non_persistent: bool = False      # whether watch and release concern topics without a store too
-
-    def watch(self, topic: Topic) -> None:
+    def watch(self, topic: Partition, /) -> None:
         """Look at the topic from now on: it was opened, or its policies have changed."""
 
-    def release(self, topic: Topic) -> None:
+    def release(self, topic: Partition, /) -> None:
         """Forget the topic: its owner gives it up."""
 
     def tick(self, now_ms: int) -> None:
-        """Do what is due at that time; called once a second."""
+        """Do the work that is due at that time, in ms since the epoch; called once a second."""
+
+
+class TopicWatcher(Watcher, Protocol):
+    """One policy of an owner, for stored and non-persistent topics."""
+
+    def watch(self, topic: Topic, /) -> None:
+        """Look at the topic from now on: it was opened, or its policies have changed."""
+
+    def release(self, topic: Topic, /) -> None:
+        """Forget the topic: its owner gives it up."""
