@@ -1,46 +1,43 @@
-"""Find the newest message of each key, and write a view with these messages.
+"""The compaction of one partition: its sources, its chunked messages, and the folder of its view.
 
-A compaction reads the view in force and the ledgers behind its horizon twice. The first pass reads keys. It turns each
-message into a number that is larger for newer messages, so that the newest message of a key is a maximum. The second
-pass writes, ledger by ledger, the entries in which messages are left. engines.py runs both passes.
+A compaction reads the view in force and the ledgers behind its horizon twice.  The first pass (key_scan.py) reads
+keys.  It turns each message into a place, a number that is larger for newer messages, so that the newest message of a
+key is a maximum.  The second pass (view_writer.py) writes, ledger by ledger, the entries in which messages are left.
+engines.py runs both passes.
 
     place      number of the ledger in the run << 43 | message in the ledger << 3 | STAYS_WHOLE | HAS_KEY | IS_TOMBSTONE
 """
-import itertools
 import secrets
 import shutil
+import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
+from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.frames import CHECKSUM_END, SIZE
-from geminga.proto.rows import Rows, field_names
-from geminga.proto.sends import IS_BATCH, IS_CHUNK, KEPT_CHECKSUM, with_checksum
+from geminga.proto.rows import Rows
+from geminga.proto.sends import IS_CHUNK
 from geminga.storage import format
 from geminga.storage.delayed.amendments import Amendments
 from geminga.storage.disk.files import map_file
 from geminga.storage.errors import CorruptFile, text_of
-from geminga.storage.jobs import confirmed, reading, rewriting
+from geminga.storage.jobs import confirmed
 from geminga.storage.jobs.confirmed import Stretch
 from geminga.storage.ledgers import compacted_ledgers, ledger_headers
-from geminga.storage.ledgers.compacted_ledgers import CompactedLedger, Part, PartWriter
+from geminga.storage.ledgers.compacted_ledgers import CompactedLedger, Part
 from geminga.storage.ledgers.position import Position
 
-LEDGER_BIT, MESSAGE_BIT = 43, 3      # from which bit of a place on which
-LEDGERS_MAX = 1 << 63 - LEDGER_BIT   # of a run
+LEDGER_BIT, MESSAGE_BIT = 43, 3      # lowest bits of a place's ledger and message
 STAYS_WHOLE, HAS_KEY, IS_TOMBSTONE = 4, 2, 1
-_MESSAGES_MAX = 1 << LEDGER_BIT - MESSAGE_BIT      # of a ledger
-_ROWS_MAX, _SIZE_MAX = 64 << 10, 16 << 20          # entries that are dealt with together, and their bytes; or one
-_COLUMNS = "key", "message_index", "payload_size", "null_value", "is_encrypted", "entry_id"
-_DAMAGE_MAX = 100                    # of a stretch, as many are told of
-_UNFINISHED_MS = 24 * 3_600_000      # a message in chunks whose last one has not come by then does not come any more
+_MESSAGES_MAX = 1 << LEDGER_BIT - MESSAGE_BIT      # in a ledger
+_ROWS_MAX, _SIZE_MAX = 64 << 10, 16 << 20          # entries of a block and their bytes; a larger entry is one block
+_UNFINISHED_MS = 24 * 3_600_000      # a chunked message without its last chunk is dropped after this time
 
 
 class CannotCompact(Exception):
@@ -53,30 +50,30 @@ class Source:
 
     ledger_id: int
     first_message: int               # messages of the partition before it
-    view_entries: int                # up to here, the entries that the view has; 0: none
-    end: int                         # entries up to the horizon
-    messages: int                    # there are in these
-    size: int
+    view_entries: int                # entries below this id come from the view in force; 0: none
+    end: int                         # id behind the last entry up to the horizon
+    messages: int                    # in these entries, about
+    size: int                        # bytes of these entries
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The compaction of one partition, made by `prepare`. Processes on other hosts can use it if they see the data
-    folder.
+    """The compaction of one partition, made by `prepare`.
+
+    Processes on other hosts can use it if they see the data folder.
     """
 
     data_dir: Path
     partition_id: int
-    view: int                        # the one that holds; 0: there is none
-    horizon: Position                # of the new one
+    view: int                        # number of the view in force; 0: none
+    horizon: Position                # of the new view
     retains_keyless: bool
     sources: tuple[Source, ...]      # by ledger id, ascending
     token: str                       # differs from every other job's
-    first_ledger: int = 0            # the number, in the run, of the first of these
-    cancelled: dict[int, list[int]] = field(default_factory=dict)      # ledger id -> delayed entries that are for nobody any more
-    # Messages in chunks: {place of the last: places of the others}, and places of those whose last one may yet come.
-    chunks: dict[int, list[int]] = field(default_factory=dict)
-    unfinished: tuple[int, ...] = ()
+    first_ledger: int = 0            # number of the first source in the run
+    cancelled: dict[int, list[int]] = field(default_factory=dict)      # ledger id -> cancelled delayed entries
+    chunks: dict[int, list[int]] = field(default_factory=dict)         # place of the last chunk -> places of the others
+    unfinished: tuple[int, ...] = ()                                   # places of chunks whose last may still come
 
     @property
     def folder(self) -> Path:
@@ -84,10 +81,7 @@ class Job:
 
     @property
     def target(self) -> Path:
-        """The folder to write to.
-
-        The name contains a token, because children of a killed job may go on writing for a moment.
-        """
+        """The folder to write to.  Its name has a token: children of a killed job may go on writing for a moment."""
         return compacted_ledgers.unfinished(self.folder, f"{self.view + 1}.{self.token}")
 
     @property
@@ -103,17 +97,7 @@ class Job:
         return self.sources[number - self.first_ledger]
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
-    """Result of the second pass for one ledger."""
-
-    part: Part | None                # None: nothing is left of it
-    keys: int = 0                    # whose newest message lies there
-    tombstones: int = 0              # of these
-    damage: tuple[str, ...] = ()
-
-
-# -- what there is to be looked at
+# -- sources
 
 def prepare(data_dir: Path, partition_id: int, view: int, horizon: Position, *, retains_keyless: bool = False,
             first_ledger: int = 0) -> Job:
@@ -123,27 +107,32 @@ def prepare(data_dir: Path, partition_id: int, view: int, horizon: Position, *, 
         held = compacted_ledgers.open_view(folder, view) if view else None
         behind = held.horizon if held else (-1, -1)
         parts = {part.ledger_id: part for part in held.manifest.parts} if held else {}
-        ledger_ids = {*parts, *(found for found in ledger_headers.ledger_ids(folder) if behind[0] <= found <= horizon[0])}
+        ledger_ids = {*parts, *(ledger_id for ledger_id in ledger_headers.ledger_ids(folder)
+                                if behind[0] <= ledger_id <= horizon[0])}
         sources = []
         for ledger_id in sorted(ledger_ids):
             of_view = held.find(ledger_id) if held else None
             view_entries = of_view.entries if of_view else behind[1] + 1 if ledger_id == behind[0] else 0
             end = horizon[1] + 1 if ledger_id == horizon[0] else -1
-            if (found := _source(folder, partition_id, ledger_id, of_view, parts.get(ledger_id), view_entries, end, behind)) is not None:
-                sources.append(found)
+            source = _source(folder, partition_id, ledger_id, of_view, parts.get(ledger_id), view_entries, end, behind)
+            if source is not None:
+                sources.append(source)
     except (CorruptFile, FileNotFoundError) as error:
-        raise CannotCompact(_text(error)) from error
+        raise CannotCompact(reason(error)) from error
     amended = Amendments(format.amended_path(folder))
-    amended.read()                   # of what is damaged its owner tells
-    job = Job(data_dir, partition_id, view, horizon, retains_keyless, tuple(sources), secrets.token_hex(8), first_ledger,
-              amended.cancelled())
+    amended.read()                   # the partition's owner reports damage of this file
+    job = Job(data_dir, partition_id, view, horizon, retains_keyless, tuple(sources), secrets.token_hex(8),
+              first_ledger, amended.cancelled())
     chunks, unfinished = _chunks(job)
     return replace(job, chunks=chunks, unfinished=tuple(unfinished))
 
 
-def _source(folder: Path, partition_id: int, ledger_id: int, of_view: CompactedLedger | None, part: Part | None, view_entries: int,
-            end: int, behind: Position) -> Source | None:
-    """Return the source of one ledger, None if it has no entries to read.  end: -1 for all entries."""
+def _source(folder: Path, partition_id: int, ledger_id: int, of_view: CompactedLedger | None, part: Part | None,
+            view_entries: int, end: int, behind: Position) -> Source | None:
+    """Return the source of one ledger, None if it has no entries to read.
+
+    of_view, part: the ledger in the view in force.  end: -1 for all entries.  behind: horizon of the view in force.
+    """
     messages = size = 0
     first_message = -1
     if of_view is not None and part is not None and len(of_view.rows):
@@ -155,14 +144,16 @@ def _source(folder: Path, partition_id: int, ledger_id: int, of_view: CompactedL
         if format.index_path(folder, ledger_id).exists():
             rows = confirmed.confirmed_rows(folder, partition_id, ledger_id)
         end = min(len(rows), end) if end >= 0 else len(rows)
-        news = rows[view_entries:end]
-        if len(news):
-            ends = news[[0, -1]]
-            if not (format.is_valid(ends[:1], ledger_id, view_entries)[0] and format.is_valid(ends[1:], ledger_id, end - 1)[0]):
-                valid = np.flatnonzero(format.is_valid(news, ledger_id, view_entries))
+        fresh = rows[view_entries:end]
+        if len(fresh):
+            ends = fresh[[0, -1]]
+            if not (format.is_valid(ends[:1], ledger_id, view_entries)[0]
+                    and format.is_valid(ends[1:], ledger_id, end - 1)[0]):
+                valid = np.flatnonzero(format.is_valid(fresh, ledger_id, view_entries))
                 if not len(valid):
-                    raise CorruptFile(format.index_path(folder, ledger_id), format.HEADER_SIZE, "rows", "nothing that is whole")
-                ends = news[valid[[0, -1]]].copy()
+                    raise CorruptFile(format.index_path(folder, ledger_id), format.HEADER_SIZE, "rows",
+                                      "nothing that is whole")
+                ends = fresh[valid[[0, -1]]].copy()
                 ends["message_index"][0] -= min(int(valid[0]), int(ends["message_index"][0]))
             first, behind_last = int(ends["message_index"][0]), int(ends["message_index"][1]) + int(ends["messages"][1])
             messages += behind_last - first
@@ -176,32 +167,33 @@ def _source(folder: Path, partition_id: int, ledger_id: int, of_view: CompactedL
 
 def stretches(job: Job) -> list[tuple[Stretch, int]]:
     """Return the stretches that the first pass reads, in order, each with its approximate number of messages."""
-    found = confirmed.stretches(job.data_dir, job.partition_id, up_to=job.horizon, view=job.view)
-    share = job.messages / max(1, sum(stretch.end - stretch.first for stretch in found))
-    return [(stretch, round((stretch.end - stretch.first) * share)) for stretch in found]
+    read = confirmed.stretches(job.data_dir, job.partition_id, up_to=job.horizon, view=job.view)
+    share = job.messages / max(1, sum(stretch.end - stretch.first for stretch in read))
+    return [(stretch, round((stretch.end - stretch.first) * share)) for stretch in read]
 
 
 @dataclass(frozen=True, slots=True)
-class _Entries:
-    """A block of entries of one ledger."""
+class Entries:
+    """A block of entries of one ledger, in the mapped file."""
 
-    rows: Rows                       # INDEX_ROW or COMPACTED_ROW
+    rows: Rows                       # (n,) INDEX_ROW or COMPACTED_ROW
     ids: NDArray[np.int64]
-    data: memoryview                 # of the file they lie in
+    data: memoryview                 # the whole file
     is_of_view: bool
 
 
-def _entries(job: Job, source: Source) -> Iterator[_Entries]:
+def entries(job: Job, source: Source) -> Iterator[Entries]:
     """Iterate over blocks of all entries of a source.  Entries whose row is lost are left out."""
     if job.view:
         held = compacted_ledgers.open_view(job.folder, job.view)
         assert held is not None
-        found = held.find(source.ledger_id)
-        if found is not None and len(found.rows):
+        ledger = held.find(source.ledger_id)
+        if ledger is not None and len(ledger.rows):
             data = memoryview(map_file(format.ledger_path(held.folder, source.ledger_id), writable=False))
-            yield from _blocks(found.rows, found.kept, data, True)
+            yield from _blocks(ledger.rows, ledger.kept, data, True)
     if source.end > source.view_entries:
-        rows, is_lost, _ = confirmed.whole_rows(job.folder, job.partition_id, source.ledger_id, source.view_entries, source.end)
+        rows, is_lost, _ = confirmed.whole_rows(job.folder, job.partition_id, source.ledger_id, source.view_entries,
+                                                source.end)
         ids = np.arange(source.view_entries, source.view_entries + len(rows))
         if is_lost.any():
             rows, ids = rows[~is_lost], ids[~is_lost]
@@ -209,24 +201,24 @@ def _entries(job: Job, source: Source) -> Iterator[_Entries]:
         yield from _blocks(rows, ids, data, False)
 
 
-def _blocks(rows: Rows, ids: NDArray[np.int64], data: memoryview, is_of_view: bool) -> Iterator[_Entries]:
+def _blocks(rows: Rows, ids: NDArray[np.int64], data: memoryview, is_of_view: bool) -> Iterator[Entries]:
     ends, first = np.cumsum(rows["size"], dtype=np.int64), 0
     while first < len(rows):
         before = int(ends[first]) - int(rows["size"][first])
         until = min(first + _ROWS_MAX, max(first + 1, int(np.searchsorted(ends, before + _SIZE_MAX, side="right"))))
-        yield _Entries(rows[first:until], ids[first:until], data, is_of_view)
+        yield Entries(rows[first:until], ids[first:until], data, is_of_view)
         first = until
 
 
+# -- chunked messages
+
 def _chunks(job: Job) -> tuple[dict[int, list[int]], list[int]]:
-    """Return ({place of a message's last chunk: places of its other chunks}, places of chunks whose last may still
-    come).
-    """
+    """Return ({place of a message's last chunk: places of its others}, places of chunks whose last may still come)."""
     whole: dict[int, list[int]] = {}
-    begun: dict[tuple[str, str], tuple[int, list[int]]] = {}      # producer and uuid: (ms of the last chunk, places so far)
-    now_ms = 0
+    begun: dict[tuple[str, str], tuple[int, list[int]]] = {}      # (producer, uuid): (ms of the newest chunk, places)
+    now_ms = 0                       # by the broker's times in the entries
     for number, source in enumerate(job.sources, job.first_ledger):
-        for some in _entries(job, source):
+        for some in entries(job, source):
             if len(some.rows):
                 now_ms = max(now_ms, int(some.rows["broker_time"][-1]))
             for at in np.flatnonzero(some.rows["flags"] & IS_CHUNK).tolist():
@@ -239,9 +231,9 @@ def _chunks(job: Job) -> tuple[dict[int, list[int]], list[int]]:
                 identity = metadata.producer_name, metadata.uuid
                 _, before = begun.pop(identity, (0, []))
                 if metadata.chunk_id == 0:
-                    before = []                  # its producer begins anew
+                    before = []                  # the producer sends the message once more
                 elif metadata.chunk_id == len(before) - 1:
-                    before = before[:-1]         # it came twice
+                    before = before[:-1]         # the chunk came twice
                 elif metadata.chunk_id != len(before):
                     continue
                 if metadata.chunk_id + 1 < metadata.num_chunks_from_msg:
@@ -255,9 +247,7 @@ def _metadata(entry: memoryview) -> api.MessageMetadata | None:
     try:
         end = CHECKSUM_END + 4 + SIZE.unpack_from(entry, CHECKSUM_END)[0]
         return api.MessageMetadata.FromString(bytes(entry[CHECKSUM_END + 4:end]))
-    except Exception as error:      # struct.error, DecodeError: the reader tells of it
-        if type(error).__name__ not in ("error", "DecodeError"):
-            raise
+    except (struct.error, DecodeError):      # the first pass reports the entry
         return None
 
 
@@ -265,188 +255,7 @@ def _place(number: int, source: Source, message: int) -> int:
     return number << LEDGER_BIT | message - source.first_message << MESSAGE_BIT
 
 
-# -- the first pass: keys
-
-@dataclass(frozen=True, slots=True)
-class Looked:
-    """Keys and places of some messages."""
-
-    keys: pa.StringArray
-    places: NDArray[np.int64]        # of the messages with these keys
-    alone: NDArray[np.int64]         # of messages that stay without a key
-    messages: int                    # that were looked at
-    damage: tuple[str, ...]
-
-
-def look(job: Job, stretch: Stretch) -> Iterator[Looked]:
-    """First pass: iterate over keys and places of the messages of a stretch.  Raises CannotCompact."""
-    number = next(at for at, source in enumerate(job.sources, job.first_ledger) if source.ledger_id == stretch.ledger_id)
-    source, damage, flags, found = job.source(number), [], None, itertools.count(1)
-
-    def report(text: str) -> None:
-        if (count := next(found)) <= _DAMAGE_MAX:
-            damage.append(text if count < _DAMAGE_MAX else f"{text}; what more there is of ledger {source.ledger_id} is not listed")
-
-    try:
-        for batch in reading.batches(job.data_dir, stretch, _COLUMNS, report):
-            if cancelled := job.cancelled.get(source.ledger_id):
-                batch = batch.filter(pc.invert(pc.is_in(batch["entry_id"], pa.array(cancelled, batch["entry_id"].type))))
-            keys, indexes, sizes, nulls, encrypted, entry_ids = batch.columns
-            firsts = indexes.to_numpy() - source.first_message
-            places = (number << LEDGER_BIT) + (firsts << MESSAGE_BIT)
-            is_keyed = keys.is_valid().to_numpy(zero_copy_only=False)
-            counts = np.ones(len(places), np.int64)
-            if pc.any(encrypted).as_py():
-                if flags is None:
-                    flags = _flags(job, stretch)
-                is_whole = encrypted.to_numpy(zero_copy_only=False) & (flags["flags"][entry_ids.to_numpy()] & IS_BATCH != 0)
-                is_keyed &= ~is_whole
-                counts = np.where(is_whole, flags["messages"][entry_ids.to_numpy()], 1)
-                places += STAYS_WHOLE * is_whole
-                stays = is_whole if not job.retains_keyless else ~is_keyed
-            else:
-                stays = ~is_keyed if job.retains_keyless else np.zeros(len(places), bool)
-            alone = places[stays]
-            is_tombstone = (sizes.to_numpy() == 0) | nulls.to_numpy(zero_copy_only=False)
-            places += HAS_KEY | is_tombstone
-            if not is_keyed.all():
-                keys, places = keys.filter(pa.array(is_keyed)), places[is_keyed]
-            yield Looked(keys, places, alone, int(counts.sum()), tuple(damage))
-            damage.clear()
-    except (OSError, CorruptFile, reading.ViewReplaced) as error:
-        raise CannotCompact(_text(error)) from error
-    if damage:
-        yield Looked(pa.array([], pa.string()), np.empty(0, np.int64), np.empty(0, np.int64), 0, tuple(damage))
-
-
-def _flags(job: Job, stretch: Stretch) -> Rows:
-    """Return (n,) `flags` and `messages` of the ledger's index, by entry id."""
-    found = np.zeros(stretch.end, [("flags", "<u4"), ("messages", "<u4")])
-    for some in _entries(job, job.sources[[source.ledger_id for source in job.sources].index(stretch.ledger_id)]):
-        is_there = some.ids < stretch.end
-        for name in field_names(found.dtype):
-            found[name][some.ids[is_there]] = some.rows[name][is_there]
-    return found
-
-
-# -- the second pass: a ledger of the view
-
-def write(job: Job, number: int, places: NDArray[np.int64]) -> Written:
-    """Second pass: write the view's part of one ledger, synced.
-
-    number: of the ledger in the run. places: of the newest messages of keys, and of keyless messages that stay.
-
-    Raises CannotCompact; the files of this ledger are removed then.
-    """
-    source = job.source(number)
-    damage: list[str] = []
-    keyed = places & HAS_KEY != 0
-    is_tombstone = places & IS_TOMBSTONE != 0
-    places = np.sort(places[~is_tombstone] & (1 << LEDGER_BIT) - 1)
-    kept, of_whole = places >> MESSAGE_BIT, places[places & STAYS_WHOLE != 0] >> MESSAGE_BIT
-    counted = int(keyed.sum()), int((keyed & is_tombstone).sum())
-    if not len(kept):
-        return Written(None, *counted)
-    try:
-        with PartWriter(job.target, job.partition_id, source.ledger_id) as writer:
-            for some in _entries(job, source):
-                _copy(writer, some, source, kept, of_whole, damage)
-            part = writer.finish(source.end)
-    except (OSError, CorruptFile) as error:
-        remove(job, source.ledger_id)
-        raise CannotCompact(_text(error, job.target)) from error
-    if not part.kept:
-        remove(job, source.ledger_id)
-    return Written(part if part.kept else None, *counted, tuple(damage))
-
-
-def _copy(writer: PartWriter, some: _Entries, source: Source, kept: NDArray[np.int64], of_whole: NDArray[np.int64],
-          damage: list[str]) -> None:
-    """Copy entries with kept messages.  An entry with a message in `of_whole` keeps all its messages."""
-    if not len(some.rows):
-        return
-    firsts = some.rows["message_index"].astype(np.int64) - source.first_message
-    rows_of, indexes = _found_in(firsts, some.rows["messages"].astype(np.int64), kept)
-    chosen, starts, counts = np.unique(rows_of, return_index=True, return_counts=True)
-    if not len(chosen):
-        return
-    rows = some.rows[chosen].view(format.COMPACTED_ROW)
-    rows["entry_id"] = some.ids[chosen]
-    there, behind = _left(some, rows)
-    if len(of_whole):
-        first = of_whole[np.searchsorted(of_whole, firsts[0]):np.searchsorted(of_whole, firsts[-1] + 1)]
-        counts = np.where(np.isin(chosen, np.searchsorted(firsts, first)), there, counts)
-    begins, is_whole, masks = rows["offset"].astype(np.int64), counts == there, []
-    ends, cut = begins + rows["size"], np.flatnonzero(counts != there).tolist()
-    for at in cut:
-        masks.append(np.zeros(rows["messages"][at], bool))
-        masks[-1][indexes[starts[at]:starts[at] + counts[at]]] = True
-    rewritten = rewriting.cut([with_checksum(bytes(some.data[begins[at]:ends[at]])) for at in cut], masks)
-    fresh, bad = {}, []
-    for at, entry, mask in zip(cut, rewritten, masks, strict=True):
-        if isinstance(entry, rewriting.Unreadable):
-            bad.append(at)
-            damage.append(f"entry {source.ledger_id}:{rows['entry_id'][at]}: {entry}")
-            continue
-        fresh[at] = entry, rewriting.words_of(mask)
-        rows["size"][at], rows["crc32c"][at] = len(entry), int.from_bytes(entry[2:CHECKSUM_END], "big")
-        rows["flags"][at] |= format.IS_CUT | KEPT_CHECKSUM
-    pieces = _pieces(some.data, begins, ends + behind, is_whole, fresh)
-    behind[list(fresh)] = [len(words) for _, words in fresh.values()]
-    if bad:
-        rows, behind, counts = np.delete(rows, bad), np.delete(behind, bad), np.delete(counts, bad)
-    writer.add(rows, behind, pieces, int(counts.sum()))
-
-
-def _found_in(firsts: NDArray[np.int64], messages: NDArray[np.int64], kept: NDArray[np.int64]
-              ) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
-    """Return (entry, message within the entry) for each kept message that lies in these entries; ascending."""
-    here = kept[np.searchsorted(kept, firsts[0]):np.searchsorted(kept, firsts[-1] + messages[-1])]
-    rows_of = np.searchsorted(firsts, here, side="right") - 1
-    indexes = here - firsts[rows_of]
-    is_there = indexes < messages[rows_of]
-    return rows_of[is_there], indexes[is_there]
-
-
-def _left(some: _Entries, rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return (messages left, bytes of words behind the entry) for each row.
-
-    An entry that an earlier compaction has cut has fewer messages left than `messages` says.
-    """
-    there, behind = rows["messages"].astype(np.int64), np.zeros(len(rows), np.int64)
-    for at in np.flatnonzero(rows["flags"] & format.IS_CUT).tolist() if some.is_of_view else ():
-        behind[at] = 8 * -(-there[at] // 64)
-        end = int(rows["offset"][at]) + int(rows["size"][at])
-        there[at] = int.from_bytes(some.data[end:end + behind[at]], "little").bit_count()
-    return there, behind
-
-
-def _pieces(data: memoryview, begins: NDArray[np.int64], ends: NDArray[np.int64], is_whole: NDArray[np.bool_],
-            fresh: dict[int, tuple[bytes, bytes]]) -> list[bytes | memoryview]:
-    """Return the bytes of entries as pieces to write.
-
-    Unchanged neighbours are one piece; `fresh` has rewritten entries with their words.
-    """
-    is_run = np.zeros(len(begins), bool)          # goes on where the one before ended, both as they are
-    is_run[1:] = is_whole[1:] & is_whole[:-1] & (begins[1:] == ends[:-1])
-    starts = np.flatnonzero(~is_run)
-    stops = np.append(starts[1:], len(begins))
-    pieces: list[bytes | memoryview] = []
-    for first, stop, whole in zip(starts.tolist(), stops.tolist(), is_whole[starts].tolist(), strict=True):
-        if whole:
-            pieces.append(data[begins[first]:ends[stop - 1]])
-        else:
-            pieces += fresh.get(first, ())
-    return pieces
-
-
-def remove(job: Job, ledger_id: int) -> None:
-    """Remove the files of one ledger from the unfinished view."""
-    for path in (format.ledger_path(job.target, ledger_id), format.index_path(job.target, ledger_id)):
-        path.unlink(missing_ok=True)
-
-
-# -- around them
+# -- the folder of the view
 
 def begin(job: Job) -> None:
     """Make an empty folder for the view, and remove the partition's unfinished views.  Raises CannotCompact."""
@@ -455,12 +264,19 @@ def begin(job: Job) -> None:
             shutil.rmtree(path, ignore_errors=True)
         job.target.mkdir()
     except OSError as error:
-        raise CannotCompact(_text(error)) from error
+        raise CannotCompact(reason(error)) from error
 
 
 def discard(job: Job) -> None:
+    """Remove the view, whether it is complete or not, unless it was adopted."""
     for path in (job.target, compacted_ledgers.unfinished(job.folder, job.view + 1)):
         shutil.rmtree(path, ignore_errors=True)
+
+
+def remove(job: Job, ledger_id: int) -> None:
+    """Remove the files of one ledger from the unfinished view."""
+    for path in (format.ledger_path(job.target, ledger_id), format.index_path(job.target, ledger_id)):
+        path.unlink(missing_ok=True)
 
 
 def finish(job: Job, parts: Iterable[Part], now_ms: int, report: dict[str, Any]) -> None:
@@ -470,30 +286,11 @@ def finish(job: Job, parts: Iterable[Part], now_ms: int, report: dict[str, Any])
             job.partition_id, job.horizon, tuple(sorted(parts, key=lambda part: part.ledger_id)), now_ms, report))
         job.target.rename(compacted_ledgers.unfinished(job.folder, job.view + 1))
     except OSError as error:
-        raise CannotCompact(_text(error)) from error
+        raise CannotCompact(reason(error)) from error
 
 
-def kept_chunks(job: Job, places: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return places of chunks to keep besides last chunks.
-
-    These are the other chunks of kept messages, and chunks of messages that are not complete yet.
-    """
-    numbers = places[places & IS_TOMBSTONE == 0] >> MESSAGE_BIT << MESSAGE_BIT
-    lasts = np.fromiter(job.chunks, np.int64, len(job.chunks))      # of which no bit below MESSAGE_BIT is set
-    found = [place for last in lasts[np.isin(lasts, numbers)].tolist() for place in job.chunks[last]]
-    return np.array([*found, *job.unfinished], np.int64)
-
-
-def by_ledger(places: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Iterate over (number of the ledger in the run, its places)."""
-    places = np.sort(places)
-    starts = np.flatnonzero(np.diff(places >> LEDGER_BIT, prepend=-1))
-    for some in np.split(places, starts[1:]) if len(places) else ():
-        yield int(some[0]) >> LEDGER_BIT, some
-
-
-def _text(error: Exception, path: Path | None = None) -> str:
-    """Return the text of an error.  path: the file it is about, if the error names none."""
+def reason(error: Exception, path: Path | None = None) -> str:
+    """Return an error as a reason for CannotCompact.  path: the file it is about, if the error names none."""
     if isinstance(error, FileNotFoundError):
         return f"it was deleted meanwhile ({error.filename} is gone)"
     if not isinstance(error, OSError):

@@ -24,9 +24,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from geminga.storage.errors import CorruptFile, text_of
-from geminga.storage.jobs import compaction
-from geminga.storage.jobs.compaction import CannotCompact, Job, Written
+from geminga.storage.jobs import compaction, key_scan, view_writer
+from geminga.storage.jobs.compaction import CannotCompact, Job
 from geminga.storage.jobs.confirmed import Stretch
+from geminga.storage.jobs.view_writer import Written
 from geminga.storage.ledgers.compacted_ledgers import Part
 
 READING, WRITING = "reading", "writing"
@@ -58,7 +59,7 @@ class Done:
     seconds: float = 0.0
 
 
-class Here:
+class LocalEngine:
     """Compaction in this process.  The keys of one partition are in memory, each up to three times for moments."""
 
     name = "this process"
@@ -73,9 +74,9 @@ class Here:
             done, started = Done(), time.monotonic()
             try:
                 places = self._newest(job, done, partial(_tell_read, tell, before, total))
-                places = np.concatenate((places, compaction.kept_chunks(job, places)))
-                for number, some in compaction.by_ledger(places):
-                    done.written.append(compaction.write(job, number, some))
+                places = np.concatenate((places, key_scan.kept_chunks(job, places)))
+                for number, some in key_scan.by_ledger(places):
+                    done.written.append(view_writer.write(job, number, some))
             except (CannotCompact, OSError, CorruptFile) as error:
                 done.error = _text(error)
             done.seconds = time.monotonic() - started
@@ -88,7 +89,7 @@ class Here:
         """Return places of the newest messages of all keys, and of keyless messages that stay."""
         known, fresh, count, alone, looked = None, [], 0, [], 0
         for stretch, _ in compaction.stretches(job):
-            for found in compaction.look(job, stretch):
+            for found in key_scan.scan_keys(job, stretch):
                 fresh.append(pa.record_batch([found.keys, pa.array(found.places)], ["key", "place"]))
                 alone.append(found.alone)
                 count += len(found.places)
@@ -183,7 +184,7 @@ class Spark:
             last = functions.shiftleft(functions.shiftright("place", compaction.MESSAGE_BIT), compaction.MESSAGE_BIT)
             alive = newest.join(functions.broadcast(of_last), last == of_last["last"], "left_semi")
             alive = np.array([row.place for row in alive.collect()], np.int64)
-            extra = [place for job in jobs for place in compaction.kept_chunks(job, alive).tolist()]
+            extra = [place for job in jobs for place in key_scan.kept_chunks(job, alive).tolist()]
         if extra:
             newest = newest.union(session.createDataFrame([(place,) for place in extra], "place long"))
         places = newest.withColumn("ledger", functions.shiftright("place", compaction.LEDGER_BIT))
@@ -229,7 +230,7 @@ def _looker(jobs: list[Job], bundles: list[list[tuple[int, Stretch]]], looked: _
                 if number in failed:
                     continue
                 try:
-                    for found in compaction.look(jobs[number], stretch):
+                    for found in key_scan.scan_keys(jobs[number], stretch):
                         looked.add(found.messages)
                         notes.add([(number, False, text) for text in found.damage])
                         yield _keys(number, found.keys, found.places)
@@ -262,7 +263,7 @@ def _writer(jobs: list[Job], written: _Sum, notes: _Sum) -> Callable[[tuple[Any,
         number = bisect.bisect_right(firsts, ledger) - 1
         job, result = jobs[number], Written(None)
         try:
-            result = compaction.write(job, ledger, found["place"].to_numpy())
+            result = view_writer.write(job, ledger, found["place"].to_numpy())
         except CannotCompact as error:
             notes.add([(number, True, str(error))])
         written.add(job.source(ledger).messages)

@@ -18,7 +18,7 @@ from geminga.storage.disk import locks
 from geminga.storage.errors import CorruptFile, text_of
 from geminga.storage.jobs import compaction, confirmed
 from geminga.storage.jobs.compaction import CannotCompact, Job
-from geminga.storage.jobs.engines import Done, Here, Spark, Tell
+from geminga.storage.jobs.engines import Done, LocalEngine, Spark, Tell
 from geminga.storage.ledgers import compacted_ledgers, ledger_headers
 from geminga.storage.ledgers.position import NOWHERE, Position
 
@@ -152,14 +152,14 @@ def _news(folder: Path, partition_id: int, behind: Position, horizon: Position) 
 
 # -- doing it
 
-def run(data_dir: Path, planned: list[Planned], adopt: Adopt, engine: Here | Spark | None = None,
+def run(data_dir: Path, planned: list[Planned], adopt: Adopt, engine: LocalEngine | Spark | None = None,
         progress: TellProgress | None = None) -> Night:
     """Compact all partitions that are due. The caller closes the engine.
 
     Raises AlreadyRunning. An unforeseen error ends the run, and the report has the error and the partitions done
     before.
     """
-    engine = engine or Here()
+    engine = engine or LocalEngine()
     started_ms, started, reports, error = int(time.time() * 1_000), time.monotonic(), [], ""
     with _alone(data_dir):
         due = [one for one in planned if one.is_due]
@@ -179,14 +179,14 @@ def run(data_dir: Path, planned: list[Planned], adopt: Adopt, engine: Here | Spa
     return Night(started_ms, round(time.monotonic() - started, 3), engine.name, tuple(reports), error)
 
 
-def compact(data_dir: Path, target: Target, adopt: Adopt, engine: Here | Spark | None = None,
+def compact(data_dir: Path, target: Target, adopt: Adopt, engine: LocalEngine | Spark | None = None,
             progress: TellProgress | None = None) -> Report:
     """Compact one partition now, if it has new messages."""
     found = _plan(data_dir, target)
-    return _compact(data_dir, [target], adopt, engine or Here(), _Teller(progress, found.messages + found.view_messages))[0]
+    return _compact(data_dir, [target], adopt, engine or LocalEngine(), _Teller(progress, found.messages + found.view_messages))[0]
 
 
-def _compact(data_dir: Path, targets: list[Target], adopt: Adopt, engine: Here | Spark, tell: Tell) -> list[Report]:
+def _compact(data_dir: Path, targets: list[Target], adopt: Adopt, engine: LocalEngine | Spark, tell: Tell) -> list[Report]:
     """Compact partitions together.  Each partition's lock keeps other jobs from compacting it meanwhile."""
     with contextlib.ExitStack() as taken:
         reports, ready, jobs, ledgers = [], [], {}, 0

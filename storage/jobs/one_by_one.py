@@ -10,7 +10,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.compression import CannotDecompress, decompress
 from geminga.proto.frames import CHECKSUM_END, MAGIC, SIZE
 
-Message: TypeAlias = dict[str, Any]      # columns of reading.SCHEMA, without those that the index has
+Message: TypeAlias = dict[str, Any]      # columns of message_columns.SCHEMA, without those of the index
 _START = MAGIC.to_bytes(2, "big")
 
 
@@ -38,7 +38,7 @@ def is_chunk(metadata: api.MessageMetadata) -> bool:
 
 
 def messages(metadata: api.MessageMetadata, stored: memoryview) -> Iterator[Message]:
-    """Iterate over the messages of an entry, each with those columns of reading.SCHEMA that are not in the index.
+    """Iterate over the messages of an entry, each with those columns of message_columns.SCHEMA that are not in the index.
 
     Raises Damaged.
     """

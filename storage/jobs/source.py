@@ -43,13 +43,14 @@ from geminga.proto import names
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
 from geminga.proto.rows import Rows, field_names
-from geminga.storage.jobs import confirmed, reading, typed
+from geminga.storage.jobs import confirmed, message_columns, reading, typed
 from geminga.storage.jobs.confirmed import Stretch
+from geminga.storage.jobs.entry_blocks import Report
 from geminga.storage.jobs.typed import Values
 from geminga.storage.ledgers.position import NOWHERE, Position
 
 NAME = "geminga"
-SCHEMA = pa.schema([("topic", pa.string()), ("partition", pa.int32()), *(one for one in reading.SCHEMA if one.name != "partition")])
+SCHEMA = pa.schema([("topic", pa.string()), ("partition", pa.int32()), *(one for one in message_columns.SCHEMA if one.name != "partition")])
 _TOPICS = "topic", "topics", "topic_pattern"
 _OPTIONS = ("data_dir", "path", *_TOPICS, "from_time", "to_time", "from_position", "to_position", "key", "compacted", "typed", "columns",
             "pushdown")
@@ -238,7 +239,7 @@ class _Reading:
         if damaged:
             _log.warning("%s, ledger %d: %d damages were left out", task.topic, task.stretch.ledger_id, damaged)
 
-    def _column(self, name: str, found: pa.RecordBatch, task: Task, report: reading.Report) -> pa.Array:
+    def _column(self, name: str, found: pa.RecordBatch, task: Task, report: Report) -> pa.Array:
         match name:
             case "topic":
                 return pa.repeat(str(task.topic.base), found.num_rows)

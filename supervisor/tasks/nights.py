@@ -19,7 +19,7 @@ from geminga.storage.disk import data_folder
 from geminga.storage.disk.files import write_anew
 from geminga.storage.errors import text_of
 from geminga.storage.jobs import confirmed, nightly
-from geminga.storage.jobs.engines import Here, NoSpark, NotInstalled, Spark
+from geminga.storage.jobs.engines import LocalEngine, NoSpark, NotInstalled, Spark
 from geminga.storage.jobs.nightly import Night, Planned, Progress, Target
 from geminga.storage.ledgers import compacted_ledgers
 from geminga.supervisor.configuration.config import Config, core_count
@@ -89,12 +89,12 @@ class Engines:
         if self._spark is not None:
             self._spark.close()
 
-    def for_bytes(self, size: int) -> Here | Spark:
+    def for_bytes(self, size: int) -> LocalEngine | Spark:
         """Return the engine for reading `size` bytes.  Raises CannotRun."""
         options = self._options
         may_be_here = options.engine == "auto" and not self._is_night
         if not size or options.engine == "here" or (may_be_here and size <= options.in_process_bytes):
-            return Here()
+            return LocalEngine()
         if self._spark is None:
             master = options.master or f"local[{options.cores or core_count()}]"
             try:
@@ -102,7 +102,7 @@ class Engines:
                 self._spark = Spark(scratch, master, f"{options.memory_bytes >> 20}m")
             except NoSpark as error:
                 if may_be_here or (options.engine == "auto" and isinstance(error, NotInstalled)):
-                    return Here()
+                    return LocalEngine()
                 raise CannotRun(f"{error}; --engine here does it in one process, whatever its size") from None
         return self._spark
 

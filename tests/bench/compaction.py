@@ -225,7 +225,7 @@ def main() -> None:
         if options.loop:
             measured("a plain loop", options.messages, lambda: plain_loop(topic))
         if options.here:
-            measured("one process", options.messages, lambda: compacted(topic, engines.Here()))
+            measured("one process", options.messages, lambda: compacted(topic, engines.LocalEngine()))
         if not options.no_spark:
             command = [sys.executable, "-c", _SPARK, str(data_dir), options.master, options.memory]
             measured("Spark, with its start", options.messages, lambda: subprocess.run(command, check=True, capture_output=True,

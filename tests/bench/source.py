@@ -31,6 +31,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage import format
 from geminga.storage.catalogue import catalogue
 from geminga.storage.jobs import confirmed, reading
+from geminga.storage.jobs.message_columns import SCHEMA
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.storage.jobs.topics import Message, Topic, batch, single
@@ -144,7 +145,7 @@ def main() -> None:
                 nothing = by_spark(spark, topic, number, from_position=f"{topic.next_ledger}:0")
                 print(f"a query of nothing: {nothing.clock:.2f} s, {nothing.python:.2f} + {nothing.java:.2f} s of CPU\n\n"
                       "| messages/s a core | all | scan | Spark | few |\n|---|--:|--:|--:|--:|", flush=True)
-            figures = [f"{1e9 / read(topic, columns):,.0f}" for columns in (reading.SCHEMA.names, SCAN)]
+            figures = [f"{1e9 / read(topic, columns):,.0f}" for columns in (SCHEMA.names, SCAN)]
             figures += [by_spark(spark, topic, number, **few).each(topic.next_message, nothing) for few in ({}, {"columns": FEW})]
             print(f"| {kind} | {' | '.join(figures)} |", flush=True)
             for path in format.partition_folder(data_dir, topic.partition_id).glob("*.ledger"):

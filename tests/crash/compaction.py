@@ -30,7 +30,7 @@ from pathlib import Path
 from geminga.storage.jobs import engines, nightly
 from tests.storage.jobs.topics import adopt_here
 data_dir, scratch = map(Path, sys.argv[1:3])
-engine = engines.Spark(scratch, "local[2]", "512m") if sys.argv[3:] else engines.Here()
+engine = engines.Spark(scratch, "local[2]", "512m") if sys.argv[3:] else engines.LocalEngine()
 targets = [nightly.Target(int(path.name), path.name) for path in sorted((data_dir / "partitions").iterdir())]
 print("begins", flush=True)
 night = nightly.run(data_dir, nightly.plan(data_dir, targets), adopt_here(data_dir), engine)

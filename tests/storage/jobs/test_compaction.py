@@ -11,7 +11,7 @@ from geminga.proto import pulsar_api_pb2 as api
 from geminga.storage import format
 from geminga.storage.cursors.pending_acks import NEVER_MS
 from geminga.storage.delayed.amendments import Amendments
-from geminga.storage.jobs import compaction, engines, nightly, rewriting
+from geminga.storage.jobs import compaction, engines, nightly, rewriting, view_writer
 from geminga.storage.ledgers import compacted_ledgers
 
 from .topics import CODECS, Message, Topic, adopt_here, metadata_of, sealed, single
@@ -304,7 +304,7 @@ def test_what_is_punched_while_it_is_copied_is_not_taken_for_an_entry(tmp_path, 
     topic = Topic(tmp_path)
     for n in range(8):
         topic.publish(Message(str(n), b"x" * 100))
-    write = compaction.write
+    write = view_writer.write
 
     def punched(job, *more):
         with open(format.ledger_path(topic.folder, 10), "r+b") as file:
@@ -312,7 +312,7 @@ def test_what_is_punched_while_it_is_copied_is_not_taken_for_an_entry(tmp_path, 
             file.write(bytes(100))
         return write(job, *more)
 
-    monkeypatch.setattr(compaction, "write", punched)
+    monkeypatch.setattr(view_writer, "write", punched)
     report = topic.compact()
     assert report.outcome == nightly.FAILED and "checksum" in report.error
     monkeypatch.undo()
@@ -351,7 +351,7 @@ def test_nothing_is_left_of_a_ledger_that_could_not_be_written(tmp_path, monkeyp
 
     monkeypatch.setattr(compacted_ledgers.PartWriter, "finish", full)
     with pytest.raises(compaction.CannotCompact, match="full"):
-        compaction.write(job, 0, np.array([compaction.HAS_KEY]))
+        view_writer.write(job, 0, np.array([compaction.HAS_KEY]))
     assert list(job.target.iterdir()) == []
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from geminga.storage import format
 from geminga.storage.disk import locks
-from geminga.storage.jobs import compaction, engines, nightly
+from geminga.storage.jobs import engines, nightly, view_writer
 from geminga.storage.jobs.nightly import BUSY, COMPACTED, FAILED, NOT_ADOPTED, NOTHING_NEW
 from geminga.storage.ledgers import compacted_ledgers
 
@@ -120,14 +120,14 @@ def test_what_is_not_adopted_goes(topics):
 def test_topics_that_are_deleted_meanwhile_are_told_of(topics, monkeypatch):
     planned = nightly.plan(topics[0].data_dir, [topic.target for topic in topics])
     shutil.rmtree(topics[0].folder)
-    write = compaction.write
+    write = view_writer.write
 
     def deleted(job, *more):
         if job.partition_id == 2:
             shutil.rmtree(job.folder)
         return write(job, *more)
 
-    monkeypatch.setattr(compaction, "write", deleted)
+    monkeypatch.setattr(view_writer, "write", deleted)
     reports = nightly.run(topics[0].data_dir, planned, adopt_here(topics[0].data_dir)).reports
     assert sorted(report.outcome for report in reports) == [COMPACTED, FAILED, FAILED]
     assert all("deleted meanwhile" in report.error for report in reports if report.outcome == FAILED)

@@ -9,17 +9,19 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from geminga.proto import batches, compression
+from geminga.proto import batches, checksums, compression
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.sends import IS_BATCH, KEPT_CHECKSUM
 from geminga.storage import format
-from geminga.storage.jobs import confirmed, reading
-from geminga.storage.ledgers import ledger
+from geminga.storage.jobs import confirmed, entry_blocks, one_by_one, reading
+from geminga.storage.jobs.entry_blocks import ViewReplaced
+from geminga.storage.jobs.message_columns import SCHEMA
+from geminga.storage.ledgers import compacted_ledgers, ledger
 
 from ..files import flip, overwrite
 from .topics import CODECS, NOW_MS, Message, Topic, batch, metadata_of, sealed, single
 
-ALL = reading.SCHEMA.names
+ALL = SCHEMA.names
 SCAN = "key", "message_index", "payload_size", "null_value", "is_encrypted", "chunks"
 
 NUMBERS = st.one_of(st.integers(0, 300), st.integers(0, (1 << 64) - 1), st.sampled_from([(1 << bits) - 1 for bits in range(7, 65, 7)]))
@@ -51,7 +53,7 @@ def with_metadata(metadata: api.MessageMetadata, more: bytes, payload: bytes) ->
 
 
 def sealed_bytes(content: bytes) -> bytes:
-    return b"\x0e\x01" + struct.pack(">I", reading.checksums.crc32c(content)) + content
+    return b"\x0e\x01" + struct.pack(">I", checksums.crc32c(content)) + content
 
 
 @st.composite
@@ -100,7 +102,7 @@ def rows_of(topic: Topic, columns=ALL, damage=None, **how) -> pa.Table:
         assert told == []
     else:
         damage += told
-    return pa.Table.from_batches(found, pa.schema([reading.SCHEMA.field(name) for name in columns])).combine_chunks()
+    return pa.Table.from_batches(found, pa.schema([SCHEMA.field(name) for name in columns])).combine_chunks()
 
 
 def by_library(self, block):
@@ -180,7 +182,7 @@ def test_only_columns_that_are_asked_for_come(topic, columns):
 
 @pytest.mark.slow
 def test_a_large_topic_comes_in_many_stretches_and_blocks(topic, monkeypatch):
-    monkeypatch.setattr(reading, "BLOCK_SIZE", 1000)
+    monkeypatch.setattr(entry_blocks, "BLOCK_SIZE", 1000)
     filled(topic, 200)
     topic.publish(Message("large", bytes(5000)))
     filled(topic, 10)
@@ -234,7 +236,7 @@ def test_a_damaged_entry_is_told_of_and_left_out(topic):
 def test_a_batch_that_cannot_be_decompressed_is_told_of_and_left_out(topic, columns, codec):
     filled(topic, 5)
     body = batch([Message("a", b"x" * 100)] * 3, codec)
-    metadata, stored = reading.one_by_one.split(body)
+    metadata, stored = one_by_one.split(body)
     topic.add(sealed(metadata, bytes(stored)[:-10]))
     topic.publish_batch([Message("b", b"y" * 100)] * 3, codec)
     damage = []
@@ -415,7 +417,7 @@ def test_a_message_of_which_a_chunk_is_damaged_is_told_of(topic):
 # -- what comes and goes
 
 def test_a_ledger_that_is_deleted_while_it_is_read_is_read_to_its_end(topic, monkeypatch):
-    monkeypatch.setattr(reading, "BLOCK_ENTRIES", 10)
+    monkeypatch.setattr(entry_blocks, "BLOCK_ENTRIES", 10)
     filled(topic, 50)
     (stretch,) = confirmed.stretches(topic.data_dir, topic.partition_id)
     found = reading.batches(topic.data_dir, stretch, ("message_index",), pytest.fail)
@@ -449,8 +451,8 @@ def test_a_view_that_was_replaced_is_not_read_as_if_it_were_empty(topic):
     filled(topic, 10)
     topic.roll()
     topic.compact()
-    reading.compacted_ledgers.remove_unused(topic.folder, [2])
-    with pytest.raises(reading.ViewReplaced, match="read again"):
+    compacted_ledgers.remove_unused(topic.folder, [2])
+    with pytest.raises(ViewReplaced, match="read again"):
         list(reading.batches(topic.data_dir, stretch, ALL, pytest.fail))
 
 

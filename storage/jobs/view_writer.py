@@ -1,0 +1,147 @@
+"""Second pass of a compaction: write the part of the view that one ledger has."""
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from geminga.proto.frames import CHECKSUM_END
+from geminga.proto.rows import Rows
+from geminga.proto.sends import KEPT_CHECKSUM, with_checksum
+from geminga.storage import format
+from geminga.storage.errors import CorruptFile
+from geminga.storage.jobs import rewriting
+from geminga.storage.jobs.compaction import (
+    HAS_KEY,
+    IS_TOMBSTONE,
+    LEDGER_BIT,
+    MESSAGE_BIT,
+    STAYS_WHOLE,
+    CannotCompact,
+    Entries,
+    Job,
+    Source,
+    entries,
+    reason,
+    remove,
+)
+from geminga.storage.ledgers.compacted_ledgers import Part, PartWriter
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Result of the second pass for one ledger."""
+
+    part: Part | None                # None: nothing is left of the ledger
+    keys: int = 0                    # whose newest message lies in the ledger
+    tombstones: int = 0              # of these
+    damage: tuple[str, ...] = ()
+
+
+def write(job: Job, number: int, places: NDArray[np.int64]) -> Written:
+    """Write the view's part of one ledger, synced.
+
+    number: of the ledger in the run.  places: (n,) of the newest messages of keys, and of keyless messages that are
+    kept, in any order.
+
+    Raises CannotCompact, and removes the files of this ledger then.
+    """
+    source = job.source(number)
+    damage: list[str] = []
+    keyed = places & HAS_KEY != 0
+    is_tombstone = places & IS_TOMBSTONE != 0
+    places = np.sort(places[~is_tombstone] & (1 << LEDGER_BIT) - 1)
+    kept, of_whole = places >> MESSAGE_BIT, places[places & STAYS_WHOLE != 0] >> MESSAGE_BIT
+    counted = int(keyed.sum()), int((keyed & is_tombstone).sum())
+    if not len(kept):
+        return Written(None, *counted)
+    try:
+        with PartWriter(job.target, job.partition_id, source.ledger_id) as writer:
+            for some in entries(job, source):
+                _copy(writer, some, source, kept, of_whole, damage)
+            part = writer.finish(source.end)
+    except (OSError, CorruptFile) as error:
+        remove(job, source.ledger_id)
+        raise CannotCompact(reason(error, job.target)) from error
+    if not part.kept:
+        remove(job, source.ledger_id)
+    return Written(part if part.kept else None, *counted, tuple(damage))
+
+
+def _copy(writer: PartWriter, some: Entries, source: Source, kept: NDArray[np.int64], of_whole: NDArray[np.int64],
+          damage: list[str]) -> None:
+    """Copy entries with kept messages.  An entry with a message in `of_whole` keeps all its messages."""
+    if not len(some.rows):
+        return
+    firsts = some.rows["message_index"].astype(np.int64) - source.first_message
+    rows_of, indexes = _locate(firsts, some.rows["messages"].astype(np.int64), kept)
+    chosen, starts, counts = np.unique(rows_of, return_index=True, return_counts=True)
+    if not len(chosen):
+        return
+    rows = some.rows[chosen].view(format.COMPACTED_ROW)
+    rows["entry_id"] = some.ids[chosen]
+    there, behind = _left(some, rows)
+    if len(of_whole):
+        first = of_whole[np.searchsorted(of_whole, firsts[0]):np.searchsorted(of_whole, firsts[-1] + 1)]
+        counts = np.where(np.isin(chosen, np.searchsorted(firsts, first)), there, counts)
+    begins, is_whole, masks = rows["offset"].astype(np.int64), counts == there, []
+    ends, cut = begins + rows["size"], np.flatnonzero(counts != there).tolist()
+    for at in cut:
+        masks.append(np.zeros(rows["messages"][at], bool))
+        masks[-1][indexes[starts[at]:starts[at] + counts[at]]] = True
+    rewritten = rewriting.cut([with_checksum(bytes(some.data[begins[at]:ends[at]])) for at in cut], masks)
+    fresh, bad = {}, []
+    for at, entry, mask in zip(cut, rewritten, masks, strict=True):
+        if isinstance(entry, rewriting.Unreadable):
+            bad.append(at)
+            damage.append(f"entry {source.ledger_id}:{rows['entry_id'][at]}: {entry}")
+            continue
+        fresh[at] = entry, rewriting.words_of(mask)
+        rows["size"][at], rows["crc32c"][at] = len(entry), int.from_bytes(entry[2:CHECKSUM_END], "big")
+        rows["flags"][at] |= format.IS_CUT | KEPT_CHECKSUM
+    pieces = _pieces(some.data, begins, ends + behind, is_whole, fresh)
+    behind[list(fresh)] = [len(words) for _, words in fresh.values()]
+    if bad:
+        rows, behind, counts = np.delete(rows, bad), np.delete(behind, bad), np.delete(counts, bad)
+    writer.add(rows, behind, pieces, int(counts.sum()))
+
+
+def _locate(firsts: NDArray[np.int64], messages: NDArray[np.int64], kept: NDArray[np.int64]
+            ) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+    """Return (entry, message within the entry) for each kept message that lies in these entries; ascending."""
+    here = kept[np.searchsorted(kept, firsts[0]):np.searchsorted(kept, firsts[-1] + messages[-1])]
+    rows_of = np.searchsorted(firsts, here, side="right") - 1
+    indexes = here - firsts[rows_of]
+    is_there = indexes < messages[rows_of]
+    return rows_of[is_there], indexes[is_there]
+
+
+def _left(some: Entries, rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return (messages left, bytes of words behind the entry) for each row.
+
+    An entry that an earlier compaction has cut has fewer messages left than `messages` says.
+    """
+    there, behind = rows["messages"].astype(np.int64), np.zeros(len(rows), np.int64)
+    for at in np.flatnonzero(rows["flags"] & format.IS_CUT).tolist() if some.is_of_view else ():
+        behind[at] = 8 * -(-there[at] // 64)
+        end = int(rows["offset"][at]) + int(rows["size"][at])
+        there[at] = int.from_bytes(some.data[end:end + behind[at]], "little").bit_count()
+    return there, behind
+
+
+def _pieces(data: memoryview, begins: NDArray[np.int64], ends: NDArray[np.int64], is_whole: NDArray[np.bool_],
+            fresh: dict[int, tuple[bytes, bytes]]) -> list[bytes | memoryview]:
+    """Return the bytes of entries as pieces to write.
+
+    Unchanged neighbours are one piece; `fresh` has rewritten entries with their words.
+    """
+    is_run = np.zeros(len(begins), bool)          # begins where the entry before ends, both unchanged
+    is_run[1:] = is_whole[1:] & is_whole[:-1] & (begins[1:] == ends[:-1])
+    starts = np.flatnonzero(~is_run)
+    stops = np.append(starts[1:], len(begins))
+    pieces: list[bytes | memoryview] = []
+    for first, stop, whole in zip(starts.tolist(), stops.tolist(), is_whole[starts].tolist(), strict=True):
+        if whole:
+            pieces.append(data[begins[first]:ends[stop - 1]])
+        else:
+            pieces += fresh.get(first, ())
+    return pieces
