@@ -32,7 +32,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     _refuse_another_checkout()
     fast.configure(config)
-    if config.option.basetemp is None:
+    if fast.is_started_by_xdist(config):
+        # Beside the folder of the process that started this one, and not in it as xdist would have it: sockets' paths stay short.
+        config.option.basetemp = Path(config.option.basetemp).parent.parent / config.workerinput["workerid"]
+    elif config.option.basetemp is None:
         place = machine.place_for_tests(machine.SPACE_OF_FAST if config.option.fast else machine.SPACE)
         made = Path(tempfile.mkdtemp(prefix="geminga-tests-", dir=place))
         made.chmod(0o711)      # some tests look at folders of theirs as another user

@@ -1,25 +1,37 @@
 """The fast tests: those that take next to no time, of every package, in under a minute on two cores.
 
-`--fast` leaves out tests that are marked slow.  A test that needs more than the one shared broker is slow without a mark.  A fast run
-ends with the tests that took more of the processor than CPU_MAX, so that marks do not rot.  It does not fail for them: what a second of
-the processor does differs between machines.
+`--fast` leaves out tests that are marked slow.  A test that needs more than the one shared broker is slow without a mark.
+
+A fast run ends with the names of tests that took more than CPU_MAX seconds of the processor, so that somebody marks them slow.
+The run does not fail for such tests: machines differ in how much a second of the processor does.
+
+`bootstrap.py test --fast` has pytest-xdist run one process per core.  Each of them sends what it counted to the process that
+started it, which prints the summary.
 """
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 HERE = Path(__file__).resolve().parent
 WHOLE = [HERE / name for name in ("clients", "crash")]              # tests of whole brokers by their clients, and of their death
-FIXTURES = {"own", "start_broker", "fresh_broker", "spark"}         # each starts a process that takes a second or more
+FIXTURES = {"own", "start_broker", "fresh_broker", "spark",         # each starts processes that take a second or more
+            "filled_broker", "guarded", "package", "several", "two"}
 MARKS = ("slow", "java", "spark", "go")
 CPU_MAX = 2.0            # seconds; tests that take a tenth of it are marked slow, the rest is for a busy machine
+SLOW_TESTS = "slow_tests"      # the key of a process's list in what xdist takes from that process
 
 
 def is_slow(item: pytest.Item) -> bool:
     return (any(item.get_closest_marker(name) for name in MARKS) or not FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
             or any(folder in item.path.parents for folder in WHOLE))
+
+
+def is_started_by_xdist(config: pytest.Config) -> bool:
+    return hasattr(config, "workerinput")
 
 
 def configure(config: pytest.Config) -> None:
@@ -39,16 +51,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def cpu_seconds() -> float:
-    """User and system time of this process and of the children that have ended."""
+    """Return the user and system time of this process and of its children that have ended."""
     return sum(os.times()[:4])
 
 
 class Budget:
-    """Counts the processor's seconds of a fast run, and of each test with what it sets up."""
+    """Counts the processor's seconds of a fast run, and of each test together with the fixtures it sets up."""
 
     def __init__(self) -> None:
         self._before = 0.0
         self._slow: list[tuple[float, str]] = []
+
+    def pytest_collection_finish(self) -> None:
+        """Keep the collector from walking through thousands of collected tests again and again."""
+        gc.collect()
+        gc.freeze()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
@@ -61,6 +78,15 @@ class Budget:
         took = cpu_seconds() - self._before
         if took > CPU_MAX and nextitem is not None:      # the last one ends the broker that all share
             self._slow.append((took, item.nodeid))
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if is_started_by_xdist(session.config):
+            session.config.workeroutput[SLOW_TESTS] = self._slow
+
+    @pytest.hookimpl(optionalhook=True)      # xdist's
+    def pytest_testnodedown(self, node: Any, error: object) -> None:
+        """Take over the list of a process that has ended; a process that crashed has sent none."""
+        self._slow += map(tuple, getattr(node, "workeroutput", {}).get(SLOW_TESTS, ()))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         for took, name in sorted(self._slow, reverse=True):

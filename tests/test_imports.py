@@ -1,5 +1,6 @@
 """The arrows between the layers, read from the sources: supervisor -> workers -> storage -> proto, and never back."""
 import ast
+import functools
 import sys
 from pathlib import Path
 
@@ -14,10 +15,14 @@ each_source = pytest.mark.parametrize("source", SOURCES, ids=str)
 
 
 def imported(source):
-    """Absolute dotted names that a file imports, wherever in it: `from geminga.a import b` gives geminga.a.b."""
-    package = ("geminga", *source.parent.parts)
+    """List the absolute dotted names that a file imports, wherever in it: `from geminga.a import b` gives geminga.a.b."""
+    return names_imported(ROOT / source, ("geminga", *source.parent.parts))
+
+
+@functools.cache      # several tests ask about every file
+def names_imported(file, package):
     names = []
-    for node in ast.walk(ast.parse((ROOT / source).read_text())):
+    for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):

@@ -38,6 +38,7 @@ def test_the_wrong_ones_are_those_found_one_by_one(count, size, wrong, seed):
     assert checksums.wrong_rows(bodies, claimed).tolist() == damaged
 
 
+@pytest.mark.slow
 @settings(deadline=None, derandomize=True, max_examples=100)
 @given(number=st.integers(0, COMBINE_MIN), bit=st.integers(0, 8 * 50 - 1))
 def test_any_single_flipped_bit_is_found_and_named(number, bit):

@@ -114,6 +114,7 @@ def test_a_producer_that_comes_back_is_told_how_far_it_came(rig):
     assert last_told(rig, "a", producer_name="q") == -1
 
 
+@pytest.mark.slow
 def test_one_that_waited_for_its_turn_is_told_when_that_comes(rig):
     first = rig.producer("a", producer_name="p", producer_access_mode=api.Exclusive)
     send(rig, first, 8)

@@ -362,6 +362,7 @@ def records(prefix, count, *fields):
     return [record(*fields, name=f"{prefix}{number}") for number in range(count)]
 
 
+@pytest.mark.slow
 def test_types_of_a_union_are_found_by_name_and_by_shape():
     a_thousand = records("n", 1_000, a)
     assert reads(of(a_thousand), of(a_thousand))

@@ -125,7 +125,7 @@ def test_every_verb_says_how_it_is_used(capsys):
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory):
+def filled_broker(tmp_path_factory):
     """The address of a broker of these tests with a topic, subscriptions, messages plain and in batches."""
     own = Broker(tmp_path_factory.mktemp("cli") / "data")
     try:
@@ -150,44 +150,44 @@ def fill(service_url):
     client.close()
 
 
-def test_messages_are_shown_one_by_one(served, run):
+def test_messages_are_shown_one_by_one(filled_broker, run):
     """Batches are unpacked, texts are texts, other bytes are hexadecimal; JSON has them in base64."""
-    status, printed, _ = run(served, "topics", "peek", TOPIC, "-s", "billing", "-n", "4")
+    status, printed, _ = run(filled_broker, "topics", "peek", TOPIC, "-s", "billing", "-n", "4")
     text, binary, *many = printed.split("\n\n")
     assert status == 0 and len(many) == 2
     assert "key          key 1" in text and "property     team = payments" in text and text.endswith("\na text")
     assert "00000010  10 11 12 13" in binary
     assert many[1].endswith("one of many 1\n") and "property     number = 1" in many[1]
 
-    status, printed, _ = run(served, "-o", "json", "topics", "peek-messages", TOPIC, "-s", "billing", "-n", "99")
+    status, printed, _ = run(filled_broker, "-o", "json", "topics", "peek-messages", TOPIC, "-s", "billing", "-n", "99")
     messages = [json.loads(line) for line in printed.splitlines()]
     assert [message.get("payload") for message in messages] == ["a text", None, *(f"one of many {number}" for number in range(3))]
     assert messages[1]["payloadBase64"] == "AAECAwQFBgcICQoLDA0ODxAREhM="
     assert [message["key"] for message in messages[2:]] == ["k0", "k1", "k2"]
 
     ledger, entry = messages[0]["id"].split(":")[:2]
-    assert run(served, "topics", "get-message-by-id", TOPIC, "-l", ledger, "-e", entry)[1].endswith("\na text\n")
-    assert run(served, "topics", "examine-messages", TOPIC, "-i", "earliest")[1].endswith("\na text\n")
+    assert run(filled_broker, "topics", "get-message-by-id", TOPIC, "-l", ledger, "-e", entry)[1].endswith("\na text\n")
+    assert run(filled_broker, "topics", "examine-messages", TOPIC, "-i", "earliest")[1].endswith("\na text\n")
 
 
-def test_a_namespace_may_be_made_as_pulsar_admin_makes_it(served, run):
+def test_a_namespace_may_be_made_as_pulsar_admin_makes_it(filled_broker, run):
     """Whose object has lists of clusters that are empty: the broker's own cluster is meant."""
     made = json.dumps({"replication_clusters": [], "allowed_clusters": [], "backlog_quota_map": {}, "offload_threshold": -1}).encode()
-    assert request("PUT", f"{served}/admin/v2/namespaces/public/made", made) == (204, "")
-    assert run(served, "namespaces", "get-clusters", "public/made")[1] == "standalone\n"
-    assert run(served, "namespaces", "delete", "public/made")[0] == 0
+    assert request("PUT", f"{filled_broker}/admin/v2/namespaces/public/made", made) == (204, "")
+    assert run(filled_broker, "namespaces", "get-clusters", "public/made")[1] == "standalone\n"
+    assert run(filled_broker, "namespaces", "delete", "public/made")[0] == 0
 
 
-def test_exit_status_and_the_line_that_says_why(served, run):
+def test_exit_status_and_the_line_that_says_why(filled_broker, run):
     """0 done, 1 refused by the broker, 2 wrong usage, 3 not reachable; one line each but for usage."""
-    assert run(served, "tenants", "list")[0] == 0
-    status, printed, complaints = run(served, "topics", "subscriptions", "public/default/missing")
+    assert run(filled_broker, "tenants", "list")[0] == 0
+    status, printed, complaints = run(filled_broker, "topics", "subscriptions", "public/default/missing")
     assert (status, printed, len(complaints)) == (1, "", 1) and complaints[0].endswith("(HTTP 404)")
     for words in (["topics", "nonsense"], ["topics", "skip", TOPIC, "-s", "x"], ["topics", "stats", "a/b"], ["namespaces", "policies", "a"],
                   ["topics", "create", TOPIC, "-m", "nonsense"], ["topics", "skip", TOPIC, "-s", "x", "-n", "few"],
                   ["topics", "create-subscription", TOPIC, "-s", "x", "-m", "first"], ["topics", "reset-cursor", TOPIC, "-s", "x"],
                   ["namespaces", "set-retention", NAMESPACE, "-t", "soon", "-s", "1"], ["schemas", "upload", TOPIC, "-f", "/missing"]):
-        assert run(served, *words)[0] == 2, words
+        assert run(filled_broker, *words)[0] == 2, words
     status, _, complaints = run("http://127.0.0.1:1", "tenants", "list")
     assert status == 3 and len(complaints) == 1
     assert run("nonsense", "tenants", "list")[0] == 3
@@ -210,13 +210,13 @@ def test_no_whole_answer_is_no_answer(run, sent):
     assert (status, printed, len(complaints)) == (3, "", 1)
 
 
-def test_output_for_programs_is_the_answer_as_it_came(served, run):
+def test_output_for_programs_is_the_answer_as_it_came(filled_broker, run):
     """Byte for byte, and wherever the option stands; a list for people is a line each."""
     import urllib.request
-    with urllib.request.urlopen(f"{served}/admin/v2/tenants") as answer:
+    with urllib.request.urlopen(f"{filled_broker}/admin/v2/tenants") as answer:
         expected = answer.read().decode()
-    assert run(served, "-o", "json", "tenants", "list")[1] == run(served, "tenants", "list", "-o", "json")[1] == expected + "\n"
-    assert run(served, "tenants", "list")[1].splitlines() == json.loads(expected)
+    assert run(filled_broker, "-o", "json", "tenants", "list")[1] == run(filled_broker, "tenants", "list", "-o", "json")[1] == expected + "\n"
+    assert run(filled_broker, "tenants", "list")[1].splitlines() == json.loads(expected)
 
 
 # These come after all others, in this order.
@@ -329,20 +329,20 @@ def completed(url, words, typed):
 
 
 @pytest.mark.slow
-def test_names_are_completed_as_far_as_the_broker_tells_them(served):
-    assert "namespaces" in completed(served, [], "name")
-    assert "peek-messages" in completed(served, ["topics"], "pe")
-    assert {"public/", "pulsar/"} <= completed(served, ["topics", "stats"], "pu")
-    assert TOPIC in completed(served, ["topics", "stats"], "pub")
-    assert TOPIC in completed(served, ["topics", "stats"], "public/default/ord")
-    assert "public/default" in completed(served, ["namespaces", "policies"], "public/def")
+def test_names_are_completed_as_far_as_the_broker_tells_them(filled_broker):
+    assert "namespaces" in completed(filled_broker, [], "name")
+    assert "peek-messages" in completed(filled_broker, ["topics"], "pe")
+    assert {"public/", "pulsar/"} <= completed(filled_broker, ["topics", "stats"], "pu")
+    assert TOPIC in completed(filled_broker, ["topics", "stats"], "pub")
+    assert TOPIC in completed(filled_broker, ["topics", "stats"], "public/default/ord")
+    assert "public/default" in completed(filled_broker, ["namespaces", "policies"], "public/def")
     assert completed("http://127.0.0.1:1", ["topics", "stats"], "pub") == set()
 
 
 @pytest.mark.slow
-def test_a_command_starts_without_what_only_a_broker_needs(served):
+def test_a_command_starts_without_what_only_a_broker_needs(filled_broker):
     """Most of what a command costs is what it imports."""
-    words = ["admin", "--admin-url", served, "topics", "list", "public/default"]
+    words = ["admin", "--admin-url", filled_broker, "topics", "list", "public/default"]
     code = f"import sys; from geminga.supervisor.main import main; main({words}); print(*sys.modules, file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     loaded = set(done.stderr.split())

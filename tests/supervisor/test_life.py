@@ -72,6 +72,7 @@ def test_a_broker_that_stopped_leaves_no_sockets(fresh_broker):
     assert not place.exists() and not place.is_symlink()
 
 
+@pytest.mark.slow
 def test_the_path_of_a_data_folder_may_be_long(tmp_path):
     """A Unix socket's path takes 107 bytes."""
     folder = tmp_path / ("a" * 120) / "data"
@@ -85,6 +86,7 @@ def test_the_path_of_a_data_folder_may_be_long(tmp_path):
         broker.close()
 
 
+@pytest.mark.slow
 def test_a_certificate_that_cannot_be_read_ends_as_a_wrong_configuration(tmp_path):
     """Status 2: a service manager does not start the same again."""
     file = tmp_path / "geminga.toml"

@@ -13,6 +13,7 @@ from ..harness import Broker
 GEMINGA = Path(sys.executable).with_name("geminga")
 
 
+@pytest.mark.slow
 def test_a_key_that_cannot_be_read_is_one_line_and_status_2(tmp_path):
     """With which systemd does not start it again and again."""
     file = tmp_path / "geminga.toml"
@@ -32,6 +33,7 @@ def test_sockets_lie_in_the_data_folder_unless_its_path_is_too_long_for_them(tmp
     made.rmdir()
 
 
+@pytest.mark.slow
 def test_no_sockets_stay_behind_a_stop(tmp_path):
     broker = Broker(tmp_path / "data", "--workers", "1", "--owners", "1")
     with contextlib.closing(broker):

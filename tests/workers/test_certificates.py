@@ -208,6 +208,7 @@ def test_nobody_is_asked_who_does_not_want_to_know(files):
         assert talk(port, context_of(files.authority, trustme.CA().issue_cert(common_name="joe"))).text == "hello nobody"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("versions", "spoken"), [(("TLSv1.2",), "TLSv1_2"), (("TLSv1.3",), "TLSv1_3")])
 def test_versions_are_those_of_the_configuration(files, versions, spoken):
     with served(Tls(files.options(versions=versions))) as port:

@@ -589,7 +589,7 @@ def rights():
 
 
 @pytest.fixture
-def guarded(tmp_path, monkeypatch, rights):
+def guarded_worker(tmp_path, monkeypatch, rights):
     played = PlayedWorker(tmp_path, monkeypatch, rights=rights)
     yield played
     played.close()
@@ -603,85 +603,85 @@ def look(worker):
 
 
 @both
-def test_a_command_without_a_right_leaves_the_id_to_whoever_has_it(guarded, rights, kind):
+def test_a_command_without_a_right_leaves_the_id_to_whoever_has_it(guarded_worker, rights, kind):
     """It names the id of one that is being made for another topic."""
-    client = guarded.client()
-    rights.withdraw(guarded.topic(0, 1))
-    client.say(kind.make(guarded.topic(0), 1), kind.make(guarded.topic(0, 1), 2))
+    client = guarded_worker.client()
+    rights.withdraw(guarded_worker.topic(0, 1))
+    client.say(kind.make(guarded_worker.topic(0), 1), kind.make(guarded_worker.topic(0, 1), 2))
     assert client.told() == [("ERROR", 2, api.AuthorizationError)]
-    guarded.owners[0].heard()
-    is_ready(guarded.owners[0], client, kind, 10)
+    guarded_worker.owners[0].heard()
+    is_ready(guarded_worker.owners[0], client, kind, 10)
     assert client.told() == [kind.told_success(1)]
-    assert guarded.owners[0].commands() == []      # nor is it told to end it
+    assert guarded_worker.owners[0].commands() == []      # nor is it told to end it
 
 
 @both
-def test_what_is_there_is_told_to_go_once(guarded, rights, kind):
-    client = guarded.client()
-    open_on(guarded, client, kind)
-    rights.withdraw(guarded.topic(0))
-    assert look(guarded) == look(guarded) == 0
-    assert guarded.owners[0].commands() == [(kind.expelled, b"1 10")]
-    guarded.owners[0].replies(client, kind.farewell(), action=kind.gone, object_id=1, handle=10)
-    assert look(guarded) == 1
+def test_what_is_there_is_told_to_go_once(guarded_worker, rights, kind):
+    client = guarded_worker.client()
+    open_on(guarded_worker, client, kind)
+    rights.withdraw(guarded_worker.topic(0))
+    assert look(guarded_worker) == look(guarded_worker) == 0
+    assert guarded_worker.owners[0].commands() == [(kind.expelled, b"1 10")]
+    guarded_worker.owners[0].replies(client, kind.farewell(), action=kind.gone, object_id=1, handle=10)
+    assert look(guarded_worker) == 1
     assert client.told() == [(kind.closed, 1)]
-    client.say(kind.make(guarded.topic(0), 2))
+    client.say(kind.make(guarded_worker.topic(0), 2))
     assert client.told() == [("ERROR", 2, api.AuthorizationError)]
-    assert guarded.owners[0].commands() == []
+    assert guarded_worker.owners[0].commands() == []
 
 
 @both
-def test_what_is_being_made_is_told_to_go(guarded, rights, kind):
+def test_what_is_being_made_is_told_to_go(guarded_worker, rights, kind):
     """Before the answer to whoever took the right away; nothing is published or given out in between."""
-    client = guarded.client()
-    client.say(kind.make(guarded.topic(0)))
-    guarded.owners[0].heard()
-    rights.withdraw(guarded.topic(0))
-    assert look(guarded) == 0
-    assert guarded.owners[0].commands() == [(kind.expelled, b"1 0")]
-    is_ready(guarded.owners[0], client, kind, 10)      # it was there when the owner heard of it
-    assert look(guarded) == 0
-    assert guarded.owners[0].commands() == []
-    guarded.owners[0].replies(client, kind.farewell(), action=kind.gone, object_id=1, handle=10)
-    assert look(guarded) == 1
+    client = guarded_worker.client()
+    client.say(kind.make(guarded_worker.topic(0)))
+    guarded_worker.owners[0].heard()
+    rights.withdraw(guarded_worker.topic(0))
+    assert look(guarded_worker) == 0
+    assert guarded_worker.owners[0].commands() == [(kind.expelled, b"1 0")]
+    is_ready(guarded_worker.owners[0], client, kind, 10)      # it was there when the owner heard of it
+    assert look(guarded_worker) == 0
+    assert guarded_worker.owners[0].commands() == []
+    guarded_worker.owners[0].replies(client, kind.farewell(), action=kind.gone, object_id=1, handle=10)
+    assert look(guarded_worker) == 1
     assert client.told() == [kind.told_success(1), (kind.closed, 1)]
 
 
 @both
-def test_what_becomes_ready_too_late_is_told_to_go_at_once(guarded, rights, kind):
-    client = guarded.client()
-    client.say(kind.make(guarded.topic(0)))
-    guarded.owners[0].heard()
-    rights.withdraw(guarded.topic(0))
-    is_ready(guarded.owners[0], client, kind, 10)
-    assert guarded.owners[0].commands() == [(kind.expelled, b"1 10")]
+def test_what_becomes_ready_too_late_is_told_to_go_at_once(guarded_worker, rights, kind):
+    client = guarded_worker.client()
+    client.say(kind.make(guarded_worker.topic(0)))
+    guarded_worker.owners[0].heard()
+    rights.withdraw(guarded_worker.topic(0))
+    is_ready(guarded_worker.owners[0], client, kind, 10)
+    assert guarded_worker.owners[0].commands() == [(kind.expelled, b"1 10")]
 
 
 @both
-def test_what_waits_for_its_owner_is_looked_at_anew(guarded, rights, kind):
-    client = guarded.client()
-    guarded.owners[0].gone()
-    client.say(kind.make(guarded.topic(0)))
-    rights.withdraw(guarded.topic(0))
-    assert look(guarded) == 1
-    guarded.owners[0].up()
+def test_what_waits_for_its_owner_is_looked_at_anew(guarded_worker, rights, kind):
+    client = guarded_worker.client()
+    guarded_worker.owners[0].gone()
+    client.say(kind.make(guarded_worker.topic(0)))
+    rights.withdraw(guarded_worker.topic(0))
+    assert look(guarded_worker) == 1
+    guarded_worker.owners[0].up()
     assert client.told() == [("ERROR", 1, api.AuthorizationError)]
-    assert guarded.owners[0].commands() == []
-    client.say(kind.make(guarded.topic(1), 2))
-    assert len(guarded.owners[1].commands()) == 1
+    assert guarded_worker.owners[0].commands() == []
+    client.say(kind.make(guarded_worker.topic(1), 2))
+    assert len(guarded_worker.owners[1].commands()) == 1
 
 
 @both
-def test_a_right_that_another_topic_has_helps_nobody(guarded, rights, kind):
+def test_a_right_that_another_topic_has_helps_nobody(guarded_worker, rights, kind):
     """The same id again for a topic that its client may use."""
-    client = guarded.client()
-    client.say(kind.make(guarded.topic(0)), kind.make(guarded.topic(1), 2))
-    is_ready(guarded.owners[0], client, kind, 10)
-    guarded.owners[0].heard()
-    rights.withdraw(guarded.topic(0))
-    assert look(guarded) == 0
-    assert guarded.owners[0].commands() == [(kind.expelled, b"1 10")]
-    assert guarded.owners[1].commands() == []
+    client = guarded_worker.client()
+    client.say(kind.make(guarded_worker.topic(0)), kind.make(guarded_worker.topic(1), 2))
+    is_ready(guarded_worker.owners[0], client, kind, 10)
+    guarded_worker.owners[0].heard()
+    rights.withdraw(guarded_worker.topic(0))
+    assert look(guarded_worker) == 0
+    assert guarded_worker.owners[0].commands() == [(kind.expelled, b"1 10")]
+    assert guarded_worker.owners[1].commands() == []
 
 
 # -- schemas
@@ -725,12 +725,12 @@ def test_a_schema_that_is_refused_frees_the_id(worker, client):
     assert len(worker.owners[1].commands()) == 1
 
 
-def test_a_right_that_is_lost_while_a_schema_is_looked_at(guarded, rights):
-    client = guarded.client()
-    client.say(producer(guarded.topic(0), 1, schema=SCHEMA))
-    rights.withdraw(guarded.topic(0))
-    assert settled(guarded, guarded.owners[0]) == []
-    guarded.turn()
+def test_a_right_that_is_lost_while_a_schema_is_looked_at(guarded_worker, rights):
+    client = guarded_worker.client()
+    client.say(producer(guarded_worker.topic(0), 1, schema=SCHEMA))
+    rights.withdraw(guarded_worker.topic(0))
+    assert settled(guarded_worker, guarded_worker.owners[0]) == []
+    guarded_worker.turn()
     assert client.told() == [("ERROR", 1, api.AuthorizationError)]
     assert not client.client.routes.producers
 

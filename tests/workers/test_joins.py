@@ -290,6 +290,7 @@ def test_who_has_too_much_waiting_is_not_read_from(worker, monkeypatch):
     assert crowd.client.stream._waiting_commands == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_up", [True, False])
 def test_what_is_asked_about_a_consumer_that_waits_is_answered(worker, is_up):
     """As Pulsar answers it: it is not there."""

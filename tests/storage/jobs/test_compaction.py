@@ -44,6 +44,7 @@ def test_a_view_has_the_newest_message_of_each_key(tmp_path_factory, steps, reta
             getattr(topic, step)(*arguments)
 
 
+@pytest.mark.slow
 def test_ids_stay(tmp_path):
     """Those that are left have the ledgers, entries and batch indexes that their producers were told."""
     topic = Topic(tmp_path)
