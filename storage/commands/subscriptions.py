@@ -106,9 +106,8 @@ def delete_subscription(owner: OwnerContext, subscription: Subscription) -> None
     if subscription.is_durable:
         owner.catalogue.delete_subscription(subscription.cursor.subscription_id)
         owner.note(partition, op(format.SUBSCRIPTION_DELETED, partition.partition_id, subscription_id=subscription.cursor.subscription_id))
-        owner.commit()
+        owner.answer_needs_sync()
         partition.remove_subscription(subscription)
-        owner.journal.touched(partition)
         owner.wake_trimming(partition)
         log.info("a subscription was deleted", topic=partition.name, subscription=subscription.name)
     else:      # its last consumer may have taken it away already

@@ -2,7 +2,7 @@
 
     receive   SENDs and acknowledgements are gathered, permits granted; a command is carried out at once, after all that came before it
     decide    SENDs -> plan -> journal, synced -> ledgers -> receipts; acknowledgements -> cursors -> ops; once a second, the watchers
-    sync      ops -> journal, synced when an answer depends on them; then files go that the journal does not need
+    sync      ops -> journal, synced when an answer depends on them; then files are changed that the journal needed till then
     answer    what consumers get now; one envelope for each worker
 
 Nothing is answered before `answer`, so nothing is answered before it is durable.
@@ -85,6 +85,8 @@ class Pass:
     def sync(self) -> None:
         """Make durable what was decided, as far as an answer of this pass depends on it."""
         self._durability.commit()
+        for action in self._decisions.take_actions():
+            action()
         self._trimming.unlink_taken()
 
     def answer(self) -> list[tuple[int, list[Any]]]:

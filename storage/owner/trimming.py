@@ -38,6 +38,7 @@ class Trimming(Watcher):
     def release(self, topic: Topic) -> None:
         self.recent.discard(topic)
         self._owner.to_trim.pop(topic, None)
+        self.unlink_taken()      # the journal is synced; a partition that is opened again would go on with their files
 
     def decide(self) -> None:
         """Take ledgers that nobody needs out of their chains, and tell the journal: a replay must not miss them."""
@@ -61,7 +62,9 @@ class Trimming(Watcher):
     def trim(self) -> None:
         """Delete ledgers that nobody needs now, not with the pass: administration answers with the bytes given back."""
         self.decide()
-        self._delete_taken()
+        if self._taken:
+            self._durability.commit_and_sync()
+            self.unlink_taken()
 
     def truncate(self, partition: Partition) -> None:
         """Delete all entries of a partition on which everything is acknowledged, whatever retention says.  Raises StorageFull."""
@@ -69,13 +72,6 @@ class Trimming(Watcher):
             self._partitions.roll(partition)
         self._views.truncated(partition)
         self._take(partition, len(partition.ledgers))
-        self._delete_taken()
-
-    def _delete_taken(self) -> None:
-        """Delete ledgers that were taken within a pass, not at its end: the journal is synced first."""
-        if self._taken:
-            self._durability.commit_and_sync()
-            self.unlink_taken()
 
     def _take(self, partition: Partition, at_most: int) -> None:
         for ledger in partition.take_acknowledged_ledgers(at_most):

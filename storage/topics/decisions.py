@@ -2,9 +2,12 @@
 
     note, note_in_order, note_many, count      -> ops, in the journal with the next commit
     answer_needs_sync                          -> the next commit syncs
+    after_commit                               -> actions on files, in the sync step of the pass
     outbox                                     -> one envelope for each worker, sent when the pass is durable
     wake, wake_trimming                        -> partitions to be dispatched, or trimmed, in this pass
 """
+from collections.abc import Callable
+
 from geminga.proto.rows import Rows
 from geminga.storage import format
 from geminga.storage.ledgers.journal import Journal
@@ -28,6 +31,7 @@ class Decisions:
         self._ops: list[bytes] = []                       # in order
         self._many_ops: list[Rows] = []                # before them; their order does not matter
         self._totals: dict[tuple[Subscription, int], None] = {}     # (subscription, reason): totals that changed
+        self._actions: list[Callable[[], None]] = []      # for the sync step
         self._outboxes: dict[int, Outbox] = {}            # by worker
         self._taken: dict[int, int] = {}                  # credit that each worker has used up so far, see envelope.seal
 
@@ -58,6 +62,18 @@ class Decisions:
     def answer_needs_sync(self) -> None:
         """Have the next commit sync the journal: an answer of this pass depends on it."""
         self.must_sync = True
+
+    def after_commit(self, action: Callable[[], None]) -> None:
+        """Carry out the action in the sync step of this pass, when the journal has all that was decided.
+
+        Actions change files that a replay of an older journal would still need.  They run before any answer leaves.
+        """
+        self._actions.append(action)
+
+    def take_actions(self) -> list[Callable[[], None]]:
+        """Return the actions of this pass; none are left."""
+        actions, self._actions = self._actions, []
+        return actions
 
     @property
     def has_ops(self) -> bool:

@@ -3,6 +3,7 @@
 Commands, policies, upkeep and administration take an OwnerContext, never the Owner: so they are read, typed and tested without it.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -123,6 +124,8 @@ class OwnerContext(Protocol):
 
     def answer_needs_sync(self) -> None: ...
 
+    def after_commit(self, action: Callable[[], None]) -> None: ...
+
     def wake(self, topic: Topic) -> None: ...
 
     def wake_trimming(self, partition: Partition) -> None: ...
@@ -138,7 +141,19 @@ class OwnerContext(Protocol):
         """A number for a producer or consumer, unique as long as the owner lives."""
 
     def commit(self) -> None:
-        """Make all that was decided so far durable.  Raises StorageFull, NotDurable."""
+        """Make all that was decided so far durable, in the middle of a pass.  Raises NotDurable.
+
+        The sync step of the pass does this for nearly all decisions; `after_commit` has files changed behind it.  A
+        decision may not wait for that step when something that is carried out later in the same pass, or its own
+        answer, depends on files which a crash must not show before the journal's ops:
+
+        - unload: a later command of the pass opens the partition anew, from its files.
+        - delete: the catalogue is changed after the journal here, and before it in every other commit.  When the
+          catalogue has no room, everything that it has not committed is undone.
+        - a night's trimming: the answer says how many bytes were given back.
+        - a backup's cut: the answer says which states were written down.
+        - cancelling a delayed message: the answer says whether the index of delayed messages could be amended.
+        """
 
     def partition(self, name: TopicName) -> Partition | None:
         """The partition of that name, opened if it is stored.  Raises CorruptFile, StorageFull, Refusal."""

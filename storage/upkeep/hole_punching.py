@@ -8,6 +8,7 @@ are read).
 """
 import errno
 import os
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +40,7 @@ class HolePuncher(Watcher):
         self._owner = owner
         self._is_possible = True                         # not all file systems can
         self._left: list[tuple[Ledger, int, int, int]] = []      # holes that there was no room for
+        self._planned: list[tuple[Ledger, int, int, int]] = []   # holes of this pass, until its commit
 
     def watch(self, partition: Partition) -> None:
         """Its policies are new."""
@@ -47,6 +49,7 @@ class HolePuncher(Watcher):
     def release(self, partition: Partition) -> None:
         self._owner.acknowledged.pop(partition, None)
         self._left = [hole for hole in self._left if hole[0].partition_id != partition.partition_id]
+        self._planned = [hole for hole in self._planned if hole[0].partition_id != partition.partition_id]
 
     def tick(self, now_ms: int) -> None:
         partitions, self._owner.acknowledged = self._owner.acknowledged, {}
@@ -64,10 +67,18 @@ class HolePuncher(Watcher):
                 holes += found
                 freed.append(partition)
         if holes:
-            self._owner.commit()
-            self._owner.journal.sync()
-            self._punch(holes)
-        self._give_back_indexes(freed, now_ms)
+            self._planned = holes
+            self._owner.answer_needs_sync()
+            self._owner.after_commit(partial(self._punch_planned, freed, now_ms))
+        else:
+            self._give_back_indexes(freed, now_ms)
+
+    def _punch_planned(self, partitions: list[Partition], now_ms: int) -> None:
+        """Punch the holes that were planned, whose acknowledgements the journal has; then give back index blocks of the partitions."""
+        holes, self._planned = self._planned, []
+        self._owner.journal.sync()      # even where answers do not wait for it: bytes are gone at once
+        self._punch(holes)
+        self._give_back_indexes([partition for partition in partitions if not partition.is_released], now_ms)
 
     def _plan(self, partition: Partition) -> list[tuple[Ledger, int, int, int]]:
         """(ledger, begin and end of a hole, where an entry begins that reaches into it, or -1): the journal is told of their entries."""

@@ -55,6 +55,30 @@ def test_a_pass_that_cannot_sync_answers_nothing(rig, monkeypatch):
     monkeypatch.undo()
 
 
+def test_subscriptions_are_deleted_and_topics_truncated_with_the_sync_of_their_pass(rig, watched):
+    """Each op is one decision more of the pass; their files change behind its commit, and before the answers."""
+    producer = rig.producer("a")
+    for subscription in ("first", "second"):
+        rig.close_consumer(rig.consumer("a", subscription))
+    ledger = rig.publish(producer, b"x")[0][0]
+    path = rig.partition("a").find(ledger).ledger_path
+    done = watched(rig)
+    answers = rig.run(rig.question("unsubscribe", "a", subscription="first", force=False), rig.question("truncate", "a"))
+    assert (len(answers.answered), done, path.exists()) == (2, ["append", "sync"], False)
+    assert [name for name, _ in rig.partition("a").subscriptions] == ["second"]
+
+
+def test_a_topic_that_is_truncated_and_unloaded_in_one_pass_comes_back_empty(rig):
+    """What is opened again in that pass does not find the files of ledgers that are to be unlinked at its end."""
+    producer = rig.producer("a")
+    rig.publish(producer, b"x", b"y")
+    number = rig.number()
+    subscribe = rig.command("subscribe", topic="a", subscription="sub", subType=0, initialPosition=1, consumer_id=number, request_id=number)
+    answers = rig.run(rig.question("truncate", "a"), rig.question("unload", "a"), subscribe)
+    consumer = rig.consumer_in(answers, number, "a")
+    assert (len(rig.partition("a").ledgers), rig.receive(consumer)) == (1, [])
+
+
 @pytest.mark.slow
 def test_many_partitions_in_one_pass_cost_one_sync(rig, watched):
     """Whoever publishes to 60 topics waits for the disk once; so do their acknowledgements in the same pass."""
