@@ -4,8 +4,10 @@ from pathlib import Path
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _OF_DISK = (*_FULL, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE)
-_OF_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOENT, errno.ELOOP,
-             errno.ENAMETOOLONG)
+_OF_PLACE = (
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOENT, errno.ELOOP,
+    errno.ENAMETOOLONG,
+)
 
 
 class StorageFull(Exception):
@@ -13,7 +15,7 @@ class StorageFull(Exception):
 
 
 class NotDurable(Exception):
-    """Decisions of a pass cannot be put on disk. Nothing of them was answered.
+    """Decisions of a pass cannot be put on disk.  Nothing that depends on them was answered.
 
     The owner ends, and its successor begins with what is on disk.
     """

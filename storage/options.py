@@ -1,90 +1,96 @@
-"""What an owner can be told: one frozen dataclass, handed down by the supervisor.
+"""Options of owners: one frozen dataclass, handed down by the supervisor.
 
-Lower layers read no globals and no environment; supervisor/configuration/config.py composes these from the configuration and checks ranges.
+Lower layers read no globals and no environment: supervisor/configuration/config.py makes these from the configuration
+and checks their ranges.  For every limit, 0 means that there is none, unless its line says otherwise.
 """
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class StorageOptions:
-    """How entries are kept and when what was kept is given back."""
+    """How entries are stored, how long they are kept, and the defaults of policies."""
 
-    sync: str = "group"                       # "group": before anything is answered; "interval": now and then; "none": the kernel decides
+    # -- storage
+    sync: str = "group"      # "group": before any answer; "interval": now and then; "none": when the kernel writes back
     sync_interval_ms: int = 1_000             # with sync = "interval": how much of the newest data a power cut may cost
-    roll_over_bytes: int = 64 << 20           # a ledger is sealed when it holds this much; space is given back ledger by ledger
-    roll_over_entries: int = 1_000_000        # or this many entries
-    roll_over_age_s: int = 4 * 3600           # or when it is this old
-    journal_segment_bytes: int = 16 << 20     # segments are written over and over: blocks written before sync 4 times faster
-    journal_segments_max: int = 8             # bound of what a recovery replays: segments x bytes
-    pass_bytes_max: int = 1 << 20             # bytes of entries that one pass takes in before it syncs
-    disk_refuse_below_bytes: int = 256 << 20  # with less free nobody may publish; at most a 20th of the file system
-    disk_accept_above_bytes: int = 384 << 20  # with so much publishing goes on; at most a 10th of the file system
-    disk_reserve_bytes: int = 32 << 20        # of each owner, for the rest when others filled the disk; at most a 40th
-    auto_create_topics: bool = True           # a topic comes to be when it is first used
-    auto_create_partitions: int = 0           # such topics are partitioned when this is above 0
-    non_persistent_topics: bool = True        # topics that keep nothing may be used
-    discovery_grace_s: int = 120              # so long a new topic keeps everything for clients that discover it; 0: it does not
-    auto_create_subscriptions: bool = True    # a subscription comes to be when it is first used
-    force_delete_namespaces: bool = False     # by force=true, with all their topics
-    force_delete_tenants: bool = False        # ... with all their namespaces, where both may
-    max_unacked_messages_per_consumer: int = 50_000          # of a shared subscription; above, a consumer gets no more; 0: no bound
-    max_unacked_messages_per_subscription: int = 200_000     # of all its consumers together; 0: no bound
-    max_unacked_messages_per_broker: int = 0  # of all shared subscriptions together; 0: no bound
-    max_unacked_percent_when_blocked: int = 16       # of that bound: a subscription with more gets nothing while the bound is reached
-    max_live_messages_per_connection: int = 0        # under way to non-persistent topics; what is above is dropped; 0: no bound
-    batch_index_acknowledgement: bool = True  # messages of a batch are acknowledged one by one; else it counts when all of it is
-    failover_selection: str = "name"          # who is active on a topic that is not partitioned: by "name", "join-order" or "hashring"
-    delayed_delivery_strict: bool = True      # never early, late by at most a tick; else early by at most a tick
-    key_shared_enabled: bool = True           # Key_Shared subscriptions may be made
-    key_shared_consistent_hashing: bool = True       # consumers share a ring of hashes; else the largest range is split
-    # What holds where no policy of a topic or a namespace says otherwise:
-    retention_s: int = 0                      # acknowledged ledgers are kept so long; -1: no bound; 0: they are not kept
-    retention_bytes: int = 0                  # ... and while their partition is not larger; -1: no bound; 0: they are not kept
-    message_ttl_s: int = 0                    # messages that are not acknowledged by then expire; 0: they do not
-    backlog_quota_bytes: int = -1             # of a partition's slowest subscription; -1: no bound
-    backlog_quota_age_s: int = -1             # of the oldest message of a backlog; -1: no bound
-    backlog_quota_check: bool = True          # quotas are enforced, whoever has set them
-    backlog_quota_policy: str = "producer_request_hold"      # what happens above, see policies.QUOTA_ACTIONS
-    max_producers_per_topic: int = 0          # of a topic or partition at a time; of these bounds, 0: there is none
-    max_consumers_per_topic: int = 0
+    roll_over_bytes: int = 64 << 20           # a ledger is sealed when it holds so much: ledgers are deleted as a whole
+    roll_over_entries: int = 1_000_000        # a ledger is sealed when it holds so many
+    roll_over_age_s: int = 4 * 3600           # a ledger is sealed when it is so old
+    journal_segment_bytes: int = 16 << 20     # syncing blocks that were written before is four times faster
+    journal_segments_max: int = 8             # with journal_segment_bytes a bound of what a recovery replays
+    pass_bytes_max: int = 1 << 20             # bytes of entries that a pass takes in before it syncs
+    disk_refuse_below_bytes: int = 256 << 20  # free space that stops publishing; at most a 20th of the file system
+    disk_accept_above_bytes: int = 384 << 20  # free space with which publishing resumes; at most a 10th
+    disk_reserve_bytes: int = 32 << 20        # of each owner, given up when the disk is full; at most a 40th
+
+    # -- topics and subscriptions
+    auto_create_topics: bool = True           # a topic is created at its first use
+    auto_create_partitions: int = 0           # partitions of topics created so; 0: they are not partitioned
+    non_persistent_topics: bool = True        # non-persistent topics may be used
+    discovery_grace_s: int = 120              # a new topic keeps all messages so long for consumers that discover it
+    auto_create_subscriptions: bool = True    # a subscription is created at its first use
+    force_delete_namespaces: bool = False     # force=true deletes a namespace with all its topics
+    force_delete_tenants: bool = False        # force=true deletes a tenant with all its namespaces, if both are allowed
+    max_unacked_messages_per_consumer: int = 50_000          # of a shared subscription; above, it is sent no more
+    max_unacked_messages_per_subscription: int = 200_000     # of all consumers of a shared subscription together
+    max_unacked_messages_per_broker: int = 0  # of all shared subscriptions together
+    max_unacked_percent_when_blocked: int = 16       # of that limit; while it is reached, a larger share is blocked
+    max_live_messages_per_connection: int = 0        # in flight to non-persistent topics; those above are dropped
+    batch_index_acknowledgement: bool = True  # False: a batch counts as acknowledged when all its messages are
+    failover_selection: str = "name"          # of active consumers without partitions; or "join-order", "hashring"
+    delayed_delivery_strict: bool = True      # messages are at most a tick late; False: at most a tick early
+    key_shared_enabled: bool = True           # Key_Shared subscriptions may be used
+    key_shared_consistent_hashing: bool = True       # by a ring of hashes; False: the largest range is split
+
+    # -- defaults of policies, where a namespace or topic has none of its own
+    retention_s: int = 0                      # acknowledged ledgers are kept so long; -1: for ever; 0: they are deleted
+    retention_bytes: int = 0                  # ... while their partition is no larger; -1: no limit; 0: they go at once
+    message_ttl_s: int = 0                    # messages that were not acknowledged in this time expire
+    backlog_quota_bytes: int = -1             # of a partition's slowest subscription; -1: no limit
+    backlog_quota_age_s: int = -1             # age of the oldest message of a backlog; -1: no limit
+    backlog_quota_check: bool = True          # False: no quota is enforced, wherever it was set
+    backlog_quota_policy: str = "producer_request_hold"      # what happens above a quota, see policies.QUOTA_ACTIONS
+    max_producers_per_topic: int = 0          # of a partition at a time
+    max_consumers_per_topic: int = 0          # of a partition at a time
     max_consumers_per_subscription: int = 0
     max_subscriptions_per_topic: int = 0
     max_topics_per_namespace: int = 0         # each partition counts
-    max_same_address_producers_per_topic: int = 0     # of a topic or partition at a time, from one address; 0: no bound
+    max_same_address_producers_per_topic: int = 0     # of a partition at a time, from one address
     max_same_address_consumers_per_topic: int = 0
-    delete_inactive_topics: bool = False      # topics that nobody uses are deleted
-    inactive_topic_s: int = 60                # ... after so long
-    inactive_topic_mode: str = "delete_when_no_subscriptions"    # ... or "delete_when_subscriptions_caught_up"
-    subscription_types: tuple[str, ...] = ("Exclusive", "Failover", "Key_Shared", "Shared")      # that consumers may ask for
-    encryption_required: bool = False         # producers must encrypt
-    subscription_expiration_s: int = 0        # a subscription that nobody uses is deleted after so long; 0: it is not
-    deduplication: bool = False               # what a producer sends again is not stored again
-    delayed_delivery: bool = True             # Shared and Key_Shared consumers get a message not before its time
-    delayed_delivery_tick_ms: int = 1_000     # how exactly
-    delayed_delivery_window_ms: int = 300_000        # the schedule is kept in files for so long each
-    delayed_delivery_max_ms: int = 0          # what is published with a longer delay is refused; 0: no bound
-    delayed_delivery_fixed_ms: int = 0        # every message is delayed for so long, whatever its producer says; 0: as that says
-    compaction_threshold_bytes: int = 0       # a partition with so much news since it was compacted is compacted; 0: it is not
-    schema_compatibility_strategy: str = "FULL"      # which versions of a schema get along, see storage/schemas/registry.py
+    delete_inactive_topics: bool = False      # unused topics are deleted
+    inactive_topic_s: int = 60                # an unused topic is deleted after so long
+    inactive_topic_mode: str = "delete_when_no_subscriptions"    # or "delete_when_subscriptions_caught_up"
+    subscription_types: tuple[str, ...] = ("Exclusive", "Failover", "Key_Shared", "Shared")      # that may be used
+    encryption_required: bool = False         # unencrypted messages are refused
+    subscription_expiration_s: int = 0        # an unused subscription is deleted after so long
+    deduplication: bool = False               # a message that a producer sends again is not stored again
+    delayed_delivery: bool = True             # Shared and Key_Shared consumers get a message when it is due, not before
+    delayed_delivery_tick_ms: int = 1_000     # precision of delivery times
+    delayed_delivery_window_ms: int = 300_000        # delivery times that share a file of the delayed index
+    delayed_delivery_max_ms: int = 0          # messages with a longer delay are refused
+    delayed_delivery_fixed_ms: int = 0        # every message's delay, whatever its producer asks for; 0: as it asks
+    compaction_threshold_bytes: int = 0       # so much that is new has a partition compacted; 0: only nights compact it
+    schema_compatibility_strategy: str = "FULL"      # of versions of a schema, see storage/schemas/registry.py
     schema_auto_update: bool = True           # clients may add schemas, and versions of them
-    schema_validation_enforced: bool = False  # a topic with a schema takes nothing from producers without one
-    publish_messages_per_topic: int = 0       # messages a second; 0 here and below: no bound
-    publish_bytes_per_topic: int = 0          # ... and their bytes
-    dispatch_messages_per_topic: int = 0      # likewise what consumers get, of all subscriptions together
+    schema_validation_enforced: bool = False  # a topic with a schema refuses producers without one
+    publish_messages_per_topic: int = 0       # messages a second
+    publish_bytes_per_topic: int = 0          # bytes of messages a second
+    dispatch_messages_per_topic: int = 0      # messages a second to all subscriptions together
     dispatch_bytes_per_topic: int = 0
     dispatch_messages_per_subscription: int = 0
     dispatch_bytes_per_subscription: int = 0
-    dispatch_relative_to_publish: bool = False       # these are beyond what is published in the same time
-    subscribes_per_consumer: int = 0          # how often a consumer may subscribe to a topic ...
-    subscribe_period_s: int = 30              # ... in so many seconds
-    # Whatever holds:
-    publish_messages_per_broker: int = 0      # messages a second, to all topics together; 0 here and below: no bound
+    dispatch_relative_to_publish: bool = False       # dispatch rates come on top of what is published in the same time
+    subscribes_per_consumer: int = 0          # how often a consumer may subscribe to a topic in a period
+    subscribe_period_s: int = 30              # that period
+
+    # -- limits of the whole broker, which no policy changes
+    publish_messages_per_broker: int = 0      # messages a second, to all topics together
     publish_bytes_per_broker: int = 0
     dispatch_messages_per_broker: int = 0
     dispatch_bytes_per_broker: int = 0
-    dispatch_limits_entries: bool = False     # a batch counts as one message when what consumers get is bounded
-    dispatch_limits_without_backlog: bool = True     # also of subscriptions that are hardly behind
-    deduplication_names_max: int = 10_000     # producers that a partition remembers; the longest inactive are forgotten first
-    deduplication_inactivity_s: int = 6 * 3600       # a producer that is not connected is forgotten after this
-    stats_window_s: int = 60                  # rates are averages over the last complete window of so long
-    keep_alive_interval_ms: int = 30_000      # how long an owner waits for a suspected dead connection is derived from it
+    dispatch_limits_entries: bool = False     # for dispatch rates a batch counts as one message
+    dispatch_limits_without_backlog: bool = True     # dispatch rates also hold for subscriptions that keep up
+    deduplication_names_max: int = 10_000     # producers that a partition remembers; the longest inactive are forgotten
+    deduplication_inactivity_s: int = 6 * 3600       # a producer that is not connected is forgotten after so long
+    stats_window_s: int = 60                  # rates in statistics are averages over the last complete window
+    keep_alive_interval_ms: int = 30_000      # clients are asked for a sign of life; owners derive their waits from it

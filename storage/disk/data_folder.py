@@ -60,8 +60,8 @@ def check(data_dir: Path) -> int:
     if not said.strip().isdigit():
         raise CannotUse(f"{path}: expected a number, found {said[:20]!r}")
     if (number := int(said)) > format.FOLDER_VERSION:
-        raise CannotUse(f"{path}: {data_dir} has format {number}, and this program knows {format.FOLDER_VERSION} and older; "
-                        "a newer one wrote it")
+        raise CannotUse(f"{path}: {data_dir} has format {number}, and this program knows {format.FOLDER_VERSION} "
+                        "and older; a newer one wrote it")
     return number
 
 

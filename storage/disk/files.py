@@ -12,7 +12,7 @@ _DESCRIPTORS = 3      # of an open ledger: two files, and the duplicate that Pyt
 
 
 def open_max() -> int:
-    """The number of ledgers that a process keeps open: they take a quarter of its descriptors."""
+    """Return how many ledgers a process keeps open: they take a quarter of its descriptors."""
     return max(16, min(8_192, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // (4 * _DESCRIPTORS)))
 
 
@@ -72,7 +72,8 @@ def map_file(path: Path, *, writable: bool, private: bool = False) -> mmap.mmap:
     """Map a whole file, shared.  private: writes to the mapping stay in memory.  Raises OSError."""
     fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
     try:
-        return mmap.mmap(fd, 0, access=mmap.ACCESS_COPY if private else mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
+        access = mmap.ACCESS_COPY if private else mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+        return mmap.mmap(fd, 0, access=access)
     finally:
         os.close(fd)
 

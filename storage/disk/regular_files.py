@@ -42,8 +42,9 @@ def read(path: Path, size: int, folder: Path | None = None) -> bytes:
 def check(*folders: Path) -> None:
     """Check that everything below these folders is a regular file or a folder.  Raises OSError."""
     for folder in folders:
-        with contextlib.suppress(FileNotFoundError), os.scandir(folder) as found:      # its broker may have just removed it
-            for entry in found:
+        # A broker that serves the folder may have just removed it.
+        with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+            for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
                     check(Path(entry.path))
                 elif not entry.is_file(follow_symlinks=False):

@@ -4,7 +4,7 @@ import fcntl
 import os
 from pathlib import Path
 
-_KEEP_SIZE, _PUNCH_HOLE = 1, 2
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2      # FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE
 _CLONE = 0x40049409          # FICLONE
 
 _libc = ctypes.CDLL(None, use_errno=True)

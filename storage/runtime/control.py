@@ -29,10 +29,13 @@ class Control:
 
     def __init__(self, end: socket.socket):
         self._socket = end
-        self._rest = b""
-        self._kept: list[dict[str, Any]] = []
-        self.is_open = True
+        self._rest = b""                              # of a line whose end has not arrived
+        self._kept: list[dict[str, Any]] = []         # messages for `receive`
+        self.is_open = True                           # False: the other process has ended, or closed its end
         end.setblocking(False)
+
+    def __repr__(self) -> str:
+        return f"<Control kept={len(self._kept)} is_open={self.is_open}>"
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -41,23 +44,24 @@ class Control:
         self._socket.close()
 
     def send(self, **message: Any) -> None:
+        """Send one message, unless the other process has ended."""
         try:
             self._socket.sendall(json.dumps(message).encode() + b"\n")
-        except OSError:      # the other end is gone: whoever watches processes sees to it
+        except OSError:      # the supervisor notices by itself that a child has ended, and a child ends with it
             self.is_open = False
 
     def receive(self) -> list[dict[str, Any]]:
-        """Return the messages that have arrived. `is_open` is false when the other end is closed.
+        """Return the messages that have arrived.  `is_open` is false when the other end is closed.
 
         A ping is answered here, because a process calls this function from its main loop.
         """
         self.answer()
-        found, self._kept = self._kept, []
-        return found
+        messages, self._kept = self._kept, []
+        return messages
 
     @property
     def has_kept(self) -> bool:
-        """Whether messages wait here although the socket is empty."""
+        """Whether messages wait for `receive` that are out of the socket, so that polling it does not show them."""
         return bool(self._kept)
 
     def answer(self) -> None:
@@ -86,9 +90,11 @@ def packed(what: Any) -> str:
 
 
 def unpacked(text: str) -> Any:
+    """Return the options that `packed` has packed.  Only a process of the broker may have written the text."""
     return pickle.loads(bytes.fromhex(text))
 
 
 def control_pair() -> tuple[Control, Control]:
+    """Return the two ends of a new connection, for the supervisor and for a child that is forked next."""
     ours, theirs = socket.socketpair()
     return Control(ours), Control(theirs)

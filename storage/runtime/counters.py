@@ -13,28 +13,37 @@ import time
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
 NAMES: tuple[str, ...] = (
-    "connections_opened", "connections_closed", "commands", "protocol_errors", "sends_refused", "deliveries", "delivered_bytes",
-    "partitions_open", "producers", "consumers", "entries_in", "messages_in", "bytes_in", "entries_out", "syncs", "passes",
-    "entries_dropped", "deliveries_dropped", "entries_parked", "acks_of_damaged", "acks_ignored", "damage_found", "entries_lost",
-    "entries_expired", "entries_evicted",
-    "entries_duplicate", "deduplication_names_evicted",
-    "limited_messages_in", "limited_bytes_in", "limited_messages_out", "limited_bytes_out",      # as far as the broker has a rate
+    # connections of clients, at workers
+    "connections_opened", "connections_closed", "commands", "protocol_errors", "sends_refused", "deliveries",
+    # topics and their messages, at owners
+    "partitions_open", "producers", "consumers", "entries_in", "messages_in", "bytes_in", "entries_out", "syncs",
+    "passes", "entries_dropped", "deliveries_dropped", "entries_parked", "acks_of_damaged", "acks_ignored",
+    "damage_found", "entries_lost", "entries_expired", "entries_evicted", "entries_duplicate",
+    "deduplication_names_evicted",
+    # messages and bytes of all topics that count for a rate of the whole broker
+    "limited_messages_in", "limited_bytes_in", "limited_messages_out", "limited_bytes_out",
+    # the state of a process and of its disk
     "syncs_failed", "publishing_refused", "disk_free_bytes", "is_waiting", "pid", "serving_pid", "in_flight_bytes",
     "is_draining", "outstanding", "unacknowledged",
-    "bytes_out", "lookups", "lookups_failed", "handshakes", "handshakes_refused",
-    "lookups_waiting", "commands_waiting", "connections_throttled", "schemas_compatible", "schemas_incompatible",
-    "commands_refused", "rights_seen",
-    "loads_failed", "system_bytes_in", "health",
-    "memory_refuses", "started_1_ms", "started_2_ms", "started_3_ms", "starts", "damage_seen", "syncs_seen",
-    "clock_offset_ms", "clock_looked_ms", "clock_jumps_forward", "clock_jumps_back", "clock_jumps_seen", "clock_jumped_ms", "clock_jump_ms",
+    # what clients ask for
+    "bytes_out", "lookups", "lookups_failed", "handshakes", "handshakes_refused", "lookups_waiting",
+    "commands_waiting", "connections_throttled", "schemas_compatible", "schemas_incompatible", "commands_refused",
+    "rights_seen", "loads_failed", "system_bytes_in",
+    # what alarms look at
+    "health", "memory_refuses", "started_1_ms", "started_2_ms", "started_3_ms", "starts", "damage_seen", "syncs_seen",
+    "clock_offset_ms", "clock_looked_ms", "clock_jumps_forward", "clock_jumps_back", "clock_jumps_seen",
+    "clock_jumped_ms", "clock_jump_ms",
     "tls_connections", "tls_handshakes", "tls_handshakes_failed", "tls_reloads", "tls_reloads_failed",
 )
-METHODS = "token", "basic", "tls", "other"        # of authentication, and what becomes of it
-RESULTS = ("SUCCESS", "UNKNOWN_METHOD", "INVALID_AUTH_DATA", "INVALID_TOKEN", "EXPIRED_TOKEN", "INVALID_AUDIENCES", "INVALID_CERTS",
-           "INVALID_CN", "INVALID_PRINCIPAL", "ROLE_CHANGED", "NO_ANSWER", "BUSY")
-EXPIRING_MINUTES = 5, 10, 60, 240                 # that a token was still good for when it was shown
+METHODS = "token", "basic", "tls", "other"        # of authentication
+RESULTS = (                                       # of an attempt to authenticate
+    "SUCCESS", "UNKNOWN_METHOD", "INVALID_AUTH_DATA", "INVALID_TOKEN", "EXPIRED_TOKEN", "INVALID_AUDIENCES",
+    "INVALID_CERTS", "INVALID_CN", "INVALID_PRINCIPAL", "ROLE_CHANGED", "NO_ANSWER", "BUSY",
+)
+EXPIRING_MINUTES = 5, 10, 60, 240                 # bounds of the time for which a client's token is still valid
 NAMES += tuple(f"{method}_{result}" for method in METHODS for result in RESULTS)
 NAMES += ("expired_tokens", "expiring_minutes", "expiring_later", *(f"expiring_{bound}" for bound in EXPIRING_MINUTES))
 HISTOGRAMS = ("publish", "sync", "dispatch", "acknowledge", "answer", "lookup", "load", "quota_check",
@@ -45,13 +54,17 @@ _WIDTH = len(NAMES) + len(HISTOGRAMS) * (_BUCKETS + 1)
 
 
 class Counters:
-    """One process's row."""
+    """The counters of one process: its row of the shared table, which only this process writes."""
 
-    def __init__(self, table: np.ndarray, number: int):
+    def __init__(self, table: NDArray[np.int64], number: int):
+        """Take row `number` of the table (processes, columns)."""
         self._table, self._row = table, table[number]
-        self._cells = memoryview(self._row)      # the same; one is added to in a third of the time
+        self._cells = memoryview(self._row)      # numpy takes three times as long to add to one number
         self._columns = {name: number for number, name in enumerate(NAMES)}
         self._histograms = {name: len(NAMES) + number * (_BUCKETS + 1) for number, name in enumerate(HISTOGRAMS)}
+
+    def __repr__(self) -> str:
+        return f"<Counters pid={self._cells[self._columns['pid']]} starts={self._cells[self._columns['starts']]}>"
 
     def add(self, name: str, count: int = 1) -> None:
         self._cells[self._columns[name]] += count
@@ -91,6 +104,7 @@ class Counters:
         return int(self._table[:, self._columns[name]].sum())
 
     def read(self) -> dict[str, int]:
+        """Return all counters of this process by name, without the histograms."""
         return dict(zip(NAMES, self._row[:len(NAMES)].tolist(), strict=True))
 
     def histogram(self, name: str) -> tuple[list[int], float]:
@@ -107,4 +121,5 @@ def make_counters(processes: int) -> list[Counters]:
 
 
 def authentication_counter(method: str, result: str) -> str:
+    """Return the name of the counter of one of RESULTS; methods that are not in METHODS count as "other"."""
     return f"{method if method in METHODS else 'other'}_{result}"

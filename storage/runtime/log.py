@@ -32,10 +32,13 @@ ERROR, WARNING, INFO, DEBUG = 3, 4, 6, 7           # as syslog numbers them: mor
 LEVELS = {"error": ERROR, "warning": WARNING, "info": INFO, "debug": DEBUG}
 NAMES = {level: name for name, level in LEVELS.items()}
 JOURNAL = "/run/systemd/journal/socket"
-_WARNINGS_MAX, _EVENTS_MAX, _PERIOD_SECONDS = 30, 1_000, 60.0      # lines of a code, or of an event, in a period; arbitrary
+_PERIOD_SECONDS = 60.0                              # lines of one kind are counted for so long, and then anew
+_WARNINGS_MAX, _EVENTS_MAX = 30, 1_000              # lines of one code, or of one event, in a period; arbitrary
 _LINE_MAX = 32 << 10                                # characters of a line that are kept
-_CONTROL = {number: f"\\x{number:02x}" for number in (*range(32), *range(127, 160)) if chr(number) not in "\n\t"} | {ord("\n"): "\n    "}
-_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE      # which journald demands of a file
+_CONTROL = {number: f"\\x{number:02x}" for number in (*range(32), *range(127, 160)) if chr(number) not in "\n\t"}
+_CONTROL[ord("\n")] = "\n    "
+# journald refuses a memory file that its sender could still change
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _TOO_LARGE = errno.EMSGSIZE, errno.ENOBUFS          # for a datagram
 
 
@@ -62,7 +65,9 @@ class Rule(NamedTuple):
 
 def _is_of_topic(name: str, wanted: str) -> bool:
     """Whether the name is that topic or a partition of it."""
-    return name == wanted or (name.startswith(wanted) and re.fullmatch(r"-partition-\d+", name[len(wanted):]) is not None)
+    if name == wanted:
+        return True
+    return name.startswith(wanted) and re.fullmatch(r"-partition-\d+", name[len(wanted):]) is not None
 
 
 def _addresses(client: str) -> tuple[str, str]:
@@ -74,13 +79,16 @@ class Log:
     """The log of one process.  Its methods never wait and never raise."""
 
     def __init__(self) -> None:
-        self.level = self._configured = INFO      # at most what any line may be of; rules may leave it out all the same
+        self.level = self._configured = INFO      # the most detailed level that any rule or the configuration asks for
         self._rules: tuple[Rule, ...] = ()
         self._always: dict[str, Any] = {}         # fields of every line of this process
         self._write: Callable[[int, str, str, dict[str, Any]], None] = _print
         self._has_begun = False
         self._episodes: dict[str, list[Any]] = {}      # code or event -> [since when, lines, lines left out]
         self._lost = 0
+
+    def __repr__(self) -> str:
+        return f"<Log level={NAMES[self.level]} rules={len(self._rules)} lost={self._lost}>"
 
     def begin(self, options: LogOptions) -> None:
         """Begin to write as options and this process's stderr demand.  Children forked later do the same."""
@@ -110,6 +118,7 @@ class Log:
 
     @property
     def configured(self) -> int:
+        """The level of the configuration, which holds for lines that no rule is about."""
         return self._configured
 
     def error(self, text: str, *, code: str, **fields: Any) -> None:
@@ -134,8 +143,8 @@ class Log:
     def _tell(self, level: int, text: str, code: str, fields: dict[str, Any]) -> None:
         if self._rules:
             self._expire()
-            found = [rule.level for rule in self._rules if rule.matches(fields)]
-            if level > (max(found) if found else self._configured):
+            levels = [rule.level for rule in self._rules if rule.matches(fields)]
+            if level > max(levels, default=self._configured):
                 return
         fields = {name: value for name, value in fields.items() if value != ""}
         left_out = self._left_out(level, code or text.partition(":")[0])
@@ -200,10 +209,10 @@ def is_journal(fd: int) -> bool:
     """Whether journald reads from this descriptor."""
     try:
         device, inode = map(int, os.environ.get("JOURNAL_STREAM", "").split(":"))
-        found = os.fstat(fd)
+        stderr = os.fstat(fd)
     except (ValueError, OSError):
         return False
-    return (found.st_dev, found.st_ino) == (device, inode)
+    return (stderr.st_dev, stderr.st_ino) == (device, inode)
 
 
 def _print(level: int, text: str, code: str, fields: dict[str, Any]) -> None:
@@ -212,28 +221,27 @@ def _print(level: int, text: str, code: str, fields: dict[str, Any]) -> None:
 
 
 def _as_text(level: int, text: str, code: str, fields: dict[str, Any]) -> str:
-    """Return a line of text. Control characters are replaced, so that text of clients cannot look like a line of its
-    own.
-    """
+    """Return a line of text.  Control characters are replaced, so text of clients cannot pass for another line."""
     return f"geminga: {text.translate(_CONTROL)}"
 
 
 def _as_json(level: int, text: str, code: str, fields: dict[str, Any]) -> str:
-    found = {"time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"), "level": NAMES[level], "message": text}
-    return json.dumps(found | ({"code": code} if code else {}) | {name: value if isinstance(value, int) else str(value)
-                                                                  for name, value in fields.items()})
+    now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    line = {"time": now, "level": NAMES[level], "message": text} | ({"code": code} if code else {})
+    return json.dumps(line | {name: value if isinstance(value, int) else str(value) for name, value in fields.items()})
 
 
 class _Stream:
-    """Writes to stderr, and never waits for its reader."""
+    """Writes lines to stderr, and never waits for its reader."""
 
     def __init__(self, render: Callable[[int, str, str, dict[str, Any]], str]):
         self._render, self._fd = render, 2
-        self._end = b""      # of a line that was not written to its end
-        found = os.fstat(2).st_mode
-        self._is_socket = stat.S_ISSOCK(found)
-        if stat.S_ISFIFO(found) or stat.S_ISCHR(found):
-            # Its flags are those of everybody who has it; opened anew it has its own.  Where that is forbidden, a reader may hold us up.
+        self._end = b""      # ends a line of which only a part was written
+        mode = os.fstat(2).st_mode
+        self._is_socket = stat.S_ISSOCK(mode)
+        if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
+            # All processes that inherited stderr share its flags, so it is opened anew to make only this copy
+            # non-blocking.  Where opening is forbidden, a slow reader may hold up the process.
             with contextlib.suppress(OSError):
                 self._fd = os.open("/proc/self/fd/2", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
 
@@ -264,7 +272,8 @@ class _Journal:
     def __call__(self, level: int, text: str, code: str, fields: dict[str, Any]) -> None:
         known = {"MESSAGE": f"{text} [{code}]" if code else text, "PRIORITY": level, "SYSLOG_IDENTIFIER": "geminga"}
         known |= {name.upper(): value for name, value in fields.items()} | ({"CODE": code} if code else {})
-        data = b"".join(_journal_field(name, str(value).encode(errors="backslashreplace")) for name, value in known.items())
+        data = b"".join([_journal_field(name, str(value).encode(errors="backslashreplace"))
+                         for name, value in known.items()])
         try:
             self._socket.sendto(data, JOURNAL)
         except OSError as error:

@@ -1,7 +1,7 @@
 """Codes of log lines at warning or above, and of the lines that report their end; each has a page in systemd/runbook/.
 
-A code never changes its meaning, because alert rules and searches of the journal use codes.  A new code is a row here, a row
-in systemd/runbook/README.md and a line in its page.
+A code never changes its meaning, because alert rules and searches of the journal use codes.  A new code is a row here,
+a row in systemd/runbook/README.md and a line in its page.
 """
 CODES = {
     # code: (page, event)

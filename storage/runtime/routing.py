@@ -8,7 +8,7 @@ from geminga.proto.names import REMEMBERED_MAX
 
 
 def socket_path(run_dir: Path, serial: int) -> str:
-    """The ZeroMQ endpoint of the owner with this serial number.
+    """Return the ZeroMQ endpoint of the owner with this serial number.
 
     Each process has a serial number of its own, so nothing connects to the endpoint of a process that has ended.
     """
@@ -16,9 +16,10 @@ def socket_path(run_dir: Path, serial: int) -> str:
 
 
 def owner_of(partition: str, owners: int) -> int:
-    """The index, below `owners`, of the owner process that has a partition.
+    """Return the index, below `owners`, of the owner process that has a partition.
 
-    Rendezvous hashing: every process computes the same answer without asking, and few partitions move when `owners` changes.
+    Rendezvous hashing: every process computes the same answer without asking, and few partitions move when `owners`
+    changes.
     """
     return _remembered(partition, owners) if len(partition) <= REMEMBERED_MAX else _owner_of(partition, owners)
 
@@ -31,5 +32,5 @@ _remembered = lru_cache(maxsize=65_536)(_owner_of)
 
 
 def worker_identity(serial: int) -> bytes:
-    """The ZeroMQ identity of the worker with this serial number."""
+    """Return the ZeroMQ identity of the worker with this serial number."""
     return b"w%d" % serial
