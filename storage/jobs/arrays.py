@@ -6,10 +6,9 @@ from numpy.typing import NDArray
 from geminga.proto.rows import words_at_each_byte
 
 _INLINE_MAX = 12                        # bytes that a view has in itself
-_LOW = np.uint64(0xFFFFFFFF)
 _MASKS = np.array([(1 << 8 * size) - 1 for size in range(9)], np.uint64)
-_FIRST = _MASKS[[0, 1, 2, 3, *[4] * (_INLINE_MAX - 3)]]      # of so many bytes the first four, by size
-_REST = _MASKS[[*[0] * 5, *range(1, 9)]]                     # ... and those behind
+_FIRST = _MASKS[[0, 1, 2, 3, *[4] * (_INLINE_MAX - 3)]]      # by size: mask of the first four bytes
+_REST = _MASKS[[*[0] * 5, *range(1, 9)]]                     # by size: mask of the bytes behind these
 TIME = pa.timestamp("us", "UTC")
 _TIMES = -62_135_596_800_000, 253_402_300_799_999      # ms: of the years 1 to 9999, as Python and SQL have them
 
@@ -38,14 +37,15 @@ def strings(data: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDArray[np
         views[some, 0] = these.astype(np.uint64) | (loaded[some] & _FIRST[these]) << np.uint64(32)
         views[some, 1] = words[begins[some] + 4] & _REST[these]
     validity = None if not nulls else pa.py_buffer(np.packbits(present, bitorder="little"))
-    found = pa.Array.from_buffers(pa.binary_view(), count, [validity, pa.py_buffer(views), pa.py_buffer(data)], nulls).cast(pa.binary())
-    return found if kind == pa.binary() else pa.Array.from_buffers(kind, count, found.buffers(), nulls)
+    buffers = [validity, pa.py_buffer(views), pa.py_buffer(data)]
+    copied = pa.Array.from_buffers(pa.binary_view(), count, buffers, nulls).cast(pa.binary())
+    return copied if kind == pa.binary() else pa.Array.from_buffers(kind, count, copied.buffers(), nulls)
 
 
 def times(milliseconds: NDArray[np.int64], *, is_optional: bool = False) -> pa.Array:
-    """Return timestamps. is_optional: 0 means null.
+    """Return timestamps from milliseconds since 1970.  is_optional: 0 means null.
 
     Times outside the years 1 to 9999 become the first or last moment of these years.
     """
-    found = pa.array(np.clip(milliseconds, *_TIMES) * 1000, mask=milliseconds == 0 if is_optional else None)
-    return found.view(TIME)
+    microseconds = pa.array(np.clip(milliseconds, *_TIMES) * 1000, mask=milliseconds == 0 if is_optional else None)
+    return microseconds.view(TIME)

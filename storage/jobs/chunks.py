@@ -1,6 +1,9 @@
-"""Join messages that were sent in chunks: from the last chunk backwards, through earlier ledgers too."""
+"""Join messages that were sent in chunks.
+
+The search begins at the last chunk and goes backwards, through earlier ledgers too.
+"""
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeAlias
 
@@ -16,11 +19,12 @@ from geminga.storage import format
 from geminga.storage.errors import CorruptFile
 from geminga.storage.jobs import confirmed, one_by_one
 from geminga.storage.jobs.confirmed import Stretch
+from geminga.storage.jobs.entry_blocks import ReportDamage
 from geminga.storage.jobs.one_by_one import Damaged, Message
 from geminga.storage.ledgers import compacted_ledgers, ledger_headers
 
-_HEAD = 4 << 10      # bytes of an entry that are read to find its metadata; more when these are longer
-_Head: TypeAlias = tuple[tuple[str, ...], int, int]      # what the chunks of a message share, number of the chunk, bytes of payload
+_HEAD = 4 << 10      # bytes of an entry that are read first for its metadata; more if the metadata are longer
+_Head: TypeAlias = tuple[tuple[str, ...], int, int]      # identity of the message, chunk's number, bytes of its payload
 
 
 class _Ledger:
@@ -30,15 +34,21 @@ class _Ledger:
         self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self.path, self.ids = path, entry_ids.tolist()
         self.rows = rows
-        self.heads: list[_Head | None] = [None] * len(rows)      # once read
+        self.heads: list[_Head | None] = [None] * len(rows)      # None: not read yet
+
+    def __repr__(self) -> str:
+        return f"<_Ledger {self.path} chunks={len(self.ids)}>"
 
     def head(self, at: int) -> _Head:
+        """Return the head of one chunk; ((), -1, 0) if its metadata cannot be read."""
         known = self.heads[at]
         if known is None:
             offset, size = int(self.rows["offset"][at]), int(self.rows["size"][at])
             head = os.pread(self.fd, min(size, _HEAD), offset)
-            if len(head) >= CHECKSUM_END + 4 and (needed := CHECKSUM_END + 4 + SIZE.unpack_from(head, CHECKSUM_END)[0]) > len(head):
-                head = os.pread(self.fd, min(size, needed), offset)
+            if len(head) >= CHECKSUM_END + 4:
+                needed = CHECKSUM_END + 4 + SIZE.unpack_from(head, CHECKSUM_END)[0]
+                if needed > len(head):
+                    head = os.pread(self.fd, min(size, needed), offset)
             try:
                 metadata, rest = one_by_one.split(head)
                 known = _whose(metadata), metadata.chunk_id, size - len(head) + len(rest)
@@ -58,14 +68,18 @@ class _Ledger:
 class Chunks:
     """Joins the messages whose last chunk lies in a stretch."""
 
-    def __init__(self, data_dir: Path, stretch: Stretch, report: Callable[[str], None]):
-        self._folder, self._stretch, self._report = format.partition_folder(data_dir, stretch.partition_id), stretch, report
+    def __init__(self, data_dir: Path, stretch: Stretch, report: ReportDamage):
+        self._stretch, self._report = stretch, report
+        self._folder = format.partition_folder(data_dir, stretch.partition_id)
         self._ledgers: list[_Ledger] = []
         self._earlier = self._open_backwards()
 
+    def __repr__(self) -> str:
+        return f"<Chunks of {self._stretch} in {len(self._ledgers)} ledgers>"
+
     def close(self) -> None:
-        for one in self._ledgers:
-            os.close(one.fd)
+        for ledger in self._ledgers:
+            os.close(ledger.fd)
         self._ledgers = []
 
     def joined(self, entry_id: int, row: np.void, metadata: api.MessageMetadata, stored: memoryview,
@@ -87,7 +101,7 @@ class Chunks:
                 expected -= 1
                 if expected < 0:
                     break
-            elif number != expected + 1 or number == metadata.chunk_id:      # that came twice is no matter, if it is not the last
+            elif number != expected + 1 or number == metadata.chunk_id:      # any but the last chunk may come twice
                 return []
         if expected >= 0:
             return []
@@ -102,7 +116,8 @@ class Chunks:
             payload, size = b"", sum(size for *_, size in found) + len(stored)
             if metadata.compression and not one_by_one.is_encrypted(metadata):
                 size = metadata.uncompressed_size
-        return [one_by_one.message(metadata, metadata, payload) | {"payload_size": size, "batch_index": None, "chunks": indexes}]
+        return [one_by_one.message(metadata, metadata, payload)
+                | {"payload_size": size, "batch_index": None, "chunks": indexes}]
 
     def _before(self, entry_id: int) -> Iterator[tuple[_Ledger, int]]:
         """Iterate backwards over chunks that lie before an entry of the stretch's ledger."""

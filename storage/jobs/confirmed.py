@@ -35,7 +35,7 @@ class Stretch:
     ledger_id: int
     first: int
     end: int
-    view: int = 0      # of this compacted view, the entries that it has of these; 0: of the ledger itself
+    view: int = 0      # number of the compacted view to read them from; 0: the ledger itself
 
 
 # -- which partitions
@@ -61,10 +61,10 @@ def partitions(data_dir: Path | str, topics: Iterable[str] | re.Pattern[str]) ->
                       for name in _parts(catalogue, names.parse(text))]
         else:
             wanted = [name for text in dict.fromkeys(topics) for name in _parts(catalogue, names.parse(text))]
-        found = {(kept[0], name) for name in wanted if (kept := catalogue.partition(name)) is not None}
+        stored = {(row[0], name) for name in wanted if (row := catalogue.partition(name)) is not None}
     finally:
         catalogue.close()
-    return sorted(found, key=lambda partition: str(partition[1]))
+    return sorted(stored, key=lambda partition: str(partition[1]))
 
 
 def _complete(pattern: str) -> str:
@@ -83,8 +83,8 @@ def _parts(catalogue: Catalogue, topic: TopicName) -> list[TopicName]:
 
 # -- what of a partition
 
-def stretches(data_dir: Path | str, partition_id: int, *, behind: Position = NOWHERE, up_to: Position | None = None, view: int = 0,
-              size_max: int = SIZE_MAX) -> list[Stretch]:
+def stretches(data_dir: Path | str, partition_id: int, *, behind: Position = NOWHERE, up_to: Position | None = None,
+              view: int = 0, size_max: int = SIZE_MAX) -> list[Stretch]:
     """Return the stretches of a partition, in order, from behind one position up to and including another.
 
     view: number of a view; entries up to its horizon come from the view, all others from the ledgers. A stretch has at
@@ -136,7 +136,8 @@ def _of_view(view: View, behind: Position, up_to: Position | None, size_max: int
         opened = view.find(part.ledger_id)
         assert opened is not None
         start, stop = np.searchsorted(opened.kept, _within(part.ledger_id, part.entries, behind, up_to)).tolist()
-        found += [Stretch(view.manifest.partition_id, part.ledger_id, int(opened.kept[at]), int(opened.kept[until - 1]) + 1, view.number)
+        found += [Stretch(view.manifest.partition_id, part.ledger_id, int(opened.kept[at]),
+                          int(opened.kept[until - 1]) + 1, view.number)
                   for at, until in _split(opened.rows["offset"], start, stop, size_max)]
     return found
 
@@ -144,13 +145,15 @@ def _of_view(view: View, behind: Position, up_to: Position | None, size_max: int
 def _within(ledger_id: int, entries: int, behind: Position, up_to: Position | None) -> tuple[int, int]:
     """Return (first, end) of a ledger's entries behind one position and up to another."""
     first = behind[1] + 1 if ledger_id == behind[0] else 0 if ledger_id > behind[0] else entries
-    end = entries if up_to is None or ledger_id < up_to[0] else min(entries, up_to[1] + 1) if ledger_id == up_to[0] else 0
-    return first, end
+    if up_to is None or ledger_id < up_to[0]:
+        return first, entries
+    return first, min(entries, up_to[1] + 1) if ledger_id == up_to[0] else 0
 
 
 def _split(offsets: NDArray[np.uint64], first: int, end: int, size_max: int) -> Iterator[tuple[int, int]]:
-    """Iterate over (first, end) of pieces of rows first .. end - 1 whose entries have at most so many bytes, or are
-    one.
+    """Iterate over (first, end) of pieces of rows first .. end - 1.
+
+    The entries of a piece have at most size_max bytes, or the piece is one entry.
     """
     while first < end:
         stop = min(end, first + ENTRIES_MAX)
@@ -171,7 +174,7 @@ def confirmed_rows(folder: Path, partition_id: int, ledger_id: int) -> Rows:
     data = map_file(path, writable=False)
     rows = np.frombuffer(data, format.INDEX_ROW, max(0, len(data) - format.HEADER_SIZE) // format.INDEX_ROW.itemsize,
                          min(len(data), format.HEADER_SIZE))
-    if head is None:      # it is damaged, and its broker will make it anew like this
+    if head is None:      # damaged: the broker will rebuild it from the last valid row, too
         whole = np.flatnonzero(format.is_valid(rows, ledger_id))
         return rows[:int(whole[-1]) + 1 if len(whole) else 0]
     known = int(head["entries"][0]) if head["version"][0] > 1 or head["state"][0] == format.SEALED else 0
@@ -199,16 +202,18 @@ def whole_rows(folder: Path, partition_id: int, ledger_id: int, first: int,
     valid = np.concatenate([np.empty(0, bool), *pieces])
     if valid.all():
         return rows, np.zeros(len(rows), bool), []
-    found = Ledger(folder, partition_id, ledger_id)
+    ledger = Ledger(folder, partition_id, ledger_id)
     head = ledger_headers.read_whole_header(path, ledger_id, partition_id, is_served=True)
-    take_bounds(found, everything)
+    take_bounds(ledger, everything)
     if head is not None:
-        found.first_message, found.created_ms = int(head["first_message"][0]), int(head["created_ms"][0])
-        found.size = max(found.size, int(head["size"][0]))
-    fresh, wrong, lost, _ = found.repaired(everything)
+        ledger.first_message, ledger.created_ms = int(head["first_message"][0]), int(head["created_ms"][0])
+        ledger.size = max(ledger.size, int(head["size"][0]))
+    fresh, wrong, lost, _ = ledger.repaired(everything)
     is_lost, is_damaged = np.zeros(len(everything), bool), np.zeros(len(everything), bool)
     is_lost[lost], is_damaged[wrong] = True, True
     is_lost, is_damaged = is_lost[first:end], is_damaged[first:end]
-    damage = [f"{path}: what the index says of entry {ledger_id}:{entry_id} is damaged; it is {'lost' if is_gone else 'made anew'}"
-              for entry_id, is_gone in zip((first + np.flatnonzero(is_damaged)).tolist(), is_lost[is_damaged].tolist(), strict=True)]
+    damaged_ids = (first + np.flatnonzero(is_damaged)).tolist()
+    damage = [f"{path}: the index row of entry {ledger_id}:{entry_id} is damaged; "
+              f"it is {'lost' if is_gone else 'rebuilt'}"
+              for entry_id, is_gone in zip(damaged_ids, is_lost[is_damaged].tolist(), strict=True)]
     return fresh[first:end], is_lost, damage

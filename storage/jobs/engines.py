@@ -31,10 +31,10 @@ from geminga.storage.jobs.view_writer import Written
 from geminga.storage.ledgers.compacted_ledgers import Part
 
 READING, WRITING = "reading", "writing"
-_MERGE_MIN = 2_000_000           # keys that have come since what is known of keys was last merged
-_BUNDLE_MESSAGES = 500_000       # of small stretches, that one task of Spark reads
-_PARTS_PER_CORE = 4              # into which keys are divided
-_LOOK_S = 0.25                   # between looks at how far Spark has come
+_MERGE_MIN = 2_000_000           # keys read until they are merged into the newest places known so far
+_BUNDLE_MESSAGES = 500_000       # of small stretches that one task of Spark reads
+_PARTS_PER_CORE = 4              # parts into which Spark divides keys
+_LOOK_S = 0.25                   # between two looks at Spark's progress
 _JAVA_MIN = 17
 
 _Sum: TypeAlias = Any      # an accumulator of Spark
@@ -60,9 +60,12 @@ class Done:
 
 
 class LocalEngine:
-    """Compaction in this process.  The keys of one partition are in memory, each up to three times for moments."""
+    """Compaction in this process.  The keys of one partition are in memory, briefly each up to three times."""
 
     name = "this process"
+
+    def __repr__(self) -> str:
+        return "<LocalEngine>"
 
     def close(self) -> None:
         """Do nothing: this engine holds no resources."""
@@ -89,12 +92,12 @@ class LocalEngine:
         """Return places of the newest messages of all keys, and of keyless messages that stay."""
         known, fresh, count, alone, looked = None, [], 0, [], 0
         for stretch, _ in compaction.stretches(job):
-            for found in key_scan.scan_keys(job, stretch):
-                fresh.append(pa.record_batch([found.keys, pa.array(found.places)], ["key", "place"]))
-                alone.append(found.alone)
-                count += len(found.places)
-                looked += found.messages
-                done.damage += found.damage
+            for scan in key_scan.scan_keys(job, stretch):
+                fresh.append(pa.record_batch([scan.keys, pa.array(scan.places)], ["key", "place"]))
+                alone.append(scan.alone)
+                count += len(scan.places)
+                looked += scan.messages
+                done.damage += scan.damage
                 if count >= max(_MERGE_MIN, known.num_rows if known is not None else 0):
                     known, fresh, count = _merged(known, fresh), [], 0
                     tell(looked)
@@ -127,6 +130,9 @@ class Spark:
         self.session = _start(scratch, master, memory) if session is None else session
         self.name = f"Spark {self.session.version}, {self.session.sparkContext.master}"
 
+    def __repr__(self) -> str:
+        return f"<Spark {self.name}>"
+
     def close(self) -> None:
         """Stop Spark if this engine started it."""
         if self._is_ours:
@@ -137,31 +143,32 @@ class Spark:
         """Compact all jobs together, then iterate over them.  Views are written, but not finished."""
         from pyspark.errors import PySparkException
 
-        started, found = time.monotonic(), [Done() for _ in jobs]
+        started, results = time.monotonic(), [Done() for _ in jobs]
         context, total = self.session.sparkContext, sum(job.messages for job in jobs)
         stretches = []
         for number, job in enumerate(jobs):
             try:
                 stretches += [(number, stretch, messages) for stretch, messages in compaction.stretches(job)]
             except (CannotCompact, OSError, CorruptFile) as error:
-                found[number].error = _text(error)
+                results[number].error = _text(error)
         looked, written, notes = context.accumulator(0), context.accumulator(0), context.accumulator([], _lists())
         with _told(tell, total, looked, written), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
             try:
                 rows = self._run(jobs, _bundled(stretches), looked, written, notes)
             except PySparkException as error:
-                rows, why = [], str(error).strip().splitlines()
-                notes.add([(number, True, f"Spark failed: {why[-1] if why else type(error).__name__}") for number in range(len(jobs))])
+                rows, lines = [], str(error).strip().splitlines()
+                text = f"Spark failed: {lines[-1] if lines else type(error).__name__}"
+                notes.add([(number, True, text) for number in range(len(jobs))])
         for number, part, keys, tombstones, damage in rows:
-            found[number].written.append(Written(Part(*part) if part else None, keys, tombstones, tuple(damage)))
+            results[number].written.append(Written(Part(*part) if part else None, keys, tombstones, tuple(damage)))
         for number, is_error, text in notes.value:
             if is_error:
-                found[number].error = found[number].error or text
+                results[number].error = results[number].error or text
             else:
-                found[number].damage.append(text)
+                results[number].damage.append(text)
         seconds = time.monotonic() - started
-        for job, done in zip(jobs, found, strict=True):
+        for job, done in zip(jobs, results, strict=True):
             done.seconds = seconds * job.size / max(1, sum(other.size for other in jobs))
             yield job, done
 
@@ -194,12 +201,13 @@ class Spark:
         return [(row.job, list(row.part) if row.part else None, row.keys, row.tombstones, row.damage) for row in rows]
 
 
-# -- what Spark's tasks do
+# -- tasks of Spark
 
-_WRITTEN = """job int, part struct<ledger_id: long, entries: long, kept: long, messages: long, size: long>, keys long, tombstones long,
-              damage array<string>"""
+_WRITTEN = """job int, part struct<ledger_id: long, entries: long, kept: long, messages: long, size: long>,
+              keys long, tombstones long, damage array<string>"""
+_PART_FIELDS = "ledger_id", "entries", "kept", "messages", "size"
 _WRITTEN_ARROW = pa.schema([
-    ("job", pa.int32()), ("part", pa.struct([(name, pa.int64()) for name in ("ledger_id", "entries", "kept", "messages", "size")])),
+    ("job", pa.int32()), ("part", pa.struct([(name, pa.int64()) for name in _PART_FIELDS])),
     ("keys", pa.int64()), ("tombstones", pa.int64()), ("damage", pa.list_(pa.string()))])
 
 
@@ -230,12 +238,12 @@ def _looker(jobs: list[Job], bundles: list[list[tuple[int, Stretch]]], looked: _
                 if number in failed:
                     continue
                 try:
-                    for found in key_scan.scan_keys(jobs[number], stretch):
-                        looked.add(found.messages)
-                        notes.add([(number, False, text) for text in found.damage])
-                        yield _keys(number, found.keys, found.places)
-                        if len(found.alone):
-                            yield _keys(number, _names(found.alone), found.alone)
+                    for scan in key_scan.scan_keys(jobs[number], stretch):
+                        looked.add(scan.messages)
+                        notes.add([(number, False, text) for text in scan.damage])
+                        yield _keys(number, scan.keys, scan.places)
+                        if len(scan.alone):
+                            yield _keys(number, _names(scan.alone), scan.alone)
                 except CannotCompact as error:
                     failed.add(number)
                     notes.add([(number, True, str(error))])
@@ -243,7 +251,8 @@ def _looker(jobs: list[Job], bundles: list[list[tuple[int, Stretch]]], looked: _
 
 
 def _keys(number: int, keys: pa.StringArray, places: NDArray[np.int64]) -> pa.RecordBatch:
-    return pa.record_batch([pa.array(np.full(len(places), number, np.int32)), keys, pa.array(places)], ["job", "key", "place"])
+    numbers = pa.array(np.full(len(places), number, np.int32))
+    return pa.record_batch([numbers, keys, pa.array(places)], ["job", "key", "place"])
 
 
 def _names(places: NDArray[np.int64]) -> pa.StringArray:
@@ -258,12 +267,12 @@ def _writer(jobs: list[Job], written: _Sum, notes: _Sum) -> Callable[[tuple[Any,
     """Return the function that runs the second pass for one ledger."""
     firsts = [job.first_ledger for job in jobs]
 
-    def write(key: tuple[Any, ...], found: pa.Table) -> pa.Table:
+    def write(key: tuple[Any, ...], rows: pa.Table) -> pa.Table:
         ledger = key[0].as_py()
         number = bisect.bisect_right(firsts, ledger) - 1
         job, result = jobs[number], Written(None)
         try:
-            result = view_writer.write(job, ledger, found["place"].to_numpy())
+            result = view_writer.write(job, ledger, rows["place"].to_numpy())
         except CannotCompact as error:
             notes.add([(number, True, str(error))])
         written.add(job.source(ledger).messages)
@@ -296,10 +305,10 @@ def _told(tell: Tell, total: int, looked: _Sum, written: _Sum) -> Iterator[None]
     def watch() -> None:
         told = None
         while not is_over.wait(_LOOK_S):
-            found = (WRITING, written.value) if written.value else (READING, looked.value)
-            if found != told:
-                tell(found[0], min(found[1], total), total)
-                told = found
+            stage, done = (WRITING, written.value) if written.value else (READING, looked.value)
+            if (stage, done) != told:
+                tell(stage, min(done, total), total)
+                told = stage, done
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
     try:
@@ -317,7 +326,8 @@ def _start(scratch: Path, master: str, memory: str) -> Any:
             from pyspark.errors import PySparkException
             from pyspark.sql import SparkSession
     except ImportError:
-        raise NotInstalled("Spark is not installed: that is the package geminga-nightly, or pip install 'geminga[nightly]'") from None
+        raise NotInstalled("Spark is not installed: that is the package geminga-nightly, "
+                           "or pip install 'geminga[nightly]'") from None
     check_java()
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
@@ -327,15 +337,16 @@ def _start(scratch: Path, master: str, memory: str) -> Any:
     settings = {
         "spark.driver.memory": memory, "spark.executor.memory": memory,
         "spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false",
-        "spark.local.dir": scratch, "spark.sql.warehouse.dir": scratch / "warehouse", "spark.driver.extraJavaOptions": options,
+        "spark.local.dir": scratch, "spark.sql.warehouse.dir": scratch / "warehouse",
+        "spark.driver.extraJavaOptions": options,
         "spark.python.worker.reuse": "true",
-        "spark.sql.adaptive.enabled": "false",      # keys are divided evenly, and ledgers are to be written by all cores
+        "spark.sql.adaptive.enabled": "false",      # it would join partitions, and leave cores idle that could write
         "spark.sql.execution.arrow.maxRecordsPerBatch": 1 << 16,
         "spark.sql.session.timeZone": "UTC"}
-    if master.startswith("local"):      # nobody else has to reach it
+    if master.startswith("local"):
         settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")      # else it looks its host's name up, which need not be found
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)      # of its workers
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")      # else Spark fails on a host whose name has no address
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)      # the interpreter of Spark's Python workers
     builder = SparkSession.builder.master(master).appName("geminga nightly")
     for name, value in settings.items():
         builder = builder.config(name, str(value))
@@ -358,6 +369,7 @@ appender.stderr.layout.pattern = spark: %p %c{1}: %m%n
 
 
 def check_java() -> None:
+    """Look for a Java runtime that Spark can use.  Raises NoSpark."""
     home = os.environ.get("JAVA_HOME")
     java = f"{home}/bin/java" if home else shutil.which("java")
     missing = f"Spark needs a Java runtime, {_JAVA_MIN} or newer: apt-get install default-jre-headless"

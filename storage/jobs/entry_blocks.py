@@ -19,7 +19,7 @@ from geminga.storage.ledgers import compacted_ledgers
 BLOCK_SIZE, BLOCK_ENTRIES = 8 << 20, 32 << 10      # bytes and entries of a block at most; a larger entry is one block
 _GAP_MAX = 64 << 10                                # bytes between two entries that are read along with them
 
-Report = Callable[[str], None]                     # called with a line for each damage
+ReportDamage = Callable[[str], None]               # called with a line for each damage
 Wanted = Callable[[Rows], NDArray[np.bool_]]       # index rows (n,) -> (n,) which of their entries to read
 
 
@@ -48,7 +48,7 @@ class Block:
 class BlockReader:
     """The open file of one stretch's ledger.  Damaged entries are reported and left out."""
 
-    def __init__(self, data_dir: Path, stretch: Stretch, report: Report):
+    def __init__(self, data_dir: Path, stretch: Stretch, report: ReportDamage):
         self.stretch, self._report = stretch, report
         self._folder = format.partition_folder(data_dir, stretch.partition_id)
         folder = format.compacted_folder(self._folder) / str(stretch.view) if stretch.view else self._folder

@@ -26,7 +26,7 @@ SCHEMA = pa.schema([
     ("message_index", pa.int64()),        # ascending in the partition; of a chunked message its last chunk has it
     ("publish_time", arrays.TIME), ("event_time", arrays.TIME), ("deliver_at", arrays.TIME),      # null: none
     ("broker_time", arrays.TIME),
-    ("key", pa.string()),                 # as stored: base64 if the client gave bytes; null: none, which differs from ""
+    ("key", pa.string()),                 # as stored: base64 if the client gave bytes; null: none, unlike ""
     ("key_is_base64", pa.bool_()),
     ("ordering_key", pa.binary()),
     ("properties", pa.map_(pa.string(), pa.string())),

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 from geminga.storage import format
 from geminga.storage.disk import locks
@@ -22,9 +23,11 @@ from geminga.storage.jobs.engines import Done, LocalEngine, Spark, Tell
 from geminga.storage.ledgers import compacted_ledgers, ledger_headers
 from geminga.storage.ledgers.position import NOWHERE, Position
 
-NOTHING_NEW, COMPACTED, FAILED, NOT_ADOPTED, BUSY = "nothing new", "compacted", "failed", "not adopted", "busy"      # outcomes
-# (partition id, topic, view) -> None: it is the partition's view now; else why not, and it is removed
+# Outcomes for one partition.
+NOTHING_NEW, COMPACTED, FAILED, NOT_ADOPTED, BUSY = "nothing new", "compacted", "failed", "not adopted", "busy"
+# (partition id, topic, view) -> None if the view is in force now, else why not; the view is removed then.
 Adopt = Callable[[int, str, int], str | None]
+Engine: TypeAlias = LocalEngine | Spark
 
 
 class AlreadyRunning(Exception):
@@ -47,47 +50,49 @@ class Planned:
     target: Target
     is_due: bool
     why: str                         # for people: what is new, or why nothing is done
-    view: int = 0                    # the one that holds; 0: there is none
-    horizon: Position | None = None  # of the view that would be made: the last confirmed entry
-    entries: int = 0                 # that are new: behind the horizon of the view that holds
-    messages: int = 0                # in these
-    size: int = 0                    # bytes of these
-    view_entries: int = 0            # of the view that holds, which are read too
+    view: int = 0                    # number of the view in force; 0: none
+    horizon: Position | None = None  # of the new view: the last confirmed entry
+    entries: int = 0                 # new ones, behind the horizon of the view in force
+    messages: int = 0                # in the new entries
+    size: int = 0                    # bytes of the new entries
+    view_entries: int = 0            # of the view in force, which are read too
     view_messages: int = 0
     view_size: int = 0
-    error: str = ""                  # why it cannot be compacted
+    error: str = ""                  # why the partition cannot be compacted
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class PartitionReport:
     """Result of a run for one partition."""
 
     partition_id: int
     topic: str
-    outcome: str                     # one of those above
+    outcome: str                     # NOTHING_NEW, COMPACTED ...
     error: str = ""
     view: int = 0
     horizon: Position | None = None
-    entries_in: int = 0              # of the view that held, and new ones
+    entries_in: int = 0              # of the view before, and new ones
     messages_in: int = 0
     bytes_in: int = 0
     entries_out: int = 0
     messages_out: int = 0
     bytes_out: int = 0
     keys: int = 0                    # distinct
-    tombstones: int = 0              # of these
+    tombstones: int = 0              # keys whose newest message deletes them
     freed: int = 0                   # bytes_in - bytes_out
-    seconds: float = 0.0             # of a run over several by the share of their bytes
+    seconds: float = 0.0             # partitions done together share the time by their bytes
     damage: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
+    """Progress of a run over all its partitions."""
+
     stage: str                       # "reading", then "writing"
-    done: int                        # messages, of this stage
-    total: int
+    done: int                        # messages of this stage
+    total: int                       # messages of the run
     rate: float                      # messages a second
-    left_s: float
+    left_s: float                    # of this stage, in seconds, if the rate stays
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +102,15 @@ class Night:
     started_ms: int
     seconds: float
     engine: str
-    reports: tuple[Report, ...] = ()
-    error: str = ""                  # why it ended before its end
+    reports: tuple[PartitionReport, ...] = ()
+    error: str = ""                  # why it ended early
 
 
 TellProgress = Callable[[Progress], None]
-_TOGETHER = 200                      # partitions that are dealt with together: each holds a descriptor
+_TOGETHER = 200                      # partitions that are compacted together: each holds a descriptor
 
 
-# -- what there is to do
+# -- the plan
 
 def plan(data_dir: Path, targets: Iterable[Target]) -> list[Planned]:
     """Return the plan for each target."""
@@ -140,8 +145,9 @@ def _news(folder: Path, partition_id: int, behind: Position, horizon: Position) 
             continue
         with contextlib.suppress(FileNotFoundError):
             rows = confirmed.confirmed_rows(folder, partition_id, ledger_id)
-            rows = rows[behind[1] + 1 if ledger_id == behind[0] else 0:horizon[1] + 1 if ledger_id == horizon[0] else len(rows)]
-            count, rows = len(rows), rows[rows["size"] > 0]      # of others the space was given back
+            start = behind[1] + 1 if ledger_id == behind[0] else 0
+            rows = rows[start:horizon[1] + 1 if ledger_id == horizon[0] else len(rows)]
+            count, rows = len(rows), rows[rows["size"] > 0]      # size 0: the entry's space was given back
             if len(rows):
                 first, last = (rows[at][["message_index", "messages", "offset", "size"]].tolist() for at in (0, -1))
                 entries += count
@@ -150,14 +156,13 @@ def _news(folder: Path, partition_id: int, behind: Position, horizon: Position) 
     return entries, messages, size
 
 
-# -- doing it
+# -- the run
 
-def run(data_dir: Path, planned: list[Planned], adopt: Adopt, engine: LocalEngine | Spark | None = None,
+def run(data_dir: Path, planned: list[Planned], adopt: Adopt, engine: Engine | None = None,
         progress: TellProgress | None = None) -> Night:
-    """Compact all partitions that are due. The caller closes the engine.
+    """Compact all partitions that are due.  The caller closes the engine.
 
-    Raises AlreadyRunning. An unforeseen error ends the run, and the report has the error and the partitions done
-    before.
+    An unforeseen error ends the run; the result has the error and the partitions done before.  Raises AlreadyRunning.
     """
     engine = engine or LocalEngine()
     started_ms, started, reports, error = int(time.time() * 1_000), time.monotonic(), [], ""
@@ -168,31 +173,34 @@ def run(data_dir: Path, planned: list[Planned], adopt: Adopt, engine: LocalEngin
             for one in planned:
                 if not one.is_due:
                     outcome = FAILED if one.error else NOTHING_NEW
-                    reports.append(Report(one.target.partition_id, one.target.topic, outcome, one.error, one.view, one.horizon))
+                    reports.append(PartitionReport(one.target.partition_id, one.target.topic, outcome, one.error,
+                                                   one.view, one.horizon))
             for at in range(0, len(due), _TOGETHER):
                 some = due[at:at + _TOGETHER]
                 reports += _compact(data_dir, [one.target for one in some], adopt, engine, tell)
                 tell.next_round(sum(one.messages + one.view_messages for one in some))
-        except Exception as failure:      # the report says it
+        except Exception as failure:      # any error: the result has it, with the partitions done before
             traceback.print_exc()
             error = str(failure) or type(failure).__name__
     return Night(started_ms, round(time.monotonic() - started, 3), engine.name, tuple(reports), error)
 
 
-def compact(data_dir: Path, target: Target, adopt: Adopt, engine: LocalEngine | Spark | None = None,
-            progress: TellProgress | None = None) -> Report:
+def compact(data_dir: Path, target: Target, adopt: Adopt, engine: Engine | None = None,
+            progress: TellProgress | None = None) -> PartitionReport:
     """Compact one partition now, if it has new messages."""
-    found = _plan(data_dir, target)
-    return _compact(data_dir, [target], adopt, engine or LocalEngine(), _Teller(progress, found.messages + found.view_messages))[0]
+    planned = _plan(data_dir, target)
+    tell = _Teller(progress, planned.messages + planned.view_messages)
+    return _compact(data_dir, [target], adopt, engine or LocalEngine(), tell)[0]
 
 
-def _compact(data_dir: Path, targets: list[Target], adopt: Adopt, engine: LocalEngine | Spark, tell: Tell) -> list[Report]:
+def _compact(data_dir: Path, targets: list[Target], adopt: Adopt, engine: Engine,
+             tell: Tell) -> list[PartitionReport]:
     """Compact partitions together.  Each partition's lock keeps other jobs from compacting it meanwhile."""
     with contextlib.ExitStack() as taken:
         reports, ready, jobs, ledgers = [], [], {}, 0
         for target in targets:
             folder = format.partition_folder(data_dir, target.partition_id)
-            blank = Report(target.partition_id, target.topic, FAILED)
+            blank = PartitionReport(target.partition_id, target.topic, FAILED)
             try:
                 if not folder.exists():
                     raise CannotCompact("it was deleted meanwhile")
@@ -200,47 +208,52 @@ def _compact(data_dir: Path, targets: list[Target], adopt: Adopt, engine: LocalE
                 if not taken.enter_context(locks.lock(format.compacted_folder(folder) / locks.LOCK)):
                     reports.append(replace(blank, outcome=BUSY, error="it is being compacted already"))
                     continue
-                found = _plan(data_dir, target)      # since it was planned somebody may have compacted it
-                if not found.is_due:
-                    outcome = FAILED if found.error else NOTHING_NEW
-                    reports.append(replace(blank, outcome=outcome, error=found.error, view=found.view, horizon=found.horizon))
+                planned = _plan(data_dir, target)      # anew: another job may have compacted the partition meanwhile
+                if not planned.is_due:
+                    outcome = FAILED if planned.error else NOTHING_NEW
+                    reports.append(replace(blank, outcome=outcome, error=planned.error, view=planned.view,
+                                           horizon=planned.horizon))
                     continue
-                assert found.horizon is not None      # a plan that is due has one
-                job = compaction.prepare(data_dir, target.partition_id, found.view, found.horizon,
+                assert planned.horizon is not None      # a plan that is due has one
+                job = compaction.prepare(data_dir, target.partition_id, planned.view, planned.horizon,
                                          retains_keyless=target.retains_keyless, first_ledger=ledgers)
                 compaction.begin(job)
             except (CannotCompact, OSError) as error:
                 reports.append(replace(blank, error=text_of(error) if isinstance(error, OSError) else str(error)))
                 continue
             ledgers += len(job.sources)
-            jobs[job.partition_id] = target, found
+            jobs[job.partition_id] = target, planned
             ready.append(job)
         try:
             for job, done in engine.compact(ready, tell) if ready else ():
                 reports.append(_finished(job, done, *jobs[job.partition_id], adopt))
         finally:
-            for job in ready:      # what is finished has another name by now
+            for job in ready:      # adopted views have other names by now
                 compaction.discard(job)
         return reports
 
 
-def _finished(job: Job, done: Done, target: Target, found: Planned, adopt: Adopt) -> Report:
+def _finished(job: Job, done: Done, target: Target, planned: Planned, adopt: Adopt) -> PartitionReport:
     """Finish the view of a job and have it adopted, or discard it.  Return the report."""
     parts = [written.part for written in done.written if written.part is not None]
     size = sum(part.size for part in parts)
-    bytes_in = found.size + found.view_size
-    report = Report(
-        target.partition_id, target.topic, COMPACTED, "", job.view + 1, job.horizon, found.entries + found.view_entries,
-        found.messages + found.view_messages, bytes_in, sum(part.kept for part in parts), sum(part.messages for part in parts), size,
-        sum(written.keys for written in done.written), sum(written.tombstones for written in done.written), bytes_in - size,
-        round(done.seconds, 3), (*done.damage, *(text for written in done.written for text in written.damage)))
+    bytes_in = planned.size + planned.view_size
+    report = PartitionReport(
+        target.partition_id, target.topic, COMPACTED, view=job.view + 1, horizon=job.horizon,
+        entries_in=planned.entries + planned.view_entries, messages_in=planned.messages + planned.view_messages,
+        bytes_in=bytes_in, entries_out=sum(part.kept for part in parts),
+        messages_out=sum(part.messages for part in parts), bytes_out=size,
+        keys=sum(written.keys for written in done.written),
+        tombstones=sum(written.tombstones for written in done.written), freed=bytes_in - size,
+        seconds=round(done.seconds, 3),
+        damage=(*done.damage, *(text for written in done.written for text in written.damage)))
     try:
         if done.error:
             raise CannotCompact(done.error)
         compaction.finish(job, parts, int(time.time() * 1_000), asdict(report))
         why_not = adopt(target.partition_id, target.topic, job.view + 1)
     except CannotCompact as error:
-        compaction.discard(job)      # its room is of use to the next
+        compaction.discard(job)      # at once: the next partition may need the space
         return replace(report, outcome=FAILED, error=str(error), view=job.view, freed=0)
     return report if why_not is None else replace(report, outcome=NOT_ADOPTED, error=why_not, view=job.view, freed=0)
 
@@ -259,7 +272,7 @@ def _folder(data_dir: Path) -> Path:
 
 
 class _Teller:
-    """Reports the progress of a run over all partitions that are due."""
+    """Reports the progress of a run: totals over its rounds, the rate, and the time that is left."""
 
     def __init__(self, progress: TellProgress | None, total: int):
         self._progress, self._total = progress, total
@@ -271,11 +284,15 @@ class _Teller:
             return
         done, now = min(self._total, self._before + done), time.monotonic()
         if stage != self._stage:
-            # Of the first stage it is known since when; of another not before something of it is done.
+            # The first stage began with the run; a later one counts from its first report.
             self._since, self._first = (self._since, 0) if not self._stage else (now, done)
             self._stage = stage
         rate = (done - self._first) / (now - self._since) if done > self._first and now > self._since else 0.0
         self._progress(Progress(stage, done, self._total, rate, (self._total - done) / rate if rate else 0.0))
 
+    def __repr__(self) -> str:
+        return f"<_Teller {self._stage!r} {self._before} of {self._total} messages before this round>"
+
     def next_round(self, messages: int) -> None:
+        """Count the messages of a round of partitions as done."""
         self._before += messages

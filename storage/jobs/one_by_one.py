@@ -1,5 +1,6 @@
-"""Read the messages of one entry with the protobuf library. reading.py must return the same for entries it reads as
-arrays.
+"""Read the messages of one entry with the protobuf library.
+
+reading.py must return the same messages for entries that it reads as arrays.
 """
 from collections.abc import Iterator
 from typing import Any, TypeAlias
@@ -38,7 +39,7 @@ def is_chunk(metadata: api.MessageMetadata) -> bool:
 
 
 def messages(metadata: api.MessageMetadata, stored: memoryview) -> Iterator[Message]:
-    """Iterate over the messages of an entry, each with those columns of message_columns.SCHEMA that are not in the index.
+    """Iterate over the messages of an entry, each with the columns of `message`, and its batch_index.
 
     Raises Damaged.
     """

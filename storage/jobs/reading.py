@@ -31,7 +31,7 @@ from geminga.proto.sends import KEPT_CHECKSUM
 from geminga.storage.jobs import message_columns, one_by_one
 from geminga.storage.jobs.chunks import Chunks
 from geminga.storage.jobs.confirmed import Stretch
-from geminga.storage.jobs.entry_blocks import Block, BlockReader, Report, Wanted
+from geminga.storage.jobs.entry_blocks import Block, BlockReader, ReportDamage, Wanted
 from geminga.storage.jobs.message_columns import SCHEMA, Messages, read_properties
 from geminga.storage.jobs.one_by_one import Damaged, Message
 
@@ -41,7 +41,7 @@ MESSAGES_MAX = 32 << 10             # in an Arrow batch, roughly: arrays of so m
 _Places: TypeAlias = NDArray[np.int64]
 
 
-def batches(data_dir: Path | str, stretch: Stretch, columns: Collection[str], report_damage: Report, *,
+def batches(data_dir: Path | str, stretch: Stretch, columns: Collection[str], report_damage: ReportDamage, *,
             wanted: Wanted | None = None) -> Iterator[pa.RecordBatch]:
     """Iterate over the messages of a stretch as Arrow batches with these columns of SCHEMA, in this order.
 
@@ -64,7 +64,7 @@ def batches(data_dir: Path | str, stretch: Stretch, columns: Collection[str], re
 class _Reader:
     """One reading of a stretch."""
 
-    def __init__(self, data_dir: Path, stretch: Stretch, columns: tuple[str, ...], report: Report):
+    def __init__(self, data_dir: Path, stretch: Stretch, columns: tuple[str, ...], report: ReportDamage):
         self.stretch, self.columns = stretch, columns
         self.schema = pa.schema([SCHEMA.field(name) for name in columns])
         self._outer, self._single = message_columns.outer_fields(columns), message_columns.single_fields(columns)

@@ -24,7 +24,7 @@ _GONE = api.SingleMessageMetadata(payload_size=0, compacted_out=True).SerializeT
 PLACEHOLDER = SIZE.pack(len(_GONE)) + _GONE
 _MAGIC = MAGIC.to_bytes(2, "big")
 _UNCOMPRESSED_SIZE = 9 << 3      # a tag
-_TOGETHER_SIZE = 8 << 20         # bytes of batches that are looked at together; or one
+_TOGETHER_SIZE = 8 << 20         # bytes of batches that are unpacked together; a larger batch is alone
 
 
 class Unreadable(Exception):
@@ -61,7 +61,8 @@ def _open(entry: bytes, kept: NDArray[np.bool_]) -> _Batch:
     head = entry[CHECKSUM_END + 4:end]
     try:
         metadata = api.MessageMetadata.FromString(head)
-        return _Batch(head, metadata, compression.decompress(metadata.compression, entry[end:], metadata.uncompressed_size), kept)
+        body = compression.decompress(metadata.compression, entry[end:], metadata.uncompressed_size)
+        return _Batch(head, metadata, body, kept)
     except DecodeError:
         raise Unreadable("its metadata cannot be read") from None
     except compression.CannotDecompress as error:
@@ -125,10 +126,10 @@ def boundaries(body: bytes, count: int) -> Sequence[int]:
         for _ in range(count):
             start = at + 4
             at = start + SIZE.unpack_from(body, at)[0]
-            found = read(body[start:at])
-            if found.payload_size < 0:
+            single = read(body[start:at])
+            if single.payload_size < 0:
                 raise ValueError
-            at += found.payload_size
+            at += single.payload_size
             bounds.append(at)
     except (DecodeError, ValueError, OverflowError, struct.error):
         raise Unreadable(f"message {len(bounds) - 1} of {count} cannot be read") from None
@@ -154,7 +155,7 @@ def with_uncompressed_size(head: bytes, size: int) -> bytes:
                 at += length
             case 5:
                 at += 4
-            case _:      # a group: no metadata has one, and what is in it stays as it is
+            case _:      # a group, whose end this function cannot find; no client writes one
                 raise Unreadable("its metadata has a group")
         if tag == _UNCOMPRESSED_SIZE:
             pieces += head[copied:start], varints.encode(size)

@@ -15,7 +15,7 @@ filters of the last one, so that both parts of a.where(x).union(a.where(y)) get 
 Options, all but the first two optional:
     data_dir, or load(DIR)           the broker's data folder, as the driver and the executors see it
     topic, topics, topic_pattern     one of these: a name, names with commas between, an expression for whole names
-    from_time, to_time               publish times, from (inclusive), to (exclusive): 2026-01-31T12:00:00Z or milliseconds
+    from_time, to_time               publish times, from (inclusive), to (exclusive): 2026-01-31T12:00:00Z or ms
     from_position, to_position       ledger:entry, both inclusive
     key                              only messages with this key
     compacted                        true: the compacted view up to its horizon and the ledgers behind it
@@ -45,16 +45,17 @@ from geminga.proto.names import TopicName
 from geminga.proto.rows import Rows, field_names
 from geminga.storage.jobs import confirmed, message_columns, reading, typed
 from geminga.storage.jobs.confirmed import Stretch
-from geminga.storage.jobs.entry_blocks import Report
+from geminga.storage.jobs.entry_blocks import ReportDamage
 from geminga.storage.jobs.typed import Values
 from geminga.storage.ledgers.position import NOWHERE, Position
 
 NAME = "geminga"
-SCHEMA = pa.schema([("topic", pa.string()), ("partition", pa.int32()), *(one for one in message_columns.SCHEMA if one.name != "partition")])
+SCHEMA = pa.schema([("topic", pa.string()), ("partition", pa.int32()),      # number of the partition, null without one
+                    *(column for column in message_columns.SCHEMA if column.name != "partition")])
 _TOPICS = "topic", "topics", "topic_pattern"
-_OPTIONS = ("data_dir", "path", *_TOPICS, "from_time", "to_time", "from_position", "to_position", "key", "compacted", "typed", "columns",
-            "pushdown")
-_OF_INDEX = "publish_time", "broker_time", "ledger_id"      # what rows of the index say exactly, or a stretch
+_OPTIONS = ("data_dir", "path", *_TOPICS, "from_time", "to_time", "from_position", "to_position", "key", "compacted",
+            "typed", "columns", "pushdown")
+_OF_INDEX = "publish_time", "broker_time", "ledger_id"      # columns that index rows or stretches have exactly
 _FIRST, _LAST = -(1 << 62), 1 << 62
 _log = logging.getLogger("geminga.source")
 
@@ -74,7 +75,7 @@ class Options:
 
     data_dir: Path
     topics: list[str] | re.Pattern[str]
-    bounds: dict[str, tuple[int, int]]       # of publish_time, in ms: both with it
+    bounds: dict[str, tuple[int, int]]       # publish_time: (first, last) in ms
     first: Position
     last: Position | None
     key: str | None
@@ -155,10 +156,10 @@ def _milliseconds(time: datetime.datetime) -> int:
 def _position(given: dict[str, str], name: str) -> Position | None:
     if name not in given:
         return None
-    found = re.fullmatch(r"([0-9]{1,18}):([0-9]{1,18})", given[name])
-    if not found:
+    ids = re.fullmatch(r"([0-9]{1,18}):([0-9]{1,18})", given[name])
+    if not ids:
         raise BadOption(f"option {name}: {given[name]!r} is not ledger:entry")
-    return int(found[1]), int(found[2])
+    return int(ids[1]), int(ids[2])
 
 
 class GemingaSource(datasource.DataSource):
@@ -211,16 +212,17 @@ class _Reading:
     options: Options
     columns: list[str]
     values: Values | None
-    bounds: dict[str, tuple[int, int]] = field(default_factory=dict)      # of columns of the index, in ms: both with it
-    keys: list[set[str]] = field(default_factory=list)                    # a message's is in each of them
+    bounds: dict[str, tuple[int, int]] = field(default_factory=dict)      # column of _OF_INDEX: (first, last)
+    keys: list[set[str]] = field(default_factory=list)                    # a message's key must be in each set
 
     def batches(self, task: datasource.InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(task, Task):      # Spark makes one up where there is none
+        """Iterate over the rows of a task."""
+        if not isinstance(task, Task):      # Spark makes up a partition if there are no tasks
             return
         schema = _arrow_schema(self.columns, self.values)
         own = [name for name in self.columns if name not in ("topic", "partition", "value")]
-        needed = dict.fromkeys([*own, *(["payload", "schema_version", "is_encrypted", "null_value"] if "value" in self.columns else []),
-                                *(["key"] if self.keys else [])])
+        of_value = ["payload", "schema_version", "is_encrypted", "null_value"] if "value" in self.columns else []
+        needed = dict.fromkeys([*own, *of_value, *(["key"] if self.keys else [])])
         damaged = 0
 
         def report(text: str) -> None:
@@ -231,24 +233,25 @@ class _Reading:
         if "entry_id" not in needed:
             needed["entry_id"] = None       # without a column a batch would not know how many rows it has
         wanted = self._wanted if self.bounds or self.options.bounds else None
-        for found in reading.batches(self.options.data_dir, task.stretch, list(needed), report, wanted=wanted):
+        for batch in reading.batches(self.options.data_dir, task.stretch, list(needed), report, wanted=wanted):
             for keys in self.keys:
-                found = found.filter(pc.is_in(found["key"], pa.array(sorted(keys), pa.string())))
-            if found.num_rows:
-                yield pa.RecordBatch.from_arrays([self._column(name, found, task, report) for name in self.columns], schema=schema)
+                batch = batch.filter(pc.is_in(batch["key"], pa.array(sorted(keys), pa.string())))
+            if batch.num_rows:
+                columns = [self._column(name, batch, task, report) for name in self.columns]
+                yield pa.RecordBatch.from_arrays(columns, schema=schema)
         if damaged:
             _log.warning("%s, ledger %d: %d damages were left out", task.topic, task.stretch.ledger_id, damaged)
 
-    def _column(self, name: str, found: pa.RecordBatch, task: Task, report: Report) -> pa.Array:
+    def _column(self, name: str, batch: pa.RecordBatch, task: Task, report: ReportDamage) -> pa.Array:
         match name:
             case "topic":
-                return pa.repeat(str(task.topic.base), found.num_rows)
+                return pa.repeat(str(task.topic.base), batch.num_rows)
             case "partition":
                 number = task.topic.partition
-                return pa.repeat(pa.scalar(number if number >= 0 else None, pa.int32()), found.num_rows)
+                return pa.repeat(pa.scalar(number if number >= 0 else None, pa.int32()), batch.num_rows)
             case "value" if self.values is not None:
-                return self.values.of(found, str(task.topic.base), report)
-        return found[name]
+                return self.values.of(batch, str(task.topic.base), report)
+        return batch[name]
 
     def _wanted(self, rows: Rows) -> NDArray[np.bool_]:
         wanted = np.ones(len(rows), bool)
@@ -259,14 +262,18 @@ class _Reading:
         return wanted
 
     def tasks(self, behind: dict[int, Position], up_to: dict[int, Position] | None = None) -> list[Task]:
-        options, found = self.options, []
+        """Return the stretches to read.
+
+        behind, up_to: positions by partition id.  Partitions that are missing in up_to are not read.
+        """
+        options, tasks = self.options, []
         for partition_id, topic in _partitions(options):
             view = confirmed.current_view(options.data_dir, partition_id) if options.is_compacted else 0
             start = max(options.first, behind.get(partition_id, NOWHERE))
             end = options.last if up_to is None else up_to.get(partition_id, NOWHERE)
-            found += [Task(stretch, topic) for stretch in confirmed.stretches(
+            tasks += [Task(stretch, topic) for stretch in confirmed.stretches(
                 options.data_dir, partition_id, behind=start, up_to=end, view=view) if self._may_be_wanted(stretch)]
-        return found
+        return tasks
 
     def _may_be_wanted(self, stretch: Stretch) -> bool:
         first, last = self.bounds.get("ledger_id", (_FIRST, _LAST))
@@ -338,19 +345,19 @@ class StreamReader(datasource.DataSourceStreamReader):
 
     def __init__(self, options: Options, schema: StructType):
         if options.is_compacted:
-            raise BadOption("option compacted: a stream has what comes, not what is left of it")
+            raise BadOption("option compacted: a stream has all messages as they come, and no compacted view")
         self._reading = _reading(options, schema)
 
     def initialOffset(self) -> dict[str, str]:
         return {}
 
     def latestOffset(self, start: dict[str, str], limit: object) -> dict[str, str]:
-        data_dir, found = self._reading.options.data_dir, dict(start)
+        data_dir, offsets = self._reading.options.data_dir, dict(start)
         for partition_id, _ in _partitions(self._reading.options):
             last = confirmed.last_confirmed(data_dir, partition_id)
-            if last > _offsets(found).get(partition_id, NOWHERE):
-                found[str(partition_id)] = f"{last[0]}:{last[1]}"
-        return found
+            if last > _offsets(offsets).get(partition_id, NOWHERE):
+                offsets[str(partition_id)] = f"{last[0]}:{last[1]}"
+        return offsets
 
     def partitions(self, start: dict[str, str], end: dict[str, str]) -> list[Task]:
         return self._reading.tasks(_offsets(start), _offsets(end))
@@ -359,8 +366,8 @@ class StreamReader(datasource.DataSourceStreamReader):
         return self._reading.batches(partition)
 
 
-def _offsets(said: dict[str, str]) -> dict[int, Position]:
-    positions = {int(partition_id): text.split(":") for partition_id, text in said.items()}
+def _offsets(offsets: dict[str, str]) -> dict[int, Position]:
+    positions = {int(partition_id): text.split(":") for partition_id, text in offsets.items()}
     return {partition_id: (int(ledger_id), int(entry_id)) for partition_id, (ledger_id, entry_id) in positions.items()}
 
 
@@ -370,5 +377,7 @@ def _reading(options: Options, schema: StructType) -> _Reading:
     known = from_arrow_schema(_arrow_schema([*SCHEMA.names, *(["value"] if values else [])], values))
     for one in schema.fields:
         if one.name not in known.names or known[one.name].dataType != one.dataType:
-            raise BadOption(f"the schema has {one.name} {one.dataType.simpleString()}; there are {known.simpleString()}")
-    return _Reading(options, schema.names, values if "value" in schema.names else None, keys=[] if options.key is None else [{options.key}])
+            raise BadOption(f"the schema has {one.name} {one.dataType.simpleString()}; "
+                            f"there are {known.simpleString()}")
+    keys = [] if options.key is None else [{options.key}]
+    return _Reading(options, schema.names, values if "value" in schema.names else None, keys=keys)

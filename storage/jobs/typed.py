@@ -17,14 +17,16 @@ import pyarrow as pa
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.names import TopicName
 from geminga.storage.jobs import confirmed
+from geminga.storage.jobs.entry_blocks import ReportDamage
 from geminga.storage.schemas import registry
 
-_PRIMITIVES = {"boolean": pa.bool_(), "int": pa.int32(), "long": pa.int64(), "float": pa.float32(), "double": pa.float64(),
-               "bytes": pa.binary(), "string": pa.string()}
-_LOGICAL = {"date": pa.date32(), "timestamp-millis": pa.timestamp("us", "UTC"), "timestamp-micros": pa.timestamp("us", "UTC"),
+_PRIMITIVES = {"boolean": pa.bool_(), "int": pa.int32(), "long": pa.int64(), "float": pa.float32(),
+               "double": pa.float64(), "bytes": pa.binary(), "string": pa.string()}
+_LOGICAL = {"date": pa.date32(),
+            "timestamp-millis": pa.timestamp("us", "UTC"), "timestamp-micros": pa.timestamp("us", "UTC"),
             "local-timestamp-millis": pa.timestamp("us"), "local-timestamp-micros": pa.timestamp("us")}
 _NOT_FITTING = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError)
-_SHOWN_MAX = 200      # characters of what is wrong with a value
+_SHOWN_MAX = 200      # characters of an error that are reported
 
 Fit = Callable[[Any], Any]
 Parsed: TypeAlias = dict[str, Any]      # a definition as fastavro has parsed it
@@ -39,20 +41,21 @@ class Values:
     """The schemas of some topics, which share their newest version."""
 
     kind: int                                        # api.Schema.Json or Avro
-    newest: Parsed                                   # parsed by fastavro
-    versions: dict[str, dict[bytes, Parsed]]         # by topic, as its messages name them
+    newest: Parsed
+    versions: dict[str, dict[bytes, Parsed]]         # topic -> schema_version of messages -> definition
 
     def shape(self) -> tuple[pa.StructType, Fit]:
+        """Return (Arrow type of values, function that converts a parsed value to it)."""
         return _shape(self.newest, self.kind == api.Schema.Avro, {}, ())
 
     @property
     def type(self) -> pa.StructType:
         return self.shape()[0]
 
-    def of(self, found: pa.RecordBatch, topic: str, report: Callable[[str], None]) -> pa.Array:
+    def of(self, batch: pa.RecordBatch, topic: str, report: ReportDamage) -> pa.Array:
         """Return the value of each row.  The batch must have payload, schema_version, is_encrypted and null_value."""
         (kind, fit), versions = self.shape(), self.versions.get(topic, {})
-        columns = (found[name].to_pylist() for name in ("payload", "schema_version", "is_encrypted", "null_value"))
+        columns = (batch[name].to_pylist() for name in ("payload", "schema_version", "is_encrypted", "null_value"))
         values = [None if hidden or null else self._read(payload, versions.get(version), fit, report)
                   for payload, version, hidden, null in zip(*columns, strict=True)]
         try:
@@ -60,18 +63,21 @@ class Values:
         except _NOT_FITTING:
             return pa.array([_fitting(value, kind, report) for value in values], kind)
 
-    def _read(self, payload: bytes, version: Parsed | None, fit: Fit, report: Callable[[str], None]) -> Any:
-        """The value of one payload, null for one that is not what its schema says."""
+    def _read(self, payload: bytes, version: Parsed | None, fit: Fit, report: ReportDamage) -> Any:
+        """Return the value of one payload, None if the payload does not match its schema."""
         try:
             if self.kind == api.Schema.Json:
                 return fit(json.loads(payload))
-            return None if version is None else fit(fastavro.schemaless_reader(io.BytesIO(payload), version, self.newest))
+            if version is None:
+                return None
+            return fit(fastavro.schemaless_reader(io.BytesIO(payload), version, self.newest))
         except Exception as error:      # a payload may make the libraries raise anything
             report(f"a value is not of its schema: {type(error).__name__}: {str(error)[:_SHOWN_MAX]}")
             return None
 
 
-def _fitting(value: Any, kind: pa.StructType, report: Callable[[str], None]) -> Any:
+def _fitting(value: Any, kind: pa.StructType, report: ReportDamage) -> Any:
+    """Return the value, None if Arrow's type cannot hold it."""
     try:
         pa.array([value], kind)
     except _NOT_FITTING as error:
@@ -86,21 +92,23 @@ def find(partitions: list[tuple[int, TopicName]], data_dir: Path) -> Values:
     try:
         topics = list(dict.fromkeys(name.base for _, name in partitions))
         last = {topic: kept for topic in topics if (kept := registry.find(catalogue, topic)) is not None}
-        if not topics or len(last) < len(topics):
-            without = next((topic for topic in topics if topic not in last), "what is not there")
-            raise NoSchema(f"option typed: {without} has no schema")
+        if not topics:
+            raise NoSchema("option typed: there is no topic whose schema values could have")
+        if len(last) < len(topics):
+            raise NoSchema(f"option typed: {next(topic for topic in topics if topic not in last)} has no schema")
         definition = last[topics[0]].definition
         for topic, other in last.items():
             if (other.definition.kind, other.definition.data) != (definition.kind, definition.data):
                 raise NoSchema(f"option typed: {topics[0]} and {topic} have different schemas")
         if definition.kind not in (api.Schema.Json, api.Schema.Avro):
-            raise NoSchema(f"option typed: the schema of {topics[0]} is of type {registry.TYPES[definition.kind]}, not JSON or AVRO")
+            raise NoSchema(f"option typed: the schema of {topics[0]} is of type {registry.TYPES[definition.kind]}, "
+                           "not JSON or AVRO")
         versions = {str(topic): {number.to_bytes(8, "big"): _parsed(kept.definition.data, topic)
                                  for number in registry.versions(catalogue, topic)
                                  if (kept := registry.find(catalogue, topic, number)) is not None} for topic in topics}
         newest = _parsed(definition.data, topics[0])
         others = {one["name"] for of_topic in versions.values() for one in of_topic.values()} - {newest["name"]}
-        # As in Java, what a record is called does not matter.
+        # As in Pulsar's Java client, the record's name does not matter: other versions' names are aliases.
         return Values(definition.kind, newest | {"aliases": sorted({*newest.get("aliases", ()), *others})}, versions)
     finally:
         catalogue.close()
@@ -108,25 +116,31 @@ def find(partitions: list[tuple[int, TopicName]], data_dir: Path) -> Values:
 
 def _parsed(data: bytes, topic: TopicName) -> Parsed:
     try:
-        found = fastavro.parse_schema(json.loads(data))
-    except (ValueError, KeyError, TypeError, fastavro.schema.SchemaParseException, fastavro.schema.UnknownType) as error:
+        definition = fastavro.parse_schema(json.loads(data))
+    except (ValueError, KeyError, TypeError,
+            fastavro.schema.SchemaParseException, fastavro.schema.UnknownType) as error:
         raise NoSchema(f"option typed: the schema of {topic} is not Avro's: {error}") from None
-    if not isinstance(found, dict) or found.get("type") != "record":
+    if not isinstance(definition, dict) or definition.get("type") != "record":
         raise NoSchema(f"option typed: the schema of {topic} is no record")
-    return found
+    return definition
 
 
 # -- types
 
 def _shape(schema: Any, is_avro: bool, named: dict[str, Parsed], inside: tuple[str, ...]) -> tuple[pa.DataType, Fit]:
-    """Return (Arrow type, function that converts a value to it).  named: definitions seen so far, by name."""
+    """Return (Arrow type, function that converts a value to it).
+
+    named: definitions seen so far, by name.  inside: names of the records around it; a recursive one is JSON text.
+    """
     if isinstance(schema, list):
         rest = [one for one in schema if one not in ("null", {"type": "null"})]
         return _shape(rest[0], is_avro, named, inside) if len(rest) == 1 else (pa.string(), _text)
     if isinstance(schema, str):
         if schema in _PRIMITIVES:
             return _PRIMITIVES[schema], _same
-        return _shape(named[schema], is_avro, named, inside) if schema in named and schema not in inside else (pa.string(), _text)
+        if schema not in named or schema in inside:
+            return pa.string(), _text
+        return _shape(named[schema], is_avro, named, inside)
     kind, logical = schema["type"], schema.get("logicalType") if is_avro else None
     if "name" in schema:
         named[schema["name"]] = schema
@@ -137,15 +151,18 @@ def _shape(schema: Any, is_avro: bool, named: dict[str, Parsed], inside: tuple[s
     if logical is not None:
         return pa.string(), _text
     if kind == "record":
-        fields = {one["name"]: _shape(one["type"], is_avro, named, (*inside, schema["name"])) for one in schema["fields"]}
-        return pa.struct([(name, found) for name, (found, _) in fields.items()]), lambda value: value if value is None else {
-            name: fit(value.get(name)) for name, (_, fit) in fields.items()}
+        fields = {one["name"]: _shape(one["type"], is_avro, named, (*inside, schema["name"]))
+                  for one in schema["fields"]}
+        return pa.struct([(name, inner) for name, (inner, _) in fields.items()]), \
+            lambda value: value if value is None else {
+                name: fit(value.get(name)) for name, (_, fit) in fields.items()}
     if kind == "array":
-        found, fit = _shape(schema["items"], is_avro, named, inside)
-        return pa.list_(found), lambda value: value if value is None else [fit(one) for one in value]
+        inner, fit = _shape(schema["items"], is_avro, named, inside)
+        return pa.list_(inner), lambda value: value if value is None else [fit(one) for one in value]
     if kind == "map":
-        found, fit = _shape(schema["values"], is_avro, named, inside)
-        return pa.map_(pa.string(), found), lambda value: value if value is None else [(key, fit(one)) for key, one in value.items()]
+        inner, fit = _shape(schema["values"], is_avro, named, inside)
+        return pa.map_(pa.string(), inner), \
+            lambda value: value if value is None else [(key, fit(one)) for key, one in value.items()]
     if kind in ("enum", "fixed"):
         return (pa.string() if kind == "enum" else pa.binary()), _same
     return _shape(kind, is_avro, named, inside)

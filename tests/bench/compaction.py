@@ -238,7 +238,7 @@ def compacted(topic: Topic, engine) -> str:
     return told(nightly.compact(topic.data_dir, topic.target, lambda *_: "measured only", engine))
 
 
-def told(report: nightly.Report) -> str:
+def told(report: nightly.PartitionReport) -> str:
     return (f"{report.keys:,} keys, {report.entries_out:,} entries with {report.messages_out:,} messages left, "
             f"{report.bytes_in >> 20} -> {report.bytes_out >> 20} MiB, {report.seconds:.1f} s by the job's clock; {report.error}")
 

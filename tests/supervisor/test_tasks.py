@@ -90,7 +90,7 @@ def test_after_the_brokers_end_no_further_partition_is_asked(broker, config):
 
 @pytest.mark.parametrize("outcome", [nightly.NOT_ADOPTED, nightly.FAILED])
 def test_a_view_that_is_not_in_force_fails_the_night(broker, config, monkeypatch, outcome):
-    refused = nightly.Report(1, TOPICS[1], outcome, "the topic is fenced")
+    refused = nightly.PartitionReport(1, TOPICS[1], outcome, "the topic is fenced")
     monkeypatch.setattr(nights, "compact", lambda *_: nightly.Night(0, 0.0, "played", (refused,)))
     report = run_night(config)
     assert (report["status"], report["totals"]["failed"]) == ("failed", 1)

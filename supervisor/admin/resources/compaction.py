@@ -8,7 +8,7 @@ is answered by one:
                                         answers are a list: {"answer": ...} or {"refused": why, "again": whether it may be asked again soon}
     {"began": {partition id: topic}}    these are being compacted, until each is told of or the connection ends
     {"adopted": partition id}           its view is in force
-    {"ended": report}                   what became of one: a Report of storage/jobs/nightly.py
+    {"ended": report}                   its result: a PartitionReport of storage/jobs/nightly.py
 """
 import asyncio
 import bisect

@@ -293,7 +293,7 @@ def test_a_damaged_row_of_the_index_is_made_anew(topic):
     flip(topic.folder / "10.index", format.HEADER_SIZE + 64 * 7 + 3)
     damage = []
     assert indexes(rows_of(topic, damage=damage)) == list(range(20))
-    assert damage == [f"{topic.folder / '10.index'}: what the index says of entry 10:7 is damaged; it is made anew"]
+    assert damage == [f"{topic.folder / '10.index'}: the index row of entry 10:7 is damaged; it is rebuilt"]
 
 
 def test_an_index_that_is_cut_costs_what_it_had(topic):
