@@ -22,8 +22,13 @@ def field_names(dtype: np.dtype[np.void]) -> tuple[str, ...]:
 
 
 def struct_of(dtype: np.dtype[np.void]) -> struct.Struct:
-    """Return the struct with a dtype's layout.  The dtype has only numbers, and no gaps between them."""
-    layout = struct.Struct("<" + "".join(_LETTERS[dtype[name].str[1:]] for name in field_names(dtype)))
+    """Return the struct with a dtype's layout.  The dtype has numbers, and void fields where bytes are not used.
+
+    Void fields take no argument of `pack`, and are packed as zeros.
+    """
+    fields = [dtype[name] for name in field_names(dtype)]
+    letters = [f"{field.itemsize}x" if field.kind == "V" else _LETTERS[field.str[1:]] for field in fields]
+    layout = struct.Struct("<" + "".join(letters))
     assert layout.size == dtype.itemsize, dtype
     return layout
 

@@ -208,35 +208,98 @@ CHECKED_FROM = 8                     # offset in a record's header from which it
 GROUP_ROW = np.dtype([("partition_id", "<u8"), ("ledger_id", "<u8"), ("first_entry", "<u8"), ("count", "<u8")])
 SOURCE = np.dtype("<u4")             # per row: offset of its entry in the record's entries
 
-OP_ROW = np.dtype([
-    ("kind", "<u4"), ("subscription_id", "<u4"), ("partition_id", "<u8"),
-    ("ledger_id", "<i8"), ("entry_id", "<i8"), ("value", "<i8"),
-])
-LEDGER_OPENED = 1          # ledger_id; value = first message; entry_id = created, ms
-LEDGER_DELETED = 2         # ledger_id
-MARK_DELETE = 3            # subscription, (ledger_id, entry_id)
-ACKNOWLEDGED = 4           # subscription, (ledger_id, entry_id) and `value` entries more
-CURSOR_RESET = 5           # subscription restarts behind (ledger_id, entry_id), all beyond is unacknowledged; value = since
-SUBSCRIPTION_DELETED = 6   # subscription
-PART_ACKNOWLEDGED = 7      # subscription, (ledger_id, entry_id); value = a word, 1 = unacknowledged; its number in KIND_WORD
-REDELIVERED = 8            # subscription, (ledger_id, entry_id) and `value` entries more; their count in KIND_WORD
-DIED = 9                   # the same for deaths of consumers; entry_id -1: all counts of the subscription become 0
-TOTAL = 10                 # subscription; value = messages in total; the reason is in KIND_WORD
-PRODUCED = 11              # (ledger_id, value) = a producer (producer_sequences.py); entry_id = its last sequence id
-CHUNKED = 12               # the same; entry_id = sequence id of a message in chunks; subscription_id = checksum of its
-                           # first chunk; the next chunk in KIND_WORD
+# Operations ("ops"): changes that a pass made, other than entries.  Each kind has fields of its own in its 40 bytes:
+#
+#   kind                  | 0      1..3          4..7             8..15         16..23       24..31       32..39
+#   LEDGER_OPENED         | kind   .             .                partition_id  ledger_id    created_ms   first_message
+#   LEDGER_DELETED        | kind   .             .                partition_id  ledger_id    .            .
+#   MARK_DELETE           | kind   .             subscription_id  partition_id  ledger_id    entry_id     .
+#   ACKNOWLEDGED          | kind   .             subscription_id  partition_id  ledger_id    first_entry  more_entries
+#   CURSOR_RESET          | kind   .             subscription_id  partition_id  ledger_id    entry_id     since
+#   SUBSCRIPTION_DELETED  | kind   .             subscription_id  partition_id  .            .            .
+#   PART_ACKNOWLEDGED     | kind   word_number   subscription_id  partition_id  ledger_id    entry_id     word
+#   REDELIVERED, DIED     | kind   count         subscription_id  partition_id  ledger_id    first_entry  more_entries
+#   TOTAL                 | kind   reason        subscription_id  partition_id  .            .            messages
+#   PRODUCED              | kind   .             .                partition_id  producer_a   sequence_id  producer_b
+#   CHUNKED               | kind   next_chunk    crc32c           partition_id  producer_a   sequence_id  producer_b
+#   SEQUENCES_FORGOTTEN   | kind   .             .                partition_id  .            .            .
+#   PARTITION_DELETED, DELAYED: as SEQUENCES_FORGOTTEN
+#
+# numpy has no integers of three bytes.  So the field of such a number holds the kind too, and is named after both;
+# `numbers_of` gives the number.  journal_ops.py makes ops.
+OP_ROW = np.dtype([("kind", "u1"), ("number", "V3"), ("about", "V4"), ("partition_id", "<u8"), ("fields", "V24")])
+KIND, NUMBER = 0xFF, 8     # of a field that holds kind and number: mask of the kind, lowest bit of the number
+
+LEDGER_OPENED = 1          # its entries come after this op
+LEDGER_DELETED = 2
+MARK_DELETE = 3            # the subscription's mark-delete position is this
+ACKNOWLEDGED = 4           # beyond that position: this entry, and so many more behind it
+CURSOR_RESET = 5           # the subscription begins anew behind this position, with all entries beyond unacknowledged
+SUBSCRIPTION_DELETED = 6
+PART_ACKNOWLEDGED = 7      # 64 bits of a batch's messages, 1 = not acknowledged; word 0 has the first 64 messages
+REDELIVERED = 8            # the redelivery count of this entry, and of so many more behind it
+DIED = 9                   # ... and the count of consumers whose connection ended; entry -1: all counts become 0
+TOTAL = 10                 # messages that the subscription needs no more, for a reason (an index of cursor.REASONS)
+PRODUCED = 11              # sequence id of the last message that the producer stored whole
+CHUNKED = 12               # a message in chunks: the next chunk, and the checksum of the first; next 0: it is finished
 SEQUENCES_FORGOTTEN = 13   # of all producers
-PARTITION_DELETED = 14     # partition; its id is never used again
-DELAYED = 15               # partition: it has a delayed index from now on
-KIND, KIND_WORD = 0xFF, 8  # of an op's `kind`: mask of the kind itself, first bit of an additional number
+PARTITION_DELETED = 14     # its id is never used again
+DELAYED = 15               # the partition has a delayed index from now on
+
+LEDGER_OPENED_OP = np.dtype([
+    ("kind", "<u4"), ("unused", "V4"), ("partition_id", "<u8"), ("ledger_id", "<i8"),
+    ("created_ms", "<i8"),
+    ("first_message", "<i8"),        # messages of the partition before this ledger
+])
+LEDGER_DELETED_OP = np.dtype([
+    ("kind", "<u4"), ("unused", "V4"), ("partition_id", "<u8"), ("ledger_id", "<i8"), ("unused2", "V16")])
+MARK_DELETE_OP = np.dtype([
+    ("kind", "<u4"), ("subscription_id", "<u4"), ("partition_id", "<u8"), ("ledger_id", "<i8"), ("entry_id", "<i8"),
+    ("unused", "V8")])
+ACKNOWLEDGED_OP = np.dtype([
+    ("kind", "<u4"), ("subscription_id", "<u4"), ("partition_id", "<u8"), ("ledger_id", "<i8"),
+    ("first_entry", "<i8"),
+    ("more_entries", "<i8"),         # 0: the first one alone
+])
+CURSOR_RESET_OP = np.dtype([
+    ("kind", "<u4"), ("subscription_id", "<u4"), ("partition_id", "<u8"), ("ledger_id", "<i8"), ("entry_id", "<i8"),
+    ("since", "<i8"),                # as in CURSOR_ROW
+])
+PART_ACKNOWLEDGED_OP = np.dtype([
+    ("kind_and_word_number", "<u4"), ("subscription_id", "<u4"), ("partition_id", "<u8"), ("ledger_id", "<i8"),
+    ("entry_id", "<i8"), ("word", "<u8")])
+COUNTED_OP = np.dtype([              # REDELIVERED, DIED
+    ("kind_and_count", "<u4"), ("subscription_id", "<u4"), ("partition_id", "<u8"), ("ledger_id", "<i8"),
+    ("first_entry", "<i8"), ("more_entries", "<i8")])
+TOTAL_OP = np.dtype([
+    ("kind_and_reason", "<u4"), ("subscription_id", "<u4"), ("partition_id", "<u8"), ("unused", "V16"),
+    ("messages", "<i8")])
+PRODUCED_OP = np.dtype([
+    ("kind", "<u4"), ("unused", "V4"), ("partition_id", "<u8"),
+    ("producer_a", "<i8"),           # the halves of producer_sequences.identity
+    ("sequence_id", "<i8"), ("producer_b", "<i8")])
+CHUNKED_OP = np.dtype([
+    ("kind_and_next_chunk", "<u4"), ("crc32c", "<u4"), ("partition_id", "<u8"), ("producer_a", "<i8"),
+    ("sequence_id", "<i8"), ("producer_b", "<i8")])
+SUBSCRIPTION_OP = np.dtype([         # SUBSCRIPTION_DELETED
+    ("kind", "<u4"), ("subscription_id", "<u4"), ("partition_id", "<u8"), ("unused", "V24")])
+PARTITION_OP = np.dtype([            # SEQUENCES_FORGOTTEN, PARTITION_DELETED, DELAYED
+    ("kind", "<u4"), ("unused", "V4"), ("partition_id", "<u8"), ("unused2", "V24")])
+OPS = {
+    LEDGER_OPENED: LEDGER_OPENED_OP, LEDGER_DELETED: LEDGER_DELETED_OP, MARK_DELETE: MARK_DELETE_OP,
+    ACKNOWLEDGED: ACKNOWLEDGED_OP, CURSOR_RESET: CURSOR_RESET_OP, SUBSCRIPTION_DELETED: SUBSCRIPTION_OP,
+    PART_ACKNOWLEDGED: PART_ACKNOWLEDGED_OP, REDELIVERED: COUNTED_OP, DIED: COUNTED_OP, TOTAL: TOTAL_OP,
+    PRODUCED: PRODUCED_OP, CHUNKED: CHUNKED_OP, SEQUENCES_FORGOTTEN: PARTITION_OP, PARTITION_DELETED: PARTITION_OP,
+    DELAYED: PARTITION_OP,
+}
 
 for _header in (LEDGER_HEADER, INDEX_HEADER, INDEX_ROW, COMPACTED_ROW, STATE_HEADER, CURSOR_ROW, SEGMENT_HEADER, RECORD_HEADER):
     assert _header.itemsize == 64
 assert _RECORD_HEADER.size == RECORD_HEADER.itemsize
-assert OP_ROW.itemsize == 40
+assert {dtype.itemsize for dtype in (OP_ROW, *OPS.values())} == {40}
 
 HEADER_SIZE = 64
-GROUP, OP = struct_of(GROUP_ROW), struct_of(OP_ROW)
+GROUP = struct_of(GROUP_ROW)
 _INDEX = struct_of(INDEX_ROW)
 _WORDS = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93, 0xA0761D6478BD642F, \
     0xE7037ED1A0B428DB, 0x8EBC6AF09C88C6E3, 0x589965CC75374CC3
@@ -303,6 +366,11 @@ def record_header(*, segment: int, number: int, synced: int, size: int, groups: 
 def checked_header(dtype: np.dtype[np.void], **fields: Any) -> bytes:
     """Return the bytes of a header with a checksum of itself."""
     return header(dtype, **fields, checksum=crc32c(header(dtype, **fields)))
+
+
+def numbers_of(kinds: NDArray[np.uint32]) -> NDArray[np.int64]:
+    """Return the numbers (n,) in fields (n,) of ops that hold kind and number."""
+    return kinds.astype(np.int64) >> NUMBER
 
 
 def is_whole(head: Rows) -> bool:

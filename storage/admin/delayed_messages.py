@@ -11,12 +11,12 @@ import numpy as np
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
-from geminga.storage import format
 from geminga.storage.commands.topic_lookup import stored
 from geminga.storage.cursors.cursor import SKIPPED
 from geminga.storage.cursors.pending_acks import NEVER_MS
 from geminga.storage.delayed.index import DelayedIndex
 from geminga.storage.errors import CorruptFile
+from geminga.storage.ledgers import journal_ops
 from geminga.storage.topics import acknowledge
 from geminga.storage.topics.acknowledge import Acks
 from geminga.storage.topics.partition import Partition
@@ -121,8 +121,8 @@ def _cancel(owner, topic: TopicName, arguments: dict) -> bool | None:
         for subscription in found.subscriptions.values():
             acknowledge.move(owner, subscription, Acks(single={ledger_id: [entry_id]}), SKIPPED)
         found.discarded.acknowledge(found.find(ledger_id), entries)
-        owner.note_many(found, acknowledge.runs_of(
-            format.ACKNOWLEDGED, found.partition_id, found.discarded.subscription_id, ledger_id, entries))
+        owner.note_many(found, journal_ops.acknowledged(
+            found.partition_id, found.discarded.subscription_id, ledger_id, entries))
         owner.commit()      # who is killed here has it fall due for nobody; the other way round it would wait for ever
         _amend(owner, found, ledger_id, entry_id, None)
     return waits

@@ -11,18 +11,18 @@ from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
-from geminga.storage import format
 from geminga.storage.admin import compaction, delayed_messages, housekeeping, positions, topic_stats
 from geminga.storage.commands import commands, producers, subscriptions, topics
 from geminga.storage.commands.topic_lookup import has_subscription, stored, subscription_of, topic_of
 from geminga.storage.cursors.cursor import REASONS
 from geminga.storage.enforcement import rate_limiter
 from geminga.storage.errors import CorruptFile, NotDurable, StorageFull, text_of
+from geminga.storage.ledgers import journal_ops
 from geminga.storage.ledgers.managed_ledger import EARLIEST
 from geminga.storage.runtime.log import log
 from geminga.storage.topics import acknowledge
 from geminga.storage.topics.non_persistent import NonPersistentTopic
-from geminga.storage.topics.partition import Partition, op
+from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.subscription import Subscription
 from geminga.storage.upkeep import backup_snapshot
 
@@ -235,8 +235,8 @@ def _release(owner, topic: TopicName, arguments: dict) -> dict:
     subscription = subscription_of(stored(owner, topic), arguments["subscription"])
     parked = subscription.all_parked()
     subscription.cursor.deaths.clear()
-    owner.note(subscription.partition, op(format.DIED, subscription.partition.partition_id,
-                                          subscription_id=subscription.cursor.subscription_id, entry_id=-1))
+    owner.note(subscription.partition, journal_ops.deaths_forgotten(
+        subscription.partition.partition_id, subscription.cursor.subscription_id))
     owner.answer_needs_sync()
     if parked and subscription.dispatcher is not None:
         subscription.dispatcher.released(parked)

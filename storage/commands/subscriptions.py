@@ -2,14 +2,14 @@
 from geminga.proto import envelope, responses
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
-from geminga.storage import format
 from geminga.storage.commands.requests import log_consumer
 from geminga.storage.cursors.cursor import SKIPPED, Cursor
+from geminga.storage.ledgers import journal_ops
 from geminga.storage.ledgers.managed_ledger import EARLIEST
 from geminga.storage.ledgers.position import Position
 from geminga.storage.runtime.log import DEBUG, log
 from geminga.storage.topics.owner_context import OwnerContext
-from geminga.storage.topics.partition import Partition, op
+from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.subscription import Subscription, Topic
 
 NAME_MAX = 4_096                          # characters of a producer's or subscription's name; arbitrary, and more than anybody uses
@@ -105,7 +105,7 @@ def delete_subscription(owner: OwnerContext, subscription: Subscription) -> None
     close_consumers(owner, subscription)
     if subscription.is_durable:
         owner.catalogue.delete_subscription(subscription.cursor.subscription_id)
-        owner.note(partition, op(format.SUBSCRIPTION_DELETED, partition.partition_id, subscription_id=subscription.cursor.subscription_id))
+        owner.note(partition, journal_ops.subscription_deleted(partition.partition_id, subscription.cursor.subscription_id))
         owner.answer_needs_sync()
         partition.remove_subscription(subscription)
         owner.wake_trimming(partition)
@@ -123,9 +123,8 @@ def reset_subscription(owner: OwnerContext, subscription: Subscription, position
 def _note_beginning(owner: OwnerContext, subscription: Subscription) -> None:
     partition, cursor = subscription.partition, subscription.cursor
     if subscription.is_durable:
-        ledger_id, entry_id = cursor.mark_delete
-        owner.note(partition, op(format.CURSOR_RESET, partition.partition_id, subscription_id=cursor.subscription_id,
-                             ledger_id=ledger_id, entry_id=entry_id, value=cursor.since))
+        owner.note(partition, journal_ops.cursor_reset(
+            partition.partition_id, cursor.subscription_id, cursor.mark_delete, since=cursor.since))
         owner.count(subscription, SKIPPED, 0)
         owner.answer_needs_sync()
     subscription.rewind()

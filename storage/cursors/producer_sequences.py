@@ -18,8 +18,10 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
+from geminga.proto.rows import Rows
 from geminga.proto.sends import CHUNK_ID, CHUNK_ID_MAX, IS_CHUNK, IS_LAST_CHUNK
 from geminga.storage import format
+from geminga.storage.ledgers import journal_ops
 
 NONE = -(1 << 63)             # a sequence id below all others
 NOWHERE = (1 << 64) - 1       # ledger id and entry id of a duplicate's receipt
@@ -154,25 +156,27 @@ class Sequences:
     # -- at rest
 
     def ops(self, partition_id: int, producer: bytes, progress: Progress) -> bytes:
-        """OP_ROWs, as bytes, that bring a producer from its present progress to this one."""
-        (low, high), known, ops = _HALVES.unpack(producer), self.of(producer), b""
+        """The bytes of ops that bring a producer from its present progress to this one."""
+        halves, known, ops = _HALVES.unpack(producer), self.of(producer), b""
         if progress.last != known.last:
-            ops = format.OP.pack(format.PRODUCED, 0, partition_id, low, progress.last, high)
+            ops = journal_ops.produced(partition_id, halves, progress.last)
         if progress.under_way is not known.under_way:
             for sequence_id in sorted(known.under_way.keys() | progress.under_way.keys()):
                 following, beginning = progress.under_way.get(sequence_id, (0, 0))
                 if known.under_way.get(sequence_id, (0, 0)) != (following, beginning):
-                    kind = format.CHUNKED | following << format.KIND_WORD
-                    ops += format.OP.pack(kind, beginning, partition_id, low, sequence_id, high)
+                    ops += journal_ops.chunked(partition_id, halves, sequence_id, next_chunk=following, crc32c=beginning)
         return ops
 
-    def apply(self, kind: int, beginning: int, low: int, sequence_id: int, high: int) -> None:
-        """Apply one of these ops: its fields kind, subscription_id, ledger_id, entry_id and value."""
-        progress = self.by_producer.setdefault(_HALVES.pack(low, high), Progress())
-        if kind & format.KIND == format.PRODUCED:
-            progress.last = sequence_id
-        else:
-            progress._set(sequence_id, kind >> format.KIND_WORD, beginning)
+    def apply_produced(self, ops: Rows) -> None:
+        """Apply PRODUCED_OPs (n,)."""
+        for _, _, _, low, sequence_id, high in ops.tolist():
+            self.by_producer.setdefault(_HALVES.pack(low, high), Progress()).last = sequence_id
+
+    def apply_chunked(self, ops: Rows) -> None:
+        """Apply CHUNKED_OPs (n,)."""
+        for kind, crc32c, _, low, sequence_id, high in ops.tolist():
+            progress = self.by_producer.setdefault(_HALVES.pack(low, high), Progress())
+            progress._set(sequence_id, kind >> format.NUMBER, crc32c)
 
     def rows(self) -> NDArray[np.void]:
         """All progress as SEQUENCE_ROWs (n,), in the order of eviction."""

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geminga.proto import checksums, sends
-from geminga.proto.rows import as_words
+from geminga.proto.rows import Rows, as_words, field_names
 from geminga.storage import format
 from geminga.storage.cursors import state_file
 from geminga.storage.cursors.cursor import NOBODY, REASONS, Cursor
@@ -50,6 +50,7 @@ _OPS = {
         "DELAYED",
     )
 }
+_OP_FIELDS = {"subscription_id": "subscription", "ledger_id": "ledger"}
 _FLAGS = {sends.IS_BATCH: "batch", sends.IS_CHUNK: "chunk", sends.HAS_KEY: "key", sends.IS_LAST_CHUNK: "last chunk",
           format.IS_CUT: "cut"}
 _DELAYS = {format.UNKNOWN: "unknown", format.NONE_DELAYED: "none", format.SCHEDULED: "some"}
@@ -320,16 +321,27 @@ def _journal(path: Path, first: int, end: int, payload: bool) -> Iterator[Line]:
                 yield line | _entry(bytes(data[source:source + int(row["size"])]), row, payload)
                 entry_id += 1
             start += count
-        for kind, subscription_id, partition_id, ledger_id, entry_id, value in record.ops.tolist():
-            yield {
-                "op": _OPS.get(kind & format.KIND, kind & format.KIND),
-                "partition": partition_id,
-                "subscription": subscription_id,
-                "ledger": ledger_id,
-                "entry_id": entry_id,
-                "value": value,
-                "word": kind >> format.KIND_WORD,
-            }
+        for number in range(len(record.ops)):
+            yield _op(record.ops[number:number + 1])
+
+
+def _op(op: Rows) -> Line:
+    """An op, OP_ROW (1,), with the fields of its kind."""
+    kind = int(op["kind"][0])
+    line: Line = {"op": _OPS.get(kind, kind), "partition": int(op["partition_id"][0])}
+    if kind not in format.OPS:
+        return line
+    known = op.view(format.OPS[kind])
+    for name in field_names(known.dtype)[1:]:
+        if name != "partition_id" and not name.startswith("unused"):
+            line[_OP_FIELDS.get(name, name)] = int(known[name][0])
+    first = field_names(known.dtype)[0]
+    if first.startswith("kind_and_"):
+        line[first.removeprefix("kind_and_")] = int(format.numbers_of(known[first])[0])
+    if "producer_a" in line:      # as dumps of states name producers
+        line["producer"] = known["producer_a"].tobytes().hex() + known["producer_b"].tobytes().hex()
+        del line["producer_a"], line["producer_b"]
+    return line
 
 
 # -- what is known of a partition

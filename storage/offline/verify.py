@@ -19,9 +19,9 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from geminga.storage import format
 from geminga.storage.cursors import state_file, state_v1
@@ -37,6 +37,9 @@ from geminga.storage.offline.verify_catalogue import Names, read_names
 from geminga.storage.offline.verify_compacted import Looked, look_at_views
 from geminga.storage.offline.verify_ledger import Report, Task, acknowledged, entries, look_at, runs
 from geminga.storage.owner.recovery import Recovery
+
+if TYPE_CHECKING:
+    from geminga.proto.rows import Rows
 
 _PROCESSES_MIN = 64 << 20  # bytes; processes for less cost more than they save
 _LOOKS = 3                 # how often something is found while a broker serves the folder before it is told
@@ -207,7 +210,7 @@ class _Walk:
         """Return a task for each ledger of the partition.  Remains of deleted or unfinished ledgers go to findings."""
         folder = format.partition_folder(self.data_dir, partition_id)
         names = {suffix: {int(path.stem) for path in folder.glob(f"*{suffix}") if path.stem.isdigit()} for suffix in (".index", ".ledger")}
-        ids = names[".index"] | names[".ledger"] | {ledger_id for number, ledger_id in rehearsal.opened if number == partition_id}
+        ids = names[".index"] | names[".ledger"] | {ledger_id for number, ledger_id in rehearsal.opened_ledgers if number == partition_id}
         positions = [cursor.mark_delete for number, cursor in rehearsal.state(partition_id).cursors.items() if number != NOBODY]
         done = min(positions)[0] if positions else -1
         tasks = []
@@ -215,8 +218,8 @@ class _Walk:
             key = partition_id, ledger_id
             if key in rehearsal.deleted:
                 continue
-            if key in rehearsal.opened or ledger_headers.exists(folder, ledger_id):
-                tasks.append(Task(folder, partition_id, ledger_id, self.is_served, rehearsal.opened.get(key), rehearsal.rows.get(key, []),
+            if key in rehearsal.opened_ledgers or ledger_headers.exists(folder, ledger_id):
+                tasks.append(Task(folder, partition_id, ledger_id, self.is_served, rehearsal.opened_ledgers.get(key), rehearsal.rows.get(key, []),
                                   rehearsal.state(partition_id).cursors.get(NOBODY)))
             elif not self.is_served:
                 findings += _left(folder, ledger_id, is_needed=ledger_id >= done)
@@ -279,58 +282,49 @@ class _Rehearsal(Recovery):
 
     def __init__(self, data_dir: Path):
         super().__init__(data_dir)
-        self.opened: dict[tuple[int, int], tuple[int, int]] = {}             # (partition, ledger) -> (first message, created, ms)
+        self.opened_ledgers: dict[tuple[int, int], tuple[int, int]] = {}     # (partition, ledger) -> (first message, created, ms)
         self.deleted: set[tuple[int, int]] = set()
-        self.rows: dict[tuple[int, int], list[tuple[int, NDArray]]] = {}
+        self.rows: dict[tuple[int, int], list[tuple[int, Rows]]] = {}
         self.touched: set[int] = set()                                       # partitions that some record is about
         self.stateless: set[int] = set()                                     # partitions without a file of their state
 
     def know(self, partition_id: int, found: State) -> None:
         self._states[partition_id] = found
 
-    def state(self, partition_id: int) -> State:
-        return self._state(partition_id)
-
     def apply(self, record: journal_reader.Record) -> None:
+        self.touched.update(record.ops["partition_id"].tolist())
         self._apply_ops(record.ops, opened=True)
         start = 0
         for partition_id, ledger_id, first, count in record.groups.tolist():
-            if self._ledger(partition_id, ledger_id) is not None:
+            if self.ledger(partition_id, ledger_id) is not None:
                 self.rows.setdefault((partition_id, ledger_id), []).append((first, record.rows[start:start + count]))
             start += count
         self._apply_ops(record.ops, opened=False)
 
-    def _state(self, partition_id: int) -> State:
+    def state(self, partition_id: int) -> State:
         if partition_id not in self._states:
             self._states[partition_id] = State()
         return self._states[partition_id]
 
-    def _ledger(self, partition_id: int, ledger_id: int) -> Ledger | None:
+    def ledger(self, partition_id: int, ledger_id: int) -> Ledger | None:
         key = partition_id, ledger_id
         if key not in self._ledgers:
-            folder = self._folder(partition_id)
+            folder = self.folder(partition_id)
             self._ledgers[key] = Ledger(folder, partition_id, ledger_id) if ledger_headers.exists(folder, ledger_id) else None
         return self._ledgers[key]
 
-    def _apply_run(self, ops: NDArray) -> None:
-        last = ops[-1]
-        kind, key = int(last["kind"]), (int(last["partition_id"]), int(last["ledger_id"]))
-        self.touched.add(key[0])
-        if kind == format.PARTITION_DELETED:
-            self.gone.update(ops["partition_id"].tolist())
-        elif kind == format.LEDGER_OPENED:
-            self.opened[key] = int(last["value"]), int(last["entry_id"])
-            self.deleted.discard(key)
-            self._ledgers[key] = Ledger(self._folder(key[0]), *key)
-        elif kind == format.LEDGER_DELETED:
-            self.opened.pop(key, None)
-            self.rows.pop(key, None)
-            self.deleted.add(key)
-            self._ledgers[key] = None
-            for cursor in self._state(key[0]).cursors.values():
-                cursor.forget(key[1])
-        else:
-            super()._apply_run(ops)
+    def open_ledger(self, partition_id: int, ledger_id: int, *, created_ms: int, first_message: int) -> None:
+        key = partition_id, ledger_id
+        self.opened_ledgers[key] = first_message, created_ms
+        self.deleted.discard(key)
+        self._ledgers[key] = Ledger(self.folder(partition_id), *key)
+
+    def delete_ledger(self, partition_id: int, ledger_id: int) -> None:
+        key = partition_id, ledger_id
+        self.opened_ledgers.pop(key, None)
+        self.rows.pop(key, None)
+        self.deleted.add(key)
+        self._ledgers[key] = None
 
 
 def _of_journal(text: str, folder: Path) -> Finding:

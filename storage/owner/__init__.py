@@ -11,6 +11,7 @@
     trimming.py                   ledgers that nobody needs
     process.py                    the loop around it
     recovery.py                   journal -> ledgers and cursors, after a crash
+    replayed_ops.py               what each kind of operation does then
 
 Imports: all of storage but `offline/` and `jobs/`.  Start with `owner_pass.py`.
 """

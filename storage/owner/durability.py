@@ -11,7 +11,7 @@ from geminga.storage.topics.publish_plan import Plan
 from geminga.storage.upkeep.disk_space import DiskSpace
 
 ACK_SYNC_MS = 10            # an acknowledgement without a receipt is synced with the next answer, or after this
-_OPS_SIZE_MAX = 10_000 * format.OP.size      # of a journal record: fits into the smallest segment that may be configured
+_OPS_SIZE_MAX = 10_000 * format.OP_ROW.itemsize      # of a journal record: fits into the smallest segment that may be configured
 _NO_ROOM_SECONDS = 0.1      # between attempts to append when the disk is full and the reserve used up
 
 

@@ -11,12 +11,12 @@ from geminga.storage.commands import producers
 from geminga.storage.cursors import cursor
 from geminga.storage.cursors.state_file import StateFile
 from geminga.storage.errors import CorruptFile, StorageFull
+from geminga.storage.ledgers import journal_ops
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.owner.durability import Durability
 from geminga.storage.runtime.log import log
-from geminga.storage.topics import acknowledge
 from geminga.storage.topics.owner_context import OwnerContext
-from geminga.storage.topics.partition import Partition, op, open_partition
+from geminga.storage.topics.partition import Partition, open_partition
 from geminga.storage.topics.subscription import Topic
 from geminga.storage.topics.watcher import TopicWatcher, Watcher
 from geminga.storage.upkeep.backup_snapshot import BackupSnapshots
@@ -131,7 +131,7 @@ class PartitionTable(Watcher):
         except StorageFull:
             owner.catalogue.undo()
             raise
-        self._durability.append(format.OP.pack(*op(format.PARTITION_DELETED, partition_id)))
+        self._durability.append(journal_ops.partition_deleted(partition_id))
         owner.journal.sync()
         owner.catalogue.commit()
         if partition is not None:
@@ -220,8 +220,8 @@ class PartitionTable(Watcher):
         The files are checkpointed too, before the journal forgets the op.
         """
         opened = partition.open_ledger
-        self._owner.note(partition, op(format.LEDGER_OPENED, partition.partition_id, ledger_id=opened.ledger_id,
-                                       entry_id=opened.created_ms, value=opened.first_message))
+        self._owner.note(partition, journal_ops.ledger_opened(
+            partition.partition_id, opened.ledger_id, created_ms=opened.created_ms, first_message=opened.first_message))
         self._owner.journal.touched(opened)
 
     def report_damage(self, partition: Partition) -> None:
@@ -234,8 +234,8 @@ class PartitionTable(Watcher):
         for ledger, lost in losses:
             self._owner.counters.add("entries_lost", len(lost))
             for subscription_id in (cursor.NOBODY, *(s.cursor.subscription_id for s in partition.subscriptions.values() if s.is_durable)):
-                self._owner.note_many(partition, acknowledge.runs_of(
-                    format.ACKNOWLEDGED, partition.partition_id, subscription_id, ledger.ledger_id, lost))
+                self._owner.note_many(partition, journal_ops.acknowledged(
+                    partition.partition_id, subscription_id, ledger.ledger_id, lost))
             for subscription in partition.subscriptions.values():
                 self._owner.count(subscription, cursor.SKIPPED, 0)
 

@@ -7,7 +7,6 @@ from geminga.proto import names, responses
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.rows import Rows
 from geminga.proto.sends import IS_CHUNK, is_encrypted
-from geminga.storage import format
 from geminga.storage.commands import producers as producer_commands
 from geminga.storage.enforcement import rate_limiter
 from geminga.storage.enforcement.backlog_quota import Quotas
@@ -15,6 +14,7 @@ from geminga.storage.enforcement.delay_policy import Delays
 from geminga.storage.enforcement.publish_gate import Gate
 from geminga.storage.enforcement.rate_limiter import Rates
 from geminga.storage.errors import StorageFull
+from geminga.storage.ledgers import journal_ops
 from geminga.storage.owner.durability import Durability
 from geminga.storage.owner.non_persistent_publishing import NonPersistentPublishing
 from geminga.storage.owner.partition_table import PartitionTable
@@ -22,7 +22,7 @@ from geminga.storage.owner.trimming import Trimming
 from geminga.storage.statistics.statistics import Statistics
 from geminga.storage.topics import publish_plan
 from geminga.storage.topics.owner_context import OwnerContext
-from geminga.storage.topics.partition import Partition, op
+from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.producers import Producer
 from geminga.storage.topics.publish_plan import Demand, Group, Plan, Sends
 from geminga.storage.topics.subscription import Topic
@@ -160,7 +160,7 @@ class Publishing(TopicWatcher):
         """Partitions of the plan that know producers' sequences and deduplicate no more: they forget them, as the journal is told."""
         disabled = [group.partition for group in planned.groups if not group.partition.deduplicates and group.partition.sequences.by_producer]
         for partition in disabled:
-            self._owner.note(partition, op(format.SEQUENCES_FORGOTTEN, partition.partition_id))
+            self._owner.note(partition, journal_ops.sequences_forgotten(partition.partition_id))
         return disabled
 
     def _begin_schedules(self, planned: Plan) -> None:
@@ -168,7 +168,7 @@ class Publishing(TopicWatcher):
         for group in planned.groups:
             partition = group.partition
             if partition.schedule is None and (publish_plan.deliver_at(planned, group) > self._owner.now_ms).any():
-                self._owner.note(partition, op(format.DELAYED, partition.partition_id))
+                self._owner.note(partition, journal_ops.delayed(partition.partition_id))
                 partition.begin_schedule(is_strict=self._owner.options.delayed_delivery_strict)
                 self._schedules.watch(partition)
 

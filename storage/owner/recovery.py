@@ -19,17 +19,18 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from geminga.proto.rows import Rows
 from geminga.storage import format
 from geminga.storage.catalogue.catalogue import open_catalogue
-from geminga.storage.cursors import state_file, state_v1
-from geminga.storage.cursors.batch_acks import by_batch
-from geminga.storage.cursors.cursor import Cursor, entries_of
+from geminga.storage.cursors import state_file
+from geminga.storage.cursors.cursor import Cursor
 from geminga.storage.cursors.state_file import Snapshot, State, StateFile
 from geminga.storage.disk.files import sync, write_anew
 from geminga.storage.errors import CorruptFile
 from geminga.storage.ledgers import journal, journal_reader, ledger, ledger_headers
 from geminga.storage.ledgers.journal_reader import Record, Replay
 from geminga.storage.ledgers.ledger import Ledger
+from geminga.storage.owner import replayed_ops
 from geminga.storage.topics.partition import Partition
 
 _KEPT_MAX = 32         # segments: a broker that is killed again and again does not replay more and more
@@ -82,6 +83,7 @@ class Recovery:
         self._to_unlink: list[Ledger] = []
 
     def apply(self, record: Record) -> None:
+        """Apply a record: its ops that open ledgers, its entries, then all other ops."""
         self._apply_ops(record.ops, opened=True)
         start = 0
         for partition_id, ledger_id, first_entry, count in record.groups.tolist():
@@ -95,7 +97,7 @@ class Recovery:
         """The entries are written, ledger by ledger; whoever opens a partition finds its ledgers as they are now."""
         for number, (key, stretches) in enumerate(self._stretches.items()):
             told("ledgers", number, len(self._stretches))
-            if (found := self._ledger(*key)) is not None:
+            if (found := self.ledger(*key)) is not None:
                 self.entries += _put(found, stretches, self._gone(found) if found.is_shared else None)
         self._stretches.clear()
         for found in self._ledgers.values():
@@ -136,106 +138,58 @@ class Recovery:
         self._opened.pop(partition_id, None)
         for key in [key for key in self._ledgers if key[0] == partition_id]:
             self._ledgers[key] = None
-        return self._files.get(partition_id) or StateFile(self._folder(partition_id), partition_id)
+        return self._files.get(partition_id) or StateFile(self.folder(partition_id), partition_id)
 
     def _gone(self, found: Ledger) -> Cursor | None:
         """What of a ledger that is a backup's too is there for nobody any more: where it lay there may be a hole, which stays."""
         with contextlib.suppress(CorruptFile):
-            return self._state(found.partition_id).discarded
+            return self.state(found.partition_id).discarded
         return None
 
-    def _folder(self, partition_id: int) -> Path:
+    # -- what ops are applied to, see replayed_ops.Target
+
+    def folder(self, partition_id: int) -> Path:
         return format.partition_folder(self.data_dir, partition_id)
 
-    def _cursor(self, partition_id: int, subscription_id: int) -> Cursor:
-        return self._state(partition_id).cursor(subscription_id)
-
-    def _state(self, partition_id: int) -> State:
+    def state(self, partition_id: int) -> State:
+        """The partition's durable state but for its ledgers, to be changed.  Raises CorruptFile."""
         if partition_id not in self._states:
-            self._states[partition_id] = state_file.read(self._folder(partition_id), partition_id)
-            self._files[partition_id] = StateFile(self._folder(partition_id), partition_id)
+            self._states[partition_id] = state_file.read(self.folder(partition_id), partition_id)
+            self._files[partition_id] = StateFile(self.folder(partition_id), partition_id)
             self.damage += self._states[partition_id].damage
         return self._states[partition_id]
 
-    def _ledger(self, partition_id: int, ledger_id: int) -> Ledger | None:
+    def ledger(self, partition_id: int, ledger_id: int) -> Ledger | None:
+        """A ledger of the partition; None: it has been deleted.  Raises CorruptFile."""
         key = partition_id, ledger_id
         if key not in self._ledgers:
-            folder = self._folder(partition_id)
+            folder = self.folder(partition_id)
             self._ledgers[key] = ledger.open_ledger(folder, partition_id, ledger_id) if ledger_headers.exists(folder, ledger_id) else None
         return self._ledgers[key]
 
-    def _apply_ops(self, ops: NDArray, *, opened: bool) -> None:
-        """Those that open ledgers come before the record's entries, all others after them."""
+    def open_ledger(self, partition_id: int, ledger_id: int, *, created_ms: int, first_message: int) -> None:
+        """Make the ledger, unless it is there.  Raises StorageFull."""
+        if (known := self.ledger(partition_id, ledger_id)) is not None:
+            known.write_ledger_header()      # its index may have reached the disk alone
+        else:
+            self._ledgers[partition_id, ledger_id] = ledger.create(
+                self.folder(partition_id), partition_id, ledger_id, first_message=first_message, created_ms=created_ms)
+
+    def delete_ledger(self, partition_id: int, ledger_id: int) -> None:
+        """Have the ledger's files deleted, once all that was replayed is durable."""
+        self._to_unlink.append(Ledger(self.folder(partition_id), partition_id, ledger_id))
+        self._ledgers[partition_id, ledger_id] = None
+
+    def delete_partition(self, partition_id: int) -> None:
+        """Ignore all that the journal has of the partition from now on."""
+        self.gone.add(partition_id)
+
+    def _apply_ops(self, ops: Rows, *, opened: bool) -> None:
+        """Apply OP_ROWs (n,) that open ledgers, or all others."""
         ops = ops[(ops["kind"] == format.LEDGER_OPENED) == opened]
         if self.gone:
             ops = ops[~np.isin(ops["partition_id"], list(self.gone))]
-        if not len(ops):
-            return
-        if len(ops) == 1:        # as of the records of small passes: how far one producer has come
-            return self._apply_run(ops)
-        same = np.ones(len(ops), bool)
-        same[0] = False
-        kinds = np.where(ops["kind"] & format.KIND == format.PART_ACKNOWLEDGED, format.PART_ACKNOWLEDGED, ops["kind"])      # of any word
-        for column in (kinds, ops["partition_id"], ops["subscription_id"], ops["ledger_id"]):
-            same[1:] &= column[1:] == column[:-1]
-        for run in np.split(ops, np.flatnonzero(~same)[1:]):
-            self._apply_run(run)
-
-    def _apply_run(self, ops: NDArray) -> None:
-        """Ops (n,) of one kind about one ledger or subscription."""
-        last = ops[-1]
-        kind, partition_id = int(last["kind"]) & format.KIND, int(last["partition_id"])
-        subscription_id, position = int(last["subscription_id"]), (int(last["ledger_id"]), int(last["entry_id"]))
-        if kind == format.LEDGER_OPENED:
-            if (found := self._ledger(partition_id, position[0])) is not None:
-                found.write_ledger_header()      # its index may have reached the disk alone
-            else:
-                self._ledgers[partition_id, position[0]] = ledger.create(
-                    self._folder(partition_id), partition_id, position[0], first_message=int(last["value"]), created_ms=position[1])
-        elif kind == format.LEDGER_DELETED:
-            self._to_unlink.append(Ledger(self._folder(partition_id), partition_id, position[0]))
-            self._ledgers[partition_id, position[0]] = None
-            for cursor in self._state(partition_id).cursors.values():
-                cursor.forget(position[0])
-        elif kind == format.MARK_DELETE:
-            self._cursor(partition_id, subscription_id).mark_delete = position
-        elif kind == format.CURSOR_RESET:
-            cursor = self._cursor(partition_id, subscription_id)
-            if self._state(partition_id).is_uncounted:
-                state_v1.reset(cursor, position)
-            else:
-                cursor.move(position, int(last["value"]))
-        elif kind == format.ACKNOWLEDGED:
-            found = self._ledger(partition_id, position[0]) or Ledger(self._folder(partition_id), partition_id, position[0])
-            self._cursor(partition_id, subscription_id).acknowledge(found, _entries(ops))      # perhaps what only a compacted view has
-        elif kind == format.PART_ACKNOWLEDGED:
-            cursor, numbers = self._cursor(partition_id, subscription_id), ops["kind"].astype(np.int64) >> format.KIND_WORD
-            for first, end in by_batch(ops, numbers):
-                cursor.set_parts(position[0], int(ops["entry_id"][first]), numbers[first:end], ops["value"][first:end].astype(np.uint64))
-        elif kind in (format.REDELIVERED, format.DIED):
-            cursor = self._cursor(partition_id, subscription_id)
-            counts = cursor.redeliveries if kind == format.REDELIVERED else cursor.deaths
-            for first, more in zip(ops["entry_id"].tolist(), ops["value"].tolist(), strict=True):
-                if first < 0:
-                    counts.clear()
-                else:
-                    counts.put(position[0], first, first + more + 1, int(last["kind"]) >> format.KIND_WORD)
-        elif kind == format.TOTAL:
-            self._cursor(partition_id, subscription_id).totals[int(last["kind"]) >> format.KIND_WORD] = int(last["value"])
-        elif kind in (format.PRODUCED, format.CHUNKED):
-            for kind_, beginning, _, low, sequence_id, high in ops.tolist():
-                self._state(partition_id).sequences.apply(kind_, beginning, low, sequence_id, high)
-        elif kind == format.SEQUENCES_FORGOTTEN:
-            self._state(partition_id).sequences.clear()
-        elif kind == format.SUBSCRIPTION_DELETED:
-            self._state(partition_id).cursors.pop(subscription_id, None)
-        elif kind == format.DELAYED:
-            self._state(partition_id).delays = format.SCHEDULED
-
-
-def _entries(ops: NDArray) -> NDArray[np.int64]:
-    """Of the runs that ops of ACKNOWLEDGED are about: all, sorted, each once."""
-    return np.unique(entries_of(np.stack((ops["entry_id"], ops["entry_id"] + ops["value"] + 1), 1)))
+        replayed_ops.apply(self, ops)
 
 
 def _put(found: Ledger, stretches: list[_Stretch], gone: Cursor | None) -> int:

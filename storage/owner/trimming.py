@@ -2,13 +2,13 @@
 import contextlib
 from typing import TYPE_CHECKING
 
-from geminga.storage import format
 from geminga.storage.enforcement.retention import disposable
 from geminga.storage.errors import StorageFull
+from geminga.storage.ledgers import journal_ops
 from geminga.storage.owner.durability import Durability
 from geminga.storage.owner.partition_table import PartitionTable
 from geminga.storage.topics.owner_context import OwnerContext
-from geminga.storage.topics.partition import Partition, op
+from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.subscription import Topic
 from geminga.storage.topics.watcher import Watcher
 from geminga.storage.upkeep.compacted_views import CompactedViews
@@ -76,7 +76,7 @@ class Trimming(Watcher):
     def _take(self, partition: Partition, at_most: int) -> None:
         for ledger in partition.take_acknowledged_ledgers(at_most):
             self._taken.append(ledger)
-            self._owner.note(partition, op(format.LEDGER_DELETED, partition.partition_id, ledger_id=ledger.ledger_id))
+            self._owner.note(partition, journal_ops.ledger_deleted(partition.partition_id, ledger.ledger_id))
             self._owner.wake(partition)      # readers that had too much of it may get more
 
     def tick(self, now_ms: int) -> None:

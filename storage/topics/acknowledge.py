@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 
 from geminga.proto import envelope, responses
 from geminga.proto.rows import Rows
-from geminga.storage import format
 from geminga.storage.cursors import batch_acks
 from geminga.storage.cursors.cursor import ACKNOWLEDGED, EXPIRED, SKIPPED
+from geminga.storage.ledgers import journal_ops
 from geminga.storage.ledgers.compacted_ledgers import CompactedLedger
 from geminga.storage.ledgers.ledger import Ledger
 from geminga.storage.ledgers.position import NOWHERE, Position
 from geminga.storage.topics.owner_context import OwnerContext
-from geminga.storage.topics.partition import Partition, op
+from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.subscription import Consumer, Subscription
 
 _FEW_ROWS = 64      # acknowledgements of a pass that are cheaper one by one than as arrays
@@ -139,16 +139,11 @@ def _note_part(owner: OwnerContext, subscription: Subscription, position: Positi
         return
     found, subscription_id = subscription.partition, subscription.cursor.subscription_id
     if not max(before, remains) >> 64:      # nearly always
-        return owner.note(found, op(format.PART_ACKNOWLEDGED, found.partition_id, subscription_id=subscription_id, ledger_id=position[0],
-                                    entry_id=position[1], value=remains - (1 << 64) if remains >> 63 else remains))
+        return owner.note(found, journal_ops.first_part_acknowledged(found.partition_id, subscription_id, position, remains))
     numbers, there = np.flatnonzero(batch_acks.words(before ^ remains)), batch_acks.words(remains)
-    ops = np.zeros(len(numbers), format.OP_ROW)
-    ops["kind"] = format.PART_ACKNOWLEDGED | numbers << format.KIND_WORD
-    ops["partition_id"], ops["subscription_id"] = found.partition_id, subscription_id
-    ops["ledger_id"], ops["entry_id"] = position
-    known = numbers < len(there)
-    ops["value"][known] = there[numbers[known]].view(np.int64)
-    owner.note_in_order(found, ops)
+    words, known = np.zeros(len(numbers), np.uint64), numbers < len(there)
+    words[known] = there[numbers[known]]
+    owner.note_in_order(found, journal_ops.parts_acknowledged(found.partition_id, subscription_id, position, numbers, words))
 
 
 def _acknowledge_part_of_view(owner: OwnerContext, subscription: Subscription, ledger: CompactedLedger, entry_id: int, words: memoryview) -> None:
@@ -214,8 +209,7 @@ def move(owner: OwnerContext, subscription: Subscription, acks: Acks, reason: in
         subscription.advanced_ms = owner.now_ms
         subscription.read = max(subscription.read, (cursor.mark_delete[0], cursor.mark_delete[1] + 1))
         if subscription.is_durable:
-            owner.note(found, op(format.MARK_DELETE, found.partition_id, subscription_id=cursor.subscription_id,
-                                 ledger_id=cursor.mark_delete[0], entry_id=cursor.mark_delete[1]))
+            owner.note(found, journal_ops.mark_delete(found.partition_id, cursor.subscription_id, cursor.mark_delete))
             if len(found.ledgers) > 1:
                 owner.wake_trimming(found)
     owner.acknowledged[found] = None
@@ -259,27 +253,15 @@ def _acknowledge_single(owner: OwnerContext, subscription: Subscription, ledger_
     fresh = cursor.acknowledge(ledger, np.asarray(known, np.int64))
     _acknowledged(owner, subscription, ledger, fresh, reason)
     if subscription.is_durable and len(fresh):
-        owner.note_many(found, runs_of(format.ACKNOWLEDGED, found.partition_id, cursor.subscription_id, ledger_id, fresh))
+        owner.note_many(found, journal_ops.acknowledged(found.partition_id, cursor.subscription_id, ledger_id, fresh))
 
 
-def runs_of(kind: int, partition_id: int, subscription_id: int, ledger_id: int, entries: NDArray[np.int64],
-            counts: Rows | int = 0) -> Rows:
-    """Ops of that kind about entries (n,), ascending: one for each run, of one count (n,) where there are any."""
-    counts = np.broadcast_to(np.asarray(counts, np.uint32), len(entries))
-    starts = np.flatnonzero((np.diff(entries, prepend=entries[0] - 2) != 1) | (np.diff(counts, prepend=counts[0]) != 0))
-    ops = np.zeros(len(starts), format.OP_ROW)
-    ops["kind"] = kind | counts[starts] << np.uint32(format.KIND_WORD)
-    ops["partition_id"], ops["subscription_id"], ops["ledger_id"] = partition_id, subscription_id, ledger_id
-    ops["entry_id"] = entries[starts]
-    ops["value"] = np.diff(starts, append=len(entries)) - 1
-    return ops
-
-
-def note_counts(owner: OwnerContext, subscription: Subscription, kind: int, ledger_id: int, entries: NDArray[np.int64], counts: Rows) -> None:
-    """So often (n,) these entries (n,) were redelivered, or died over, by now."""
+def note_counts(owner: OwnerContext, subscription: Subscription, kind: int, ledger_id: int, entries: NDArray[np.int64],
+                counts: NDArray[np.uint16]) -> None:
+    """Note counts (n,) of entries (n,) for the journal.  kind: format.REDELIVERED or format.DIED"""
     if subscription.is_durable:
         found = subscription.partition
-        owner.note_many(found, runs_of(kind, found.partition_id, subscription.cursor.subscription_id, ledger_id, entries, counts))
+        owner.note_many(found, journal_ops.counted(kind, found.partition_id, subscription.cursor.subscription_id, ledger_id, entries, counts))
 
 
 def _acknowledged(owner: OwnerContext, subscription: Subscription, ledger: Ledger, entries: list[int] | NDArray[np.int64], reason: int) -> None:

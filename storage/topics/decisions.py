@@ -9,11 +9,11 @@
 from collections.abc import Callable
 
 from geminga.proto.rows import Rows
-from geminga.storage import format
+from geminga.storage.ledgers import journal_ops
 from geminga.storage.ledgers.journal import Journal
 from geminga.storage.runtime.counters import Counters
 from geminga.storage.topics.outbox import Outbox
-from geminga.storage.topics.partition import Partition, op
+from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.subscription import Consumer, Subscription, Topic
 
 
@@ -37,19 +37,19 @@ class Decisions:
 
     # -- for the journal
 
-    def note(self, partition: Partition, op_row: tuple) -> None:
-        """Note an op, one OP_ROW, for the journal."""
+    def note(self, partition: Partition, op: bytes) -> None:
+        """Note an op (journal_ops.py) for the journal."""
         self.changed[partition] = None
-        self._ops.append(format.OP.pack(*op_row))
+        self._ops.append(op)
         self.journal.touched(partition)
 
     def note_in_order(self, partition: Partition, ops: Rows) -> None:
-        """Note ops (n,) OP_ROW that follow all that were noted before."""
+        """Note ops (n,) of format.OPS that follow all that were noted before."""
         self._ops.append(ops.tobytes())
         self.journal.touched(partition)
 
     def note_many(self, partition: Partition, ops: Rows) -> None:
-        """Note ops (n,) OP_ROW whose place among the ops of a pass does not matter."""
+        """Note ops (n,) of format.OPS whose place among the ops of a pass does not matter."""
         self._many_ops.append(ops)
         self.journal.touched(partition)
 
@@ -80,9 +80,9 @@ class Decisions:
         return bool(self._ops or self._many_ops or self._totals)
 
     def take_ops(self) -> bytes:
-        """All ops noted so far, packed as OP_ROWs; none are left."""
-        totals = [format.OP.pack(*op(format.TOTAL | reason << format.KIND_WORD, subscription.partition.partition_id,
-                                     subscription_id=subscription.cursor.subscription_id, value=subscription.cursor.totals[reason]))
+        """The bytes of all ops noted so far; none are left."""
+        totals = [journal_ops.total(subscription.partition.partition_id, subscription.cursor.subscription_id, reason,
+                                    subscription.cursor.totals[reason])
                   for subscription, reason in self._totals]
         ops = b"".join([*self._many_ops, *self._ops, *totals])
         self._ops, self._many_ops, self._totals = [], [], {}

@@ -1,6 +1,6 @@
 """One partition: a managed ledger with its subscriptions and its producers.
 
-Callers tell the journal of changes as ops (format.OP_ROW); nothing in this file syncs or answers.
+Callers tell the journal of changes as ops (journal_ops.py); nothing in this file syncs or answers.
 """
 from dataclasses import dataclass, field
 from functools import partial
@@ -198,11 +198,6 @@ class Partition(ManagedLedger):
         cursors = {s.cursor.subscription_id: s.cursor for s in self.subscriptions.values() if s.is_durable}
         delays = format.NONE_DELAYED if self.schedule is None else format.SCHEDULED
         return State({NOBODY: self.discarded, **cursors}, self.sequences, delays=delays)
-
-
-def op(kind: int, partition_id: int, *, subscription_id: int = 0, ledger_id: int = 0, entry_id: int = 0, value: int = 0) -> tuple:
-    """One OP_ROW."""
-    return kind, subscription_id, partition_id, ledger_id, entry_id, value
 
 
 def open_partition(data_dir: Path, partition_id: int, name: TopicName, topic_epoch: int | None, names: dict[str, int],

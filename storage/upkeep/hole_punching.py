@@ -17,8 +17,8 @@ from geminga.storage import format
 from geminga.storage.cursors.cursor import Cursor
 from geminga.storage.disk import syscalls
 from geminga.storage.errors import is_full
+from geminga.storage.ledgers import journal_ops
 from geminga.storage.ledgers.ledger import Ledger
-from geminga.storage.topics import acknowledge
 from geminga.storage.topics.partition import Partition
 from geminga.storage.topics.watcher import Watcher
 
@@ -117,8 +117,8 @@ class HolePuncher(Watcher):
         chosen[firsts[worth]], chosen[ends[worth]] = 1, -1
         entries = np.flatnonzero((np.cumsum(chosen[:-1]) > 0) & fresh) + first
         partition.discarded.acknowledge(ledger, entries)
-        self._owner.note_many(partition, acknowledge.runs_of(
-            format.ACKNOWLEDGED, partition.partition_id, partition.discarded.subscription_id, ledger.ledger_id, entries))
+        self._owner.note_many(partition, journal_ops.acknowledged(
+            partition.partition_id, partition.discarded.subscription_id, ledger.ledger_id, entries))
         entry_at = np.maximum.accumulate(offsets)
         reaching = entry_at[np.searchsorted(entry_at, begins[worth], side="right") - 1]      # the entry that holds a hole's first byte
         reaching = np.where((reaching >= starts[worth]) & (reaching < begins[worth]), reaching, -1)

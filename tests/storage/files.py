@@ -9,7 +9,7 @@ from crc32c import crc32c
 from geminga.proto.frames import CHECKSUM_END
 from geminga.storage import format
 from geminga.storage.disk.files import map_file
-from geminga.storage.ledgers import ledger
+from geminga.storage.ledgers import journal_ops, ledger
 from geminga.storage.ledgers.journal_reader import Record
 from geminga.storage.ledgers.ledger import Ledger
 
@@ -69,12 +69,12 @@ def record(number: int, *, data: bytes = b"", ops: int = 1) -> Record:
     groups = np.array([(PARTITION, 1, number, 1)] * count, format.GROUP_ROW)
     rows = np.zeros(count, format.INDEX_ROW)
     rows["size"], rows["crc32c"] = len(data), crc32c(data[CHECKSUM_END:])
-    op_rows = np.array([(format.MARK_DELETE, 1, PARTITION, 1, number, 0)] * ops, format.OP_ROW)
+    op_rows = np.frombuffer(journal_ops.mark_delete(PARTITION, 1, (1, number)) * ops, format.OP_ROW)
     return Record(groups, rows, np.zeros(count, format.SOURCE), op_rows, [data] if data else [], len(data))
 
 
 def number_of(found: Record) -> int:
-    return int(found.ops["entry_id"][0])
+    return int(found.ops.view(format.MARK_DELETE_OP)["entry_id"][0])
 
 
 def copy_of(folder: Path, target: Path) -> Path:

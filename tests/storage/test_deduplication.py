@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 
 from geminga.proto import envelope, sends
 from geminga.proto import pulsar_api_pb2 as api
+from geminga.storage import format
 from geminga.storage.cursors import producer_sequences
 from geminga.storage.errors import StorageFull
+from geminga.storage.owner import replayed_ops
 from geminga.storage.owner.owner_pass import TICK_MS
 from geminga.storage.topics import publish_plan
 
@@ -417,8 +419,11 @@ def test_rows_and_ops_say_all_of_it(before, after):
     assert list(known(read).items()) == list(known(made[0]).items())
     ops = b"".join([made[0].ops(1, producer, progress) for producer, progress in made[1].by_producer.items()])
     for _ in range(2):
-        for kind, beginning, _, low, sequence_id, high in np.frombuffer(ops, producer_sequences.format.OP_ROW).tolist():
-            read.apply(kind, beginning, low, sequence_id, high)
+        for run in replayed_ops.in_runs(np.frombuffer(ops, format.OP_ROW)):
+            if run["kind"][0] == format.PRODUCED:
+                read.apply_produced(run.view(format.PRODUCED_OP))
+            else:
+                read.apply_chunked(run.view(format.CHUNKED_OP))
         progress = {name: read.of(producer_sequences.identity(name)) for name in after}
         assert {name: each.last for name, each in progress.items()} == {name: last for name, (last, _) in after.items()}
         assert {name: each.under_way for name, each in progress.items()} == {name: found for name, (_, found) in after.items()}

@@ -1,0 +1,130 @@
+"""Operations of the journal, made: a function for each kind of format.OPS, or one for kinds that are alike.
+
+A function gives the bytes of one op, or an array of many.  owner/replayed_ops.py applies them at a start.
+"""
+import numpy as np
+from numpy.typing import NDArray
+
+from geminga.proto.rows import Rows, struct_of
+from geminga.storage import format
+from geminga.storage.ledgers.position import Position
+
+_LEDGER_OPENED, _LEDGER_DELETED = struct_of(format.LEDGER_OPENED_OP), struct_of(format.LEDGER_DELETED_OP)
+_MARK_DELETE, _CURSOR_RESET = struct_of(format.MARK_DELETE_OP), struct_of(format.CURSOR_RESET_OP)
+_PART_ACKNOWLEDGED, _COUNTED = struct_of(format.PART_ACKNOWLEDGED_OP), struct_of(format.COUNTED_OP)
+_TOTAL, _PRODUCED, _CHUNKED = struct_of(format.TOTAL_OP), struct_of(format.PRODUCED_OP), struct_of(format.CHUNKED_OP)
+_SUBSCRIPTION, _PARTITION = struct_of(format.SUBSCRIPTION_OP), struct_of(format.PARTITION_OP)
+
+
+# -- ledgers
+
+def ledger_opened(partition_id: int, ledger_id: int, *, created_ms: int, first_message: int) -> bytes:
+    """first_message: messages of the partition before this ledger."""
+    return _LEDGER_OPENED.pack(format.LEDGER_OPENED, partition_id, ledger_id, created_ms, first_message)
+
+
+def ledger_deleted(partition_id: int, ledger_id: int) -> bytes:
+    """The ledger's files are deleted after this op is synced."""
+    return _LEDGER_DELETED.pack(format.LEDGER_DELETED, partition_id, ledger_id)
+
+
+# -- subscriptions
+
+def mark_delete(partition_id: int, subscription_id: int, position: Position) -> bytes:
+    """A subscription's mark-delete position."""
+    return _MARK_DELETE.pack(format.MARK_DELETE, subscription_id, partition_id, *position)
+
+
+def acknowledged(partition_id: int, subscription_id: int, ledger_id: int, entries: NDArray[np.int64]) -> Rows:
+    """ACKNOWLEDGED_OPs (m,) for entries (n,), ascending, beyond the mark-delete position: one op for each run."""
+    starts = np.flatnonzero(np.diff(entries, prepend=entries[0] - 2) != 1)
+    ops = np.zeros(len(starts), format.ACKNOWLEDGED_OP)
+    ops["kind"] = format.ACKNOWLEDGED
+    ops["partition_id"], ops["subscription_id"], ops["ledger_id"] = partition_id, subscription_id, ledger_id
+    _set_entries(ops, entries, starts)
+    return ops
+
+
+def _set_entries(ops: Rows, entries: NDArray[np.int64], starts: NDArray[np.int64]) -> None:
+    """Set the entries of ops (m,), given the places (m,) among all entries (n,) where each op's run begins."""
+    ops["first_entry"] = entries[starts]
+    ops["more_entries"] = np.diff(starts, append=len(entries)) - 1
+
+
+def cursor_reset(partition_id: int, subscription_id: int, position: Position, *, since: int) -> bytes:
+    """A subscription that begins anew behind a position.  since: messages of the partition up to that position."""
+    return _CURSOR_RESET.pack(format.CURSOR_RESET, subscription_id, partition_id, *position, since)
+
+
+def subscription_deleted(partition_id: int, subscription_id: int) -> bytes:
+    """A durable subscription that was deleted."""
+    return _SUBSCRIPTION.pack(format.SUBSCRIPTION_DELETED, subscription_id, partition_id)
+
+
+def first_part_acknowledged(partition_id: int, subscription_id: int, position: Position, word: int) -> bytes:
+    """The first 64 messages of a batch, a bit for each in `word`, 1 = not acknowledged."""
+    return _PART_ACKNOWLEDGED.pack(format.PART_ACKNOWLEDGED, subscription_id, partition_id, *position, word)
+
+
+def parts_acknowledged(partition_id: int, subscription_id: int, position: Position, numbers: NDArray[np.int64],
+                       words: NDArray[np.uint64]) -> Rows:
+    """PART_ACKNOWLEDGED_OPs (n,): words (n,) of a batch's bits, at the places `numbers` (n,), ascending."""
+    ops = np.zeros(len(numbers), format.PART_ACKNOWLEDGED_OP)
+    ops["kind_and_word_number"] = format.PART_ACKNOWLEDGED | numbers << format.NUMBER
+    ops["partition_id"], ops["subscription_id"] = partition_id, subscription_id
+    ops["ledger_id"], ops["entry_id"] = position
+    ops["word"] = words
+    return ops
+
+
+def counted(kind: int, partition_id: int, subscription_id: int, ledger_id: int, entries: NDArray[np.int64],
+            counts: NDArray[np.uint16]) -> Rows:
+    """COUNTED_OPs (m,) with new counts (n,) of entries (n,), ascending: one op for each run of one count.
+
+    kind: format.REDELIVERED or format.DIED
+    """
+    starts = np.flatnonzero((np.diff(entries, prepend=entries[0] - 2) != 1) | (np.diff(counts, prepend=counts[0]) != 0))
+    ops = np.zeros(len(starts), format.COUNTED_OP)
+    ops["kind_and_count"] = kind | counts[starts].astype(np.uint32) << np.uint32(format.NUMBER)
+    ops["partition_id"], ops["subscription_id"], ops["ledger_id"] = partition_id, subscription_id, ledger_id
+    _set_entries(ops, entries, starts)
+    return ops
+
+
+def deaths_forgotten(partition_id: int, subscription_id: int) -> bytes:
+    """All counts of deaths of a subscription are 0 again."""
+    return _COUNTED.pack(format.DIED, subscription_id, partition_id, 0, -1, 0)
+
+
+def total(partition_id: int, subscription_id: int, reason: int, messages: int) -> bytes:
+    """The number of messages that a subscription needs no more for this reason, an index of cursor.REASONS."""
+    return _TOTAL.pack(format.TOTAL | reason << format.NUMBER, subscription_id, partition_id, messages)
+
+
+# -- producers
+
+def produced(partition_id: int, producer: tuple[int, int], sequence_id: int) -> bytes:
+    """The sequence id of a producer's last message stored whole.  producer: the halves of its identity."""
+    return _PRODUCED.pack(format.PRODUCED, partition_id, producer[0], sequence_id, producer[1])
+
+
+def chunked(partition_id: int, producer: tuple[int, int], sequence_id: int, *, next_chunk: int, crc32c: int) -> bytes:
+    """How far a message in chunks is stored.  next_chunk 0: it is finished.  crc32c: of its first chunk."""
+    return _CHUNKED.pack(format.CHUNKED | next_chunk << format.NUMBER, crc32c, partition_id, producer[0], sequence_id, producer[1])
+
+
+def sequences_forgotten(partition_id: int) -> bytes:
+    """The partition's sequence ids of all producers are forgotten: it deduplicates no more."""
+    return _PARTITION.pack(format.SEQUENCES_FORGOTTEN, partition_id)
+
+
+# -- partitions
+
+def partition_deleted(partition_id: int) -> bytes:
+    """The partition is deleted, with all of its files."""
+    return _PARTITION.pack(format.PARTITION_DELETED, partition_id)
+
+
+def delayed(partition_id: int) -> bytes:
+    """The partition has a delayed index from now on."""
+    return _PARTITION.pack(format.DELAYED, partition_id)

@@ -1,0 +1,183 @@
+"""Operations of the journal, applied at a start: a function for each kind of format.OPS.
+
+Applying ops again, in their order, changes nothing.  So a start needs not know which of them were in place already.
+"""
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from geminga.proto.rows import Rows, as_words
+from geminga.storage import format
+from geminga.storage.cursors import state_v1
+from geminga.storage.cursors.batch_acks import by_batch
+from geminga.storage.cursors.cursor import Cursor, entries_of
+from geminga.storage.cursors.state_file import State
+from geminga.storage.ledgers.ledger import Ledger
+
+_ABOUT = np.array([0xFFFFFFFF_000000FF, 0xFFFFFFFF_FFFFFFFF, 0xFFFFFFFF_FFFFFFFF], np.uint64)      # see in_runs
+
+
+class Target(Protocol):
+    """Partitions that ops are applied to: those of a recovery, or of a rehearsal."""
+
+    def folder(self, partition_id: int) -> Path:
+        """The partition's folder."""
+
+    def state(self, partition_id: int) -> State:
+        """The partition's durable state but for its ledgers, to be changed."""
+
+    def ledger(self, partition_id: int, ledger_id: int) -> Ledger | None:
+        """A ledger of the partition; None: it has been deleted."""
+
+    def open_ledger(self, partition_id: int, ledger_id: int, *, created_ms: int, first_message: int) -> None:
+        """Make the ledger, unless it is there."""
+
+    def delete_ledger(self, partition_id: int, ledger_id: int) -> None:
+        """Have the ledger's files deleted."""
+
+    def delete_partition(self, partition_id: int) -> None:
+        """Ignore all that the journal has of the partition from now on."""
+
+
+def apply(target: Target, ops: Rows) -> None:
+    """Apply OP_ROWs (n,) in their order.  Kinds of newer versions are ignored."""
+    for run in in_runs(ops):
+        kind = int(run["kind"][0])
+        if kind in _APPLY:
+            _APPLY[kind](target, run.view(format.OPS[kind]))
+
+
+def in_runs(ops: Rows) -> Iterator[Rows]:
+    """Split OP_ROWs (n,) into runs of one kind about one thing: a ledger, of one subscription if any; a producer.
+
+    Kind, subscription, partition, ledger and producer's first half lie in the first three words of every op, besides
+    the kind's number.
+    """
+    if len(ops) == 1:        # of a small pass: how far one producer has come
+        yield ops
+    elif len(ops):
+        about = as_words(ops)[:, :len(_ABOUT)] & _ABOUT
+        yield from np.split(ops, np.flatnonzero((about[1:] != about[:-1]).any(axis=1)) + 1)
+
+
+# Each function gets a run: ops (n,) of one kind about one thing.
+
+def _open_ledger(target: Target, ops: Rows) -> None:
+    op = ops[-1]
+    target.open_ledger(int(op["partition_id"]), int(op["ledger_id"]), created_ms=int(op["created_ms"]),
+                       first_message=int(op["first_message"]))
+
+
+def _delete_ledger(target: Target, ops: Rows) -> None:
+    partition_id, ledger_id = int(ops[-1]["partition_id"]), int(ops[-1]["ledger_id"])
+    target.delete_ledger(partition_id, ledger_id)
+    for cursor in target.state(partition_id).cursors.values():
+        cursor.forget(ledger_id)
+
+
+def _cursor(target: Target, ops: Rows) -> Cursor:
+    return _state(target, ops).cursor(int(ops[-1]["subscription_id"]))
+
+
+def _state(target: Target, ops: Rows) -> State:
+    return target.state(int(ops[-1]["partition_id"]))
+
+
+def _mark_delete(target: Target, ops: Rows) -> None:
+    _cursor(target, ops).mark_delete = int(ops[-1]["ledger_id"]), int(ops[-1]["entry_id"])
+
+
+def _acknowledge(target: Target, ops: Rows) -> None:
+    partition_id, ledger_id = int(ops[-1]["partition_id"]), int(ops[-1]["ledger_id"])
+    # A deleted ledger may still be in a compacted view, of which a subscription acknowledges entries.
+    ledger = target.ledger(partition_id, ledger_id) or Ledger(target.folder(partition_id), partition_id, ledger_id)
+    runs = np.stack((ops["first_entry"], ops["first_entry"] + ops["more_entries"] + 1), 1)
+    _cursor(target, ops).acknowledge(ledger, np.unique(entries_of(runs)))
+
+
+def _reset_cursor(target: Target, ops: Rows) -> None:
+    cursor, position = _cursor(target, ops), (int(ops[-1]["ledger_id"]), int(ops[-1]["entry_id"]))
+    if _state(target, ops).is_uncounted:
+        state_v1.reset(cursor, position)
+    else:
+        cursor.move(position, int(ops[-1]["since"]))
+
+
+def _delete_subscription(target: Target, ops: Rows) -> None:
+    _state(target, ops).cursors.pop(int(ops[-1]["subscription_id"]), None)
+
+
+def _acknowledge_parts(target: Target, ops: Rows) -> None:
+    cursor, numbers = _cursor(target, ops), format.numbers_of(ops["kind_and_word_number"])
+    for first, end in by_batch(ops, numbers):
+        ledger_id, entry_id = int(ops["ledger_id"][first]), int(ops["entry_id"][first])
+        cursor.set_parts(ledger_id, entry_id, numbers[first:end], ops["word"][first:end])
+
+
+def _count_redeliveries(target: Target, ops: Rows) -> None:
+    counts, ledger_id = _cursor(target, ops).redeliveries, int(ops[-1]["ledger_id"])
+    for first, end, count in _counts(ops):
+        counts.put(ledger_id, first, end, count)
+
+
+def _count_deaths(target: Target, ops: Rows) -> None:
+    counts, ledger_id = _cursor(target, ops).deaths, int(ops[-1]["ledger_id"])
+    for first, end, count in _counts(ops):
+        if first < 0:
+            counts.clear()
+        else:
+            counts.put(ledger_id, first, end, count)
+
+
+def _counts(ops: Rows) -> Iterator[tuple[int, int, int]]:
+    """(first entry, end, their count) of each of COUNTED_OPs (n,)."""
+    ends = ops["first_entry"] + ops["more_entries"] + 1
+    counts = format.numbers_of(ops["kind_and_count"])
+    return zip(ops["first_entry"].tolist(), ends.tolist(), counts.tolist(), strict=True)
+
+
+def _set_totals(target: Target, ops: Rows) -> None:
+    totals = _cursor(target, ops).totals
+    for reason, messages in zip(format.numbers_of(ops["kind_and_reason"]).tolist(), ops["messages"].tolist(), strict=True):
+        totals[reason] = messages
+
+
+def _learn_produced(target: Target, ops: Rows) -> None:
+    _state(target, ops).sequences.apply_produced(ops)
+
+
+def _learn_chunked(target: Target, ops: Rows) -> None:
+    _state(target, ops).sequences.apply_chunked(ops)
+
+
+def _forget_sequences(target: Target, ops: Rows) -> None:
+    _state(target, ops).sequences.clear()
+
+
+def _delete_partition(target: Target, ops: Rows) -> None:
+    target.delete_partition(int(ops[-1]["partition_id"]))
+
+
+def _begin_delayed_index(target: Target, ops: Rows) -> None:
+    _state(target, ops).delays = format.SCHEDULED
+
+
+_APPLY: dict[int, Callable[[Target, Rows], None]] = {
+    format.LEDGER_OPENED: _open_ledger,
+    format.LEDGER_DELETED: _delete_ledger,
+    format.MARK_DELETE: _mark_delete,
+    format.ACKNOWLEDGED: _acknowledge,
+    format.CURSOR_RESET: _reset_cursor,
+    format.SUBSCRIPTION_DELETED: _delete_subscription,
+    format.PART_ACKNOWLEDGED: _acknowledge_parts,
+    format.REDELIVERED: _count_redeliveries,
+    format.DIED: _count_deaths,
+    format.TOTAL: _set_totals,
+    format.PRODUCED: _learn_produced,
+    format.CHUNKED: _learn_chunked,
+    format.SEQUENCES_FORGOTTEN: _forget_sequences,
+    format.PARTITION_DELETED: _delete_partition,
+    format.DELAYED: _begin_delayed_index,
+}

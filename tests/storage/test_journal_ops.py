@@ -1,0 +1,80 @@
+"""Operations of the journal: the bytes of every kind, and that every kind has fields, a reader and a name."""
+import struct
+
+import numpy as np
+import pytest
+
+from geminga.proto.rows import field_names
+from geminga.storage import format
+from geminga.storage.ledgers import journal_ops as ops
+from geminga.storage.offline import dump
+from geminga.storage.owner import replayed_ops
+
+WORDS = struct.Struct("<IIQqqq")      # of every op: kind and number; subscription or checksum; partition; three words
+TOP = 1 << 63                         # a word's highest bit, which is the sign of a number
+
+ONE = [
+    (ops.ledger_opened(7, 3, created_ms=1_700_000_000_000, first_message=12), (1, 0, 7, 3, 1_700_000_000_000, 12)),
+    (ops.ledger_deleted(7, 3), (2, 0, 7, 3, 0, 0)),
+    (ops.mark_delete(7, 5, (3, -1)), (3, 5, 7, 3, -1, 0)),
+    (ops.cursor_reset(7, 5, (3, 9), since=10), (5, 5, 7, 3, 9, 10)),
+    (ops.subscription_deleted(7, 5), (6, 5, 7, 0, 0, 0)),
+    (ops.first_part_acknowledged(7, 5, (3, 9), TOP | 6), (7, 5, 7, 3, 9, 6 - TOP)),
+    (ops.deaths_forgotten(7, 5), (9, 5, 7, 0, -1, 0)),
+    (ops.total(7, 5, 2, 44), (10 | 2 << 8, 5, 7, 0, 0, 44)),
+    (ops.produced(7, (-1, 2), -3), (11, 0, 7, -1, -3, 2)),
+    (ops.chunked(7, (-1, 2), 8, next_chunk=4, crc32c=0xFFFFFFFF), (12 | 4 << 8, 0xFFFFFFFF, 7, -1, 8, 2)),
+    (ops.sequences_forgotten(7), (13, 0, 7, 0, 0, 0)),
+    (ops.partition_deleted(7), (14, 0, 7, 0, 0, 0)),
+    (ops.delayed(7), (15, 0, 7, 0, 0, 0)),
+]
+
+
+@pytest.mark.parametrize(("made", "expected"), ONE, ids=[str(words[0] & 0xFF) for _, words in ONE])
+def test_an_op_has_the_bytes_that_journals_on_disk_have(made, expected):
+    assert WORDS.unpack(made) == expected
+
+
+def test_arrays_of_ops_have_the_bytes_that_journals_on_disk_have():
+    entries, counts = np.array([4, 5, 6, 9], np.int64), np.array([1, 1, 2, 2], np.uint16)
+    made = [
+        ops.acknowledged(7, 5, 3, entries),
+        ops.parts_acknowledged(7, 5, (3, 9), np.array([0, 70_000]), np.array([1, TOP], np.uint64)),
+        ops.counted(format.REDELIVERED, 7, 5, 3, entries, counts),
+        ops.counted(format.DIED, 7, 5, 3, entries[:2], counts[:2]),
+    ]
+    assert list(WORDS.iter_unpack(b"".join(made))) == [
+        (4, 5, 7, 3, 4, 2), (4, 5, 7, 3, 9, 0),
+        (7, 5, 7, 3, 9, 1), (7 | 70_000 << 8, 5, 7, 3, 9, -TOP),
+        (8 | 1 << 8, 5, 7, 3, 4, 1), (8 | 2 << 8, 5, 7, 3, 6, 0), (8 | 2 << 8, 5, 7, 3, 9, 0),
+        (9 | 1 << 8, 5, 7, 3, 4, 1),
+    ]
+
+
+def test_every_kind_has_fields_a_reader_and_a_name():
+    """A kind without a row in one of the tables would be skipped at a start, or printed as a number."""
+    assert set(format.OPS) == set(range(1, 16)) == set(replayed_ops._APPLY) == set(dump._OPS)
+    for dtype in format.OPS.values():
+        assert field_names(dtype)[0].startswith("kind") and dtype.fields["partition_id"][1] == 8
+
+
+def test_ops_about_one_thing_are_one_run():
+    """The number beside the kind parts no run; kind, subscription, partition and ledger do."""
+    made = [ops.total(7, 5, 0, 1), ops.total(7, 5, 1, 1), ops.total(7, 6, 1, 1), ops.total(8, 6, 1, 1),
+            ops.mark_delete(8, 6, (1, 1)), ops.mark_delete(8, 6, (1, 2)), ops.mark_delete(8, 6, (2, 0))]
+    runs = replayed_ops.in_runs(np.frombuffer(b"".join(made), format.OP_ROW))
+    assert [len(run) for run in runs] == [2, 1, 1, 2, 1]
+    assert list(replayed_ops.in_runs(np.zeros(0, format.OP_ROW))) == []
+
+
+def test_a_kind_of_a_newer_version_is_skipped():
+    """Neither a start nor a dump fails for it."""
+    newer = np.frombuffer(WORDS.pack(200, 0, 7, 0, 0, 0), format.OP_ROW)
+    replayed_ops.apply(None, newer)
+    assert dump._op(newer) == {"op": 200, "partition": 7}
+
+
+def test_a_dump_names_the_fields_of_an_op():
+    chunked = np.frombuffer(ops.chunked(7, (-1, 2), 8, next_chunk=4, crc32c=9), format.OP_ROW)
+    assert dump._op(chunked) == {"op": "chunked", "partition": 7, "crc32c": 9, "sequence_id": 8, "next_chunk": 4,
+                                 "producer": "ff" * 8 + "02" + "00" * 7}
