@@ -26,7 +26,7 @@ def enforce(owner, topic: TopicName, arguments: dict) -> dict | None:
 
     Return the report of a partition, None if nothing changed.
     """
-    if (stored := owner.catalogue.partition(topic)) is None:
+    if (stored := owner.catalogue.partitions.find(topic)) is None:
         return None
     began, folder, is_open = time.perf_counter(), format.partition_folder(owner.data_dir, stored[0]), topic in owner.by_name
     compacted_ledgers.remove_unused(folder, compacted_ledgers.numbers(folder))
@@ -103,7 +103,7 @@ def leftovers(owner, topic: None, arguments: dict) -> dict:
     A partition that is being created has a higher id than all that the catalogue had before, so its folder is not
     touched.
     """
-    newest, known = owner.catalogue.newest_partition(), {partition_id for partition_id, _ in owner.catalogue.partitions()}
+    newest, known = owner.catalogue.partitions.newest_id(), {partition_id for partition_id, _ in owner.catalogue.partitions.all()}
     numbered = sorted(int(path.name) for path in (owner.data_dir / "partitions").glob("*") if path.name.isdigit())
     gone = [partition_id for partition_id in numbered if partition_id <= newest and partition_id not in known]
     freed = 0

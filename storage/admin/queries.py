@@ -62,7 +62,7 @@ def _terminate(owner, topic: TopicName, arguments: dict) -> dict:
     """Terminate a topic: producers are closed, and new ones are refused.  Return the id of the last message."""
     found = stored(owner, topic)
     if not found.is_terminated:
-        owner.catalogue.terminate(found.partition_id)
+        owner.catalogue.partitions.terminate(found.partition_id)
         found.is_terminated = True
         owner.answer_needs_sync()
     for producer in found.producers.expel_all():
@@ -91,7 +91,7 @@ def _delete(owner, topic: TopicName, arguments: dict) -> None:
     """Delete a topic or partition with all its data; without `force` only if it is unused."""
     if not topic.is_persistent:
         return _delete_live(owner, topic, arguments)
-    if owner.catalogue.partition(topic) is None and not owner.catalogue.has_topic(topic):
+    if owner.catalogue.partitions.find(topic) is None and not owner.catalogue.topics.exists(topic):
         if arguments.get("gone"):      # its partitioned topic is, already
             return
         raise Refusal(api.TopicNotFound, f"Topic {topic} not found")
@@ -106,9 +106,9 @@ def _delete_live(owner, topic: TopicName, arguments: dict) -> None:
         _refuse_used(found, arguments["force"])
         commands.expel_all(owner, found)
         owner.forget_topic(found)
-    elif not (owner.catalogue.has_topic(topic) or arguments.get("gone")):
+    elif not (owner.catalogue.topics.exists(topic) or arguments.get("gone")):
         raise Refusal(api.TopicNotFound, f"Topic {topic} not found")
-    owner.catalogue.delete_topic(topic)
+    owner.catalogue.topics.delete(topic)
     owner.answer_needs_sync()
 
 
@@ -152,7 +152,7 @@ def _subscribe(owner, topic: TopicName, arguments: dict) -> bool:
 
     new: the partition was created by this request, so the catalogue may not know it yet.
     """
-    if arguments.get("new") and owner.catalogue.partition(topic) is None:
+    if arguments.get("new") and owner.catalogue.partitions.find(topic) is None:
         owner.create_partition(topic)
     if arguments.get("may_create"):
         topics.find_or_create(owner, topic)

@@ -78,7 +78,7 @@ def topic(owner, found: Topic, *, earliest: bool, publishers: bool, consumers: b
             sum(one["nonContiguousDeletedMessagesRangesSerializedSize"] for one in subscriptions.values()),
         "delayedMessageIndexSizeInBytes": delayed_index(found)[DELAYED.index("delayed_memory")],
         "compaction": _compaction(found.view),
-        "topicCreationTimeStamp": owner.catalogue.created_ms(found.name.base) or 0,
+        "topicCreationTimeStamp": owner.catalogue.topics.created_ms(found.name.base) or 0,
         "lastPublishTimeStamp": last_publish_ms(found),
     }
     if slowest is not None:
@@ -290,7 +290,7 @@ def _entries_between(subscription: Subscription) -> int:
 
 def info(owner, found: Partition) -> dict:
     """Return ManagedLedgerInfo: the ledgers and cursors of a topic."""
-    created = iso(owner.catalogue.created_ms(found.name.base) or 0)
+    created = iso(owner.catalogue.topics.created_ms(found.name.base) or 0)
     return {
         "version": 1, "creationDate": created, "modificationDate": iso(found.open_ledger.created_ms),
         "ledgers": [{"ledgerId": one.ledger_id, "entries": one.entries, "size": one.size - format.HEADER_SIZE, "timestamp": one.created_ms,

@@ -1,8 +1,17 @@
-"""Tenants, namespaces, topics, subscriptions' names and policies: one SQLite file.
+"""Tenants, namespaces, topics, names of subscriptions, schemas and policies: one SQLite file.
 
-    catalogue.py      the tables and their changes
-    policy_table.py   every policy, declared once: its levels, its bounds, its default
-    policies.py       which value of a policy holds for a topic
+    catalogue.py         the file, opened by every process; it holds one of each class below
+    database.py          a connection and its transactions
+    layout.py            the tables, and upgrades of older files
+    checksums.py         the checksum of each table
+    ids.py               ids of ledgers and names of producers, which are given out once
+    tenants.py           tenants and namespaces
+    topics.py            topics as users name them
+    partitions.py        stored partitions and their durable subscriptions
+    stored_policies.py   policies, options and properties as they were set
+    stored_schemas.py    versions of schemas
+    policy_table.py      every policy, declared once: its levels, its bounds, its default
+    policies.py          the policies in force for a topic
 
 Imports: `disk/`, `errors.py`, `options.py`.  Start with `policy_table.py`.
 """

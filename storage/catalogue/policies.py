@@ -132,7 +132,7 @@ def policies_of(catalogue: Catalogue, topic: TopicName, options: StorageOptions)
     """What holds for that topic or partition now."""
     found = broker_policies(options)
     for scope in _scopes(topic):
-        kept = catalogue.policies(scope)
+        kept = catalogue.policies.of(scope)
         for policy in TABLE.values() if kept else ():       # in their order: of two that set the same the later is stronger
             if policy.name in kept:
                 found = replace(found, **fields(policy, kept[policy.name]))
@@ -145,8 +145,8 @@ def policies_of(catalogue: Catalogue, topic: TopicName, options: StorageOptions)
 
 def migrated_to(catalogue: Catalogue, topic: TopicName) -> tuple[str, str] | tuple[()]:
     """Where its producers and consumers are sent; () while they stay, as the broker's own always do."""
-    said = catalogue.policies(MIGRATION)
-    if not (said.get("to") and (said.get(MIGRATED) or catalogue.policies(topic.namespace).get(MIGRATED))) or is_system(str(topic)):
+    said = catalogue.policies.of(MIGRATION)
+    if not (said.get("to") and (said.get(MIGRATED) or catalogue.policies.of(topic.namespace).get(MIGRATED))) or is_system(str(topic)):
         return ()
     return said["to"].get("brokerServiceUrl") or "", said["to"].get("brokerServiceUrlTls") or ""
 
@@ -160,7 +160,7 @@ def applied(catalogue: Catalogue, topic: TopicName, policy: Policy, options: Sto
     """What holds of that policy, as if it were set there; None when nothing does."""
     found = default(policy, options)
     for scope in _scopes(topic):
-        value = catalogue.policies(scope).get(policy.name)
+        value = catalogue.policies.of(scope).get(policy.name)
         if value is not None and policy.is_object:      # fields that it leaves open are as further up
             found = value | {part.json: found[part.json] for part in policy.parts
                              if part.key and value.get(part.json) in (None, part.blank) and part.json in (found or ())}
@@ -171,7 +171,7 @@ def applied(catalogue: Catalogue, topic: TopicName, policy: Policy, options: Sto
 
 def refuse_topics(catalogue: Catalogue, namespace: str, policies: Policies, count: int) -> None:
     """So many topics, or partitions, more than there may be.  Raises Refusal."""
-    if policies.max_topics and catalogue.topic_count(namespace) + count > policies.max_topics:
+    if policies.max_topics and catalogue.topics.count(namespace) + count > policies.max_topics:
         raise Refusal(api.NotAllowedError, "Exceed maximum number of topics in namespace.")
 
 

@@ -116,7 +116,7 @@ def _create_initial_subscription(owner: OwnerContext, topic: Topic, name: str) -
 
 def _generated_name(owner: OwnerContext) -> str:
     owner.answer_needs_sync()
-    return owner.catalogue.producer_name()
+    return owner.catalogue.ids.producer_name()
 
 
 def _answer_ready(owner: OwnerContext, producer: Producer, request_id: int) -> None:
@@ -126,7 +126,7 @@ def _answer_ready(owner: OwnerContext, producer: Producer, request_id: int) -> N
         log_client(owner.sessions.get((producer.worker, producer.connection)), "a producer was made", topic, producer=producer.name)
     owner.changed[topic] = None
     if topic.producers.exclusive is producer and topic.is_persistent:
-        owner.catalogue.set_topic_epoch(topic.partition_id, producer.topic_epoch)
+        owner.catalogue.partitions.set_topic_epoch(topic.partition_id, producer.topic_epoch)
     last = topic.sequences.of(producer.identity).last if topic.is_persistent and topic.deduplicates else NONE
     data = responses.producer_success(request_id, producer.name, topic_epoch=producer.topic_epoch,
                                     last_sequence_id=-1 if last == NONE else last, schema_version=producer.schema_version)

@@ -74,7 +74,7 @@ def create_subscription(owner: OwnerContext, partition: Partition, name: str, po
     """Create a durable subscription whose mark-delete position is `position`.  Raises Refusal, StorageFull."""
     _refuse_subscriptions(partition)
     cursor = partition.new_cursor(0, position, is_durable=True)      # before anything is created: its ledger may not open
-    cursor.subscription_id = owner.catalogue.create_subscription(partition.partition_id, name)
+    cursor.subscription_id = owner.catalogue.subscriptions.create(partition.partition_id, name)
     subscription = partition.add_subscription(name, cursor)
     if properties:
         set_properties(owner, subscription, properties)
@@ -87,7 +87,7 @@ def set_properties(owner: OwnerContext, subscription: Subscription, properties: 
     """Replace the subscription's properties."""
     subscription.properties = properties
     if subscription.is_durable:
-        owner.catalogue.set_properties(subscription.cursor.subscription_id, properties)
+        owner.catalogue.properties.set(subscription.cursor.subscription_id, properties)
         owner.answer_needs_sync()
 
 
@@ -95,7 +95,7 @@ def set_replicated(owner: OwnerContext, subscription: Subscription, is_replicate
     """Note whether the subscription is to be replicated to other clusters."""
     subscription.is_replicated = is_replicated
     if subscription.is_durable:
-        owner.catalogue.set_replicated(subscription.cursor.subscription_id, is_replicated)
+        owner.catalogue.subscriptions.set_replicated(subscription.cursor.subscription_id, is_replicated)
         owner.answer_needs_sync()
 
 
@@ -104,7 +104,7 @@ def delete_subscription(owner: OwnerContext, subscription: Subscription) -> None
     partition = subscription.partition
     close_consumers(owner, subscription)
     if subscription.is_durable:
-        owner.catalogue.delete_subscription(subscription.cursor.subscription_id)
+        owner.catalogue.subscriptions.delete(subscription.cursor.subscription_id)
         owner.note(partition, journal_ops.subscription_deleted(partition.partition_id, subscription.cursor.subscription_id))
         owner.answer_needs_sync()
         partition.remove_subscription(subscription)

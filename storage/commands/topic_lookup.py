@@ -12,7 +12,7 @@ def topic_of(owner, name: TopicName) -> Partition | NonPersistentTopic:
     """A topic that was made and never used is there too."""
     found = owner.partition(name) if name.is_persistent else owner.live.get(name)
     if found is None:
-        if not owner.catalogue.has_topic(name):
+        if not owner.catalogue.topics.exists(name):
             raise Refusal(api.TopicNotFound, f"Topic {name} not found")
         found = topics.find_or_create(owner, name, may_create=False)
     return found

@@ -19,19 +19,19 @@ def find_or_create(owner: OwnerContext, name: TopicName, *, may_create: bool = T
         return topic
     owner.refuse_foreign(name)
     catalogue, base = owner.catalogue, name.base
-    if not catalogue.has_namespace(name.namespace):
+    if not catalogue.namespaces.exists(name.namespace):
         raise Refusal(api.TopicNotFound, f"Namespace {name.namespace} does not exist")
-    count = catalogue.partition_count(base)
+    count = catalogue.topics.partition_count(base)
     if count and not 0 <= name.partition < count:
         why = "is partitioned: use its partitions" if name.partition < 0 else f"has {count} partitions; {name} does not exist"
         raise Refusal(api.TopicNotFound, f"Topic {base} {why}")
-    if not count and catalogue.partition_count(name) is None:
+    if not count and catalogue.topics.partition_count(name) is None:
         refuse_reserved(name)
         policies = policies_of(catalogue, name, owner.options)
         if not (may_create and policies.auto_create_topics):
             raise Refusal(api.TopicNotFound, f"Topic {name} does not exist")
         refuse_topics(catalogue, name.namespace, policies, 1)
-        catalogue.create_topic(name, 0)
+        catalogue.topics.create(name, 0)
         log.info("a topic was made", topic=name)
     owner.answer_needs_sync()
     if name.is_persistent:
@@ -45,6 +45,6 @@ def forget_if_idle(owner: OwnerContext, topic: Topic) -> None:
     """Forget a non-persistent topic that no client uses any more."""
     if not topic.is_persistent and topic.is_idle and owner.forget_topic(topic) and topic.name.partition < 0:
         try:
-            owner.catalogue.delete_topic(topic.name, for_now=True)
+            owner.catalogue.topics.delete(topic.name, for_now=True)
         except StorageFull as error:      # no client waits for this; the next start does it
             owner.complain(f"{error}; {topic.name} stays in lists of topics", code="G103")

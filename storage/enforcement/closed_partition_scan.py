@@ -23,7 +23,7 @@ class ClosedPartitionScan(Watcher):
 
     def begin(self) -> None:
         """All partitions that there are are to be looked at, again."""
-        self._left = filter(self._is_mine, self._owner.catalogue.partition_names())
+        self._left = filter(self._is_mine, self._owner.catalogue.partitions.names())
 
     def tick(self, now_ms: int) -> None:
         owner = self._owner

@@ -441,5 +441,5 @@ _POLICIES = {"Subscription": "subscriptionDispatchRate", "Topic": "dispatchRate"
 def _rule(owner, topic: Topic, limit: Limit, policy: str) -> str:
     """Its name, whom it was set for, and what it says."""
     scopes = [f"{kind} {scope}" for kind, scope in (("topic", str(topic.name.base)), ("namespace", topic.name.namespace))
-              if limit.level != "Broker" and policy in owner.catalogue.policies(scope)]
+              if limit.level != "Broker" and policy in owner.catalogue.policies.of(scope)]
     return f"{policy} of {scopes[0] if scopes else 'the broker'}: {limit}"

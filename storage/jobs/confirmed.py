@@ -57,11 +57,11 @@ def partitions(data_dir: Path | str, topics: Iterable[str] | re.Pattern[str]) ->
     try:
         if isinstance(topics, re.Pattern):
             pattern = re.compile(_complete(topics.pattern), topics.flags)
-            wanted = [name for text in catalogue.all_topics() if not names.is_system(text) and pattern.fullmatch(text)
+            wanted = [name for text in catalogue.topics.all_base_names() if not names.is_system(text) and pattern.fullmatch(text)
                       for name in _parts(catalogue, names.parse(text))]
         else:
             wanted = [name for text in dict.fromkeys(topics) for name in _parts(catalogue, names.parse(text))]
-        stored = {(row[0], name) for name in wanted if (row := catalogue.partition(name)) is not None}
+        stored = {(row[0], name) for name in wanted if (row := catalogue.partitions.find(name)) is not None}
     finally:
         catalogue.close()
     return sorted(stored, key=lambda partition: str(partition[1]))
@@ -75,8 +75,8 @@ def _complete(pattern: str) -> str:
 
 def _parts(catalogue: Catalogue, topic: TopicName) -> list[TopicName]:
     """Return the names under which a topic is stored."""
-    count = catalogue.partition_count(topic)
-    if count is None and not catalogue.has_topic(topic):
+    count = catalogue.topics.partition_count(topic)
+    if count is None and not catalogue.topics.exists(topic):
         raise LookupError(f"there is no topic {topic}")
     return [topic.partition_name(number) for number in range(count)] if count else [topic]
 

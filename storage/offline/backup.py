@@ -303,7 +303,7 @@ class _Making:
 
     def _newest_partition(self) -> int:
         with contextlib.closing(open_to_read(self._data_dir / CATALOGUE)) as catalogue:
-            return catalogue.newest_partition()
+            return catalogue.partitions.newest_id()
 
     def _copy_catalogue(self, newest: int) -> set[int]:
         """Copy the catalogue, and return the ids of the partitions in the copy.
@@ -315,10 +315,10 @@ class _Making:
                 contextlib.closing(sqlite3.connect(self._made / CATALOGUE)) as copy:
             source.backup(copy)
         with contextlib.closing(open_catalogue(self._made / CATALOGUE)) as catalogue:
-            stored = {partition_id for partition_id, _ in catalogue.partitions()}
+            stored = {partition_id for partition_id, _ in catalogue.partitions.all()}
             later = {partition_id for partition_id in stored - self._rows.keys() if partition_id > newest}
             for partition_id in later:
-                catalogue.delete_partition(partition_id)
+                catalogue.partitions.delete(partition_id)
             catalogue.commit()
         return stored - later
 

@@ -39,7 +39,7 @@ def restore(source: Path, data_dir: Path) -> Manifest:
         for item in manifest.items:
             _put(source, data_dir, item)
         with contextlib.closing(open_catalogue(data_dir / backup.CATALOGUE)) as catalogue:
-            catalogue.put_back()
+            catalogue.ids.mark_restored()
             catalogue.commit()
         for above, _, _ in os.walk(data_dir):
             _own(Path(above), data_dir)

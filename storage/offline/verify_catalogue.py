@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from geminga.storage.catalogue import catalogue
+from geminga.storage.catalogue import checksums, layout
 from geminga.storage.disk import regular_files
 from geminga.storage.offline.findings import Finding, Severity
 
@@ -71,8 +71,8 @@ def _read(path: Path, db: sqlite3.Connection) -> Names:
         names.findings.append(Finding(path, 0, 0, what, consequence, severity))
 
     version = db.execute("PRAGMA user_version").fetchone()[0]
-    if version > catalogue.VERSION:
-        tell(f"has format version {version}, and this program reads {catalogue.VERSION} and older", "nothing was looked at",
+    if version > layout.VERSION:
+        tell(f"has format version {version}, and this program reads {layout.VERSION} and older", "nothing was looked at",
              Severity.UNREADABLE)
         return names
     for text, in db.execute("PRAGMA integrity_check"):
@@ -81,8 +81,8 @@ def _read(path: Path, db: sqlite3.Connection) -> Names:
     for table, _, parent, _ in db.execute("PRAGMA foreign_key_check"):
         tell(f"a row of {table} refers to a row of {parent} that is not there", "nobody finds what it names", Severity.LOSS)
     sums = dict(db.execute("SELECT name, value FROM sums")) if version > 2 else {}
-    for table in sums.keys() & catalogue.COLUMNS.keys() if version > 2 else ():
-        if catalogue.sum_of(db, table) != sums[table]:
+    for table in sums.keys() & checksums.COLUMNS.keys() if version > 2 else ():
+        if checksums.sum_of(db, table) != sums[table]:
             tell(f"a value in the table {table} is not what was written", "it has another effect, or names something else", Severity.LOSS)
     names.partitions = dict(db.execute("SELECT id, name FROM partitions"))
     for number, partition_id, name in db.execute("SELECT id, partition_id, name FROM subscriptions"):

@@ -66,7 +66,7 @@ class Owner(Decisions):
         super().__init__(journal, counters, now_ms)
         self.data_dir, self.catalogue = data_dir, catalogue
         self._configured = options                                # what holds as long as the catalogue says nothing else
-        self.options = catalogue.with_changes(options)
+        self.options = catalogue.options.applied_to(options)
         self.began_ms, self.began = now_ms, time.perf_counter()
         self.sessions: dict[tuple[int, int], Session] = {}        # by worker and connection
         self.producers: dict[int, Producer] = {}                  # by handle
@@ -204,7 +204,7 @@ class Owner(Decisions):
         self.partitions.apply_policies(topic)
 
     def apply_options(self) -> None:
-        self.options = self.catalogue.with_changes(self._configured)
+        self.options = self.catalogue.options.applied_to(self._configured)
         self.rates.configure()
         self.partitions.apply_options()
         self.closed_scan.begin()

@@ -54,7 +54,7 @@ class PartitionTable(Watcher):
         partition = self.by_name.get(name)
         if partition is None:
             self.refuse_foreign(name)
-        if partition is None and (stored := self._owner.catalogue.partition(name)) is not None:
+        if partition is None and (stored := self._owner.catalogue.partitions.find(name)) is not None:
             try:
                 with self._owner.counters.timed("load"):
                     return self._load(name, *stored)
@@ -65,17 +65,17 @@ class PartitionTable(Watcher):
 
     def _load(self, name: TopicName, partition_id: int, topic_epoch: int | None) -> Partition:
         owner, catalogue = self._owner, self._owner.catalogue
-        names = catalogue.subscriptions(partition_id)
+        names = catalogue.subscriptions.ids(partition_id)
         known = self._recovery.state_of(partition_id) if self._recovery else None
         partition = open_partition(owner.data_dir, partition_id, name, topic_epoch, names, owner.options, known)
         if self._recovery:
             self._recovery.opened(partition)
         partition.sequences.begin(owner.now_ms)
-        partition.is_terminated = catalogue.is_terminated(partition_id)
-        properties = catalogue.subscriptions_properties(partition_id)
+        partition.is_terminated = catalogue.partitions.is_terminated(partition_id)
+        properties = catalogue.properties.of_subscriptions(partition_id)
         for subscription in partition.subscriptions.values() if properties else ():
             subscription.properties = properties.get(subscription.cursor.subscription_id, {})
-        replicated = catalogue.replicated_subscriptions(partition_id)
+        replicated = catalogue.subscriptions.replicated(partition_id)
         for subscription in partition.subscriptions.values() if replicated else ():
             subscription.is_replicated = subscription.cursor.subscription_id in replicated
         self._adopt(partition)
@@ -86,7 +86,7 @@ class PartitionTable(Watcher):
         self.refuse_foreign(name)
         owner = self._owner
         with owner.counters.timed("load"):
-            partition = open_partition(owner.data_dir, owner.catalogue.create_partition(name), name, None, {}, owner.options)
+            partition = open_partition(owner.data_dir, owner.catalogue.partitions.create(name), name, None, {}, owner.options)
             self._adopt(partition)
         return partition
 
@@ -121,13 +121,13 @@ class PartitionTable(Watcher):
         Raises StorageFull, NotDurable.
         """
         owner = self._owner
-        partition, stored = self.by_name.get(name), owner.catalogue.partition(name)
+        partition, stored = self.by_name.get(name), owner.catalogue.partitions.find(name)
         self._durability.commit_and_sync()
         try:
             if stored is None:      # no client has ever used it
-                return owner.catalogue.delete_topic(name)
+                return owner.catalogue.topics.delete(name)
             partition_id = stored[0]
-            owner.catalogue.delete_partition(partition_id)
+            owner.catalogue.partitions.delete(partition_id)
         except StorageFull:
             owner.catalogue.undo()
             raise
@@ -210,7 +210,7 @@ class PartitionTable(Watcher):
 
     def _add_ledger(self, partition: Partition, *, is_idle: bool = False) -> None:
         self._space.look()
-        partition.add_ledger(self._owner.catalogue.next_ledger_id(), self._owner.now_ms, 0 if is_idle else self._space.ahead)
+        partition.add_ledger(self._owner.catalogue.ids.next_ledger_id(), self._owner.now_ms, 0 if is_idle else self._space.ahead)
         self._snapshots.ledger_added(partition)
         self._note_opened(partition)
 

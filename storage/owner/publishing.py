@@ -44,7 +44,7 @@ class Publishing(TopicWatcher):
         self._strict: set[Topic] = set()          # topics whose policies do not take every message
         self._system: set[Topic] = set()          # topics that brokers use among themselves
         self._send_errors: dict[int, list[tuple[int, int, int, bytes]]] = {}     # by worker, of what is being published
-        self._last_closed_ledger = owner.catalogue.last_closed_ledger()
+        self._last_closed_ledger = owner.catalogue.ids.last_closed_ledger()
 
     def __repr__(self) -> str:
         return f"<Publishing sends={len(self._sends)} strict={len(self._strict)}>"

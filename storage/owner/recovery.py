@@ -274,7 +274,7 @@ def _finish_deletions(data_dir: Path, gone: set[int]) -> None:
     catalogue = open_catalogue(data_dir / "catalogue.sqlite")
     try:
         for partition_id in gone:
-            catalogue.delete_partition(partition_id)
+            catalogue.partitions.delete(partition_id)
         catalogue.commit()
     finally:
         catalogue.close()

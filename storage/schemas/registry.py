@@ -88,14 +88,14 @@ def incompatible(text: str) -> Refusal:
 
 def versions(catalogue: Catalogue, topic: TopicName) -> list[int]:
     """Return the version numbers of a topic, ascending, without versions before a deletion."""
-    return [version for version, kind, _ in catalogue.schema_versions(topic.base) if kind is not None]
+    return [version for version, kind, _ in catalogue.schemas.versions(topic.base) if kind is not None]
 
 
 def find(catalogue: Catalogue, topic: TopicName, version: int | None = None) -> Version | None:
     """Return this version, or the newest one; None if there is none."""
     if version is None:
         version = next(reversed(versions(catalogue, topic)), -1)
-    kept = catalogue.schema(topic.base, version)
+    kept = catalogue.schemas.get(topic.base, version)
     if kept is None:
         return None
     kind, created_ms, properties, data = kept
@@ -107,12 +107,12 @@ def find(catalogue: Catalogue, topic: TopicName, version: int | None = None) -> 
 def known(catalogue: Catalogue, topic: TopicName, definition: Definition) -> int | None:
     """Return the version of a definition if it can be found without parsing, else None."""
     if definition.kind in _AVRO:
-        return catalogue.schema_version(topic.base, definition.kind, definition.data)
+        return catalogue.schemas.version_of(topic.base, definition.kind, definition.data)
     return _with_hash(catalogue, topic, definition.kind, _hash(definition))
 
 
 def _with_hash(catalogue: Catalogue, topic: TopicName, wanted: int, hashed: bytes) -> int | None:
-    for version, kind, other in catalogue.schema_versions(topic.base):
+    for version, kind, other in catalogue.schemas.versions(topic.base):
         if kind == wanted:
             if other == NOT_HASHED and (found := find(catalogue, topic, version)):
                 other = _hash(found.definition)
@@ -153,7 +153,7 @@ def register(catalogue: Catalogue, topic: TopicName, definition: Definition, pol
     """
     began = time.perf_counter()
     while True:
-        there, hashed = catalogue.schema_versions(topic.base), NOT_HASHED      # the first is added by an owner, who has no time to parse it
+        there, hashed = catalogue.schemas.versions(topic.base), NOT_HASHED      # the first is added by an owner, who has no time to parse it
         is_first = all(kind is None for _, kind, _ in there)
         if not is_first:
             version, hashed = _same(catalogue, topic, definition)
@@ -163,10 +163,10 @@ def register(catalogue: Catalogue, topic: TopicName, definition: Definition, pol
             raise incompatible("Schema not found and schema auto updating is disabled.")
         if not is_first:
             check(catalogue, topic, definition, policies.schema_strategy, counters)
-            if catalogue.schema_bytes(topic.base) + len(definition.data) > ALL_SIZE_MAX:
+            if catalogue.schemas.total_bytes(topic.base) + len(definition.data) > ALL_SIZE_MAX:
                 raise incompatible(f"All versions of a schema together have at most {ALL_SIZE_MAX} bytes")
         version = there[-1][0] + 1 if there else 0
-        if catalogue.add_schema(topic.base, version, definition.kind, hashed, definition.properties, definition.data):
+        if catalogue.schemas.add(topic.base, version, definition.kind, hashed, definition.properties, definition.data):
             counters.observe("schema_put", time.perf_counter() - began)
             return version      # else somebody was quicker, whose version is there to be looked at; nobody else writes from here on
 

@@ -58,7 +58,7 @@ class Discovery:
         return True
 
     def _is_young(self, partition: Partition, now_ms: int) -> bool:
-        created_ms = self._catalogue.created_ms(partition.name.base)
+        created_ms = self._catalogue.topics.created_ms(partition.name.base)
         return created_ms is not None and now_ms - created_ms < self.grace_ms
 
     def tick(self, now_ms: int) -> Iterator[Partition]:

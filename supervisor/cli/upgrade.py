@@ -25,7 +25,7 @@ def check(data_dir: str, is_json: bool) -> int:
     Nothing is changed, and a broker may go on serving the folder.
     """
     from geminga.storage import format
-    from geminga.storage.catalogue import catalogue
+    from geminga.storage.catalogue import layout
     from geminga.storage.errors import text_of
     from geminga.storage.offline import upgrade as upgrades
     try:
@@ -34,7 +34,7 @@ def check(data_dir: str, is_json: bool) -> int:
         print(f"geminga: {data_dir}: {text_of(error) if isinstance(error, OSError) else error}", file=sys.stderr)
         return _CANNOT
     status = _CANNOT if found.refused else 0 if found.has_way_back else 3
-    writes = {"folder": format.FOLDER_VERSION, "catalogue": catalogue.VERSION, "files": format.VERSION}
+    writes = {"folder": format.FOLDER_VERSION, "catalogue": layout.VERSION, "files": format.VERSION}
     if is_json:
         print(json.dumps(asdict(found) | {"writes": writes}))
         return status

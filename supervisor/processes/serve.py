@@ -122,7 +122,7 @@ class Supervisor:
                                              {"reload": self._reload.asked, "drain": self._drain.asked})
         try:
             catalogue = open_catalogue(config.data_dir / "catalogue.sqlite")
-            catalogue.forget_live_topics()
+            catalogue.topics.delete_non_persistent()
             catalogue.commit()
             catalogue.close()
         except (CatalogueError, StorageFull, NotDurable) as error:

@@ -19,7 +19,7 @@ from importlib import metadata
 from pathlib import Path
 
 from geminga.storage import format
-from geminga.storage.catalogue.catalogue import VERSION as CATALOGUE_VERSION
+from geminga.storage.catalogue.layout import VERSION as CATALOGUE_VERSION
 from geminga.storage.offline.verify_catalogue import read_names
 from geminga.supervisor.configuration.config import Config
 from geminga.supervisor.host import stacks

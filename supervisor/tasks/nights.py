@@ -39,12 +39,12 @@ def targets(config: Config, topics: tuple[str, ...] = (), pattern: str = "") -> 
     """
     catalogue = confirmed.open_catalogue(config.data_dir)
     try:
-        options = catalogue.with_changes(config.storage)
+        options = catalogue.options.applied_to(config.storage)
         if topics or pattern:
             found = set(confirmed.partitions(config.data_dir, topics)) if topics else set()
             found |= set(confirmed.partitions(config.data_dir, re.compile(pattern))) if pattern else set()
         else:
-            found = {(partition_id, names.parse(name)) for partition_id, name in catalogue.partitions()
+            found = {(partition_id, names.parse(name)) for partition_id, name in catalogue.partitions.all()
                      if policies_of(catalogue, names.parse(name), options).compaction_threshold > 0
                      or compacted_ledgers.numbers(format.partition_folder(config.data_dir, partition_id))}
     finally:
@@ -57,7 +57,7 @@ def chosen(config: Config, partition_ids: Iterable[int]) -> list[Target]:
     wanted = set(partition_ids)
     catalogue = confirmed.open_catalogue(config.data_dir)
     try:
-        return [Target(partition_id, name, config.nightly.retain_keyless) for partition_id, name in catalogue.partitions()
+        return [Target(partition_id, name, config.nightly.retain_keyless) for partition_id, name in catalogue.partitions.all()
                 if partition_id in wanted]
     finally:
         catalogue.close()
@@ -165,7 +165,7 @@ def give_back(side: BrokerSocket, config: Config, tell: Tell) -> dict[str, Any]:
     """
     began, rows, errors = time.monotonic(), [], []
     catalogue = confirmed.open_catalogue(config.data_dir)
-    found = [name for _, name in catalogue.partitions()]
+    found = [name for _, name in catalogue.partitions.all()]
     catalogue.close()
     for done, topic in enumerate(found):
         tell("giving back space", done, len(found))

@@ -47,8 +47,8 @@ _ROUNDS = 3
 def fill(data_dir: Path, number: int, together: int, codec: int, messages: int, size: int) -> Topic:
     kept = catalogue.open_catalogue(data_dir / "catalogue.sqlite")
     name = names.parse(f"read-{number}")
-    kept.create_topic(name, 0)
-    topic = Topic(data_dir, kept.create_partition(name))
+    kept.topics.create(name, 0)
+    topic = Topic(data_dir, kept.partitions.create(name))
     kept.commit()
     kept.close()
     made, rng = [], random.Random(number)

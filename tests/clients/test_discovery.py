@@ -110,7 +110,7 @@ def test_what_a_new_topic_has_lasts_until_it_is_found(start_broker):
 
 def ledgers_of(broker: Broker, topic: str):
     catalogue = open_catalogue(broker.data_dir / "catalogue.sqlite")
-    partition_id, _ = catalogue.partition(parse(topic))
+    partition_id, _ = catalogue.partitions.find(parse(topic))
     catalogue.close()
     return format.partition_folder(broker.data_dir, partition_id)
 
@@ -133,7 +133,7 @@ def test_java_is_told_of_new_topics_and_misses_nothing(broker, client, prefix, t
 
 def is_subscribed(broker: Broker, topic: str) -> bool:
     catalogue = open_catalogue(broker.data_dir / "catalogue.sqlite")
-    partition_id, _ = catalogue.partition(parse(topic))
-    names = catalogue.subscriptions(partition_id)
+    partition_id, _ = catalogue.partitions.find(parse(topic))
+    names = catalogue.subscriptions.ids(partition_id)
     catalogue.close()
     return "sub" in names

@@ -17,7 +17,7 @@ from unittest import mock
 from zlib import crc32
 
 from geminga.proto import envelope, names
-from geminga.storage.catalogue import catalogue
+from geminga.storage.catalogue import catalogue, stored_schemas, topics
 from geminga.storage.cursors import state_file
 from geminga.storage.delayed import index, window_files
 from geminga.storage.errors import CorruptFile, NotDurable, StorageFull
@@ -107,7 +107,8 @@ class World:
             put(state_file, "threading", mock.Mock(Lock=lambda: Lock(self.turns)))
             for module in (owner, owner_pass, publishing, dispatching, durability, delayed_scheduler, index, window_files):
                 put(module, "time", mock.Mock(sleep=self._sleep, perf_counter=lambda: 0.0))
-            put(catalogue, "now_ms", lambda: self.now_ms)
+            for module in (stored_schemas, topics):
+                put(module, "now_ms", lambda: self.now_ms)
             put(rigs, "open_catalogue", self._open_catalogue)
             put(PurePath, "__hash__", lambda path: crc32(str(path).removeprefix(str(self.folder)).encode()))
             put(Ledger, "__hash__", lambda ledger: ledger.ledger_id)
@@ -129,7 +130,7 @@ class World:
             with self.disk.aside():
                 path.write_bytes(TEMPLATE["bytes"])
         found = catalogue.open_catalogue(path, *more)
-        found._db.execute("PRAGMA synchronous = OFF")
+        found.database.connection.execute("PRAGMA synchronous = OFF")
         self.catalogues.append(found)
         return found
 

@@ -154,8 +154,8 @@ def test_partitions_that_are_made_opened_given_up_or_deleted_meanwhile(rigs, tak
     found = {topic: [payload for _, payload in left(again, topic)] for topic in ("open", "closed", "closes", "opens", "new")}
     assert found == {"open": [b"open"], "closed": [b"closed"], "closes": [b"closes", b"more"], "opens": [b"opens", b"more"],
                      "new": [b"new"]}
-    assert again.asked("subscriptions", str(name_of("open"))) == ["sub"] and again.owner.catalogue.partition(name_of("later")) is None
-    assert again.owner.catalogue.partition(name_of("went")) is again.owner.catalogue.partition(name_of("goes")) is None
+    assert again.asked("subscriptions", str(name_of("open"))) == ["sub"] and again.owner.catalogue.partitions.find(name_of("later")) is None
+    assert again.owner.catalogue.partitions.find(name_of("went")) is again.owner.catalogue.partitions.find(name_of("goes")) is None
     assert not any(format.partition_folder(again.data_dir, 1 + topics.index(topic)).exists() for topic in ("went", "goes"))
 
 

@@ -13,17 +13,10 @@ import pytest
 
 from geminga.proto.errors import Refusal
 from geminga.proto.names import parse
-from geminga.storage.catalogue.catalogue import (
-    COLUMNS,
-    IDS_PER_SECOND,
-    LEDGER_BLOCK,
-    VERSION,
-    Catalogue,
-    CatalogueError,
-    open_catalogue,
-    open_to_read,
-    sum_of,
-)
+from geminga.storage.catalogue.catalogue import Catalogue, CatalogueError, open_catalogue, open_to_read
+from geminga.storage.catalogue.checksums import COLUMNS, sum_of
+from geminga.storage.catalogue.ids import IDS_PER_SECOND, LEDGER_BLOCK
+from geminga.storage.catalogue.layout import VERSION
 from geminga.storage.errors import NotDurable, StorageFull
 
 TOPIC = parse("persistent://public/default/orders")
@@ -45,19 +38,20 @@ def opened(tmp_path):
 
 def test_a_new_catalogue_has_the_namespaces_that_everybody_uses(opened):
     found = opened()
-    assert found.has_namespace("public/default") and found.has_namespace("pulsar/system")
-    assert not found.has_namespace("public/other")
-    found.create_namespace("acme/eu")
-    found.create_namespace("acme/eu")          # again changes nothing
+    assert found.namespaces.exists("public/default") and found.namespaces.exists("pulsar/system")
+    assert not found.namespaces.exists("public/other")
+    found.namespaces.create("acme/eu")
+    found.namespaces.create("acme/eu")          # again changes nothing
     found.commit()
-    assert opened().has_namespace("acme/eu")
+    assert opened().namespaces.exists("acme/eu")
 
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from geminga.storage.catalogue.catalogue import Catalogue, open_catalogue
-Catalogue.create_namespace = lambda self, name: os.kill(os.getpid(), signal.SIGKILL)
+from geminga.storage.catalogue.catalogue import open_catalogue
+from geminga.storage.catalogue.tenants import Namespaces
+Namespaces.create = lambda self, name: os.kill(os.getpid(), signal.SIGKILL)
 open_catalogue(Path(sys.argv[1]))
 """
 
@@ -66,7 +60,7 @@ def test_a_catalogue_whose_making_was_cut_short_is_made_again(opened, tmp_path):
     """All of it is there, or nothing."""
     killed = subprocess.run([sys.executable, "-c", KILLED, tmp_path / "catalogue.sqlite"])
     assert killed.returncode == -signal.SIGKILL
-    assert opened().has_namespace("public/default")
+    assert opened().namespaces.exists("public/default")
 
 
 # -- ids --------------------------------------------------------------------------------------------------------------------------
@@ -77,9 +71,9 @@ from pathlib import Path
 from geminga.storage.catalogue.catalogue import open_catalogue
 mine = open_catalogue(Path(sys.argv[1]))
 sys.stdin.read()
-found = {"ledgers": [mine.next_ledger_id() for _ in range(int(sys.argv[2]))], "producers": []}
+found = {"ledgers": [mine.ids.next_ledger_id() for _ in range(int(sys.argv[2]))], "producers": []}
 for _ in range(50):
-    found["producers"].append(mine.take("producers"))
+    found["producers"].append(mine.counters.take("producers"))
     mine.commit()
 print(json.dumps(found))
 """
@@ -113,83 +107,83 @@ def test_processes_that_take_ids_at_once_never_get_the_same(opened, tmp_path):
 def test_ledger_ids_grow_and_are_never_given_again_after_reopening(opened):
     """What was left of a block when its process was killed is lost, not used twice."""
     first = opened()
-    before = [first.next_ledger_id() for _ in range(3)]
+    before = [first.ids.next_ledger_id() for _ in range(3)]
     again = opened()
-    after = [again.next_ledger_id() for _ in range(LEDGER_BLOCK + 1)]
+    after = [again.ids.next_ledger_id() for _ in range(LEDGER_BLOCK + 1)]
     assert before == [1, 2, 3]
     assert min(after) > LEDGER_BLOCK and len(set(after)) == LEDGER_BLOCK + 1
-    assert first.next_ledger_id() == 4
+    assert first.ids.next_ledger_id() == 4
 
 
 def test_ids_and_names_are_not_given_again_when_an_older_copy_is_put_back(opened, tmp_path):
     """The copy does not know of those that were given since it was made; the clock is ahead of them."""
     begun = time.time()
     first = opened(lambda: begun)
-    first.next_ledger_id()
+    first.ids.next_ledger_id()
     first.close()
     copy = (tmp_path / "catalogue.sqlite").read_bytes()
     used = opened(lambda: begun)
-    ids, names = {used.next_ledger_id() for _ in range(IDS_PER_SECOND // 2)}, {used.producer_name() for _ in range(500)}
+    ids, names = {used.ids.next_ledger_id() for _ in range(IDS_PER_SECOND // 2)}, {used.ids.producer_name() for _ in range(500)}
     used.commit()
     used.close()
     (tmp_path / "catalogue.sqlite").write_bytes(copy)
     restored = opened(lambda: begun + 1)
-    assert not ids & {restored.next_ledger_id() for _ in range(1_000)}
-    assert not names & {restored.producer_name() for _ in range(1_000)}
+    assert not ids & {restored.ids.next_ledger_id() for _ in range(1_000)}
+    assert not names & {restored.ids.producer_name() for _ in range(1_000)}
 
 
 def test_a_copy_that_is_put_back_closes_ledgers_that_it_does_not_know_yet(opened):
     """The process that served the original may have made ledgers after the copy."""
     begun = time.time()
-    known = opened(lambda: begun).next_ledger_id()
+    known = opened(lambda: begun).ids.next_ledger_id()
     restored = opened(lambda: begun + 1)
-    restored.put_back()
-    assert known + IDS_PER_SECOND <= restored.last_closed_ledger() < restored.next_ledger_id()
+    restored.ids.mark_restored()
+    assert known + IDS_PER_SECOND <= restored.ids.last_closed_ledger() < restored.ids.next_ledger_id()
 
 
 def test_a_clock_that_is_put_back_gives_no_id_again(opened):
     now = time.time()
-    ids = [opened(lambda at=at: now + at).next_ledger_id() for at in (0, -3_600, -7_200, 1)]
+    ids = [opened(lambda at=at: now + at).ids.next_ledger_id() for at in (0, -3_600, -7_200, 1)]
     assert ids == sorted(set(ids))
 
 
 def test_a_full_disk_is_told_and_undoes_nothing_that_was_committed(opened, monkeypatch):
     """SQLite may find no room at a statement, or only when the transaction is to be made durable: that undoes all of it."""
     found = opened()
-    pages = found._one("PRAGMA page_count")
-    found._db.execute(f"PRAGMA max_page_count = {pages}")
+    pages = found.database.value("PRAGMA page_count")
+    found.database.connection.execute(f"PRAGMA max_page_count = {pages}")
     with pytest.raises((StorageFull, NotDurable), match="full"):
         for number in range(10_000):
-            found.create_tenant(f"tenant-{number:0200}")
-    found._db.execute("PRAGMA max_page_count = 1000000")
+            found.tenants.create(f"tenant-{number:0200}")
+    found.database.connection.execute("PRAGMA max_page_count = 1000000")
     if found.is_changing:
-        found._db.execute("ROLLBACK")
-    found.create_tenant("one")
+        found.database.connection.execute("ROLLBACK")
+    found.tenants.create("one")
     found.commit()
-    assert opened().has_tenant("one")
+    assert opened().tenants.exists("one")
 
 
 def test_ids_of_deleted_things_are_not_used_again(opened):
     """Files on disk are named by them."""
     found = opened()
-    partition_id = found.create_partition(TOPIC)
-    first = found.create_subscription(partition_id, "a")
-    found.delete_subscription(first)
-    second = found.create_subscription(partition_id, "a")
+    partition_id = found.partitions.create(TOPIC)
+    first = found.subscriptions.create(partition_id, "a")
+    found.subscriptions.delete(first)
+    second = found.subscriptions.create(partition_id, "a")
     found.commit()
     assert second > first
-    assert opened().subscriptions(partition_id) == {"a": second}
+    assert opened().subscriptions.ids(partition_id) == {"a": second}
 
 
 def test_what_was_not_committed_did_not_happen(opened):
     """A process that is killed in the middle of a transaction leaves nothing of it, and keeps nobody waiting."""
     killed = opened()
-    killed.create_partition(TOPIC)
-    killed.take("producers", 5)
+    killed.partitions.create(TOPIC)
+    killed.counters.take("producers", 5)
     killed.close()
     found = opened()
-    assert found.partition(TOPIC) is None
-    assert found.take("producers") == 1
+    assert found.partitions.find(TOPIC) is None
+    assert found.counters.take("producers") == 1
 
 
 # -- topics and partitions --------------------------------------------------------------------------------------------------------
@@ -197,110 +191,110 @@ def test_what_was_not_committed_did_not_happen(opened):
 def test_a_topic_is_created_once(opened):
     """Whoever comes second is told so, and changes nothing."""
     found, other = opened(), opened()
-    assert found.partition_count(TOPIC) is None
-    assert found.create_topic(TOPIC, 3)
+    assert found.topics.partition_count(TOPIC) is None
+    assert found.topics.create(TOPIC, 3)
     found.commit()
-    assert not other.create_topic(TOPIC, 5)
+    assert not other.topics.create(TOPIC, 5)
     other.commit()
-    assert found.partition_count(TOPIC) == other.partition_count(TOPIC) == 3
+    assert found.topics.partition_count(TOPIC) == other.topics.partition_count(TOPIC) == 3
 
 
 def test_topics_are_listed_by_partition_and_namespace(opened):
     found = opened()
-    found.create_namespace("acme/eu")
+    found.namespaces.create("acme/eu")
     for name, count in (("public/default/b", 2), ("public/default/a", 0), ("acme/eu/c", 0)):
-        found.create_topic(parse(name), count)
-    assert found.topics("public/default") == [
+        found.topics.create(parse(name), count)
+    assert found.topics.complete_names("public/default") == [
         f"persistent://public/default/{name}" for name in ("a", "b-partition-0", "b-partition-1")]
-    assert found.topics("acme/eu") == ["persistent://acme/eu/c"]
-    assert found.topics("acme/us") == []
+    assert found.topics.complete_names("acme/eu") == ["persistent://acme/eu/c"]
+    assert found.topics.complete_names("acme/us") == []
 
 
 def test_a_topic_needs_its_namespace(opened):
     with pytest.raises(Refusal, match="Namespace acme/eu does not exist"):
-        opened().create_topic(parse("acme/eu/c"), 0)
+        opened().topics.create(parse("acme/eu/c"), 0)
 
 
 def test_partitions_subscriptions_and_epochs_are_kept(opened):
     found = opened()
-    partition_id = found.create_partition(TOPIC)
-    other_id = found.create_partition(TOPIC.partition_name(0))
+    partition_id = found.partitions.create(TOPIC)
+    other_id = found.partitions.create(TOPIC.partition_name(0))
     for name in ("b", "a"):
-        found.create_subscription(partition_id, name)
-    found.create_subscription(other_id, "a")
-    found.set_topic_epoch(other_id, 7)
+        found.subscriptions.create(partition_id, name)
+    found.subscriptions.create(other_id, "a")
+    found.partitions.set_topic_epoch(other_id, 7)
     found.commit()
     again = opened()
-    assert again.partition(TOPIC) == (partition_id, None)
-    assert again.partition(TOPIC.partition_name(0)) == (other_id, 7)
-    assert sorted(again.subscriptions(partition_id)) == ["a", "b"]
-    assert list(again.subscriptions(other_id)) == ["a"]
+    assert again.partitions.find(TOPIC) == (partition_id, None)
+    assert again.partitions.find(TOPIC.partition_name(0)) == (other_id, 7)
+    assert sorted(again.subscriptions.ids(partition_id)) == ["a", "b"]
+    assert list(again.subscriptions.ids(other_id)) == ["a"]
 
 
 def test_a_namespace_goes_when_it_is_empty_and_its_policies_with_it(opened):
     """A namespace, tenant or topic of the same name that is made later has none of them."""
     found = opened()
-    found.create_namespace("acme/eu")
-    found.create_topic(parse("acme/eu/c"), 0)
+    found.namespaces.create("acme/eu")
+    found.topics.create(parse("acme/eu/c"), 0)
     for scope in ("acme", "acme/eu", "persistent://acme/eu/c", "public/default"):
-        found.set_policy(scope, "limit", {"of": scope})
-    assert not found.delete_namespace("acme/eu")
-    assert found.policies("acme/eu") == {"limit": {"of": "acme/eu"}}
-    found.delete_topic(parse("acme/eu/c"))
-    assert found.delete_namespace("acme/eu")
-    assert (found.tenants(), found.namespaces("acme")) == (["acme", "public", "pulsar"], [])
-    found.delete_tenant("acme")
+        found.policies.set(scope, "limit", {"of": scope})
+    assert not found.namespaces.delete("acme/eu")
+    assert found.policies.of("acme/eu") == {"limit": {"of": "acme/eu"}}
+    found.topics.delete(parse("acme/eu/c"))
+    assert found.namespaces.delete("acme/eu")
+    assert (found.tenants.names(), found.namespaces.of_tenant("acme")) == (["acme", "public", "pulsar"], [])
+    found.tenants.delete("acme")
     found.commit()
     again = opened()
-    assert again.tenants() == ["public", "pulsar"]
-    assert [again.policies(scope) for scope in ("acme", "acme/eu", "persistent://acme/eu/c")] == [{}, {}, {}]
-    assert again.policies("public/default") == {"limit": {"of": "public/default"}}
+    assert again.tenants.names() == ["public", "pulsar"]
+    assert [again.policies.of(scope) for scope in ("acme", "acme/eu", "persistent://acme/eu/c")] == [{}, {}, {}]
+    assert again.policies.of("public/default") == {"limit": {"of": "public/default"}}
 
 
 def test_policies_are_kept_until_they_are_taken_away(opened):
     found = opened()
     for value in (1, [True, None], {"a": "b"}):
-        found.set_policy("public/default", "x", value)
+        found.policies.set("public/default", "x", value)
         found.commit()
-        assert opened().policies("public/default") == {"x": value}
-    found.set_policy("public/default", "x", None)
-    assert found.policies("public/default") == {}
+        assert opened().policies.of("public/default") == {"x": value}
+    found.policies.set("public/default", "x", None)
+    assert found.policies.of("public/default") == {}
 
 
 def versions(catalogue, topic=TOPIC):
-    return [version for version, _, _ in catalogue.schema_versions(topic)]
+    return [version for version, _, _ in catalogue.schemas.versions(topic)]
 
 
 def test_versions_of_a_schema_are_kept_to_the_byte_and_counted_on_after_a_deletion(opened):
     found, data = opened(), bytes(range(256))
-    assert found.add_schema(TOPIC, 0, 4, b"a hash", {"a": "b"}, data) and found.add_schema(TOPIC, 1, 4, b"another", {}, b"")
+    assert found.schemas.add(TOPIC, 0, 4, b"a hash", {"a": "b"}, data) and found.schemas.add(TOPIC, 1, 4, b"another", {}, b"")
     found.commit()
     again = opened()
-    assert again.schema_versions(TOPIC) == [(0, 4, b"a hash"), (1, 4, b"another")]
-    kind, made, properties, kept = again.schema(TOPIC, 0)
+    assert again.schemas.versions(TOPIC) == [(0, 4, b"a hash"), (1, 4, b"another")]
+    kind, made, properties, kept = again.schemas.get(TOPIC, 0)
     assert (kind, properties, kept) == (4, {"a": "b"}, data) and abs(time.time() * 1000 - made) < 60_000
-    assert not again.add_schema(TOPIC, 1, 4, b"late", {}, b"")
-    assert (again.delete_schema(TOPIC), again.delete_schema(TOPIC)) == (2, 3)
-    assert again.schema_versions(TOPIC) == [(3, None, b"")] and again.schema(TOPIC, 0) is None
-    again.forget_schemas(TOPIC)
-    assert again.delete_schema(TOPIC) == 0
+    assert not again.schemas.add(TOPIC, 1, 4, b"late", {}, b"")
+    assert (again.schemas.delete(TOPIC), again.schemas.delete(TOPIC)) == (2, 3)
+    assert again.schemas.versions(TOPIC) == [(3, None, b"")] and again.schemas.get(TOPIC, 0) is None
+    again.schemas.forget(TOPIC)
+    assert again.schemas.delete(TOPIC) == 0
 
 
 def test_schemas_go_with_their_topic_and_with_their_namespace(opened):
     """Also those of topics that were never made; namesakes elsewhere keep theirs."""
     found = opened()
-    found.create_namespace("acme/eu")
-    found.create_namespace("acme/eu0")
+    found.namespaces.create("acme/eu")
+    found.namespaces.create("acme/eu0")
     there, partition, unmade, elsewhere = (parse(name) for name in (
         "acme/eu/a", "acme/eu/a-partition-0", "non-persistent://acme/eu/b", "acme/eu0/a"))
     for topic in (there, unmade, elsewhere):
-        found.add_schema(topic, 0, 1, b"", {}, b"")
-    found.create_topic(there, 0)
-    found.delete_topic(partition)      # the schemas are the whole topic's
+        found.schemas.add(topic, 0, 1, b"", {}, b"")
+    found.topics.create(there, 0)
+    found.topics.delete(partition)      # the schemas are the whole topic's
     assert versions(found, there) == [0]
-    found.delete_topic(there)
+    found.topics.delete(there)
     assert [versions(found, topic) for topic in (there, unmade, elsewhere)] == [[], [0], [0]]
-    assert found.delete_namespace("acme/eu")
+    assert found.namespaces.delete("acme/eu")
     assert [versions(found, topic) for topic in (unmade, elsewhere)] == [[], [0]]
 
 
@@ -311,11 +305,11 @@ def test_changed_tells_once_what_others_have_committed(opened):
     reader, writer = opened(), opened()
     reader.changed()
     assert not reader.changed()
-    writer.create_topic(TOPIC, 0)
+    writer.topics.create(TOPIC, 0)
     assert not reader.changed()                     # not committed yet
     writer.commit()
     assert reader.changed()
-    assert reader.partition_count(TOPIC) == 0
+    assert reader.topics.partition_count(TOPIC) == 0
     assert not reader.changed()
 
 
@@ -344,12 +338,12 @@ def test_a_catalogue_of_version_1_is_upgraded_where_it_is(version_1, opened):
     version, before = tables(version_1)
     assert (version, "policies" in before) == (1, False)
     found = opened()
-    found.set_policy("public/default", "x", 1)
+    found.policies.set("public/default", "x", 1)
     found.commit()
     version, after = tables(version_1)
     assert version == VERSION and after.keys() >= before.keys() | {"policies", "sums", "properties"}
     assert {name: after[name] for name in before} | {"policies": after["policies"]} == before | {"policies": [("public/default", "x", "1")]}
-    assert opened().policies("public/default") == {"x": 1}      # and not again
+    assert opened().policies.of("public/default") == {"x": 1}      # and not again
 
 
 def test_a_catalogue_of_version_3_is_upgraded_where_it_is(tmp_path, opened):
@@ -362,14 +356,14 @@ def test_a_catalogue_of_version_3_is_upgraded_where_it_is(tmp_path, opened):
     assert version == 3
     assert {name: rows for name, rows in after.items() if name in before and name != "sums"} == \
         {name: rows for name, rows in before.items() if name != "sums"}
-    assert found.policies("acme/eu") == {"messageTTL": 60}
+    assert found.policies.of("acme/eu") == {"messageTTL": 60}
     orders = parse("acme/eu/orders")
-    found.create_topic(parse("acme/eu/more"), 0)
-    found.set_properties("acme/eu", {"a": "b"})
-    found.add_schema(orders, 0, 1, b"hash", {}, b"\0data")
+    found.topics.create(parse("acme/eu/more"), 0)
+    found.properties.set("acme/eu", {"a": "b"})
+    found.schemas.add(orders, 0, 1, b"hash", {}, b"\0data")
     found.commit()
     sums = dict(sqlite3.connect(path).execute("SELECT name, value FROM sums"))
-    assert sums == {table: sum_of(found._db, table) for table in COLUMNS}
+    assert sums == {table: sum_of(found.database.connection, table) for table in COLUMNS}
 
 
 UPGRADE_KILLED = """
@@ -385,7 +379,7 @@ def test_an_upgrade_that_is_cut_short_did_not_happen(version_1, opened):
     before = tables(version_1)
     assert subprocess.run([sys.executable, "-c", UPGRADE_KILLED, version_1]).returncode == -signal.SIGKILL
     assert tables(version_1) == before
-    assert opened().policies("public/default") == {}
+    assert opened().policies.of("public/default") == {}
 
 
 # -- files that are none ----------------------------------------------------------------------------------------------------------
@@ -413,34 +407,34 @@ def test_a_catalogue_that_was_only_begun_is_made_again(tmp_path):
     Catalogue(path).close()
     path.touch()
     found = open_catalogue(path)
-    assert found.has_namespace("public/default")
+    assert found.namespaces.exists("public/default")
     found.close()
 
 
 def test_what_is_deleted_takes_its_properties_with_it(opened):
     found = opened()
-    found.create_namespace("acme/eu")
+    found.namespaces.create("acme/eu")
     topic = parse("acme/eu/t")
-    found.create_topic(topic, 0)
-    partition_id = found.create_partition(topic)
-    subscription_id = found.create_subscription(partition_id, "sub")
+    found.topics.create(topic, 0)
+    partition_id = found.partitions.create(topic)
+    subscription_id = found.subscriptions.create(partition_id, "sub")
     for scope in ("acme/eu", str(topic), subscription_id):
-        found.set_properties(scope, {"of": str(scope)})
-        assert found.properties(scope) == {"of": str(scope)}
-    assert not found.delete_namespace("acme/eu")
-    found.delete_partition(partition_id)
-    assert found.partition_count(topic) is None and found.partition(topic) is None
-    assert found.delete_namespace("acme/eu")
-    assert [found.properties(scope) for scope in ("acme/eu", str(topic), subscription_id)] == [{}, {}, {}]
+        found.properties.set(scope, {"of": str(scope)})
+        assert found.properties.of(scope) == {"of": str(scope)}
+    assert not found.namespaces.delete("acme/eu")
+    found.partitions.delete(partition_id)
+    assert found.topics.partition_count(topic) is None and found.partitions.find(topic) is None
+    assert found.namespaces.delete("acme/eu")
+    assert [found.properties.of(scope) for scope in ("acme/eu", str(topic), subscription_id)] == [{}, {}, {}]
 
 
 def test_a_topic_that_cannot_be_made_keeps_nobody_from_writing(opened):
     """Its namespace was deleted a moment ago."""
     first, second = opened(), opened()
     with pytest.raises(Refusal):
-        first.create_topic(parse("nobody/nothing/t"), 0)
+        first.topics.create(parse("nobody/nothing/t"), 0)
     assert not first.is_changing
-    second.create_namespace("acme/eu")
+    second.namespaces.create("acme/eu")
     second.commit()
 
 
@@ -448,7 +442,7 @@ def test_what_this_process_has_written_counts_as_a_change_too(opened):
     """The admin process looks at what it has changed itself."""
     found = opened()
     found.changed()
-    found.create_namespace("acme/new")
+    found.namespaces.create("acme/new")
     found.commit()
     assert found.changed()
 
@@ -457,65 +451,65 @@ def test_what_this_process_has_written_counts_as_a_change_too(opened):
 
 def test_rights_have_a_version_that_goes_up_with_them_and_with_nothing_else(opened):
     found = opened()
-    found.create_namespace("acme/eu")
-    seen = [found.rights_version()]
+    found.namespaces.create("acme/eu")
+    seen = [found.policies.rights_version()]
     for scope, name, value in (("acme", "adminRoles", ["ops"]), ("acme/eu", "permissions", {"svc": ["produce"]}),
                                ("acme/eu", "subscriptionPermissions", {"audit": ["a"]}), ("acme/eu", "subscriptionAuthMode", "Prefix"),
                                ("acme/eu", "permissions", None)):
-        found.set_policy(scope, name, value)
-        seen.append(found.rights_version())
+        found.policies.set(scope, name, value)
+        seen.append(found.policies.rights_version())
     assert seen == sorted(set(seen))
-    found.set_policy("acme/eu", "retention", {})
-    found.create_topic(TOPIC, 0)
-    assert found.rights_version() == seen[-1]
+    found.policies.set("acme/eu", "retention", {})
+    found.topics.create(TOPIC, 0)
+    assert found.policies.rights_version() == seen[-1]
 
 
 def test_rights_go_with_what_they_were_for(opened):
     """Whoever makes it anew does not find them."""
     found = opened()
-    found.create_namespace("acme/eu")
+    found.namespaces.create("acme/eu")
     base = parse("persistent://acme/eu/parted")
     namesake = "persistent://acme/eu/parted-partition-list"
-    found.create_topic(base, 2)
+    found.topics.create(base, 2)
     for scope in (str(base), f"{base}-partition-1", namesake, "persistent://acme/eu/never-made"):
-        found.set_policy(scope, "permissions", {"svc": ["produce"]})
-    found.delete_topic(base)
-    assert [found.policies(scope) for scope in (str(base), f"{base}-partition-1")] == [{}, {}]
-    assert found.policies(namesake)
-    before = found.rights_version()
-    assert found.delete_namespace("acme/eu")
-    assert [found.policies(scope) for scope in (namesake, "persistent://acme/eu/never-made")] == [{}, {}]
-    assert found.rights_version() > before
-    found.set_policy("acme", "adminRoles", ["ops"])
-    found.delete_tenant("acme")
-    assert not found.policies("acme")
+        found.policies.set(scope, "permissions", {"svc": ["produce"]})
+    found.topics.delete(base)
+    assert [found.policies.of(scope) for scope in (str(base), f"{base}-partition-1")] == [{}, {}]
+    assert found.policies.of(namesake)
+    before = found.policies.rights_version()
+    assert found.namespaces.delete("acme/eu")
+    assert [found.policies.of(scope) for scope in (namesake, "persistent://acme/eu/never-made")] == [{}, {}]
+    assert found.policies.rights_version() > before
+    found.policies.set("acme", "adminRoles", ["ops"])
+    found.tenants.delete("acme")
+    assert not found.policies.of("acme")
 
 
 def test_rights_to_a_topic_that_keeps_nothing_stay_while_nobody_uses_it(opened):
     topic = parse("non-persistent://acme/eu/ticks")
     found = opened()
-    found.create_namespace("acme/eu")
-    found.create_topic(topic, 0)
+    found.namespaces.create("acme/eu")
+    found.topics.create(topic, 0)
     for name, value in (("permissions", {"svc": ["produce"]}), ("maxConsumers", 1)):
-        found.set_policy(str(topic), name, value)
-    found.delete_topic(topic, for_now=True)
-    assert found.policies(str(topic)) == {"permissions": {"svc": ["produce"]}}
-    found.create_topic(topic, 0)
-    found.forget_live_topics()
-    assert found.policies(str(topic)) == {"permissions": {"svc": ["produce"]}}
-    found.delete_topic(topic)
-    assert not found.policies(str(topic))
+        found.policies.set(str(topic), name, value)
+    found.topics.delete(topic, for_now=True)
+    assert found.policies.of(str(topic)) == {"permissions": {"svc": ["produce"]}}
+    found.topics.create(topic, 0)
+    found.topics.delete_non_persistent()
+    assert found.policies.of(str(topic)) == {"permissions": {"svc": ["produce"]}}
+    found.topics.delete(topic)
+    assert not found.policies.of(str(topic))
 
 
 def test_each_connection_syncs_each_commit(opened):
     """SQLite leaves that out where it is not told to: a power cut would take back what was answered."""
     one = opened()
-    assert one._db.execute("PRAGMA synchronous").fetchone() == (2,)
+    assert one.database.connection.execute("PRAGMA synchronous").fetchone() == (2,)
 
 
 @pytest.mark.parametrize("version", [VERSION - 1, VERSION + 1])
 def test_programs_beside_the_broker_read_no_catalogue_of_another_version(opened, tmp_path, version):
     """An older one is the broker's to change, at its start."""
-    opened()._db.execute(f"PRAGMA user_version = {version}")
+    opened().database.connection.execute(f"PRAGMA user_version = {version}")
     with pytest.raises(CatalogueError, match=f"version {version}"):
         open_to_read(tmp_path / "catalogue.sqlite")

@@ -28,7 +28,7 @@ COUNTS = pytest.mark.parametrize("count", [1, 100], ids=["few", "many"])
 def set_delays(rig, scope=TOPIC, **fields):
     """Of a topic or a namespace, as an administrator's POST does; without fields: removed."""
     value = {"active": True, "tickTime": 0} | fields if fields else None
-    rig.owner.catalogue.set_policy(scope, "delayedDelivery", value)
+    rig.owner.catalogue.policies.set(scope, "delayedDelivery", value)
     rig.owner.catalogue.commit()
     rig.run(rig.tell("policies", scope=scope))
 
@@ -252,7 +252,7 @@ def test_f186_next_to_rates_what_is_held_back_gets_its_time_when_it_came(rig):
     """When it was published, not when the rate let it through."""
     producer = rig.producer(TOPIC)
     fixed(rig, 10_000)
-    rig.owner.catalogue.set_policy(TOPIC, "publishRate", {"publishThrottlingRateInMsg": 10, "publishThrottlingRateInByte": -1})
+    rig.owner.catalogue.policies.set(TOPIC, "publishRate", {"publishThrottlingRateInMsg": 10, "publishThrottlingRateInByte": -1})
     rig.owner.catalogue.commit()
     rig.run(rig.tell("policies", scope=TOPIC))
     made = rig.sends(*[(producer, b"%d" % n, {"publish_time": START_MS}) for n in range(30)])

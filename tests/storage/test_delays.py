@@ -604,7 +604,7 @@ LEVELS = pytest.mark.parametrize("level", ["broker", "namespace", "topic"])
 
 def switch(life, level, is_on):
     if level == "broker":
-        life.rig.owner.catalogue.set_policy(life.rig.owner.catalogue.OPTIONS, "delayed_delivery", is_on)
+        life.rig.owner.catalogue.options.set("delayed_delivery", is_on)
         life.rig.owner.catalogue.commit()
         return life.run(life.rig.tell("options"))
     scope = {"namespace": NAMESPACE, "topic": TOPIC}[level]

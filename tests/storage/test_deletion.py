@@ -24,7 +24,7 @@ def filled(rig):
 def left_of(rig, partition_id):
     """What a broker has of it: in the catalogue, and on disk."""
     catalogue = rig.owner.catalogue
-    return (catalogue.partition(NAME), catalogue.partition_count(NAME), catalogue.subscriptions(partition_id),
+    return (catalogue.partitions.find(NAME), catalogue.topics.partition_count(NAME), catalogue.subscriptions.ids(partition_id),
             format.partition_folder(rig.data_dir, partition_id).exists())
 
 

@@ -4,7 +4,8 @@ import pytest
 
 from geminga.proto import envelope
 from geminga.proto.names import parse
-from geminga.storage.catalogue.catalogue import now_ms, open_catalogue
+from geminga.storage.catalogue.catalogue import open_catalogue
+from geminga.storage.catalogue.database import now_ms
 
 TOPIC = "persistent://public/default/new"
 LATEST = {"initialPosition": 0}
@@ -127,18 +128,18 @@ def test_a_topic_stays_new_when_its_owner_was_killed(rigs, rig):
 def test_the_catalogue_tells_when_topics_come_and_go(tmp_path):
     """And of nothing else; what was there already, or never was, changes nothing."""
     catalogue = open_catalogue(tmp_path / "catalogue.sqlite")
-    seen = [catalogue.topics_version()]
-    for change in (lambda: catalogue.create_topic(parse(TOPIC), 0), lambda: catalogue.delete_topic(parse(TOPIC)),
-                   lambda: catalogue.create_topic(parse(TOPIC), 3)):
+    seen = [catalogue.topics.version()]
+    for change in (lambda: catalogue.topics.create(parse(TOPIC), 0), lambda: catalogue.topics.delete(parse(TOPIC)),
+                   lambda: catalogue.topics.create(parse(TOPIC), 3)):
         change()
         catalogue.commit()
-        seen.append(catalogue.topics_version())
+        seen.append(catalogue.topics.version())
     assert len(set(seen)) == 4
-    catalogue.create_topic(parse(TOPIC), 3)
-    catalogue.delete_topic(parse(TOPIC + "er"))
-    catalogue.take("producers")
-    partition_id = catalogue.create_partition(parse(TOPIC).partition_name(0))
+    catalogue.topics.create(parse(TOPIC), 3)
+    catalogue.topics.delete(parse(TOPIC + "er"))
+    catalogue.counters.take("producers")
+    partition_id = catalogue.partitions.create(parse(TOPIC).partition_name(0))
     catalogue.commit()
-    assert catalogue.topics_version() == seen[-1]
-    assert catalogue.newest_partition() == partition_id
+    assert catalogue.topics.version() == seen[-1]
+    assert catalogue.partitions.newest_id() == partition_id
     catalogue.close()

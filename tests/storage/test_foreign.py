@@ -37,10 +37,10 @@ def foreign(rigs, request):
     ("subscribe", {"consumer_id": 1, "subscription": "s", "subType": 0, "durable": False})])
 def test_a_producer_or_consumer_of_another_owners_topic_is_refused(foreign, topic, kind, fields):
     owner = foreign.owner
-    before = owner.catalogue._db.total_changes, files(foreign.data_dir)
+    before = owner.catalogue.database.connection.total_changes, files(foreign.data_dir)
     [error] = foreign.run(foreign.command(kind, topic=topic, request_id=5, **fields)).commands()
     assert (error.type, error.error.request_id, error.error.error) == (T.ERROR, 5, api.ServiceNotReady)
-    assert (owner.catalogue._db.total_changes, files(foreign.data_dir)) == before
+    assert (owner.catalogue.database.connection.total_changes, files(foreign.data_dir)) == before
     assert not (owner.by_name or owner.live or owner.producers or owner.consumers)
     assert foreign.publish(foreign.producer(MINE), b"mine")
 
@@ -48,11 +48,11 @@ def test_a_producer_or_consumer_of_another_owners_topic_is_refused(foreign, topi
 @pytest.mark.slow
 @pytest.mark.parametrize("ask", sorted(queries.QUESTIONS))
 def test_administration_of_another_owners_topic_is_refused(foreign, ask):
-    before = foreign.owner.catalogue._db.total_changes, files(foreign.data_dir)
+    before = foreign.owner.catalogue.database.connection.total_changes, files(foreign.data_dir)
     for topic in (FOREIGN, PASSING):
         [answer] = foreign.run(foreign.question(ask, topic, subscription="theirs", force=True, new=True, may_create=True)).answered
         assert answer["refused"] == api.ServiceNotReady
-    assert (foreign.owner.catalogue._db.total_changes, files(foreign.data_dir)) == before
+    assert (foreign.owner.catalogue.database.connection.total_changes, files(foreign.data_dir)) == before
     assert not (foreign.owner.by_name or foreign.owner.live)
 
 
@@ -61,19 +61,19 @@ def test_a_subscription_that_the_state_does_not_know_stays_in_the_catalogue(rigs
     rig = rigs()
     rig.publish(rig.producer(MINE), b"a")
     catalogue, partition_id = rig.owner.catalogue, rig.partition(MINE).partition_id
-    first = catalogue.create_subscription(partition_id, "unknown")
-    catalogue.set_properties(first, {"of": "the first"})
+    first = catalogue.subscriptions.create(partition_id, "unknown")
+    catalogue.properties.set(first, {"of": "the first"})
     catalogue.commit()
     rig = rigs.restart(rig)
     assert rig.publish(rig.producer(MINE), b"b")
-    assert rig.owner.catalogue.subscriptions(partition_id) == {"unknown": first}
+    assert rig.owner.catalogue.subscriptions.ids(partition_id) == {"unknown": first}
     assert not rig.partition(MINE).subscriptions
     consumer = rig.consumer(MINE, "unknown")
-    second = rig.owner.catalogue.subscriptions(partition_id)["unknown"]
+    second = rig.owner.catalogue.subscriptions.ids(partition_id)["unknown"]
     assert second > first
     [*positions] = [position for position, _ in rig.receive(consumer)]
     rig.run(rig.acks(consumer, positions[0], request_id=1))
     rig = rigs.crash(rig)
     assert [payload for _, payload in rig.receive(rig.consumer(MINE, "unknown"))] == [b"b"]
-    assert rig.owner.catalogue.subscriptions(partition_id) == {"unknown": second}
-    assert not rig.owner.catalogue.subscriptions_properties(partition_id)
+    assert rig.owner.catalogue.subscriptions.ids(partition_id) == {"unknown": second}
+    assert not rig.owner.catalogue.properties.of_subscriptions(partition_id)

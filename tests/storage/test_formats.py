@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from geminga.storage import format
-from geminga.storage.catalogue import catalogue
+from geminga.storage.catalogue import layout
 from geminga.storage.disk import data_folder
 from geminga.supervisor.main import main
 
@@ -75,7 +75,7 @@ def test_what_a_start_makes_of_it_is_told_before_and_so_after_it(archive, tmp_pa
         rig.everything(topic)
     rig.close()
     assert main(["upgrade", "check", str(data_dir)]) == 0
-    assert f"format {format.FOLDER_VERSION}, catalogue {catalogue.VERSION}" in capsys.readouterr().out
+    assert f"format {format.FOLDER_VERSION}, catalogue {layout.VERSION}" in capsys.readouterr().out
 
 
 def test_what_a_newer_program_wrote_cannot_be_used(tmp_path, capsys):

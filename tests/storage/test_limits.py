@@ -19,7 +19,7 @@ both = pytest.mark.parametrize("topic", [TOPIC, LIVE])
 
 def set_policy(rig, name, value, scope=NAMESPACE):
     """As administration does."""
-    rig.owner.catalogue.set_policy(scope, name, value)
+    rig.owner.catalogue.policies.set(scope, name, value)
     rig.owner.catalogue.commit()
     return rig.run(rig.tell("policies", scope=scope))
 
@@ -126,8 +126,8 @@ def test_a_topic_has_so_many_subscriptions_however_they_are_made(rigs):
 
 def test_a_namespace_has_so_many_topics_and_partitions(rigs):
     rig = rigs()
-    rig.owner.catalogue.create_topic(rig.topic("persistent://public/default/parts"), 2)
-    rig.owner.catalogue.create_topic(rig.topic("persistent://public/default/__change_events"), 0)      # is no user's
+    rig.owner.catalogue.topics.create(rig.topic("persistent://public/default/parts"), 2)
+    rig.owner.catalogue.topics.create(rig.topic("persistent://public/default/__change_events"), 0)      # is no user's
     set_policy(rig, "maxTopicsPerNamespace", 3)
     rig.producer(TOPIC)
     refused = api.NotAllowedError, "Exceed maximum number of topics in namespace."
@@ -192,7 +192,7 @@ def test_topics_are_not_made_where_that_is_off(rigs):
     set_policy(rig, "autoTopicCreation", {"allowAutoTopicCreation": False})
     for topic in (TOPIC, LIVE):
         assert error_of(ask_producer(rig, topic, 77))[0] == error_of(ask_consumer(rig, topic, "sub"))[0] == api.TopicNotFound
-    rig.owner.catalogue.create_topic(rig.topic(TOPIC), 0)
+    rig.owner.catalogue.topics.create(rig.topic(TOPIC), 0)
     rig.producer(TOPIC)
 
 
@@ -288,9 +288,9 @@ def test_a_topic_that_nobody_uses_is_deleted_in_time_and_not_before(rigs):
     rig.run(rig.command("close_producer", producer_id=producer.object_id, request_id=9))
     folder = rig.partition(TOPIC).folder
     tick(rig, 9)
-    assert rig.owner.catalogue.has_topic(rig.topic(TOPIC))
+    assert rig.owner.catalogue.topics.exists(rig.topic(TOPIC))
     tick(rig, 3)
-    assert not rig.owner.catalogue.has_topic(rig.topic(TOPIC))
+    assert not rig.owner.catalogue.topics.exists(rig.topic(TOPIC))
     rig.run(after_ms=1_000)
     assert not list(folder.glob("*.ledger"))
     assert rig.publish(rig.producer(TOPIC), b"anew")
@@ -308,14 +308,14 @@ def test_a_topic_with_a_subscription_stays_unless_the_mode_is_caught_up(rigs):
     tick(rig, 15)
     set_policy(rig, "inactiveTopicPolicies", INACTIVE | {"inactiveTopicDeleteMode": "delete_when_subscriptions_caught_up"})
     tick(rig, 15)
-    assert rig.owner.catalogue.has_topic(rig.topic(TOPIC))
+    assert rig.owner.catalogue.topics.exists(rig.topic(TOPIC))
     consumer = rig.consumer(TOPIC)
     rig.run(rig.acks(consumer, position))
     tick(rig, 15)
-    assert rig.owner.catalogue.has_topic(rig.topic(TOPIC))      # somebody is there
+    assert rig.owner.catalogue.topics.exists(rig.topic(TOPIC))      # somebody is there
     rig.close_consumer(consumer)
     tick(rig, 12)
-    assert not rig.owner.catalogue.has_topic(rig.topic(TOPIC))
+    assert not rig.owner.catalogue.topics.exists(rig.topic(TOPIC))
 
 
 @pytest.mark.parametrize(("minutes", "seconds"), [(1, 70), (-1, 200)])
@@ -325,9 +325,9 @@ def test_a_topic_stays_as_long_as_it_is_retained(rigs, minutes, seconds):
     set_policy(rig, "retention", {"retentionTimeInMinutes": minutes, "retentionSizeInMB": 10})
     rig.run(rig.command("close_producer", producer_id=rig.producer(TOPIC).object_id, request_id=9))
     tick(rig, 55)
-    assert rig.owner.catalogue.has_topic(rig.topic(TOPIC))
+    assert rig.owner.catalogue.topics.exists(rig.topic(TOPIC))
     tick(rig, seconds - 55)
-    assert rig.owner.catalogue.has_topic(rig.topic(TOPIC)) == (minutes < 0)
+    assert rig.owner.catalogue.topics.exists(rig.topic(TOPIC)) == (minutes < 0)
 
 
 def test_a_topic_that_nobody_has_opened_since_the_start_is_deleted_too(rigs, tmp_path):
@@ -335,7 +335,7 @@ def test_a_topic_that_nobody_has_opened_since_the_start_is_deleted_too(rigs, tmp
     rig.producer(TOPIC)
     after = rig.crashed(tmp_path / "after")
     tick(after, 15)
-    assert not after.owner.catalogue.has_topic(after.topic(TOPIC))
+    assert not after.owner.catalogue.topics.exists(after.topic(TOPIC))
     after.close()
 
 
@@ -348,7 +348,7 @@ def test_a_subscription_that_nobody_uses_is_deleted_in_time(rigs):
     assert set(rig.partition(TOPIC).subscriptions) == {("a", True), ("b", True)}
     tick(rig, 3)
     assert set(rig.partition(TOPIC).subscriptions) == {("b", True)}
-    assert set(rig.owner.catalogue.subscriptions(rig.partition(TOPIC).partition_id)) == {"b"}
+    assert set(rig.owner.catalogue.subscriptions.ids(rig.partition(TOPIC).partition_id)) == {"b"}
     set_policy(rig, "subscriptionExpirationTime", 0)
     rig.close_consumer(other)
     tick(rig, 150)
@@ -366,9 +366,9 @@ def test_a_topic_stays_while_one_of_its_subscriptions_lags(rigs):
         rig.close_consumer(consumer)
     rig.run(rig.command("close_producer", producer_id=producer.object_id, request_id=9))
     tick(rig, 30)
-    assert rig.owner.catalogue.has_topic(rig.topic(TOPIC))
+    assert rig.owner.catalogue.topics.exists(rig.topic(TOPIC))
     late = rig.consumer(TOPIC, "behind")
     rig.run(rig.acks(late, position))
     rig.close_consumer(late)
     tick(rig, 30)
-    assert not rig.owner.catalogue.has_topic(rig.topic(TOPIC))
+    assert not rig.owner.catalogue.topics.exists(rig.topic(TOPIC))

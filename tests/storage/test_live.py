@@ -80,9 +80,9 @@ def test_positions_are_refused(rig, kind, fields):
 def test_it_is_there_as_long_as_somebody_uses_it(rig):
     producer, consumer = rig.producer(TOPIC), rig.consumer(TOPIC)
     rig.run(rig.command("close_producer", producer_id=producer.object_id, request_id=1))
-    assert rig.owner.catalogue.topics("public/default") == [TOPIC]
+    assert rig.owner.catalogue.topics.complete_names("public/default") == [TOPIC]
     rig.close_consumer(consumer)
-    assert rig.owner.catalogue.topics("public/default") == []
+    assert rig.owner.catalogue.topics.complete_names("public/default") == []
     assert names.parse(TOPIC) not in rig.owner.live
 
 

@@ -34,10 +34,10 @@ def test_a_message_that_is_too_large_and_not_encrypted_is_refused_once(rigs):
 
 def test_a_topic_that_nobody_has_used_can_be_deleted(rig):
     name = names.parse(TOPIC)
-    rig.owner.catalogue.create_topic(name, 0)
+    rig.owner.catalogue.topics.create(name, 0)
     rig.owner.commit()
     rig.asked("delete", TOPIC, force=False)
-    assert not rig.owner.catalogue.has_topic(name)
+    assert not rig.owner.catalogue.topics.exists(name)
 
 
 def test_nobody_waits_for_more_where_nobody_is(rig):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from geminga.proto.names import parse
-from geminga.storage.catalogue.catalogue import RIGHTS, open_catalogue
+from geminga.storage.catalogue.catalogue import open_catalogue
 from geminga.storage.catalogue.policies import (
     AGE_QUOTA,
     BYTES_QUOTA,
@@ -17,6 +17,7 @@ from geminga.storage.catalogue.policies import (
     policies_of,
 )
 from geminga.storage.catalogue.policy_table import TABLE, Invalid, default, fields, flags_of, read
+from geminga.storage.catalogue.stored_policies import RIGHTS
 from geminga.storage.options import StorageOptions
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,33 +50,33 @@ def test_without_any_configuration_nothing_is_kept_nothing_expires_and_nothing_i
 def test_the_topics_policy_is_stronger_than_its_namespaces_and_that_than_the_brokers(catalogue):
     """Each by itself: what is not set there is looked for further up, also for each kind of quota."""
     assert policies_of(catalogue, TOPIC, OPTIONS) == broker_policies(OPTIONS)
-    catalogue.set_policy("public/default", "messageTTL", 60)
-    catalogue.set_policy("public/default", "retention", retention(10, -1))
-    catalogue.set_policy("public/default", BYTES_QUOTA, kept_of(BYTES_QUOTA, {"limit": "100", "policy": "producer_request_hold"}))
-    catalogue.set_policy(str(TOPIC), "messageTTL", 0)
-    catalogue.set_policy("public/other", "messageTTL", 999)
+    catalogue.policies.set("public/default", "messageTTL", 60)
+    catalogue.policies.set("public/default", "retention", retention(10, -1))
+    catalogue.policies.set("public/default", BYTES_QUOTA, kept_of(BYTES_QUOTA, {"limit": "100", "policy": "producer_request_hold"}))
+    catalogue.policies.set(str(TOPIC), "messageTTL", 0)
+    catalogue.policies.set("public/other", "messageTTL", 999)
     found = policies_of(catalogue, TOPIC, OPTIONS)
     assert (found.message_ttl_s, found.retention_s, found.retention_bytes) == (0, 600, -1)
     assert (found.quota_bytes, found.quota_bytes_action, found.quota_age_s, found.quota_age_action) == (
         100, "producer_request_hold", 13, "producer_exception")
     assert policies_of(catalogue, parse("public/default/else"), OPTIONS).message_ttl_s == 60
-    catalogue.set_policy(str(TOPIC), "messageTTL", None)
+    catalogue.policies.set(str(TOPIC), "messageTTL", None)
     assert policies_of(catalogue, TOPIC, OPTIONS).message_ttl_s == 60
 
 
 def test_a_partition_has_its_topics_policies(catalogue):
-    catalogue.set_policy(str(TOPIC), "retention", retention(-1, 3))
+    catalogue.policies.set(str(TOPIC), "retention", retention(-1, 3))
     found = policies_of(catalogue, TOPIC.partition_name(3), StorageOptions())
     assert (found.retention_s, found.retention_bytes, found.retains) == (-1, 3 << 20, True)
 
 
 def test_the_older_form_of_a_strategy_holds_where_the_newer_says_nothing(catalogue):
     assert policies_of(catalogue, TOPIC, StorageOptions(schema_compatibility_strategy="FORWARD")).schema_strategy == "FORWARD"
-    catalogue.set_policy("public/default", "schemaAutoUpdateCompatibilityStrategy", "AlwaysCompatible")
+    catalogue.policies.set("public/default", "schemaAutoUpdateCompatibilityStrategy", "AlwaysCompatible")
     for newer, holds in ((None, "ALWAYS_COMPATIBLE"), ("UNDEFINED", "ALWAYS_COMPATIBLE"), ("BACKWARD", "BACKWARD")):
-        catalogue.set_policy("public/default", "schemaCompatibilityStrategy", newer)
+        catalogue.policies.set("public/default", "schemaCompatibilityStrategy", newer)
         assert policies_of(catalogue, TOPIC, OPTIONS).schema_strategy == holds
-    catalogue.set_policy(str(TOPIC), "schemaCompatibilityStrategy", "UNDEFINED")
+    catalogue.policies.set(str(TOPIC), "schemaCompatibilityStrategy", "UNDEFINED")
     assert policies_of(catalogue, TOPIC, OPTIONS).schema_strategy == "BACKWARD"
     assert applied(catalogue, TOPIC, TABLE["schemaCompatibilityStrategy"], OPTIONS) == "BACKWARD"
 
@@ -87,13 +88,13 @@ def test_the_older_form_of_a_strategy_holds_where_the_newer_says_nothing(catalog
     ({"allowAutoTopicCreation": True, "topicType": "partitioned", "defaultNumPartitions": 2}, True, 2),
 ])
 def test_topics_come_to_be_as_their_namespace_says(catalogue, kept, may, partitions):
-    catalogue.set_policy("public/default", "autoTopicCreation", kept)
+    catalogue.policies.set("public/default", "autoTopicCreation", kept)
     found = policies_of(catalogue, TOPIC, StorageOptions(auto_create_partitions=4))
     assert (found.auto_create_topics, found.new_topics_partitions if may else partitions) == (may, partitions)
 
 
 def test_a_policy_of_a_newer_broker_is_passed_over(catalogue):
-    catalogue.set_policy(str(TOPIC), "somethingNew", {"x": 1})
+    catalogue.policies.set(str(TOPIC), "somethingNew", {"x": 1})
     assert policies_of(catalogue, TOPIC, StorageOptions()) == Policies()
 
 
@@ -219,8 +220,8 @@ def test_a_period_of_a_rate_is_a_second_at_least():
 
 def test_blank_fields_are_shown_as_what_is_further_up(catalogue):
     delayed = TABLE["delayedDelivery"]
-    catalogue.set_policy("public/default", "delayedDelivery", kept_of("delayedDelivery", {"active": True, "tickTime": 700}))
-    catalogue.set_policy(str(TOPIC), "delayedDelivery", kept_of("delayedDelivery", {"active": True, "tickTime": 0}))
+    catalogue.policies.set("public/default", "delayedDelivery", kept_of("delayedDelivery", {"active": True, "tickTime": 700}))
+    catalogue.policies.set(str(TOPIC), "delayedDelivery", kept_of("delayedDelivery", {"active": True, "tickTime": 0}))
     assert applied(catalogue, TOPIC, delayed, OPTIONS)["tickTime"] == 700
     assert policies_of(catalogue, TOPIC, OPTIONS).delay_tick_ms == 700
 

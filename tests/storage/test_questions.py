@@ -238,5 +238,5 @@ def test_whether_a_subscription_is_replicated_outlives_a_crash_and_goes_with_it(
     later.asked("unsubscribe", "t", subscription="yes", force=False)
     later.asked("subscribe", "t", subscription="yes")
     assert later.asked("replicated", "t", subscription="yes") == {"persistent://public/default/t": False}
-    assert not later.owner.catalogue._read("SELECT * FROM policies WHERE scope LIKE '#%'")
+    assert not later.owner.catalogue.database.read("SELECT * FROM policies WHERE scope LIKE '#%'")
     later.close()

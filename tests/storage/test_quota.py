@@ -167,7 +167,7 @@ def test_a_quota_of_age_looks_at_the_oldest_message_that_is_not_delayed(rigs):
 
 
 def set_quota(rig, kind, value):
-    rig.owner.catalogue.set_policy("public/default", f"backlogQuota/{kind}", value)
+    rig.owner.catalogue.policies.set("public/default", f"backlogQuota/{kind}", value)
     rig.owner.catalogue.commit()
     return rig.run(rig.tell("policies", scope="public/default"))
 

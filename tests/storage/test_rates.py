@@ -31,7 +31,7 @@ def about(count):
 
 def sets(rig, policy, value, scope=TOPIC):
     """What administration does: into the catalogue, then told to the owner."""
-    rig.owner.catalogue.set_policy(scope, policy, value and read(TABLE[policy], TABLE[policy].topic, value))
+    rig.owner.catalogue.policies.set(scope, policy, value and read(TABLE[policy], TABLE[policy].topic, value))
     rig.owner.catalogue.commit()
     return rig.run(rig.tell("policies", scope=scope))
 
@@ -446,14 +446,14 @@ def test_one_subscription_may_have_a_rate_of_its_own(rigs):
     rig = rigs()
     backlog(rig, "a", 1_500)
     consumers = [rig.consumer("a", name) for name in ("x", "y")]
-    rig.owner.catalogue.set_policy(TOPIC, DISPATCH_RATE_OF + "x", dispatch_rate(10))
+    rig.owner.catalogue.policies.set(TOPIC, DISPATCH_RATE_OF + "x", dispatch_rate(10))
     sets(rig, "subscriptionDispatchRate", dispatch_rate(50))
     rig.run(*[rig.flow(consumer, MANY) for consumer in consumers])
     found = passes(rig, SECONDS * 1_000)
     assert [given(found, consumer) for consumer in consumers] == [about(10 * SECONDS), about(50 * SECONDS)]
     [cause] = rig.asked("why", "a", subscription="x")["causes"]
     assert cause["rule"] == f"dispatchRate/x of topic {TOPIC}: 10 messages in a second"
-    rig.owner.catalogue.set_policy(TOPIC, DISPATCH_RATE_OF + "y", dispatch_rate(-1))
+    rig.owner.catalogue.policies.set(TOPIC, DISPATCH_RATE_OF + "y", dispatch_rate(-1))
     found = [sets(rig, "subscriptionDispatchRate", None), *passes(rig, SECONDS * 1_000)]
     assert [given(found, consumer) for consumer in consumers] == [about(10 * SECONDS), pytest.approx(1_000, abs=15)]
 
@@ -474,7 +474,7 @@ def test_the_brokers_rate_is_shared_by_all_topics(rigs):
 def changes(rig, **options):
     """What administration does to the broker's own configuration."""
     for name, value in options.items():
-        rig.owner.catalogue.set_policy(rig.owner.catalogue.OPTIONS, name, value)
+        rig.owner.catalogue.options.set(name, value)
     rig.owner.catalogue.commit()
     return rig.run(rig.tell("options"))
 
@@ -722,7 +722,7 @@ def test_nothing_is_left_of_the_rate_of_a_topic_that_keeps_nothing_when_that_is_
     assert rig.owner.rates.is_possible
     rig.asked("delete", name, force=True)
     assert not rig.owner.rates.is_possible and not rig.owner.live
-    rig.owner.catalogue.create_topic(names.parse(name), 0)
+    rig.owner.catalogue.topics.create(names.parse(name), 0)
     rig.asked("subscriptions", name)
     assert rig.owner.rates.is_possible
     rig.asked("delete", name, force=False)

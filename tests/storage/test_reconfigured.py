@@ -58,7 +58,7 @@ def test_each_option_is_everywhere(used, name):
 
 def test_what_was_changed_over_rest_is_stronger(rig):
     catalogue = rig.owner.catalogue
-    catalogue.set_policy(catalogue.OPTIONS, "retention_s", 7)
+    catalogue.options.set("retention_s", 7)
     catalogue.commit()
     rig.owner.configure(replace(rig.options, retention_s=9, retention_bytes=11))
     assert (rig.owner.options.retention_s, rig.owner.options.retention_bytes) == (7, 11)

@@ -87,12 +87,12 @@ def test_an_open_ledger_that_somebody_needs_stays(rigs):
 
 def test_a_retention_that_is_set_or_taken_away_holds_at_once(rigs):
     rig, positions, consumer = filled(rigs)
-    rig.owner.catalogue.set_policy("public/default", "retention", {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1})
+    rig.owner.catalogue.policies.set("public/default", "retention", {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1})
     rig.owner.catalogue.commit()
     rig.run(rig.tell("policies", scope="public/default"))
     rig.run(rig.acks(consumer, positions[-1], cumulative=True))
     assert len(rig.everything("t")) == 8
-    rig.owner.catalogue.set_policy("public/default", "retention", None)
+    rig.owner.catalogue.policies.set("public/default", "retention", None)
     rig.owner.catalogue.commit()
     rig.run(rig.tell("policies", scope="public/default"))
     assert len(rig.files("t")) == 1

@@ -416,7 +416,7 @@ def test_a_deleted_version_is_none(tmp_path):
     counters = make_counters(1)[0]
     try:
         assert registry.register(catalogue, topic, one, Policies(), counters) == 0
-        catalogue.delete_schema(topic)
+        catalogue.schemas.delete(topic)
         assert registry.versions(catalogue, topic) == [] and registry.find(catalogue, topic) is None
         registry.check_missing(catalogue, topic, Policies(schema_enforced=True))
         registry.check(catalogue, topic, other, registry.FULL, counters)

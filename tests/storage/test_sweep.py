@@ -40,7 +40,7 @@ def test_partitions_without_such_a_policy_stay_closed(rigs):
     rig = stored(rigs, ["a", "b"], backlog_quota_bytes=1_000)
     ticks(rig, 5)
     assert rig.partitions == []
-    rig.owner.catalogue.set_policy("persistent://public/default/b", "messageTTL", 60)
+    rig.owner.catalogue.policies.set("persistent://public/default/b", "messageTTL", 60)
     rig.owner.catalogue.commit()
     rig.run(rig.tell("policies", scope="persistent://public/default/b"))
     ticks(rig, 5)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from geminga.storage import format
-from geminga.storage.catalogue.catalogue import COLUMNS, open_catalogue, with_row
+from geminga.storage.catalogue.catalogue import open_catalogue
+from geminga.storage.catalogue.checksums import COLUMNS, with_row
 from geminga.storage.cursors.cursor import NOBODY
 from geminga.storage.cursors.state_file import StateFile, read
 from geminga.storage.offline import verify, verify_catalogue
@@ -323,9 +324,9 @@ def test_a_wrong_value_in_the_catalogue_is_told_by_its_table(folder, table):
     """Which SQLite does not notice: it is a value like any other."""
     path = folder.path / "catalogue.sqlite"
     catalogue = open_catalogue(path)
-    catalogue.set_policy("public/default", "messageTTL", 60)
-    catalogue.set_properties("public/default", {"a": "b"})
-    catalogue._write("INSERT INTO schemas VALUES ('persistent://public/default/a', 0, 1, x'00', 0, '{}', x'00')")
+    catalogue.policies.set("public/default", "messageTTL", 60)
+    catalogue.properties.set("public/default", {"a": "b"})
+    catalogue.database.write("INSERT INTO schemas VALUES ('persistent://public/default/a', 0, 1, x'00', 0, '{}', x'00')")
     catalogue.commit()
     catalogue.close()
     assert folder.found() == []
@@ -463,7 +464,7 @@ def test_changes_in_sqlites_log_behind_a_damaged_frame_are_counted(tmp_path, beh
     """The last one may have been under way when the power went; others were answered."""
     one = open_catalogue(tmp_path / "catalogue.sqlite")
     for number in range(4):
-        one.create_namespace(f"acme/n{number}")
+        one.namespaces.create(f"acme/n{number}")
         one.commit()
     raw = bytearray((tmp_path / "catalogue.sqlite-wal").read_bytes())
     one.close()

@@ -78,12 +78,12 @@ def test_a_request_that_fails_leaves_nothing_half_done_in_the_catalogue(alone):
     catalogue = alone.made[topics.TOPICS].catalogue
 
     async def fail(request):
-        catalogue.create_tenant("half")
+        catalogue.tenants.create("half")
         raise web.HTTPConflict(text="too late")
 
     answer = asyncio.run(app.errors_as_json(make_mocked_request("PUT", "/x", app=alone.made), fail))
     catalogue.commit()
-    assert (answer.status, "half" in catalogue.tenants()) == (409, False)
+    assert (answer.status, "half" in catalogue.tenants.names()) == (409, False)
 
 
 # -- namespaces, clusters, topics

@@ -65,7 +65,7 @@ def ended(broker, topic):
 
 def partition_id(broker, topic):
     catalogue = open_to_read(broker.data_dir / "catalogue.sqlite")
-    found = {name: number for number, name in catalogue.partitions()}[topic]
+    found = {name: number for number, name in catalogue.partitions.all()}[topic]
     catalogue.close()
     return found
 

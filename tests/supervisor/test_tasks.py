@@ -50,7 +50,7 @@ class PlayedBroker:
 def broker(monkeypatch):
     """The catalogue has TOPICS, whose folders a test makes."""
     played = PlayedBroker()
-    catalogue = SimpleNamespace(partitions=lambda: list(TOPICS.items()), close=lambda: None)
+    catalogue = SimpleNamespace(partitions=SimpleNamespace(all=lambda: list(TOPICS.items())), close=lambda: None)
     monkeypatch.setattr(nights.confirmed, "open_catalogue", lambda data_dir: catalogue)
     for module in (nights, backups):
         monkeypatch.setattr(module, "BrokerSocket", lambda data_dir: played)

@@ -61,7 +61,7 @@ def test_where_it_is_off_everybody_may_do_everything(catalogue):
 
 
 def test_administrators_of_a_tenant_may_do_everything_there(made, catalogue):
-    catalogue.set_policy("acme", "adminRoles", ["ops"])
+    catalogue.policies.set("acme", "adminRoles", ["ops"])
     assert allowed(made(), "ops") == OF_ACME
 
 
@@ -70,7 +70,7 @@ def test_administrators_of_a_tenant_may_do_everything_there(made, catalogue):
 @pytest.mark.parametrize("action", GRANTED)
 def test_a_grant_holds_for_what_it_was_made_for(made, catalogue, scope, of, action):
     """A namespace's for its topics, a partitioned topic's for its partitions; it lets nobody administer."""
-    catalogue.set_policy(scope, "permissions", {"svc": [action], "other": []})
+    catalogue.policies.set(scope, "permissions", {"svc": [action], "other": []})
     expected = {action} | ({LOOKUP} if action in (PRODUCE, CONSUME) else set())
     assert allowed(made(), "svc") == set(itertools.product(expected, of))
     assert allowed(made(), "other") == set()
@@ -81,15 +81,15 @@ def test_a_grant_holds_for_what_it_was_made_for(made, catalogue, scope, of, acti
     ("svc*", "svc-1", True), ("svc*", "svc", True), ("svc*", "my-svc", False), ("*svc", "my-svc", True), ("*svc", "svc-1", False),
     ("*", "anybody", True), ("s*c", "svc", False), ("svc", "svc-1", False), ("", "svc", False), ("*vc*", "svc", False)])
 def test_wildcards_stand_at_the_end_or_at_the_beginning_of_roles(made, catalogue, holder, role, matches):
-    catalogue.set_policy("acme/eu", "permissions", {holder: [PRODUCE]})
+    catalogue.policies.set("acme/eu", "permissions", {holder: [PRODUCE]})
     assert not made().allows(Identity(role), PRODUCE, TOPIC)              # without being switched on they are letters
     assert made(wildcards=True).allows(Identity(role), PRODUCE, TOPIC) == matches
 
 
 def test_a_subscription_may_be_for_certain_roles(made, catalogue):
-    catalogue.set_policy("acme", "adminRoles", ["ops"])
-    catalogue.set_policy("acme/eu", "permissions", {"svc": [CONSUME], "auditor": [CONSUME]})
-    catalogue.set_policy("acme/eu", "subscriptionPermissions", {"audit": ["auditor", "stranger"]})
+    catalogue.policies.set("acme", "adminRoles", ["ops"])
+    catalogue.policies.set("acme/eu", "permissions", {"svc": [CONSUME], "auditor": [CONSUME]})
+    catalogue.policies.set("acme/eu", "subscriptionPermissions", {"audit": ["auditor", "stranger"]})
     may = {(role, subscription) for role in ("svc", "auditor", "stranger", "ops", "admin") for subscription in ("audit", "billing", "")
            if made().allows(Identity(role), CONSUME, TOPIC, subscription)}
     assert may == {(role, subscription) for role in ("svc", "auditor", "ops", "admin") for subscription in ("audit", "billing", "")} - {
@@ -97,9 +97,9 @@ def test_a_subscription_may_be_for_certain_roles(made, catalogue):
 
 
 def test_subscriptions_may_have_to_begin_with_the_role(made, catalogue):
-    catalogue.set_policy("acme", "adminRoles", ["ops"])
-    catalogue.set_policy("acme/eu", "permissions", {"svc": [CONSUME]})
-    catalogue.set_policy("acme/eu", "subscriptionAuthMode", "Prefix")
+    catalogue.policies.set("acme", "adminRoles", ["ops"])
+    catalogue.policies.set("acme/eu", "permissions", {"svc": [CONSUME]})
+    catalogue.policies.set("acme/eu", "subscriptionAuthMode", "Prefix")
     may = {(role, subscription) for role in ("svc", "ops", "admin") for subscription in ("svc", "svc-1", "my-svc", "billing")
            if made().allows(Identity(role), CONSUME, TOPIC, subscription)}
     assert may == {("svc", "svc"), ("svc", "svc-1")} | set(itertools.product(("ops", "admin"), ("svc", "svc-1", "my-svc", "billing")))
@@ -109,7 +109,7 @@ def test_subscriptions_may_have_to_begin_with_the_role(made, catalogue):
 
 
 def test_on_behalf_of_others_both_must_be_allowed(made, catalogue):
-    catalogue.set_policy("acme/eu", "permissions", {"svc": [PRODUCE], "proxy": [PRODUCE, CONSUME]})
+    catalogue.policies.set("acme/eu", "permissions", {"svc": [PRODUCE], "proxy": [PRODUCE, CONSUME]})
     assert allowed(made(), "svc", proxy="proxy") == allowed(made(), "svc") == allowed(made(), "admin", proxy="svc")
     assert allowed(made(), "svc", proxy="nobody") == allowed(made(), "nobody", proxy="proxy") == set()
     assert "proxy" in made().decide(Identity("svc", proxy="nobody"), PRODUCE, TOPIC).why
@@ -117,15 +117,15 @@ def test_on_behalf_of_others_both_must_be_allowed(made, catalogue):
 
 def test_what_somebody_may_changes_at_once_and_is_not_asked_anew_before(catalogue, made, monkeypatch):
     authorization, svc = made(), Identity("svc")
-    catalogue.create_namespace("acme/eu")
+    catalogue.namespaces.create("acme/eu")
     for grants, expected in (({"svc": [PRODUCE]}, True), ({"svc": [CONSUME]}, False), ({"svc": [PRODUCE]}, True), (None, False)):
         before = authorization.version()
-        catalogue.set_policy("acme/eu", "permissions", grants)
+        catalogue.policies.set("acme/eu", "permissions", grants)
         assert authorization.version() > before
         assert authorization.allows(svc, PRODUCE, TOPIC) == expected
-    monkeypatch.setattr(type(catalogue), "policies", None)
+    monkeypatch.setattr(type(catalogue.policies), "of", None)
     before = authorization.version()
-    catalogue.create_topic(TOPIC, 0)            # no right is changed by that
+    catalogue.topics.create(TOPIC, 0)            # no right is changed by that
     assert authorization.version() == before
     assert not authorization.allows(svc, PRODUCE, TOPIC)
 
@@ -134,8 +134,8 @@ def test_why_is_told_in_words(made, catalogue):
     def why(role, action, resource, **more):
         return made(wildcards=True).decide(Identity(role), action, resource, **more).why
 
-    catalogue.set_policy("acme", "adminRoles", ["ops"])
-    catalogue.set_policy(str(TOPIC), "permissions", {"svc*": [PRODUCE]})
+    catalogue.policies.set("acme", "adminRoles", ["ops"])
+    catalogue.policies.set(str(TOPIC), "permissions", {"svc*": [PRODUCE]})
     assert why("admin", PRODUCE, TOPIC) == "admin is a super user"
     assert why("ops", ADMINISTER, "acme/eu") == "ops is an administrator of tenant acme"
     assert why("svc-1", PRODUCE, PARTITION) == f"produce on {TOPIC} is granted to svc*"
@@ -158,9 +158,9 @@ GRANTS = st.dictionaries(st.sampled_from(["acme/eu", "acme/us", str(TOPIC), str(
 def test_a_right_that_nobody_granted_is_never_given(catalogue, made, grants, admins, role, proxy, action, resource, wildcards):
     """Said once more, in the simplest way there is: what is allowed has a grant, for whoever takes part."""
     catalogue.undo()
-    catalogue.set_policy("acme", "adminRoles", sorted(admins - {"admin"}))
+    catalogue.policies.set("acme", "adminRoles", sorted(admins - {"admin"}))
     for scope, holders in grants.items():
-        catalogue.set_policy(scope, "permissions", holders)
+        catalogue.policies.set(scope, "permissions", holders)
 
     def has(one):
         if one == "admin":
@@ -197,7 +197,7 @@ def test_without_super_users_nobody_is_one(catalogue):
 
 def test_administering_is_no_action_that_a_grant_could_give(made, catalogue):
     """A grant in the catalogue that names this action, by whatever way, gives no right."""
-    catalogue.set_policy("acme/eu", "permissions", {"svc": [ADMINISTER, PRODUCE]})
+    catalogue.policies.set("acme/eu", "permissions", {"svc": [ADMINISTER, PRODUCE]})
     assert {action for action, _ in allowed(made(), "svc")} == {PRODUCE, LOOKUP}
 
 

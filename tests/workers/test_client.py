@@ -1139,7 +1139,7 @@ def test_an_owner_that_ended_is_not_told_who_lives(worker, client):
 @pytest.fixture
 def discovering(worker, client):
     """It has asked for the topics of a namespace, so that topics made later are new to it."""
-    worker.catalogue.create_namespace("public/default")
+    worker.catalogue.namespaces.create("public/default")
     worker.catalogue.commit()
     client.say(command(T.GET_TOPICS_OF_NAMESPACE, namespace="public/default", request_id=1))
     assert client.told() == [("GET_TOPICS_OF_NAMESPACE_RESPONSE", 1)]

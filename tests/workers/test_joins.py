@@ -324,7 +324,7 @@ def test_a_schema_is_looked_at_again_when_another_was_first(worker, crowd):
     witness.say(producer(topic, 5_001, schema=SCHEMA))
     assert settled(worker, worker.owners[0]) == []
     name, first = names.parse(topic), registry.from_wire(api.Schema(name="s", type=api.Schema.Int32, schema_data=b""))
-    policies = policies_of(worker.catalogue, name, worker.catalogue.with_changes(StorageOptions()))
+    policies = policies_of(worker.catalogue, name, worker.catalogue.options.applied_to(StorageOptions()))
     registry.register(worker.catalogue, name, first, policies, worker.counters)
     worker.catalogue.commit()
     looks(worker.owners[0])

@@ -93,7 +93,7 @@ class Rights:
             return self._authorization.decide(client.identity, CONSUME, right.resource,
                                               request.initial_subscription_name)
         if not decision.is_allowed and kind == T.PARTITIONED_METADATA \
-                and not self._worker.directory.catalogue.has_tenant(tenant_of(right.resource)):
+                and not self._worker.directory.catalogue.tenants.exists(tenant_of(right.resource)):
             return None
         return decision
 

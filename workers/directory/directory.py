@@ -29,7 +29,7 @@ class Directory:
 
     def configure(self, addresses: Addresses, storage: StorageOptions) -> None:
         """Take over new options."""
-        self.addresses, self._configured, self._storage = addresses, storage, self.catalogue.with_changes(storage)
+        self.addresses, self._configured, self._storage = addresses, storage, self.catalogue.options.applied_to(storage)
 
     def __repr__(self) -> str:
         return f"<Directory {len(self._counts)} topics and {len(self._namespaces)} namespaces remembered>"
@@ -39,21 +39,21 @@ class Directory:
             self._counts.clear()
             self._namespaces.clear()
             self._topics_version = None
-            self._storage = self.catalogue.with_changes(self._configured)
+            self._storage = self.catalogue.options.applied_to(self._configured)
 
     def _partition_count(self, topic: TopicName) -> int | None:
         if len(topic.local_name) + len(topic.namespace) > names.REMEMBERED_MAX:
-            return self.catalogue.partition_count(topic)
+            return self.catalogue.topics.partition_count(topic)
         if topic not in self._counts:
-            self._counts[topic] = self.catalogue.partition_count(topic)
+            self._counts[topic] = self.catalogue.topics.partition_count(topic)
         return self._counts[topic]
 
     def has_namespace(self, namespace: str) -> bool:
         """Whether the namespace exists."""
         if len(namespace) > names.REMEMBERED_MAX:
-            return self.catalogue.has_namespace(namespace)
+            return self.catalogue.namespaces.exists(namespace)
         if namespace not in self._namespaces:
-            self._namespaces[namespace] = self.catalogue.has_namespace(namespace)
+            self._namespaces[namespace] = self.catalogue.namespaces.exists(namespace)
         return self._namespaces[namespace]
 
     def partitions(self, text: str, *, may_create: bool = True) -> int:
@@ -82,7 +82,7 @@ class Directory:
                 raise Refusal(api.NotAllowedError, "Non-persistent topics are switched off")
             refuse_topics(self.catalogue, topic.namespace, policies, policies.new_topics_partitions)
             try:
-                self.catalogue.create_topic(topic, policies.new_topics_partitions)
+                self.catalogue.topics.create(topic, policies.new_topics_partitions)
                 self.catalogue.commit()
                 log.info("a topic was made", topic=topic, partitions=policies.new_topics_partitions)
             except (StorageFull, NotDurable) as error:      # the transaction is undone, and has nothing else in it
@@ -113,21 +113,21 @@ class Directory:
         Raises Refusal.
         """
         domains = _DOMAINS.get(mode, ("persistent://", "non-persistent://"))
-        topics = self.catalogue.topics(names.parse_namespace(namespace))
+        topics = self.catalogue.topics.complete_names(names.parse_namespace(namespace))
         return [name for name in topics if name.startswith(domains) and not names.is_system(name)]
 
     def topics_version(self) -> int:
         """A number that is another one whenever topics were made or deleted."""
         self._refresh()
         if self._topics_version is None:
-            self._topics_version = self.catalogue.topics_version()
+            self._topics_version = self.catalogue.topics.version()
         return self._topics_version
 
     def newest_partition(self) -> int:
         """The highest id of a partition; partitions that are made later have higher ones."""
-        return self.catalogue.newest_partition()
+        return self.catalogue.partitions.newest_id()
 
     def is_newer(self, topic: TopicName, newest: int) -> bool:
         """Whether the topic was made after `newest` was the newest partition, or is not made yet."""
-        stored = self.catalogue.partition(topic)
+        stored = self.catalogue.partitions.find(topic)
         return stored is None or stored[0] > newest

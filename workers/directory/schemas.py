@@ -50,7 +50,7 @@ class SchemaThread:
             if self._catalogue is None:
                 self._catalogue = Catalogue(self._path)
             answer = work(self._catalogue,
-                          policies_of(self._catalogue, topic, self._catalogue.with_changes(self.options)))
+                          policies_of(self._catalogue, topic, self._catalogue.options.applied_to(self.options)))
             self._catalogue.commit()
             return answer
         except (StorageFull, NotDurable, sqlite3.OperationalError) as error:      # sqlite3's: it cannot be opened
@@ -170,7 +170,7 @@ def get_or_create(request: api.CommandGetOrCreateSchema, topic: TopicName, count
     registry.check_size(definition)
 
     def work(catalogue: Catalogue, policies: Policies) -> bytes:
-        if catalogue.partition_count(topic) is None and catalogue.partition_count(topic.base) is None:
+        if catalogue.topics.partition_count(topic) is None and catalogue.topics.partition_count(topic.base) is None:
             raise Refusal(api.TopicNotFound, f"Topic not found {topic}")
         if definition.kind == getattr(api.Schema, "None"):
             registry.check_missing(catalogue, topic, policies)

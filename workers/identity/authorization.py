@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from geminga.proto.names import TopicName
-from geminga.storage.catalogue.catalogue import ADMIN_ROLES, AUTH_MODE, PERMISSIONS, SUBSCRIPTION_PERMISSIONS, Catalogue
+from geminga.storage.catalogue.catalogue import Catalogue
+from geminga.storage.catalogue.stored_policies import ADMIN_ROLES, AUTH_MODE, PERMISSIONS, SUBSCRIPTION_PERMISSIONS
 from geminga.workers.identity.authentication import INTERNAL, Identity
 from geminga.workers.identity.options import AuthorizationOptions
 
@@ -70,7 +71,7 @@ class Authorization:
         """A number that is another one whenever rights have changed; decisions go by that version from now on."""
         seen = self._catalogue.version()
         if seen != self._seen:
-            version = self._catalogue.rights_version()
+            version = self._catalogue.policies.rights_version()
             if version != self._rights_version:
                 self._forget()
                 self._rights_version = version
@@ -104,7 +105,7 @@ class Authorization:
     def _policies_of(self, scope: str) -> dict[str, Any]:
         policies = self._policies.get(scope)
         if policies is None:
-            policies = self._catalogue.policies(scope)
+            policies = self._catalogue.policies.of(scope)
             if len(scope) <= _SIZE_MAX:
                 self._policies[scope] = policies
         return policies

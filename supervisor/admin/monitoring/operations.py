@@ -84,7 +84,7 @@ async def status(request: web.Request) -> web.Response:
     measured = await measure(owners, 0, seconds=_MEASURE_SECONDS)
     found, alarms = [one for one in measured if one is not None], app[ALARMS_OF]
     began, disk, memory = psutil.Process(os.getppid()).create_time(), os.statvfs(app[TOPICS].config.data_dir), alarms.memory
-    wrong, stored = obstacles(app), catalogue_of(request).partition_total()
+    wrong, stored = obstacles(app), catalogue_of(request).partitions.count()
     opened = sum(row["partitions_open"] for (role, index), row in rows.items() if role == "owner" and measured[index] is not None)
     return web.json_response({
         "version": _VERSION, "data_dir": str(app[TOPICS].config.data_dir.resolve()),

@@ -60,21 +60,21 @@ def _wanted(request: web.Request) -> dict[str, bool]:
 
 def _told(request: web.Request, topic: TopicName, found: dict[str, Any]) -> dict[str, Any]:
     """With what owners do not know."""
-    stored = catalogue_of(request).partition(topic)
+    stored = catalogue_of(request).partitions.find(topic)
     record = request.app[COMPACTIONS].record(stored[0]) if stored is not None else None
     return found | {"ownerBroker": request.app[TOPICS].addresses.broker, "bytesOutInternalCounter": record.bytes_read if record else 0,
                     "compaction": found["compaction"] | {"lastCompactionFailedTimestamp": record.failed_ms if record else 0}}
 
 
 def _refuse_unknown_namespace(request: web.Request) -> None:
-    if not catalogue_of(request).has_namespace(topic_of(request).namespace):
+    if not catalogue_of(request).namespaces.exists(topic_of(request).namespace):
         raise web.HTTPNotFound(text="Namespace not found")
 
 
 def _partitions(request: web.Request) -> int:
     """How many the topic has.  Raises 404."""
     _refuse_unknown_namespace(request)
-    count = catalogue_of(request).partition_count(topic_of(request))
+    count = catalogue_of(request).topics.partition_count(topic_of(request))
     if not count:
         raise web.HTTPNotFound(text=f"Partitioned Topic {topic_of(request)} not found")
     return count

@@ -168,9 +168,9 @@ async def authorize(request: web.Request, handler) -> web.StreamResponse:
     _check(request, authorization, demand_of(request.method, route.resource.canonical))
     if request.method in ("GET", "HEAD"):
         return await handler(request)
-    before = catalogue_of(request).rights_version()
+    before = catalogue_of(request).policies.rights_version()
     answer = await handler(request)
-    if (version := catalogue_of(request).rights_version()) != before:
+    if (version := catalogue_of(request).policies.rights_version()) != before:
         await _seen(request.app[COUNTERS], version)
     return answer
 
@@ -202,7 +202,7 @@ def _check(request: web.Request, authorization: Authorization, demand: Demand | 
 
 
 def _refuse(request: web.Request, demand: Demand, tenant: str, decision: Decision) -> NoReturn:
-    if demand.of and not demand.is_hiding and not catalogue_of(request).has_tenant(tenant):
+    if demand.of and not demand.is_hiding and not catalogue_of(request).tenants.exists(tenant):
         raise web.HTTPNotFound(text="Tenant does not exist")
     text = {"": "This operation requires super-user access", "tenant": "Don't have permission to administrate resources on this tenant"}
     reason = f"{text.get(demand.of, 'Not authorized')}: {decision.told or decision.why}"

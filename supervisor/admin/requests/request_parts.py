@@ -41,7 +41,7 @@ class Topics:
         """These hold from now on."""
         self.config, self.addresses = config, addresses
         self.cluster_name, self.max_message_size = config.cluster_name, config.worker.max_message_size
-        self.storage = self.catalogue.with_changes(config.storage)
+        self.storage = self.catalogue.options.applied_to(config.storage)
         self.directory.configure(addresses, config.storage)
 
 
@@ -71,16 +71,16 @@ def schema_topic_of(request: web.Request) -> TopicName:
     kept, live = (names.parse("{}://{}/{}/{}".format(domain, *(part_of(request, name) for name in ("tenant", "namespace", "topic"))))
                   for domain in names.DOMAINS)
     catalogue = catalogue_of(request)
-    return live if catalogue.schema_versions(live.base) and not catalogue.schema_versions(kept.base) else kept
+    return live if catalogue.schemas.versions(live.base) and not catalogue.schemas.versions(kept.base) else kept
 
 
 def namespace_of(request: web.Request) -> str:
     """It exists."""
     tenant = part_of(request, "tenant")
     name = f"{tenant}/{part_of(request, 'namespace')}"
-    if not catalogue_of(request).has_tenant(tenant):
+    if not catalogue_of(request).tenants.exists(tenant):
         raise web.HTTPNotFound(text="Tenant does not exist")
-    if not catalogue_of(request).has_namespace(name):
+    if not catalogue_of(request).namespaces.exists(name):
         raise web.HTTPNotFound(text="Namespace does not exist")
     return name
 
@@ -151,14 +151,14 @@ def done() -> web.Response:
 def parts_of(request: web.Request) -> list[TopicName]:
     """Return the topics stored under the name: the topic itself, or its partitions."""
     topic = topic_of(request)
-    count = catalogue_of(request).partition_count(topic) or 0
+    count = catalogue_of(request).topics.partition_count(topic) or 0
     return [topic.partition_name(number) for number in range(count)] or [topic]
 
 
 def single_of(request: web.Request, refused: str = "") -> TopicName:
     """A topic that is not partitioned, or one partition.  Raises 405 with that text, or 404."""
     topic = topic_of(request)
-    if catalogue_of(request).partition_count(topic):
+    if catalogue_of(request).topics.partition_count(topic):
         if refused:
             raise not_allowed(request, refused)
         raise Refusal(api.TopicNotFound, f"Topic {topic} not found")
@@ -172,7 +172,7 @@ def not_allowed(request: web.Request, text: str) -> web.HTTPException:
 def existing_of(request: web.Request) -> TopicName:
     """A topic by its base name that was made.  Raises Refusal."""
     topic = topic_of(request)
-    if not catalogue_of(request).has_topic(topic) and not catalogue_of(request).partition_count(topic):
+    if not catalogue_of(request).topics.exists(topic) and not catalogue_of(request).topics.partition_count(topic):
         raise Refusal(api.TopicNotFound, f"Topic {topic} not found")
     return topic
 

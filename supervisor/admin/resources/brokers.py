@@ -45,7 +45,7 @@ async def owned(request: web.Request) -> web.Response:
     if part_of(request, "broker") != _broker(request):
         raise web.HTTPNotFound(text=f"Broker id '{part_of(request, 'broker')}' not found in available brokers.")
     catalogue = catalogue_of(request)
-    names = [name for tenant in catalogue.tenants() for name in catalogue.namespaces(tenant)]
+    names = [name for tenant in catalogue.tenants.names() for name in catalogue.namespaces.of_tenant(tenant)]
     state = {"broker_assignment": "shared", "is_controlled": False, "is_active": True}
     return web.json_response({f"{name}/{BUNDLE}": state for name in names})
 
@@ -80,7 +80,7 @@ async def dynamic(request: web.Request) -> web.Response:
 
 @routes.get(_CONFIGURATION + "/values")
 async def changed(request: web.Request) -> web.Response:
-    return web.json_response(catalogue_of(request).policies(TEXTS))
+    return web.json_response(catalogue_of(request).policies.of(TEXTS))
 
 
 @routes.get(_CONFIGURATION + "/runtime")
@@ -95,7 +95,7 @@ async def runtime(request: web.Request) -> web.Response:
         value = getattr(sections.get(section, config), field, None)
         if value is not None:
             found[name] = _said(name, value)
-    return web.json_response(found | catalogue_of(request).policies(TEXTS))
+    return web.json_response(found | catalogue_of(request).policies.of(TEXTS))
 
 
 def _said(name: str, value: Any) -> str:
@@ -130,8 +130,8 @@ def read_text(name: str, text: str) -> Any:
 
 
 def keep_text(catalogue: Catalogue, name: str, text: str | None, value: Any) -> None:
-    catalogue.set_policy(TEXTS, name, text)
-    catalogue.set_policy(catalogue.OPTIONS, TRANSLATED[name][0].removeprefix("storage."), value)
+    catalogue.policies.set(TEXTS, name, text)
+    catalogue.options.set(TRANSLATED[name][0].removeprefix("storage."), value)
 
 
 @routes.delete(_CONFIGURATION + "/{name:[^/]+}")
@@ -147,7 +147,7 @@ async def _keep(request: web.Request, name: str, text: str | None, value: Any) -
     topics, catalogue = request.app[TOPICS], catalogue_of(request)
     keep_text(catalogue, name, text, value)
     catalogue.commit()
-    topics.storage = catalogue.with_changes(topics.config.storage)
+    topics.storage = catalogue.options.applied_to(topics.config.storage)
     await request.app[OWNERS].tell_all("options")
     return web.Response(status=200)
 

@@ -22,7 +22,7 @@ def all_of(request: web.Request) -> dict[str, dict[str, Any]]:
     """{name: what is said of it}; this one's own addresses, unless somebody said others."""
     topics = request.app[TOPICS]
     own = topics.addresses.named(http="serviceUrl", http_tls="serviceUrlTls", service="brokerServiceUrl", service_tls="brokerServiceUrlTls")
-    return {topics.cluster_name: own} | topics.catalogue.policies(SCOPE)
+    return {topics.cluster_name: own} | topics.catalogue.policies.of(SCOPE)
 
 
 def _cluster(request: web.Request) -> str:
@@ -34,7 +34,7 @@ def _cluster(request: web.Request) -> str:
 
 
 def _keep(request: web.Request, scope: str, name: str, value: Any) -> None:
-    catalogue_of(request).set_policy(scope, name, value)
+    catalogue_of(request).policies.set(scope, name, value)
     catalogue_of(request).commit()
 
 
@@ -102,7 +102,7 @@ def _parts(url: Any) -> list[str]:
 
 @routes.get(_CLUSTER + "/migrate")
 async def migration(request: web.Request) -> web.Response:
-    said = catalogue_of(request).policies(MIGRATION)
+    said = catalogue_of(request).policies.of(MIGRATION)
     if _cluster(request) != request.app[TOPICS].cluster_name or not said:
         raise web.HTTPNotFound(text="Nothing was said of its migration")
     return web.json_response({"migrated": bool(said.get(MIGRATED)), "migratedClusterUrl": said.get("to")})
@@ -116,7 +116,7 @@ async def migrate(request: web.Request) -> web.Response:
     to = {name: url for name, url in (await _data(request)).items() if name in _URLS}
     if not to.get("brokerServiceUrl") and not to.get("brokerServiceUrlTls"):
         raise web.HTTPBadRequest(text="brokerServiceUrl or brokerServiceUrlTls is needed: the address to which clients are sent")
-    catalogue_of(request).set_policy(MIGRATION, "to", to)
+    catalogue_of(request).policies.set(MIGRATION, "to", to)
     _keep(request, MIGRATION, MIGRATED, request.query.get("migrated", "").lower() == "true")
     await request.app[OWNERS].tell_all("options")
     return web.Response(status=200)
@@ -126,7 +126,7 @@ async def migrate(request: web.Request) -> web.Response:
 
 @routes.get(_CLUSTER + "/peers")
 async def peers(request: web.Request) -> web.Response:
-    return web.json_response(catalogue_of(request).policies(PEERS).get(_cluster(request), []))
+    return web.json_response(catalogue_of(request).policies.of(PEERS).get(_cluster(request), []))
 
 
 @routes.post(_CLUSTER + "/peers")
@@ -144,7 +144,7 @@ async def set_peers(request: web.Request) -> web.Response:
 
 
 def _domains(request: web.Request) -> dict[str, Any]:
-    return catalogue_of(request).policies(DOMAINS).get(_cluster(request), {})
+    return catalogue_of(request).policies.of(DOMAINS).get(_cluster(request), {})
 
 
 @routes.get(_CLUSTER + "/failureDomains")

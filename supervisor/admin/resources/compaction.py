@@ -154,7 +154,7 @@ class Compactions:
         """Of partitions that there are, those that ended last first."""
         found = []
         for partition_id, record in reversed(self._records.items()):
-            stored = self._catalogue.partition(names.parse(record.topic))
+            stored = self._catalogue.partitions.find(names.parse(record.topic))
             if stored is not None and stored[0] == partition_id:
                 found.append(record)
         return found
@@ -330,7 +330,7 @@ async def status(request: web.Request) -> web.Response:
 async def compact(request: web.Request) -> web.Response:
     """The topic, or all its partitions; those that are being compacted need not be again."""
     _refuse_live(request)
-    if not catalogue_of(request).has_namespace(topic_of(request).namespace):
+    if not catalogue_of(request).namespaces.exists(topic_of(request).namespace):
         raise web.HTTPNotFound(text="Namespace not found")
     parts = parts_of(request)
     await ask_each(request, parts, "subscriptions")      # which makes those that nobody has used
@@ -346,7 +346,7 @@ def _refuse_live(request: web.Request) -> None:
 
 def _stored(request: web.Request, topics: Iterable[TopicName]) -> dict[int, str]:
     """By partition id."""
-    return {stored[0]: str(topic) for topic in topics if (stored := catalogue_of(request).partition(topic)) is not None}
+    return {stored[0]: str(topic) for topic in topics if (stored := catalogue_of(request).partitions.find(topic)) is not None}
 
 
 @routes.get("/ops/v1/compaction/report")

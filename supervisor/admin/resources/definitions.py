@@ -20,8 +20,9 @@ from aiohttp import web
 
 from geminga.proto import names
 from geminga.proto.errors import Refusal
-from geminga.storage.catalogue.catalogue import ADMIN_ROLES, PERMISSIONS, SUBSCRIPTION_PERMISSIONS, Catalogue
+from geminga.storage.catalogue.catalogue import Catalogue
 from geminga.storage.catalogue.policy_table import TABLE, Invalid
+from geminga.storage.catalogue.stored_policies import ADMIN_ROLES, PERMISSIONS, SUBSCRIPTION_PERMISSIONS
 from geminga.storage.ledgers.managed_ledger import LATEST
 from geminga.storage.schemas import registry
 from geminga.supervisor.admin.requests.owners import OWNERS
@@ -44,32 +45,32 @@ _AT_ONCE = 50                # changes in one transaction
 # -- what there is
 
 def exported(catalogue: Catalogue) -> dict[str, Any]:
-    topics = [topic for topic in catalogue.all_topics() if topic.startswith("persistent:") or catalogue.partition_count(names.parse(topic))]
+    topics = [topic for topic in catalogue.topics.all_base_names() if topic.startswith("persistent:") or catalogue.topics.partition_count(names.parse(topic))]
     clusters: dict[str, dict] = {}
     for member, scope in _OF_CLUSTERS.items():
-        for name, value in catalogue.policies(scope).items():
+        for name, value in catalogue.policies.of(scope).items():
             clusters.setdefault(name, {})[member] = value
-    namespaces = [namespace for tenant in catalogue.tenants() for namespace in catalogue.namespaces(tenant)]
+    namespaces = [namespace for tenant in catalogue.tenants.names() for namespace in catalogue.namespaces.of_tenant(tenant)]
     return {
-        "version": VERSION, "configuration": catalogue.policies(TEXTS), "clusters": clusters,
-        "tenants": {tenant: catalogue.policies(tenant) for tenant in catalogue.tenants()},
-        "namespaces": {name: {"policies": catalogue.policies(name), "properties": catalogue.properties(name)} for name in namespaces},
+        "version": VERSION, "configuration": catalogue.policies.of(TEXTS), "clusters": clusters,
+        "tenants": {tenant: catalogue.policies.of(tenant) for tenant in catalogue.tenants.names()},
+        "namespaces": {name: {"policies": catalogue.policies.of(name), "properties": catalogue.properties.of(name)} for name in namespaces},
         "topics": {topic: _topic(catalogue, topic) for topic in topics},
         "grants": {scope: {PERMISSIONS: value} for namespace in namespaces
-                   for scope, value in catalogue.topics_policies(namespace, PERMISSIONS).items() if scope not in topics}}
+                   for scope, value in catalogue.policies.of_topics(namespace, PERMISSIONS).items() if scope not in topics}}
 
 
 def _topic(catalogue: Catalogue, text: str) -> dict[str, Any]:
-    topic, partitions = names.parse(text), catalogue.partition_count(names.parse(text))
+    topic, partitions = names.parse(text), catalogue.topics.partition_count(names.parse(text))
     subscriptions: dict[str, dict[str, Any]] = {}
     for part in _parts(text, partitions or 0):
-        if (stored := catalogue.partition(names.parse(part))) is None:
+        if (stored := catalogue.partitions.find(names.parse(part))) is None:
             continue
-        properties, replicated = catalogue.subscriptions_properties(stored[0]), catalogue.replicated_subscriptions(stored[0])
-        for name, subscription_id in catalogue.subscriptions(stored[0]).items():
+        properties, replicated = catalogue.properties.of_subscriptions(stored[0]), catalogue.subscriptions.replicated(stored[0])
+        for name, subscription_id in catalogue.subscriptions.ids(stored[0]).items():
             subscriptions.setdefault(name, {"properties": properties.get(subscription_id, {}), "replicated": subscription_id in replicated})
-    return {"partitions": partitions, "policies": catalogue.policies(text), "properties": catalogue.properties(text),
-            "schemas": [_schema(catalogue, topic, version) for version, _, _ in catalogue.schema_versions(topic)],
+    return {"partitions": partitions, "policies": catalogue.policies.of(text), "properties": catalogue.properties.of(text),
+            "schemas": [_schema(catalogue, topic, version) for version, _, _ in catalogue.schemas.versions(topic)],
             "subscriptions": dict(sorted(subscriptions.items()))}
 
 
@@ -78,7 +79,7 @@ def _parts(topic: str, partitions: int) -> list[str]:
 
 
 def _schema(catalogue: Catalogue, topic: names.TopicName, version: int) -> dict[str, Any]:
-    found = catalogue.schema(topic, version)
+    found = catalogue.schemas.get(topic, version)
     assert found is not None      # its version was just listed
     kind, _, properties, data = found
     if kind is None:
@@ -145,7 +146,7 @@ class _Import:
     def _tenant(self, name: str, value: Any, where: str) -> Iterator[Change]:
         names.parse_namespace(f"{name}/x")
         if name not in self._there["tenants"]:
-            yield Change(f"{where}: made", lambda: self._catalogue.create_tenant(name))
+            yield Change(f"{where}: made", lambda: self._catalogue.tenants.create(name))
         for member, roles in _object(value, where, (ADMIN_ROLES, _CLUSTERS)).items():
             _texts(roles, member)
             if member == _CLUSTERS and (unknown := set(roles) - set(all_of(self._request)) - set(self._wanted.get("clusters", {}))):
@@ -159,7 +160,7 @@ class _Import:
             raise Invalid(f"there is no tenant {tenant}, nor is there to be one")
         _object(value, where, ("policies", "properties"))
         if name not in self._there["namespaces"]:
-            yield Change(f"{where}: made", lambda: self._catalogue.create_namespace(name))
+            yield Change(f"{where}: made", lambda: self._catalogue.namespaces.create(name))
         yield from self._scope(name, value, self._there["namespaces"].get(name, {}), where, is_topic=False)
 
     def _topic(self, name: str, value: Any, where: str) -> Iterator[Change]:
@@ -173,12 +174,12 @@ class _Import:
             raise Invalid("partitions: expected a number")
         if there is None:
             yield Change(f"{where}: made, with {partitions} partitions" if partitions else f"{where}: made",
-                         lambda: self._catalogue.create_topic(topic, partitions))
+                         lambda: self._catalogue.topics.create(topic, partitions))
         elif bool(partitions) != bool(there["partitions"]) or partitions < there["partitions"]:
             raise Invalid(f"partitions: there are {there['partitions']}, which cannot become {partitions}")
         elif partitions > there["partitions"]:
             yield Change(f"{where}: {partitions} partitions instead of {there['partitions']}",
-                         lambda: self._catalogue.set_partition_count(topic, partitions))
+                         lambda: self._catalogue.topics.set_partition_count(topic, partitions))
         there = there or {"partitions": 0, "schemas": [], "subscriptions": {}}
         yield from self._scope(name, value, there, where, is_topic=True)
         yield from self._schemas(topic, value.get("schemas", []), there["schemas"], where)
@@ -211,7 +212,7 @@ class _Import:
 
     def _new_schema(self, topic: names.TopicName, version: int, kind: int | None, properties: dict, data: bytes, where: str) -> Change:
         return Change(f"{where}: version {version} of its schema",
-                      lambda: self._catalogue.add_schema(topic, version, kind, registry.NOT_HASHED, properties, data))
+                      lambda: self._catalogue.schemas.add(topic, version, kind, registry.NOT_HASHED, properties, data))
 
     def _subscription(self, topic: str, partitions: int, name: str, said: Any, there: dict, where: str) -> Iterator[Change]:
         _object(said, f"{where}/subscriptions/{name}", ("properties", "replicated"))
@@ -250,7 +251,7 @@ class _Import:
                 kept = self._read(name, wanted[name], is_topic=is_topic) if name in wanted else None
                 yield from self._policy(scope, name, kept, found.get(name), f"{where}/{name}")
         if "properties" in value and (properties := as_properties(value["properties"])) != there.get("properties", {}):
-            yield Change(f"{where}: its properties", lambda: self._catalogue.set_properties(scope, properties))
+            yield Change(f"{where}: its properties", lambda: self._catalogue.properties.set(scope, properties))
 
     def _read(self, name: str, value: Any, *, is_topic: bool) -> Any:
         if name in (PERMISSIONS, SUBSCRIPTION_PERMISSIONS):
@@ -268,7 +269,7 @@ class _Import:
         """None: it is not to be set."""
         if wanted != found:
             text = f"{where}: {wanted}" if wanted is not None else f"{where}: not set any more"
-            yield Change(text, lambda: self._catalogue.set_policy(scope, name, wanted), "" if scope.startswith("/") else scope)
+            yield Change(text, lambda: self._catalogue.policies.set(scope, name, wanted), "" if scope.startswith("/") else scope)
 
 
 def _object(value: Any, where: str, known: tuple[str, ...] = ()) -> dict:
@@ -316,7 +317,7 @@ async def _make(request: web.Request, changes: list[Change]) -> None:
     catalogue = catalogue_of(request)
     asked = [found for change in changes if (found := change.make()) is not None and asyncio.iscoroutine(found)]
     catalogue.commit()
-    request.app[TOPICS].storage = catalogue.with_changes(request.app[TOPICS].config.storage)
+    request.app[TOPICS].storage = catalogue.options.applied_to(request.app[TOPICS].config.storage)
     owners = request.app[OWNERS]
     if any(change.text.startswith("configuration/") for change in changes):
         await owners.tell_all("options")

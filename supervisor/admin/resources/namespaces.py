@@ -7,8 +7,9 @@ from aiohttp import web
 from geminga.proto import names
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
-from geminga.storage.catalogue.catalogue import ADMIN_ROLES, Catalogue
+from geminga.storage.catalogue.catalogue import Catalogue
 from geminga.storage.catalogue.policies import MIGRATED
+from geminga.storage.catalogue.stored_policies import ADMIN_ROLES
 from geminga.supervisor.admin.requests.authorization import AUTHORIZATION
 from geminga.supervisor.admin.requests.owners import OWNERS
 from geminga.supervisor.admin.requests.request_parts import (
@@ -44,7 +45,7 @@ _BUNDLES = {"boundaries": ["0x00000000", "0xffffffff"], "numBundles": 1}
 
 @routes.get("/admin/v2/tenants")
 async def tenants(request: web.Request) -> web.Response:
-    return web.json_response(catalogue_of(request).tenants())
+    return web.json_response(catalogue_of(request).tenants.names())
 
 
 @routes.put(_TENANT)
@@ -55,9 +56,9 @@ async def create_tenant(request: web.Request) -> web.Response:
     except Refusal:
         raise web.HTTPPreconditionFailed(text="Tenant name is not valid") from None
     info = await _tenant_info(request)
-    if catalogue.has_tenant(tenant) and not _is_waiting(request, tenant):
+    if catalogue.tenants.exists(tenant) and not _is_waiting(request, tenant):
         raise web.HTTPConflict(text="Tenant already exist")
-    catalogue.create_tenant(tenant)
+    catalogue.tenants.create(tenant)
     return _keep_tenant(catalogue, tenant, info)
 
 
@@ -69,7 +70,7 @@ async def update_tenant(request: web.Request) -> web.Response:
 
 @routes.get(_TENANT)
 async def tenant(request: web.Request) -> web.Response:
-    kept = catalogue_of(request).policies(_tenant(request))
+    kept = catalogue_of(request).policies.of(_tenant(request))
     return web.json_response({_ROLES: [], _CLUSTERS: [request.app[TOPICS].cluster_name]} | kept)
 
 
@@ -79,12 +80,12 @@ async def delete_tenant(request: web.Request) -> web.Response:
     is_forced = _is_forced(request, "tenants")
     tenant, catalogue = _tenant(request), catalogue_of(request)
     if is_forced:
-        for name in catalogue.namespaces(tenant):
+        for name in catalogue.namespaces.of_tenant(tenant):
             _refuse_force(request, "namespaces")
             await _delete_namespace(request, name, force=True)
-    if catalogue.namespaces(tenant):
+    if catalogue.namespaces.of_tenant(tenant):
         raise web.HTTPConflict(text="The tenant still has active namespaces")
-    catalogue.delete_tenant(tenant)
+    catalogue.tenants.delete(tenant)
     catalogue.commit()
     return done()
 
@@ -95,12 +96,12 @@ def _is_waiting(request: web.Request, name: str) -> bool:
     Who sets up a broker with authorization makes the tenant `public` with its administrators, and does not look at the answer; if that
     was a conflict, nobody could use it.  Nothing that anybody has said is overwritten.
     """
-    return request.app[AUTHORIZATION].is_enabled and name in _PREMADE and not catalogue_of(request).policies(name)
+    return request.app[AUTHORIZATION].is_enabled and name in _PREMADE and not catalogue_of(request).policies.of(name)
 
 
 def _tenant(request: web.Request) -> str:
     tenant = part_of(request, "tenant")
-    if not catalogue_of(request).has_tenant(tenant):
+    if not catalogue_of(request).tenants.exists(tenant):
         raise web.HTTPNotFound(text="Tenant does not exist")
     return tenant
 
@@ -124,7 +125,7 @@ def _is_list_of_texts(value: Any) -> bool:
 
 def _keep_tenant(catalogue: Catalogue, tenant: str, info: dict[str, list[str]]) -> web.Response:
     for name, value in info.items():
-        catalogue.set_policy(tenant, name, value)
+        catalogue.policies.set(tenant, name, value)
     catalogue.commit()
     return done()
 
@@ -133,7 +134,7 @@ def _keep_tenant(catalogue: Catalogue, tenant: str, info: dict[str, list[str]]) 
 
 @routes.get("/admin/v2/namespaces/{tenant}")
 async def namespaces(request: web.Request) -> web.Response:
-    return web.json_response(catalogue_of(request).namespaces(_tenant(request)))
+    return web.json_response(catalogue_of(request).namespaces.of_tenant(_tenant(request)))
 
 
 @routes.put(_NAMESPACE)
@@ -150,14 +151,14 @@ async def create_namespace(request: web.Request) -> web.Response:
     rights = permissions.read_member((body or {}).get("auth_policies"), name)
     properties = as_properties((body or {}).get("properties"))
     _tenant(request)
-    if catalogue.has_namespace(name) and not _is_waiting(request, name):
+    if catalogue.namespaces.exists(name) and not _is_waiting(request, name):
         raise web.HTTPConflict(text="Namespace already exists")
-    catalogue.create_namespace(name)
+    catalogue.namespaces.create(name)
     for scope, found in (*rights.items(), (name, kept)):
         for policy, value in found.items():
-            catalogue.set_policy(scope, policy, value)
+            catalogue.policies.set(scope, policy, value)
     if properties:
-        catalogue.set_properties(name, properties)
+        catalogue.properties.set(name, properties)
     catalogue.commit()
     return done()
 
@@ -182,9 +183,9 @@ def _policies_of(body: Any, cluster_name: str) -> dict[str, Any]:
 @routes.get(_NAMESPACE)
 async def namespace(request: web.Request) -> web.Response:
     name, catalogue, cluster_name = namespace_of(request), catalogue_of(request), request.app[TOPICS].cluster_name
-    kept = catalogue.policies(name)
+    kept = catalogue.policies.of(name)
     found = {"auth_policies": permissions.member(catalogue, name), "bundles": _BUNDLES, "latency_stats_sample_rate": {},
-             "properties": catalogue.properties(name), "migrated": bool(kept.get(MIGRATED)), "deleted": False}
+             "properties": catalogue.properties.of(name), "migrated": bool(kept.get(MIGRATED)), "deleted": False}
     return web.json_response(found | policies.members(kept, cluster_name))
 
 
@@ -218,7 +219,7 @@ async def _delete_namespace(request: web.Request, name: str, *, force: bool) -> 
     for _ in range(_ATTEMPTS if force else 1):
         if force:
             await delete_topics(request, _topics(catalogue, name), force=True)
-        if deleted := catalogue.delete_namespace(name):
+        if deleted := catalogue.namespaces.delete(name):
             break
         catalogue.undo()
     catalogue.commit()
@@ -227,7 +228,7 @@ async def _delete_namespace(request: web.Request, name: str, *, force: bool) -> 
 
 def _topics(catalogue: Catalogue, namespace: str) -> list[TopicName]:
     """By their base names, each once."""
-    return [names.parse(name) for name in catalogue.base_topics(namespace)]
+    return [names.parse(name) for name in catalogue.topics.base_names(namespace)]
 
 
 @routes.get(_NAMESPACE + "/topics")
@@ -235,7 +236,7 @@ async def topics(request: web.Request) -> web.Response:
     mode = request.query.get("mode") or "PERSISTENT"
     if mode not in _MODES:
         raise web.HTTPBadRequest(text=f"mode is one of {', '.join(_MODES)}")
-    return web.json_response(listed(request, catalogue_of(request).topics(namespace_of(request)), _MODES[mode]))
+    return web.json_response(listed(request, catalogue_of(request).topics.complete_names(namespace_of(request)), _MODES[mode]))
 
 
 @routes.post(_NAMESPACE + "/migration")
@@ -244,7 +245,7 @@ async def set_migrated(request: web.Request) -> web.Response:
     name, is_migrated = namespace_of(request), await body_of(request)
     if not isinstance(is_migrated, bool):
         raise web.HTTPBadRequest(text="The body is true or false")
-    catalogue_of(request).set_policy(name, MIGRATED, is_migrated or None)
+    catalogue_of(request).policies.set(name, MIGRATED, is_migrated or None)
     catalogue_of(request).commit()
     await request.app[OWNERS].tell_all("policies", scope=name)
     return done()
@@ -261,7 +262,7 @@ async def hash_positions(request: web.Request) -> web.Response:
     """Where topics, all or those named, lie in the range that Pulsar divides among brokers."""
     name = namespace_of(request)
     _bundle(request)
-    there, wanted = catalogue_of(request).topics(name), {str(names.parse(text)) for text in request.query.getall("topics", ())}
+    there, wanted = catalogue_of(request).topics.complete_names(name), {str(names.parse(text)) for text in request.query.getall("topics", ())}
     if wanted:      # a partitioned topic stands for its partitions
         there = [topic for topic in there if topic in wanted or str(names.parse(topic).base) in wanted]
     positions = {topic: zlib.crc32(topic.encode()) for topic in there}
@@ -272,13 +273,13 @@ async def hash_positions(request: web.Request) -> web.Response:
 
 @routes.get(_NAMESPACE + "/properties")
 async def properties(request: web.Request) -> web.Response:
-    return web.json_response(catalogue_of(request).properties(namespace_of(request)))
+    return web.json_response(catalogue_of(request).properties.of(namespace_of(request)))
 
 
 @routes.put(_NAMESPACE + "/properties")
 async def add_properties(request: web.Request) -> web.Response:
     more, name, catalogue = await properties_of(request), namespace_of(request), catalogue_of(request)
-    return _keep_properties(catalogue, name, catalogue.properties(name) | more)
+    return _keep_properties(catalogue, name, catalogue.properties.of(name) | more)
 
 
 @routes.delete(_NAMESPACE + "/properties")
@@ -287,27 +288,27 @@ async def clear_properties(request: web.Request) -> web.Response:
 
 
 def _keep_properties(catalogue: Catalogue, name: str, found: dict[str, str]) -> web.Response:
-    catalogue.set_properties(name, found)
+    catalogue.properties.set(name, found)
     catalogue.commit()
     return done()
 
 
 @routes.get(_NAMESPACE + "/property/{key:[^/]+}")
 async def one_property(request: web.Request) -> web.Response:
-    return web.Response(text=catalogue_of(request).properties(namespace_of(request)).get(part_of(request, "key"), ""))
+    return web.Response(text=catalogue_of(request).properties.of(namespace_of(request)).get(part_of(request, "key"), ""))
 
 
 @routes.put(_NAMESPACE + "/property/{key:[^/]+}/{value:[^/]+}")
 async def set_property(request: web.Request) -> web.Response:
     name, catalogue = namespace_of(request), catalogue_of(request)
-    return _keep_properties(catalogue, name, catalogue.properties(name) | {part_of(request, "key"): part_of(request, "value")})
+    return _keep_properties(catalogue, name, catalogue.properties.of(name) | {part_of(request, "key"): part_of(request, "value")})
 
 
 @routes.delete(_NAMESPACE + "/property/{key:[^/]+}")
 async def delete_property(request: web.Request) -> web.Response:
     """Delete a property, and answer with its old value."""
     name, catalogue = namespace_of(request), catalogue_of(request)
-    found = catalogue.properties(name)
+    found = catalogue.properties.of(name)
     text = found.pop(part_of(request, "key"), "")
     _keep_properties(catalogue, name, found)
     return web.Response(text=text)
@@ -343,8 +344,8 @@ async def split(request: web.Request) -> web.Response:
 def _stored(request: web.Request) -> list[TopicName]:
     """Return the namespace's persistent topics and partitions that have storage."""
     catalogue = catalogue_of(request)
-    found = (names.parse(name) for name in catalogue.topics(namespace_of(request)) if name.startswith("persistent:"))
-    return [topic for topic in found if catalogue.partition(topic) is not None]
+    found = (names.parse(name) for name in catalogue.topics.complete_names(namespace_of(request)) if name.startswith("persistent:"))
+    return [topic for topic in found if catalogue.partitions.find(topic) is not None]
 
 
 @routes.post(_NAMESPACE + "/clearBacklog")

@@ -7,7 +7,8 @@ from geminga.proto import names
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
 from geminga.proto.names import TopicName
-from geminga.storage.catalogue.catalogue import PERMISSIONS, SUBSCRIPTION_PERMISSIONS, Catalogue
+from geminga.storage.catalogue.catalogue import Catalogue
+from geminga.storage.catalogue.stored_policies import PERMISSIONS, SUBSCRIPTION_PERMISSIONS
 from geminga.supervisor.admin.requests.authorization import refuse_others_than_administrators
 from geminga.supervisor.admin.requests.request_parts import (
     TOPIC,
@@ -52,11 +53,11 @@ def _keep(catalogue: Catalogue, scope: str, name: str, of: str, value: list[str]
 
 def _set(catalogue: Catalogue, scope: str, name: str, of: str, value: list[str]) -> None:
     """Nothing takes it away."""
-    kept = catalogue.policies(scope).get(name, {})
+    kept = catalogue.policies.of(scope).get(name, {})
     kept.pop(of, None)
     if value:
         kept[of] = value
-    catalogue.set_policy(scope, name, kept or None)
+    catalogue.policies.set(scope, name, kept or None)
 
 
 # -- what a namespace is made with and shown as
@@ -87,9 +88,9 @@ def _grants(sent: Any, member: str) -> dict[str, list[str]]:
 
 
 def member(catalogue: Catalogue, namespace: str) -> dict[str, Any]:
-    kept = catalogue.policies(namespace)
+    kept = catalogue.policies.of(namespace)
     return {member: kept.get(name, {}) for member, name in _MEMBERS.items()} | {
-        "destination_auth": catalogue.topics_policies(namespace, PERMISSIONS)}
+        "destination_auth": catalogue.policies.of_topics(namespace, PERMISSIONS)}
 
 
 # -- of roles
@@ -101,7 +102,7 @@ async def shown(request: web.Request) -> web.Response:
     scope, catalogue = _scope(request), catalogue_of(request)
     found: dict[str, list[str]] = {}
     for one in dict.fromkeys([namespace_of(request), scope]):
-        for role, actions in catalogue.policies(one).get(PERMISSIONS, {}).items():
+        for role, actions in catalogue.policies.of(one).get(PERMISSIONS, {}).items():
             found[role] = sorted({*found.get(role, ()), *actions})
     return web.json_response(found)
 
@@ -135,7 +136,7 @@ async def _several(request: web.Request, *, with_actions: bool) -> list[tuple[st
     if len({topic.namespace for topic in topics}) != 1:
         raise web.HTTPBadRequest(text="The namespace should be the same")
     refuse_others_than_administrators(request, topics[0].tenant)
-    if not catalogue_of(request).has_tenant(topics[0].tenant):
+    if not catalogue_of(request).tenants.exists(topics[0].tenant):
         raise web.HTTPNotFound(text="Tenant does not exist")
     for topic in topics:
         _refuse_missing(request, topic)
@@ -146,8 +147,8 @@ async def _several(request: web.Request, *, with_actions: bool) -> list[tuple[st
 def _refuse_missing(request: web.Request, topic: TopicName) -> None:
     """Raises Refusal; topics that keep nothing come and go with who uses them."""
     catalogue = catalogue_of(request)
-    if not catalogue.has_namespace(topic.namespace) or \
-            (topic.is_persistent and not catalogue.has_topic(topic) and not catalogue.partition_count(topic)):
+    if not catalogue.namespaces.exists(topic.namespace) or \
+            (topic.is_persistent and not catalogue.topics.exists(topic) and not catalogue.topics.partition_count(topic)):
         raise Refusal(api.TopicNotFound, f"Topic {topic} not found")
 
 
@@ -173,7 +174,7 @@ def _keep_several(request: web.Request, found: list[tuple[str, str, list[str]]])
 
 @routes.get(_NAMESPACE + "/subscription")
 async def of_subscriptions(request: web.Request) -> web.Response:
-    return web.json_response(catalogue_of(request).policies(namespace_of(request)).get(SUBSCRIPTION_PERMISSIONS, {}))
+    return web.json_response(catalogue_of(request).policies.of(namespace_of(request)).get(SUBSCRIPTION_PERMISSIONS, {}))
 
 
 @routes.post(_NAMESPACE + "/subscription/{subscription}")
@@ -185,7 +186,7 @@ async def grant_subscription(request: web.Request) -> web.Response:
 @routes.delete(_NAMESPACE + "/{subscription}/{role}")
 async def revoke_subscription(request: web.Request) -> web.Response:
     scope, catalogue, name = namespace_of(request), catalogue_of(request), part_of(request, "subscription")
-    roles = catalogue.policies(scope).get(SUBSCRIPTION_PERMISSIONS, {}).get(name)
+    roles = catalogue.policies.of(scope).get(SUBSCRIPTION_PERMISSIONS, {}).get(name)
     if roles is None:
         raise web.HTTPNotFound(text=f"Nothing was granted for subscription {name}")
     left = [role for role in roles if role != part_of(request, "role")]

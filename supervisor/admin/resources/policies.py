@@ -8,7 +8,6 @@ from aiohttp import web
 
 from geminga.proto import pulsar_api_pb2 as api
 from geminga.proto.errors import Refusal
-from geminga.storage.catalogue.catalogue import PERMISSIONS
 from geminga.storage.catalogue.policies import DISPATCH_RATE_OF, applied, clash
 from geminga.storage.catalogue.policy_table import (
     OWN_CLUSTER,
@@ -20,6 +19,7 @@ from geminga.storage.catalogue.policy_table import (
     Policy,
     read,
 )
+from geminga.storage.catalogue.stored_policies import PERMISSIONS
 from geminga.supervisor.admin.requests.owners import OWNERS
 from geminga.supervisor.admin.requests.request_parts import (
     TOPIC,
@@ -49,11 +49,11 @@ def _scope(request: web.Request) -> str:
     if "topic" not in request.match_info:
         return namespace_of(request)
     topic, catalogue = topic_of(request), request.app[TOPICS].catalogue
-    if not catalogue.has_namespace(topic.namespace):
+    if not catalogue.namespaces.exists(topic.namespace):
         raise web.HTTPNotFound(text="Namespace not found")
     if topic.partition >= 0:
         raise web.HTTPPreconditionFailed(text="Not allowed to set/get topic policy for a partition")
-    if catalogue.partition_count(topic) is None:
+    if catalogue.topics.partition_count(topic) is None:
         raise Refusal(api.TopicNotFound, f"Topic {topic} not found")
     return str(topic)
 
@@ -144,7 +144,7 @@ def _shown(request: web.Request, policy: Policy) -> Any:
     scope, topics = _scope(request), request.app[TOPICS]
     if "topic" in request.match_info and request.query.get("applied", "").lower() == "true":
         return applied(topics.catalogue, topic_of(request), policy, topics.storage)
-    return topics.catalogue.policies(scope).get(policy.name)
+    return topics.catalogue.policies.of(scope).get(policy.name)
 
 
 async def _text_of(request: web.Request) -> Any:
@@ -166,13 +166,13 @@ async def _set(request: web.Request, policy: Policy, level: Level, sent: Any) ->
     if policy.name == "maxMessageSize":
         _refuse_size(request, value)
     what = "topic" if "topic" in request.match_info else "namespace"
-    _refuse_clash(catalogue.policies(scope) | {policy.name: value}, policy.name, what)
+    _refuse_clash(catalogue.policies.of(scope) | {policy.name: value}, policy.name, what)
     return await _keep(request, scope, policy.name, value, level.status)
 
 
 async def _keep(request: web.Request, scope: str, name: str, value: Any, status: int = 204) -> web.Response:
     """None takes it away, so that what is set further up holds."""
-    request.app[TOPICS].catalogue.set_policy(scope, name, value)
+    request.app[TOPICS].catalogue.policies.set(scope, name, value)
     return await _take_effect(request, scope, status)
 
 
@@ -260,7 +260,7 @@ def _dispatch_rate_of(request: web.Request) -> str:
 
 @routes.get(_ONE)
 async def get_dispatch_rate(request: web.Request) -> web.Response:
-    found = request.app[TOPICS].catalogue.policies(_scope(request)).get(_dispatch_rate_of(request))
+    found = request.app[TOPICS].catalogue.policies.of(_scope(request)).get(_dispatch_rate_of(request))
     if found is None and request.query.get("applied", "").lower() == "true":
         found = _shown(request, _EACH)
     return web.json_response(found) if found is not None else web.Response(content_type="application/json")
@@ -282,8 +282,8 @@ async def delete_dispatch_rate(request: web.Request) -> web.Response:
 @routes.delete(_TOPIC + "policies")
 async def delete_all(request: web.Request) -> web.Response:
     scope, catalogue = _scope(request), request.app[TOPICS].catalogue
-    for name in catalogue.policies(scope).keys() - {PERMISSIONS}:
-        catalogue.set_policy(scope, name, None)
+    for name in catalogue.policies.of(scope).keys() - {PERMISSIONS}:
+        catalogue.policies.set(scope, name, None)
     return await _take_effect(request, scope)
 
 
@@ -297,7 +297,7 @@ async def downgrade_check(request: web.Request) -> web.Response:
     """A row for each namespace and topic, and one for the broker itself when its configuration has a fixed delay."""
     topics = request.app[TOPICS]
     found = [{"of": scope, **{name: kept[name] for name in _UNHEARD if kept.get(name)}}
-             for scope, kept in topics.catalogue.all_policies("delayedDelivery").items() if any(kept.get(name) for name in _UNHEARD)]
+             for scope, kept in topics.catalogue.policies.everywhere("delayedDelivery").items() if any(kept.get(name) for name in _UNHEARD)]
     if topics.storage.delayed_delivery_fixed_ms:
         found.insert(0, {"of": "broker", _UNHEARD[0]: topics.storage.delayed_delivery_fixed_ms})
     return web.json_response(found)

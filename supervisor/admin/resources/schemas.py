@@ -107,7 +107,7 @@ async def all_schemas(request: web.Request) -> web.Response:
 async def metadata(request: web.Request) -> web.Response:
     """Versions lie in the catalogue, and so in no ledger."""
     index = [{"ledgerId": -1, "entryId": -1, "version": version}
-             for version, _, _ in catalogue_of(request).schema_versions(schema_topic_of(request).base)]
+             for version, _, _ in catalogue_of(request).schemas.versions(schema_topic_of(request).base)]
     return web.json_response({"info": index[-1], "index": index}) if index else web.Response()
 
 
@@ -161,8 +161,8 @@ async def delete_schema(request: web.Request) -> web.Response:
     def work(catalogue: Catalogue, policies: Policies) -> int:
         with _counters(request).timed("schema_delete"):
             if not is_set(request, "force"):
-                return catalogue.delete_schema(topic.base)
-            catalogue.forget_schemas(topic.base)
+                return catalogue.schemas.delete(topic.base)
+            catalogue.schemas.forget(topic.base)
             return -1
 
     return web.json_response({"version": await _do(request, topic, work)})

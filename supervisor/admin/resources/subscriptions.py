@@ -42,7 +42,7 @@ async def terminate(request: web.Request) -> web.Response:
 
 @routes.post(TOPIC + "/terminate/partitions")
 async def terminate_partitions(request: web.Request) -> web.Response:
-    if catalogue_of(request).partition_count(topic_of(request)) == 0:
+    if catalogue_of(request).topics.partition_count(topic_of(request)) == 0:
         raise not_allowed(request, "Termination of a non-partitioned topic is not allowed using partitioned-terminate, please use "
                                    "terminate commands")
     found = await ask_parts(request, "terminate")

@@ -43,9 +43,9 @@ _SHADOW = "PULSAR.SHADOW_SOURCE"      # a topic's property
 async def create(request: web.Request) -> web.Response:
     topic, topics = topic_of(request), request.app[TOPICS]
     properties = await properties_of(request)
-    if not topics.catalogue.has_namespace(topic.namespace):
+    if not topics.catalogue.namespaces.exists(topic.namespace):
         raise web.HTTPNotFound(text="Namespace not found")
-    if topics.catalogue.has_topic(topic):
+    if topics.catalogue.topics.exists(topic):
         raise web.HTTPConflict(text="This topic already exists")
     if topic.partition >= 0:
         raise web.HTTPPreconditionFailed(text=f"Can't create topic {topic.local_name} with \"-partition-\" followed by numeric value if "
@@ -61,9 +61,9 @@ def _create(request: web.Request, topic: TopicName, partitions: int, properties:
     if not (topic.is_persistent or topics.storage.non_persistent_topics):
         raise not_allowed(request, "Non-persistent topics are switched off")
     refuse_many(request, topic, max(1, partitions))
-    if not topics.catalogue.create_topic(topic, partitions):
+    if not topics.catalogue.topics.create(topic, partitions):
         raise web.HTTPConflict(text="This topic already exists")
-    topics.catalogue.set_properties(str(topic), properties)
+    topics.catalogue.properties.set(str(topic), properties)
     topics.catalogue.commit()
     return done()
 
@@ -86,7 +86,7 @@ def refuse_many(request: web.Request, topic: TopicName, count: int) -> None:
 @routes.delete(TOPIC)
 async def delete(request: web.Request) -> web.Response:
     topic = topic_of(request)
-    if catalogue_of(request).partition_count(topic):
+    if catalogue_of(request).topics.partition_count(topic):
         raise web.HTTPConflict(text=f"{topic} is a partitioned topic, instead of calling delete topic, please call "
                                     "delete-partitioned-topic.")
     await request.app[OWNERS].ask("delete", topic, force=is_set(request, "force"))
@@ -104,7 +104,7 @@ async def create_partitioned(request: web.Request) -> web.Response:
         raise status(406, "Number of partitions should be more than 0")
     if count > PARTITIONS_MAX:
         raise status(406, f"Number of partitions should be less than or equal to {PARTITIONS_MAX}")
-    if not catalogue.has_namespace(topic.namespace):
+    if not catalogue.namespaces.exists(topic.namespace):
         raise web.HTTPNotFound(text="Namespace does not exist")
     if topic.partition >= 0:
         raise web.HTTPPreconditionFailed(text="Partitioned Topic Name should not contain '-partition-'")
@@ -116,7 +116,7 @@ async def add_partitions(request: web.Request) -> web.Response:
     """More of them, with all durable subscriptions of those that there are, before anybody learns of them; there are never fewer, as those
     that are gone would have had messages."""
     topic, catalogue = topic_of(request), catalogue_of(request)
-    count, before = _count(await body_of(request)), catalogue.partition_count(topic)
+    count, before = _count(await body_of(request)), catalogue.topics.partition_count(topic)
     if not before:
         raise web.HTTPConflict(text=f"Topic {topic} is not the partitioned topic.")
     if count > PARTITIONS_MAX:
@@ -128,8 +128,8 @@ async def add_partitions(request: web.Request) -> web.Response:
     if topic.is_persistent:
         for subscription, said in sorted(_subscriptions_of(catalogue, map(topic.partition_name, range(before))).items()):
             await ask_each(request, fresh, "subscribe", subscription=subscription, new=True, **said)
-    if count > (catalogue.partition_count(topic) or 0):      # somebody else may have added more, meanwhile
-        catalogue.set_partition_count(topic, count)
+    if count > (catalogue.topics.partition_count(topic) or 0):      # somebody else may have added more, meanwhile
+        catalogue.topics.set_partition_count(topic, count)
     catalogue.commit()
     return done()
 
@@ -137,9 +137,9 @@ async def add_partitions(request: web.Request) -> web.Response:
 def _subscriptions_of(catalogue: Catalogue, partitions: Iterable[TopicName]) -> dict[str, dict[str, Any]]:
     """By name, with what users have said of them."""
     found: dict[str, dict[str, Any]] = {}
-    for stored in filter(None, map(catalogue.partition, partitions)):
-        properties, replicated = catalogue.subscriptions_properties(stored[0]), catalogue.replicated_subscriptions(stored[0])
-        for name, subscription_id in catalogue.subscriptions(stored[0]).items():
+    for stored in filter(None, map(catalogue.partitions.find, partitions)):
+        properties, replicated = catalogue.properties.of_subscriptions(stored[0]), catalogue.subscriptions.replicated(stored[0])
+        for name, subscription_id in catalogue.subscriptions.ids(stored[0]).items():
             found.setdefault(name, {"properties": properties.get(subscription_id), "replicated": subscription_id in replicated})
     return found
 
@@ -162,19 +162,19 @@ async def partitions(request: web.Request) -> web.Response:
     if is_set(request, "checkAllowAutoCreation"):
         count: int | None = topics.directory.partitions(str(topic))
     else:
-        if not topics.catalogue.has_namespace(topic.namespace):
+        if not topics.catalogue.namespaces.exists(topic.namespace):
             raise web.HTTPNotFound(text="Namespace does not exist")
-        count = topics.catalogue.partition_count(topic)
-        if count is None and not topics.catalogue.has_topic(topic):
+        count = topics.catalogue.topics.partition_count(topic)
+        if count is None and not topics.catalogue.topics.exists(topic):
             raise Refusal(api.TopicNotFound, f"Topic {topic} not found")
-    properties = topics.catalogue.properties(str(topic)) if count else {}
+    properties = topics.catalogue.properties.of(str(topic)) if count else {}
     return web.json_response({"partitions": count or 0, "deleted": False} | ({"properties": properties} if properties else {}))
 
 
 @routes.delete(TOPIC + "/partitions")
 async def delete_partitioned(request: web.Request) -> web.Response:
     topic, catalogue = topic_of(request), catalogue_of(request)
-    count = catalogue.partition_count(topic)
+    count = catalogue.topics.partition_count(topic)
     if count is None:
         raise web.HTTPNotFound(text=f"Topic {topic} not found.")
     if not count:
@@ -191,14 +191,14 @@ async def delete_topics(request: web.Request, topics: Iterable[TopicName], *, fo
     catalogue = catalogue_of(request)
     parts = []
     for topic in topics:
-        count = catalogue.partition_count(topic)
+        count = catalogue.topics.partition_count(topic)
         parts += [topic.partition_name(number) for number in range(count)] if count else [topic]
-    stored = [part for part in parts if not part.is_persistent or catalogue.partition(part) is not None]
+    stored = [part for part in parts if not part.is_persistent or catalogue.partitions.find(part) is not None]
     if not force and any(await ask_each(request, stored, "is_used")):
         raise Refusal(api.ConsumerBusy, "Topic has active producers/subscriptions")
     for topic in topics:
-        if catalogue.partition_count(topic) or topic not in stored:
-            catalogue.delete_topic(topic)
+        if catalogue.topics.partition_count(topic) or topic not in stored:
+            catalogue.topics.delete(topic)
     catalogue.commit()
     await ask_each(request, stored, "delete", force=True, gone=True)
 
@@ -207,7 +207,7 @@ async def delete_topics(request: web.Request, topics: Iterable[TopicName], *, fo
 async def create_missed(request: web.Request) -> web.Response:
     """There are none: a partition is there when its topic is."""
     topic = topic_of(request)
-    if not catalogue_of(request).partition_count(topic):
+    if not catalogue_of(request).topics.partition_count(topic):
         raise web.HTTPNotFound(text=f"Topic {topic} does not exist")
     return done()
 
@@ -216,12 +216,12 @@ async def create_missed(request: web.Request) -> web.Response:
 
 @routes.get(_LIST)
 async def topics(request: web.Request) -> web.Response:
-    return web.json_response(listed(request, catalogue_of(request).topics(namespace_of(request)), (part_of(request, "domain") + ":",)))
+    return web.json_response(listed(request, catalogue_of(request).topics.complete_names(namespace_of(request)), (part_of(request, "domain") + ":",)))
 
 
 @routes.get(_LIST + "/partitioned")
 async def partitioned(request: web.Request) -> web.Response:
-    found = catalogue_of(request).partitioned_topics(namespace_of(request))
+    found = catalogue_of(request).topics.partitioned_names(namespace_of(request))
     return web.json_response(listed(request, found, (part_of(request, "domain") + ":",)))
 
 
@@ -237,7 +237,7 @@ def listed(request: web.Request, found: list[str], beginnings: tuple[str, ...]) 
 
 @routes.get(TOPIC + "/properties")
 async def properties(request: web.Request) -> web.Response:
-    return web.json_response(catalogue_of(request).properties(str(existing_of(request).base)))
+    return web.json_response(catalogue_of(request).properties.of(str(existing_of(request).base)))
 
 
 @routes.put(TOPIC + "/properties")
@@ -245,7 +245,7 @@ async def add_properties(request: web.Request) -> web.Response:
     scope, catalogue = str(existing_of(request).base), catalogue_of(request)
     more = await properties_of(request)
     _refuse_shadow(request, more)
-    catalogue.set_properties(scope, catalogue.properties(scope) | more)
+    catalogue.properties.set(scope, catalogue.properties.of(scope) | more)
     catalogue.commit()
     return done()
 
@@ -253,9 +253,9 @@ async def add_properties(request: web.Request) -> web.Response:
 @routes.delete(TOPIC + "/properties")
 async def delete_property(request: web.Request) -> web.Response:
     scope, catalogue = str(existing_of(request).base), catalogue_of(request)
-    found = catalogue.properties(scope)
+    found = catalogue.properties.of(scope)
     found.pop(request.query.get("key", ""), None)
-    catalogue.set_properties(scope, found)
+    catalogue.properties.set(scope, found)
     catalogue.commit()
     return done()
 
@@ -281,6 +281,6 @@ async def lookup(request: web.Request) -> web.Response:
 
 @routes.get("/lookup/v2/topic" + PATH + "/bundle")
 async def bundle(request: web.Request) -> web.Response:
-    if not catalogue_of(request).has_namespace(topic_of(request).namespace):
+    if not catalogue_of(request).namespaces.exists(topic_of(request).namespace):
         raise web.HTTPNotFound(text="Namespace not found")
     return web.Response(text=BUNDLE)

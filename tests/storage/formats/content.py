@@ -61,7 +61,7 @@ def check(rig):
 # -- since version 2
 
 def set_policy(rig, topic, name, value):
-    rig.owner.catalogue.set_policy(f"persistent://public/default/{topic}", name, value)
+    rig.owner.catalogue.policies.set(f"persistent://public/default/{topic}", name, value)
     rig.owner.commit()
     rig.asked("policies", None, scope=f"persistent://public/default/{topic}")
 

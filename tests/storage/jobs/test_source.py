@@ -51,8 +51,8 @@ def topic(tmp_path):
 def offline(data_dir, name):
     kept = catalogue.open_catalogue(data_dir / "catalogue.sqlite")
     full = names.parse(name)
-    kept.create_topic(full.base, 0)
-    partition_id = kept.create_partition(full)
+    kept.topics.create(full.base, 0)
+    partition_id = kept.partitions.create(full)
     kept.commit()
     kept.close()
     return Topic(data_dir, partition_id)

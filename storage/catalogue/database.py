@@ -1,0 +1,111 @@
+"""One process's connection to the catalogue's SQLite file, and its transactions.
+
+The first write begins a transaction, and `commit` or `undo` ends it. Writers of different processes take turns.
+Reads outside a transaction see what is committed.
+"""
+import sqlite3
+import time
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from geminga.storage.catalogue.checksums import with_row
+from geminga.storage.errors import NotDurable, StorageFull
+
+_BUSY_TIMEOUT_S = 30         # a writer waits so long for its turn
+Values: TypeAlias = tuple[Any, ...]
+
+
+class Database:
+    """A connection with one transaction at a time, whose errors are StorageFull and NotDurable."""
+
+    def __init__(self, path: Path, *, is_read_only: bool = False):
+        self.path = path
+        address = f"{path.absolute().as_uri()}?mode=ro" if is_read_only else path
+        self.connection = sqlite3.connect(
+            address, isolation_level=None, timeout=_BUSY_TIMEOUT_S, check_same_thread=False, uri=is_read_only)
+        self.connection.execute("PRAGMA synchronous = FULL")
+        self.connection.execute("PRAGMA foreign_keys = ON")
+        self.connection.create_function("with_row", -1, with_row, deterministic=True)
+
+    def __repr__(self) -> str:
+        return f"<Database {self.path}>"
+
+    def close(self) -> None:
+        """Close the connection; an open transaction is undone."""
+        self.connection.close()
+
+    def version(self) -> tuple[int, int]:
+        """A pair that changes whenever another process commits or this one writes; costs one pragma, no I/O."""
+        return self.connection.execute("PRAGMA data_version").fetchone()[0], self.connection.total_changes
+
+    # -- transactions
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether a transaction is open."""
+        return self.connection.in_transaction
+
+    def commit(self) -> None:
+        """Commit the open transaction, if any, to disk.  Raises NotDurable, and the transaction is undone."""
+        if not self.connection.in_transaction:
+            return
+        try:
+            self.connection.execute("COMMIT")
+        except sqlite3.OperationalError as error:
+            if self.connection.in_transaction:
+                self.connection.execute("ROLLBACK")
+            raise NotDurable(f"{self.path}: {error}") from error
+
+    def undo(self) -> None:
+        """Undo the open transaction, if any."""
+        if self.connection.in_transaction:
+            self.connection.execute("ROLLBACK")
+
+    # -- statements
+
+    def write(self, statement: str, values: Values = ()) -> sqlite3.Cursor:
+        """Execute a statement that writes, in a transaction.
+
+        Raises StorageFull, and earlier writes of the transaction stand; NotDurable when SQLite has undone these too.
+        """
+        was_open = self.connection.in_transaction
+        try:
+            if not was_open:
+                self.connection.execute("BEGIN IMMEDIATE")
+            return self.connection.execute(statement, values)
+        except sqlite3.OperationalError as error:
+            if was_open and not self.connection.in_transaction:
+                raise NotDurable(f"{self.path}: {error}") from error
+            raise StorageFull(f"{self.path}: {error}") from error
+
+    def insert(self, statement: str, values: Values) -> int:
+        """Insert a row and return its id.  Raises StorageFull, NotDurable."""
+        row_id = self.write(statement, values).lastrowid
+        assert row_id is not None
+        return row_id
+
+    def read(self, statement: str, values: Values = ()) -> list[tuple[Any, ...]]:
+        """Return all rows of a query.  Raises StorageFull."""
+        try:
+            return self.connection.execute(statement, values).fetchall()
+        except sqlite3.OperationalError as error:
+            raise StorageFull(f"{self.path}: {error}") from error
+
+    def column(self, statement: str, values: Values = ()) -> list[Any]:
+        """Return the first column of a query.  Raises StorageFull."""
+        return [row[0] for row in self.read(statement, values)]
+
+    def value(self, statement: str, values: Values = ()) -> Any:
+        """Return the first column of a query's first row, None when it has no rows.  Raises StorageFull."""
+        rows = self.read(statement, values)
+        return rows[0][0] if rows else None
+
+    def integer(self, statement: str, values: Values = ()) -> int | None:
+        """Return the number that a query finds, None when it finds none.  Raises StorageFull."""
+        number: int | None = self.value(statement, values)
+        return number
+
+
+def now_ms() -> int:
+    """Return the wall clock's time in milliseconds since the epoch."""
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,85 @@
+"""The catalogue's tables: their definition, and the upgrade of files that older versions wrote."""
+from collections.abc import Iterable
+
+from geminga.storage.catalogue import checksums
+from geminga.storage.catalogue.checksums import COLUMNS
+from geminga.storage.catalogue.database import Database
+
+VERSION = 4
+
+# Statements end with semicolons: their comments must have none.
+_TABLES = """
+CREATE TABLE tenants (name TEXT PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE namespaces (name TEXT PRIMARY KEY, tenant TEXT NOT NULL REFERENCES tenants) WITHOUT ROWID;
+-- Topics by base name: partitions = 0 if not partitioned.
+CREATE TABLE topics (name TEXT PRIMARY KEY, namespace TEXT NOT NULL REFERENCES namespaces, partitions INTEGER NOT NULL,
+                     created_ms INTEGER NOT NULL) WITHOUT ROWID;
+CREATE INDEX topics_by_namespace ON topics (namespace);
+-- Stored partitions: a topic that is not partitioned has one, under its own name.
+CREATE TABLE partitions (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, topic_epoch INTEGER,
+                         is_terminated INTEGER NOT NULL DEFAULT 0);
+CREATE TABLE subscriptions (id INTEGER PRIMARY KEY AUTOINCREMENT, partition_id INTEGER NOT NULL REFERENCES partitions, \
+name TEXT NOT NULL,
+                            UNIQUE (partition_id, name));
+CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+"""
+_POLICIES = """
+-- scope: a tenant, a namespace (tenant/namespace), a topic's base name or a subscription (#id).  value: JSON.
+CREATE TABLE policies (scope TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL, \
+PRIMARY KEY (scope, name)) WITHOUT ROWID;
+"""
+_PROPERTIES = """
+-- Properties that users set, as one JSON object.  scope: as in policies, without tenants.
+CREATE TABLE properties (scope TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+"""
+_SCHEMAS = """
+-- Versions of schemas, by the topic's base name.  type: a Schema.Type, NULL if this and all earlier ones are deleted.
+CREATE TABLE schemas (topic TEXT NOT NULL, version INTEGER NOT NULL, type INTEGER, hash BLOB NOT NULL, \
+created_ms INTEGER NOT NULL,
+                      properties TEXT NOT NULL, data BLOB NOT NULL, PRIMARY KEY (topic, version));
+"""
+_SUMS = "CREATE TABLE sums (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID"
+_SINCE = {4: ("properties", "schemas")}      # {version: tables that it added to those with a checksum}
+
+
+def version_of(database: Database) -> int:
+    """Return the file's format version, 0 for an empty file.  Raises StorageFull."""
+    return database.integer("PRAGMA user_version") or 0
+
+
+def create(database: Database) -> None:
+    """Create all tables of this version, in a transaction that stays open.  Raises StorageFull, NotDurable."""
+    database.connection.execute("PRAGMA journal_mode = WAL")
+    for statement in (_TABLES + _POLICIES + _PROPERTIES + _SCHEMAS).split(";"):
+        database.write(statement)
+    database.write(_SUMS)
+    _add_checksums(database, COLUMNS)
+    database.write(f"PRAGMA user_version = {VERSION}")
+
+
+def upgrade(database: Database) -> None:
+    """Raise an older file to this version, in a transaction that stays open.  Raises StorageFull, NotDurable.
+
+    Two processes may try at once: the second finds the work done.
+    """
+    database.write("SELECT 1")       # begin the transaction: no other process writes from here on
+    version = version_of(database)
+    if version < 2:
+        for statement in _POLICIES.split(";"):
+            database.write(statement)
+    if version < 3:
+        database.write(_SUMS)
+        _add_checksums(database, COLUMNS.keys() - _SINCE[4])
+    if version < 4:
+        for statement in (_PROPERTIES + _SCHEMAS).split(";"):
+            database.write(statement)
+        _add_checksums(database, _SINCE[4])
+    database.write(f"PRAGMA user_version = {VERSION}")
+
+
+def _add_checksums(database: Database, tables: Iterable[str]) -> None:
+    """Give each of the tables its row in `sums`, and the triggers that keep it up to date."""
+    for table in tables:
+        database.write("INSERT INTO sums VALUES (?, ?)", (table, checksums.sum_of(database.connection, table)))
+        for trigger in checksums.triggers(table):
+            database.write(trigger)

@@ -1,0 +1,102 @@
+"""Stored partitions and their durable subscriptions: names and ids. Their positions are in state files, not here."""
+from geminga.proto import names
+from geminga.proto.names import TopicName
+from geminga.storage.catalogue.database import Database
+from geminga.storage.catalogue.stored_policies import StoredPolicies, scope_of
+from geminga.storage.catalogue.topics import Topics
+
+
+class Subscriptions:
+    """Durable subscriptions, by partition and name; a deleted one's id is never given to another."""
+
+    def __init__(self, database: Database, policies: StoredPolicies):
+        self._database, self._policies = database, policies
+
+    def ids(self, partition_id: int) -> dict[str, int]:
+        """Return {name: id} of a partition's subscriptions."""
+        return dict(self._database.connection.execute(
+            "SELECT name, id FROM subscriptions WHERE partition_id = ?", (partition_id,)))
+
+    def create(self, partition_id: int, name: str) -> int:
+        """Create a subscription and return its id.  Raises StorageFull, NotDurable.
+
+        One of the same name is replaced: its owner was killed before the journal had it, so no client was answered.
+        """
+        earlier = self._database.value(
+            "SELECT id FROM subscriptions WHERE partition_id = ? AND name = ?", (partition_id, name))
+        if earlier is not None:
+            self.delete(earlier)
+        return self._database.insert(
+            "INSERT INTO subscriptions (partition_id, name) VALUES (?, ?)", (partition_id, name))
+
+    def delete(self, subscription_id: int) -> None:
+        """Delete a subscription with its policies and properties.  Raises StorageFull, NotDurable."""
+        self._policies.delete_scopes(scope_of(subscription_id), rights=False)
+        self._database.write("DELETE FROM subscriptions WHERE id = ?", (subscription_id,))
+
+    def replicated(self, partition_id: int) -> set[int]:
+        """Return the ids of a partition's subscriptions that are marked as replicated.  Raises StorageFull."""
+        return set(self._database.column(
+            "SELECT subscriptions.id FROM subscriptions JOIN policies ON scope = '#' || subscriptions.id "
+            "WHERE partition_id = ? AND policies.name = 'replicated'", (partition_id,)))
+
+    def set_replicated(self, subscription_id: int, is_replicated: bool) -> None:
+        """Mark a subscription as replicated, or take the mark away.  Raises StorageFull, NotDurable."""
+        self._policies.set(scope_of(subscription_id), "replicated", is_replicated or None)
+
+
+class Partitions:
+    """What is stored: topics that are not partitioned, and partitions; a deleted one's id is never given to another."""
+
+    def __init__(self, database: Database, topics: Topics, subscriptions: Subscriptions):
+        self._database, self._topics, self._subscriptions = database, topics, subscriptions
+
+    def find(self, name: TopicName) -> tuple[int, int | None] | None:
+        """Return (id, topic epoch) of the partition of that name, None if nothing has been stored under it."""
+        row: tuple[int, int | None] | None = self._database.connection.execute(
+            "SELECT id, topic_epoch FROM partitions WHERE name = ?", (str(name),)).fetchone()
+        return row
+
+    def all(self) -> list[tuple[int, str]]:
+        """Return (id, name) of all partitions, in the order of ids.  Raises StorageFull."""
+        return self._database.read("SELECT id, name FROM partitions ORDER BY id")
+
+    def names(self) -> list[str]:
+        """Return the names of all partitions, in no order.  Raises StorageFull."""
+        return self._database.column("SELECT name FROM partitions")
+
+    def count(self) -> int:
+        """Return how many partitions there are.  Raises StorageFull."""
+        return self._database.integer("SELECT count(*) FROM partitions") or 0
+
+    def newest_id(self) -> int:
+        """Return the highest id ever given to a partition; later partitions get higher ones.  Raises StorageFull."""
+        return self._database.integer("SELECT seq FROM sqlite_sequence WHERE name = 'partitions'") or 0
+
+    def create(self, name: TopicName) -> int:
+        """Create a partition and return its id.  Raises StorageFull, NotDurable."""
+        return self._database.insert("INSERT INTO partitions (name) VALUES (?)", (str(name),))
+
+    def delete(self, partition_id: int) -> None:
+        """Delete a partition with its subscriptions, and its topic when that is not partitioned.
+
+        Raises StorageFull, NotDurable.
+        """
+        for subscription_id in self._subscriptions.ids(partition_id).values():
+            self._subscriptions.delete(subscription_id)
+        name = self._database.value("SELECT name FROM partitions WHERE id = ?", (partition_id,))
+        if name is not None:
+            self._database.write("DELETE FROM partitions WHERE id = ?", (partition_id,))
+            self._topics.delete(names.parse(name))
+
+    def set_topic_epoch(self, partition_id: int, epoch: int) -> None:
+        """Store the epoch of the partition's exclusive producer.  Raises StorageFull, NotDurable."""
+        self._database.write("UPDATE partitions SET topic_epoch = ? WHERE id = ?", (epoch, partition_id))
+
+    def is_terminated(self, partition_id: int) -> bool:
+        """Whether the partition takes no messages any more.  Raises StorageFull."""
+        return bool(self._database.value("SELECT is_terminated FROM partitions WHERE id = ?", (partition_id,)))
+
+    def terminate(self, partition_id: int) -> None:
+        """Have the partition take no messages any more.  Raises StorageFull, NotDurable."""
+        self._database.write("UPDATE partitions SET is_terminated = 1 WHERE id = ?", (partition_id,))

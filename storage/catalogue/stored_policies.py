@@ -1,0 +1,127 @@
+"""Policies, options and properties as they were set, by scope.
+
+A scope is a tenant, a namespace (`tenant/namespace`), a topic by its base name, or a subscription (`#id`). Values are
+JSON. `policies.py` makes the policies in force for a topic from them.
+"""
+import json
+from dataclasses import fields, replace
+from typing import Any
+
+from geminga.proto import names
+from geminga.storage.catalogue.database import Database
+from geminga.storage.catalogue.ids import Counters
+from geminga.storage.options import StorageOptions
+
+# Policies that are rights: of tenants, namespaces and topics.
+ADMIN_ROLES, PERMISSIONS, SUBSCRIPTION_PERMISSIONS, AUTH_MODE = RIGHTS = (
+    "adminRoles", "permissions", "subscriptionPermissions", "subscriptionAuthMode")
+_OPTIONS = "/options"      # scope of the options that were changed while the broker ran
+
+
+class StoredPolicies:
+    """Policies that somebody set."""
+
+    def __init__(self, database: Database, counters: Counters):
+        self._database, self._counters = database, counters
+
+    def of(self, scope: str) -> dict[str, Any]:
+        """Return {name: value} of the policies set there."""
+        rows = self._database.connection.execute("SELECT name, value FROM policies WHERE scope = ?", (scope,))
+        return {name: json.loads(value) for name, value in rows}
+
+    def set(self, scope: str, name: str, value: Any) -> None:
+        """Set a policy; None removes it.  Raises StorageFull, NotDurable."""
+        if value is None:
+            self._database.write("DELETE FROM policies WHERE scope = ? AND name = ?", (scope, name))
+        else:
+            self._database.write(
+                "INSERT INTO policies VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET value = excluded.value",
+                (scope, name, json.dumps(value)))
+        if name in RIGHTS:
+            self._counters.take("rights")
+
+    def everywhere(self, name: str) -> dict[str, Any]:
+        """Return {scope: value} of all scopes that have the policy.  Raises StorageFull."""
+        return {scope: json.loads(value) for scope, value in self._database.read(
+            "SELECT scope, value FROM policies WHERE name = ? ORDER BY scope", (name,))}
+
+    def of_topics(self, namespace: str, name: str) -> dict[str, Any]:
+        """Return {topic or partition: value} of those of the namespace that have the policy.  Raises StorageFull."""
+        return {scope: json.loads(value) for domain in names.DOMAINS for scope, value in self._database.read(
+            "SELECT scope, value FROM policies WHERE scope > ? AND scope < ? AND name = ?",
+            (*names_between(domain, namespace), name))}
+
+    def rights_version(self) -> int:
+        """Return a number that changes whenever a right was granted or revoked.  Raises StorageFull."""
+        return self._counters.value("rights")
+
+    def delete_scopes(self, *scopes: str, rights: bool = True) -> None:
+        """Delete policies and properties of the scopes; unless `rights`, the RIGHTS among the policies stay.
+
+        Raises StorageFull, NotDurable.
+        """
+        kept = () if rights else RIGHTS
+        for scope in scopes:
+            deleted = self._database.write(
+                f"DELETE FROM policies WHERE scope = ? AND name NOT IN ({', '.join('?' * len(kept))})", (scope, *kept))
+            if rights and deleted.rowcount:
+                self._counters.take("rights")
+            self._database.write("DELETE FROM properties WHERE scope = ?", (scope,))
+
+
+class ChangedOptions:
+    """Options of the broker that were changed while it ran: they hold instead of the configuration's."""
+
+    def __init__(self, policies: StoredPolicies):
+        self._policies = policies
+
+    def all(self) -> dict[str, Any]:
+        """Return {field of StorageOptions: value}."""
+        return self._policies.of(_OPTIONS)
+
+    def set(self, name: str, value: Any) -> None:
+        """Change an option, a field of StorageOptions; None takes back the change.  Raises StorageFull, NotDurable."""
+        self._policies.set(_OPTIONS, name, value)
+
+    def applied_to(self, configured: StorageOptions) -> StorageOptions:
+        """Return the configured options with the changes; names that this version does not know are ignored."""
+        known = {field.name for field in fields(StorageOptions)}
+        changes: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value
+                                   for name, value in self.all().items() if name in known}
+        return replace(configured, **changes)
+
+
+class Properties:
+    """Properties that users set for a namespace, a topic (by its base name) or a subscription (by its id)."""
+
+    def __init__(self, database: Database):
+        self._database = database
+
+    def of(self, scope: str | int) -> dict[str, str]:
+        """Return the properties of a scope, or of the subscription with that id.  Raises StorageFull."""
+        properties: dict[str, str] = json.loads(
+            self._database.value("SELECT value FROM properties WHERE scope = ?", (scope_of(scope),)) or "{}")
+        return properties
+
+    def of_subscriptions(self, partition_id: int) -> dict[int, dict[str, str]]:
+        """Return {subscription's id: properties} of a partition's subscriptions that have any.  Raises StorageFull."""
+        rows = self._database.read(
+            "SELECT subscriptions.id, value FROM subscriptions JOIN properties ON scope = '#' || subscriptions.id "
+            "WHERE partition_id = ?", (partition_id,))
+        return {subscription_id: json.loads(value) for subscription_id, value in rows}
+
+    def set(self, scope: str | int, properties: dict[str, str]) -> None:
+        """Replace all properties of a scope or subscription.  Raises StorageFull, NotDurable."""
+        self._database.write("DELETE FROM properties WHERE scope = ?", (scope_of(scope),))
+        if properties:
+            self._database.write("INSERT INTO properties VALUES (?, ?)", (scope_of(scope), json.dumps(properties)))
+
+
+def scope_of(scope: str | int) -> str:
+    """Return the scope of a subscription's id; any other scope is itself."""
+    return f"#{scope}" if isinstance(scope, int) else scope
+
+
+def names_between(domain: str, namespace: str) -> tuple[str, str]:
+    """Return two texts between which all names of a namespace's topics of one domain sort."""
+    return f"{domain}://{namespace}/", f"{domain}://{namespace}0"       # 0 follows /
